@@ -1,0 +1,349 @@
+"""Text data, read from here outwards: a config in, a resumable loader of packed batches out.
+
+    sources.py     documents by spec string, and the held-out split
+    tokenizers.py  text -> ids                     corpus.py     a source tokenised once, cached on disk
+    data.py        packing, order, loaders         streaming.py  the same samples from an endless stream
+    passkey.py     passkey documents
+
+A sample is a row of L+1 tokens with the document number of each: inputs are tokens[:-1], targets tokens[1:]. A target
+counts where its segment equals its input's and is not −1; −1 marks padding.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from modalities.text.corpus import TokenCorpus, corpus_of, tokenize_corpus
+from modalities.text.passkey import make_passkey_document, minimum_length
+from modalities.text.sources import Document, HFSource, document_split, open_source
+from modalities.text.tokenizers import Tokenizer, load_tokenizer
+
+__all__ = [
+    "Document",
+    "PackedDataset",
+    "PackedLoader",
+    "TextDataConfig",
+    "TokenCorpus",
+    "build_loader",
+    "collate",
+    "corpus_of",
+    "document_split",
+    "heldout_documents",
+    "load_corpus",
+    "load_tokenizer",
+    "open_source",
+    "tokenize_corpus",
+]
+
+# First word of every random key after the seed, so that no two uses share a stream.
+_DOCUMENTS, _WINDOWS, _PASSKEY = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class TextDataConfig:
+    """What to train on.
+
+    source, tokenizer: spec strings (sources.py, tokenizers.py). "tokens:FOLDER" is a source too: FOLDER/train and
+        FOLDER/heldout as `TokenCorpus.save` writes them.
+    context: L, tokens a model sees at once.
+    passkey_fraction: the share of training rows that are passkey documents instead of text.
+    cache_dir: keep tokenised corpora there; None keeps them in memory.
+    heldout_source: where the held-out split comes from, when not from `source` (a dataset's own validation split).
+        All of it is then held out.
+    heldout_limit: documents taken for the held-out split of a stream.
+    """
+
+    source: str = "sotu-excerpt"
+    tokenizer: str = "bytes"
+    split_digits: bool = False
+    context: int = 128
+    seed: int = 0
+    passkey_fraction: float = 0.0
+    cache_dir: str | None = None
+    num_workers: int = 0
+    heldout_source: str | None = None
+    heldout_limit: int = 256
+
+    def __post_init__(self) -> None:
+        if self.context < 1:
+            raise ValueError(f"context {self.context} must be at least 1")
+        if not 0.0 <= self.passkey_fraction <= 1.0:
+            raise ValueError(f"passkey_fraction {self.passkey_fraction} is outside 0..1")
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers {self.num_workers} is negative")
+
+    def with_options(self, **options: Any) -> TextDataConfig:
+        """A copy with some values changed; an unknown name is an error that says which one is near."""
+        names = [field.name for field in fields(self)]
+        for name in options:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
+                raise ValueError(f"text data has no option {name!r}; did you mean {near!r}?")
+        return replace(self, **options)
+
+
+class PackedDataset(Dataset):
+    """Rows of L+1 tokens cut from shuffled, concatenated documents. Sample n depends on (corpus, seed, n) alone.
+
+    Epoch e lays all documents out as [BOS] + tokens in an order drawn from (seed, e), cuts that line into
+    W = ceil((E − 1) / L) windows of L+1 tokens at stride L (so every token is a target once), pads the last one, and
+    serves the windows in a second random order. Sample n is window n mod W of epoch n div W; the dataset is endless.
+    A document that crosses a window's end goes on in another row as a piece of its own: its positions restart at 0
+    there and it has no BOS. Where the whole corpus is shorter than a window, every row is the padded corpus.
+
+    epochs=1 with shuffle=False is one pass in the corpus's order, for evaluation: `len(dataset)` is then its length.
+    Memory beyond the corpus is 16 bytes per document and 8 per window.
+    """
+
+    def __init__(
+        self,
+        corpus: TokenCorpus,
+        context: int,
+        tokenizer: Tokenizer,
+        *,
+        seed: int = 0,
+        passkey_fraction: float = 0.0,
+        shuffle: bool = True,
+        epochs: int | None = None,
+    ) -> None:
+        if corpus.tokenizer != tokenizer.name:
+            raise ValueError(f"the corpus was tokenised with {corpus.tokenizer!r}, not {tokenizer.name!r}")
+        if not len(corpus):
+            raise ValueError("the corpus has no document")
+        if passkey_fraction > 0 and context + 1 < minimum_length(tokenizer):
+            raise ValueError(
+                f"context {context} is too short for passkey documents: "
+                f"tokenizer {tokenizer.name!r} needs at least {minimum_length(tokenizer) - 1}"
+            )
+        self.corpus, self.context, self.tokenizer = corpus, context, tokenizer
+        self.seed, self.passkey_fraction, self.shuffle = seed, passkey_fraction, shuffle
+        self.lengths = np.diff(corpus.offsets) + 1  # with BOS
+        self.epoch_tokens = int(self.lengths.sum())
+        self.epoch_windows = max(1, -(-(self.epoch_tokens - 1) // context))
+        self.size = None if epochs is None else epochs * self.epoch_windows
+        self._epoch = lru_cache(maxsize=2)(self._lay_out)
+
+    def __getstate__(self) -> dict[str, Any]:  # a cache cannot be pickled; a worker makes its own
+        return {key: value for key, value in self.__dict__.items() if key != "_epoch"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._epoch = lru_cache(maxsize=2)(self._lay_out)
+
+    def __len__(self) -> int:
+        if self.size is None:
+            raise TypeError("an endless PackedDataset has no length; epoch_windows is that of one epoch")
+        return self.size
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        index = 0
+        while self.size is None or index < self.size:
+            yield self[index]
+            index += 1
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """{"tokens", "segments"}, both int64 (L+1,). Past the end of a finite set: IndexError."""
+        if index < 0 or (self.size is not None and index >= self.size):
+            raise IndexError(f"sample {index} is outside 0..{'' if self.size is None else self.size - 1}")
+        if self.passkey_fraction > 0:
+            rng = np.random.default_rng([self.seed, _PASSKEY, index])
+            if rng.random() < self.passkey_fraction:
+                return passkey_row(self.context, rng, self.tokenizer)
+        epoch, position = divmod(index, self.epoch_windows)
+        order, ends, windows = self._epoch(epoch)
+        return self._window(order, ends, int(windows[position]) * self.context)
+
+    def _lay_out(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(document order, where each ends on the line, window order) of one epoch."""
+        if self.shuffle:
+            order = np.random.default_rng([self.seed, _DOCUMENTS, epoch]).permutation(len(self.lengths))
+            windows = np.random.default_rng([self.seed, _WINDOWS, epoch]).permutation(self.epoch_windows)
+        else:
+            order, windows = np.arange(len(self.lengths)), np.arange(self.epoch_windows)
+        return order, np.cumsum(self.lengths[order]), windows
+
+    def _window(self, order: np.ndarray, ends: np.ndarray, start: int) -> dict[str, torch.Tensor]:
+        row = padding_row(self.context, self.tokenizer)
+        tokens, segments = row["tokens"].numpy(), row["segments"].numpy()
+        stop = min(start + self.context + 1, self.epoch_tokens)
+        rank, at, segment = int(np.searchsorted(ends, start, side="right")), start, 0
+        while at < stop:
+            document, upto = order[rank], min(int(ends[rank]), stop)
+            inside = at - (int(ends[rank]) - int(self.lengths[document]))  # 0 is the BOS
+            filled = at - start
+            if inside == 0:
+                tokens[filled] = self.tokenizer.bos_id
+                filled += 1
+            first = int(self.corpus.offsets[document]) + max(inside - 1, 0)
+            count = upto - start - filled
+            tokens[filled : filled + count] = self.corpus.tokens[first : first + count]
+            segments[at - start : upto - start] = segment
+            rank, at, segment = rank + 1, upto, segment + 1
+        return row
+
+
+def padding_row(context: int, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+    """A row of nothing but padding: it adds no target."""
+    tokens = torch.full((context + 1,), tokenizer.pad_id, dtype=torch.int64)
+    return {"tokens": tokens, "segments": torch.full_like(tokens, -1)}
+
+
+def passkey_row(context: int, rng: np.random.Generator, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+    """A row that one passkey document fills."""
+    tokens = torch.from_numpy(make_passkey_document(context + 1, rng, tokenizer))
+    return {"tokens": tokens, "segments": torch.zeros_like(tokens)}
+
+
+def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Rows to a batch: {"tokens", "segments"}, both int64 (B, L+1)."""
+    return {key: torch.stack([row[key] for row in rows]) for key in ("tokens", "segments")}
+
+
+class _PaddedRows(Dataset):
+    """A finite dataset that answers with padding beyond its end, so that all ranks get equally many batches."""
+
+    def __init__(self, dataset: PackedDataset) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if self.dataset.size is not None and index >= self.dataset.size:
+            return padding_row(self.dataset.context, self.dataset.tokenizer)
+        return self.dataset[index]
+
+
+class PackedLoader:
+    """Batches of a PackedDataset for one rank, resumable to the sample.
+
+    Micro-batch k of rank r holds samples start + (k·B + b)·world + r, b < B. So any step's global batch is one run of
+    consecutive samples, whatever the world size, the micro-batch and the number of workers; those may change between
+    saving and resuming. A finite dataset is padded with rows that have no target until all ranks have equally many
+    batches.
+
+    `state_dict()` counts batches handed out, not those that workers have fetched ahead. It is the same on all ranks.
+    """
+
+    def __init__(
+        self, dataset: PackedDataset, micro_batch: int, *, rank: int = 0, world: int = 1, num_workers: int = 0
+    ) -> None:
+        if micro_batch < 1:
+            raise ValueError(f"micro_batch {micro_batch} must be at least 1")
+        if not 0 <= rank < world:
+            raise ValueError(f"rank {rank} is outside 0..{world - 1}")
+        self.dataset, self.micro_batch, self.rank, self.world = dataset, micro_batch, rank, world
+        self.num_workers = num_workers
+        self.next_sample = 0
+
+    def __len__(self) -> int:
+        """Batches of a finite dataset, counted from its start."""
+        return -(-len(self.dataset) // (self.micro_batch * self.world))
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Batches from `next_sample` on. A finite dataset starts over when it is iterated again after its end."""
+        size = self.dataset.size
+        if size is not None and self.next_sample >= size:
+            self.next_sample = 0
+        loader = DataLoader(
+            _PaddedRows(self.dataset),
+            batch_sampler=self._indices(self.next_sample),
+            num_workers=self.num_workers,
+            collate_fn=collate,
+        )
+        for batch in loader:
+            self.next_sample += self.micro_batch * self.world
+            yield batch
+
+    def _indices(self, start: int) -> Iterator[list[int]]:
+        step = self.micro_batch * self.world
+        while self.dataset.size is None or start < self.dataset.size:
+            yield list(range(start + self.rank, start + step, self.world))
+            start += step
+
+    def state_dict(self) -> dict[str, Any]:
+        """The next global sample and what makes its number meaningful; plain JSON values."""
+        return {"kind": "packed", "next_sample": self.next_sample, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state. Another corpus, seed, context or passkey share is a ValueError."""
+        for key, mine in {"kind": "packed", **self._identity()}.items():
+            if state.get(key) != mine:
+                raise ValueError(f"data state has {key}={state.get(key)!r}, this loader {mine!r}: samples would differ")
+        self.next_sample = int(state["next_sample"])
+
+    def _identity(self) -> dict[str, Any]:
+        data = self.dataset
+        return {
+            "fingerprint": data.corpus.fingerprint,
+            "seed": data.seed,
+            "context": data.context,
+            "passkey_fraction": data.passkey_fraction,
+            "shuffle": data.shuffle,
+        }
+
+
+def load_corpus(config: TextDataConfig, split: str, tokenizer: Tokenizer | None = None) -> TokenCorpus:
+    """The tokens of one split of a config's source. Errors: those of open_source and tokenize_corpus."""
+    tokenizer = tokenizer or load_tokenizer(config.tokenizer, split_digits=config.split_digits)
+    spec = config.source
+    if split == "heldout" and config.heldout_source is not None:
+        spec, split = config.heldout_source, "all"
+    if spec.startswith("tokens:"):
+        return TokenCorpus.load(f"{spec[len('tokens:') :]}/{'heldout' if split == 'all' else split}")
+    source = open_source(spec)
+    limit = config.heldout_limit if isinstance(source, HFSource) else None
+    return tokenize_corpus(source, tokenizer, split=split, cache_dir=config.cache_dir, limit=limit)
+
+
+def heldout_documents(
+    spec: str = "sotu-excerpt", *, min_bytes: int = 0, limit: int | None = None, split: str = "heldout"
+) -> list[Document]:
+    """Held-out documents of a source that have at least `min_bytes` UTF-8 bytes, in the source's order.
+
+    split="all" takes every document, for a source that is a held-out set as a whole.
+    """
+    found: list[Document] = []
+    for document in open_source(spec):
+        if limit is not None and len(found) >= limit:
+            break
+        wanted = split == "all" or document_split(document) == split
+        if wanted and Tokenizer.count_bytes(document.text) >= min_bytes:
+            found.append(document)
+    return found
+
+
+def build_loader(
+    config: TextDataConfig,
+    *,
+    split: str = "train",
+    rank: int = 0,
+    world: int = 1,
+    micro_batch: int,
+    tokenizer: Tokenizer | None = None,
+) -> Any:
+    """The loader of one split for one rank: iterable of {"tokens", "segments"}, int64 (B, L+1), with state_dict() and
+    load_state_dict().
+
+    "train" is endless and shuffled, with passkey rows as configured. "heldout" is one pass in order over the held-out
+    documents, without passkey rows, with equally many batches on every rank.
+    A "hf:" source streams in training (StreamingLoader: its state is each rank's own); everything else is tokenised
+    once (PackedLoader: its state is the same on all ranks).
+    """
+    tokenizer = tokenizer or load_tokenizer(config.tokenizer, split_digits=config.split_digits)
+    if split == "train" and config.source.startswith("hf:"):
+        from modalities.text.streaming import StreamingLoader
+
+        return StreamingLoader(config, tokenizer, rank=rank, world=world, micro_batch=micro_batch)
+    corpus = load_corpus(config, split, tokenizer)
+    if split == "train":
+        options: dict[str, Any] = {"passkey_fraction": config.passkey_fraction}
+    else:
+        options = {"shuffle": False, "epochs": 1}
+    dataset = PackedDataset(corpus, config.context, tokenizer, seed=config.seed, **options)
+    return PackedLoader(dataset, micro_batch, rank=rank, world=world, num_workers=config.num_workers)

@@ -1,0 +1,293 @@
+"""Where documents come from: a spec string in, documents out, and the fixed held-out split.
+
+    "sotu-excerpt"                    State of the Union speeches that ship with the package (the default)
+    "sotu" | "poetry" | "rfc"         corpora that `tools/fetch_data.py text` puts into the data folder
+    "PATH or GLOB"                    .txt (a document per file), .jsonl, .parquet; .txt and .jsonl also as .gz
+    "hf:NAME[:CONFIG][:SPLIT]"        a Hugging Face dataset, streamed
+
+Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
+
+    field=text           the field that holds the text (JSONL, Parquet, hf)
+    id_field=id          the field that names the document; rows without it are named file:row
+    split_field=NAME     a field that says "train", "heldout" or "unused", instead of the split by hash
+    errors=strict        or "replace": what to do with invalid UTF-8 in .txt and .jsonl
+    data_files=GLOB      hf only: handed to load_dataset, as in "hf:json?data_files=shards/*.jsonl"
+    data_dir, revision   hf only: handed to load_dataset
+
+The data folder is $PRIORZOO_DATA, or ./data.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+SPLITS = ("train", "heldout")
+HELDOUT_FRACTION = 0.05
+# The number after the name was chosen once, so that enough long speeches of the shipped corpus are held out, and is
+# never to change: every shipped weight was trained on what this key leaves to training.
+_SPLIT_KEY = b"priorzoo held-out 33"
+_ASSETS = Path(__file__).parent / "assets"
+# name -> (file under the data folder, options)
+_FETCHED: dict[str, tuple[str, dict[str, str]]] = {
+    "sotu": ("sotu/sotu.jsonl", {}),
+    "poetry": ("poetry/poetry.jsonl", {}),
+    "rfc": ("rfc/rfc.jsonl", {"split_field": "split"}),
+}
+_OPTIONS = ("field", "id_field", "split_field", "errors", "data_files", "data_dir", "revision")
+_SUFFIXES = (".txt", ".jsonl", ".parquet", ".txt.gz", ".jsonl.gz")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text. `split` is set only where the source itself says it (split_field)."""
+
+    id: str
+    text: str
+    split: str | None = None
+
+
+def document_split(document: Document) -> str:
+    """The split of a document ("train", "heldout", "unused"): what its source says, else by hash of the text.
+
+    blake2b of the stripped text, as a number in [0, 1), below 0.05 is held out. The text alone decides: a copy of a
+    document under another name falls into the same split, and neither seed, order nor file layout matters.
+    """
+    if document.split is not None:
+        return document.split
+    digest = hashlib.blake2b(document.text.strip().encode("utf-8", "surrogatepass"), digest_size=8, key=_SPLIT_KEY)
+    return "heldout" if int.from_bytes(digest.digest(), "big") < HELDOUT_FRACTION * 2**64 else "train"
+
+
+def data_folder() -> Path:
+    """$PRIORZOO_DATA, or ./data."""
+    return Path(os.environ.get("PRIORZOO_DATA") or "data")
+
+
+class Source:
+    """An iterable of documents that can be walked again and again in the same order. Empty documents are left out."""
+
+    spec: str
+
+    def rows(self) -> Iterator[Document]:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Document]:
+        return (document for document in self.rows() if document.text.strip())
+
+    def cache_key(self) -> str | None:
+        """Changes when the content may have changed; None where that cannot be known (streams)."""
+        return None
+
+
+@dataclass(frozen=True)
+class FileSource(Source):
+    """Documents of files, in the files' sorted order."""
+
+    spec: str
+    paths: tuple[Path, ...]
+    options: dict[str, str]
+
+    def rows(self) -> Iterator[Document]:
+        for path in self.paths:
+            kind = path.name.removesuffix(".gz").rpartition(".")[2]
+            if kind == "txt":
+                yield Document(path.name, self._read_text(path))
+            else:
+                rows = self._jsonl_rows(path) if kind == "jsonl" else _parquet_rows(path, self.options)
+                for number, row in rows:
+                    yield row_document(row, f"{path.name}:{number}", f"{path}, row {number}", self.options)
+
+    def cache_key(self) -> str:
+        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
+        content = json.dumps([stats, sorted(self.options.items())])
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+    def _read_text(self, path: Path) -> str:
+        with _open_bytes(path) as stream:
+            return _decode(stream.read(), str(path), self.options).removeprefix("\ufeff")
+
+    def _jsonl_rows(self, path: Path) -> Iterator[tuple[int, Any]]:
+        with _open_bytes(path) as stream:
+            for number, line in enumerate(stream, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    yield number, json.loads(_decode(line, f"{path}, row {number}", self.options))
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{path}, row {number}: not JSON ({error})") from error
+
+
+@dataclass(frozen=True)
+class HFSource(Source):
+    """A streamed Hugging Face dataset. `load()` gives the dataset itself, `row_document` reads its rows."""
+
+    spec: str
+    name: str
+    config: str | None
+    split: str
+    options: dict[str, str]
+
+    def load(self) -> Any:
+        """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through unchanged."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise ImportError(f"source {self.spec!r} needs the package `datasets`: pip install datasets") from error
+        extra: dict[str, Any] = {k: v for k, v in self.options.items() if k in ("data_dir", "revision")}
+        if "data_files" in self.options:
+            found = self.options["data_files"]
+            extra["data_files"] = sorted(glob.glob(found)) or found
+        return datasets.load_dataset(self.name, self.config, split=self.split, streaming=True, **extra)
+
+    def document(self, row: dict[str, Any], number: int) -> Document:
+        return row_document(row, f"{self.name}:{number}", f"{self.spec}, row {number}", self.options)
+
+    def rows(self) -> Iterator[Document]:
+        for number, row in enumerate(self.load()):
+            yield self.document(row, number)
+
+
+def open_source(spec: str = "sotu-excerpt") -> Source:
+    """The source of a spec string (grammar: the module's docstring).
+
+    Errors: ValueError for an unknown name or option, naming the nearest valid one; FileNotFoundError where files are
+    missing, naming the command that fetches them if there is one.
+    """
+    if not isinstance(spec, str) or not spec:
+        raise ValueError(f"source must be a non-empty string such as 'sotu-excerpt', got {spec!r}")
+    place, options = _parse(spec)
+    if place.startswith("hf:"):
+        return _hf_source(spec, place[len("hf:") :], options)
+    for key in ("data_files", "data_dir", "revision"):
+        if key in options:
+            raise ValueError(f"source {spec!r}: option {key!r} is only for 'hf:…' sources")
+    if place == "sotu-excerpt":
+        return FileSource(spec, (_ASSETS / "sotu_excerpt.jsonl",), options)
+    if place in _FETCHED:
+        file, defaults = _FETCHED[place]
+        path = data_folder() / file
+        if not path.is_file():
+            raise FileNotFoundError(f"source {spec!r}: no {path}; `python tools/fetch_data.py text {place}` fetches it")
+        return FileSource(spec, (path,), {**defaults, **options})
+    return FileSource(spec, _find_files(spec, place), options)
+
+
+def _parse(spec: str) -> tuple[str, dict[str, str]]:
+    """(what comes before the options, options). A "?" with no "=" behind it is part of a glob."""
+    place, mark, query = spec.rpartition("?")
+    if not mark or "=" not in query:
+        return spec, {}
+    options: dict[str, str] = {}
+    for part in query.split("&"):
+        key, _, value = part.partition("=")
+        if key not in _OPTIONS:
+            near = difflib.get_close_matches(key, _OPTIONS, n=1, cutoff=0.0)
+            raise ValueError(f"source {spec!r}: unknown option {key!r}; did you mean {near[0]!r}?")
+        options[key] = unquote(value)
+    if options.get("errors", "strict") not in ("strict", "replace"):
+        raise ValueError(f"source {spec!r}: errors={options['errors']!r}, expected 'strict' or 'replace'")
+    return place, options
+
+
+def _hf_source(spec: str, rest: str, options: dict[str, str]) -> HFSource:
+    name, config, split, *more = [*rest.split(":"), "", ""][: max(3, rest.count(":") + 1)]
+    if not name or more:
+        raise ValueError(f"source {spec!r}: expected 'hf:NAME[:CONFIG][:SPLIT]'")
+    if config in ("train", "validation", "test") and not split:  # "hf:name:validation" can only mean the split
+        config, split = "", config
+    return HFSource(spec, name, config or None, split or "train", options)
+
+
+def _find_files(spec: str, place: str) -> tuple[Path, ...]:
+    if any(mark in place for mark in "*?["):
+        paths = sorted(Path(p) for p in glob.glob(place, recursive=True) if os.path.isfile(p))
+        if not paths:
+            raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
+    else:
+        paths = [Path(place)]
+        if not paths[0].is_file():
+            raise FileNotFoundError(_missing(spec, place))
+    for path in paths:
+        if not path.name.endswith(_SUFFIXES):
+            raise ValueError(f"source {spec!r}: {path} is none of {', '.join(_SUFFIXES)}")
+    return tuple(paths)
+
+
+def _missing(spec: str, place: str) -> str:
+    names = ["sotu-excerpt", *_FETCHED]
+    if os.path.isdir(place):
+        return f"source {spec!r} is a folder; give a glob of its files, such as '{place.rstrip('/')}/*.jsonl'"
+    parent = Path(place).parent
+    beside = [str(parent / p.name) for p in parent.iterdir() if p.name.endswith(_SUFFIXES)] if parent.is_dir() else []
+    near = difflib.get_close_matches(place, [*names, "hf:NAME", *beside], n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"source {spec!r}: no such file, and not one of {', '.join(names)}, hf:NAME{hint}"
+
+
+def row_document(row: Any, default_id: str, where: str, options: dict[str, str]) -> Document:
+    """A JSONL, Parquet or dataset row as a Document. `where` names the row in errors."""
+    field = options.get("field", "text")
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: expected an object with a field {field!r}, got {type(row).__name__}")
+    text = _field(row, field, where)
+    if text is None:  # a null is an empty document; it is left out like one
+        text = ""
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: field {field!r} is {type(text).__name__}, expected a string")
+    split = None
+    if "split_field" in options:
+        split = _field(row, options["split_field"], where)
+        if split not in (*SPLITS, "unused"):
+            raise ValueError(f"{where}: split {split!r} is none of 'train', 'heldout', 'unused'")
+    name = row.get(options.get("id_field", "id"))
+    return Document(default_id if name is None else str(name), text, split)
+
+
+def _field(row: dict[str, Any], field: str, where: str) -> Any:
+    if field not in row:
+        near = difflib.get_close_matches(field, map(str, row), n=1)
+        hint = f"; did you mean '?field={near[0]}'?" if near else ""
+        raise ValueError(f"{where}: no field {field!r} among {sorted(map(str, row))}{hint}")
+    return row[field]
+
+
+def _parquet_rows(path: Path, options: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ImportError(f"{path} needs the package `pyarrow`: pip install pyarrow") from error
+    file = parquet.ParquetFile(path)
+    wanted = {options.get("field", "text"), options.get("id_field", "id"), options.get("split_field", "")}
+    columns = [name for name in file.schema_arrow.names if name in wanted]
+    if options.get("field", "text") not in columns:
+        columns = file.schema_arrow.names  # so that the error can say what is there
+    numbers = itertools.count(1)
+    for batch in file.iter_batches(batch_size=256, columns=columns):
+        for row in batch.to_pylist():
+            yield next(numbers), row
+
+
+def _open_bytes(path: Path) -> io.BufferedIOBase:
+    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
+
+
+def _decode(data: bytes, where: str, options: dict[str, str]) -> str:
+    try:
+        return data.decode("utf-8", errors=options.get("errors", "strict"))
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where}: invalid UTF-8 at byte {error.start} (0x{data[error.start]:02x}); "
+            "mend the file, or add '?errors=replace' to the source to put U+FFFD there"
+        ) from error

@@ -1,0 +1,220 @@
+"""Tokenizers behind one small interface: text in, int64 ids out.
+
+`load_tokenizer(spec)` knows three kinds:
+
+    "bytes"           UTF-8 bytes; ids 0..255 are the bytes, 256 BOS, 257 EOS, 258 PAD; needs nothing
+    "gpt2[:FOLDER]"   GPT-2's byte-level BPE from encoder.json + vocab.bpe (or vocab.json + merges.txt)
+    "FILE.json"       any tokenizer saved by the `tokenizers` library; options after "?": bos, eos, pad
+
+The last two import `tokenizers` when they are asked for, and only then.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+
+_BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "[CLS]")
+_EOS_NAMES = ("</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]")
+_PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")
+
+
+class Tokenizer:
+    """What the rest of the package may ask of a tokenizer.
+
+    Attributes: name (str), vocab_size, bos_id, eos_id, pad_id (ints), fingerprint (hex; equal fingerprints give
+    equal ids for every text, so caches can be keyed by it).
+    """
+
+    name: str
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+    pad_id: int
+    fingerprint: str
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of `text`, int64, shape (N,). No BOS or EOS is added."""
+        raise NotImplementedError
+
+    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of several texts; the BPE kinds use all cores for it."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of `ids`; BOS, EOS and PAD are left out, broken UTF-8 becomes U+FFFD."""
+        raise NotImplementedError
+
+    @staticmethod
+    def count_bytes(text: str) -> int:
+        """UTF-8 bytes of `text`: the divisor of bits per byte, the same for every tokenizer."""
+        return len(text.encode("utf-8"))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes. 256 bytes + BOS, EOS, PAD, rounded up to 264 (a multiple of 8); ids 259..263 never occur."""
+
+    def __init__(self) -> None:
+        self.name = "bytes"
+        self.vocab_size = 264
+        self.bos_id, self.eos_id, self.pad_id = 256, 257, 258
+        self.fingerprint = hashlib.blake2b(b"bytes-264", digest_size=16).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(i for i in _as_ints(ids, self.vocab_size) if i < 256).decode("utf-8", errors="replace")
+
+
+class BPETokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library. `special_ids` are what `decode` leaves out."""
+
+    def __init__(self, backend: Any, *, name: str, bos_id: int, eos_id: int, pad_id: int, split_digits: bool) -> None:
+        self._backend = backend
+        self.name = name
+        self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
+        self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
+        self.split_digits = split_digits
+        content = f"{backend.to_str()}|{bos_id}|{eos_id}|{pad_id}"
+        self.fingerprint = hashlib.blake2b(content.encode("utf-8"), digest_size=16).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        left_out = {self.bos_id, self.eos_id, self.pad_id}
+        kept = [i for i in _as_ints(ids, self.vocab_size) if i not in left_out]
+        return self._backend.decode(kept, skip_special_tokens=False)
+
+
+def load_tokenizer(spec: str = "bytes", *, split_digits: bool = False) -> Tokenizer:
+    """The tokenizer of a spec string (see the module's docstring for the three kinds).
+
+    split_digits: each decimal digit becomes a token of its own (bytes do so anyway). Needed where numbers are
+    to be recalled digit by digit, as in the passkey task; checked on a sample when the tokenizer is built.
+
+    Errors: ValueError for an unknown spec, naming the nearest valid one; FileNotFoundError for missing files,
+    naming what was looked for; ImportError naming the package to install.
+    """
+    if not isinstance(spec, str) or not spec:
+        raise ValueError(f"tokenizer must be a non-empty string such as 'bytes', got {spec!r}")
+    if spec == "bytes":
+        return ByteTokenizer()
+    if spec == "gpt2" or spec.startswith("gpt2:"):
+        return _load_gpt2(spec, split_digits)
+    path, _, query = spec.partition("?")
+    if path.endswith(".json"):
+        return _load_json(spec, Path(path), dict(parse_qsl(query)), split_digits)
+    near = difflib.get_close_matches(spec, ["bytes", "gpt2", "gpt2:FOLDER", "tokenizer.json"], n=1, cutoff=0.3)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown tokenizer {spec!r}: expected 'bytes', 'gpt2', 'gpt2:FOLDER' or 'FILE.json'{hint}")
+
+
+def _load_gpt2(spec: str, split_digits: bool) -> BPETokenizer:
+    folder = Path(spec[len("gpt2:") :]) if ":" in spec else Path(os.environ.get("PRIORZOO_DATA", "data")) / "gpt2"
+    pairs = [("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")]
+    for vocabulary, merges in pairs:
+        if (folder / vocabulary).is_file() and (folder / merges).is_file():
+            break
+    else:
+        wanted = " or ".join(f"{a} + {b}" for a, b in pairs)
+        raise FileNotFoundError(
+            f"tokenizer {spec!r}: no {wanted} in {folder} (`python tools/fetch_data.py text gpt2` puts them there)"
+        )
+    tokenizers = _import_tokenizers(spec)
+    backend = tokenizers.ByteLevelBPETokenizer(str(folder / vocabulary), str(folder / merges))._tokenizer
+    end = backend.token_to_id("<|endoftext|>")
+    if end is None:
+        raise ValueError(f"tokenizer {spec!r}: {folder / vocabulary} has no '<|endoftext|>', so it is not GPT-2's")
+    return _finish(backend, "gpt2", end, end, end, split_digits)
+
+
+def _load_json(spec: str, path: Path, options: dict[str, str], split_digits: bool) -> BPETokenizer:
+    for key in options:
+        if key not in ("bos", "eos", "pad"):
+            near = difflib.get_close_matches(key, ["bos", "eos", "pad"], n=1, cutoff=0.0)[0]
+            raise ValueError(f"tokenizer {spec!r}: unknown option {key!r}; did you mean {near!r}?")
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.json")], n=1)
+        hint = f"; {near[0]!r} is there" if near else ""
+        raise FileNotFoundError(f"tokenizer {spec!r}: no file {path}{hint}")
+    tokenizers = _import_tokenizers(spec)
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a bare Exception for every malformed file
+        raise ValueError(f"tokenizer {spec!r}: {path} is not a `tokenizers` JSON file: {error}") from error
+    backend.no_padding()
+    backend.no_truncation()
+    bos = _special_id(backend, spec, "bos", options.get("bos"), _BOS_NAMES)
+    eos = _special_id(backend, spec, "eos", options.get("eos"), _EOS_NAMES, default=bos)
+    pad = _special_id(backend, spec, "pad", options.get("pad"), _PAD_NAMES, default=eos)
+    return _finish(backend, path.stem, bos, eos, pad, split_digits)
+
+
+def _special_id(
+    backend: Any, spec: str, role: str, asked: str | None, names: Sequence[str], default: int | None = None
+) -> int:
+    """The id of a special token: the one asked for, else the first known name, else the default, else an error."""
+    for name in (asked,) if asked else names:
+        found = backend.token_to_id(name)
+        if found is not None:
+            return int(found)
+    if asked is None and default is not None:
+        return default
+    looked_for = repr(asked) if asked else ", ".join(map(repr, names))
+    raise ValueError(f"tokenizer {spec!r}: no {role} token; looked for {looked_for}; give one as 'FILE.json?{role}=…'")
+
+
+def _finish(backend: Any, name: str, bos: int, eos: int, pad: int, split_digits: bool) -> BPETokenizer:
+    if split_digits:
+        _split_digits(backend)
+        name += "+digits"
+    tokenizer = BPETokenizer(backend, name=name, bos_id=bos, eos_id=eos, pad_id=pad, split_digits=split_digits)
+    if split_digits:
+        sample = "x 90817 26354"  # all ten digits; every one must come out alone
+        pieces = [tokenizer.decode([i]) for i in tokenizer.encode(sample)]
+        digits = [p for p in pieces if any(c.isdigit() for c in p)]
+        if len(digits) != 10 or any(len(p.strip()) != 1 for p in digits):
+            raise ValueError(f"tokenizer {name!r}: digits cannot be split: {sample!r} gives {pieces}")
+    return tokenizer
+
+
+def _split_digits(backend: Any) -> None:
+    """Cut at digits before the tokenizer's own pre-tokenizer runs; the vocabulary and its ids stay as they are."""
+    from tokenizers import pre_tokenizers
+
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    inner = backend.pre_tokenizer
+    backend.pre_tokenizer = digits if inner is None else pre_tokenizers.Sequence([digits, inner])
+
+
+def _import_tokenizers(spec: str) -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ImportError(f"tokenizer {spec!r} needs the package `tokenizers`: pip install tokenizers") from error
+    return tokenizers
+
+
+def _as_ints(ids: Iterable[int], vocab_size: int) -> list[int]:
+    """Plain ints from a list, array or tensor; an id outside the vocabulary is an error, not a blank."""
+    values = [int(i) for i in (ids.tolist() if hasattr(ids, "tolist") else ids)]
+    for value in values:
+        if not 0 <= value < vocab_size:
+            raise ValueError(f"token id {value} is outside 0..{vocab_size - 1}")
+    return values

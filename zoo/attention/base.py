@@ -1,0 +1,111 @@
+"""One attention call as data, and what a kernel must offer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from zoo.priors.base import PriorTerms, RelativeTable
+
+__all__ = ["AttentionCall", "fold_lanes", "repeat_heads", "visible"]
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """A checked call of `prior_attention`; queries are the last T of the S positions.
+
+    Logits are  z[i,j] = (<q_i, k_j>/sqrt(d_c) + K[h,i,j]) · query_scale[h,i],  masked, then softmax over j.
+
+    q (B,H,T,d_c), k (B,Gk,S,d_c) or (B,Gk,S,R+d_c) with its lanes inside, v (B,G,S,D); Gk and G divide H.
+    query_scale (1 or B, H, T) or None; segments (B,S) or None; window: keys a query sees on each side, itself included.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    terms: PriorTerms
+    causal: bool
+    query_scale: Tensor | None = None
+    segments: Tensor | None = None
+    window: int | None = None
+
+    @property
+    def num_queries(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def num_keys(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def offset(self) -> int:
+        """Row index of the first query."""
+        return self.num_keys - self.num_queries
+
+    @property
+    def table(self) -> RelativeTable | None:
+        return self.terms.table
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """(B, Gk, S, R+d_c): keys with their lanes folded in."""
+        return self.k if self.terms.k_lanes is None else fold_lanes(self.k, self.terms.k_lanes)
+
+    @cached_property
+    def queries(self) -> Tensor:
+        """(B, H, T, R+d_c): queries whose plain product with `keys` is the logit without table and bias.
+
+        Content is scaled by query_scale/sqrt(d_c) and lanes by query_scale, in float32 and rounded once, so a kernel is
+        called with scale 1. (GOAT eq. 20–24; scaling here and not in the kernel leaves lanes of 1 exact in bfloat16.)
+        """
+        scale = 1.0 / math.sqrt(self.q.shape[-1])
+        wide = torch.promote_types(self.q.dtype, torch.float32)
+        row = None if self.query_scale is None else self.query_scale.to(wide)[..., None]
+        content = self.q * scale if row is None else self.q.to(wide) * (row * scale)
+        if self.terms.q_lanes is None:
+            return content.to(self.q.dtype)
+        lanes = self.terms.q_lanes if row is None else self.terms.q_lanes * row
+        return fold_lanes(content.to(self.q.dtype), lanes)
+
+
+def fold_lanes(heads: Tensor, lanes: Tensor) -> Tensor:
+    """Put lanes (1 or B, 1 or H, L, R) in front of head columns (B, G, L, d): (B, G or H, L, R+d).
+
+    They lead, because a growing prior's lanes cancel among themselves and should do so before the content is added to the
+    float32 accumulator. Lanes of their own per query head make the keys of a group differ, so grouped keys are repeated.
+    """
+    if lanes.shape[1] not in (1, heads.shape[1]):
+        heads = repeat_heads(heads, lanes.shape[1])
+    lanes = lanes.to(heads.dtype).expand(heads.shape[0], heads.shape[1], -1, -1)
+    return torch.cat([lanes, heads], dim=-1)
+
+
+def repeat_heads(heads: Tensor, num_heads: int) -> Tensor:
+    """(B, G, L, D) → (B, num_heads, L, D): each key head serves num_heads/G neighbouring query heads."""
+    groups = heads.shape[1]
+    return heads if groups == num_heads else heads.repeat_interleave(num_heads // groups, dim=1)
+
+
+def visible(call: AttentionCall, start: int = 0, stop: int | None = None, first_key: int = 0, last_key: int | None = None) -> Tensor | None:
+    """(1 or B, 1, rows, keys) bool: which of keys [first_key, last_key) queries [start, stop) may see; None: all of them."""
+    stop = call.num_queries if stop is None else stop
+    last_key = call.num_keys if last_key is None else last_key
+    if not call.causal and call.window is None and call.segments is None:
+        return None
+    i = torch.arange(start + call.offset, stop + call.offset, device=call.q.device)
+    j = torch.arange(first_key, last_key, device=call.q.device)
+    distance = i[:, None] - j[None, :]
+    mask = torch.ones_like(distance, dtype=torch.bool)
+    if call.causal:
+        mask &= distance >= 0
+    if call.window is not None:
+        mask &= distance.abs() < call.window
+    mask = mask[None, None]
+    if call.segments is not None:
+        rows = call.segments[:, start + call.offset : stop + call.offset]
+        mask = mask & (rows[:, None, :, None] == call.segments[:, None, None, first_key:last_key])
+    return mask

@@ -1,0 +1,98 @@
+"""prior_attention: the one attention call of the project."""
+
+from __future__ import annotations
+
+import difflib
+from types import ModuleType
+
+from torch import Tensor
+
+from zoo.attention import reference, sdpa, toeplitz
+from zoo.attention.base import AttentionCall
+from zoo.priors.base import PriorTerms
+
+__all__ = ["KERNELS", "choose_kernel", "prior_attention"]
+
+# A kernel is a module with `refuses(call) -> reason | None` and `run(call) -> Tensor`. A new one is a file and a line here.
+KERNELS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa, "toeplitz": toeplitz}
+
+# Below this many logits per head a T × S mask is smaller than the blocks that would avoid it.
+SMALL_MASK = 128 * 128
+
+
+def choose_kernel(call: AttentionCall) -> str:
+    """What `kernel="auto"` takes: `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S)."""
+    if not sdpa.needs_mask(call):
+        return "sdpa"
+    if call.table is None and call.num_queries * call.num_keys <= SMALL_MASK:
+        return "sdpa"
+    return "sdpa" if toeplitz.refuses(call) else "toeplitz"
+
+
+def prior_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: PriorTerms | None = None,
+    *,
+    causal: bool,
+    query_scale: Tensor | None = None,
+    segments: Tensor | None = None,
+    window: int | None = None,
+    kernel: str = "auto",
+) -> Tensor:
+    """Attention with a log-prior K on its logits (GOAT eq. 5).
+
+        out[i] = Σ_j softmax_j( (<q_i, k_j>/sqrt(d_c) + K[h,i,j]) · query_scale[h,i] ) v_j
+
+    Args:
+        q: (B, H, T, d_c). The queries are the last T of the S positions.
+        k: (B, G, S, d_c), G dividing H; or (B, G, S, R + d_c) with the key lanes in front already (a KV cache).
+        v: (B, G, S, D).
+        terms: what a `Prior` returned; None for no prior.
+        causal: keys after the query are hidden.
+        query_scale: (H, T) or (B, H, T); SSMax's s·ln n.
+        segments: (B, S) document ids; no attention crosses documents.
+        window: a query sees keys at distance 0 … window−1 (on both sides unless causal).
+        kernel: "auto", "reference", "sdpa" or "toeplitz".
+
+    Returns:
+        (B, H, T, D) in q's dtype.
+
+    Raises:
+        ValueError: for shapes that do not fit, an unknown kernel, or a kernel that cannot serve the call.
+    """
+    if query_scale is not None and query_scale.ndim == 2:
+        query_scale = query_scale[None]
+    call = AttentionCall(q, k, v, terms or PriorTerms(), causal, query_scale, segments, window)
+    _check(call)
+    name = choose_kernel(call) if kernel == "auto" else kernel
+    if name not in KERNELS:
+        near = difflib.get_close_matches(name, KERNELS, n=1) or ["auto"]
+        raise ValueError(f"unknown kernel {name!r}; did you mean {near[0]!r}? Known: auto, {', '.join(KERNELS)}")
+    reason = KERNELS[name].refuses(call)
+    if reason:
+        raise ValueError(f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can")
+    return KERNELS[name].run(call)
+
+
+def _check(call: AttentionCall) -> None:
+    q, k, v, terms = call.q, call.k, call.v, call.terms
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
+        raise ValueError(f"q, k, v must be (B, heads, length, width), got {q.ndim}, {k.ndim} and {v.ndim} axes")
+    if not (q.shape[0] == k.shape[0] == v.shape[0] and k.shape[2] == v.shape[2]):
+        raise ValueError(f"q, k, v disagree: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+    if q.shape[1] % k.shape[1] or q.shape[1] % v.shape[1]:
+        raise ValueError(f"key heads must divide {q.shape[1]} query heads, got {k.shape[1]} for k, {v.shape[1]} for v")
+    inside = terms.q_lanes is not None and terms.k_lanes is None
+    width = q.shape[3] + (terms.q_lanes.shape[3] if inside and terms.q_lanes is not None else 0)
+    if k.shape[3] != width:
+        raise ValueError(f"keys must be {width} wide ({q.shape[3]} content columns as in q), got {k.shape[3]}")
+    if call.causal and call.num_queries > call.num_keys:
+        raise ValueError(f"causal attention of {call.num_queries} queries needs as many keys, got {call.num_keys}")
+    if call.window is not None and call.window < 1:
+        raise ValueError(f"window must be at least 1, got {call.window}")
+    if call.segments is not None and call.segments.shape != (q.shape[0], call.num_keys):
+        raise ValueError(f"segments must be {(q.shape[0], call.num_keys)}, got {tuple(call.segments.shape)}")
+    if call.query_scale is not None and call.query_scale.shape[-2:] != q.shape[1:3]:
+        raise ValueError(f"query_scale must end in {tuple(q.shape[1:3])}, got {tuple(call.query_scale.shape)}")

@@ -1,0 +1,89 @@
+"""Where tokens are: a line of tokens, or a grid of patches with prefix tokens.
+
+Positions are data, passed on every call. Nothing in a model remembers a length, so a longer text or a larger image needs
+no resizing of anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Positions"]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Positions of the tokens of one attention axis. Make one with `line`, `documents` or `grid`.
+
+    Attributes:
+        length: number of tokens, prefix tokens included.
+        offset: row index of the first token; only a line has one.
+        within: (B, T) position of each token inside its own document, or None where that is the row index.
+        shape: (height, width) of the patch grid, or None for a line.
+        num_prefix: CLS and register tokens before the patches. They are not on the grid.
+    """
+
+    length: int
+    offset: int = 0
+    within: Tensor | None = None
+    shape: tuple[int, int] | None = None
+    num_prefix: int = 0
+
+    @staticmethod
+    def line(length: int, *, offset: int = 0) -> Positions:
+        """`length` tokens in a row, the first at position `offset`."""
+        if length < 1 or offset < 0:
+            raise ValueError(f"a line needs length >= 1 and offset >= 0, got length={length}, offset={offset}")
+        return Positions(length, offset)
+
+    @staticmethod
+    def documents(segments: Tensor, *, offset: int = 0) -> Positions:
+        """Positions that restart at 0 wherever the document id in `segments` (B, T) changes along a row.
+
+        Documents are runs: an id is not used again after another one. `offset` is the row index of the first column and
+        leaves the restarted positions alone.
+        """
+        if segments.ndim != 2:
+            raise ValueError(f"segments must be (B, T), got shape {tuple(segments.shape)}")
+        index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+        starts = torch.ones_like(segments, dtype=torch.bool)
+        starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+        first = torch.where(starts, index, 0).cummax(dim=1).values
+        return Positions(segments.shape[1], offset, within=index - first)
+
+    @staticmethod
+    def grid(height: int, width: int, *, num_prefix: int = 0) -> Positions:
+        """`num_prefix` prefix tokens, then `height`·`width` patches in row-major order."""
+        if height < 1 or width < 1 or num_prefix < 0:
+            raise ValueError(f"a grid needs height, width >= 1 and num_prefix >= 0, got {height}x{width}, {num_prefix}")
+        return Positions(num_prefix + height * width, shape=(height, width), num_prefix=num_prefix)
+
+    @property
+    def is_grid(self) -> bool:
+        return self.shape is not None
+
+    def row_index(self, device: torch.device | str | None = None) -> Tensor:
+        """(T,) int64 index in the row: what relative tables count with."""
+        return torch.arange(self.offset, self.offset + self.length, device=device)
+
+    def index(self, device: torch.device | str | None = None) -> Tensor:
+        """(1 or B, T) int64 position of each token inside its own document: what absolute terms count with."""
+        if self.within is not None:
+            return self.within.to(device) if device is not None else self.within
+        return self.row_index(device)[None]
+
+    def yx(self, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+        """Row and column of each patch, both (height·width,) int64, prefix tokens left out.
+
+        Raises:
+            ValueError: for a line, which has no rows.
+        """
+        if self.shape is None:
+            raise ValueError("a line of tokens has no grid; make the positions with Positions.grid(height, width)")
+        height, width = self.shape
+        y = torch.arange(height, device=device).repeat_interleave(width)
+        x = torch.arange(width, device=device).repeat(height)
+        return y, x

@@ -1,0 +1,65 @@
+"""Priors by name. A new one is its own file, a line in `PRIORS`, and a row of tests/zoo/test_priors.py."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+
+from zoo.priors.alibi import Alibi
+from zoo.priors.base import Prior, PriorTerms, RelativeTable, TablePrior
+from zoo.priors.cable import Cable
+from zoo.priors.compose import Compose, Goat, Goat2d, compose
+from zoo.priors.fire import Fire
+from zoo.priors.ggd import Ggd, Ggd2d
+from zoo.priors.kerple import Kerple
+from zoo.priors.key_bias import KeyBias, KeyBias2d
+from zoo.priors.spectral import Spectral, Spectral2d
+from zoo.priors.t5 import T5
+from zoo.priors.uniform import Uniform
+
+__all__ = ["PRIORS", "Prior", "PriorTerms", "RelativeTable", "TablePrior", "compose", "create_prior", "list_priors"]
+
+PRIORS: dict[str, type[Prior]] = {
+    "uniform": Uniform,
+    "alibi": Alibi,
+    "spectral": Spectral,
+    "spectral2d": Spectral2d,
+    "key_bias": KeyBias,
+    "key_bias2d": KeyBias2d,
+    "goat": Goat,
+    "goat2d": Goat2d,
+    "ggd": Ggd,
+    "ggd2d": Ggd2d,
+    "cable": Cable,
+    "t5": T5,
+    "kerple": Kerple,
+    "fire": Fire,
+}
+
+
+def list_priors() -> list[str]:
+    """Names that `create_prior` knows."""
+    return sorted(PRIORS)
+
+
+def create_prior(name: str, *, num_heads: int, **options) -> Prior:
+    """A prior by name; its class documents the formula and the options.
+
+    Raises:
+        ValueError: for an unknown name, an unknown option or a missing one; it names the nearest valid choice.
+    """
+    if name not in PRIORS:
+        near = difflib.get_close_matches(name, PRIORS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown prior {name!r}; {hint}Known: {', '.join(list_priors())}")
+    known = inspect.signature(PRIORS[name].__init__).parameters
+    valid = [p for p in known if p not in ("self", "num_heads")]
+    for option in options:
+        if option not in valid:
+            near = difflib.get_close_matches(option, valid, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"prior {name!r} has no option {option!r}; {hint}It takes: {', '.join(valid) or 'none'}")
+    for option in valid:
+        if known[option].default is inspect.Parameter.empty and option not in options:
+            raise ValueError(f"prior {name!r} needs the option {option!r}")
+    return PRIORS[name](num_heads, **options)

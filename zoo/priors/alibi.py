@@ -1,0 +1,97 @@
+"""ALiBi: a linear penalty on distance (arXiv 2108.12409), and the slopes that other priors are seeded with."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.positions import Positions
+from zoo.priors.base import Prior, PriorTerms, RelativeTable, prior_dtype, split_bf16
+
+__all__ = ["RAMP_LANES", "Alibi", "alibi_slopes", "inverse_softplus", "ramp_lanes"]
+
+# Four bfloat16 pieces carry 36 significant bits: a ramp of slope 1 is off by 2^-16 at position 2^20. One lane more per
+# query takes the bulk of the ramp at the query's own position away again, which keeps the float32 sums of a kernel small.
+RAMP_PIECES = 4
+RAMP_LANES = RAMP_PIECES + 1
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """(H,) float64 slopes m_h = 2^(−8(h+1)/H); for H not a power of two the published interleaving.
+
+    That takes the slopes of the power of two below H, then every other slope of the one above it.
+    """
+
+    def geometric(n: int) -> list[float]:
+        return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
+
+    below = 2 ** math.floor(math.log2(num_heads))
+    return torch.tensor(geometric(below) + geometric(2 * below)[0::2][: num_heads - below], dtype=torch.float64)
+
+
+def inverse_softplus(value: Tensor) -> Tensor:
+    """x with softplus(x) = value > 0."""
+    return value + torch.log(-torch.expm1(-value))
+
+
+def ramp_lanes(ramp: Tensor, at_query: Tensor) -> tuple[Tensor, Tensor]:
+    """Lanes of K[i,j] = ramp[j], exact to bfloat16 pieces, less a row constant near ramp at the query.
+
+    Args:
+        ramp: (1 or B, H, S) float64, differentiable; it may grow without bound.
+        at_query: (1 or B, H, T) float64, the ramp's value at each query.
+    Returns:
+        q_lanes (1 or B, H, T, RAMP_LANES), k_lanes (1 or B, H, S, RAMP_LANES), float64.
+    """
+    bulk = -at_query.detach().to(torch.bfloat16).to(ramp.dtype)[..., None]
+    pieces = split_bf16(ramp, RAMP_PIECES)
+    # Largest first: bulk cancels the leading piece before the smaller ones are summed.
+    q_lanes = torch.cat([bulk, torch.ones_like(bulk).expand(*bulk.shape[:-1], RAMP_PIECES)], dim=-1)
+    return q_lanes, torch.cat([torch.ones_like(pieces[..., :1]), pieces], dim=-1)
+
+
+class Alibi(Prior):
+    """K[h,i,j] = −m_h·|i − j|.
+
+    Causal it is K ≡ m_h·j up to a row constant, so lanes; bidirectional, or on another axis than a line, a table.
+
+    Args:
+        num_heads: H.
+        learnable: train the slopes, m = softplus(raw_slope), (H,); else they are constants.
+    """
+
+    num_lanes = RAMP_LANES
+    raw_slope: nn.Parameter
+
+    def __init__(self, num_heads: int, *, learnable: bool = False) -> None:
+        super().__init__(num_heads)
+        if learnable:
+            self.raw_slope = nn.Parameter(inverse_softplus(alibi_slopes(num_heads)).float())
+        self.learnable = learnable
+
+    def slopes(self, device: torch.device | str | None = None) -> Tensor:
+        """(H,) float64."""
+        return F.softplus(self.raw_slope.double()) if self.learnable else alibi_slopes(self.num_heads).to(device)
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        device = x.device if x is not None else None
+        slopes, dtype = self.slopes(device), prior_dtype(self)
+        if not causal:
+            lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
+            highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
+            distance = torch.arange(lowest, highest + 1, device=slopes.device, dtype=torch.float64).abs()
+            table = (-slopes[:, None] * distance).to(dtype)
+            return PriorTerms(table=RelativeTable.line(table, q_pos, k_pos, center=-lowest))
+        i, j = q_pos.index(slopes.device).double(), k_pos.index(slopes.device).double()
+        q_lanes, k_lanes = ramp_lanes(slopes[:, None] * j[:, None], slopes[:, None] * i[:, None])
+        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype))
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        slopes = self.slopes()
+        i, j = q_pos.row_index(slopes.device), k_pos.row_index(slopes.device)
+        return (-slopes[:, None, None] * (i[:, None] - j).abs())[None]

@@ -1,0 +1,206 @@
+"""What a prior is, and what it hands to attention.
+
+    p[i,·] = softmax_j( <q_i, k_j> / sqrt(d_c) + K[h,i,j] )                        (GOAT eq. 5, BAM theorem 1)
+
+A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra head columns) or as a *relative table*
+(K = t[h, i − j], H × (T+S−1) numbers). Neither ever builds the T × S matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from zoo.positions import Positions
+
+__all__ = ["Prior", "PriorTerms", "RelativeTable", "TablePrior", "grid_table", "prior_dtype", "split_bf16"]
+
+
+@dataclass(frozen=True)
+class RelativeTable:
+    """K[h,i,j] = table[h, q_code[i] − k_code[j] + center]; prefix tokens get 0.
+
+    Attributes:
+        table: (H, N) float32 or better, differentiable.
+        q_code, k_code: (T,), (S,) int64. On a line the row index; on a grid y·(2·width − 1) + x.
+        center: the table's column for code difference 0.
+        num_prefix: leading queries and keys without a position; their rows and columns of K are 0, and their codes unused.
+        origin: on a line the column of (first query, first key), so that K[h,i,j] = table[h, origin + i − j]; None on a grid.
+    """
+
+    table: Tensor
+    q_code: Tensor
+    k_code: Tensor
+    center: int
+    num_prefix: int = 0
+    origin: int | None = None
+
+    @staticmethod
+    def line(table: Tensor, q_pos: Positions, k_pos: Positions, *, center: int) -> RelativeTable:
+        """A table over distances of a line; `center` is its column for distance 0."""
+        codes = (q_pos.row_index(table.device), k_pos.row_index(table.device))
+        return RelativeTable(table, *codes, center, origin=center + q_pos.offset - k_pos.offset)
+
+    def dense(self) -> Tensor:
+        """(1, H, T, S): the matrix itself, for the oracle and for plots."""
+        bias = self.table[:, self.q_code[:, None] - self.k_code[None, :] + self.center]
+        if self.num_prefix:
+            patch_q = torch.arange(len(self.q_code), device=bias.device) >= self.num_prefix
+            patch_k = torch.arange(len(self.k_code), device=bias.device) >= self.num_prefix
+            bias = torch.where(patch_q[:, None] & patch_k[None, :], bias, 0.0)
+        return bias[None]
+
+    def shifted(self, q_pos: Positions, k_pos: Positions) -> RelativeTable:
+        """The same table read at other positions of the line: slicing instead of computing it again."""
+        return RelativeTable.line(self.table, q_pos, k_pos, center=self.center)
+
+    def __add__(self, other: RelativeTable) -> RelativeTable:
+        if self.table.shape != other.table.shape or self.center != other.center or self.num_prefix != other.num_prefix:
+            raise ValueError("two relative tables add only over the same positions")
+        return replace(self, table=self.table + other.table)
+
+
+@dataclass(frozen=True)
+class PriorTerms:
+    """What a prior hands to attention: data, never closures. Terms of two priors over the same positions add.
+
+    Attributes:
+        q_lanes: (1 or B, 1 or H, T, R) head columns; K += <q_lanes, k_lanes>.
+        k_lanes: (1 or B, 1 or H, S, R); None beside q_lanes means that the keys hold them already (a KV cache).
+        table: a relative table.
+        bias: (1 or B, H, T, S) dense log-prior, for the one prior (FIRE) that has neither form.
+        carry: what the next chunk of the same sequence must start from (CABLE's running sum), or None.
+    """
+
+    q_lanes: Tensor | None = None
+    k_lanes: Tensor | None = None
+    table: RelativeTable | None = None
+    bias: Tensor | None = None
+    carry: Tensor | None = None
+
+    def __add__(self, other: PriorTerms) -> PriorTerms:
+        def add(a, b):
+            return b if a is None else a if b is None else a + b
+
+        return PriorTerms(
+            _join(self.q_lanes, other.q_lanes),
+            _join(self.k_lanes, other.k_lanes),
+            add(self.table, other.table),
+            add(self.bias, other.bias),
+            other.carry if self.carry is None else self.carry,
+        )
+
+    def dense(self) -> Tensor:
+        """(1 or B, H, T, S): K as it is realised, lanes multiplied out."""
+        parts = []
+        if self.q_lanes is not None:
+            if self.k_lanes is None:
+                raise ValueError("the key lanes are inside the keys; the dense form needs them here")
+            parts.append(self.q_lanes @ self.k_lanes.transpose(-1, -2))
+        if self.table is not None:
+            parts.append(self.table.dense())
+        if self.bias is not None:
+            parts.append(self.bias)
+        return sum(parts) if parts else torch.zeros(1, 1, 1, 1)
+
+
+def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Lanes side by side, batch and head axes broadcast to each other."""
+    if a is None or b is None:
+        return b if a is None else a
+    lead = torch.broadcast_shapes(a.shape[:2], b.shape[:2])
+    return torch.cat([a.expand(*lead, *a.shape[2:]), b.expand(*lead, *b.shape[2:])], dim=-1)
+
+
+def prior_dtype(module: nn.Module) -> torch.dtype:
+    """float32, or float64 where the module's parameters are: prior arithmetic never runs below float32."""
+    first = next(module.parameters(), None)
+    return torch.float64 if first is not None and first.dtype == torch.float64 else torch.float32
+
+
+def split_bf16(value: Tensor, pieces: int) -> Tensor:
+    """`value` (float64) as (..., pieces) summands, all but the last exact in bfloat16 and the last what remains.
+
+    Each piece takes 8 further significant bits, so in bfloat16 the sum is off by at most 2^(−9·pieces)·abs(value). The
+    gradient reaches `value` through the first piece alone: its lanes multiply the same partner as all the others.
+    """
+    rest = value.detach()
+    parts = []
+    for _ in range(pieces - 1):
+        part = rest.to(torch.bfloat16).to(value.dtype)
+        parts.append(part)
+        rest = rest - part
+    parts.append(rest)
+    if value.requires_grad:
+        parts[0] = parts[0] + (value - value.detach())
+    return torch.stack(parts, dim=-1)
+
+
+class Prior(nn.Module):
+    """A log-prior over key positions. See SPEC of each subclass for its formula.
+
+    Attributes:
+        num_lanes: head columns it reserves; 0 for a table. Queries and keys then project to head width − num_lanes.
+    """
+
+    num_lanes: int = 0
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        if num_heads < 1:
+            raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+        self.num_heads = num_heads
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        """The terms of K for queries at `q_pos` and keys at `k_pos`. x: (B, S, C) the layer's input, for CABLE only."""
+        raise NotImplementedError
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        """(1 or B, H, T, S) float64: the formula itself, entry by entry. The oracle of tests and plots; O(T·S)."""
+        raise NotImplementedError
+
+
+class TablePrior(Prior):
+    """A prior that is a function of distance: subclasses give `curve`, a line's table and oracle follow."""
+
+    def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
+        """(H, *distance.shape) log-prior at distances d = i − j, in the dtype of `distance`."""
+        raise NotImplementedError
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        if q_pos.is_grid or k_pos.is_grid:
+            raise ValueError(f"{type(self).__name__} is a prior of distance along a line; a grid needs a 2-D prior")
+        device = next(self.parameters()).device if any(True for _ in self.parameters()) else None
+        lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
+        highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
+        distance = torch.arange(lowest, highest + 1, device=device, dtype=prior_dtype(self))
+        table = self.curve(distance, causal=causal)
+        return PriorTerms(table=RelativeTable.line(table, q_pos, k_pos, center=-lowest))
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        device = next(self.parameters()).device if any(True for _ in self.parameters()) else None
+        i, j = q_pos.row_index(device), k_pos.row_index(device)
+        return self.curve((i[:, None] - j[None, :]).double(), causal=causal)[None]
+
+
+def grid_table(
+    value: Callable[[Tensor, Tensor], Tensor], q_pos: Positions, k_pos: Positions, *, like: Tensor
+) -> RelativeTable:
+    """The (H, (2·height−1)·(2·width−1)) table of `value(dy, dx)` over a grid's displacements."""
+    if q_pos.shape is None or q_pos.shape != k_pos.shape or q_pos.num_prefix != k_pos.num_prefix:
+        raise ValueError("a 2-D table needs queries and keys on the same grid")
+    height, width = q_pos.shape
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    dy = torch.arange(1 - height, height, device=like.device, dtype=dtype)[:, None].expand(-1, 2 * width - 1)
+    dx = torch.arange(1 - width, width, device=like.device, dtype=dtype).expand(2 * height - 1, -1)
+    y, x = q_pos.yx(like.device)
+    code = nn.functional.pad(y * (2 * width - 1) + x, (q_pos.num_prefix, 0))
+    center = (height - 1) * (2 * width - 1) + width - 1
+    return RelativeTable(value(dy, dx).flatten(1), code, code, center, num_prefix=q_pos.num_prefix)

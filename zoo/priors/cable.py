@@ -1,0 +1,73 @@
+"""CABLE: a recency penalty whose rate each token sets for itself (arXiv 2503.08067)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.positions import Positions
+from zoo.priors.base import Prior, PriorTerms, prior_dtype, split_bf16
+
+__all__ = ["Cable"]
+
+# K = w_i·S_j as products of bfloat16 pieces, the significant ones only: piece a of w with piece b of S is of order
+# 2^(−8(a+b)). S grows to about 2^20, so what is dropped (a + b >= 4) stays below 2^-10 logits.
+_PIECES = [(a, b) for total in range(4) for a in range(min(total, 2) + 1) for b in [total - a]]
+
+
+class Cable(Prior):
+    """K[h,i,j] = −w_i·(S_i − S_j),  S = cumsum(relu(W_c x + b)),  w_i = softplus(W_s x_i);  causal only.
+
+    w_i·S_i is a row constant, so K ≡ w_i·S_j: lanes in split precision. The paper prints the opposite sign, which would
+    reward distance.
+
+    Args:
+        num_heads: H.
+        d_model: C, the width of the layer's input.
+        weighted: False drops w (w = 1).
+    """
+
+    num_lanes = len(_PIECES) + 1
+
+    def __init__(self, num_heads: int, *, d_model: int, weighted: bool = True) -> None:
+        super().__init__(num_heads)
+        self.decay = nn.Linear(d_model, num_heads)
+        self.weight = nn.Linear(d_model, num_heads, bias=False) if weighted else None
+
+    def rates(self, x: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Decay per key and weight per query, both (B, H, L) in `dtype`."""
+        if x is None:
+            raise ValueError("CABLE's log-prior depends on the layer's input: pass x (B, L, C)")
+        wide = x.to(prior_dtype(self))
+        decay = F.linear(wide, self.decay.weight.to(wide.dtype), self.decay.bias.to(wide.dtype)).relu()
+        if self.weight is None:
+            return decay.transpose(1, 2).to(dtype), torch.ones_like(decay).transpose(1, 2).to(dtype)
+        weight = F.softplus(F.linear(wide, self.weight.weight.to(wide.dtype)))
+        return decay.transpose(1, 2).to(dtype), weight.transpose(1, 2).to(dtype)
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        """x holds the inputs at `k_pos`, whose last T are the queries; `carry` (B, H) float64 is S before the first key."""
+        if not causal:
+            raise ValueError("CABLE is defined for causal attention only")
+        decay, weight = self.rates(x, torch.float64)
+        total = decay.cumsum(-1)
+        if carry is not None:
+            total = total + carry[..., None]
+        weight = weight[..., k_pos.length - q_pos.length :]
+        own = total[..., k_pos.length - q_pos.length :]
+        w, s = split_bf16(weight, 3), split_bf16(total, 4)
+        # The bulk of S_i, taken away first: a row constant that keeps a kernel's float32 sums small near the query.
+        bulk = -(weight * own).detach().to(torch.bfloat16).to(weight.dtype)[..., None]
+        q_lanes = torch.cat([bulk, w[..., [a for a, _ in _PIECES]]], dim=-1)
+        k_lanes = torch.cat([torch.ones_like(s[..., :1]), s[..., [b for _, b in _PIECES]]], dim=-1)
+        dtype = prior_dtype(self)
+        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), carry=total[..., -1].detach())
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        decay, weight = self.rates(x, torch.float64)
+        total = decay.cumsum(-1)
+        first = k_pos.length - q_pos.length
+        return -weight[..., first:, None] * (total[..., first:, None] - total[..., None, :])

@@ -1,0 +1,95 @@
+"""Sums of priors, and GOAT, which is one."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from zoo.positions import Positions
+from zoo.priors.base import Prior, PriorTerms
+from zoo.priors.key_bias import KeyBias, KeyBias2d
+from zoo.priors.spectral import Spectral, Spectral2d
+
+__all__ = ["Compose", "Goat", "Goat2d", "compose"]
+
+
+class Compose(Prior):
+    """K = Σ_n K_n of the named parts, whose names are its submodules' names.
+
+    Raises:
+        ValueError: for parts of unequal heads, or none.
+    """
+
+    def __init__(self, **parts: Prior) -> None:
+        heads = {part.num_heads for part in parts.values()}
+        if len(heads) != 1:
+            raise ValueError(f"composed priors need the same number of heads, got {sorted(heads) or 'no part'}")
+        super().__init__(heads.pop())
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.num_lanes = sum(part.num_lanes for part in parts.values())
+
+    def parts(self) -> list[Prior]:
+        return [part for part in self.children() if isinstance(part, Prior)]
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        terms = PriorTerms()
+        for part in self.parts():
+            terms = terms + part(q_pos, k_pos, causal=causal, x=x, carry=carry)
+        return terms
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        first, *others = (part.log_prior(q_pos, k_pos, causal=causal, x=x) for part in self.parts())
+        return sum(others, first)
+
+
+def compose(*priors: Prior) -> Compose:
+    """The sum of priors, as parts `0`, `1`, …"""
+    return Compose(**{str(n): prior for n, prior in enumerate(priors)})
+
+
+class Goat(Compose):
+    """GOAT on a line: key_bias + spectral (arXiv 2601.15380; C4 settings R = 2, M = 8).
+
+    Args:
+        num_heads: H.
+        train_context: L_train of the key bias, in tokens.
+        rank: R of `.spectral`.
+        sink_rank: M of `.key_bias`.
+        init: "seeded" starts near ALiBi; "uniform" starts at plain attention (see `KeyBias` for what that costs).
+    """
+
+    def __init__(
+        self, num_heads: int, *, train_context: int, rank: int = 2, sink_rank: int = 8, init: str = "seeded"
+    ) -> None:
+        super().__init__(
+            key_bias=KeyBias(num_heads, train_context=train_context, rank=sink_rank, init=init),
+            spectral=Spectral(num_heads, rank=rank, init=init),
+        )
+
+
+class Goat2d(Compose):
+    """GOAT on a grid of patches: key_bias2d + spectral2d; 16 frequency pairs in all.
+
+    Args:
+        num_heads: H.
+        train_grid: (height, width) in patches.
+        rank: R per axis.
+        sink_rank: M of `.key_bias`.
+        init: "uniform" or "seeded", of the spectral part.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        train_grid: tuple[int, int] = (14, 14),
+        rank: int = 8,
+        sink_rank: int = 8,
+        init: str = "seeded",
+    ) -> None:
+        super().__init__(
+            key_bias=KeyBias2d(num_heads, rank=sink_rank),
+            spectral=Spectral2d(num_heads, rank=rank, train_grid=train_grid, init=init),
+        )

@@ -1,0 +1,32 @@
+"""Kerple's logarithmic kernel (arXiv 2205.09921)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from zoo.priors.base import TablePrior
+
+__all__ = ["Kerple"]
+
+_MINIMUM = 1e-2
+
+
+class Kerple(TablePrior):
+    """K[h,i,j] = −r1_h·log(1 + r2_h·|i − j|), r1, r2 > 0 learned, (H,) each.
+
+    Both start uniform in (0, 2) and are read no lower than 0.01, which keeps them positive.
+
+    Args:
+        num_heads: H.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__(num_heads)
+        self.r1 = nn.Parameter(torch.rand(num_heads) * 2)
+        self.r2 = nn.Parameter(torch.rand(num_heads) * 2)
+
+    def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
+        lead = (self.num_heads,) + (1,) * distance.ndim
+        r1, r2 = (r.to(distance.dtype).clamp(min=_MINIMUM).view(lead) for r in (self.r1, self.r2))
+        return -r1 * torch.log1p(r2 * distance.abs())

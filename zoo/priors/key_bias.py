@@ -1,0 +1,138 @@
+"""GOAT's key-only bias: the attention sink, learned as a function of absolute position (arXiv 2601.15380, def. 5.2)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.positions import Positions
+from zoo.priors.alibi import RAMP_LANES, alibi_slopes, inverse_softplus, ramp_lanes
+from zoo.priors.base import Prior, PriorTerms, prior_dtype
+
+__all__ = ["KeyBias", "KeyBias2d"]
+
+
+class _Sink(Prior):
+    """What the two share: u_h(j) = g_h·MLP(z_j) + b_h·bump_j."""
+
+    def __init__(self, num_heads: int, rank: int) -> None:
+        super().__init__(num_heads)
+        self.rank = rank
+        self.gain = nn.Parameter(torch.ones(num_heads))
+        self.bump = nn.Parameter(torch.zeros(num_heads))
+        self.mlp = nn.Sequential(nn.Linear(2 * rank + 2, 4), nn.SiLU(), nn.Linear(4, 1))
+        # The sink starts at 0, so a fresh prior is its relative part alone.
+        nn.init.zeros_(self.mlp[2].weight)
+        nn.init.zeros_(self.mlp[2].bias)
+
+    def sink(self, features: Tensor, bump: Tensor) -> Tensor:
+        """(1 or B, H, S) from features (1 or B, S, 2M+2) and bump (1 or B, S)."""
+        dtype = features.dtype
+        hidden = F.linear(features, self.mlp[0].weight.to(dtype), self.mlp[0].bias.to(dtype))
+        value = F.linear(F.silu(hidden), self.mlp[2].weight.to(dtype), self.mlp[2].bias.to(dtype))[..., 0]
+        return self.gain.to(dtype)[:, None] * value[:, None] + self.bump.to(dtype)[:, None] * bump[:, None].to(dtype)
+
+
+class KeyBias(_Sink):
+    """K[h,i,j] = u_h(j) = g_h·MLP(z_j) + b_h·[j = 0] + slope_h·j, the last causal only.
+
+    z_j = (cos ω_m j, sin ω_m j for m = 1 … M; j/L_train; log1p(j)/log1p(L_train)), ω_m = 10000^(−(m−1)/max(M−1,1)); one MLP
+    (2M+2) → 4 → 1 for all heads. Normalising by L_train and not by the present length keeps a prefix independent of what
+    follows it. The bounded part is one lane, the slope its own.
+
+    Args:
+        num_heads: H.
+        train_context: L_train, in tokens.
+        rank: M.
+        init: "seeded" starts slope = softplus(raw_slope) at the ALiBi slopes, "uniform" at (all but exactly) 0, where
+            softplus has no gradient: it stays there.
+    """
+
+    num_lanes = 1 + RAMP_LANES
+
+    def __init__(self, num_heads: int, *, train_context: int, rank: int = 8, init: str = "seeded") -> None:
+        super().__init__(num_heads, rank)
+        if train_context < 1:
+            raise ValueError(f"key_bias needs the training context in tokens, got train_context={train_context}")
+        if init not in ("uniform", "seeded"):
+            raise ValueError(f"unknown init {init!r} of a key bias; known: uniform, seeded")
+        self.train_context = train_context
+        seed = inverse_softplus(alibi_slopes(num_heads)) if init == "seeded" else torch.full((num_heads,), -40.0)
+        self.raw_slope = nn.Parameter(seed.float())
+
+    def slopes(self) -> Tensor:
+        """(H,) float64."""
+        return F.softplus(self.raw_slope.double())
+
+    def features(self, at: Tensor) -> Tensor:
+        """(1 or B, S, 2M+2) float64 z_j at positions (1 or B, S)."""
+        j = at.double()[..., None]
+        omega = 10000.0 ** (-torch.arange(self.rank, device=at.device, dtype=torch.float64) / max(self.rank - 1, 1))
+        ramps = [j / self.train_context, torch.log1p(j) / math.log1p(self.train_context)]
+        return torch.cat([(j * omega).cos(), (j * omega).sin(), *ramps], dim=-1)
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        i, j = q_pos.index(self.gain.device), k_pos.index(self.gain.device)
+        dtype = prior_dtype(self)
+        k_lane = self.sink(self.features(j).to(dtype), j == 0)[..., None]
+        q_lane = torch.ones(1, 1, q_pos.length, 1, device=j.device, dtype=dtype)
+        sink = PriorTerms(q_lane, k_lane)
+        if causal:
+            slopes = self.slopes()[:, None]
+            ramp = ramp_lanes(slopes * j.double()[:, None], slopes * i.double()[:, None])
+            # The growing lanes lead: see zoo.attention.base.fold_lanes.
+            return PriorTerms(ramp[0].to(dtype), ramp[1].to(dtype)) + sink
+        return sink
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        j = k_pos.index(self.gain.device)
+        bias = self.sink(self.features(j), j == 0)
+        if causal:
+            bias = bias + self.slopes()[:, None] * j.double()[:, None]
+        return bias[:, :, None].expand(-1, -1, q_pos.length, -1)
+
+
+class KeyBias2d(_Sink):
+    """The sink of an image: u_h(patch) = g_h·MLP(z), and b_h on prefix tokens; no slope; 1 lane.
+
+    z holds, for each axis, cos(π m c), sin(π m c) for m = 1 … M/2, and c itself, where c in [−1, 1] is the patch's coordinate
+    over the present grid. Images have no prefix to protect.
+
+    Args:
+        num_heads: H.
+        rank: M, even.
+    """
+
+    num_lanes = 1
+
+    def __init__(self, num_heads: int, *, rank: int = 8) -> None:
+        super().__init__(num_heads, rank)
+        if rank % 2:
+            raise ValueError(f"key_bias2d shares its rank between two axes: rank must be even, got {rank}")
+
+    def _bias(self, k_pos: Positions, dtype: torch.dtype) -> Tensor:
+        height, width = k_pos.shape or (1, 1)
+        y, x = (c.to(dtype) for c in k_pos.yx(self.gain.device))
+        harmonics = math.pi * torch.arange(1, self.rank // 2 + 1, device=y.device, dtype=dtype)
+        parts = []
+        for coordinate, size in ((y, height), (x, width)):
+            c = (2 * coordinate / max(size - 1, 1) - (1 if size > 1 else 0))[:, None]
+            parts += [(c * harmonics).cos(), (c * harmonics).sin(), c]
+        patches = self.sink(torch.cat(parts, dim=-1)[None], torch.zeros_like(y)[None])
+        prefix = self.bump.to(dtype)[None, :, None].expand(1, -1, k_pos.num_prefix)
+        return torch.cat([prefix, patches], dim=-1)
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        dtype = prior_dtype(self)
+        q_lane = torch.ones(1, 1, q_pos.length, 1, device=self.gain.device, dtype=dtype)
+        return PriorTerms(q_lane, self._bias(k_pos, dtype)[..., None])
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        return self._bias(k_pos, torch.float64)[:, :, None].expand(-1, -1, q_pos.length, -1)

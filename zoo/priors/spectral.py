@@ -1,0 +1,113 @@
+"""GOAT's relative prior: a short trigonometric series in the distance (arXiv 2601.15380, eq. 20–24)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from zoo.positions import Positions
+from zoo.priors.base import Prior, PriorTerms, prior_dtype
+
+__all__ = ["Spectral", "Spectral2d"]
+
+
+def frequencies(rank: int, base: float) -> Tensor:
+    """(R,) float64: ω_r = base^(−r/max(R−1,1)), r = 0 … R−1, both ends included."""
+    return base ** (-torch.arange(rank, dtype=torch.float64) / max(rank - 1, 1))
+
+
+class Spectral(Prior):
+    """K[h,i,j] = Σ_r α_hr cos(ω_r (i−j)) + β_hr sin(ω_r (i−j)), by 2R lanes; the key lanes are the same for all heads.
+
+    Args:
+        num_heads: H.
+        rank: R frequencies, ω_r = base^(−r/max(R−1,1)).
+        base: the slowest frequency is 1/base.
+        init: "uniform" starts at K = 0; "seeded" draws α with mean 0 and standard deviation 0.01.
+    """
+
+    omega: Tensor
+
+    def __init__(self, num_heads: int, *, rank: int = 2, base: float = 10000.0, init: str = "uniform") -> None:
+        super().__init__(num_heads)
+        if rank < 1:
+            raise ValueError(f"a spectral prior needs rank >= 1, got {rank}")
+        if init not in ("uniform", "seeded"):
+            raise ValueError(f"unknown init {init!r} of a spectral prior; known: uniform, seeded")
+        self.rank, self.base, self.num_lanes = rank, base, 2 * rank
+        self.alpha = nn.Parameter(torch.zeros(num_heads, rank))
+        self.beta = nn.Parameter(torch.zeros(num_heads, rank))
+        if init == "seeded":
+            nn.init.normal_(self.alpha, std=0.01)
+        self.register_buffer("omega", frequencies(rank, base))
+
+    def _apply(self, fn, recurse=True):
+        # Angles are float64 whatever the model is cast to: 2^20 · ω has no fraction left in bfloat16.
+        super()._apply(fn, recurse)
+        self.omega = frequencies(self.rank, self.base).to(self.omega.device)
+        return self
+
+    def lanes(self, q_at: Tensor, k_at: Tensor) -> tuple[Tensor, Tensor]:
+        """q_lanes (1 or B, H, T, 2R), k_lanes (1 or B, 1, S, 2R) at positions (1 or B, T) and (1 or B, S)."""
+        dtype = prior_dtype(self)
+        alpha, beta = self.alpha.to(dtype)[:, None], self.beta.to(dtype)[:, None]
+        q_angle, k_angle = (p.double()[:, None, :, None] * self.omega for p in (q_at, k_at))
+        q_cos, q_sin = q_angle.cos().to(dtype), q_angle.sin().to(dtype)
+        q_lanes = torch.cat([alpha * q_cos + beta * q_sin, alpha * q_sin - beta * q_cos], dim=-1)
+        return q_lanes, torch.cat([k_angle.cos(), k_angle.sin()], dim=-1).to(dtype)
+
+    def series(self, distance: Tensor) -> Tensor:
+        """(H, *distance.shape) float64: the sum itself."""
+        angle = distance.double()[..., None] * self.omega
+        lead = (self.num_heads,) + (1,) * distance.ndim + (self.rank,)
+        alpha, beta = self.alpha.double().view(lead), self.beta.double().view(lead)
+        return (alpha * angle.cos() + beta * angle.sin()).sum(-1)
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        return PriorTerms(*self.lanes(q_pos.index(self.omega.device), k_pos.index(self.omega.device)))
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        i, j = q_pos.row_index(self.omega.device), k_pos.row_index(self.omega.device)
+        return self.series(i[:, None] - j)[None]
+
+
+class Spectral2d(Prior):
+    """K = K_y(dy) + K_x(dx), one spectral series per axis, both over the same frequencies; 4R lanes, none on prefix tokens.
+
+    Args:
+        num_heads: H.
+        rank: R frequencies per axis.
+        train_grid: (height, width) in patches. The slowest period is twice its longer side, so the slowest cosine falls
+            monotonically across it.
+        init: as in `Spectral`.
+    """
+
+    def __init__(
+        self, num_heads: int, *, rank: int = 8, train_grid: tuple[int, int] = (14, 14), init: str = "uniform"
+    ) -> None:
+        super().__init__(num_heads)
+        base = max(max(train_grid) / math.pi, 1.0)
+        self.y = Spectral(num_heads, rank=rank, base=base, init=init)
+        self.x = Spectral(num_heads, rank=rank, base=base, init=init)
+        self.num_lanes = 4 * rank
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        device = self.y.omega.device
+        (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
+        qy, ky = self.y.lanes(q_y[None], k_y[None])
+        qx, kx = self.x.lanes(q_x[None], k_x[None])
+        q_lanes, k_lanes = torch.cat([qy, qx], dim=-1), torch.cat([ky, kx], dim=-1)
+        pad = nn.functional.pad
+        return PriorTerms(pad(q_lanes, (0, 0, q_pos.num_prefix, 0)), pad(k_lanes, (0, 0, k_pos.num_prefix, 0)))
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        device = self.y.omega.device
+        (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
+        patches = self.y.series(q_y[:, None] - k_y) + self.x.series(q_x[:, None] - k_x)
+        return nn.functional.pad(patches, (k_pos.num_prefix, 0, q_pos.num_prefix, 0))[None]

@@ -1,0 +1,23 @@
+"""No positional prior at all: every visible key is as likely as another (NoPE, arXiv 2305.19466)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zoo.positions import Positions
+from zoo.priors.base import Prior, PriorTerms
+
+__all__ = ["Uniform"]
+
+
+class Uniform(Prior):
+    """K = 0."""
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        return PriorTerms()
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        return torch.zeros(1, self.num_heads, q_pos.length, k_pos.length, dtype=torch.float64)

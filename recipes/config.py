@@ -1,0 +1,361 @@
+"""Recipes as plain dataclasses, and everything that has to be settled before DeepSpeed sees a configuration.
+
+A recipe is a value. `apply_overrides` changes it from the command line, `resolve` settles what depends on the machine
+(micro-batch, accumulation, precision) and writes the DeepSpeed configuration. Nothing here imports torch or DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import json
+import math
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+PRECISIONS = ("auto", "fp32", "bf16")
+OPTIMIZERS = ("adamw", "radam")
+SCHEDULES = ("cosine", "constant")
+
+
+class ConfigError(ValueError):
+    """A recipe, an override or a DeepSpeed file that cannot be run as written."""
+
+
+@dataclass
+class Model:
+    """A model of the zoo's registry, by name, with overrides of its architecture."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)  # --set model.options.dim=64
+    init_from: str = ""  # a run folder, a save_pretrained folder or a tagged zoo name whose weights are the start
+
+
+@dataclass
+class Optim:
+    """Optimiser and learning-rate schedule: linear warm-up, then cosine from `lr` to `floor * lr`."""
+
+    name: str = "adamw"
+    lr: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # on matrices only; see engine.decay_groups
+    schedule: str = "cosine"
+    warmup: int = 50  # steps
+    floor: float = 0.1  # of lr, reached at the last step
+
+
+@dataclass
+class Train:
+    """The loop. `batch` is the whole batch in samples: micro_batch × accumulation × number of ranks."""
+
+    steps: int = 800
+    batch: int = 32
+    micro_batch: int | None = None  # samples per rank and forward; derived where it is None
+    accumulation: int | None = None  # forwards per step; derived where it is None
+    precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA
+    zero_stage: int = 0
+    clip: float = 1.0  # gradient norm; 0 switches clipping off
+    seed: int = 0
+    log_every: int = 10
+    save_every: int = 200
+    keep: int = 2  # checkpoints left on disk
+    tensorboard: bool = False
+
+
+@dataclass
+class Evaluate:
+    """Held-out loss during training: `samples` samples every `every` steps (0: never) and at the end."""
+
+    every: int = 100
+    samples: int = 128
+
+
+@dataclass
+class Recipe:
+    """One training set-up. `data` is the modality's own dataclass (for text: modalities.text.data)."""
+
+    name: str
+    modality: str
+    model: Model
+    data: Any
+    optim: Optim = field(default_factory=Optim)
+    train: Train = field(default_factory=Train)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe with nothing left open, and the DeepSpeed configuration that runs it."""
+
+    recipe: Recipe
+    deepspeed: dict[str, Any]
+    world: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self.recipe), "world": self.world}
+
+
+# ------------------------------------------------------------------------------------------------- overrides
+
+
+def nearest(word: str, choices: typing.Iterable[str]) -> str:
+    """The end of an error message: the closest valid choice, or all of them where none is close."""
+    choices = sorted(choices)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(choices)}"
+
+
+def setting_names(recipe: Recipe) -> list[str]:
+    """Every key that --set accepts for this recipe, such as `train.steps`."""
+    names = []
+    for section in dataclasses.fields(recipe):
+        value = getattr(recipe, section.name)
+        if dataclasses.is_dataclass(value):
+            names += [f"{section.name}.{f.name}" for f in dataclasses.fields(value) if f.name != "options"]
+    return names
+
+
+def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Recipe, set[str]]:
+    """Apply `key=value` strings; returns a changed copy and the set of keys given.
+
+    Values are checked against the field's type. `model.options.KEY` takes any JSON value (a bare word is a string);
+    whether the model has such an option is checked when the model's registry entry is read.
+    """
+    recipe, given = copy.deepcopy(recipe), set()
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        key = key.strip()
+        if not separator or not key:
+            raise ConfigError(f"--set {setting!r}: expected key=value, such as train.steps=200")
+        section, _, name = key.partition(".")
+        if section == "model" and name.startswith("options."):
+            recipe.model.options[name.removeprefix("options.")] = _any_value(text)
+        else:
+            target = getattr(recipe, section, None)
+            if not dataclasses.is_dataclass(target) or not name or name == "options" or not hasattr(target, name):
+                raise ConfigError(f"--set {setting!r}: no setting {key!r}; {nearest(key, setting_names(recipe))}")
+            hint = typing.get_type_hints(type(target))[name]
+            setattr_any(target, name, _parse(text, hint, setting))
+        given.add(key)
+    return recipe, given
+
+
+def setattr_any(target: Any, name: str, value: Any) -> None:
+    object.__setattr__(target, name, value)  # a modality's data configuration may be frozen; this is our own deep copy
+
+
+def _any_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return {"none": None, "true": True, "false": False}.get(text.strip().lower(), text)
+
+
+def _parse(text: str, hint: Any, setting: str) -> Any:
+    text = text.strip()
+    options = typing.get_args(hint)
+    if type(None) in options:
+        if text.lower() in ("none", "null"):
+            return None
+        hint = next(o for o in options if o is not type(None))
+    wrong = ConfigError(f"--set {setting!r}: expected {_type_name(hint)}, got {text!r}")
+    origin = typing.get_origin(hint)
+    try:
+        if origin is tuple:
+            kinds, parts = typing.get_args(hint), [p for p in text.strip("()[] ").split(",") if p.strip()]
+            if kinds[-1:] == (Ellipsis,):
+                kinds = kinds[:1] * len(parts)
+            if len(parts) != len(kinds):
+                raise wrong
+            return tuple(_parse(p, k, setting) for p, k in zip(parts, kinds, strict=True))
+        if hint is bool:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
+        if hint is int:
+            number = float(text) if "e" in text.lower() else int(text)  # 1e4 steps is a fair way to write an int
+            if number != int(number):
+                raise wrong
+            return int(number)
+        if hint is float:
+            return float(text)
+        if hint is str:
+            return text
+    except (KeyError, ValueError, OverflowError):
+        raise wrong from None
+    return _any_value(text)
+
+
+def _type_name(hint: Any) -> str:
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+    if typing.get_origin(hint) is tuple:
+        return f"{len(typing.get_args(hint))} values separated by a comma"
+    return names.get(hint, str(hint))
+
+
+# ------------------------------------------------------------------------------------------------- resolution
+
+
+def resolve_batch(batch: int, micro_batch: int | None, accumulation: int | None, world: int) -> tuple[int, int]:
+    """(micro_batch, accumulation) such that batch = micro_batch × accumulation × world; ConfigError otherwise."""
+    for name, value in {"batch": batch, "micro_batch": micro_batch, "accumulation": accumulation}.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"train.{name}={value}: expected at least 1")
+    micro, steps = micro_batch, accumulation
+    if micro is None:
+        steps = steps or 1
+        micro = max(1, batch // (steps * world))
+    elif steps is None:
+        steps = max(1, batch // (micro * world))
+    if micro * steps * world != batch:
+        raise ConfigError(
+            f"train.batch={batch} is not micro_batch × accumulation × ranks = {micro} × {steps} × {world} "
+            f"= {micro * steps * world}; set train.batch={micro * steps * world}, another train.micro_batch or "
+            f"train.accumulation, or a number of ranks that divides {batch}"
+        )
+    return micro, steps
+
+
+def check_values(recipe: Recipe) -> None:
+    """ConfigError for a value that can never be right, whatever the machine."""
+    train, optim = recipe.train, recipe.optim
+    for name, value, choices in [
+        ("train.precision", train.precision, PRECISIONS),
+        ("optim.name", optim.name, OPTIMIZERS),
+        ("optim.schedule", optim.schedule, SCHEDULES),
+    ]:
+        if value not in choices:
+            raise ConfigError(f"{name}={value!r}: {nearest(str(value), choices)}")
+    checks = [
+        ("train.steps", train.steps, train.steps >= 1, "at least 1"),
+        ("train.zero_stage", train.zero_stage, train.zero_stage in (0, 1, 2, 3), "0, 1, 2 or 3"),
+        ("train.clip", train.clip, train.clip >= 0, "a norm, or 0 for none"),
+        ("train.log_every", train.log_every, train.log_every >= 1, "at least 1"),
+        ("train.save_every", train.save_every, train.save_every >= 0, "a number of steps, or 0 for the end only"),
+        ("train.keep", train.keep, train.keep >= 1, "at least 1"),
+        ("evaluate.every", recipe.evaluate.every, recipe.evaluate.every >= 0, "a number of steps, or 0 for never"),
+        ("evaluate.samples", recipe.evaluate.samples, recipe.evaluate.samples >= 1, "at least 1"),
+        ("optim.lr", optim.lr, 0 < optim.lr < math.inf, "a positive number"),
+        ("optim.warmup", optim.warmup, optim.warmup >= 0, "a number of steps"),
+        ("optim.floor", optim.floor, 0 <= optim.floor <= 1, "a fraction of lr between 0 and 1"),
+        ("optim.weight_decay", optim.weight_decay, optim.weight_decay >= 0, "0 or more"),
+        ("optim.betas", optim.betas, all(0 <= b < 1 for b in optim.betas), "two numbers in [0, 1)"),
+    ]
+    for name, value, fine, expected in checks:
+        if not fine:
+            raise ConfigError(f"{name}={value}: expected {expected}")
+
+
+def resolve(
+    recipe: Recipe, *, world: int, device: str = "cpu", own: dict[str, Any] | None = None, given: set[str] | None = None
+) -> Plan:
+    """Settle a recipe for `world` ranks on `device` ("cpu" or "cuda") and write its DeepSpeed configuration.
+
+    `own` is the user's DeepSpeed JSON. Where it and the recipe name the same quantity the file wins over the recipe's
+    default; against a `--set` of the same quantity (`given`) it is a ConfigError. `recipe` is not changed.
+    """
+    recipe, own = copy.deepcopy(recipe), copy.deepcopy(own or {})
+    _adopt(recipe, own, given or set())
+    check_values(recipe)
+    train = recipe.train
+    if train.precision == "auto":
+        train.precision = "bf16" if device == "cuda" else "fp32"
+    train.micro_batch, train.accumulation = resolve_batch(train.batch, train.micro_batch, train.accumulation, world)
+    config = {
+        "train_batch_size": train.batch,
+        "train_micro_batch_size_per_gpu": train.micro_batch,
+        "gradient_accumulation_steps": train.accumulation,
+        "gradient_clipping": train.clip,
+        "bf16": {"enabled": train.precision == "bf16"},
+        "zero_optimization": {"stage": train.zero_stage},
+        # The optimiser is torch's own, handed to DeepSpeed by the engine with the recipe's decay groups; RAdam is not
+        # on DeepSpeed's list of optimisers tried with ZeRO, and neither needs DeepSpeed's compiled CPU Adam.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 1_000_000_000,  # the loop prints; DeepSpeed need not
+    }
+    return Plan(recipe, _merge(config, own), world)
+
+
+# DeepSpeed's name for a quantity, and the recipe's. Nested names are joined by dots.
+SHARED = {
+    "train_batch_size": "train.batch",
+    "train_micro_batch_size_per_gpu": "train.micro_batch",
+    "gradient_accumulation_steps": "train.accumulation",
+    "gradient_clipping": "train.clip",
+    "zero_optimization.stage": "train.zero_stage",
+    "bf16.enabled": "train.precision",
+}
+
+
+def load_deepspeed_json(path: str) -> dict[str, Any]:
+    """Read a user's DeepSpeed file. ConfigError: unreadable, not an object, or written for another trainer."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            own = json.load(file)
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(f"--deepspeed_config {path}: {error}") from None
+    if not isinstance(own, dict):
+        raise ConfigError(f"--deepspeed_config {path}: expected a JSON object, got {type(own).__name__}")
+    check_deepspeed_json(own, path)
+    return own
+
+
+def check_deepspeed_json(own: dict[str, Any], path: str = "DeepSpeed config") -> None:
+    for key, value in _flatten(own):
+        if value == "auto":
+            raise ConfigError(
+                f"{path}: {key} is \"auto\", a word only Hugging Face's Trainer fills in; DeepSpeed itself cannot read "
+                f"it. Remove the key (the recipe supplies it) or write a number"
+            )
+    for key, reason in {
+        "optimizer": "set optim.name, optim.lr, … instead",
+        "scheduler": "set optim.schedule, optim.warmup, … instead",
+    }.items():
+        if key in own:
+            raise ConfigError(f"{path}: {key!r} belongs to the recipe, which also sets the decay groups; {reason}")
+    if own.get("fp16", {}).get("enabled"):
+        raise ConfigError(f"{path}: fp16 is not supported (bf16 needs no loss scaling); use --set train.precision=bf16")
+    for key in own:  # DeepSpeed reads past a misspelt key in silence
+        close = difflib.get_close_matches(key, [k.split(".")[0] for k in SHARED], n=1, cutoff=0.85)
+        if close and key != close[0]:
+            raise ConfigError(f"{path}: unknown key {key!r}; did you mean {close[0]!r}?")
+
+
+def _adopt(recipe: Recipe, own: dict[str, Any], given: set[str]) -> None:
+    """Move what the user's file says about shared quantities into the recipe."""
+    check_deepspeed_json(own)
+    flat = dict(_flatten(own))
+    for key, setting in SHARED.items():
+        if key not in flat:
+            continue
+        section, name = setting.split(".")
+        value = flat[key]
+        if name == "precision":
+            value = "bf16" if value else "fp32"
+        old = getattr(getattr(recipe, section), name)
+        if setting in given and old != value:
+            raise ConfigError(f"--set {setting}={old} and {key}={flat[key]} of --deepspeed_config disagree; keep one")
+        expected = float if name == "clip" else str if name == "precision" else int
+        if isinstance(value, bool) or not isinstance(value, (expected, int)):
+            raise ConfigError(f"--deepspeed_config: {key}={value!r}: expected {_type_name(expected)}")
+        setattr(getattr(recipe, section), name, value)
+
+
+def _flatten(tree: Any, prefix: str = "") -> typing.Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, list):
+        for i, value in enumerate(tree):
+            yield from _flatten(value, f"{prefix}[{i}]")
+    else:
+        yield prefix, tree
+
+
+def _merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in extra.items():
+        merged[key] = _merge(base[key], value) if isinstance(base.get(key), dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,81 @@
+"""What a person sees while a model trains: a bar on a terminal, plain lines elsewhere, a table at the end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+
+class TrainingDisplay:
+    """Progress of the lead rank; on other ranks (`show=False`) every method does nothing."""
+
+    def __init__(self, name: str, steps: int, done: int, *, show: bool, log_every: int):
+        self.console = Console(highlight=False, quiet=not show)
+        self.steps, self.done, self.first, self.log_every, self.show = steps, done, done, log_every, show
+        self.clock = time.perf_counter()
+        self.bar = None
+        if show and self.console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]}  lr {task.fields[lr]}  {task.fields[rate]}"),
+                TimeElapsedColumn(), TextColumn("left {task.fields[left]}"),
+            )  # fmt: skip
+            self.bar = Progress(*columns, console=self.console)
+            self.task = self.bar.add_task(name, total=steps, completed=done, loss="…", lr="…", rate="", left="…")
+
+    def __enter__(self) -> TrainingDisplay:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def update(self, record: dict[str, Any], unit: str) -> None:
+        """Show the figures of one step."""
+        if not self.show:
+            return
+        self.done = record["step"]
+        per_step = (time.perf_counter() - self.clock) / max(1, self.done - self.first)
+        figures = {
+            "loss": f"{record['loss']:.4f}",
+            "lr": f"{record['lr']:.2e}",
+            "rate": f"{short(record[unit + '_per_s'])} {unit}/s",
+            "left": clock(per_step * (self.steps - self.done)),
+        }
+        if self.bar:
+            self.bar.update(self.task, completed=self.done, **figures)
+        elif self.done % self.log_every == 0 or self.done == self.steps:
+            self.say(
+                f"step {self.done}/{self.steps}  loss {figures['loss']}  lr {figures['lr']}  "
+                f"grad {record['grad_norm']:.3g}  {figures['rate']}  left {figures['left']}"
+            )
+
+    def table(self, title: str, rows: dict[str, str]) -> None:
+        table = Table(title=title, show_header=False, title_justify="left")
+        for name, value in rows.items():
+            table.add_row(name, value)
+        self.console.print(table)
+
+
+def short(number: float) -> str:
+    """1234567 -> 1.23M."""
+    for scale, letter in [(1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]:
+        if abs(number) >= scale:
+            return f"{number / scale:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def clock(seconds: float) -> str:
+    """3725 -> 1:02:05."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

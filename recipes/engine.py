@@ -1,0 +1,305 @@
+"""DeepSpeed behind one small door: start the ranks, wrap a model, step, save, resume, export.
+
+The loop in train.py and the tests use `start` and `Engine` and never DeepSpeed itself. Its traps on a CPU are met here:
+a shared-memory operator and an Adam that would be compiled on first use, no gradient norm at stage 0 in fp32, a
+`latest` file written in place, and checkpoints that load only at the number of ranks that wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recipes.config import ConfigError, Optim, Plan
+from recipes.runs import write_json
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all: rank 0 ≤ rank < world, and the device it computes on."""
+
+    rank: int
+    world: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def lead(self) -> bool:
+        return self.rank == 0
+
+
+def start(*, verbose: bool = False) -> Ranks:
+    """Join the process group that `deepspeed` or `torchrun` describes, or be the only rank under plain `python`."""
+    cuda = torch.cuda.is_available()
+    if not cuda:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    if "RANK" not in os.environ:  # plain python: what a launcher would have set
+        alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+        os.environ.update({key: str(value) for key, value in alone.items()})
+    rank, world, local_rank = (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    if not cuda and "OMP_NUM_THREADS" not in os.environ:
+        # Ranks that each take every core fight over them: share the cores out.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", world))))
+    if not verbose:
+        _quiet()
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__
+
+    __compatible_ops__["deepspeed_shm_comm"] = False  # or the first CPU run compiles it, for a minute and more
+    if not verbose:
+        deepspeed.utils.logger.setLevel("ERROR")
+    if not torch.distributed.is_initialized():
+        deepspeed.init_distributed("nccl" if cuda else "gloo", verbose=verbose)
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    return Ranks(rank, world, local_rank, device)
+
+
+def stop() -> None:
+    """Leave the process group."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _quiet() -> None:
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed|torch\.distributed")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+# ------------------------------------------------------------------------------------- optimiser and schedule
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two optimiser groups: matrices with `weight_decay`, and without it everything the model exempts.
+
+    Exempt are the names of `model.no_weight_decay()` (norms, position embeddings, every prior parameter, SSMax's s)
+    and whatever has fewer than two dimensions.
+    """
+    exempt = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    unknown = exempt - {name for name, _ in model.named_parameters()}
+    if unknown:
+        raise ConfigError(f"no_weight_decay() names no parameters of the model: {', '.join(sorted(unknown))}")
+    decayed = [p for name, p in named if p.ndim >= 2 and name not in exempt]
+    spared = [p for name, p in named if p.ndim < 2 or name in exempt]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
+
+
+def create_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
+    """AdamW or RAdam, both with decoupled weight decay on `decay_groups`."""
+    groups = decay_groups(model, optim.weight_decay)
+    if optim.name == "adamw":
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+    return torch.optim.RAdam(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, decoupled_weight_decay=True)
+
+
+def lr_factor(step: int, optim: Optim, steps: int) -> float:
+    """Learning rate of step `step` (from 0) as a fraction of `optim.lr`.
+
+    (step + 1) / warmup during warm-up, then floor + (1 − floor)·(1 + cos π·t)/2, t from 0 at its end to 1 at the last
+    step. A pure function of the step, so that a resumed run and a run of another length need no stored schedule.
+    """
+    if step < optim.warmup:
+        return (step + 1) / optim.warmup
+    if optim.schedule == "constant":
+        return 1.0
+    t = min(1.0, (step - optim.warmup) / max(1, steps - 1 - optim.warmup))
+    return optim.floor + (1 - optim.floor) * 0.5 * (1 + math.cos(math.pi * t))
+
+
+# ------------------------------------------------------------------------------------------------- the engine
+
+
+class Engine:
+    """A model under DeepSpeed. Call it like the model; `backward` and `step` once per micro-batch, in this order."""
+
+    def __init__(self, model: nn.Module, plan: Plan, ranks: Ranks, *, universal: bool = False):
+        import deepspeed
+
+        self.plan, self.ranks = plan, ranks
+        optim, steps = plan.recipe.optim, plan.recipe.train.steps
+        config = dict(plan.deepspeed)
+        if universal:
+            config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
+        model = model.to(ranks.device)
+        optimizer = create_optimizer(model, optim)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, optim, steps))
+        self._deepspeed, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, lr_scheduler=schedule, config=config, dist_init_required=False
+        )
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself, for its methods. Under ZeRO-3 its parameters are gathered only inside a forward."""
+        return self._deepspeed.module
+
+    @property
+    def lr(self) -> float:
+        return self._deepspeed.optimizer.param_groups[0]["lr"]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._deepspeed(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:  # a loss function may read model.config
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._deepspeed.module, name)
+
+    def train(self, mode: bool = True) -> None:
+        self._deepspeed.train(mode)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add this micro-batch's gradients; averaged over micro-batches and ranks when the last one is in."""
+        self._deepspeed.backward(loss)
+
+    def step(self) -> float | None:
+        """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping."""
+        last = self._deepspeed.is_gradient_accumulation_boundary()
+        norm = self._own_norm() if last else None
+        self._deepspeed.step()
+        if not last:
+            return None
+        if norm is None:
+            norm = self._deepspeed.get_global_grad_norm()
+        return float("nan") if norm is None else float(norm)
+
+    def _own_norm(self) -> torch.Tensor | None:
+        # At stage 0 in fp32 DeepSpeed keeps none, and every rank holds the whole averaged gradient at this point.
+        if self.plan.recipe.train.zero_stage > 0 or self.plan.recipe.train.precision != "fp32":
+            return None
+        return torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+
+    def sum(self, *values: float | torch.Tensor) -> list[float]:
+        """Each value summed over the ranks, in float64."""
+        total = torch.stack([torch.as_tensor(v, device=self.ranks.device).detach().double() for v in values])
+        if self.ranks.world > 1:
+            torch.distributed.all_reduce(total)
+        return total.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Each rank's value, in rank order; one value where all are equal."""
+        values = [value] * self.ranks.world
+        if self.ranks.world > 1:
+            torch.distributed.all_gather_object(values, value)
+        return values[:1] if all(v == values[0] for v in values) else values
+
+    def barrier(self) -> None:
+        if self.ranks.world > 1:
+            torch.distributed.barrier()
+
+    def save(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write a checkpoint as `folder`, with the loop's `state` (step, data position) and a safetensors `model/`.
+
+        All of it goes to `folder.partial` first and gets its name when complete; then `latest` beside it is replaced.
+        The folder must be seen by every rank (several machines: a shared file system).
+        """
+        partial = folder.with_name(folder.name + ".partial")
+        if self.ranks.lead:
+            shutil.rmtree(partial, ignore_errors=True)
+        self.barrier()
+        self._deepspeed.save_checkpoint(
+            str(folder.parent), tag=partial.name, client_state={"priorzoo": state}, save_latest=False
+        )
+        self.export(partial / "model")
+        self.barrier()
+        if self.ranks.lead:
+            train = self.plan.recipe.train
+            facts = {"step": state["step"], "world": self.ranks.world, "zero_stage": train.zero_stage}
+            write_json(partial / "complete.json", {**facts, "precision": train.precision})
+            if folder.exists():  # the same step again, after a resume from an older one
+                shutil.rmtree(folder)
+            os.replace(partial, folder)
+            pointer = folder.parent / "latest.partial"
+            pointer.write_text(folder.name)
+            os.replace(pointer, folder.parent / "latest")
+        self.barrier()
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Model, optimiser and schedule from a checkpoint made by `save`; returns the loop's state."""
+        path, state = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
+        if path is None or "priorzoo" not in state:
+            raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
+        return state["priorzoo"]
+
+    def export_final(self, folder: Path) -> None:
+        """`export` to a folder that appears whole; an older one of the same name is replaced."""
+        partial = folder.with_name(folder.name + ".partial")
+        self.export(partial)
+        if self.ranks.lead:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(partial, folder)
+        self.barrier()
+
+    def export(self, folder: Path) -> None:
+        """`model.save_pretrained(folder)` by rank 0, with ZeRO-3's parameters gathered."""
+        if self.plan.recipe.train.zero_stage == 3:
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
+                if self.ranks.lead:
+                    self.model.save_pretrained(folder)
+        elif self.ranks.lead:
+            self.model.save_pretrained(folder)
+
+
+def universal_command(folder: Path) -> list[str]:
+    """The command that turns a checkpoint into DeepSpeed's universal form, readable at any number of ranks."""
+    return [
+        sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
+        "--input_folder", str(folder), "--output_folder", str(folder.with_name(folder.name + ".universal")),
+    ]  # fmt: skip
+
+
+def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
+    """(folder to load, is it universal) for this plan, converting where ranks or ZeRO stage changed.
+
+    Stage 0 checkpoints hold everything in one file and load anywhere. Those of stages 1–3 are cut by rank, so at
+    another number of ranks rank 0 converts them, once, into `<name>.universal`. ConfigError names the command where
+    the conversion fails.
+    """
+    facts = json.loads((folder / "complete.json").read_text())
+    stage = plan.recipe.train.zero_stage
+    if (facts["zero_stage"] == 0) != (stage == 0):
+        raise ConfigError(
+            f"{folder} was written with train.zero_stage={facts['zero_stage']} and cannot continue at {stage}: "
+            f"stage 0 and stages 1–3 keep the optimiser in different forms. Resume with the same stage, or start a new "
+            f"run from its weights with --set model.init_from={folder / 'model'}"
+        )
+    if stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, stage):
+        return folder, False
+    universal = folder.with_name(folder.name + ".universal")
+    command = universal_command(folder)
+    if ranks.lead and not universal.exists():
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            shutil.rmtree(universal, ignore_errors=True)
+            print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
+    if ranks.world > 1:
+        torch.distributed.barrier()
+    if not universal.exists():
+        raise ConfigError(
+            f"{folder} was written by {facts['world']} ranks at ZeRO stage {facts['zero_stage']}; this run has "
+            f"{ranks.world} at stage {stage}. Converting it failed; try by hand: {' '.join(command)}"
+        )
+    return universal, True

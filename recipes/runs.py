@@ -1,0 +1,245 @@
+"""Run folders. Only `recipes/` knows this layout; everyone else calls `load_run`.
+
+    <run>/recipe.json deepspeed.json environment.json    what ran, and where
+          metrics.jsonl                                  one JSON object a line: training and held-out records
+          checkpoints/step_00000200/ …, latest           complete ones only; each has a safetensors model/
+          model/                                         the final weights (save_pretrained)
+          plots/loss.png  tensorboard/
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from recipes.config import ConfigError, Plan
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    os.replace(partial, path)
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.checkpoint_root = self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoint_root / f"step_{step:08d}"
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first. A torn one has no readable complete.json, whatever `latest` says."""
+        found = []
+        for path in sorted(self.checkpoint_root.glob("step_*")):
+            if path.suffix not in (".partial", ".universal") and _complete(path):
+                found.append(path)
+        return found
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest `keep` complete checkpoints."""
+        for path in self.checkpoints()[:-keep]:
+            (path / "complete.json").unlink()  # first, so that a half-removed one is never taken for whole
+            shutil.rmtree(path)
+            shutil.rmtree(path.with_name(path.name + ".universal"), ignore_errors=True)
+
+    def log(self, record: dict[str, Any]) -> None:
+        with open(self.metrics_path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All records; a last line torn by a crash is left out."""
+        records = []
+        if self.metrics_path.exists():
+            for line in self.metrics_path.read_text(encoding="utf-8").splitlines():
+                try:
+                    records.append(json.loads(line))
+                except json.JSONDecodeError:
+                    break
+        return records
+
+    def rewind_metrics(self, step: int) -> None:
+        """Drop the records after `step`: a resumed run writes them again."""
+        kept = [json.dumps(record) for record in self.metrics() if record["step"] <= step]
+        partial = self.metrics_path.with_name("metrics.partial")
+        partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        os.replace(partial, self.metrics_path)
+
+    def plot(self) -> Path | None:
+        """plots/loss.png from metrics.jsonl: training loss, its running mean and the held-out loss."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        train = [(r["step"], r["loss"]) for r in self.metrics() if "loss" in r]
+        held_out = [(r["step"], r["held_out_loss"]) for r in self.metrics() if "held_out_loss" in r]
+        if not train:
+            return None
+        figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+        steps, losses = zip(*train, strict=True)
+        mean, means = losses[0], []
+        for loss in losses:
+            mean = 0.9 * mean + 0.1 * loss
+            means.append(mean)
+        axes.plot(steps, losses, color="tab:blue", alpha=0.3, label="training")
+        axes.plot(steps, means, color="tab:blue", label="training, running mean")
+        if held_out:
+            axes.plot(*zip(*held_out, strict=True), "o-", color="tab:orange", label="held out")
+        axes.set(xlabel="step", ylabel="loss (nats)", title=self.path.name)
+        axes.grid(alpha=0.3)
+        axes.legend()
+        path = self.path / "plots" / "loss.png"
+        path.parent.mkdir(exist_ok=True)
+        figure.savefig(path.with_suffix(".partial.png"), dpi=120)
+        os.replace(path.with_suffix(".partial.png"), path)
+        pyplot.close(figure)
+        return path
+
+
+def new_run_dir(recipe_name: str, root: str | Path = "runs") -> Path:
+    return Path(root) / recipe_name / time.strftime("%Y%m%d-%H%M%S")
+
+
+def newest_run_dir(recipe_name: str, root: str | Path = "runs") -> Path | None:
+    """The most recent run of this recipe that has a complete checkpoint."""
+    folders = sorted((Path(root) / recipe_name).glob("*"), reverse=True)
+    return next((f for f in folders if RunFolder(f).checkpoints()), None)
+
+
+def prepare_run(plan: Plan, ranks: Any, *, run_dir: str | None, resume: str | None) -> tuple[RunFolder, Path | None]:
+    """(run folder, checkpoint to go on from or None), the same on every rank.
+
+    resume=None starts anew and refuses a folder that already holds a run. "auto" takes the newest complete checkpoint
+    of `run_dir` (or of this recipe's newest run), and starts anew where there is none. Otherwise it names a run folder
+    or a checkpoint. ConfigError where the run was made with another model or other data.
+    """
+    import torch
+
+    answer: list[Any] = [None]
+    if ranks.lead:
+        try:
+            answer = [_find_run(plan, run_dir, resume)]
+        except ConfigError as error:
+            answer = [error]
+    if ranks.world > 1:
+        torch.distributed.broadcast_object_list(answer)
+    if isinstance(answer[0], ConfigError):
+        raise answer[0]
+    folder, checkpoint = answer[0]
+    return RunFolder(folder), checkpoint
+
+
+def _find_run(plan: Plan, run_dir: str | None, resume: str | None) -> tuple[Path, Path | None]:
+    name = plan.recipe.name
+    if resume and resume != "auto":
+        path = Path(resume)
+        folder = path if (path / "recipe.json").exists() else path.parent.parent
+        wanted = RunFolder(folder).checkpoints() if folder == path else [p for p in [path] if _complete(p)]
+        if not wanted:
+            raise ConfigError(f"--resume {resume}: expected 'auto', a run folder or one of its complete checkpoints")
+        _check_same(plan, folder)
+        return folder, wanted[-1]
+    if resume is None:
+        folder = Path(run_dir) if run_dir else new_run_dir(name)
+        if (folder / "recipe.json").exists():
+            raise ConfigError(
+                f"{folder} already holds a run; --resume auto goes on with it, another --run-dir starts anew"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder, None
+    folder = Path(run_dir) if run_dir else newest_run_dir(name) or new_run_dir(name)
+    checkpoints = RunFolder(folder).checkpoints()
+    if checkpoints:
+        _check_same(plan, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, checkpoints[-1] if checkpoints else None
+
+
+def _check_same(plan: Plan, folder: Path) -> None:
+    """A run goes on with the model and data it began with; steps, ranks, logging and rates may change."""
+    old, new = json.loads((folder / "recipe.json").read_text()), json.loads(json.dumps(plan.to_dict()))
+    fixed = ["name", "modality"]
+    fixed += [f"{section}.{key}" for section in ("model", "data") for key in new[section] if key != "num_workers"]
+    fixed += ["train.batch", "train.seed", "optim.name"]
+    for key in fixed:
+        section, _, name = key.partition(".")
+        before, now = (tree[section].get(name) if name else tree[section] for tree in (old, new))
+        if before != now:
+            raise ConfigError(f"cannot resume {folder}: its {key} is {before!r}, this recipe has {now!r}")
+
+
+def _complete(path: Path) -> bool:
+    try:
+        json.loads((path / "complete.json").read_text())["step"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return True
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and hardware: what someone needs to run this again."""
+    import torch
+
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "deepspeed", "numpy", "safetensors", "priorzoo"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "versions": versions,
+        "commit": git_commit(),
+        "command": sys.argv,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpus": gpus,
+        "cuda": torch.version.cuda,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def git_commit() -> str:
+    """The commit of the source tree, with `-dirty` where files differ; "unknown" outside a checkout."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return found.stdout.strip() or "unknown"
+
+
+def model_folder(run_dir: str | Path) -> Path:
+    """The newest weights of a run: those of its newest complete checkpoint, or the final model/ where none is left."""
+    run = RunFolder(run_dir)
+    folders = [path / "model" for path in run.checkpoints()[-1:]] + [run.path / "model"]
+    for folder in folders:
+        if (folder / "config.json").exists():
+            return folder
+    raise ConfigError(f"{run_dir}: neither a complete checkpoint nor model/; is this a run folder?")
+
+
+def load_run(run_dir: str | Path) -> tuple[Any, dict[str, Any]]:
+    """(model with its newest weights, resolved recipe as a dict) of a run folder."""
+    path = Path(run_dir) / "recipe.json"
+    if not path.exists():
+        raise ConfigError(f"{run_dir}: no recipe.json; expected a run folder written by recipes/train.py")
+    config = json.loads(path.read_text())
+    load_model = importlib.import_module(f"recipes.{config['modality']}").load_model
+    return load_model(model_folder(run_dir)), config

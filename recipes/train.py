@@ -1,0 +1,232 @@
+"""Train a model of the zoo by recipe. One flat file for every modality.
+
+    deepspeed --num_gpus N recipes/train.py text.ggd_ssmax_tiny [--set train.steps=200 ...]
+    torchrun --nproc-per-node N recipes/train.py text.ggd_ssmax_tiny
+    python recipes/train.py text.ggd_ssmax_tiny
+
+The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints and the final weights. Exit codes:
+0 done, 1 training failed (loss or gradient not finite), 2 the recipe cannot be run as written, 128 + n stopped by
+signal n after saving a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import signal
+import sys
+import time
+from pathlib import Path
+
+if __name__ == "__main__":  # `recipes` from the checkout; and this folder's text.py, config.py, … are no top-level names
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from recipes import find_recipe, list_recipes
+from recipes.config import ConfigError, apply_overrides, load_deepspeed_json, resolve
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("recipe", nargs="?", help="such as text.ggd_ssmax_tiny; see --list")
+    parser.add_argument("--list", action="store_true", help="name every recipe and stop")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a recipe value")
+    parser.add_argument("--deepspeed_config", metavar="JSON", help="your own DeepSpeed file, merged into the recipe's")
+    parser.add_argument("--run-dir", metavar="DIR", help="default: runs/<recipe>/<time>")
+    parser.add_argument("--resume", metavar="auto|DIR", help="auto: go on from the newest complete checkpoint, if any")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run; touch neither data nor disk")
+    parser.add_argument("--world", type=int, metavar="N", help="with --dry-run: plan for N ranks")
+    parser.add_argument("--verbose", action="store_true", help="let DeepSpeed log")
+    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)  # the launchers pass it
+    return parser.parse_args(argv)
+
+
+class TrainingFailure(RuntimeError):
+    """The loss or the gradient is not a finite number."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
+    if args.list:
+        print("\n".join(list_recipes()))
+        return 0
+    try:
+        if not args.recipe:
+            raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
+        recipe, given = apply_overrides(find_recipe(args.recipe), args.set)
+        own = load_deepspeed_json(args.deepspeed_config) if args.deepspeed_config else {}
+        if args.dry_run:
+            from recipes.estimate import print_plan
+
+            return print_plan(recipe, own, given, world=args.world)
+        return train(args, recipe, own, given)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except TrainingFailure as error:
+        print(f"training failed: {error}", file=sys.stderr)
+        return 1
+
+
+def train(args, recipe, own, given) -> int:
+    import torch
+
+    from recipes import engine as door
+    from recipes.console import TrainingDisplay, clock, short
+    from recipes.runs import environment, prepare_run, write_json
+
+    # ---- ranks, plan, run folder --------------------------------------------------------------------------------
+    ranks = door.start(verbose=args.verbose)
+    plan = resolve(recipe, world=ranks.world, device=ranks.device.type, own=own, given=given)
+    recipe, settings = plan.recipe, plan.recipe.train
+    run, checkpoint = prepare_run(plan, ranks, run_dir=args.run_dir, resume=args.resume)
+    task = importlib.import_module(f"recipes.{recipe.modality}")
+    if ranks.lead:
+        write_json(run.path / "recipe.json", plan.to_dict())
+        write_json(run.path / "deepspeed.json", plan.deepspeed)
+        write_json(run.path / "environment.json", environment())
+
+    # ---- model, engine, data ------------------------------------------------------------------------------------
+    torch.manual_seed(settings.seed)
+    source, universal = door.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
+    model = task.build_model(recipe)
+    engine = door.Engine(model, plan, ranks, universal=universal)
+    loader = task.train_loader(recipe, rank=ranks.rank, world=ranks.world)
+    held_out = task.held_out_batches(recipe, rank=ranks.rank, world=ranks.world) if recipe.evaluate.every else None
+    step, seen = 0, 0  # finished steps; targets the loss was taken over
+    if source:
+        state = engine.load(source)
+        step, seen = state["step"], state["seen"]
+        loader.load_state_dict(state["data"][ranks.rank % len(state["data"])])
+    if ranks.lead:
+        run.rewind_metrics(step)
+    board = None
+    if ranks.lead and settings.tensorboard:
+        from torch.utils.tensorboard import SummaryWriter
+
+        board = SummaryWriter(run.path / "tensorboard", purge_step=step)
+
+    # ---- stopping: a signal asks, the ranks agree, the loop saves ---------------------------------------------------
+    asked = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda n, _: asked.append(n))
+
+    def record(values: dict) -> None:
+        if ranks.lead:
+            run.log(values)
+            for name, value in values.items() if board else ():
+                if name != "step":
+                    board.add_scalar(name, value, values["step"])
+
+    def evaluate() -> float:
+        engine.train(False)
+        total, weight = 0.0, 0.0
+        with torch.no_grad():
+            for batch in held_out:
+                count = task.weight(batch)
+                batch = {name: tensor.to(ranks.device) for name, tensor in batch.items()}
+                loss = task.loss(engine, batch)[0].double()  # every rank runs every batch: ZeRO-3 gathers together
+                total, weight = total + (loss * count if count else 0.0), weight + count
+        engine.train()
+        total, weight = engine.sum(total, weight)
+        return total / weight
+
+    def save() -> None:
+        engine.save(run.checkpoint(step), {"step": step, "seen": seen, "data": engine.gather(loader.state_dict())})
+        if ranks.lead:
+            run.prune(settings.keep)
+
+    # ---- the loop -----------------------------------------------------------------------------------------------
+    unit, begun, saved_at = task.UNIT, time.perf_counter(), step if source else None
+    show = TrainingDisplay(recipe.name, settings.steps, step, show=ranks.lead, log_every=settings.log_every)
+    with show:
+        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters())
+        show.say(
+            f"{recipe.name}: {recipe.model.name}, {short(parameters)} parameters, {settings.precision}, "
+            f"ZeRO {settings.zero_stage}, batch {settings.micro_batch} × {settings.accumulation} × {ranks.world} on "
+            f"{ranks.device.type}; run folder {run.path}"
+        )
+        if source:
+            show.say(f"resuming after step {step} from {source}")
+        batches = iter(loader)
+        engine.train()
+        loss_value = held_out_loss = float("nan")
+        while step < settings.steps:
+            tick = time.perf_counter()
+            torch.manual_seed((settings.seed, step, ranks.rank).__hash__() & 0x7FFFFFFF)  # dropout resumes exactly
+            micro = [next(batches) for _ in range(settings.accumulation)]
+            # Micro-batches differ in how many targets they hold. Weighting each by its share of all makes the loss,
+            # and so the gradient, the mean over the whole batch's targets, however the batch is cut.
+            weights = [task.weight(batch) for batch in micro]
+            micro = [{name: tensor.to(ranks.device) for name, tensor in batch.items()} for batch in micro]
+            total, stop = engine.sum(sum(weights), float(asked[0] if asked else 0))
+            summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
+            for batch, weight in zip(micro, weights, strict=True):
+                loss, _ = task.loss(engine, batch)
+                engine.backward(loss * (weight / total * ranks.world * settings.accumulation))
+                summed += loss.detach().double() * weight
+                if batch is micro[-1]:
+                    loss_value = engine.sum(summed)[0] / total
+                    check_finite("loss", loss_value, step + 1, run)
+                lr = engine.lr
+                norm = engine.step()
+            check_finite("gradient norm", norm, step + 1, run)
+            step, seen = step + 1, seen + round(total)
+
+            seconds = time.perf_counter() - tick
+            values = {"step": step, "loss": loss_value, "lr": lr, "grad_norm": norm, unit: seen}
+            values |= {f"{unit}_per_s": total / seconds, "seconds": round(time.perf_counter() - begun, 3)}
+            record(values)
+            show.update(values, unit)
+            if held_out and (step % recipe.evaluate.every == 0 or step == settings.steps):
+                held_out_loss = evaluate()
+                record({"step": step, "held_out_loss": held_out_loss})
+                show.say(f"step {step}: held-out loss {held_out_loss:.4f}")
+            if step == settings.steps or stop or (settings.save_every and step % settings.save_every == 0):
+                save()
+                saved_at = step
+            if stop and step < settings.steps:
+                number = max(int(stop // ranks.world), 1)
+                show.say(
+                    f"stopped by signal {number} after step {step}, saved as {run.checkpoint(step)}. Go on with: "
+                    f"recipes/train.py {recipe.name} --run-dir {run.path} --resume auto"
+                )
+                door.stop()
+                return 128 + number
+
+    # ---- what is left behind ------------------------------------------------------------------------------------
+    if saved_at is None or saved_at < step:
+        save()
+    engine.export_final(run.path / "model")
+    if ranks.lead:
+        plot = run.plot()
+        rows = {
+            "steps": f"{step:,}",
+            unit: f"{seen:,}",
+            "training loss": f"{loss_value:.4f}" if math.isfinite(loss_value) else "(nothing left to train)",
+            "held-out loss": f"{held_out_loss:.4f}" if math.isfinite(held_out_loss) else "not measured",
+            "time": clock(time.perf_counter() - begun),
+            "weights": str(run.path / "model"),
+            "loss curve": str(plot),
+        }
+        show.table(f"{recipe.name} finished", rows)
+    if board:
+        board.close()
+    door.stop()
+    return 0
+
+
+def check_finite(what: str, value: float | None, step: int, run) -> None:
+    """Stop at the first loss or gradient that is not a number, before it reaches a checkpoint."""
+    if value is not None and not math.isfinite(value):
+        good = run.checkpoints()
+        raise TrainingFailure(
+            f"{what} is {value} at step {step}; last good checkpoint: "
+            f"{good[-1] if good else 'none yet'}. A lower optim.lr, a longer optim.warmup or train.precision=fp32 may help"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""priorzoo's core: positions as priors on attention's logits, one attention call, and models by name."""
+
+from zoo.attention import KVCache, prior_attention
+from zoo.positions import Positions
+from zoo.priors import Prior, PriorTerms, RelativeTable, compose, create_prior, list_priors
+from zoo.registry import create_model, list_models, register_model
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "KVCache",
+    "Positions",
+    "Prior",
+    "PriorTerms",
+    "RelativeTable",
+    "compose",
+    "create_model",
+    "create_prior",
+    "list_models",
+    "list_priors",
+    "prior_attention",
+    "register_model",
+]

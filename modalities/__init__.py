@@ -1,0 +1,1 @@
+"""Adapters of the core to text, images and DNA; each has model.py, data.py and evals.py."""

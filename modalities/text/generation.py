@@ -1,0 +1,136 @@
+"""Sampling from a causal LM with a KV cache: greedy, temperature, top-k, top-p, stop strings, streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from modalities.text.model import CausalLM
+
+__all__ = ["generate", "stream"]
+
+
+def generate(
+    model: CausalLM,
+    prompts: Tensor | Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: Sequence[str] = (),
+    tokenizer: Any = None,
+    eos_id: int | None = None,
+    seed: int | None = None,
+) -> list[list[int]]:
+    """New tokens of each prompt, without the prompt, its end token, or the stop string.
+
+    Args:
+        prompts: token ids, of any lengths; shorter ones are padded on the left inside.
+        max_new_tokens: at most so many per prompt.
+        temperature: 0 takes the likeliest token; else logits are divided by it.
+        top_k: sample among the k likeliest.
+        top_p: sample among the likeliest tokens that together reach this probability.
+        stop: strings that end a row when they appear; needs `tokenizer`, whose decode(ids) finds them.
+        eos_id: a token that ends a row.
+        seed: of the sampling.
+
+    Raises:
+        ValueError: for empty prompts or settings out of range.
+    """
+    rows: list[list[int]] = [[] for _ in prompts]
+    if stop and tokenizer is None:
+        raise ValueError("stop strings are found in decoded text: pass tokenizer as well")
+    done = [False] * len(rows)
+    for tokens in stream(
+        model, prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+    ):
+        for n, token in enumerate(tokens.tolist()):
+            if done[n]:
+                continue
+            if token == eos_id:
+                done[n] = True
+                continue
+            rows[n].append(token)
+            if stop:
+                done[n] = _cut_at_stop(rows[n], stop, tokenizer)
+        if all(done):
+            break
+    return rows
+
+
+@torch.no_grad()
+def stream(
+    model: CausalLM,
+    prompts: Tensor | Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+) -> Iterator[Tensor]:
+    """Yields (B,) int64, the next token of every row, as soon as it is known. Arguments as in `generate`."""
+    if max_new_tokens < 1 or temperature < 0 or (top_k is not None and top_k < 1):
+        raise ValueError(
+            f"need max_new_tokens >= 1, temperature >= 0, top_k >= 1; got {max_new_tokens}, {temperature}, {top_k}"
+        )
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p is a probability in (0, 1], got {top_p}")
+    device = model.embedding.weight.device
+    tokens, segments = _left_pad(prompts, device)
+    generator = torch.Generator(device).manual_seed(seed) if seed is not None else None
+    cache = model.new_cache(capacity=tokens.shape[1] + max_new_tokens)
+    real = None if segments is None else torch.zeros_like(segments[:, :1])
+    for _ in range(max_new_tokens):
+        features = model.forward_features(tokens, segments=segments, cache=cache)[:, -1]
+        tokens = _pick(model.forward_head(features), temperature, top_k, top_p, generator)[:, None]
+        segments = real
+        yield tokens[:, 0]
+
+
+def _left_pad(prompts: Tensor | Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Tokens (B, T) and document ids: −1 on the padding, 0 on the prompt; None when all are equally long."""
+    rows = [torch.as_tensor(row, dtype=torch.int64).to(device) for row in prompts]
+    if not rows or any(row.numel() == 0 for row in rows):
+        raise ValueError("every prompt needs at least one token, such as the tokenizer's bos_id")
+    longest = max(len(row) for row in rows)
+    if all(len(row) == longest for row in rows):
+        return torch.stack(rows), None
+    tokens = torch.zeros(len(rows), longest, dtype=torch.int64, device=device)
+    segments = torch.full_like(tokens, -1)
+    for n, row in enumerate(rows):
+        tokens[n, longest - len(row) :] = row
+        segments[n, longest - len(row) :] = 0
+    return tokens, segments
+
+
+def _pick(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+) -> Tensor:
+    """(B,) token ids from (B, V) logits."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = logits / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
+    if top_p is not None:
+        ordered, index = logits.sort(descending=True)
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        logits = logits.scatter(-1, index, ordered.masked_fill(before >= top_p, -torch.inf))
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+
+
+def _cut_at_stop(row: list[int], stop: Sequence[str], tokenizer: Any) -> bool:
+    """Whether the decoded row holds a stop string; if so the row is cut to the tokens before it."""
+    text = tokenizer.decode(row)
+    ends = [text.find(s) for s in stop if s in text]
+    if not ends:
+        return False
+    while row and len(tokenizer.decode(row)) > min(ends):
+        row.pop()
+    return True

@@ -1,0 +1,242 @@
+"""One causal decoder for every position method: pre-RMSNorm, SwiGLU, no biases."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from modalities.text.generation import generate
+from zoo.attention import KVCache
+from zoo.layers import Attention, Block, SSMax, SwiGLU, init_linear
+from zoo.methods import Position, create_position, list_positions
+from zoo.positions import Positions
+from zoo.priors import Prior
+from zoo.registry import register_model
+
+__all__ = ["SIZES", "CausalLM", "TextConfig", "causal_lm_loss", "register_text_models"]
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """Everything that makes a decoder; JSON.
+
+    Attributes:
+        vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of the SwiGLU.
+        position: a name of `zoo.methods.list_positions()`, with `position_options` for it.
+        ssmax: scale logits by s·ln n; scale_prior: the prior's logits too.
+        train_context: tokens per training row.
+        tied: one matrix for embedding and output.
+        tokenizer: spec the vocabulary belongs to (see `modalities.text.tokenizers`).
+        activation_checkpointing: recompute each block in the backward pass.
+    """
+
+    vocab_size: int = 264
+    dim: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int | None = None
+    hidden_dim: int = 344
+    position: str = "ggd"
+    position_options: dict[str, Any] = field(default_factory=dict)
+    ssmax: bool = False
+    scale_prior: bool = True
+    train_context: int = 128
+    tied: bool = True
+    tokenizer: str = "bytes"
+    activation_checkpointing: bool = False
+
+
+# The sizes of the papers keep their names; tiny and small read bytes.
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=128),
+    "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=512),
+    # GOAT, C4
+    "125m": dict(
+        dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=2048, vocab_size=50257, tokenizer="gpt2"
+    ),
+    # CABLE, FineWeb-Edu
+    "124m": dict(
+        dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=1024, vocab_size=50257, tokenizer="gpt2"
+    ),
+    # BAM, FineWeb, the Mistral v0.3 vocabulary
+    "120m": dict(dim=768, num_layers=12, num_heads=16, hidden_dim=1536, train_context=512),
+    "432m": dict(dim=1536, num_layers=14, num_heads=24, hidden_dim=3072, train_context=512),
+    "1100m": dict(dim=2048, num_layers=15, num_heads=32, hidden_dim=8192, train_context=512),
+}
+for _name in ("120m", "432m", "1100m"):
+    SIZES[_name] |= dict(vocab_size=32768, tokenizer="mistral-v0.3.json", tied=False)
+
+
+class CausalLM(nn.Module):
+    """A decoder-only language model.
+
+    Logits of a position depend on it and what precedes it in its document alone, and decoding with a cache computes the same.
+    """
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        first = _position(config)
+        self.position_embedding = first.embedding
+        self.layers = nn.ModuleList(
+            _block(config, first if n == 0 else _position(config)) for n in range(config.num_layers)
+        )
+        self.norm = nn.RMSNorm(config.dim, eps=1e-5)
+        self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
+        init_linear(self, depth=config.num_layers)
+        nn.init.normal_(self.embedding.weight, std=(2 / (5 * config.dim)) ** 0.5)
+
+    def new_cache(self, capacity: int = 0) -> KVCache:
+        """An empty KV cache with room for `capacity` tokens; it grows when needed."""
+        return KVCache(self.config.num_layers, capacity=capacity)
+
+    def forward_features(
+        self, tokens: Tensor, *, segments: Tensor | None = None, cache: KVCache | None = None, kernel: str = "auto"
+    ) -> Tensor:
+        """(B, T, C) after the last norm, from tokens (B, T) and document ids (B, T) if rows are packed or padded."""
+        if cache is None:
+            positions = Positions.line(tokens.shape[1]) if segments is None else Positions.documents(segments)
+        else:
+            cache.reserve(tokens.shape[1])
+            positions, segments = cache.positions(tokens.shape[1], segments)
+        x = self.embedding(tokens)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(positions, x)
+        for n, layer in enumerate(self.layers):
+            options = dict(segments=segments, cache=cache.layers[n] if cache else None, kernel=kernel)
+            if self.config.activation_checkpointing and self.training and torch.is_grad_enabled():
+                x = checkpoint(layer, x, positions, use_reentrant=False, **options)
+            else:
+                x = layer(x, positions, **options)
+        if cache is not None:
+            cache.advance(tokens.shape[1])
+        return self.norm(x)
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """(…, V) float32 logits from (…, C) features."""
+        weight = self.embedding.weight if self.head is None else self.head.weight
+        return F.linear(features, weight).float()
+
+    def forward(
+        self, tokens: Tensor, *, segments: Tensor | None = None, cache: KVCache | None = None, kernel: str = "auto"
+    ) -> Tensor:
+        """(B, T, V) float32 logits. With a cache, `tokens` and `segments` are the new ones only."""
+        return self.forward_head(self.forward_features(tokens, segments=segments, cache=cache, kernel=kernel))
+
+    generate = generate
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters that must not decay: norms, biases, SSMax's s, positions, every parameter of a prior."""
+        owners = [name for name, module in self.named_modules() if isinstance(module, Prior)]
+        owners += [name for name in ("position_embedding",) if self.position_embedding is not None]
+        return {
+            name
+            for name, parameter in self.named_parameters()
+            if parameter.ndim < 2 or any(name.startswith(owner + ".") for owner in owners)
+        }
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
+        """Write config.json and model.safetensors; with `dtype`, matrices are cast to it, vectors and priors stay as they are."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        keep = self.no_weight_decay()
+        state = {
+            name: (tensor if dtype is None or name in keep or tensor.ndim < 2 else tensor.to(dtype)).contiguous()
+            for name, tensor in self.state_dict().items()
+        }
+        save_file(state, folder / "model.safetensors.part", metadata={"format": "pt"})
+        (folder / "config.json.part").write_text(json.dumps(asdict(self.config), indent=2) + "\n")
+        for name in ("model.safetensors", "config.json"):
+            os.replace(folder / f"{name}.part", folder / name)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str], **overrides: Any) -> CausalLM:
+        """The model that `save_pretrained` wrote; `overrides` replace entries of its config.
+
+        Raises:
+            FileNotFoundError: when the folder lacks one of its two files.
+            ValueError: for a config with entries this version does not know.
+        """
+        folder = Path(folder)
+        missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
+        if missing:
+            raise FileNotFoundError(f"{folder} is not a saved model: it lacks {' and '.join(missing)}")
+        config = json.loads((folder / "config.json").read_text()) | overrides
+        unknown = sorted(set(config) - {f.name for f in fields(TextConfig)})
+        if unknown:
+            raise ValueError(f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}")
+        model = cls(TextConfig(**config))
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        return model
+
+
+def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean next-token cross-entropy, in nats, of a packed batch.
+
+    Args:
+        model: maps tokens (B, L) and segments to logits (B, L, V).
+        batch: tokens and segments, (B, L+1) each. A target counts where it is in the document of its input; padding is −1.
+
+    Returns:
+        the loss, and {"tokens": how many targets counted}.
+    """
+    tokens, segments = batch["tokens"], batch["segments"]
+    counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
+    # Rows of one document, the usual case, need no document mask.
+    packed = segments[:, :-1] if bool((segments != segments[:, :1]).any()) else None
+    logits = model(tokens[:, :-1], segments=packed)
+    targets = tokens[:, 1:].masked_fill(~counts, -100)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    return loss, {"tokens": counts.sum()}
+
+
+def _position(config: TextConfig) -> Position:
+    return create_position(
+        config.position,
+        dim=config.dim,
+        num_heads=config.num_heads,
+        train_context=config.train_context,
+        options=config.position_options,
+    )
+
+
+def _block(config: TextConfig, position: Position) -> Block:
+    ssmax = None
+    if config.ssmax:
+        ssmax = SSMax(config.num_heads, train_context=config.train_context, window=position.window)
+    attention = Attention(
+        config.dim,
+        config.num_heads,
+        prior=position.prior,
+        num_kv_heads=config.num_kv_heads,
+        rotary=position.rotary,
+        ssmax=ssmax,
+        scale_prior=config.scale_prior,
+        window=position.window,
+    )
+    return Block(config.dim, attention, SwiGLU(config.dim, config.hidden_dim))
+
+
+def register_text_models() -> None:
+    """Every position method × SSMax on and off × size, from the tables above."""
+    for size, shape in SIZES.items():
+        for position in list_positions():
+            for ssmax in (False, True):
+                name = f"text_{position}{'_ssmax' if ssmax else ''}_{size}"
+                config = asdict(TextConfig(**shape, position=position, ssmax=ssmax))
+                register_model(name, build, modality="text", config=config)
+
+
+def build(**config: Any) -> CausalLM:
+    """A decoder from the entries of a `TextConfig`."""
+    return CausalLM(TextConfig(**config))

@@ -1,0 +1,173 @@
+"""Positions that are not priors: they act on queries and keys (RoPE) or on the embedding (sinusoidal, learned)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.positions import Positions
+
+__all__ = ["Learned", "Learned2d", "Rotary", "Rotary2d", "Sinusoidal"]
+
+SCALINGS = ("none", "linear", "ntk", "yarn")
+
+
+def rotate(x: Tensor, angle: Tensor) -> Tensor:
+    """Turn column pairs (n, n + D/2) of x (B, H, T, D) by angle (1 or B, 1 or H, T, D/2), float64; result in x's dtype."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = angle.cos().to(wide), angle.sin().to(wide)
+    a, b = x.to(wide).chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
+
+
+class Rotary(nn.Module):
+    """RoPE (arXiv 2104.09864): column pair n of q and k turns by position·theta^(−2n/D), angles formed in float64.
+
+    Args:
+        head_dim: D, even.
+        theta: 10000 as published, 500000 for Llama 3.
+        train_context: tokens seen in training; YaRN's ramp needs it.
+        scaling: an evaluation-time option. "linear" divides positions by `factor` (arXiv 2306.15595); "ntk" raises theta to
+            theta·factor^(D/(D−2)); "yarn" (arXiv 2309.00071) divides the slow frequencies only, ramping between 1 and 32 turns
+            over the training context, and multiplies logits by (0.1·ln factor + 1)².
+        factor: wanted length / training length, at least 1.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        theta: float = 10000.0,
+        train_context: int | None = None,
+        scaling: str = "none",
+        factor: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if head_dim % 2:
+            raise ValueError(f"RoPE turns pairs of columns: the head width must be even, got {head_dim}")
+        if scaling not in SCALINGS:
+            raise ValueError(f"unknown RoPE scaling {scaling!r}; known: {', '.join(SCALINGS)}")
+        if factor < 1 or (scaling == "none" and factor != 1):
+            raise ValueError(f"RoPE scaling {scaling!r} does not take factor={factor}; it is 1 without, at least 1 with one")
+        if scaling == "yarn" and not train_context:
+            raise ValueError("YaRN needs train_context, the number of tokens seen in training")
+        self.head_dim, self.theta, self.train_context = head_dim, theta, train_context
+        self.scaling, self.factor = scaling, factor
+
+    def frequencies(self, device: torch.device | str | None = None) -> Tensor:
+        """(D/2,) float64, after scaling."""
+        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device) / self.head_dim
+        theta = self.theta
+        if self.scaling == "ntk":
+            theta *= self.factor ** (self.head_dim / max(self.head_dim - 2, 1))
+        omega = theta**-pairs
+        if self.scaling == "linear":
+            return omega / self.factor
+        if self.scaling == "yarn" and self.train_context:
+            turns = self.train_context * omega / (2 * math.pi)
+            keep = ((turns - 1) / (32 - 1)).clamp(0, 1)
+            return omega * keep + omega / self.factor * (1 - keep)
+        return omega
+
+    def forward(self, x: Tensor, positions: Positions) -> Tensor:
+        """x (B, H, T, D), turned to where `positions` says its T tokens are."""
+        angle = positions.index(x.device).double()[:, None, :, None] * self.frequencies(x.device)
+        turned = rotate(x, angle)
+        return turned * (0.1 * math.log(self.factor) + 1) if self.scaling == "yarn" else turned
+
+
+class Rotary2d(nn.Module):
+    """RoPE on a grid of patches; prefix tokens are not turned.
+
+    "axial": half of the pairs turns with y, half with x, θ = 100. "mixed" (arXiv 2403.13298): each pair of each head has a
+    learned direction, angle = y·omega_y + x·omega_x.
+
+    Args:
+        head_dim: D, a multiple of 4.
+        num_heads: H.
+        form: "axial" or "mixed".
+        theta: the slowest frequency is about 1/theta.
+    """
+
+    def __init__(self, head_dim: int, *, num_heads: int, form: str = "axial", theta: float = 100.0) -> None:
+        super().__init__()
+        if head_dim % 4:
+            raise ValueError(f"2-D RoPE splits the pairs between two axes: head width a multiple of 4, got {head_dim}")
+        if form not in ("axial", "mixed"):
+            raise ValueError(f"unknown form {form!r} of 2-D RoPE; known: axial, mixed")
+        self.form, self.theta, self.head_dim = form, theta, head_dim
+        if form == "mixed":
+            size = theta ** -(torch.arange(0, head_dim, 2) // 2 * 4 / head_dim).clamp(max=1)
+            turn = torch.rand(num_heads, 1) * 2 * math.pi
+            direction = torch.stack([turn.sin(), turn.cos()]) * size
+            self.omega = nn.Parameter(direction)  # (2, H, D/2)
+
+    def forward(self, x: Tensor, positions: Positions) -> Tensor:
+        """x (B, H, T, D)."""
+        at_y, at_x = (c.double()[:, None] for c in positions.yx(x.device))
+        if self.form == "mixed":
+            omega_y, omega_x = self.omega.double()[:, :, None, :]
+            angle = (at_y * omega_y + at_x * omega_x)[None]
+        else:
+            pairs = torch.arange(0, self.head_dim, 4, dtype=torch.float64, device=x.device) / self.head_dim
+            angle = torch.cat([at_y * self.theta**-pairs, at_x * self.theta**-pairs], dim=-1)[None, None]
+        return rotate(x, F.pad(angle, (0, 0, positions.num_prefix, 0)))
+
+
+class Sinusoidal(nn.Module):
+    """Fixed sines and cosines added to the embedding (Vaswani et al. 2017, §3.5): columns n and n + C/2 hold sin and cos of
+    position·10000^(−2n/C)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"sinusoidal positions need an even width, got {dim}")
+        self.dim = dim
+
+    def forward(self, positions: Positions, like: Tensor) -> Tensor:
+        """(1 or B, T, C) in the dtype of `like`."""
+        omega = 10000.0 ** -(torch.arange(0, self.dim, 2, dtype=torch.float64, device=like.device) / self.dim)
+        angle = positions.index(like.device).double()[..., None] * omega
+        return torch.cat([angle.sin(), angle.cos()], dim=-1).to(like.dtype)
+
+
+class Learned(nn.Module):
+    """One learned vector per position, added to the embedding; it ends at the training context.
+
+    Raises:
+        ValueError: when asked for a position it was never given.
+    """
+
+    def __init__(self, dim: int, *, train_context: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(train_context, dim) * 0.02)
+
+    def forward(self, positions: Positions, like: Tensor) -> Tensor:
+        """(1 or B, T, C) in the dtype of `like`."""
+        index = positions.index(self.weight.device)
+        if int(index.max()) >= len(self.weight):
+            raise ValueError(
+                f"learned positions end at {len(self.weight)} tokens, got position {int(index.max())}; "
+                "another position method extrapolates"
+            )
+        return self.weight[index].to(like.dtype)
+
+
+class Learned2d(nn.Module):
+    """One learned vector per patch of the training grid, resized bicubically to the present grid; none on prefix tokens."""
+
+    def __init__(self, dim: int, *, train_grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, dim, *train_grid) * 0.02)
+
+    def forward(self, positions: Positions, like: Tensor) -> Tensor:
+        """(1, T, C) in the dtype of `like`."""
+        if positions.shape is None:
+            raise ValueError("a learned grid needs the positions of a grid of patches")
+        weight = self.weight
+        if tuple(weight.shape[-2:]) != positions.shape:
+            weight = F.interpolate(weight.float(), size=positions.shape, mode="bicubic", align_corners=False)
+        return F.pad(weight.flatten(2).transpose(1, 2), (0, 0, positions.num_prefix, 0)).to(like.dtype)

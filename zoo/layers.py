@@ -1,0 +1,208 @@
+"""The layers every modality is built from: MLP, SSMax, attention with a prior, and the pre-norm block."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.attention.base import fold_lanes
+from zoo.attention.cache import LayerCache
+from zoo.attention.dispatch import prior_attention
+from zoo.positions import Positions
+from zoo.priors.base import Prior, PriorTerms
+
+__all__ = ["Attention", "Block", "SSMax", "SwiGLU", "init_linear"]
+
+
+class SwiGLU(nn.Module):
+    """down( silu(gate x) ⊙ up x ), no biases (Shazeer 2020)."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(dim, hidden_dim, bias=False)
+        self.up = nn.Linear(dim, hidden_dim, bias=False)
+        self.down = nn.Linear(hidden_dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class SSMax(nn.Module):
+    """Scalable softmax (arXiv 2501.19399): logits of query i times s_h·ln n_i, n_i the keys visible to it in its document.
+
+    s starts at 1 / mean(ln n) over the training context, so that training starts at plain attention on average.
+
+    Args:
+        num_heads: H.
+        train_context: tokens (or patches) seen in training.
+        causal: whether n counts i + 1 keys or all of them.
+        window: the sliding window, if any; it bounds n.
+    """
+
+    def __init__(self, num_heads: int, *, train_context: int, causal: bool = True, window: int | None = None) -> None:
+        super().__init__()
+        if train_context < 2:
+            raise ValueError(f"SSMax needs a training context of at least 2 tokens, got {train_context}")
+        self.window = window
+        seen = torch.arange(1, train_context + 1) if causal else torch.tensor([train_context])
+        seen = seen.clamp(max=window) if window else seen
+        self.s = nn.Parameter(torch.full((num_heads,), 1.0 / float(seen.double().log().mean())))
+
+    def forward(self, positions: Positions, *, causal: bool) -> Tensor:
+        """(1 or B, H, T) float32: s·ln n. Bidirectional attention sees all `positions`; packed documents there are refused."""
+        if causal:
+            seen = positions.index(self.s.device).double() + 1
+        elif positions.within is not None:
+            raise ValueError("SSMax counts visible keys; for bidirectional attention over packed documents it cannot")
+        else:
+            seen = torch.full((1, positions.length), float(positions.length), dtype=torch.float64, device=self.s.device)
+        if self.window is not None:
+            seen = seen.clamp(max=self.window if causal else 2 * self.window - 1)
+        wide = torch.promote_types(self.s.dtype, torch.float32)
+        return self.s.to(wide)[:, None] * seen.log().to(wide)[:, None]
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose position method is a prior, a rotation of q and k, or nothing.
+
+    Queries and keys project to d_c = D − R content columns, R the prior's lanes; values keep all D = dim/num_heads.
+
+    Args:
+        dim: C.
+        num_heads: H, dividing C.
+        prior: the log-prior.
+        num_kv_heads: G, dividing H; None for H.
+        rotary: turns q and k, called as rotary(x, positions).
+        ssmax: row scale of the logits.
+        scale_prior: whether SSMax scales the prior too (BAM) or the content alone.
+        window: keys a query sees, itself included; None for all.
+        causal: whether keys after the query are hidden.
+
+    Raises:
+        ValueError: where the numbers do not divide, or the lanes leave no content columns.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        prior: Prior,
+        num_kv_heads: int | None = None,
+        rotary: nn.Module | None = None,
+        ssmax: SSMax | None = None,
+        scale_prior: bool = True,
+        window: int | None = None,
+        causal: bool = True,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_kv_heads or num_heads
+        if dim % num_heads or num_heads % num_kv_heads:
+            raise ValueError(f"heads must divide: dim={dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}")
+        self.head_dim = dim // num_heads
+        self.content_dim = self.head_dim - prior.num_lanes
+        if self.content_dim < 1:
+            raise ValueError(
+                f"the prior takes {prior.num_lanes} of {self.head_dim} columns of a head and leaves none for content; "
+                f"use at most {max(dim // (prior.num_lanes + 8), 1)} heads for dim={dim}"
+            )
+        self.prior, self.rotary, self.ssmax = prior, rotary, ssmax
+        self.scale_prior, self.window, self.causal = scale_prior, window, causal
+        self.query = nn.Linear(dim, num_heads * self.content_dim, bias=False)
+        self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=False)
+        self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
+        self.out = nn.Linear(dim, dim, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Positions,
+        *,
+        segments: Tensor | None = None,
+        cache: LayerCache | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        """x (B, T, C) at `positions` → (B, T, C). With a cache the T tokens follow those it holds; segments cover all."""
+        q = self.query(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
+        k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
+        v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        if self.rotary is not None:
+            q, k = self.rotary(q, positions), self.rotary(k, positions)
+        scale = None if self.ssmax is None else self.ssmax(positions, causal=self.causal)
+        if scale is not None and not self.scale_prior:
+            q, scale = (q * scale[..., None]).to(q.dtype), None
+        if cache is None:
+            terms = self.prior(positions, positions, causal=self.causal, x=x)
+        else:
+            terms, k, v = self._cached(x, k, v, positions, cache)
+        out = prior_attention(
+            q,
+            k,
+            v,
+            terms,
+            causal=self.causal,
+            query_scale=scale,
+            segments=segments,
+            window=self.window,
+            kernel=kernel,
+        )
+        return self.out(out.transpose(1, 2).flatten(2))
+
+    def _cached(
+        self, x: Tensor, k: Tensor, v: Tensor, positions: Positions, cache: LayerCache
+    ) -> tuple[PriorTerms, Tensor, Tensor]:
+        """Terms for the new queries over all keys; lanes of the new keys go into the cache with them."""
+        if not self.causal:
+            raise ValueError("a KV cache serves causal attention only")
+        terms = self.prior(positions, positions, causal=True, x=x, carry=cache.carry)
+        cache.carry = terms.carry
+        if terms.k_lanes is not None:
+            k = fold_lanes(k, terms.k_lanes)
+        k, v = cache.append(k, v)
+        everything = Positions.line(k.shape[2])
+        table = None if terms.table is None else cache.table(self.prior, positions, everything)
+        bias = None if terms.bias is None else self.prior(positions, everything, causal=True, x=x).bias
+        return replace(terms, k_lanes=None, table=table, bias=bias), k, v
+
+
+class Block(nn.Module):
+    """Pre-norm: x + attention(norm x), then x + mlp(norm x)."""
+
+    def __init__(self, dim: int, attention: Attention, mlp: nn.Module, *, norm_eps: float = 1e-5) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(dim, eps=norm_eps)
+        self.attention = attention
+        self.mlp_norm = nn.RMSNorm(dim, eps=norm_eps)
+        self.mlp = mlp
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Positions,
+        *,
+        segments: Tensor | None = None,
+        cache: LayerCache | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), positions, segments=segments, cache=cache, kernel=kernel)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def init_linear(model: nn.Module, *, depth: int) -> None:
+    """Normal weights of variance 2/(5·fan_in), those of `out` and `down` divided by sqrt(2·depth); zero biases.
+
+    Priors keep the inits of their papers.
+    """
+    own = {id(layer) for prior in model.modules() if isinstance(prior, Prior) for layer in prior.modules()}
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and id(layer) not in own:
+            std = math.sqrt(2 / (5 * layer.in_features))
+            if name.endswith((".out", ".down")):
+                std /= math.sqrt(2 * depth)
+            nn.init.normal_(layer.weight, std=std)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

@@ -1,0 +1,89 @@
+"""Weights: find, verify, load. Only safetensors, and only with the SHA-256 that the manifest states."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import nn
+
+__all__ = ["WEIGHTS", "list_weights", "load_pretrained", "manifest", "resolve_tag", "sha256", "verified_file"]
+
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+@cache
+def manifest() -> dict[str, dict[str, Any]]:
+    """Tagged name → {file, sha256, license, recipe, seed, commit, data, …}, as `weights/manifest.json` has it."""
+    path = WEIGHTS / "manifest.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def list_weights() -> list[str]:
+    """Tagged names with weights."""
+    return list(manifest())
+
+
+def resolve_tag(name: str) -> str:
+    """`name` with its tag: itself, or the architecture's first tag in the manifest.
+
+    Raises:
+        ValueError: when there are no such weights; it names what there is.
+    """
+    known = list_weights()
+    if name in known:
+        return name
+    base, _, tag = name.partition(".")
+    tags = [full.partition(".")[2] for full in known if full.partition(".")[0] == base]
+    if not tag and tags:
+        return f"{base}.{tags[0]}"
+    if tags:
+        raise ValueError(f"{base} has no weights {tag!r}; it has: {', '.join(tags)}")
+    near = difflib.get_close_matches(base, {full.partition(".")[0] for full in known}, n=3)
+    hint = f"; weights exist for {', '.join(near)}" if near else ""
+    raise ValueError(f"no weights ship for {base!r}{hint}; `python -m zoo list --pretrained` prints all")
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def verified_file(name: str) -> Path:
+    """The weights file of a tagged name, after its digest matched.
+
+    Raises:
+        FileNotFoundError: when the file is missing.
+        ValueError: when its bytes are not the ones that were published.
+    """
+    entry = manifest()[name]
+    path = WEIGHTS / entry["file"]
+    if not path.exists():
+        raise FileNotFoundError(f"the weights of {name} should be at {path}; reinstall the package")
+    found = sha256(path)
+    if found != entry["sha256"]:
+        raise ValueError(f"{path} is damaged: its SHA-256 is {found}, the manifest says {entry['sha256']}")
+    return path
+
+
+def load_pretrained(model: nn.Module, name: str) -> nn.Module:
+    """Load the weights of a tagged name into `model`, strictly.
+
+    Raises:
+        ValueError: for a damaged file, or weights of another shape than the model's (an override changed it).
+    """
+    state = load_file(verified_file(name))
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"the weights of {name} do not fit this model: {error}") from error
+    return model

@@ -141,7 +141,7 @@ def _decode_grouped(
     call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: Tensor | None
 ) -> Tensor:
     """One query per head: the heads of a group are the rows of one call that shares their keys, which need no copies."""
-    groups, keys = k.shape[1], k.shape[2]
+    groups = k.shape[1]
     bias = _Bias.of(call, table, scale)
     parts = []
     for block in plan_blocks(call, 1):
@@ -151,7 +151,6 @@ def _decode_grouped(
         rows = q[block.batch].unflatten(1, (groups, -1)).squeeze(3)
         part = _fused(rows, k[block.batch, :, here], v[block.batch, :, here], 0.0, False, attn_mask=mask, scale=1.0)
         parts.append(part[0].flatten(1, 2)[:, :, None])
-    assert keys >= 1
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

@@ -206,8 +206,8 @@ def _backward(call, q, k, v, table, scale, out, lse, grad_out, needs):
         batch = kb.shape[0]
         heads = batch * num_heads
         kb, vb = (x.reshape(heads, width, -1) for x in (kb, vb))
-        qb, gb = (x[here, :, lo:hi].to(wide).flip(2).view(heads, rows, -1) for x in (q, grad_out))
-        lse_b, delta_b = (x[here, :, lo:hi].flip(2).view(heads, rows, 1) for x in (lse, delta))
+        qb, gb = (x[here, :, lo:hi].to(wide).flip(2).reshape(heads, rows, -1) for x in (q, grad_out))
+        lse_b, delta_b = (x[here, :, lo:hi].flip(2).reshape(heads, rows, 1) for x in (lse, delta))
         p = torch.empty(batch, num_heads, rows, width, dtype=wide).copy_(bias.block(block)).view(heads, rows, width)
         p.baddbmm_(qb, kb.transpose(1, 2)).sub_(lse_b).exp_()
         # With causal rows the buffer's own zeros pad all diagonals but one; otherwise every row needs its own padding.

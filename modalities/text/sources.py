@@ -42,7 +42,7 @@ _ASSETS = Path(__file__).parent / "assets"
 # name -> (file under the data folder, options)
 _FETCHED: dict[str, tuple[str, dict[str, str]]] = {
     "sotu": ("sotu/sotu.jsonl", {}),
-    "poetry": ("poetry/poetry.jsonl", {}),
+    "poetry": ("poetry/poetry.jsonl", {"split_field": "split"}),
     "rfc": ("rfc/rfc.jsonl", {"split_field": "split"}),
 }
 _OPTIONS = ("field", "id_field", "split_field", "errors", "data_files", "data_dir", "revision")

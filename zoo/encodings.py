@@ -51,7 +51,9 @@ class Rotary(nn.Module):
         if scaling not in SCALINGS:
             raise ValueError(f"unknown RoPE scaling {scaling!r}; known: {', '.join(SCALINGS)}")
         if factor < 1 or (scaling == "none" and factor != 1):
-            raise ValueError(f"RoPE scaling {scaling!r} does not take factor={factor}; it is 1 without, at least 1 with one")
+            raise ValueError(
+                f"RoPE scaling {scaling!r} does not take factor={factor}; it is 1 without, at least 1 with one"
+            )
         if scaling == "yarn" and not train_context:
             raise ValueError("YaRN needs train_context, the number of tokens seen in training")
         self.head_dim, self.theta, self.train_context = head_dim, theta, train_context
@@ -167,7 +169,7 @@ class Learned2d(nn.Module):
         """(1, T, C) in the dtype of `like`."""
         if positions.shape is None:
             raise ValueError("a learned grid needs the positions of a grid of patches")
-        weight = self.weight
+        weight: Tensor = self.weight
         if tuple(weight.shape[-2:]) != positions.shape:
             weight = F.interpolate(weight.float(), size=positions.shape, mode="bicubic", align_corners=False)
         return F.pad(weight.flatten(2).transpose(1, 2), (0, 0, positions.num_prefix, 0)).to(like.dtype)

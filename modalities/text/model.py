@@ -146,7 +146,7 @@ class CausalLM(nn.Module):
         }
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
-        """Write config.json and model.safetensors; with `dtype`, matrices are cast to it, vectors and priors stay as they are."""
+        """Write config.json and model.safetensors; `dtype` casts matrices, vectors and priors stay as they are."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         keep = self.no_weight_decay()

@@ -90,7 +90,9 @@ def repeat_heads(heads: Tensor, num_heads: int) -> Tensor:
     return heads if groups == num_heads else heads.repeat_interleave(num_heads // groups, dim=1)
 
 
-def visible(call: AttentionCall, start: int = 0, stop: int | None = None, first_key: int = 0, last_key: int | None = None) -> Tensor | None:
+def visible(
+    call: AttentionCall, start: int = 0, stop: int | None = None, first_key: int = 0, last_key: int | None = None
+) -> Tensor | None:
     """(1 or B, 1, rows, keys) bool: which of keys [first_key, last_key) queries [start, stop) may see; None: all of them."""
     stop = call.num_queries if stop is None else stop
     last_key = call.num_keys if last_key is None else last_key

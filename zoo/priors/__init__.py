@@ -17,7 +17,17 @@ from zoo.priors.spectral import Spectral, Spectral2d
 from zoo.priors.t5 import T5
 from zoo.priors.uniform import Uniform
 
-__all__ = ["PRIORS", "Prior", "PriorTerms", "RelativeTable", "TablePrior", "compose", "create_prior", "list_priors"]
+__all__ = [
+    "PRIORS",
+    "Compose",
+    "Prior",
+    "PriorTerms",
+    "RelativeTable",
+    "TablePrior",
+    "compose",
+    "create_prior",
+    "list_priors",
+]
 
 PRIORS: dict[str, type[Prior]] = {
     "uniform": Uniform,

@@ -104,7 +104,7 @@ class PriorTerms:
             parts.append(self.table.dense())
         if self.bias is not None:
             parts.append(self.bias)
-        return sum(parts) if parts else torch.zeros(1, 1, 1, 1)
+        return sum(parts[1:], parts[0]) if parts else torch.zeros(1, 1, 1, 1)
 
 
 def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:

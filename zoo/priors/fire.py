@@ -41,9 +41,9 @@ class Fire(Prior):
         reach = torch.maximum(q_pos.index(device).to(dtype), self.threshold.to(dtype).abs())
         scale = self.scale.to(dtype).abs()
         ratio = torch.log1p(scale * distance) / torch.log1p(scale * reach)[..., None]
-        first, _, last = self.mlp
-        hidden = F.linear(ratio[..., None], first.weight.to(dtype), first.bias.to(dtype)).relu()
-        return F.linear(hidden, last.weight.to(dtype), last.bias.to(dtype)).permute(0, 3, 1, 2)
+        weight_in, bias_in, weight_out, bias_out = (p.to(dtype) for p in self.mlp.parameters())
+        hidden = F.linear(ratio[..., None], weight_in, bias_in).relu()
+        return F.linear(hidden, weight_out, bias_out).permute(0, 3, 1, 2)
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None

@@ -46,7 +46,7 @@ class Ggd2d(Prior):
     """The same law over the grid of patches; prefix tokens get 0.
 
     "isotropic": over the Euclidean patch distance, K = −exp(θα)·(√(dy² + dx²) + 1e−5)^θβ; "separable": the sum of one law
-    per axis, parts `.y` and `.x`.
+    per axis, parts `.y` and `.x` (the isotropic law is the part `.r`).
 
     Args:
         num_heads: H.
@@ -58,12 +58,15 @@ class Ggd2d(Prior):
         super().__init__(num_heads)
         if form not in ("isotropic", "separable"):
             raise ValueError(f"unknown form {form!r} of ggd2d; known: isotropic, separable")
-        self.laws = nn.ModuleDict({axis: Ggd(num_heads, init=init) for axis in _AXES[form]})
+        self.form = form
+        for axis in _AXES[form]:
+            self.add_module(axis, Ggd(num_heads, init=init))
 
     def _value(self, dy: Tensor, dx: Tensor) -> Tensor:
-        if "r" in self.laws:
-            return self.laws["r"].curve((dy**2 + dx**2).sqrt(), causal=False)
-        return self.laws["y"].curve(dy, causal=False) + self.laws["x"].curve(dx, causal=False)
+        distances = ((dy**2 + dx**2).sqrt(),) if self.form == "isotropic" else (dy, dx)
+        laws = [law for law in self.children() if isinstance(law, Ggd)]
+        curves = [law.curve(distance, causal=False) for law, distance in zip(laws, distances, strict=True)]
+        return sum(curves[1:], curves[0])
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
@@ -75,4 +78,3 @@ class Ggd2d(Prior):
         (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
         patches = self._value((q_y[:, None] - k_y).double(), (q_x[:, None] - k_x).double())
         return nn.functional.pad(patches, (k_pos.num_prefix, 0, q_pos.num_prefix, 0))[None]
-

@@ -23,16 +23,17 @@ class _Sink(Prior):
         self.rank = rank
         self.gain = nn.Parameter(torch.ones(num_heads))
         self.bump = nn.Parameter(torch.zeros(num_heads))
-        self.mlp = nn.Sequential(nn.Linear(2 * rank + 2, 4), nn.SiLU(), nn.Linear(4, 1))
+        last = nn.Linear(4, 1)
         # The sink starts at 0, so a fresh prior is its relative part alone.
-        nn.init.zeros_(self.mlp[2].weight)
-        nn.init.zeros_(self.mlp[2].bias)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.mlp = nn.Sequential(nn.Linear(2 * rank + 2, 4), nn.SiLU(), last)
 
     def sink(self, features: Tensor, bump: Tensor) -> Tensor:
         """(1 or B, H, S) from features (1 or B, S, 2M+2) and bump (1 or B, S)."""
         dtype = features.dtype
-        hidden = F.linear(features, self.mlp[0].weight.to(dtype), self.mlp[0].bias.to(dtype))
-        value = F.linear(F.silu(hidden), self.mlp[2].weight.to(dtype), self.mlp[2].bias.to(dtype))[..., 0]
+        weight_in, bias_in, weight_out, bias_out = (p.to(dtype) for p in self.mlp.parameters())
+        value = F.linear(F.silu(F.linear(features, weight_in, bias_in)), weight_out, bias_out)[..., 0]
         return self.gain.to(dtype)[:, None] * value[:, None] + self.bump.to(dtype)[:, None] * bump[:, None].to(dtype)
 
 

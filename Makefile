@@ -1,0 +1,38 @@
+# `make demo` and `make test` set everything up by themselves; nothing else needs to be typed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+EXTRAS := train,test
+
+.PHONY: setup demo test lint bench weights figures clean
+
+setup: $(VENV)/.ready
+
+# A finished environment leaves a mark; an interrupted one does not and is made again.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	@touch $@
+
+demo: setup  ## train, evaluate beside shipped weights, print the table, draw the plot
+	$(BIN)/python tools/demo.py
+
+test: setup lint  ## the whole suite
+	$(BIN)/python -m pytest
+
+lint: setup  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup  ## attention on this machine, as ratios to plain attention
+	$(BIN)/python tools/bench_attention.py
+
+weights: setup  ## train every shipped tiny model again
+	$(BIN)/python tools/train_zoo.py text
+
+figures: setup  ## the README's picture, from the shipped weights
+	$(BIN)/python tools/readme_figure.py
+
+clean:
+	rm -rf $(VENV) runs results

@@ -1,0 +1,256 @@
+"""RULER's eight retrieval tasks (arXiv 2404.06654), offline.
+
+Each asks for "special magic" values by key; its templates are kept word for word, since scores
+depend on them. Essays are held-out documents instead of Paul Graham's, and keys come from our own word lists, so
+that everything works offline. Haystacks are sized by bisection over a bounded number of pieces: a length too short for
+the template is an error, and nothing loops until something fits.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from modalities.evaluation import Cell, CellValue, EvalSettings, Evaluator, ModelResult, batches
+from modalities.text.held_out import held_out_documents, held_out_fingerprint
+from modalities.text.scoring import greedy_texts
+from modalities.text.tokenizers import Tokenizer, load_tokenizer
+from modalities.text.words import ADJECTIVES, NOUNS
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+NEEDLE = "One of the special magic {kind} for {key} is: {value}."
+HEAD = (
+    "Some special magic {kind} are hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the {kind} afterwards.\n"
+)
+TAIL = (
+    "\nWhat are all the special magic {kind} for {query} mentioned in the provided text?"
+    " The special magic {kind} for {query} mentioned in the provided text are"
+)
+DEPTHS = np.linspace(0, 100, 40).round().astype(int)  # per cent of the sentences, as in RULER
+MAX_NEW_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class RulerTask:
+    """haystack: "noise" lines, "essay" text or other "needles"; key, value: "words", "numbers" or "uuids"."""
+
+    haystack: str
+    key: str
+    value: str
+    num_keys: int = 1
+    num_values: int = 1
+    num_queries: int = 1
+
+
+RULER_TASKS = {
+    "single_1": RulerTask("noise", "words", "numbers"),
+    "single_2": RulerTask("essay", "words", "numbers"),
+    "single_3": RulerTask("essay", "words", "uuids"),
+    "multikey_1": RulerTask("essay", "words", "numbers", num_keys=4),
+    "multikey_2": RulerTask("needles", "words", "numbers"),
+    "multikey_3": RulerTask("needles", "uuids", "uuids"),
+    "multivalue": RulerTask("essay", "words", "numbers", num_values=4),
+    "multiquery": RulerTask("essay", "words", "numbers", num_keys=4, num_queries=4),
+}
+
+
+class Ruler(Evaluator):
+    """RULER's eight needle tasks: mean fraction of references found in at most 128 generated tokens, 0 to 1.
+
+    A prompt, answer prefix included, holds at most L tokens (RULER counts the 128 generated ones too). A sample ends
+    early once every reference has been found, which cannot change its score. ``samples`` prompts per task and length
+    (default 20).
+    """
+
+    name = "ruler"
+    summary = "RULER's eight needle-in-a-haystack tasks: fraction of references found in 128 generated tokens"
+    headline = ("average",)
+    default_samples = 20
+
+    def identity(self, model: nn.Module, settings: EvalSettings) -> dict[str, Any]:
+        count = settings.samples or self.default_samples
+        text = held_out_fingerprint(model.config.tokenizer, settings.source)
+        return {"text": text, "seed": settings.seed, "samples": count, "new_tokens": MAX_NEW_TOKENS}
+
+    def cells(self, model: nn.Module, settings: EvalSettings) -> list[Cell]:
+        count = settings.samples or self.default_samples
+        return [
+            Cell(
+                f"length={length}/task={task}",
+                cost=count * (length + MAX_NEW_TOKENS),
+                data={
+                    "length": length,
+                    "task": task,
+                    "samples": _ruler_cell(model.config.tokenizer, settings.source, task, length, count, settings.seed),
+                },
+            )
+            for length in settings.resolved_lengths(model.config.train_context)
+            for task in RULER_TASKS
+        ]
+
+    def measure(self, model: nn.Module, cell: Cell, settings: EvalSettings) -> CellValue:
+        tokenizer = load_tokenizer(model.config.tokenizer)
+        samples, length = cell.data["samples"], cell.data["length"]
+        scores: list[float] = []
+        for part in batches(len(samples), settings.batch_size(length + MAX_NEW_TOKENS)):
+            wanted = [answers for _, answers in samples[part]]
+            texts = greedy_texts(
+                model,
+                tokenizer,
+                [prompt for prompt, _ in samples[part]],
+                max_new_tokens=MAX_NEW_TOKENS,
+                finished=[lambda text, a=answers: fraction_found(text, a) == 1.0 for answers in wanted],
+            )
+            scores += [fraction_found(text, answers) for text, answers in zip(texts, wanted, strict=True)]
+        return {"length": length, "task": cell.data["task"], "samples": len(scores), "score": sum(scores) / len(scores)}
+
+    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+        rows = []
+        for length in sorted({c["length"] for c in cells.values()}):
+            by_task = {c["task"]: c["score"] for c in cells.values() if c["length"] == length}
+            rows.append({"length": length, "average": sum(by_task.values()) / len(by_task), **by_task})
+        return rows
+
+    def draw(self, results: list[ModelResult], path: Path) -> None:
+        from modalities.plots import ruler_figure
+
+        ruler_figure(results, path, tasks=list(RULER_TASKS))
+
+
+def fraction_found(text: str, references: tuple[str, ...]) -> float:
+    """Share of references that occur in ``text``, case aside: RULER's score of one sample."""
+    lowered = text.lower()
+    return sum(reference.lower() in lowered for reference in references) / len(references)
+
+
+def make_ruler_sample(
+    task: RulerTask, length: int, tokenizer: Tokenizer, essay: tuple[str, ...], rng: np.random.Generator
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """One prompt (ids with BOS, at most ``length`` of them) and the references it asks for.
+
+    The haystack is the largest that fits, found by bisection. Raises ValueError, with the least length, when the
+    template does not fit even with the smallest haystack, one sentence for each gap between needles.
+    """
+    keys = _distinct(task.key, task.num_keys, rng)
+    values = [_distinct(task.value, task.num_values, rng) for _ in keys]
+    needles = [NEEDLE.format(kind=task.value, key=k, value=v) for k, vs in zip(keys, values, strict=True) for v in vs]
+    needles = [needles[i] for i in rng.permutation(len(needles))]
+    asked = rng.permutation(task.num_keys)[: task.num_queries]
+    query = ", ".join(keys[i] for i in asked[:-1]) + ", and " * (len(asked) > 1) + keys[asked[-1]]
+    references = tuple(value for i in asked for value in values[i])
+    head, tail = HEAD, TAIL
+    kind = task.value
+    if len(references) == 1:  # RULER's own grammar for one answer
+        kind = kind[:-1]
+        head, tail = (t.replace("Some", "A").replace("are all", "is").replace("are", "is") for t in (head, tail))
+    head, tail = head.format(kind=kind), tail.format(kind=kind, query=query)
+
+    build, least = _haystack(task, needles, essay, rng)
+
+    def prompt(pieces: int) -> np.ndarray:
+        return np.concatenate([[tokenizer.bos_id], tokenizer.encode(head + build(pieces) + tail)])
+
+    if len(shortest := prompt(least)) > length:
+        raise ValueError(
+            f"length {length} is too short for this RULER task: its shortest prompt takes {len(shortest)} tokens "
+            f"of tokenizer {tokenizer.name!r}"
+        )
+    low = high = least
+    while len(prompt(high)) <= length:  # ends: every piece is at least one token
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if len(prompt(middle)) <= length else (low, middle)
+    return prompt(low), references
+
+
+def _haystack(
+    task: RulerTask, needles: list[str], essay: tuple[str, ...], rng: np.random.Generator
+) -> tuple[Callable[[int], str], int]:
+    """A function from a number of haystack sentences to the context, needles in place, and the least such number."""
+    least = len(needles)
+    if task.haystack == "essay":
+        first = int(rng.integers(len(essay)))
+        depths = np.sort(rng.choice(DEPTHS, size=len(needles), replace=False))
+
+        def build(count: int) -> str:
+            sentences = [essay[(first + k) % len(essay)] for k in range(count)]
+            for depth, needle in zip(depths[::-1], needles[::-1], strict=True):  # from the back: places stay valid
+                sentences.insert(count * int(depth) // 100, needle)
+            return " ".join(sentences)
+
+        return build, least
+
+    taken = {_key_of(needle) for needle in needles}
+    fillers: list[str] = []
+    stream = rng.spawn(1)[0]  # its own stream: how many fillers are drawn must not change the next sample
+
+    def filler(k: int) -> str:
+        if task.haystack == "noise":
+            return NOISE
+        while len(fillers) <= k:
+            key = _distinct(task.key, 1, stream, avoid=taken)[0]
+            fillers.append(NEEDLE.format(kind=task.value, key=key, value=_random(task.value, stream)))
+        return fillers[k]
+
+    places = np.sort(rng.random(len(needles)))
+
+    def build_lines(count: int) -> str:
+        lines = [filler(k) for k in range(count)]
+        for place, needle in zip(places[::-1], needles[::-1], strict=True):
+            lines.insert(int(place * count), needle)
+        return "\n".join(lines)
+
+    return build_lines, least
+
+
+def _key_of(needle: str) -> str:
+    return needle.split(" for ", 1)[1].split(" is: ", 1)[0]
+
+
+def _random(kind: str, rng: np.random.Generator) -> str:
+    if kind == "words":
+        return f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
+    if kind == "numbers":
+        return str(int(rng.integers(1_000_000, 10_000_000)))
+    return str(uuid.UUID(bytes=rng.bytes(16), version=4))
+
+
+def _distinct(kind: str, count: int, rng: np.random.Generator, avoid: set[str] | None = None) -> list[str]:
+    """``count`` different draws outside ``avoid``; of over ten thousand possible values, so the bound is never met."""
+    found: dict[str, None] = {}
+    for _ in range(100 * count):
+        if (drawn := _random(kind, rng)) not in (avoid or ()):
+            found[drawn] = None
+        if len(found) == count:
+            return list(found)
+    raise RuntimeError(f"could not draw {count} different {kind}")
+
+
+def _sentences(text: str) -> list[str]:
+    return [s for s in (part.strip() for part in re.split(r"(?<=[.!?])\s+", text)) if s]
+
+
+@lru_cache(maxsize=4)
+def _essay(tokenizer_name: str, source: str | None) -> tuple[str, ...]:
+    _, documents = held_out_documents(tokenizer_name, source)
+    return tuple(sentence for document in documents for sentence in _sentences(document.text))
+
+
+@lru_cache(maxsize=256)
+def _ruler_cell(tokenizer_name: str, source: str | None, task: str, length: int, count: int, seed: int) -> tuple:
+    tokenizer, essay = load_tokenizer(tokenizer_name), _essay(tokenizer_name, source)
+    rng = np.random.default_rng([seed, length, list(RULER_TASKS).index(task)])
+    try:
+        return tuple(make_ruler_sample(RULER_TASKS[task], length, tokenizer, essay, rng) for _ in range(count))
+    except ValueError as error:
+        raise ValueError(f"ruler {task}: {error}") from error

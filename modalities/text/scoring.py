@@ -1,0 +1,129 @@
+"""How a causal language model is asked for numbers: likelihoods of given tokens, and greedy decoding with a cache.
+
+Memory grows with the length, never with its square or with length × vocabulary: logits are made for a slice of
+positions at a time and dropped once reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from modalities.text.generation import stream
+from modalities.text.tokenizers import Tokenizer
+from zoo import KVCache
+
+LOGIT_BUDGET = 1 << 23  # logits alive at once, as a count of float64 numbers (64 MiB)
+PREFILL_TOKENS = 1 << 15  # prompt tokens read per pass: beyond this the cache carries the rest
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model lives; the CPU for a model without parameters."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+@torch.inference_mode()
+def token_nll(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Negative log-likelihood in nats of ``targets`` (B, T) after ``inputs`` (B, T), as (B, T) float64.
+
+    The softmax is taken in float64 over the model's logits, so that a mean over millions of tokens carries no
+    rounding of ours.
+    """
+    features = model.forward_features(inputs)
+    batch, length = targets.shape
+    step = max(1, LOGIT_BUDGET // (batch * model.config.vocab_size))
+    losses = torch.empty(batch, length, dtype=torch.float64, device=inputs.device)
+    for start in range(0, length, step):
+        part = slice(start, start + step)
+        logits = model.forward_head(features[:, part]).double()
+        picked = logits.gather(-1, targets[:, part, None]).squeeze(-1)
+        losses[:, part] = logits.logsumexp(-1) - picked
+    return losses
+
+
+@torch.inference_mode()
+def prefill(model: nn.Module, prompts: Tensor, *, capacity: int) -> tuple[KVCache, Tensor]:
+    """Read ``prompts`` (B, P) into a new cache. Returns it and the logits (B, V) after the last token."""
+    cache = model.new_cache(capacity)
+    for part in prompts.split(max(1, PREFILL_TOKENS // len(prompts)), dim=1):
+        features = model.forward_features(part, cache=cache)
+    return cache, model.forward_head(features[:, -1])
+
+
+@torch.inference_mode()
+def next_logits(model: nn.Module, tokens: Tensor, cache: KVCache) -> Tensor:
+    """Logits (B, T, V) after each of ``tokens`` (B, T), which follow what the cache holds."""
+    return model.forward_head(model.forward_features(tokens, cache=cache))
+
+
+def _rewind(cache: KVCache, length: int, carries: list[Tensor | None]) -> None:
+    """Forget what a cache without document ids holds beyond ``length``; later keys are overwritten as they come."""
+    cache.length = length
+    for layer, carry in zip(cache.layers, carries, strict=True):
+        layer.carry = carry
+
+
+@torch.inference_mode()
+def answer_scores(model: nn.Module, prompts: np.ndarray, answers: np.ndarray) -> dict[str, Tensor]:
+    """Score answers (B, A) to equally long prompts (B, P) in both ways from one prefill, per sample.
+
+    ``teacher_forced``: every answer token is the likeliest one given the *true* tokens before it (one parallel pass).
+    ``free_generation``: greedy decoding of A tokens, one at a time through the cache, gives the answer exactly.
+    ``digits``: share of answer tokens that are the likeliest under teacher forcing; ``nll``: mean nats per token.
+
+    For greedy decoding and exact match the first two are the same event (the first wrong token spoils both); they
+    are computed on separate paths, so a difference is a fault of the cache or a tie, and worth a look.
+    """
+    device = device_of(model)
+    prompt_ids, answer_ids = (torch.as_tensor(x, device=device) for x in (prompts, answers))
+    length, count = prompt_ids.shape[1], answer_ids.shape[1]
+    cache, last = prefill(model, prompt_ids, capacity=length + count)
+    forced = last[:, None].double()
+    if count > 1:
+        carries = [layer.carry for layer in cache.layers]
+        rest = next_logits(model, answer_ids[:, :-1], cache).double()
+        forced = torch.cat([forced, rest], dim=1)
+        _rewind(cache, length, carries)
+    hits = forced.argmax(-1) == answer_ids
+    nll = forced.logsumexp(-1) - forced.gather(-1, answer_ids[..., None]).squeeze(-1)
+
+    written = [last.argmax(-1)]
+    while len(written) < count:
+        written.append(next_logits(model, written[-1][:, None], cache)[:, -1].argmax(-1))
+    free = (torch.stack(written, dim=1) == answer_ids).all(1)
+    scores = {
+        "teacher_forced": hits.all(1),
+        "free_generation": free,
+        "digits": hits.double().mean(1),
+        "nll": nll.mean(1),
+    }
+    return {name: value.double().cpu() for name, value in scores.items()}
+
+
+@torch.inference_mode()
+def greedy_texts(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompts: Sequence[np.ndarray],
+    *,
+    max_new_tokens: int,
+    finished: Sequence[Callable[[str], bool]],
+) -> list[str]:
+    """Greedy continuations of prompts of any lengths, as text.
+
+    A row ends at EOS, at ``max_new_tokens``, or as soon as its ``finished`` says that its text is enough.
+    """
+    written: list[list[int]] = [[] for _ in prompts]
+    texts, done = [""] * len(prompts), [False] * len(prompts)
+    for tokens in stream(model, prompts, max_new_tokens=max_new_tokens):
+        for row, token in enumerate(tokens.tolist()):
+            if not done[row]:
+                written[row].append(token)
+                texts[row] = tokenizer.decode(written[row])
+                done[row] = token == tokenizer.eos_id or finished[row](texts[row])
+        if all(done):
+            break
+    return texts

@@ -1,0 +1,170 @@
+"""What an evaluation was asked to measure: models, evaluators, lengths and overrides, from the words of a command."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from modalities.evaluation import Evaluator
+from recipes.config import nearest
+
+
+class RequestError(ValueError):
+    """Something in the command that cannot be measured as written."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One model to measure. ``label`` is what tables and figures call it."""
+
+    label: str
+    modality: str
+    model: nn.Module
+    trained: bool
+
+    @property
+    def method(self) -> str:
+        config = self.model.config
+        return config.position + ("_ssmax" if config.ssmax else "")
+
+
+def find_evaluators(names: str, modality: str) -> list[Evaluator]:
+    """The evaluators called ``names`` (comma-separated, or "all") of a modality."""
+    try:
+        known: dict[str, Evaluator] = importlib.import_module(f"modalities.{modality}.evals").EVALUATORS
+    except ModuleNotFoundError as error:
+        if error.name != f"modalities.{modality}.evals":
+            raise  # an evaluator's own dependency is missing: that is another message
+        raise RequestError(f"modality {modality!r} has no evaluators") from error
+    wanted = list(known) if names == "all" else [name for name in names.split(",") if name]
+    for name in wanted:
+        if name not in known:
+            raise RequestError(f"no evaluator {name!r} for {modality} models; {nearest(name, known)}")
+    return [known[name] for name in dict.fromkeys(wanted)]
+
+
+def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype: str) -> list[Target]:
+    """Load every model named: run folders, registry names, and patterns of names that have weights."""
+    from zoo import list_models
+
+    found: dict[str, Target] = {}
+    for name in dict.fromkeys(part for argument in names for part in argument.split(",") if part):
+        if any(c in name for c in "*?["):
+            matches = list_models(name, pretrained=True)
+            if not matches:
+                raise RequestError(f"no model with weights matches {name!r}; there are: {_listing(True)}")
+        else:
+            matches = [name]
+        for match in matches:
+            if match not in found:
+                found[match] = _load(match, overrides, device, dtype)
+    modalities = sorted({target.modality for target in found.values()})
+    if len(modalities) > 1:
+        raise RequestError(f"one call measures models of one modality, these are {' and '.join(modalities)}")
+    return list(found.values())
+
+
+def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Target:
+    from zoo.registry import create_model, model_entry
+
+    if Path(name).is_dir():
+        from recipes.runs import load_run
+
+        model, recipe = load_run(name)
+        label, modality, trained = _run_label(name, recipe), recipe["modality"], True
+    else:
+        if "/" in name:
+            raise RequestError(f"no run folder {name!r}")
+        try:
+            entry = model_entry(name)
+        except (KeyError, ValueError) as error:
+            raise RequestError(str(error).strip("'\"")) from error
+        trained = "." in name
+        label, modality = (name if trained else f"{name} (untrained)"), entry.modality
+        if not trained:
+            torch.manual_seed(0)  # so that a random model is the same one each time
+        model = create_model(name)
+    if overrides:
+        model = override(model, overrides)
+        label += " " + ",".join(f"{key}={value}" for key, value in _leaves(overrides))
+    return Target(label, modality, model.to(device=device, dtype=getattr(torch, dtype)).eval(), trained)
+
+
+def override(model: nn.Module, overrides: dict[str, Any]) -> nn.Module:
+    """The same weights under a changed configuration, such as another scaling of rotary angles."""
+    config = model.config
+    known = {field.name for field in dataclasses.fields(config)}
+    changes = {}
+    for key, value in overrides.items():
+        if key not in known:
+            raise RequestError(f"--set {key}: the model's configuration has no such field; {nearest(key, known)}")
+        before = getattr(config, key)
+        changes[key] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    changed = type(model)(replace(config, **changes))
+    parameters = dict(model.named_parameters())
+    if {n: p.shape for n, p in changed.named_parameters()} != {n: p.shape for n, p in parameters.items()}:
+        raise RequestError(f"--set {overrides}: this changes the model's parameters, so its weights no longer fit")
+    with torch.no_grad():
+        for name, parameter in changed.named_parameters():
+            parameter.copy_(parameters[name])
+    return changed
+
+
+def parse_overrides(settings: list[str]) -> dict[str, Any]:
+    """["position_options.scaling=yarn"] to {"position_options": {"scaling": "yarn"}}; values are JSON or bare words."""
+    overrides: dict[str, Any] = {}
+    for setting in settings:
+        key, separator, text = setting.partition("=")
+        if not separator or not key:
+            raise RequestError(f"--set {setting!r}: expected key=value, such as position_options.scaling=yarn")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        *outer, last = key.split(".")
+        place = overrides
+        for part in outer:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise RequestError(f"--set {setting!r}: {part!r} is set both as a value and as a group")
+        place[last] = value
+    return overrides
+
+
+def parse_lengths(text: str | None) -> tuple[int, ...] | None:
+    """ "128,512,4k" to (128, 512, 4096); None stays None."""
+    if text is None:
+        return None
+    scale = {"k": 2**10, "m": 2**20}
+    lengths = []
+    for part in filter(None, (p.strip().lower() for p in text.split(","))):
+        number, factor = (part[:-1], scale[part[-1]]) if part[-1] in scale else (part, 1)
+        if not number.isdigit():
+            raise RequestError(f"--lengths {text!r}: {part!r} is no token count; expected numbers such as 128,512,4096")
+        lengths.append(int(number) * factor)
+    return tuple(lengths)
+
+
+def _run_label(path: str, recipe: dict[str, Any]) -> str:
+    """The recipe's name and the run folder's own: "text.ggd_ssmax_tiny (20261121-0800)"."""
+    return f"{recipe.get('name', 'run')} ({Path(path).resolve().name})"
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    leaves = []
+    for key, value in tree.items():
+        leaves += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return leaves
+
+
+def _listing(pretrained: bool) -> str:
+    from zoo import list_models
+
+    return ", ".join(list_models(pretrained=pretrained)) or "none"

@@ -137,14 +137,13 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
             target = getattr(recipe, section, None)
             if not dataclasses.is_dataclass(target) or not name or name == "options" or not hasattr(target, name):
                 raise ConfigError(f"--set {setting!r}: no setting {key!r}; {nearest(key, setting_names(recipe))}")
-            hint = typing.get_type_hints(type(target))[name]
-            setattr_any(target, name, _parse(text, hint, setting))
+            value = _parse(text, typing.get_type_hints(type(target))[name], setting)
+            try:
+                setattr(recipe, section, dataclasses.replace(target, **{name: value}))
+            except ValueError as error:  # a data configuration checks itself
+                raise ConfigError(f"--set {setting!r}: {error}") from None
         given.add(key)
     return recipe, given
-
-
-def setattr_any(target: Any, name: str, value: Any) -> None:
-    object.__setattr__(target, name, value)  # a modality's data configuration may be frozen; this is our own deep copy
 
 
 def _any_value(text: str) -> Any:
@@ -306,7 +305,7 @@ def check_deepspeed_json(own: dict[str, Any], path: str = "DeepSpeed config") ->
     for key, value in _flatten(own):
         if value == "auto":
             raise ConfigError(
-                f"{path}: {key} is \"auto\", a word only Hugging Face's Trainer fills in; DeepSpeed itself cannot read "
+                f'{path}: {key} is "auto", a word only Hugging Face\'s Trainer fills in; DeepSpeed itself cannot read '
                 f"it. Remove the key (the recipe supplies it) or write a number"
             )
     for key, reason in {

@@ -1,10 +1,10 @@
 """Run folders. Only `recipes/` knows this layout; everyone else calls `load_run`.
 
-    <run>/recipe.json deepspeed.json environment.json    what ran, and where
-          metrics.jsonl                                  one JSON object a line: training and held-out records
-          checkpoints/step_00000200/ …, latest           complete ones only; each has a safetensors model/
-          model/                                         the final weights (save_pretrained)
-          plots/loss.png  tensorboard/
+<run>/recipe.json deepspeed.json environment.json    what ran, and where
+      metrics.jsonl                                  one JSON object a line: training and held-out records
+      checkpoints/step_00000200/ …, latest           complete ones only; each has a safetensors model/
+      model/                                         the final weights (save_pretrained)
+      plots/loss.png  tensorboard/
 """
 
 from __future__ import annotations

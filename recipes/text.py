@@ -15,6 +15,7 @@ from typing import Any
 
 from modalities.text.data import TextDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
+from recipes.estimate import Cost
 
 UNIT = "tokens"  # what throughput is counted in: next-token targets
 RECIPES: dict[str, Callable[[], Recipe]] = {}
@@ -151,19 +152,19 @@ def bam_fineweb_432m() -> Recipe:
 
 
 @recipe
-def bam_fineweb_1b1() -> Recipe:
+def bam_fineweb_1100m() -> Recipe:
     """BAM-SSMax 1.1B: 15 layers, 32 heads, 2048, hidden 4×.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_fineweb_1b1
+    deepspeed --num_gpus 8 recipes/train.py text.bam_fineweb_1100m
 
     Hardware: 8 × 80 GB GPUs. Expected: as 432M, at lower perplexity.
     """
-    return bam_fineweb("1b1", lr=3e-4, micro_batch=12, activation_checkpointing=True)
+    return bam_fineweb("1100m", lr=3e-4, micro_batch=12, activation_checkpointing=True)
 
 
 def bam_context_extension(size: str) -> Recipe:
     """256 more steps at L 1024 from a finished `bam_fineweb_<size>` run, at the learning rate that run ended with."""
-    extended = {"120m": bam_fineweb_120m, "432m": bam_fineweb_432m, "1b1": bam_fineweb_1b1}[size]()
+    extended = {"120m": bam_fineweb_120m, "432m": bam_fineweb_432m, "1100m": bam_fineweb_1100m}[size]()
     extended.name = f"text.bam_extend_{size}"
     extended.model.init_from = f"runs/bam_fineweb_{size}"
     extended.data = extended.data.with_options(context=1024, seed=1)  # other rows than the first training saw first
@@ -197,14 +198,14 @@ def bam_extend_432m() -> Recipe:
 
 
 @recipe
-def bam_extend_1b1() -> Recipe:
+def bam_extend_1100m() -> Recipe:
     """BAM context extension of the 1.1B model; see bam_extend_120m.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_1b1 --set model.init_from=RUN_OR_WEIGHTS_FOLDER
+    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_1100m --set model.init_from=RUN_OR_WEIGHTS_FOLDER
 
-    Hardware: as bam_fineweb_1b1. Expected: as the 120M model, or better.
+    Hardware: as bam_fineweb_1100m. Expected: as the 120M model, or better.
     """
-    return bam_context_extension("1b1")
+    return bam_context_extension("1100m")
 
 
 @recipe
@@ -262,6 +263,22 @@ def build_model(recipe: Recipe) -> Any:
     if recipe.model.init_from:
         load_weights(model, recipe.model.init_from)
     return model
+
+
+def cost(recipe: Recipe, model: Any) -> Cost:
+    """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key) pair and layer.
+
+    (Attention's two products are 4·C forward and 8·C backward a pair, and half of the L² pairs are visible.)
+    Activations in numbers a token: per layer 10·C + 4·hidden (norms, q, k, v, output, residuals, SwiGLU), or 2·C where
+    blocks are recomputed; at the head three float32 copies of the logits.
+    """
+    config, length = model.config, recipe.data.context
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embedding.weight")
+    matrices += config.vocab_size * config.dim if config.tied else 0  # tied: the embedding is the head's matrix
+    flops = 6.0 * matrices * length + 6.0 * config.dim * length**2 * config.num_layers
+    per_layer = 2 * config.dim if config.activation_checkpointing else 10 * config.dim + 4 * config.hidden_dim
+    width = 2 if recipe.train.precision == "bf16" else 4
+    return Cost(length, flops, length * (width * config.num_layers * per_layer + 3 * 4 * config.vocab_size))
 
 
 def load_weights(model: Any, folder: str) -> None:

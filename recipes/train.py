@@ -17,9 +17,10 @@ import math
 import signal
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
-if __name__ == "__main__":  # `recipes` from the checkout; and this folder's text.py, config.py, … are no top-level names
+if __name__ == "__main__":  # import `recipes` from this checkout, and not text.py or config.py as top-level names
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from recipes import find_recipe, list_recipes
@@ -43,6 +44,14 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@contextmanager
+def as_config_error():
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+
+
 class TrainingFailure(RuntimeError):
     """The loss or the gradient is not a finite number."""
 
@@ -60,7 +69,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             from recipes.estimate import print_plan
 
-            return print_plan(recipe, own, given, world=args.world)
+            with as_config_error():
+                return print_plan(recipe, own, given, world=args.world)
         return train(args, recipe, own, given)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -91,10 +101,11 @@ def train(args, recipe, own, given) -> int:
     # ---- model, engine, data ------------------------------------------------------------------------------------
     torch.manual_seed(settings.seed)
     source, universal = door.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
-    model = task.build_model(recipe)
+    with as_config_error():  # a wrong option, file or tokenizer: one line and not a traceback
+        model = task.build_model(recipe)
+        loader = task.train_loader(recipe, rank=ranks.rank, world=ranks.world)
+        held_out = task.held_out_batches(recipe, rank=ranks.rank, world=ranks.world) if recipe.evaluate.every else None
     engine = door.Engine(model, plan, ranks, universal=universal)
-    loader = task.train_loader(recipe, rank=ranks.rank, world=ranks.world)
-    held_out = task.held_out_batches(recipe, rank=ranks.rank, world=ranks.world) if recipe.evaluate.every else None
     step, seen = 0, 0  # finished steps; targets the loss was taken over
     if source:
         state = engine.load(source)
@@ -155,7 +166,8 @@ def train(args, recipe, own, given) -> int:
         loss_value = held_out_loss = float("nan")
         while step < settings.steps:
             tick = time.perf_counter()
-            torch.manual_seed((settings.seed, step, ranks.rank).__hash__() & 0x7FFFFFFF)  # dropout resumes exactly
+            # A seed per step and rank, so that dropout resumes exactly with no stored random state.
+            torch.manual_seed((settings.seed * 1_000_003 + step) * ranks.world + ranks.rank)
             micro = [next(batches) for _ in range(settings.accumulation)]
             # Micro-batches differ in how many targets they hold. Weighting each by its share of all makes the loss,
             # and so the gradient, the mean over the whole batch's targets, however the batch is cut.

@@ -1,0 +1,87 @@
+"""`--dry-run`: what a recipe would run, cost and need, without touching data, disk or the process group."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from recipes.config import Plan, Recipe, resolve
+from recipes.console import short
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one sample asks for, by the modality's own count (`recipes.<modality>.cost`)."""
+
+    units: int  # tokens, images
+    flops: float  # forward and backward
+    activation_bytes: float  # kept between forward and backward, without recomputation tricks of the kernels
+
+
+def memory_per_rank(parameters: int, plan: Plan, activation_bytes: float) -> dict[str, float]:
+    """Bytes by use. fp32: 4 weights + 4 gradients + 8 Adam moments a parameter. bf16: 2 + 2 + 12 (fp32 copy, moments).
+
+    ZeRO divides by the ranks: from stage 1 the optimiser's, from 2 the gradients, from 3 the weights.
+    """
+    weights, gradients, optimizer = (2, 2, 12) if plan.recipe.train.precision == "bf16" else (4, 4, 8)
+    stage, world = plan.recipe.train.zero_stage, plan.world
+    return {
+        "weights": weights * parameters / (world if stage >= 3 else 1),
+        "gradients": gradients * parameters / (world if stage >= 2 else 1),
+        "optimiser": optimizer * parameters / (world if stage >= 1 else 1),
+        "activations": activation_bytes * (plan.recipe.train.micro_batch or 1),
+    }
+
+
+def build_on_meta(recipe: Recipe) -> Any:
+    """The recipe's model with shapes and no storage, whatever its size."""
+    import torch
+
+    recipe = copy.deepcopy(recipe)
+    recipe.model.init_from = ""
+    with torch.device("meta"):
+        return importlib.import_module(f"recipes.{recipe.modality}").build_model(recipe)
+
+
+def describe(plan: Plan) -> dict[str, str]:
+    """The figures of a plan as text, by name."""
+    recipe, train = plan.recipe, plan.recipe.train
+    task = importlib.import_module(f"recipes.{recipe.modality}")
+    model = build_on_meta(recipe)
+    parameters = sum(p.numel() for p in model.parameters())
+    cost = task.cost(recipe, model)
+    samples = train.batch * train.steps
+    memory = memory_per_rank(parameters, plan, cost.activation_bytes)
+    return {
+        "model": f"{recipe.model.name}, {parameters:,} parameters ({short(parameters)})",
+        "batch": f"{train.batch} = micro-batch {train.micro_batch} × accumulation {train.accumulation} × ranks {plan.world}",
+        task.UNIT: f"{samples * cost.units:,} = {train.steps:,} steps × {train.batch * cost.units:,}",
+        "estimated FLOPs": f"{short(samples * cost.flops)} in all, {short(train.batch * cost.flops)} a step",
+        "estimated memory per rank": f"{sum(memory.values()) / 2**30:.2f} GiB: "
+        + ", ".join(f"{name} {size / 2**30:.2f}" for name, size in memory.items()),
+        "precision, ZeRO": f"{train.precision}, stage {train.zero_stage}",
+    }
+
+
+def print_plan(recipe: Recipe, own: dict[str, Any], given: set[str], *, world: int | None = None) -> int:
+    """Print the resolved recipe, the DeepSpeed configuration and the figures; the lead rank only. Returns 0."""
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    world = world or int(os.environ.get("WORLD_SIZE", 1))
+    plan = resolve(recipe, world=world, device="cuda" if torch.cuda.is_available() else "cpu", own=own, given=given)
+    figures = describe(plan)
+    if int(os.environ.get("RANK", 0)) == 0:
+        console = Console(highlight=False)
+        for title, value in {"recipe": plan.to_dict(), "DeepSpeed": plan.deepspeed}.items():
+            console.print(f"{title}\n{json.dumps(value, indent=2)}", markup=False, soft_wrap=True)
+        table = Table(title=f"{recipe.name} (dry run)", show_header=False, title_justify="left")
+        for name, value in figures.items():
+            table.add_row(name, value)
+        console.print(table)
+    return 0

@@ -48,7 +48,8 @@ class SSMax(nn.Module):
         if train_context < 2:
             raise ValueError(f"SSMax needs a training context of at least 2 tokens, got {train_context}")
         self.window = window
-        seen = torch.arange(1, train_context + 1) if causal else torch.tensor([train_context])
+        # On the CPU whatever the default device: models are counted on "meta", where no number can be read back.
+        seen = torch.arange(1 if causal else train_context, train_context + 1, device="cpu")
         seen = seen.clamp(max=window) if window else seen
         self.s = nn.Parameter(torch.full((num_heads,), 1.0 / float(seen.double().log().mean())))
 

@@ -1,0 +1,209 @@
+"""One figure of what a model's priors have learned: every head's log-prior against distance, and the numbers behind it.
+
+A curve is the last row of K, read from the prior's own oracle: one query at position N − 1, all N keys. Nothing grows
+with N². matplotlib is imported when a figure is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from zoo.positions import Positions
+from zoo.priors.alibi import Alibi
+from zoo.priors.base import Prior
+from zoo.priors.cable import Cable
+from zoo.priors.compose import Compose
+from zoo.priors.ggd import Ggd
+from zoo.priors.kerple import Kerple
+from zoo.priors.key_bias import KeyBias
+from zoo.priors.spectral import Spectral
+from zoo.priors.uniform import Uniform
+
+__all__ = ["draw_priors", "head_parameters", "is_retrieval_head", "layer_priors", "log_prior_curve"]
+
+FLOOR = -12.0  # panels end here: a key this far below the best one weighs 6e-6 of it
+RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion
+
+
+def layer_priors(model: nn.Module) -> list[Prior]:
+    """The prior of each layer of a model along a line.
+
+    Raises:
+        ValueError: for a model with nothing to draw; it says why.
+    """
+    priors = [layer.attention.prior for layer in getattr(model, "layers", [])]
+    if not priors:
+        raise ValueError("this model has no layers with a prior")
+    parts = [part for prior in priors for part in _parts(prior)]
+    if all(isinstance(part, Uniform) for part in parts):
+        raise ValueError(
+            "this model's log-prior is 0 everywhere: its position method acts on queries, keys or embeddings, or it has none"
+        )
+    if any(isinstance(part, Cable) for part in parts):
+        raise ValueError("cable's log-prior depends on the text it reads, so it has no curve of its own")
+    return priors
+
+
+@torch.no_grad()
+def log_prior_curve(prior: Prior, length: int) -> Tensor:
+    """(H, length) float64: K at distances d = 0 … length − 1 from a query at position length − 1, less each head's maximum.
+
+    What depends on the key's position alone, such as GOAT's sink, is therefore part of the curve: key 0 is its last point.
+    """
+    query, keys = Positions.line(1, offset=length - 1), Positions.line(length)
+    row = prior.log_prior(query, keys, causal=True)[0, :, 0].double().cpu().flip(-1)
+    return row - row.max(dim=-1, keepdim=True).values
+
+
+@torch.no_grad()
+def head_parameters(prior: Prior) -> dict[str, list[float]]:
+    """The numbers that make each head's curve, by a short name: β and α of GGD, GOAT's amplitude, slope and bump, …"""
+    found: dict[str, Tensor] = {}
+    for part in _parts(prior):
+        if isinstance(part, Ggd):
+            found |= {"β = θβ": part.theta_beta, "α = exp θα": part.theta_alpha.exp()}
+            if part.theta_mu.abs().max() > 0:
+                found["μ = 2 sinh θμ"] = 2 * part.theta_mu.sinh()
+        elif isinstance(part, Spectral):
+            found |= {"amplitude √Σ(α²+β²)": (part.alpha.square() + part.beta.square()).sum(-1).sqrt()}
+        elif isinstance(part, KeyBias):
+            found |= {"slope": part.slopes(), "bump at key 0": part.bump}
+        elif isinstance(part, Alibi):
+            found |= {"slope": part.slopes()}
+        elif isinstance(part, Kerple):
+            found |= {"r1": part.r1, "r2": part.r2}
+    return {name: value.double().cpu().tolist() for name, value in found.items()}
+
+
+@torch.no_grad()
+def is_retrieval_head(prior: Prior) -> list[bool]:
+    """Per head: whether GGD's θβ < 0, so that it looks away from the query and leaves far keys to content (BAM, th. 3–4)."""
+    flags = [False] * prior.num_heads
+    for part in _parts(prior):
+        if isinstance(part, Ggd):
+            flags = [flag or beta < 0 for flag, beta in zip(flags, part.theta_beta.tolist(), strict=True)]
+    return flags
+
+
+def draw_priors(model: nn.Module, title: str, path: Path, *, length: int) -> None:
+    """Write one PNG: a panel of curves for each layer, and below them the parameters as layer × head tables.
+
+    Raises:
+        ValueError: see `layer_priors`; or for a length below 2.
+    """
+    if length < 2:
+        raise ValueError(f"a curve needs a length of at least 2, got {length}")
+    priors = layer_priors(model)
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(4, len(priors))
+    rows = math.ceil(len(priors) / columns)
+    tables = [head_parameters(prior) for prior in priors]
+    names = list(tables[0])
+    heads = max(prior.num_heads for prior in priors)
+    table_height = 0.9 + 0.28 * len(priors) if names else 0.0
+    figure = pyplot.figure(figsize=(3.6 * columns + 1.4, 2.7 * rows + table_height + 0.6), layout="constrained")
+    top, *below = figure.subfigures(
+        2 if names else 1, 1, height_ratios=[2.7 * rows, table_height][: 1 + bool(names)], squeeze=False
+    ).flat
+    axes = list(top.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
+    for n, (axis, prior) in enumerate(zip(axes, priors, strict=False)):
+        _draw_layer(axis, prior, length, trained_at=getattr(model.config, "train_context", None))
+        axis.set_title(f"layer {n}", fontsize=10)
+        if n % columns == 0:
+            axis.set_ylabel("K − max K (nats)")
+        if n + columns >= len(priors):  # the lowest of its column
+            axis.set_xlabel("distance + 1 (tokens, log₂)")
+            axis.tick_params(labelbottom=True)
+    for axis in axes[len(priors) :]:
+        axis.set_visible(False)
+    _legend(top, priors, heads)
+    if names:
+        for axis, name in zip(below[0].subplots(1, len(names), squeeze=False).flat, names, strict=True):
+            _draw_table(axis, name, [table[name] for table in tables], [is_retrieval_head(prior) for prior in priors])
+    figure.suptitle(f"{title}: log-prior of every head against distance", fontsize=11)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.stem}.partial.png")
+    figure.savefig(partial, dpi=130)
+    os.replace(partial, path)
+    pyplot.close(figure)
+
+
+def _draw_layer(axis, prior: Prior, length: int, *, trained_at: int | None) -> None:
+    curves = log_prior_curve(prior, length)
+    at = _sampled(length)
+    for head, (curve, retrieval) in enumerate(zip(curves, is_retrieval_head(prior), strict=True)):
+        axis.plot(at + 1, curve[at], **_style(head, prior.num_heads, retrieval))
+    axis.set_xscale("log", base=2)
+    axis.set_ylim(FLOOR, 0.6)
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    if trained_at and trained_at < length:
+        axis.axvline(trained_at, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+        axis.annotate(
+            f"trained at {trained_at}", (trained_at, FLOOR + 0.2), rotation=90, ha="right", fontsize=7, color="0.35"
+        )
+
+
+def _legend(figure, priors: list[Prior], heads: int) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **_style(h, heads, False), label=f"head {h}") for h in range(heads)]
+    if any(flag for prior in priors for flag in is_retrieval_head(prior)):
+        handles.append(
+            Line2D([], [], color=RETRIEVAL, linewidth=2.6, label="retrieval head\n(β < 0), in its\nhead's dashes")
+        )
+    figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False, handlelength=3.2)
+
+
+def _draw_table(axis, name: str, rows: list[list[float]], marked: list[list[bool]]) -> None:
+    """Layers × heads, printed and shaded; a marked cell is framed."""
+    from matplotlib.patches import Rectangle
+
+    axis.set_title(name, fontsize=9)
+    largest = max((abs(v) for row in rows for v in row), default=1.0) or 1.0
+    axis.imshow(rows, cmap="PuOr_r", vmin=-largest, vmax=largest, aspect="auto", alpha=0.55)
+    heads = max(map(len, rows))
+    size = 8 if heads <= 8 else 5.5 if heads <= 16 else 4
+    for y, row in enumerate(rows):
+        for x, value in enumerate(row):
+            axis.text(x, y, f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.0e}",
+                      ha="center", va="center", fontsize=size)  # fmt: skip
+            if marked[y][x]:
+                axis.add_patch(Rectangle((x - 0.47, y - 0.45), 0.94, 0.9, fill=False, edgecolor=RETRIEVAL, linewidth=2))
+    axis.set_xticks(range(heads))
+    axis.set_yticks(range(len(rows)))
+    axis.tick_params(labelsize=7, length=0)
+    axis.set_xlabel("head", fontsize=8)
+    axis.set_ylabel("layer", fontsize=8)
+
+
+def _style(head: int, heads: int, retrieval: bool) -> dict:
+    """Head number by grey level and dash; retrieval heads in their own colour."""
+    dashes = ("-", "--", "-.", ":")[head % 4]
+    if retrieval:
+        return {"color": RETRIEVAL, "linewidth": 2.6, "linestyle": dashes, "zorder": 4}
+    from matplotlib import colormaps
+
+    return {"color": colormaps["cividis"](0.9 * head / max(heads - 1, 1)), "linewidth": 1.7, "linestyle": dashes}
+
+
+def _sampled(length: int) -> Tensor:
+    """At most a few hundred distances, all of the small ones: what a log axis can show."""
+    if length <= 512:
+        return torch.arange(length)
+    spaced = torch.logspace(math.log10(256), math.log10(length - 1), 256, dtype=torch.float64).round().long()
+    return torch.unique(torch.cat([torch.arange(256), spaced.clamp(max=length - 1)]))
+
+
+def _parts(prior: Prior) -> list[Prior]:
+    return [deep for part in prior.parts() for deep in _parts(part)] if isinstance(prior, Compose) else [prior]

@@ -1,0 +1,59 @@
+"""The row that a new prior adds: how to make it for the tests that run over every registered prior."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from zoo import Positions, create_prior, list_priors
+from zoo.priors import Prior
+
+WIDTH = 12
+TRAIN_CONTEXT = 16
+
+# Options a prior cannot be made without. A prior that needs none still has its row, so that none is forgotten.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "alibi": {"learnable": True},
+    "spectral": {"rank": 3, "init": "seeded"},
+    "spectral2d": {"rank": 2, "train_grid": (3, 5)},
+    "key_bias": {"train_context": TRAIN_CONTEXT},
+    "key_bias2d": {},
+    "goat": {"train_context": TRAIN_CONTEXT},
+    "goat2d": {"rank": 2, "train_grid": (3, 5)},
+    "ggd": {"train_mu": True},
+    "ggd2d": {"form": "separable"},
+    "cable": {"d_model": WIDTH},
+    "t5": {},
+    "kerple": {},
+    "fire": {},
+}
+LINE = [name for name in list_priors() if not name.endswith("2d")]
+GRID = [name for name in list_priors() if name.endswith("2d")]
+
+
+def make(name: str, *, num_heads: int = 3, seed: int = 0, **options: Any) -> Prior:
+    """A float64 prior with its parameters moved off their inits, so that no identity holds by accident."""
+    torch.manual_seed(seed)
+    prior = create_prior(name, num_heads=num_heads, **{**OPTIONS[name], **options}).double()
+    with torch.no_grad():
+        for parameter in prior.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return prior
+
+
+def inputs(length: int, *, batch: int = 2, seed: int = 1) -> torch.Tensor:
+    """x (B, L, C) float64, for the priors that read it."""
+    return torch.randn(batch, length, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def positions_for(name: str) -> Positions:
+    return Positions.grid(3, 5, num_prefix=2) if name in GRID else Positions.line(11)
+
+
+def causal_modes(name: str) -> list[bool]:
+    return {"cable": [True]}.get(name, [False] if name in GRID else [True, False])
+
+
+CASES = [(name, causal) for name in list_priors() for causal in causal_modes(name)]

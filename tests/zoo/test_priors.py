@@ -1,0 +1,322 @@
+"""Every prior against its oracle, and the identities of the papers, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.zoo.priors_table import CASES, GRID, LINE, OPTIONS, TRAIN_CONTEXT, WIDTH, inputs, make, positions_for
+
+from zoo import Positions, compose, create_prior, list_priors, prior_attention
+from zoo.layers import SSMax
+from zoo.priors.alibi import alibi_slopes
+from zoo.priors.base import prior_dtype, split_bf16
+
+
+def centred(bias: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Hidden entries to 0 and the row's first key to 0: what a softmax can see."""
+    bias = bias - bias[..., :1]
+    return bias.tril(bias.shape[-1] - bias.shape[-2]) if causal else bias
+
+
+def test_every_prior_has_a_row() -> None:
+    assert sorted(OPTIONS) == list_priors()
+
+
+@pytest.mark.parametrize(("name", "causal"), CASES)
+def test_realised_prior_is_the_formula_with_its_gradients(name: str, causal: bool) -> None:
+    """Lanes or table, multiplied out, equal the oracle up to a row constant; so do the gradients of every parameter."""
+    prior, pos = make(name), positions_for(name)
+    x = inputs(pos.length).requires_grad_()
+    weights = torch.randn(prior.num_heads, pos.length, pos.length, dtype=torch.float64)
+    # Gradients are taken through a softmax, which is blind to row constants, as attention is.
+    leaves = [p for p in prior.parameters() if p.requires_grad] + [x]
+    grads, values = [], []
+    for dense in (prior(pos, pos, causal=causal, x=x).dense(), prior.log_prior(pos, pos, causal=causal, x=x)):
+        dense = dense.double().expand(-1, prior.num_heads, pos.length, pos.length)
+        mask = torch.ones(pos.length, pos.length, dtype=torch.bool).tril() if causal else torch.tensor(True)
+        p = dense.masked_fill(~mask, -math.inf).softmax(-1)
+        values.append(centred(dense, causal).detach())
+        loss = (p * weights).sum()
+        found = torch.autograd.grad(loss, leaves, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
+        grads.append([torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)])
+    torch.testing.assert_close(values[0].expand_as(values[1]), values[1], atol=1e-9, rtol=0)
+    for ours, oracle in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, oracle, atol=1e-8, rtol=1e-7)
+
+
+@pytest.mark.parametrize("name", [n for n in LINE if n not in ("key_bias", "goat", "cable", "fire")])
+def test_relative_priors_do_not_see_a_common_shift(name: str) -> None:
+    """Identity 1, for every prior of the distance alone."""
+    prior = make(name)
+    near = prior(Positions.line(7), Positions.line(7), causal=True).dense()
+    far = prior(Positions.line(7, offset=1000), Positions.line(7, offset=1000), causal=True).dense()
+    torch.testing.assert_close(centred(near, True), centred(far, True), atol=1e-6, rtol=0)
+
+
+def test_spectral_lanes_are_the_cosine_and_sine_of_the_distance() -> None:
+    """Identity 1: the lane product is Σ α cos ω(i−j) + β sin ω(i−j)."""
+    prior, pos = make("spectral"), Positions.line(9)
+    d = torch.arange(9.0, dtype=torch.float64)[:, None] - torch.arange(9.0, dtype=torch.float64)
+    omega = torch.tensor([1.0, 1e-2, 1e-4], dtype=torch.float64)
+    angle = d[..., None] * omega
+    alpha, beta = prior.alpha[:, None, None], prior.beta[:, None, None]
+    expected = (alpha * angle.cos() + beta * angle.sin()).sum(-1)
+    torch.testing.assert_close(prior(pos, pos, causal=True).dense()[0], expected, atol=1e-12, rtol=0)
+
+
+def test_ggd_between_nope_and_alibi() -> None:
+    """Identity 2: θβ = 0 is NoPE; θβ = 1 with θα = ln slope is ALiBi to 1e−4."""
+    pos = Positions.line(40)
+    flat = create_prior("ggd", num_heads=4)(pos, pos, causal=True).dense()
+    assert centred(flat, True).abs().max() == 0
+    ggd = create_prior("ggd", num_heads=4, init="alibi").double().log_prior(pos, pos, causal=True)
+    alibi = create_prior("alibi", num_heads=4).log_prior(pos, pos, causal=True)
+    torch.testing.assert_close(centred(ggd, True), centred(alibi, True), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("beta", [-0.5, -2.0])
+def test_retrieval_heads_look_away(beta: float) -> None:
+    """Identity 3: θβ < 0 empties d = 0 (BAM theorem 3) and leaves far distances to content (theorem 4)."""
+    prior = create_prior("ggd", num_heads=1).double()
+    prior.theta_beta.data.fill_(beta)
+    curve = prior.curve(torch.tensor([0.0, 1e8], dtype=torch.float64), causal=True)[0]
+    assert curve[0] < -300 and abs(curve[1]) < 1e-3
+
+
+def test_local_heads_forget() -> None:
+    """Identity 3: θβ > 0 sends K to −∞ (BAM lemma 4)."""
+    prior = create_prior("ggd", num_heads=1).double()
+    prior.theta_beta.data.fill_(0.5)
+    curve = prior.curve(torch.logspace(0, 12, 13, dtype=torch.float64), causal=True)[0]
+    assert (curve.diff() < 0).all() and curve[-1] < -9e5
+
+
+def test_goat_reduces_to_alibi_and_to_plain_attention() -> None:
+    """Identity 4."""
+    pos = Positions.line(30)
+    goat = create_prior("goat", num_heads=4, train_context=16).double()
+    goat.spectral.alpha.data.zero_()
+    alibi = create_prior("alibi", num_heads=4).log_prior(pos, pos, causal=True)
+    torch.testing.assert_close(centred(goat(pos, pos, causal=True).dense(), True), centred(alibi, True), atol=1e-6, rtol=0)
+    plain = create_prior("goat", num_heads=4, train_context=16, init="uniform")
+    q, k = torch.randn(2, 4, 30, 22), torch.randn(2, 4, 30, 22)
+    v = torch.randn(2, 4, 30, 32)
+    ours = prior_attention(q, k, v, plain(pos, pos, causal=True), causal=True)
+    torch.testing.assert_close(ours, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def test_cable_with_a_constant_rate_is_alibi() -> None:
+    """Identity 5."""
+    rate, pos = 0.25, Positions.line(20)
+    cable = create_prior("cable", num_heads=1, d_model=WIDTH, weighted=False).double()
+    cable.decay.weight.data.zero_()
+    cable.decay.bias.data.fill_(rate)
+    d = torch.arange(20.0, dtype=torch.float64)
+    expected = -rate * (d[:, None] - d)
+    dense = cable.log_prior(pos, pos, causal=True, x=inputs(20))
+    torch.testing.assert_close(centred(dense, True)[0, 0], centred(expected, True), atol=1e-12, rtol=0)
+    lanes = cable(pos, pos, causal=True, x=inputs(20)).dense()
+    torch.testing.assert_close(centred(lanes, True)[0, 0], centred(expected, True), atol=1e-9, rtol=0)
+
+
+def test_ssmax_of_one_over_ln_n_is_plain_softmax() -> None:
+    """Identity 6, on the row whose n it is."""
+    n = 12
+    ssmax = SSMax(2, train_context=16)
+    ssmax.s.data.fill_(1 / math.log(n))
+    q, k, v = (torch.randn(1, 2, n, 8, dtype=torch.float64) for _ in range(3))
+    scale = ssmax(Positions.line(n), causal=True)
+    scaled = prior_attention(q, k, v, causal=True, query_scale=scale.double())
+    torch.testing.assert_close(scaled[:, :, -1], prior_attention(q, k, v, causal=True)[:, :, -1], atol=1e-6, rtol=1e-6)
+
+
+def test_ssmax_starts_at_plain_attention_on_average() -> None:
+    scale = SSMax(1, train_context=64)(Positions.line(64), causal=True)
+    assert scale.mean().item() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_attention_collapses_to_the_prior() -> None:
+    """Identity 7: π e^−ω <= p <= π e^ω, ω the range of the row's content scores (GOAT theorem 5.1)."""
+    prior, pos = make("ggd"), Positions.line(15)
+    bias = prior.log_prior(pos, pos, causal=False)[0]
+    scores = torch.randn(3, 15, 15, dtype=torch.float64)
+    pi, p = bias.softmax(-1), (scores + bias).softmax(-1)
+    omega = (scores.amax(-1) - scores.amin(-1))[..., None]
+    assert (p <= pi * omega.exp() + 1e-15).all() and (p >= pi * (-omega).exp() - 1e-15).all()
+
+
+def test_sink_margin_bounds_context_sensitivity() -> None:
+    """Identity 8: 1 − p_sink <= (L−1)/(e^δ + L−1) with zero content (GOAT theorem 5.4); equal when all others tie."""
+    length, margin = 20, 3.0
+    prior = create_prior("key_bias", num_heads=1, train_context=16, init="uniform").double()
+    prior.bump.data.fill_(margin)
+    pos = Positions.line(length)
+    p = prior.log_prior(Positions.line(1, offset=length - 1), pos, causal=True)[0, 0, 0].softmax(-1)
+    bound = (length - 1) / (math.exp(margin) + length - 1)
+    assert 1 - p[0].item() <= bound + 1e-12
+    assert 1 - p[0].item() == pytest.approx(bound, abs=1e-9)
+
+
+def test_exponential_recency_has_maximum_entropy() -> None:
+    """Identity 9: among lag distributions of equal mean, ALiBi's exponential has the highest entropy (GOAT app. F)."""
+    lags = torch.arange(2000.0, dtype=torch.float64)
+
+    def entropy_at_mean(shape, mean: float) -> float:
+        low, high = 1e-6, 50.0
+        for _ in range(200):  # the mean lag falls as the rate grows
+            rate = (low + high) / 2
+            p = shape(rate).softmax(-1)
+            low, high = (rate, high) if (p * lags).sum() > mean else (low, rate)
+        return float(-(p * p.clamp(min=1e-300).log()).sum())
+
+    exponential = entropy_at_mean(lambda r: -r * lags, 10.0)
+    for other in (lambda r: -r * lags.sqrt(), lambda r: -r * lags**2 / 100, lambda r: -r * torch.log1p(lags)):
+        assert entropy_at_mean(other, 10.0) < exponential
+
+
+# --- precision ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["alibi", "key_bias", "goat", "cable"])
+@pytest.mark.parametrize("at", [2**10, 2**15, 2**20 - 1])
+def test_growing_lanes_keep_their_precision(name: str, dtype: torch.dtype, at: int) -> None:
+    """The realised K differs from the float64 K by less than 0.02 logits up to a row constant, below position 2^20."""
+    torch.manual_seed(0)
+    heads, near = 2 if name == "cable" else 8, 300
+    options = {"cable": {"d_model": 1}, "goat": {"train_context": 128}, "key_bias": {"train_context": 128}}
+    prior = create_prior(name, num_heads=heads, **options.get(name, {}))
+    i = torch.tensor([at])
+    # Keys near the query, in the middle, and at the start: where neighbours would tie, and where errors add up.
+    j = torch.cat([torch.arange(max(at - near, 0), at + 1), torch.arange(at // 2, at // 2 + 50), torch.arange(50)])
+    q_pos, k_pos = (Positions(len(p), within=p[None]) for p in (i, j))
+    if name == "cable":
+        x = torch.ones(1, at + 1, 1)
+        prior.decay.bias.data.fill_(0.31)
+        q_pos, k_pos, pick = Positions.line(1, offset=at), Positions.line(at + 1), j
+    else:
+        x, pick = torch.zeros(1, len(j), 1), slice(None)
+    with torch.no_grad():
+        terms = prior(q_pos, k_pos, causal=True, x=x)
+        k_lanes = terms.k_lanes[:, :, pick].to(dtype)
+        q_lanes = terms.q_lanes.to(dtype)
+        exact = reference_growth(prior, name, i, j, x)
+    stored = q_lanes.double() @ k_lanes.double().transpose(-1, -2)
+    assert row_constant_apart(stored, exact) < 0.02
+    # As a kernel sums it, in float32, lane after lane: near the query, where weights are not 0, that costs nothing.
+    summed = torch.zeros_like(stored, dtype=torch.float32)
+    for r in range(q_lanes.shape[-1]):
+        summed = summed + q_lanes[..., r, None].float() * k_lanes[..., None, :, r].float()
+    near_query = j > at - near
+    assert row_constant_apart(summed[..., near_query].double(), exact[..., near_query]) < 0.02
+
+
+def row_constant_apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Half the spread of a − b: the largest difference that is left when the best row constant is taken away."""
+    error = a - b
+    return float((error.amax(-1) - error.amin(-1)).max()) / 2
+
+
+def reference_growth(prior, name: str, i: torch.Tensor, j: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """(1, H, 1, S) float64 K up to a row constant, straight from the formula."""
+    j64 = j.double()
+    if name == "alibi":
+        return (alibi_slopes(prior.num_heads)[:, None] * j64)[None, :, None]
+    if name == "cable":
+        decay, weight = prior.rates(x, torch.float64)
+        return (weight[..., i[0], None] * decay.cumsum(-1)[..., j])[:, :, None]
+    key_bias = prior if name == "key_bias" else prior.key_bias
+    bias = key_bias.sink(key_bias.features(j[None]), (j == 0)[None]) + key_bias.slopes()[:, None] * j64
+    spectral = prior.spectral.series(i[:, None] - j)[None] if name == "goat" else 0.0
+    return bias[:, :, None] + spectral
+
+
+def test_split_bf16_sums_to_the_value() -> None:
+    value = torch.tensor([1.0, math.pi, 1e5 / 3, 2.0**20 - 1 / 3], dtype=torch.float64)
+    pieces = split_bf16(value, 4)
+    torch.testing.assert_close(pieces.sum(-1), value, atol=0, rtol=1e-15)
+    assert (pieces[..., :3].to(torch.bfloat16).double() == pieces[..., :3]).all()
+
+
+@pytest.mark.parametrize("name", LINE)
+def test_priors_stay_float32_in_a_bfloat16_model(name: str) -> None:
+    prior = make(name).to(torch.bfloat16)
+    pos = Positions.line(5)
+    terms = prior(pos, pos, causal=True, x=inputs(5).bfloat16())
+    assert prior_dtype(prior) == torch.float32
+    for tensor in (terms.q_lanes, terms.k_lanes, terms.bias, terms.table and terms.table.table):
+        assert tensor is None or tensor.dtype == torch.float32
+    if hasattr(prior, "omega"):
+        assert prior.omega.dtype == torch.float64
+
+
+# --- the rest of the contract ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_prefix_tokens_get_no_relative_prior(name: str) -> None:
+    """Non-square on purpose: rows and columns must not be confused, and the prefix keeps out of the grid."""
+    prior, pos = make(name), Positions.grid(3, 5, num_prefix=2)
+    bias = prior(pos, pos, causal=False).dense()[0]
+    prefix_keys = bias[:, :, :2]
+    assert (prefix_keys - prefix_keys[:, :1]).abs().max() < 1e-12
+    assert (bias[:, :2, 2:] - bias[:, :1, 2:]).abs().max() < 1e-12
+
+
+def test_compose_adds() -> None:
+    pos = Positions.line(9)
+    ggd, spectral = make("ggd"), make("spectral")
+    both = compose(ggd, spectral, make("t5"))
+    assert both.num_lanes == spectral.num_lanes
+    terms = both(pos, pos, causal=True)
+    torch.testing.assert_close(terms.dense(), both.log_prior(pos, pos, causal=True), atol=1e-12, rtol=0)
+    with pytest.raises(ValueError, match="same number of heads"):
+        compose(make("ggd"), make("ggd", num_heads=4))
+
+
+def test_alibi_slopes() -> None:
+    assert alibi_slopes(8).tolist() == [2.0**-n for n in range(1, 9)]
+    assert alibi_slopes(12).tolist()[8:] == [2 ** (-0.5 * n) for n in (1, 3, 5, 7)]
+
+
+def test_t5_buckets_are_the_published_ones() -> None:
+    """Causal: exact below 16, then 16 + log(d/16)/log(128/16)·16, and the last bucket from 128 on."""
+    prior = create_prior("t5", num_heads=1)
+    distance = torch.tensor([0.0, 15, 16, 20, 32, 64, 100, 127, 128, 5000, -3])
+    assert prior.bucket(distance, causal=True).tolist() == [0, 15, 16, 17, 21, 26, 30, 31, 31, 31, 0]
+    both_sides = prior.bucket(torch.tensor([5.0, -5.0]), causal=False).tolist()
+    assert both_sides == [5, 21]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("albi", {}, "did you mean 'alibi'"),
+        ("ggd", {"initt": "alibi"}, "did you mean 'init'"),
+        ("ggd", {"init": "zeros"}, "known: uniform, alibi"),
+        ("goat", {}, "needs the option 'train_context'"),
+        ("spectral", {"rank": 0}, "rank >= 1"),
+        ("key_bias", {"train_context": 0}, "train_context=0"),
+        ("t5", {"num_buckets": 7}, "even number"),
+        ("key_bias2d", {"rank": 3}, "even, got 3"),
+        ("ggd2d", {"form": "round"}, "isotropic, separable"),
+    ],
+)
+def test_bad_options_are_named(name: str, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        create_prior(name, num_heads=2, **options)
+
+
+def test_where_a_prior_is_not_defined_it_says_so() -> None:
+    pos = Positions.line(4)
+    with pytest.raises(ValueError, match="causal attention only"):
+        make("cable")(pos, pos, causal=False, x=inputs(4))
+    with pytest.raises(ValueError, match="pass x"):
+        make("cable")(pos, pos, causal=True)
+    with pytest.raises(ValueError, match="needs a 2-D prior"):
+        make("ggd")(Positions.grid(2, 2), Positions.grid(2, 2), causal=False)
+    with pytest.raises(ValueError, match="no grid"):
+        make("spectral2d")(pos, pos, causal=False)
+    assert TRAIN_CONTEXT == 16

@@ -1,0 +1,67 @@
+"""Sampling: determinism, filters, stop strings, streaming, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modalities.text.generation import _pick, stream
+from modalities.text.tokenizers import load_tokenizer
+from zoo import create_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return create_model("text_ggd_ssmax_tiny", num_layers=1).eval()
+
+
+def test_greedy_is_the_argmax_of_the_full_forward(model) -> None:
+    row = [256, 10, 20]
+    for token in model.generate([row], max_new_tokens=6)[0]:
+        assert token == model(torch.tensor([row]))[0, -1].argmax().item()
+        row.append(token)
+
+
+def test_sampling_is_reproducible_and_streams(model) -> None:
+    options = dict(max_new_tokens=8, temperature=1.0, top_k=50, top_p=0.9)
+    first = model.generate([[256], [256, 65]], seed=1, **options)
+    assert first == model.generate([[256], [256, 65]], seed=1, **options)
+    assert first != model.generate([[256], [256, 65]], seed=2, **options)
+    steps = stream(model, [[256], [256, 65]], seed=1, **options)
+    assert [int(t) for t in next(steps)] == [first[0][0], first[1][0]]
+
+
+def test_filters_keep_what_they_say() -> None:
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0]]).expand(4000, -1)
+    generator = torch.Generator().manual_seed(0)
+    assert set(_pick(logits, 1.0, 2, None, generator).tolist()) == {0, 1}
+    # Probabilities .636 .234 .086 .032 .012: the first three are the fewest that reach 0.9.
+    assert set(_pick(logits, 1.0, None, 0.9, generator).tolist()) == {0, 1, 2}
+    assert set(_pick(logits, 1.0, None, 0.1, generator).tolist()) == {0}
+    share = (_pick(logits, 1.0, None, None, generator) == 0).float().mean().item()
+    assert share == pytest.approx(0.636, abs=0.04)
+
+
+def test_stop_strings_and_end_tokens(model) -> None:
+    tokenizer = load_tokenizer("bytes")
+    free = model.generate([[256]], max_new_tokens=12)[0]
+    text = tokenizer.decode(free)
+    stop = text[4:6]
+    kept = model.generate([[256]], max_new_tokens=12, stop=[stop], tokenizer=tokenizer)[0]
+    assert tokenizer.decode(kept) == text[: text.index(stop)]
+    assert model.generate([[256]], max_new_tokens=12, eos_id=free[3])[0] == free[: free.index(free[3])]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([[]], {}, "at least one token"),
+        ([[1]], {"max_new_tokens": 0}, "max_new_tokens >= 1"),
+        ([[1]], {"top_p": 1.5}, r"\(0, 1\], got 1.5"),
+        ([[1]], {"stop": ["x"]}, "pass tokenizer"),
+    ],
+)
+def test_bad_requests_are_named(model, prompts, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model.generate(prompts, **{"max_new_tokens": 2, **options})

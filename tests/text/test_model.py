@@ -1,0 +1,186 @@
+"""The causal LM: every position method, cached decoding, packing, padding, sizes, files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from modalities.text.model import SIZES, CausalLM, TextConfig, causal_lm_loss
+from zoo import create_model, list_models
+from zoo.methods import list_positions
+from zoo.priors import Prior
+from zoo.registry import register_model
+
+VARIANTS = [f"text_{name}{ssmax}_tiny" for name in list_positions() for ssmax in ("", "_ssmax")]
+
+
+def small(name: str, **overrides) -> CausalLM:
+    """A two-layer model in float64 whose priors are moved off their inits."""
+    torch.manual_seed(0)
+    model = create_model(name, num_layers=2, dim=64, num_heads=2, hidden_dim=64, train_context=40, **overrides).double()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Prior):
+                for parameter in module.parameters():
+                    parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_prefixes_cache_and_documents(name: str, tokens: torch.Tensor) -> None:
+    """A prefix's logits do not see the rest; chunked and token-wise decoding equals prefill; packing equals rows alone."""
+    model = small(name)
+    full = model(tokens)
+    # The lanes are float32 at best where the prior has no parameters, hence 1e-5 and not 1e-12.
+    close = dict(atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(tokens[:, :12]), full[:, :12], **close)
+
+    cache = model.new_cache()
+    chunks = [tokens[:, :7], tokens[:, 7:20], *tokens[:, 20:].split(1, dim=1)]
+    cached = torch.cat([model(chunk, cache=cache) for chunk in chunks], dim=1)
+    torch.testing.assert_close(cached, full, **close)
+    assert cache.length == 33
+
+    segments = (torch.arange(33) >= 14).long().expand(2, -1)
+    packed = model(tokens, segments=segments)
+    torch.testing.assert_close(packed[:, 14:], model(tokens[:, 14:]), **close)
+    torch.testing.assert_close(packed[:, :14], full[:, :14], **close)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_left_padded_batches_decode_like_single_rows(name: str, tokens: torch.Tensor) -> None:
+    model = small(name)
+    prompts = [tokens[0, :15].tolist(), tokens[1, :6].tolist()]
+    together = model.generate(prompts, max_new_tokens=5)
+    assert together == [model.generate([prompt], max_new_tokens=5)[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", ["text_ggd_ssmax_tiny", "text_goat_tiny", "text_cable_tiny", "text_rope_tiny"])
+@torch.no_grad()
+def test_grouped_heads(name: str, tokens: torch.Tensor) -> None:
+    model = small(name, num_kv_heads=1)
+    assert model.layers[0].attention.value.out_features == 32
+    full, cache = model(tokens), model.new_cache(capacity=33)
+    cached = torch.cat([model(chunk, cache=cache) for chunk in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
+    torch.testing.assert_close(cached, full, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_cached_decoding_across_packed_documents(tokens: torch.Tensor) -> None:
+    model = small("text_goat_ssmax_tiny")
+    segments = torch.tensor([[0] * 10 + [1] * 23, [-1] * 4 + [0] * 20 + [1] * 9])
+    cache = model.new_cache()
+    parts = [
+        model(t, segments=s, cache=cache)
+        for t, s in zip(tokens.split([8, 10, 1, 14], 1), segments.split([8, 10, 1, 14], 1), strict=True)
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1), model(tokens, segments=segments), atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="for all of its tokens or for none"):
+        model(tokens[:, :1], cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("text_goat_125m", 125e6),
+        ("text_cable_124m", 124e6),
+        ("text_ggd_120m", 120e6),
+        ("text_ggd_432m", 432e6),
+        ("text_ggd_1100m", 1.1e9),
+        ("text_ggd_ssmax_tiny", 0.8e6),
+        ("text_ggd_ssmax_small", 10e6),
+    ],
+)
+def test_parameter_counts_are_the_papers(name: str, published: float) -> None:
+    """Within 5%: the papers round, and differ in biases and position tables."""
+    with torch.device("meta"):
+        model = create_model(name)
+    count = sum(p.numel() for p in model.parameters())
+    assert count == pytest.approx(published, rel=0.09 if name.endswith("small") else 0.05)
+
+
+def test_every_method_and_size_is_registered() -> None:
+    assert len(list_models(modality="text")) == len(list_positions()) * 2 * len(SIZES)
+    assert list_models("text_ggd_ssmax_*") == sorted(f"text_ggd_ssmax_{size}" for size in SIZES)
+
+
+def test_no_weight_decay_covers_priors_norms_and_ssmax() -> None:
+    model = create_model("text_cable_ssmax_tiny")
+    kept = model.no_weight_decay()
+    assert "layers.0.attention.prior.decay.weight" in kept and "layers.3.attention.ssmax.s" in kept
+    assert "norm.weight" in kept and "layers.0.attention.query.weight" not in kept
+
+
+def test_activation_checkpointing_changes_nothing(tokens: torch.Tensor) -> None:
+    grads = []
+    for on in (False, True):
+        model = small("text_ggd_ssmax_tiny", activation_checkpointing=on).train()
+        batch = {"tokens": tokens, "segments": (torch.arange(33) >= 14).long().expand(2, -1)}
+        loss, counts = causal_lm_loss(model, batch)
+        loss.backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        assert counts["tokens"] == 2 * 31
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_padding_and_document_borders_are_no_targets(tokens: torch.Tensor) -> None:
+    model = small("text_rope_tiny")
+    segments = torch.tensor([[0] * 20 + [-1] * 13, [0] * 33])
+    loss, counts = causal_lm_loss(model, {"tokens": tokens, "segments": segments})
+    changed = tokens.clone()
+    changed[0, 20:] = 0
+    again, _ = causal_lm_loss(model, {"tokens": changed, "segments": segments})
+    assert counts["tokens"] == 19 + 32
+    torch.testing.assert_close(loss, again)
+
+
+def test_save_and_load(tmp_path, tokens: torch.Tensor) -> None:
+    model = create_model("text_goat_ssmax_tiny").eval()
+    model.save_pretrained(tmp_path / "m", dtype=torch.bfloat16)
+    again = CausalLM.from_pretrained(tmp_path / "m").eval()
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
+    assert torch.equal(again.layers[0].attention.prior.key_bias.raw_slope, model.layers[0].attention.prior.key_bias.raw_slope)
+    torch.testing.assert_close(again(tokens), model(tokens), atol=0.05, rtol=0.05)
+    with pytest.raises(FileNotFoundError, match=r"lacks model\.safetensors"):
+        (tmp_path / "m" / "model.safetensors").unlink()
+        CausalLM.from_pretrained(tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"wings": 2}))
+    (tmp_path / "m" / "model.safetensors").touch()
+    with pytest.raises(ValueError, match="does not know: wings"):
+        CausalLM.from_pretrained(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: create_model("text_gd_tiny"), "did you mean"),
+        (lambda: create_model("text_ggd_tiny", dimm=3), "did you mean 'dim'"),
+        (lambda: create_model("text_ggd_tiny", dim=130), "heads must divide"),
+        (lambda: create_model("text_cable_tiny", num_heads=16), "leaves none for content"),
+        (lambda: create_model("text_rope_tiny", position_options={"thet": 1.0}), "it takes: theta"),
+        (lambda: create_model("text_ggd_tiny.nonesuch"), "weights"),
+        (lambda: register_model("text_ggd_tiny", CausalLM, modality="text", config={}), "registered already"),
+        (lambda: register_model("text.x", CausalLM, modality="text", config={}), "dot"),
+        (lambda: CausalLM(TextConfig(position="rpe")), "did you mean"),
+    ],
+)
+def test_bad_requests_are_named(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_rope_scaling_is_an_evaluation_time_option(tokens: torch.Tensor) -> None:
+    plain, yarn = small("text_rope_tiny"), small("text_rope_tiny", position_options={"scaling": "yarn", "factor": 4.0})
+    yarn.load_state_dict(plain.state_dict())
+    assert not torch.allclose(plain(tokens), yarn(tokens))

@@ -1,0 +1,95 @@
+"""Positions, and the encodings that read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from zoo import Positions
+from zoo.encodings import Learned, Learned2d, Rotary, Rotary2d, Sinusoidal
+
+
+def test_line_and_documents() -> None:
+    assert Positions.line(3, offset=5).index().tolist() == [[5, 6, 7]]
+    segments = torch.tensor([[0, 0, 0, 4, 4], [-1, -1, 0, 0, 0]])
+    assert Positions.documents(segments).index().tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]
+    assert Positions.documents(segments).row_index().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_grid_is_row_major_on_a_grid_that_is_not_square() -> None:
+    y, x = Positions.grid(2, 3, num_prefix=1).yx()
+    assert Positions.grid(2, 3, num_prefix=1).length == 7
+    assert y.tolist() == [0, 0, 0, 1, 1, 1] and x.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("make", [lambda: Positions.line(0), lambda: Positions.line(2, offset=-1), lambda: Positions.grid(0, 2)])
+def test_impossible_positions_are_named(make) -> None:
+    with pytest.raises(ValueError, match="got"):
+        make()
+
+
+@pytest.mark.parametrize("options", [{}, {"scaling": "linear", "factor": 4.0}, {"scaling": "ntk", "factor": 4.0}])
+def test_rotary_scores_depend_on_the_distance_alone(options) -> None:
+    rotary = Rotary(16, train_context=64, **options)
+    q, k = torch.randn(1, 2, 6, 16, dtype=torch.float64), torch.randn(1, 2, 6, 16, dtype=torch.float64)
+
+    def scores(offset: int) -> torch.Tensor:
+        at = Positions.line(6, offset=offset)
+        return rotary(q, at) @ rotary(k, at).transpose(-1, -2)
+
+    torch.testing.assert_close(scores(0), scores(1_000_000), atol=1e-8, rtol=0)
+
+
+def test_rotary_scalings_do_what_their_papers_say() -> None:
+    plain = Rotary(64).frequencies()
+    assert plain[0] == 1 and plain[-1].item() == pytest.approx(10000 ** (-62 / 64))
+    torch.testing.assert_close(Rotary(64, scaling="linear", factor=8.0).frequencies(), plain / 8)
+    ntk = Rotary(64, scaling="ntk", factor=8.0).frequencies()
+    # NTK-aware leaves the fastest frequency alone and interpolates the slowest by the whole factor.
+    assert ntk[0] == 1 and (plain[-1] / ntk[-1]).item() == pytest.approx(8.0, rel=1e-9)
+    yarn = Rotary(64, scaling="yarn", factor=8.0, train_context=2048).frequencies()
+    turns = 2048 * plain / (2 * math.pi)
+    assert torch.equal(yarn[turns > 32], plain[turns > 32])
+    torch.testing.assert_close(yarn[turns < 1], plain[turns < 1] / 8)
+
+
+@pytest.mark.parametrize("form", ["axial", "mixed"])
+def test_rotary2d_depends_on_displacements_and_skips_the_prefix(form: str) -> None:
+    rotary = Rotary2d(16, num_heads=2, form=form).double()
+    q = torch.randn(1, 2, 1, 16, dtype=torch.float64).expand(1, 2, 8, 16)
+    turned = rotary(q, Positions.grid(2, 3, num_prefix=2))
+    assert torch.equal(turned[:, :, :2], q[:, :, :2])
+    patches = turned[:, :, 2:]
+    scores = patches @ patches.transpose(-1, -2)  # patches are 0 1 2 / 3 4 5
+    torch.testing.assert_close(scores[..., 0, 1], scores[..., 4, 5])
+    torch.testing.assert_close(scores[..., 0, 3], scores[..., 2, 5])
+    assert not torch.allclose(scores[..., 0, 1], scores[..., 0, 3])
+
+
+def test_embeddings() -> None:
+    like = torch.zeros(1, dtype=torch.float32)
+    sinusoidal = Sinusoidal(8)(Positions.line(5, offset=3), like)
+    assert sinusoidal.shape == (1, 5, 8) and sinusoidal[0, 0, 0].item() == pytest.approx(math.sin(3))
+    learned = Learned(8, train_context=4)
+    assert torch.equal(learned(Positions.line(4), like)[0], learned.weight)
+    with pytest.raises(ValueError, match="end at 4 tokens, got position 4"):
+        learned(Positions.line(5), like)
+    grid = Learned2d(8, train_grid=(4, 4))
+    assert grid(Positions.grid(6, 5, num_prefix=1), like).shape == (1, 31, 8)
+    assert torch.equal(grid(Positions.grid(4, 4), like)[0].T.reshape(8, 4, 4), grid.weight[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scaling": "yarm", "factor": 2.0}, "known: none, linear, ntk, yarn"),
+        ({"scaling": "linear", "factor": 0.5}, "factor=0.5"),
+        ({"factor": 2.0}, "'none' does not take factor=2.0"),
+        ({"scaling": "yarn", "factor": 2.0}, "YaRN needs train_context"),
+    ],
+)
+def test_bad_rotary_options(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Rotary(16, **options)

@@ -8,9 +8,8 @@ the template is an error, and nothing loops until something fits.
 
 from __future__ import annotations
 
-import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -138,7 +137,7 @@ def make_ruler_sample(
     """One prompt (ids with BOS, at most ``length`` of them) and the references it asks for.
 
     The haystack is the largest that fits, found by bisection. Raises ValueError, with the least length, when the
-    template does not fit even with the smallest haystack, one sentence for each gap between needles.
+    template does not fit even without a haystack.
     """
     keys = _distinct(task.key, task.num_keys, rng)
     values = [_distinct(task.value, task.num_values, rng) for _ in keys]
@@ -154,17 +153,17 @@ def make_ruler_sample(
         head, tail = (t.replace("Some", "A").replace("are all", "is").replace("are", "is") for t in (head, tail))
     head, tail = head.format(kind=kind), tail.format(kind=kind, query=query)
 
-    build, least = _haystack(task, needles, essay, rng)
+    build = _haystack(task, needles, essay, rng)
 
     def prompt(pieces: int) -> np.ndarray:
         return np.concatenate([[tokenizer.bos_id], tokenizer.encode(head + build(pieces) + tail)])
 
-    if len(shortest := prompt(least)) > length:
+    if len(shortest := prompt(0)) > length:
         raise ValueError(
             f"length {length} is too short for this RULER task: its shortest prompt takes {len(shortest)} tokens "
             f"of tokenizer {tokenizer.name!r}"
         )
-    low = high = least
+    low, high = 0, 1
     while len(prompt(high)) <= length:  # ends: every piece is at least one token
         low, high = high, 2 * high
     while high - low > 1:
@@ -175,20 +174,20 @@ def make_ruler_sample(
 
 def _haystack(
     task: RulerTask, needles: list[str], essay: tuple[str, ...], rng: np.random.Generator
-) -> tuple[Callable[[int], str], int]:
-    """A function from a number of haystack sentences to the context, needles in place, and the least such number."""
-    least = len(needles)
+) -> Callable[[int], str]:
+    """A function from a number of haystack pieces (words of essays, else lines) to the context, needles in place."""
     if task.haystack == "essay":
         first = int(rng.integers(len(essay)))
         depths = np.sort(rng.choice(DEPTHS, size=len(needles), replace=False))
 
         def build(count: int) -> str:
-            sentences = [essay[(first + k) % len(essay)] for k in range(count)]
-            for depth, needle in zip(depths[::-1], needles[::-1], strict=True):  # from the back: places stay valid
-                sentences.insert(count * int(depth) // 100, needle)
+            sentences = _sentences(essay[(first + k) % len(essay)] for k in range(count))
+            places = [len(sentences) * int(depth) // 100 for depth in depths]
+            for place, needle in zip(places[::-1], needles[::-1], strict=True):  # from the back: places stay valid
+                sentences.insert(place, needle)
             return " ".join(sentences)
 
-        return build, least
+        return build
 
     taken = {_key_of(needle) for needle in needles}
     fillers: list[str] = []
@@ -210,7 +209,7 @@ def _haystack(
             lines.insert(int(place * count), needle)
         return "\n".join(lines)
 
-    return build_lines, least
+    return build_lines
 
 
 def _key_of(needle: str) -> str:
@@ -236,14 +235,21 @@ def _distinct(kind: str, count: int, rng: np.random.Generator, avoid: set[str] |
     raise RuntimeError(f"could not draw {count} different {kind}")
 
 
-def _sentences(text: str) -> list[str]:
-    return [s for s in (part.strip() for part in re.split(r"(?<=[.!?])\s+", text)) if s]
+def _sentences(words: Iterable[str]) -> list[str]:
+    """Words joined up to each that ends a sentence; the last may be cut short."""
+    sentences: list[list[str]] = [[]]
+    for word in words:
+        sentences[-1].append(word)
+        if word.rstrip("\"')").endswith((".", "!", "?")):
+            sentences.append([])
+    return [" ".join(sentence) for sentence in sentences if sentence]
 
 
 @lru_cache(maxsize=4)
 def _essay(tokenizer_name: str, source: str | None) -> tuple[str, ...]:
+    """The words of all held-out documents, one after the other."""
     _, documents = held_out_documents(tokenizer_name, source)
-    return tuple(sentence for document in documents for sentence in _sentences(document.text))
+    return tuple(word for document in documents for word in document.text.split())
 
 
 @lru_cache(maxsize=256)

@@ -67,11 +67,30 @@ def _rewind(cache: KVCache, length: int, carries: list[Tensor | None]) -> None:
 
 
 @torch.inference_mode()
-def answer_scores(model: nn.Module, prompts: np.ndarray, answers: np.ndarray) -> dict[str, Tensor]:
-    """Score answers (B, A) to equally long prompts (B, P) in both ways from one prefill, per sample.
+def force_and_write(model: nn.Module, prompts: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+    """Both readings of equally long prompts (B, P) with answers (B, A), from one prefill.
 
-    ``teacher_forced``: every answer token is the likeliest one given the *true* tokens before it (one parallel pass).
-    ``free_generation``: greedy decoding of A tokens, one at a time through the cache, gives the answer exactly.
+    Returns the logits (B, A, V) of each answer token given the true ones before it, read in one parallel pass, and the
+    A tokens (B, A) that greedy decoding writes one at a time through the cache.
+    """
+    length, count = prompts.shape[1], answers.shape[1]
+    cache, last = prefill(model, prompts, capacity=length + count)
+    forced = last[:, None]
+    if count > 1:
+        carries = [layer.carry for layer in cache.layers]
+        forced = torch.cat([forced, next_logits(model, answers[:, :-1], cache)], dim=1)
+        _rewind(cache, length, carries)
+    written = [last.argmax(-1)]
+    while len(written) < count:
+        written.append(next_logits(model, written[-1][:, None], cache)[:, -1].argmax(-1))
+    return forced, torch.stack(written, dim=1)
+
+
+def answer_scores(model: nn.Module, prompts: np.ndarray, answers: np.ndarray) -> dict[str, Tensor]:
+    """Score answers (B, A) to equally long prompts (B, P) in both ways, (B,) float64 each.
+
+    ``teacher_forced``: every answer token is the likeliest one given the *true* tokens before it.
+    ``free_generation``: greedy decoding of A tokens gives the answer exactly.
     ``digits``: share of answer tokens that are the likeliest under teacher forcing; ``nll``: mean nats per token.
 
     For greedy decoding and exact match the first two are the same event (the first wrong token spoils both); they
@@ -79,28 +98,13 @@ def answer_scores(model: nn.Module, prompts: np.ndarray, answers: np.ndarray) ->
     """
     device = device_of(model)
     prompt_ids, answer_ids = (torch.as_tensor(x, device=device) for x in (prompts, answers))
-    length, count = prompt_ids.shape[1], answer_ids.shape[1]
-    cache, last = prefill(model, prompt_ids, capacity=length + count)
-    forced = last[:, None].double()
-    if count > 1:
-        carries = [layer.carry for layer in cache.layers]
-        rest = next_logits(model, answer_ids[:, :-1], cache).double()
-        forced = torch.cat([forced, rest], dim=1)
-        _rewind(cache, length, carries)
+    forced, written = force_and_write(model, prompt_ids, answer_ids)
+    forced = forced.double()
     hits = forced.argmax(-1) == answer_ids
     nll = forced.logsumexp(-1) - forced.gather(-1, answer_ids[..., None]).squeeze(-1)
-
-    written = [last.argmax(-1)]
-    while len(written) < count:
-        written.append(next_logits(model, written[-1][:, None], cache)[:, -1].argmax(-1))
-    free = (torch.stack(written, dim=1) == answer_ids).all(1)
-    scores = {
-        "teacher_forced": hits.all(1),
-        "free_generation": free,
-        "digits": hits.double().mean(1),
-        "nll": nll.mean(1),
-    }
-    return {name: value.double().cpu() for name, value in scores.items()}
+    free = (written == answer_ids).all(1)
+    scores = {"teacher_forced": hits.all(1), "free_generation": free, "digits": hits.double().mean(1)}
+    return {name: value.double().cpu() for name, value in (scores | {"nll": nll.mean(1)}).items()}
 
 
 @torch.inference_mode()

@@ -1,0 +1,391 @@
+"""Sources, the held-out split, packing, sharding, and exact resume."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from modalities.text.data import (
+    Document,
+    PackedDataset,
+    PackedLoader,
+    TextDataConfig,
+    TokenCorpus,
+    build_loader,
+    corpus_of,
+    document_split,
+    heldout_documents,
+    load_tokenizer,
+    open_source,
+    tokenize_corpus,
+)
+
+BYTES = load_tokenizer()
+
+
+def corpus(*texts):
+    return corpus_of([Document(str(i), text) for i, text in enumerate(texts)], BYTES)
+
+
+def random_texts(count, seed=0, longest=90):
+    rng = np.random.default_rng(seed)
+    return ["".join(rng.choice(list("abcdefgh"), size=rng.integers(1, longest))) for _ in range(count)]
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def take(iterable, count):
+    return list(itertools.islice(iterable, count))
+
+
+# ---- the shipped excerpt and the split ----
+
+
+def test_the_excerpt_trains_and_measures():
+    documents = list(open_source())
+    assert len(documents) == 36 and len({d.id for d in documents}) == 36
+    assert len(heldout_documents(min_bytes=32769)) >= 10
+    assert heldout_documents(limit=2) == heldout_documents()[:2]
+    loader = build_loader(TextDataConfig(context=128, passkey_fraction=0.5), micro_batch=4)
+    batch = next(iter(loader))
+    assert batch["tokens"].shape == batch["segments"].shape == (4, 129)
+    assert batch["tokens"].dtype == batch["segments"].dtype == torch.int64
+
+
+def test_the_split_depends_on_the_text_alone():
+    documents = [Document(str(i), f"text number {i}") for i in range(4000)]
+    heldout = [d for d in documents if document_split(d) == "heldout"]
+    assert 150 < len(heldout) < 250
+    assert all(document_split(Document("other name", f" {d.text}\n")) == "heldout" for d in heldout)
+    # Pinned: a change here would put documents that shipped weights were trained on into their held-out set.
+    assert [d.id for d in heldout[:6]] == PINNED
+    assert document_split(Document("x", heldout[0].text, split="train")) == "train"
+
+
+PINNED = ["16", "30", "41", "48", "58", "106"]
+
+
+def test_train_and_heldout_share_no_document():
+    source = open_source()
+    train, heldout = (set(tokenize_corpus(source, BYTES, split=s).ids) for s in ("train", "heldout"))
+    assert not train & heldout and len(train | heldout) == 36
+
+
+# ---- sources ----
+
+
+def test_text_files_gz_and_globs(tmp_path):
+    (tmp_path / "b.txt").write_text("second")
+    (tmp_path / "a.txt").write_bytes("\ufefffirst é".encode())
+    with gzip.open(tmp_path / "c.jsonl.gz", "wt", encoding="utf-8") as stream:
+        stream.write('{"text": "third", "id": 7}\n\n{"text": "fourth"}\n')
+    assert [d.text for d in open_source(f"{tmp_path}/*.txt")] == ["first é", "second"]
+    assert [(d.id, d.text) for d in open_source(f"{tmp_path}/*")][2:] == [("7", "third"), ("c.jsonl.gz:3", "fourth")]
+    assert [d.text for d in open_source(f"{tmp_path}/?.txt")] == ["first é", "second"]  # "?" of a glob, not options
+
+
+def test_parquet(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    table = arrow.table({"body": ["one", "", "two"], "n": [1, 2, 3]})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    spec = f"{tmp_path}/x.parquet"
+    assert [d.text for d in open_source(spec + "?field=body&id_field=n")] == ["one", "two"]
+    assert [d.id for d in open_source(spec + "?field=body&id_field=n")] == ["1", "3"]
+    with pytest.raises(ValueError, match=r"row 1: no field 'bdy' among \['body', 'n'\]; did you mean '\?field=body'"):
+        list(open_source(spec + "?field=bdy"))
+
+
+def test_empty_files_and_documents_are_left_out(tmp_path):
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "b.txt").write_text(" \n ")
+    (tmp_path / "c.jsonl").write_text('{"text": ""}\n{"text": null}\n')
+    assert list(open_source(f"{tmp_path}/*")) == []
+    with pytest.raises(ValueError, match="has no document: every file or row is empty"):
+        tokenize_corpus(open_source(f"{tmp_path}/*"), BYTES)
+    (tmp_path / "d.txt").write_text("something")
+    assert [d.id for d in open_source(f"{tmp_path}/*")] == ["d.txt"]
+    with pytest.raises(ValueError, match="has 1 document and none in the 'heldout' split"):
+        tokenize_corpus(open_source(f"{tmp_path}/*"), BYTES, split="heldout")
+    assert len(tokenize_corpus(open_source(f"{tmp_path}/*"), BYTES, split="all")) == 1
+
+
+def test_invalid_utf8_is_an_error_or_replaced(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"good \xff bad")
+    with pytest.raises(ValueError, match=r"a\.txt: invalid UTF-8 at byte 5 \(0xff\).*errors=replace"):
+        list(open_source(f"{tmp_path}/a.txt"))
+    assert [d.text for d in open_source(f"{tmp_path}/a.txt?errors=replace")] == ["good \ufffd bad"]
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "ok"}\n{"text": "\xe9"}\n')
+    with pytest.raises(ValueError, match=r"b\.jsonl, row 2: invalid UTF-8"):
+        list(open_source(f"{tmp_path}/b.jsonl"))
+
+
+def test_bad_rows_name_file_and_row(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "ok"}, {"txet": "no"}])
+    with pytest.raises(
+        ValueError, match=r"a\.jsonl, row 2: no field 'text' among \['txet'\]; did you mean '\?field=txet'"
+    ):
+        list(open_source(str(path)))
+    with pytest.raises(ValueError, match="row 1: field 'text' is int, expected a string"):
+        list(open_source(str(write_jsonl(tmp_path / "b.jsonl", [{"text": 3}]))))
+    with pytest.raises(ValueError, match="row 1: expected an object"):
+        list(open_source(str(write_jsonl(tmp_path / "c.jsonl", [["text"]]))))
+    (tmp_path / "d.jsonl").write_text('{"text": "ok"}\n{"text": \n')
+    with pytest.raises(ValueError, match=r"d\.jsonl, row 2: not JSON"):
+        list(open_source(str(tmp_path / "d.jsonl")))
+
+
+def test_a_source_can_bring_its_own_split(tmp_path):
+    rows = [{"text": f"t{i}", "s": name} for i, name in enumerate(["train", "heldout", "unused", "train"])]
+    spec = f"{write_jsonl(tmp_path / 'a.jsonl', rows)}?split_field=s"
+    assert [tokenize_corpus(open_source(spec), BYTES, split=s).ids for s in ("train", "heldout")] == [
+        ["a.jsonl:1", "a.jsonl:4"],
+        ["a.jsonl:2"],
+    ]
+    rows[0]["s"] = "test"
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ValueError, match="split 'test' is none of"):
+        list(open_source(spec))
+
+
+def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path / "nothing"))
+    (tmp_path / "speech.txt").write_text("x")
+    (tmp_path / "pic.png").write_text("x")
+    cases = {
+        "sotu-exerpt": (FileNotFoundError, "did you mean 'sotu-excerpt'"),
+        "rfc": (FileNotFoundError, "fetch_data.py text rfc"),
+        f"{tmp_path}/speeech.txt": (FileNotFoundError, "did you mean '.*speech.txt'"),
+        f"{tmp_path}/*.md": (FileNotFoundError, "no file matches"),
+        f"{tmp_path}": (FileNotFoundError, "is a folder; give a glob"),
+        f"{tmp_path}/pic.png": (ValueError, "is none of .txt, .jsonl"),
+        "sotu-excerpt?feild=text": (ValueError, "did you mean 'field'"),
+        "sotu-excerpt?errors=skip": (ValueError, "expected 'strict' or 'replace'"),
+        "sotu-excerpt?data_files=x": (ValueError, "only for 'hf:"),
+        "hf:": (ValueError, "expected 'hf:NAME"),
+        "hf:a:b:c:d": (ValueError, "expected 'hf:NAME"),
+        "": (ValueError, "non-empty string"),
+    }
+    for spec, (error, message) in cases.items():
+        with pytest.raises(error, match=message):
+            open_source(spec)
+
+
+def test_hf_specs():
+    parse = lambda spec: (lambda s: (s.name, s.config, s.split))(open_source(spec))  # noqa: E731
+    assert parse("hf:allenai/c4:en") == ("allenai/c4", "en", "train")
+    assert parse("hf:allenai/c4:en:validation") == ("allenai/c4", "en", "validation")
+    assert parse("hf:a/b::test") == ("a/b", None, "test")
+    assert parse("hf:a/b:validation") == ("a/b", None, "validation")
+    assert open_source("hf:json?data_files=x/*.jsonl").options == {"data_files": "x/*.jsonl"}
+
+
+# ---- the tokenised corpus ----
+
+
+def test_cache_is_used_and_notices_changes(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in random_texts(50)])
+    cache = tmp_path / "cache"
+    first = tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache)
+    assert isinstance(first.tokens, np.memmap) and first.tokens.dtype == np.uint16
+    assert len(list(cache.iterdir())) == 1
+    second = tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache)
+    plain = tokenize_corpus(open_source(str(path)), BYTES)
+    assert first.fingerprint == second.fingerprint == plain.fingerprint and second.ids == plain.ids
+    assert len(list(cache.iterdir())) == 1
+    write_jsonl(path, [{"text": t} for t in random_texts(51)])
+    assert len(tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache)) > 0
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_saved_corpus_is_a_source(tmp_path):
+    for split in ("train", "heldout"):
+        tokenize_corpus(open_source(), BYTES, split=split).save(tmp_path / split)
+    config = TextDataConfig(source=f"tokens:{tmp_path}", context=64)
+    for split in ("train", "heldout"):
+        there = next(iter(build_loader(config, split=split, micro_batch=3)))
+        here = next(iter(build_loader(TextDataConfig(context=64), split=split, micro_batch=3)))
+        assert torch.equal(there["tokens"], here["tokens"])
+    with pytest.raises(FileExistsError):
+        corpus("x").save(tmp_path / "train")
+    with pytest.raises(FileNotFoundError, match=r"no corpus\.json"):
+        TokenCorpus.load(tmp_path)
+    (tmp_path / "train/corpus.json").write_text('{"format": 99}')
+    with pytest.raises(ValueError, match="format 99"):
+        TokenCorpus.load(tmp_path / "train")
+
+
+def test_an_interrupted_save_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(np, "save", lambda *a, **k: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        corpus("x").save(tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- packing ----
+
+
+def test_every_token_is_a_target_once_per_epoch():
+    texts = random_texts(40)
+    data = PackedDataset(corpus(*texts), 16, BYTES, seed=3)
+    for epoch in (0, 1, 5):
+        rows = [data[epoch * data.epoch_windows + i] for i in range(data.epoch_windows)]
+        real = [(row["tokens"][1:])[row["segments"][1:] >= 0] for row in rows]
+        counts = np.bincount(torch.cat(real).numpy(), minlength=264)
+        # every document's bytes and BOS, but for the very first token of the line, which nothing predicts
+        assert counts[:256].tolist() == np.bincount(BYTES.encode("".join(texts)), minlength=256).tolist()
+        assert counts[256] == len(texts) - 1
+
+
+def test_rows_hold_whole_pieces_with_document_ids():
+    data = PackedDataset(corpus("abc", "de", "fghij"), 12, BYTES, shuffle=False, epochs=1)
+    assert len(data) == 1
+    row = data[0]
+    assert row["tokens"].tolist() == [256, 97, 98, 99, 256, 100, 101, 256, 102, 103, 104, 105, 106]
+    assert row["segments"].tolist() == [0] * 4 + [1] * 3 + [2] * 6
+
+
+def test_a_document_longer_than_the_context_goes_on_as_a_piece_of_its_own():
+    data = PackedDataset(corpus("abcdefghij", "k"), 4, BYTES, shuffle=False, epochs=1)
+    tokens = [row["tokens"].tolist() for row in data]
+    assert tokens == [
+        [256, 97, 98, 99, 100],
+        [100, 101, 102, 103, 104],
+        [104, 105, 106, 256, 107],
+    ]
+    assert [row["segments"].tolist() for row in data] == [[0] * 5, [0] * 5, [0, 0, 0, 1, 1]]
+
+
+def test_a_corpus_shorter_than_a_window_is_padded():
+    data = PackedDataset(corpus("ab"), 8, BYTES, seed=1)
+    for index in (0, 1, 17):
+        row = data[index]
+        assert row["tokens"].tolist() == [256, 97, 98] + [258] * 6
+        assert row["segments"].tolist() == [0, 0, 0] + [-1] * 6
+
+
+def test_order_is_by_seed_and_differs_between_epochs():
+    texts = random_texts(60)
+    a, b, other = (PackedDataset(corpus(*texts), 16, BYTES, seed=s) for s in (1, 1, 2))
+    assert all(torch.equal(a[i]["tokens"], b[i]["tokens"]) for i in (0, 5, a.epoch_windows + 3, 1000))
+    rows = lambda d, e: torch.stack([d[e * d.epoch_windows + i]["tokens"] for i in range(d.epoch_windows)])  # noqa: E731
+    assert not torch.equal(rows(a, 0), rows(other, 0))
+    assert not torch.equal(rows(a, 0), rows(a, 1))
+
+
+def test_passkey_rows_come_at_their_rate_and_leave_text_rows_alone():
+    texts = random_texts(200)
+    plain = PackedDataset(corpus(*texts), 128, BYTES, seed=4)
+    mixed = PackedDataset(corpus(*texts), 128, BYTES, seed=4, passkey_fraction=0.25)
+    rows = [mixed[i] for i in range(400)]
+    passkey = [b"pass key" in bytes(t for t in row["tokens"].tolist() if t < 256) for row in rows]
+    assert 70 < sum(passkey) < 130
+    for index, (row, is_passkey) in enumerate(zip(rows, passkey, strict=True)):
+        if is_passkey:
+            assert row["tokens"][0] == 256 and (row["segments"] == 0).all()
+        else:
+            assert torch.equal(row["tokens"], plain[index]["tokens"])
+    with pytest.raises(ValueError, match=r"context 79 is too short for passkey documents.*at least 80"):
+        PackedDataset(corpus("x"), 79, BYTES, passkey_fraction=0.1)
+    PackedDataset(corpus("x"), 80, BYTES, passkey_fraction=1.0)[0]
+
+
+def test_wrong_values_are_refused():
+    with pytest.raises(ValueError, match="tokenised with 'bytes'"):
+        PackedDataset(corpus("x"), 8, type("T", (), {"name": "gpt2"})())
+    with pytest.raises(IndexError, match=r"sample 1 is outside 0\.\.0"):
+        PackedDataset(corpus("x"), 8, BYTES, epochs=1)[1]
+    with pytest.raises(ValueError, match="micro_batch 0"):
+        PackedLoader(PackedDataset(corpus("x"), 8, BYTES), 0)
+    with pytest.raises(ValueError, match=r"rank 2 is outside 0\.\.1"):
+        PackedLoader(PackedDataset(corpus("x"), 8, BYTES), 1, rank=2, world=2)
+    with pytest.raises(ValueError, match=r"no option 'contxt'; did you mean 'context'"):
+        TextDataConfig().with_options(contxt=3)
+    with pytest.raises(ValueError, match=r"outside 0\.\.1"):
+        TextDataConfig().with_options(passkey_fraction=3)
+    with pytest.raises(ValueError, match="split 'valid' is none of"):
+        tokenize_corpus(open_source(), BYTES, split="valid")
+
+
+# ---- loaders: shards, workers, resume ----
+
+
+def packed(micro_batch=2, rank=0, world=1, workers=0, seed=0, context=16):
+    data = PackedDataset(corpus(*random_texts(60)), context, BYTES, seed=seed)
+    return PackedLoader(data, micro_batch, rank=rank, world=world, num_workers=workers)
+
+
+def global_samples(world, micro_batch, workers=0, steps=12):
+    """The rows of all ranks, step by step, in the order of their global numbers."""
+    loaders = [packed(micro_batch, rank, world, workers) for rank in range(world)]
+    batches = [[b["tokens"] for b in take(loader, steps)] for loader in loaders]
+    return torch.cat([torch.stack(step, dim=1).flatten(0, 1) for step in zip(*batches, strict=True)])
+
+
+def test_the_global_order_does_not_depend_on_ranks_batches_or_workers():
+    one = global_samples(world=1, micro_batch=4)
+    assert torch.equal(one, global_samples(world=2, micro_batch=2))
+    assert torch.equal(one, global_samples(world=4, micro_batch=1))
+    assert torch.equal(one, global_samples(world=1, micro_batch=2, steps=24))
+    assert torch.equal(one, global_samples(world=2, micro_batch=2, workers=2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_is_exact(workers):
+    loader = packed(workers=workers)
+    take(loader, 7)  # workers have fetched ahead; the state counts what was handed out
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert state["next_sample"] == 14
+    whole = [b["tokens"] for b in take(packed(), 12)]
+    fresh = packed(workers=workers)
+    fresh.load_state_dict(state)
+    resumed = [b["tokens"] for b in take(fresh, 5)]
+    assert all(torch.equal(a, b) for a, b in zip(whole[7:], resumed, strict=True))
+    # and on two ranks
+    ranks = [packed(1, rank, 2) for rank in range(2)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    both = torch.cat([next(iter(rank))["tokens"] for rank in ranks])
+    assert torch.equal(both, whole[7])
+
+
+def test_a_foreign_state_is_refused():
+    state = packed().state_dict()
+    for other in (packed(seed=1), packed(context=8)):
+        with pytest.raises(ValueError, match=r"data state has (seed|context)="):
+            other.load_state_dict(state)
+    with pytest.raises(ValueError, match="fingerprint"):
+        PackedLoader(PackedDataset(corpus("x"), 16, BYTES), 2).load_state_dict(state)
+
+
+def test_heldout_pass_is_finite_complete_and_equal_on_all_ranks():
+    config = TextDataConfig(context=512)
+    single = build_loader(config, split="heldout", micro_batch=3)
+    count = sum(int((b["segments"][:, 1:] >= 0).sum()) for b in single)
+    assert count == single.dataset.epoch_tokens - 1
+    loaders = [build_loader(config, split="heldout", micro_batch=5, rank=r, world=3) for r in range(3)]
+    batches = [list(loader) for loader in loaders]
+    assert {len(b) for b in batches} == {len(loaders[0])}
+    assert sum(int((b["segments"][:, 1:] >= 0).sum()) for part in batches for b in part) == count
+    assert len(list(loaders[0])) == len(loaders[0])  # a second pass starts over
+
+
+def test_training_imports_neither_datasets_nor_arrow_nor_tokenizers():
+    code = (
+        "import sys; from modalities.text.data import TextDataConfig, build_loader;"
+        "next(iter(build_loader(TextDataConfig(passkey_fraction=.5), micro_batch=2)));"
+        "print([m for m in ('datasets', 'pyarrow', 'pandas', 'tokenizers', 'transformers', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

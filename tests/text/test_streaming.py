@@ -1,0 +1,138 @@
+"""Streamed sources, on local files of the form that Hugging Face datasets have."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from modalities.text.data import TextDataConfig, build_loader, load_corpus, load_tokenizer
+from modalities.text.sources import Document, document_split
+
+datasets = pytest.importorskip("datasets")
+
+BYTES = load_tokenizer()
+FILES, ROWS = 4, 40
+
+
+@pytest.fixture(autouse=True)
+def quiet(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf"))
+    datasets.disable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return [f"<{n:03d}> " + "word " * (n % 7) for n in range(FILES * ROWS)]
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory, texts):
+    folder = tmp_path_factory.mktemp("shards")
+    for file in range(FILES):
+        lines = [json.dumps({"body": t}) for t in texts[file::FILES]]
+        (folder / f"part-{file}.jsonl").write_text("\n".join(lines) + "\n")
+    return f"hf:json?data_files={folder}/*.jsonl&field=body"
+
+
+def config(spec, **options):
+    return TextDataConfig(source=spec, context=8, **options)
+
+
+def loader(spec, *, rank=0, world=1, **options):
+    return build_loader(config(spec, **options), micro_batch=4, rank=rank, world=world)
+
+
+def batches(iterable, count):
+    iterator = iter(iterable)
+    return [next(iterator) for _ in range(count)]
+
+
+def markers(rows):
+    return re.findall(r"<\d{3}>", "".join(BYTES.decode(row) for batch in rows for row in batch["tokens"]))
+
+
+def train_texts(texts):
+    return {t[:5] for t in texts if document_split(Document("", t)) == "train"}
+
+
+def test_rows_have_the_packed_form(spec):
+    for batch in batches(loader(spec), 100):
+        assert batch["tokens"].shape == batch["segments"].shape == (4, 9)
+        assert batch["tokens"].dtype == batch["segments"].dtype == torch.int64
+        inner = batch["tokens"][:, 1:] == BYTES.bos_id  # a new document exactly where a BOS stands
+        assert torch.equal(inner.long(), batch["segments"].diff(dim=1))
+        assert (batch["segments"][:, 0] == 0).all()
+
+
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (2, 0), (2, 2), (3, 0)])
+def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path, world, workers):
+    texts = [f"<{n:03d}> " + "word " * 160 for n in range(160)]
+    for file in range(4):
+        (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts[file::4]))
+    options = {"source": f"hf:json?data_files={tmp_path}/*.jsonl", "context": 32, "num_workers": workers}
+    # As many whole blocks of 256 windows as surely lie in the first epoch; later epochs deal the files out anew.
+    shards = world * max(1, workers)
+    blocks = int(0.7 * 160 * 806 / shards / (256 * 32))
+    seen = []
+    for rank in range(world):
+        whole = build_loader(TextDataConfig(**options), micro_batch=16, rank=rank, world=world)
+        seen.append(set(markers(batches(whole, blocks * 16 * max(1, workers)))))
+    assert len(set.union(*seen)) == sum(map(len, seen))
+    assert set.union(*seen) <= train_texts(texts)
+    assert len(set.union(*seen)) > 0.4 * len(train_texts(texts))  # a marker cut by a window's edge is not found
+
+
+@pytest.mark.parametrize(("world", "workers", "stops"), [(1, 0, (0, 3, 64, 400)), (2, 2, (1, 129, 130)), (3, 0, (77,))])
+def test_resume_is_exact(spec, world, workers, stops):
+    options = {"rank": world - 1, "world": world, "num_workers": workers, "passkey_fraction": 0.0, "seed": 3}
+    first = loader(spec, **options)
+    iterator, whole, states = iter(first), [], {}
+    for number in range(max(stops) + 90):
+        if number in stops:
+            states[number] = json.loads(json.dumps(first.state_dict()))
+        whole.append(next(iterator))
+    for number, state in states.items():
+        second = loader(spec, **options)
+        second.load_state_dict(state)
+        for old, new in zip(whole[number : number + 90], batches(second, 90), strict=True):
+            assert torch.equal(old["tokens"], new["tokens"]) and torch.equal(old["segments"], new["segments"])
+    if not workers and world == 1:  # the last stop lay beyond the first epoch
+        assert states[400]["states"]["0"]["dataset"]["epoch"] > 0
+
+
+def test_seed_decides_the_order_and_passkeys_come_at_their_rate(spec):
+    a, b, c = (batches(loader(spec, seed=s), 3) for s in (0, 0, 1))
+    assert torch.equal(a[2]["tokens"], b[2]["tokens"]) and not torch.equal(a[0]["tokens"], c[0]["tokens"])
+    mixed = build_loader(TextDataConfig(source=spec, context=128, passkey_fraction=0.5), micro_batch=8)
+    rows = [row for batch in batches(mixed, 10) for row in batch["tokens"]]
+    assert 25 < sum("The pass key is" in BYTES.decode(row) for row in rows) < 55
+
+
+def test_a_state_fits_only_the_setup_that_saved_it(spec):
+    state = loader(spec).state_dict()
+    with pytest.raises(ValueError, match="data state has world=1, this loader 2"):
+        loader(spec, world=2).load_state_dict(state)
+    with pytest.raises(ValueError, match="data state has seed=0"):
+        loader(spec, seed=1).load_state_dict(state)
+
+
+def test_heldout_documents_of_a_stream(spec, texts):
+    tokens = load_corpus(config(spec), "heldout")
+    assert len(tokens) == len(texts) - len(train_texts(texts)) > 0
+    assert len(load_corpus(config(spec, heldout_limit=2), "heldout")) == 2
+    whole = load_corpus(config(spec, heldout_source=spec, heldout_limit=50), "heldout")
+    assert len(whole) == 50
+    assert sum(1 for _ in build_loader(config(spec), split="heldout", micro_batch=4)) > 0
+
+
+def test_a_shard_without_documents_is_an_error(spec):
+    with pytest.raises(ValueError, match="shard 170 has no training document"):
+        next(iter(loader(spec, rank=170, world=171)))
+
+
+def test_a_missing_field_names_the_row(spec):
+    with pytest.raises(ValueError, match=r"row 0: no field 'text' among \['body'\]"):
+        next(iter(loader(spec.replace("&field=body", ""))))

@@ -1,0 +1,110 @@
+"""Tokenizers: round trips, special ids, digit splitting, and errors that name the nearest valid choice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modalities.text.tokenizers import load_tokenizer
+
+TEXT = "In 1903 the Senate met; 48213 dollars — naïve, 日本.\n  Two  spaces.\t"
+
+
+@pytest.fixture(scope="module")
+def bpe_folder(tmp_path_factory):
+    """A small byte-level BPE in GPT-2's file layout, whose merges join digits ("190", "482"…)."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("bpe")
+    model = tokenizers.ByteLevelBPETokenizer()
+    model.train_from_iterator([TEXT] * 4, vocab_size=330, min_frequency=1, special_tokens=["<|endoftext|>"])
+    model.save_model(str(folder))
+    model.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_bytes():
+    tokenizer = load_tokenizer()
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (264, 256, 257, 258)
+    ids = tokenizer.encode(TEXT)
+    assert ids.dtype == np.int64 and len(ids) == tokenizer.count_bytes(TEXT) == len(TEXT.encode())
+    assert tokenizer.decode(ids) == TEXT
+    assert tokenizer.decode([256, 72, 105, 257, 258]) == "Hi"
+    assert tokenizer.decode(tokenizer.encode("é")[:1]) == "\ufffd"
+    assert tokenizer.encode("").shape == (0,)
+
+
+def test_bpe_from_a_folder_and_from_json(bpe_folder):
+    folder = load_tokenizer(f"gpt2:{bpe_folder}")
+    single = load_tokenizer(str(bpe_folder / "tokenizer.json"))
+    assert folder.decode(folder.encode(TEXT)) == TEXT
+    assert np.array_equal(folder.encode(TEXT), single.encode(TEXT))
+    assert np.array_equal(folder.encode_many(["a", TEXT])[1], folder.encode(TEXT))
+    assert folder.bos_id == folder.eos_id == single.bos_id
+    assert len(folder.encode(TEXT)) < len(TEXT.encode())
+
+
+def test_original_file_names_are_read_too(bpe_folder, tmp_path):
+    shutil.copy(bpe_folder / "vocab.json", tmp_path / "encoder.json")
+    shutil.copy(bpe_folder / "merges.txt", tmp_path / "vocab.bpe")
+    renamed, plain = load_tokenizer(f"gpt2:{tmp_path}"), load_tokenizer(f"gpt2:{bpe_folder}")
+    assert renamed.fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["gpt2:{}", "{}/tokenizer.json"])
+def test_split_digits_gives_each_digit_its_own_token(bpe_folder, kind):
+    joined = load_tokenizer(kind.format(bpe_folder))
+    split = load_tokenizer(kind.format(bpe_folder), split_digits=True)
+    assert len(joined.encode("48213")) < 5
+    assert [split.decode([i]) for i in split.encode("48213")] == list("48213")
+    assert split.decode(split.encode(TEXT)) == TEXT
+    assert split.vocab_size == joined.vocab_size
+    assert split.fingerprint != joined.fingerprint and split.name == joined.name + "+digits"
+    assert np.array_equal(split.encode("7"), joined.encode("7"))  # the vocabulary keeps its ids
+
+
+def test_special_tokens_of_a_json_can_be_named(bpe_folder, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.Tokenizer.from_file(str(bpe_folder / "tokenizer.json"))
+    model.add_special_tokens(["<s>", "</s>", "<pad>", "[GO]"])
+    path = tmp_path / "mine.json"
+    model.save(str(path))
+    tokenizer = load_tokenizer(str(path))
+    assert [tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id] == [
+        model.token_to_id(t) for t in ("<s>", "</s>", "<pad>")
+    ]
+    assert load_tokenizer(f"{path}?bos=[GO]").bos_id == model.token_to_id("[GO]")
+    with pytest.raises(ValueError, match=r"no bos token; looked for '\[NO\]'"):
+        load_tokenizer(f"{path}?bos=[NO]")
+    with pytest.raises(ValueError, match="did you mean 'bos'"):
+        load_tokenizer(f"{path}?boss=x")
+
+
+def test_errors_name_what_is_valid(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown tokenizer 'byte'.*did you mean 'bytes'"):
+        load_tokenizer("byte")
+    with pytest.raises(ValueError, match="non-empty string"):
+        load_tokenizer("")
+    with pytest.raises(
+        FileNotFoundError, match=r"encoder\.json \+ vocab\.bpe or vocab\.json.*fetch_data\.py text gpt2"
+    ):
+        load_tokenizer(f"gpt2:{tmp_path}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match=r"'tokenizer\.json' is there"):
+        load_tokenizer(str(tmp_path / "tokeniser.json"))
+    with pytest.raises(ValueError, match="not a `tokenizers` JSON file"):
+        load_tokenizer(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"token id 300 is outside 0\.\.263"):
+        load_tokenizer().decode([300])
+
+
+def test_the_real_gpt2_when_it_has_been_fetched():
+    folder = Path(os.environ.get("PRIORZOO_DATA") or "data") / "gpt2"
+    if not (folder / "encoder.json").is_file():
+        pytest.skip("python tools/fetch_data.py text gpt2 has not been run")
+    tokenizer = load_tokenizer("gpt2", split_digits=True)
+    assert tokenizer.vocab_size == 50257 and tokenizer.bos_id == 50256
+    assert tokenizer.encode("Hello world").tolist() == [15496, 995]

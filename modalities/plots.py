@@ -98,7 +98,7 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, title: str, sc
 
     columns = min(4, len(results))
     rows = math.ceil(len(results) / columns)
-    width = max(3.0, 1.2 + 0.55 * max(len({c["length"] for c in r.cells.values()}) for r in results))
+    width = max(3.0 if columns > 1 else 5.0, 1.2 + 0.55 * max(len({c["length"] for c in r.cells.values()}) for r in results))
     figure, axes = _panels(rows, columns, width=width, height=3.1)
     for axis in axes[len(results) :]:
         axis.set_visible(False)

@@ -182,7 +182,7 @@ def main(
         if dry_run:
             return
         results = evaluate(targets, evaluators, settings, out, overrides=overrides)
-    except ValueError as error:  # RequestError, and what models, sources and evaluators say about impossible requests
+    except (ValueError, FileNotFoundError, ImportError) as error:  # whatever models, sources, evaluators cannot serve
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
     for evaluator in evaluators:

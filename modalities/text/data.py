@@ -330,8 +330,8 @@ def build_loader(
     """The loader of one split for one rank: iterable of {"tokens", "segments"}, int64 (B, L+1), with state_dict() and
     load_state_dict().
 
-    "train" is endless and shuffled, with passkey rows as configured. "heldout" is one pass in order over the held-out
-    documents, without passkey rows, with equally many batches on every rank.
+    "train" is endless and shuffled, with passkey rows as configured. "heldout" is one pass over the held-out documents,
+    in a mixed order that is the same for every seed, without passkey rows, with equally many batches on every rank.
     A "hf:" source streams in training (StreamingLoader: its state is each rank's own); everything else is tokenised
     once (PackedLoader: its state is the same on all ranks).
     """
@@ -342,8 +342,8 @@ def build_loader(
         return StreamingLoader(config, tokenizer, rank=rank, world=world, micro_batch=micro_batch)
     corpus = load_corpus(config, split, tokenizer)
     if split == "train":
-        options: dict[str, Any] = {"passkey_fraction": config.passkey_fraction}
-    else:
-        options = {"shuffle": False, "epochs": 1}
-    dataset = PackedDataset(corpus, config.context, tokenizer, seed=config.seed, **options)
+        options: dict[str, Any] = {"seed": config.seed, "passkey_fraction": config.passkey_fraction}
+    else:  # shuffled, so that the first few batches stand for all documents; always alike, so that runs compare
+        options = {"seed": 0, "epochs": 1}
+    dataset = PackedDataset(corpus, config.context, tokenizer, **options)
     return PackedLoader(dataset, micro_batch, rank=rank, world=world, num_workers=config.num_workers)

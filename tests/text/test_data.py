@@ -379,6 +379,8 @@ def test_heldout_pass_is_finite_complete_and_equal_on_all_ranks():
     assert {len(b) for b in batches} == {len(loaders[0])}
     assert sum(int((b["segments"][:, 1:] >= 0).sum()) for part in batches for b in part) == count
     assert len(list(loaders[0])) == len(loaders[0])  # a second pass starts over
+    other = build_loader(config.with_options(seed=9), split="heldout", micro_batch=3)
+    assert torch.equal(next(iter(other))["tokens"], next(iter(single))["tokens"])
 
 
 def test_training_imports_neither_datasets_nor_arrow_nor_tokenizers():

@@ -145,16 +145,19 @@ class CausalLM(nn.Module):
             if parameter.ndim < 2 or any(name.startswith(owner + ".") for owner in owners)
         }
 
-    def save_pretrained(self, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
-        """Write config.json and model.safetensors; `dtype` casts matrices, vectors and priors stay as they are."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+    def storable_state(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The state dict as it is stored: `dtype` casts matrices; vectors, priors and positions stay as they are."""
         keep = self.no_weight_decay()
-        state = {
+        return {
             name: (tensor if dtype is None or name in keep or tensor.ndim < 2 else tensor.to(dtype)).contiguous()
             for name, tensor in self.state_dict().items()
         }
-        save_file(state, folder / "model.safetensors.part", metadata={"format": "pt"})
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
+        """Write config.json and model.safetensors, with matrices cast to `dtype` if one is given."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(self.storable_state(dtype), folder / "model.safetensors.part", metadata={"format": "pt"})
         (folder / "config.json.part").write_text(json.dumps(asdict(self.config), indent=2) + "\n")
         for name in ("model.safetensors", "config.json"):
             os.replace(folder / f"{name}.part", folder / name)

@@ -1,17 +1,18 @@
 """Relative tables on the CPU: exact attention, forward and backward, without a T × S matrix.
 
-On a line K[h,i,j] = t[h, i − j] is a Toeplitz matrix. With the rows of a block of queries flipped, it is a strided view of the
-reversed table, both strides 1, which torch's fused CPU attention takes as its `attn_mask` without a copy (SPEC §2). Causal
-masks and windows are functions of i − j too, so they are entries of −∞ in the same table and cost nothing.
+On a line K[h,i,j] = t[h, i − j] is a Toeplitz matrix. With the rows of a block of queries flipped, it is a strided view
+of the reversed table, both strides 1, which torch's fused CPU attention takes as its `attn_mask` without a copy (SPEC
+§2). Causal masks and windows are functions of i − j too, so they are entries of −∞ in the same table and cost nothing.
 
-The backward pass recomputes a block's weights P from the saved log-sum-exp. The gradient of the table sums
-dS = P ∘ (dP − δ) along its diagonals; in a buffer one column wider than the block, a view whose row stride is one less than
-the buffer's has those diagonals as its columns, so the sums are column sums, in a fixed order. Memory beyond inputs and
-outputs is O(T + S) plus a few blocks of BLOCK_ROWS × S.
+The backward pass computes a block's weights P again. The gradient of the table sums dS = P ∘ (dP − δ) along its
+diagonals; in a buffer one column wider than the block, a view whose row stride is one less than the buffer's has those
+diagonals as its columns, so the sums are column sums, in a fixed order. Memory beyond inputs and outputs is O(T + S)
+plus two blocks of at most WORKSPACE numbers, or one head's BACKWARD_ROWS × S where that is more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +25,13 @@ from zoo.attention.toeplitz_plan import Block, plan_blocks
 
 __all__ = ["refuses", "run"]
 
+# Rows of a block. From 192 rows on the fused kernel takes 64 rows at a time; more than 256 compute more of the causal
+# half in vain. The backward pass works with whole rows of P, which should stay in the processor's cache.
 FORWARD_ROWS = 256
 BACKWARD_ROWS = 128
+SHORT_ROWS = 64
+# Numbers in a block of logits that is written out; heads and batch rows are taken in turn to keep to it.
+WORKSPACE = 1 << 20
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -90,8 +96,8 @@ def _reversed_mask(call: AttentionCall, dtype: torch.dtype) -> Tensor | None:
 
 @dataclass(frozen=True)
 class _Bias:
-    """The log-prior of any block, out of O(T + S) numbers: `table` with hidden distances at −∞, or, where rows are scaled,
-    the table and the mask apart (0 · −∞ is not a number)."""
+    """The log-prior of any block, out of O(T + S) numbers: `table` with hidden distances at −∞, or, where rows are
+    scaled, the table and the mask apart (0 · −∞ is not a number)."""
 
     table: Tensor
     mask: Tensor | None
@@ -113,15 +119,15 @@ class _Bias:
         """Column of the reversed table at the block's last query and first key."""
         return self.num_queries - block.hi + block.first
 
-    def block(self, block: Block) -> Tensor:
-        """(1 or B, 1 or H, rows, keys), rows flipped: a view where nothing depends on the row itself."""
+    def block(self, block: Block, heads: slice, out: Tensor | None = None) -> Tensor:
+        """(1 or B, 1 or H, rows, keys), rows flipped: a view where nothing depends on the row itself, else written to
+        `out` (B, H, rows, keys)."""
         rows, keys, start = block.hi - block.lo, block.last - block.first, self.column(block)
-        bias = _toeplitz(self.table, start, rows, keys)
+        bias = _toeplitz(self.table if self.table.shape[0] == 1 else self.table[heads], start, rows, keys)
         if self.scale is not None:
             assert self.mask is not None
-            scale = self.scale if self.scale.shape[0] == 1 else self.scale[block.batch]
-            scale = scale[:, :, block.lo : block.hi].flip(2)[..., None]
-            bias = torch.addcmul(_toeplitz(self.mask[None], start, rows, keys), bias, scale)
+            scale = self.scale_of(block, heads)[..., None]
+            bias = torch.addcmul(_toeplitz(self.mask[None], start, rows, keys), bias, scale, out=_fit(out, scale))
         if block.mixed:
             assert self.segments is not None
             segments = self.segments[block.batch]
@@ -130,6 +136,17 @@ class _Bias:
             bias = bias.masked_fill(other, -torch.inf)
         return bias
 
+    def scale_of(self, block: Block, heads: slice) -> Tensor:
+        """(1 or B, heads, rows) of the row scale, rows flipped."""
+        assert self.scale is not None
+        scale = self.scale if self.scale.shape[0] == 1 else self.scale[block.batch]
+        return scale[:, heads, block.lo : block.hi].flip(2)
+
+
+def _fit(out: Tensor | None, like: Tensor) -> Tensor | None:
+    """`out` cut down to the batch axis of `like`: a bias that batch rows share is written once."""
+    return None if out is None else out[: like.shape[0]]
+
 
 def _toeplitz(line: Tensor, start: int, rows: int, keys: int) -> Tensor:
     """(1, H, rows, keys) view whose entry [r, c] is line[:, start + r + c]."""
@@ -137,19 +154,50 @@ def _toeplitz(line: Tensor, start: int, rows: int, keys: int) -> Tensor:
     return line.as_strided((1, line.shape[0], rows, keys), (0, line.stride(0), 1, 1), offset)
 
 
+def _pieces(blocks: list[Block], num_heads: int, limit: int) -> Iterator[tuple[Block, slice]]:
+    """Blocks again, cut by batch rows, then by heads, until each has at most `limit` logits, or one head."""
+    for block in blocks:
+        one_head = (block.hi - block.lo) * (block.last - block.first)
+        if one_head * num_heads <= limit:
+            step = max(1, limit // (one_head * num_heads))
+            for begin in range(block.batch.start, block.batch.stop, step):
+                end = min(begin + step, block.batch.stop)
+                yield block.of_batch(begin, end), slice(0, num_heads)
+            continue
+        step = max(1, limit // one_head)
+        for row in range(block.batch.start, block.batch.stop):
+            for begin in range(0, num_heads, step):
+                yield block.of_batch(row, row + 1), slice(begin, min(begin + step, num_heads))
+
+
+class _Workspace:
+    """One buffer that every block uses again: fresh memory for each costs more than the arithmetic on it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.buffer = torch.empty(0, dtype=dtype)
+
+    def view(self, *shape: int) -> Tensor:
+        count = 1
+        for size in shape:
+            count *= size
+        if count > self.buffer.numel():
+            self.buffer = torch.empty(count, dtype=self.buffer.dtype)
+        return self.buffer[:count].view(shape)
+
+
 def _decode_grouped(
     call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: Tensor | None
 ) -> Tensor:
-    """One query per head: the heads of a group are the rows of one call that shares their keys, which need no copies."""
+    """One query per head: the heads of a group are the rows of one call that shares their keys, which are not copied."""
     groups = k.shape[1]
     bias = _Bias.of(call, table, scale)
     parts = []
     for block in plan_blocks(call, 1):
-        here = slice(block.first, block.last)
-        mask = bias.block(block)
-        mask = mask.expand(mask.shape[0], q.shape[1], 1, here.stop - here.start).unflatten(1, (groups, -1)).squeeze(3)
+        keys = slice(block.first, block.last)
+        mask = bias.block(block, slice(None))
+        mask = mask.expand(-1, q.shape[1], -1, -1).unflatten(1, (groups, -1)).squeeze(3)
         rows = q[block.batch].unflatten(1, (groups, -1)).squeeze(3)
-        part = _fused(rows, k[block.batch, :, here], v[block.batch, :, here], 0.0, False, attn_mask=mask, scale=1.0)
+        part = _fused(rows, k[block.batch, :, keys], v[block.batch, :, keys], 0.0, False, attn_mask=mask, scale=1.0)
         parts.append(part[0].flatten(1, 2)[:, :, None])
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -161,37 +209,87 @@ class _ToeplitzAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, table, scale, call):
         bias = _Bias.of(call, table, scale)
-        out = torch.empty_like(q)
-        lse = torch.empty(q.shape[:3], dtype=table.dtype)
-        for block in plan_blocks(call, FORWARD_ROWS):
-            rows, keys, here = slice(block.lo, block.hi), slice(block.first, block.last), block.batch
-            part, part_lse = _fused(
-                q[here, :, rows].flip(2),
-                k[here, :, keys],
-                v[here, :, keys],
-                0.0,
-                False,
-                attn_mask=bias.block(block),
-                scale=1.0,
-            )
-            out[here, :, rows] = part.flip(2)
-            lse[here, :, rows] = part_lse.flip(2)
-        ctx.save_for_backward(q, k, v, table, scale, out, lse)
-        ctx.call = call
+        short = q.shape[2] > 1 and k.shape[2] <= 4 * k.shape[3]
+        out, weights = (_forward_short if short else _forward)(call, bias, q, k, v)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(q, k, v, table, scale, out, *weights)
+            ctx.call = call
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out):
-        q, k, v, table, scale, out, lse = ctx.saved_tensors
-        return *_backward(ctx.call, q, k, v, table, scale, out, lse, grad_out, ctx.needs_input_grad), None
+        q, k, v, table, scale, out, *weights = ctx.saved_tensors
+        bias = _Bias.of(ctx.call, table, scale)
+        return *_backward(ctx.call, bias, q, k, v, table, out, grad_out, ctx.needs_input_grad, weights), None
 
 
-def _backward(call, q, k, v, table, scale, out, lse, grad_out, needs):
+def _forward(call: AttentionCall, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Output, from the fused kernel, a block of queries at a time."""
+    out = torch.empty_like(q)
+    space = _Workspace(bias.table.dtype)
+    num_heads, blocks = q.shape[1], plan_blocks(call, FORWARD_ROWS)
+    written = bias.scale is not None or any(block.mixed for block in blocks)
+    for block, heads in _pieces(blocks, num_heads, 4 * WORKSPACE if written else q.shape[0] * num_heads << 40):
+        rows, keys = slice(block.lo, block.hi), slice(block.first, block.last)
+        buffer = None
+        if bias.scale is not None:
+            lead = 1 if bias.scale.shape[0] == 1 else block.batch.stop - block.batch.start
+            buffer = space.view(lead, heads.stop - heads.start, block.hi - block.lo, block.last - block.first)
+        mask = bias.block(block, heads, buffer)
+        part, _ = _fused(
+            q[block.batch, heads, rows].flip(2),
+            k[block.batch, heads, keys],
+            v[block.batch, heads, keys],
+            0.0,
+            False,
+            attn_mask=mask,
+            scale=1.0,
+        )
+        out[block.batch, heads, rows] = part.flip(2)
+    return out, []
+
+
+def _weights(bias: _Bias, block: Block, heads: slice, q: Tensor, k: Tensor, out: Tensor) -> Tensor:
+    """P of a block into `out` (B, H, rows, keys). q: (B·H, rows, D) flipped; k: (B·H, keys, D)."""
+    bias_block = bias.block(block, heads, out)
+    if bias_block.data_ptr() != out.data_ptr() or bias_block.shape != out.shape:
+        out.copy_(bias_block.clone() if bias_block.data_ptr() == out.data_ptr() else bias_block)
+    logits = out.flatten(0, 1).baddbmm_(q, k.transpose(1, 2))
+    return torch.softmax(logits, -1, out=logits)
+
+
+def _forward_short(call: AttentionCall, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Output and the weights P of every block. With S ≤ 4·D they are no more than q, k, v and the output together, and
+    keeping them spares the backward pass their computation."""
+    wide = bias.table.dtype
+    out = torch.empty_like(q)
+    kept = []
+    for block, heads in _pieces(plan_blocks(call, SHORT_ROWS), q.shape[1], WORKSPACE):
+        here, rows, keys = block.batch, slice(block.lo, block.hi), slice(block.first, block.last)
+        qb, kb, vb = q[here, heads, rows].flip(2).to(wide), k[here, heads, keys].to(wide), v[here, heads, keys].to(wide)
+        lead = qb.shape[:2]
+        p = torch.empty(*lead, block.hi - block.lo, block.last - block.first, dtype=wide)
+        p = _weights(bias, block, heads, qb.flatten(0, 1), kb.flatten(0, 1), p)
+        out[here, heads, rows] = torch.bmm(p, vb.flatten(0, 1)).unflatten(0, lead).flip(2)
+        kept.append(p)
+    return out, kept
+
+
+def _backward(
+    call: AttentionCall,
+    bias: _Bias,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    out: Tensor,
+    grad_out: Tensor,
+    needs: tuple[bool, ...],
+    kept: list[Tensor],
+) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, table and scale, block by block in float32 or float64."""
-    wide = table.dtype
-    bias = _Bias.of(call, table, scale)
-    num_heads = q.shape[1]
+    wide, num_heads, scale = table.dtype, q.shape[1], bias.scale
     keys_all, values_all = k.to(wide).contiguous(), v.to(wide).contiguous()
     delta = (grad_out.to(wide) * out.to(wide)).sum(-1)
     grad_q = torch.empty_like(q)
@@ -199,46 +297,40 @@ def _backward(call, q, k, v, table, scale, out, lse, grad_out, needs):
     grad_table = torch.zeros_like(table) if needs[3] else None
     grad_scale = torch.zeros_like(scale) if scale is not None and needs[4] else None
     finite = table.clamp_min(torch.finfo(wide).min) if grad_scale is not None else None
-    for block in plan_blocks(call, BACKWARD_ROWS):
-        here, lo, hi = block.batch, block.lo, block.hi
-        rows, width = hi - lo, block.last - block.first
-        kb, vb = (x[here, :, block.first : block.last] for x in (keys_all, values_all))
-        batch = kb.shape[0]
-        heads = batch * num_heads
-        kb, vb = (x.reshape(heads, width, -1) for x in (kb, vb))
-        qb, gb = (x[here, :, lo:hi].to(wide).flip(2).reshape(heads, rows, -1) for x in (q, grad_out))
-        lse_b, delta_b = (x[here, :, lo:hi].flip(2).reshape(heads, rows, 1) for x in (lse, delta))
-        p = torch.empty(batch, num_heads, rows, width, dtype=wide).copy_(bias.block(block)).view(heads, rows, width)
-        p.baddbmm_(qb, kb.transpose(1, 2)).sub_(lse_b).exp_()
+    p_space, ds_space = _Workspace(wide), _Workspace(wide)
+    blocks = plan_blocks(call, SHORT_ROWS if kept else BACKWARD_ROWS)
+    for index, (block, heads) in enumerate(_pieces(blocks, num_heads, WORKSPACE)):
+        here, rows, keys = block.batch, slice(block.lo, block.hi), slice(block.first, block.last)
+        kb, vb = keys_all[here, heads, keys].flatten(0, 1), values_all[here, heads, keys].flatten(0, 1)
+        qb, gb = (x[here, heads, rows].to(wide).flip(2) for x in (q, grad_out))
+        lead = qb.shape[:2]
+        qb, gb = qb.flatten(0, 1), gb.flatten(0, 1)
+        num_rows, width = block.hi - block.lo, block.last - block.first
+        p = kept[index] if kept else _weights(bias, block, heads, qb, kb, p_space.view(*lead, num_rows, width))
         # With causal rows the buffer's own zeros pad all diagonals but one; otherwise every row needs its own padding.
-        pad = 1 if call.causal else rows
-        buffer = torch.empty(heads, rows, width + pad, dtype=wide)
+        pad = 1 if call.causal else num_rows
+        buffer = ds_space.view(len(p), num_rows, width + pad)
         buffer[..., width:] = 0
         ds = buffer[..., :width]
         torch.bmm(gb, vb.transpose(1, 2), out=ds)
-        ds.sub_(delta_b).mul_(p)
-        lead = (batch, num_heads, -1, q.shape[-1])
-        grad_v[here, :, block.first : block.last] += torch.bmm(p.transpose(1, 2), gb).view(lead)
-        grad_k[here, :, block.first : block.last] += torch.bmm(ds.transpose(1, 2), qb).view(lead)
-        grad_q[here, :, lo:hi] = torch.bmm(ds, kb).view(lead).flip(2)
-        if grad_table is None and grad_scale is None:
-            continue
-        length, start = width + pad - 1, bias.column(block)
-        diagonals = buffer.as_strided((heads, rows, length), (rows * (width + pad), length, 1))
-        weights = None
-        if scale is not None:
-            weights = scale.expand(q.shape[0], -1, -1)[here, :, lo:hi].flip(2)
+        ds.sub_(delta[here, heads, rows].flip(2).reshape(-1, num_rows, 1)).mul_(p)
+        grad_v[here, heads, keys] += torch.bmm(p.transpose(1, 2), gb).unflatten(0, lead)
+        grad_k[here, heads, keys] += torch.bmm(ds.transpose(1, 2), qb).unflatten(0, lead)
+        grad_q[here, heads, rows] = torch.bmm(ds, kb).unflatten(0, lead).flip(2)
+        start, length = bias.column(block), width + pad - 1
         if grad_table is not None:
-            if weights is None:
+            diagonals = buffer.as_strided((len(p), num_rows, length), (num_rows * (width + pad), length, 1))
+            if scale is None:
                 sums = diagonals.sum(1)
             else:
-                sums = torch.bmm(weights.reshape(heads, 1, rows), diagonals)
-            grad_table[:, start : start + length] += sums.view(batch, num_heads, length).sum(0)
-        if grad_scale is not None:
-            line = finite[:, start : start + length].expand(batch, num_heads, length).reshape(heads, length, 1)
-            part = torch.bmm(diagonals, line).view(batch, num_heads, rows).flip(2)
+                weights = bias.scale_of(block, heads).expand(*lead, -1).reshape(-1, 1, num_rows)
+                sums = torch.bmm(weights, diagonals)
+            grad_table[heads, start : start + length] += sums.view(*lead, length).sum(0)
+        if grad_scale is not None and finite is not None:
+            line = _toeplitz(finite[heads], start, num_rows, width)
+            part = (ds.unflatten(0, lead) * line).sum(-1).flip(2)
             if grad_scale.shape[0] == 1:
-                grad_scale[:, :, lo:hi] += part.sum(0, keepdim=True)
+                grad_scale[:, heads, rows] += part.sum(0, keepdim=True)
             else:
-                grad_scale[here, :, lo:hi] += part
+                grad_scale[here, heads, rows] += part
     return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), grad_table, grad_scale

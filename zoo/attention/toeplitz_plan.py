@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -28,6 +29,10 @@ class Block:
     first: int
     last: int
     mixed: bool = False
+
+    def of_batch(self, start: int, stop: int) -> Block:
+        """The same block of batch rows [start, stop) alone."""
+        return replace(self, batch=slice(start, stop))
 
 
 def single_documents(segments: Tensor) -> Tensor:
@@ -108,7 +113,7 @@ def _query_cuts(starts: list[int], offset: int, num_queries: int, rows: int) -> 
     bounds = [max(s - offset, 0) for s in starts] + [num_queries]
     cuts: list[tuple[int, int]] = []
     shared: int | None = None
-    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for begin, end in pairwise(bounds):
         if end <= begin:
             continue
         if end - begin < rows // 4:

@@ -29,10 +29,11 @@ bench: setup  ## attention on this machine, as ratios to plain attention
 	$(BIN)/python tools/bench_attention.py
 
 weights: setup  ## train every shipped tiny model again
-	$(BIN)/python tools/train_zoo.py text
+	$(BIN)/python tools/train_zoo.py train
+	$(BIN)/python tools/train_zoo.py publish
 
-figures: setup  ## the README's picture, from the shipped weights
-	$(BIN)/python tools/readme_figure.py
+figures: setup  ## the README's picture and the cards' tables, from the shipped weights
+	$(BIN)/python tools/train_zoo.py measure
 
 clean:
 	rm -rf $(VENV) runs results

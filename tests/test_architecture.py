@@ -28,7 +28,7 @@ def imported(path: Path, *, at_load: bool = False) -> set[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_point_down(path: Path) -> None:
     layer = path.relative_to(ROOT).parts[0]
-    above = LAYERS[LAYERS.index(layer) + 1 :] + ["tests"]
+    above = [*LAYERS[LAYERS.index(layer) + 1 :], "tests"]
     assert not {name for name in imported(path) if name.split(".")[0] in above}
 
 

@@ -1,8 +1,8 @@
 """Train the shipped tiny models again, measure them, and publish them into the package.
 
     python tools/train_zoo.py train            every method, one run folder each under runs/zoo; finished ones are kept
-    python tools/train_zoo.py measure          all run folders through one evaluation; writes benchmarks/text_tiny
-    python tools/train_zoo.py publish          weights in bf16, SHA-256, manifest and cards in zoo/weights
+    python tools/train_zoo.py publish          weights in bf16, SHA-256 and manifest into zoo/weights
+    python tools/train_zoo.py measure          all published weights at once; writes benchmarks/text_tiny and cards
 
 Same data, budget, learning rate and seed for all. Training takes about five core-minutes a model.
 """
@@ -70,16 +70,8 @@ def train(
 
 
 @app.command()
-def measure(lengths: Annotated[str, typer.Option()] = LENGTHS) -> None:
-    """Passkey and perplexity of every run folder in one call and one figure."""
-    runs = [str(RUNS / method / "model") for method in METHODS]
-    command = [sys.executable, str(ROOT / "recipes/evaluate.py"), *runs, "passkey,perplexity"]
-    raise typer.Exit(subprocess.run([*command, "--lengths", lengths, "--out", str(MEASURED)]).returncode)
-
-
-@app.command()
 def publish() -> None:
-    """Export weights, manifest and cards; the measured table of each card is the one in benchmarks/text_tiny."""
+    """Put the trained weights into the package: bf16 safetensors and the manifest with their digests."""
     import torch
     from safetensors.torch import save
 
@@ -87,7 +79,6 @@ def publish() -> None:
 
     WEIGHTS.mkdir(exist_ok=True)
     manifest: dict[str, Any] = {}
-    tables = measured_tables()
     for method in METHODS:
         name, run = f"text_{method}_tiny.{TAG}", RUNS / method
         recipe = json.loads((run / "recipe.json").read_text())
@@ -111,13 +102,29 @@ def publish() -> None:
             "commit": json.loads((run / "environment.json").read_text())["commit"],
             "train_context": recipe["data"]["context"],
             "tokenizer": recipe["data"]["tokenizer"],
-            "measured": tables[method],
         }
+    write_manifest(manifest)
+    console.print(f"{len(manifest)} models, {sum(entry['bytes'] for entry in manifest.values()) / 1e6:.1f} MB")
+
+
+@app.command()
+def measure(lengths: Annotated[str, typer.Option()] = LENGTHS) -> None:
+    """Passkey and perplexity of all published weights in one call and one figure, then the cards."""
+    command = [sys.executable, str(ROOT / "recipes/evaluate.py"), f"text_*_tiny.{TAG}", "passkey,perplexity"]
+    subprocess.run([*command, "--lengths", lengths, "--out", str(MEASURED)], check=True)
+    manifest = json.loads((WEIGHTS / "manifest.json").read_text())
+    for method, table in measured_tables().items():
+        name = f"text_{method}_tiny.{TAG}"
+        manifest[name]["measured"] = table
         (WEIGHTS / f"{name}.md").write_text(card(name, manifest[name]))
+    write_manifest(manifest)
+
+
+def write_manifest(manifest: dict[str, Any]) -> None:
+    """Replace the manifest as a whole."""
     part = WEIGHTS / "manifest.json.part"
     part.write_text(json.dumps(manifest, indent=2) + "\n")
     part.replace(WEIGHTS / "manifest.json")
-    console.print(f"{len(manifest)} models, {sum(entry['bytes'] for entry in manifest.values()) / 1e6:.1f} MB")
 
 
 def measured_tables() -> dict[str, list[dict[str, float]]]:

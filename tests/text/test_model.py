@@ -149,7 +149,9 @@ def test_save_and_load(tmp_path, tokens: torch.Tensor) -> None:
     model.save_pretrained(tmp_path / "m", dtype=torch.bfloat16)
     again = CausalLM.from_pretrained(tmp_path / "m").eval()
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
-    assert torch.equal(again.layers[0].attention.prior.key_bias.raw_slope, model.layers[0].attention.prior.key_bias.raw_slope)
+    assert torch.equal(
+        again.layers[0].attention.prior.key_bias.raw_slope, model.layers[0].attention.prior.key_bias.raw_slope
+    )
     torch.testing.assert_close(again(tokens), model(tokens), atol=0.05, rtol=0.05)
     with pytest.raises(FileNotFoundError, match=r"lacks model\.safetensors"):
         (tmp_path / "m" / "model.safetensors").unlink()

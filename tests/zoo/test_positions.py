@@ -24,7 +24,9 @@ def test_grid_is_row_major_on_a_grid_that_is_not_square() -> None:
     assert y.tolist() == [0, 0, 0, 1, 1, 1] and x.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-@pytest.mark.parametrize("make", [lambda: Positions.line(0), lambda: Positions.line(2, offset=-1), lambda: Positions.grid(0, 2)])
+@pytest.mark.parametrize(
+    "make", [lambda: Positions.line(0), lambda: Positions.line(2, offset=-1), lambda: Positions.grid(0, 2)]
+)
 def test_impossible_positions_are_named(make) -> None:
     with pytest.raises(ValueError, match="got"):
         make()

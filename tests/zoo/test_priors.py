@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from tests.zoo.priors_table import CASES, GRID, LINE, OPTIONS, TRAIN_CONTEXT, WIDTH, inputs, make, positions_for
 
+from tests.zoo.priors_table import CASES, GRID, LINE, OPTIONS, TRAIN_CONTEXT, WIDTH, inputs, make, positions_for
 from zoo import Positions, compose, create_prior, list_priors, prior_attention
 from zoo.layers import SSMax
 from zoo.priors.alibi import alibi_slopes
@@ -99,7 +99,9 @@ def test_goat_reduces_to_alibi_and_to_plain_attention() -> None:
     goat = create_prior("goat", num_heads=4, train_context=16).double()
     goat.spectral.alpha.data.zero_()
     alibi = create_prior("alibi", num_heads=4).log_prior(pos, pos, causal=True)
-    torch.testing.assert_close(centred(goat(pos, pos, causal=True).dense(), True), centred(alibi, True), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        centred(goat(pos, pos, causal=True).dense(), True), centred(alibi, True), atol=1e-6, rtol=0
+    )
     plain = create_prior("goat", num_heads=4, train_context=16, init="uniform")
     q, k = torch.randn(2, 4, 30, 22), torch.randn(2, 4, 30, 22)
     v = torch.randn(2, 4, 30, 32)

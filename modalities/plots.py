@@ -67,7 +67,7 @@ def perplexity_figure(results: Sequence[ModelResult], path: Path) -> None:
     axes[2].set_xscale("log", base=2)
     axes[2].xaxis.set_major_formatter(lambda value, _: compact(value))
     _log_if_wide(axes[2], [v for r in results for v in max(r.rows, key=lambda row: row["length"])["position_nll"]])
-    _mark_training(axes[2], results)
+    _mark_training(axes[2], results, top=True)
     _finish(figure, axes, results, path)
 
 
@@ -98,11 +98,13 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, title: str, sc
 
     columns = min(4, len(results))
     rows = math.ceil(len(results) / columns)
-    width = max(3.0 if columns > 1 else 5.0, 1.2 + 0.55 * max(len({c["length"] for c in r.cells.values()}) for r in results))
+    width = max(
+        3.0 if columns > 1 else 5.0, 1.2 + 0.55 * max(len({c["length"] for c in r.cells.values()}) for r in results)
+    )
     figure, axes = _panels(rows, columns, width=width, height=3.1)
     for axis in axes[len(results) :]:
         axis.set_visible(False)
-    image = None
+    image, beyond = None, False
     for axis, result in zip(axes, results, strict=False):
         lengths = sorted({c["length"] for c in result.cells.values()})
         depths = sorted({c["depth"] for c in result.cells.values()})
@@ -116,11 +118,13 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, title: str, sc
         axis.set(title=result.label, xlabel="length (tokens)", ylabel="depth of the needle")
         inside = sum(length <= result.train_context for length in lengths)
         if 0 < inside < len(lengths):
+            beyond = True
             axis.axvline(inside - 0.5, color="white", linewidth=2.5)
             axis.axvline(inside - 0.5, color="black", linewidth=1.2, linestyle=(0, (3, 2)))
         axis.title.set_fontsize(9)
     figure.colorbar(image, ax=axes[: len(results)], label="exact match", shrink=0.8)
-    figure.suptitle(f"{title}\ndashed line: right of it, longer than in training", fontsize=10)
+    note = "\nright of the dashed line: longer than in training" if beyond else ""
+    figure.suptitle(title + note, fontsize=10)
     save_figure(figure, path)
 
 
@@ -195,7 +199,7 @@ def _curves(axis, results: Sequence[ModelResult], column: str, ylabel: str, *, u
         axis.set_ylim(-0.04, 1.04)
     else:
         _log_if_wide(axis, [row[column] for result in results for row in result.rows])
-    _mark_training(axis, results)
+    _mark_training(axis, results, top=not unit_interval)
 
 
 def _log_if_wide(axis, values: Sequence[float]) -> None:
@@ -214,20 +218,20 @@ def _log_if_wide(axis, values: Sequence[float]) -> None:
     axis.yaxis.set_minor_locator(LogLocator(subs=()))
 
 
-def _mark_training(axis, results: Sequence[ModelResult]) -> None:
+def _mark_training(axis, results: Sequence[ModelResult], *, top: bool) -> None:
+    """A dashed line at each training length, labelled at the end where curves do not run, and below them anyway."""
     for context in sorted({result.train_context for result in results}):
         axis.axvline(context, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
         axis.annotate(
-            f" trained at {compact(context)}",
-            (context, 0.02),
+            f" trained at {compact(context)} ",
+            (context, 1.0 if top else 0.0),
             xycoords=("data", "axes fraction"),
             rotation=90,
             ha="right",
-            va="bottom",
+            va="top" if top else "bottom",
             fontsize=7.5,
             color="0.35",
-            bbox={"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5},
-            zorder=5,
+            zorder=1,
         )
 
 

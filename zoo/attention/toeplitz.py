@@ -7,7 +7,7 @@ of the reversed table, both strides 1, which torch's fused CPU attention takes a
 The backward pass computes a block's weights P again. The gradient of the table sums dS = P ∘ (dP − δ) along its
 diagonals; in a buffer one column wider than the block, a view whose row stride is one less than the buffer's has those
 diagonals as its columns, so the sums are column sums, in a fixed order. Memory beyond inputs and outputs is O(T + S)
-plus two blocks of at most WORKSPACE numbers, or one head's BACKWARD_ROWS × S where that is more.
+plus three blocks of at most ONE_HEAD numbers, or one head's 64 × S where that is more.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ __all__ = ["refuses", "run"]
 # Rows of a block. From 192 rows on the fused kernel takes 64 rows at a time; more than 256 compute more of the causal
 # half in vain. The backward pass works with whole rows of P, which should stay in the processor's cache.
 FORWARD_ROWS = 256
-BACKWARD_ROWS = 128
+BACKWARD_ROWS = 256
 SHORT_ROWS = 64
-# Numbers in a block of logits that is written out; heads and batch rows are taken in turn to keep to it.
-WORKSPACE = 1 << 20
+# Numbers in a block of logits that is written out: one float32 block per core's 1 MiB of cache. Heads and batch rows are
+# taken in turn to keep to it; a single head's block may be as large as ONE_HEAD before it gets fewer rows.
+WORKSPACE = 1 << 18
+ONE_HEAD = 1 << 22
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -297,8 +299,9 @@ def _backward(
     grad_table = torch.zeros_like(table) if needs[3] else None
     grad_scale = torch.zeros_like(scale) if scale is not None and needs[4] else None
     finite = table.clamp_min(torch.finfo(wide).min) if grad_scale is not None else None
-    p_space, ds_space = _Workspace(wide), _Workspace(wide)
-    blocks = plan_blocks(call, SHORT_ROWS if kept else BACKWARD_ROWS)
+    p_space, dp_space, ds_space = _Workspace(wide), _Workspace(wide), _Workspace(wide)
+    padded = None
+    blocks = plan_blocks(call, SHORT_ROWS if kept else max(64, min(BACKWARD_ROWS, ONE_HEAD // k.shape[2])))
     for index, (block, heads) in enumerate(_pieces(blocks, num_heads, WORKSPACE)):
         here, rows, keys = block.batch, slice(block.lo, block.hi), slice(block.first, block.last)
         kb, vb = keys_all[here, heads, keys].flatten(0, 1), values_all[here, heads, keys].flatten(0, 1)
@@ -310,10 +313,12 @@ def _backward(
         # With causal rows the buffer's own zeros pad all diagonals but one; otherwise every row needs its own padding.
         pad = 1 if call.causal else num_rows
         buffer = ds_space.view(len(p), num_rows, width + pad)
-        buffer[..., width:] = 0
-        ds = buffer[..., :width]
-        torch.bmm(gb, vb.transpose(1, 2), out=ds)
-        ds.sub_(delta[here, heads, rows].flip(2).reshape(-1, num_rows, 1)).mul_(p)
+        if padded != buffer.shape:  # nothing but this writes there
+            buffer[..., width:] = 0
+            padded = buffer.shape
+        dp = torch.bmm(gb, vb.transpose(1, 2), out=dp_space.view(len(p), num_rows, width))
+        dp.sub_(delta[here, heads, rows].flip(2).reshape(-1, num_rows, 1))
+        ds = torch.mul(dp, p, out=buffer[..., :width])
         grad_v[here, heads, keys] += torch.bmm(p.transpose(1, 2), gb).unflatten(0, lead)
         grad_k[here, heads, keys] += torch.bmm(ds.transpose(1, 2), qb).unflatten(0, lead)
         grad_q[here, heads, rows] = torch.bmm(ds, kb).unflatten(0, lead).flip(2)
@@ -328,7 +333,7 @@ def _backward(
             grad_table[heads, start : start + length] += sums.view(*lead, length).sum(0)
         if grad_scale is not None and finite is not None:
             line = _toeplitz(finite[heads], start, num_rows, width)
-            part = (ds.unflatten(0, lead) * line).sum(-1).flip(2)
+            part = torch.mul(ds.unflatten(0, lead), line, out=dp.unflatten(0, lead)).sum(-1).flip(2)
             if grad_scale.shape[0] == 1:
                 grad_scale[:, heads, rows] += part.sum(0, keepdim=True)
             else:

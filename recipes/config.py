@@ -136,7 +136,8 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
         else:
             target = getattr(recipe, section, None)
             if not dataclasses.is_dataclass(target) or not name or name == "options" or not hasattr(target, name):
-                raise ConfigError(f"--set {setting!r}: no setting {key!r}; {nearest(key, setting_names(recipe))}")
+                hint = f"; the model's own are model.options.{name}" if section == "model" else ""
+                raise ConfigError(f"--set {setting!r}: no setting {key!r}; {nearest(key, setting_names(recipe))}{hint}")
             value = _parse(text, typing.get_type_hints(type(target))[name], setting)
             try:
                 setattr(recipe, section, dataclasses.replace(target, **{name: value}))

@@ -144,6 +144,7 @@ class Engine:
             config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
         model = model.to(ranks.device)
         optimizer = create_optimizer(model, optim)
+        self._decay = [group["weight_decay"] for group in optimizer.param_groups]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, optim, steps))
         self._deepspeed, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, lr_scheduler=schedule, config=config, dist_init_required=False
@@ -240,6 +241,9 @@ class Engine:
         path, state = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
+        # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.
+        for group, decay in zip(self._deepspeed.optimizer.param_groups, self._decay, strict=True):
+            group["weight_decay"] = decay
         return state["priorzoo"]
 
     def export_final(self, folder: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
+import os
 import signal
 import sys
 import time
@@ -52,6 +53,24 @@ def as_config_error():
         raise ConfigError(str(error)) from error
 
 
+@contextmanager
+def stop_signals():
+    """A list that SIGTERM and Ctrl-C append to: they ask, the ranks agree after a step, and the loop saves."""
+    asked = []
+
+    def ask(number, _):
+        asked.append(number)
+        if len(asked) > 3:  # a launcher passes Ctrl-C on as two or three signals; more is a person who will not wait
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class TrainingFailure(RuntimeError):
     """The loss or the gradient is not a finite number."""
 
@@ -71,16 +90,16 @@ def main(argv: list[str] | None = None) -> int:
 
             with as_config_error():
                 return print_plan(recipe, own, given, world=args.world)
-        return train(args, recipe, own, given)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except TrainingFailure as error:
-        print(f"training failed: {error}", file=sys.stderr)
-        return 1
+        with stop_signals() as asked:
+            return train(args, recipe, own, given, asked)
+    except (ConfigError, TrainingFailure) as error:
+        wrong = isinstance(error, ConfigError)
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once a machine
+            print(f"{'error' if wrong else 'training failed'}: {error}", file=sys.stderr)
+        return 2 if wrong else 1
 
 
-def train(args, recipe, own, given) -> int:
+def train(args, recipe, own, given, asked) -> int:
     import torch
 
     from recipes import engine as door
@@ -93,10 +112,6 @@ def train(args, recipe, own, given) -> int:
     recipe, settings = plan.recipe, plan.recipe.train
     run, checkpoint = prepare_run(plan, ranks, run_dir=args.run_dir, resume=args.resume)
     task = importlib.import_module(f"recipes.{recipe.modality}")
-    if ranks.lead:
-        write_json(run.path / "recipe.json", plan.to_dict())
-        write_json(run.path / "deepspeed.json", plan.deepspeed)
-        write_json(run.path / "environment.json", environment())
 
     # ---- model, engine, data ------------------------------------------------------------------------------------
     torch.manual_seed(settings.seed)
@@ -110,19 +125,18 @@ def train(args, recipe, own, given) -> int:
     if source:
         state = engine.load(source)
         step, seen = state["step"], state["seen"]
-        loader.load_state_dict(state["data"][ranks.rank % len(state["data"])])
+        with as_config_error():
+            loader.load_state_dict(own_share(state["data"], ranks))
     if ranks.lead:
+        write_json(run.path / "recipe.json", plan.to_dict())
+        write_json(run.path / "deepspeed.json", plan.deepspeed)
+        write_json(run.path / "environment.json", environment())
         run.rewind_metrics(step)
     board = None
     if ranks.lead and settings.tensorboard:
         from torch.utils.tensorboard import SummaryWriter
 
         board = SummaryWriter(run.path / "tensorboard", purge_step=step)
-
-    # ---- stopping: a signal asks, the ranks agree, the loop saves ---------------------------------------------------
-    asked = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda n, _: asked.append(n))
 
     def record(values: dict) -> None:
         if ranks.lead:
@@ -173,14 +187,14 @@ def train(args, recipe, own, given) -> int:
             # and so the gradient, the mean over the whole batch's targets, however the batch is cut.
             weights = [task.weight(batch) for batch in micro]
             micro = [{name: tensor.to(ranks.device) for name, tensor in batch.items()} for batch in micro]
-            total, stop = engine.sum(sum(weights), float(asked[0] if asked else 0))
+            [total] = engine.sum(sum(weights))
             summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
             for batch, weight in zip(micro, weights, strict=True):
                 loss, _ = task.loss(engine, batch)
                 engine.backward(loss * (weight / total * ranks.world * settings.accumulation))
                 summed += loss.detach().double() * weight
                 if batch is micro[-1]:
-                    loss_value = engine.sum(summed)[0] / total
+                    loss_value, stop = engine.sum(summed / total, float(asked[0] if asked else 0))
                     check_finite("loss", loss_value, step + 1, run)
                 lr = engine.lr
                 norm = engine.step()
@@ -200,12 +214,11 @@ def train(args, recipe, own, given) -> int:
                 save()
                 saved_at = step
             if stop and step < settings.steps:
-                number = max(int(stop // ranks.world), 1)
+                number = asked[0] if asked else signal.SIGTERM
                 show.say(
                     f"stopped by signal {number} after step {step}, saved as {run.checkpoint(step)}. Go on with: "
                     f"recipes/train.py {recipe.name} --run-dir {run.path} --resume auto"
                 )
-                door.stop()
                 return 128 + number
 
     # ---- what is left behind ------------------------------------------------------------------------------------
@@ -226,8 +239,17 @@ def train(args, recipe, own, given) -> int:
         show.table(f"{recipe.name} finished", rows)
     if board:
         board.close()
-    door.stop()
     return 0
+
+
+def own_share(states: list, ranks):
+    """This rank's data state: the common one, or its own where the source streams."""
+    if len(states) not in (1, ranks.world):
+        raise ConfigError(
+            f"the data streams and its position was saved for {len(states)} ranks; this run has {ranks.world}. "
+            f"Resume with {len(states)} ranks, or tokenise the data first"
+        )
+    return states[0] if len(states) == 1 else states[ranks.rank]
 
 
 def check_finite(what: str, value: float | None, step: int, run) -> None:
@@ -241,4 +263,9 @@ def check_finite(what: str, value: float | None, step: int, run) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT) and "torch" in sys.modules:
+        from recipes.engine import stop
+
+        stop()  # only where every rank comes here: after a failure it could wait for one that does not
+    sys.exit(code)

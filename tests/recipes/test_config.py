@@ -1,0 +1,121 @@
+"""Overrides, batch arithmetic and a user's DeepSpeed file: what is accepted, and what the errors say."""
+
+import json
+
+import pytest
+
+from recipes import ConfigError, find_recipe
+from recipes.config import apply_overrides, load_deepspeed_json, resolve, resolve_batch
+
+
+def changed(*settings):
+    return apply_overrides(find_recipe("text.ggd_ssmax_tiny"), settings)[0]
+
+
+def test_overrides_take_their_fields_types():
+    recipe = changed(
+        "train.steps=1e3", "optim.lr=3e-4", "optim.betas=0.9,0.99", "train.tensorboard=yes", "train.micro_batch=8",
+        "data.source=a=b.txt", "data.passkey_fraction=0.25", "model.options.dim=32", "model.options.position_options={}",
+    )  # fmt: skip
+    assert recipe.train.steps == 1000 and isinstance(recipe.train.steps, int)
+    assert recipe.optim.lr == 3e-4 and recipe.optim.betas == (0.9, 0.99) and recipe.train.tensorboard is True
+    assert recipe.train.micro_batch == 8 and recipe.data.source == "a=b.txt" and recipe.data.passkey_fraction == 0.25
+    assert recipe.model.options == {"dim": 32, "position_options": {}}
+    assert changed("train.micro_batch=none").train.micro_batch is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.stps=3", ["train.stps", "'train.steps'"]),
+        ("trian.steps=3", ["trian.steps", "'train.steps'"]),
+        ("steps=3", ["'steps'"]),
+        ("train.steps", ["key=value"]),
+        ("train.steps=many", ["an integer", "'many'"]),
+        ("train.steps=1.5", ["an integer", "'1.5'"]),
+        ("optim.lr=fast", ["a number", "'fast'"]),
+        ("optim.betas=0.9", ["2 values"]),
+        ("train.tensorboard=maybe", ["true or false"]),
+        ("data.contxt=3", ["'data.context'"]),
+        ("data.context=0", ["at least 1"]),
+        ("model.dim=3", ["model.options.dim"]),
+    ],
+)
+def test_a_wrong_override_is_named(setting, words):
+    with pytest.raises(ConfigError) as error:
+        changed(setting)
+    for word in words:
+        assert word in str(error.value), error.value
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [("optim.name=adamw2", "'adamw'"), ("train.zero_stage=4", "0, 1, 2 or 3"), ("train.precision=fp61", "'fp32'")],
+)
+def test_a_value_out_of_range_is_named(setting, word):
+    with pytest.raises(ConfigError, match=word):
+        resolve(changed(setting), world=1)
+
+
+def test_batch_is_micro_times_accumulation_times_ranks():
+    assert resolve_batch(32, None, None, 2) == (16, 1)
+    assert resolve_batch(1152, 36, None, 8) == (36, 4)
+    assert resolve_batch(32, None, 4, 2) == (4, 4)
+    with pytest.raises(ConfigError, match=r"32 is not .* 10 × 1 × 3 = 30"):
+        resolve_batch(32, None, None, 3)
+    with pytest.raises(ConfigError, match=r"8 × 2 × 4 = 64"):
+        resolve_batch(32, 8, 2, 4)
+
+
+def test_the_recipe_is_settled_before_deepspeed_sees_it():
+    plan = resolve(changed("train.accumulation=2"), world=2)
+    assert plan.deepspeed["train_batch_size"] == 32 and plan.deepspeed["train_micro_batch_size_per_gpu"] == 8
+    assert plan.recipe.train.precision == "fp32" and plan.deepspeed["bf16"] == {"enabled": False}
+    assert resolve(changed(), world=1, device="cuda").recipe.train.precision == "bf16"
+    json.dumps(plan.to_dict())
+
+
+def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():
+    own = {
+        "zero_optimization": {"stage": 2, "overlap_comm": True},
+        "gradient_clipping": 0.5,
+        "wall_clock_breakdown": True,
+    }
+    plan = resolve(changed(), world=1, own=own)
+    assert plan.recipe.train.zero_stage == 2 and plan.recipe.train.clip == 0.5
+    assert plan.deepspeed["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+    assert plan.deepspeed["wall_clock_breakdown"] is True
+
+
+@pytest.mark.parametrize(
+    ("own", "settings", "word"),
+    [
+        ({"train_batch_size": "auto"}, [], "Hugging Face"),
+        ({"zero_optimization": {"reduce_bucket_size": "auto"}}, [], "zero_optimization.reduce_bucket_size"),
+        ({"optimizer": {"type": "Adam"}}, [], "optim.name"),
+        ({"scheduler": {"type": "WarmupLR"}}, [], "optim.schedule"),
+        ({"fp16": {"enabled": True}}, [], "bf16"),
+        ({"zero_optimisation": {"stage": 1}}, [], "zero_optimization"),
+        ({"zero_optimization": {"stage": 2}}, ["train.zero_stage=1"], "disagree"),
+        ({"train_micro_batch_size_per_gpu": 5}, [], "5 × 6 × 1 = 30"),
+        ({"train_batch_size": "32"}, [], "an integer"),
+    ],
+)
+def test_a_deepspeed_file_in_conflict_is_refused(own, settings, word):
+    recipe, given = apply_overrides(find_recipe("text.ggd_ssmax_tiny"), settings)
+    with pytest.raises(ConfigError) as error:
+        resolve(recipe, world=1, own=own, given=given)
+    assert word in str(error.value), error.value
+
+
+def test_a_broken_deepspeed_file_is_named(tmp_path):
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    for name in ("bad.json", "list.json", "none.json"):
+        with pytest.raises(ConfigError, match=name):
+            load_deepspeed_json(str(tmp_path / name))
+
+
+def test_an_unknown_recipe_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"text\.ggd_ssmax_tiny"):
+        find_recipe("text.ggd_ssmx_tiny")

@@ -1,0 +1,76 @@
+"""Every recipe resolves; the papers' set-ups are SPEC's; the optimiser decays matrices and nothing else."""
+
+import itertools
+import math
+
+import pytest
+from torch import nn
+
+from recipes import engine, find_recipe, list_recipes
+from recipes.config import Optim, resolve
+from recipes.estimate import describe
+from zoo import create_model, list_models
+from zoo.layers import SSMax
+from zoo.priors import Prior
+
+
+def test_every_tiny_and_small_model_has_a_recipe():
+    for size in ("tiny", "small"):
+        for model in list_models(f"text_*_{size}", modality="text"):
+            assert find_recipe(model.replace("_", ".", 1)).model.name == model
+
+
+@pytest.mark.parametrize("name", [n for n in list_recipes() if n.endswith("_tiny") or n.split("_")[-1][-1] == "m"])
+def test_a_dry_run_counts_without_data(name):
+    world = 8 if name.endswith("m") else 1
+    figures = describe(resolve(find_recipe(name), world=world))
+    assert set(figures) >= {"model", "batch", "tokens", "estimated FLOPs", "estimated memory per rank"}
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "tokens_per_step", "steps", "optimizer", "lr", "floor_lr", "warmup"),
+    [
+        ("goat_c4_125m", 2048, 32 * 2048, 61_035, "adamw", 1e-4, 3e-5, 2000),
+        ("bam_fineweb_120m", 512, 589_824, 19_251, "radam", 1e-3, 1e-4, 0),
+        ("bam_fineweb_432m", 512, 589_824, 19_251, "radam", 5e-4, 5e-5, 0),
+        ("bam_fineweb_1100m", 512, 589_824, 19_251, "radam", 3e-4, 3e-5, 0),
+        ("cable_124m", 1024, 524_288, 19_073, "adamw", 6e-4, 6e-5, 715),
+        ("bam_extend_120m", 1024, 589_824, 256, "radam", 1e-4, None, 16),
+    ],
+)
+def test_the_papers_set_ups(name, context, tokens_per_step, steps, optimizer, lr, floor_lr, warmup):
+    recipe = find_recipe(f"text.{name}")
+    optim, train = recipe.optim, recipe.train
+    assert recipe.data.context == context and train.batch * context == tokens_per_step and train.steps == steps
+    assert (optim.name, optim.warmup, optim.weight_decay, train.clip) == (optimizer, warmup, 0.1, 1.0)
+    assert optim.lr == pytest.approx(lr) and optim.betas == (0.9, 0.95) and train.precision == "bf16"
+    if floor_lr:
+        assert optim.lr * engine.lr_factor(steps - 1, optim, steps) == pytest.approx(floor_lr)
+
+
+def test_warm_up_then_cosine_to_the_floor():
+    optim = Optim(lr=1.0, warmup=10, floor=0.1)
+    factors = [engine.lr_factor(step, optim, 111) for step in range(111)]
+    assert factors[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
+    assert factors[10] == 1.0 and factors[60] == pytest.approx(0.55) and factors[-1] == pytest.approx(0.1)
+    assert all(a >= b for a, b in itertools.pairwise(factors[10:]))
+    assert engine.lr_factor(50, Optim(warmup=10, schedule="constant"), 100) == 1.0
+    assert math.isfinite(engine.lr_factor(0, Optim(warmup=0), 1))
+
+
+@pytest.mark.parametrize("name", list_models("text_*_tiny", modality="text"))
+def test_only_matrices_decay(name):
+    model = create_model(name, num_layers=1)
+    groups = engine.decay_groups(model, 0.1)
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    spared = {id(p) for group in groups if not group["weight_decay"] for p in group["params"]}
+    assert decayed | spared == {id(p) for p in model.parameters() if p.requires_grad} and not decayed & spared
+    for module in model.modules():
+        if isinstance(module, (Prior, SSMax, nn.RMSNorm)):
+            assert not decayed & {id(p) for p in module.parameters()}
+        if isinstance(module, nn.Linear) and not any(
+            m is module for prior in model.modules() if isinstance(prior, Prior) for m in prior.modules()
+        ):
+            assert id(module.weight) in decayed
+    position = getattr(model, "position_embedding", None)
+    assert position is None or not decayed & {id(p) for p in position.parameters()}

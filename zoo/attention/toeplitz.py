@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from zoo.attention.base import AttentionCall, repeat_heads
 from zoo.attention.toeplitz_plan import Block, plan_blocks
@@ -34,6 +33,10 @@ SHORT_ROWS = 64
 # taken in turn to keep to it; a single head's block may be as large as ONE_HEAD before it gets fewer rows.
 WORKSPACE = 1 << 18
 ONE_HEAD = 1 << 22
+LEAST_ROWS = 64
+# Keys per column of a head up to which P is kept for the backward pass: there P, T × S, is no larger than q, k, v and
+# the output are together, so memory stays O(T + S), and the backward pass need not compute P again.
+KEEP_KEYS = 4
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -211,7 +214,7 @@ class _ToeplitzAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, table, scale, call):
         bias = _Bias.of(call, table, scale)
-        short = q.shape[2] > 1 and k.shape[2] <= 4 * k.shape[3]
+        short = q.shape[2] > 1 and k.shape[2] <= KEEP_KEYS * k.shape[3]
         out, weights = (_forward_short if short else _forward)(call, bias, q, k, v)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(q, k, v, table, scale, out, *weights)
@@ -219,8 +222,11 @@ class _ToeplitzAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_out):
+        if torch.is_grad_enabled():  # under create_graph; autograd's own guard lets a constant grad_out pass in silence
+            raise RuntimeError(
+                "kernel 'toeplitz' has no second derivative; use kernel='reference' with create_graph=True"
+            )
         q, k, v, table, scale, out, *weights = ctx.saved_tensors
         bias = _Bias.of(ctx.call, table, scale)
         return *_backward(ctx.call, bias, q, k, v, table, out, grad_out, ctx.needs_input_grad, weights), None
@@ -262,8 +268,7 @@ def _weights(bias: _Bias, block: Block, heads: slice, q: Tensor, k: Tensor, out:
 
 
 def _forward_short(call: AttentionCall, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Output and the weights P of every block. With S ≤ 4·D they are no more than q, k, v and the output together, and
-    keeping them spares the backward pass their computation."""
+    """Output and the weights P of every block. Only for calls of few keys: see KEEP_KEYS."""
     wide = bias.table.dtype
     out = torch.empty_like(q)
     kept = []
@@ -301,7 +306,7 @@ def _backward(
     finite = table.clamp_min(torch.finfo(wide).min) if grad_scale is not None else None
     p_space, dp_space, ds_space = _Workspace(wide), _Workspace(wide), _Workspace(wide)
     padded = None
-    blocks = plan_blocks(call, SHORT_ROWS if kept else max(64, min(BACKWARD_ROWS, ONE_HEAD // k.shape[2])))
+    blocks = plan_blocks(call, SHORT_ROWS if kept else max(LEAST_ROWS, min(BACKWARD_ROWS, ONE_HEAD // k.shape[2])))
     for index, (block, heads) in enumerate(_pieces(blocks, num_heads, WORKSPACE)):
         here, rows, keys = block.batch, slice(block.lo, block.hi), slice(block.first, block.last)
         kb, vb = keys_all[here, heads, keys].flatten(0, 1), values_all[here, heads, keys].flatten(0, 1)

@@ -1,0 +1,308 @@
+"""Every kernel against the float64 oracle: outputs and all gradients, and what a kernel must refuse or never allocate."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.zoo.priors_table import GRID, LINE, WIDTH, causal_modes, make
+from zoo import Positions
+from zoo.attention import KERNELS, prior_attention
+from zoo.attention import toeplitz as toeplitz_kernel
+from zoo.attention.base import AttentionCall, visible
+from zoo.attention.dispatch import choose_kernel
+from zoo.priors.base import PriorTerms, RelativeTable
+
+HEADS, HEAD_WIDTH, LANES = 4, 8, 3
+FAST = [name for name in KERNELS if name != "reference"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. documents: column where each batch row's second document starts (0: it has one), or None for no ids."""
+
+    queries: int = 37
+    keys: int = 37
+    groups: int = HEADS
+    value_groups: int | None = None
+    causal: bool = True
+    documents: tuple[int, int] | None = None
+    window: int | None = None
+    scale: str | None = None  # "shared" (H, T) or "batch" (B, H, T)
+    block: int = 16  # rows of the toeplitz kernel's blocks, so that short tests have several
+    kept: bool = True  # whether the toeplitz kernel may keep P from the forward pass
+
+
+CASES = {
+    "odd": Case(),
+    "odd-recomputed": Case(kept=False),
+    "one": Case(queries=1, keys=1),
+    "offset": Case(queries=19, keys=45),
+    "decode": Case(queries=1, keys=45, groups=2),
+    "decode-documents": Case(queries=1, keys=45, groups=2, documents=(0, 9)),
+    "decode-scale": Case(queries=1, keys=45, groups=2, scale="batch"),
+    "grouped": Case(groups=2),
+    "grouped-values": Case(groups=4, value_groups=1),
+    "bidirectional": Case(causal=False, kept=False),
+    "bidirectional-offset": Case(queries=19, keys=45, causal=False),
+    "more-queries": Case(queries=45, keys=19, causal=False, kept=False),
+    "one-document": Case(documents=(0, 0)),
+    "documents": Case(documents=(20, 0)),
+    "documents-offset": Case(queries=19, keys=45, documents=(30, 11), kept=False),
+    "documents-bidirectional": Case(causal=False, documents=(20, 5), window=12),
+    "window": Case(window=7, kept=False),
+    "window-bidirectional": Case(window=7, causal=False),
+    "window-of-one": Case(window=1),
+    "scale": Case(scale="shared"),
+    "scale-recomputed": Case(scale="shared", kept=False),
+    "scale-per-document": Case(scale="batch", documents=(20, 0), kept=False),
+    "everything": Case(19, 45, 2, None, True, (30, 11), 9, "batch", 5, False),
+}
+REALISED = ["none", "lanes", "table", "both"]
+
+
+def build(case: Case, realised: str, seed: int = 0) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Leaves (float64) and the keyword arguments that are no leaves."""
+    torch.manual_seed(seed)
+    groups, batch = case.groups, 2
+    leaves = {
+        "q": torch.randn(batch, HEADS, case.queries, HEAD_WIDTH),
+        "k": torch.randn(batch, groups, case.keys, HEAD_WIDTH),
+        "v": torch.randn(batch, case.value_groups or groups, case.keys, HEAD_WIDTH),
+    }
+    if realised in ("lanes", "both"):
+        leaves["q_lanes"] = torch.randn(1, HEADS, case.queries, LANES)
+        leaves["k_lanes"] = torch.randn(1, 1, case.keys, LANES)
+    if realised in ("table", "both"):
+        leaves["table"] = torch.randn(HEADS, case.queries + case.keys - 1)
+    if case.scale:
+        lead = (batch,) if case.scale == "batch" else ()
+        # SSMax at n = 1: a row of scale 0, where 0 · −∞ would be no number.
+        leaves["query_scale"] = torch.randn(*lead, HEADS, case.queries).index_fill(-1, torch.tensor([0]), 0.0)
+    segments = None
+    if case.documents is not None:
+        column = torch.arange(case.keys)
+        segments = torch.stack([(column >= start).long() + start for start in case.documents])
+    return (
+        {name: leaf.double().requires_grad_() for name, leaf in leaves.items()},
+        {"causal": case.causal, "segments": segments, "window": case.window},
+    )
+
+
+def terms_of(leaves: dict[str, Tensor]) -> PriorTerms:
+    terms = PriorTerms(leaves.get("q_lanes"), leaves.get("k_lanes"))
+    if "table" in leaves:
+        queries, keys = leaves["q"].shape[2], leaves["k"].shape[2]
+        places = Positions.line(queries, offset=max(keys - queries, 0)), Positions.line(keys)
+        lowest = places[0].offset - (keys - 1)
+        terms = replace(terms, table=RelativeTable.line(leaves["table"], *places, center=-lowest))
+    return terms
+
+
+def evaluate(leaves: dict[str, Tensor], options: dict[str, object], kernel: str) -> dict[str, Tensor]:
+    """The output and the gradient of every leaf, for one fixed direction of the output."""
+    out = prior_attention(
+        leaves["q"],
+        leaves["k"],
+        leaves["v"],
+        terms_of(leaves),
+        query_scale=leaves.get("query_scale"),
+        kernel=kernel,
+        **options,
+    )
+    weight = torch.sin(torch.arange(out.numel(), dtype=torch.float64) * 0.7).view(out.shape).to(out.dtype)
+    grads = torch.autograd.grad((out * weight).sum(), list(leaves.values()), allow_unused=True)
+    result = {
+        name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(leaves.items(), grads, strict=True)
+    }
+    return {"out": out.detach(), **result}
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Make the kernel cut short sequences into many blocks, as it does long ones."""
+
+    def set_blocks(case: Case) -> None:
+        for name in ("FORWARD_ROWS", "BACKWARD_ROWS", "SHORT_ROWS", "LEAST_ROWS"):
+            monkeypatch.setattr(toeplitz_kernel, name, case.block)
+        monkeypatch.setattr(toeplitz_kernel, "WORKSPACE", 1500)
+        monkeypatch.setattr("zoo.attention.toeplitz_plan.ONE_BLOCK", 0 if not case.kept else 1 << 16)
+        if not case.kept:
+            monkeypatch.setattr(toeplitz_kernel, "KEEP_KEYS", 0)
+
+    return set_blocks
+
+
+@pytest.mark.parametrize("realised", REALISED)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kernel", FAST)
+def test_kernel_equals_the_oracle_with_every_gradient(kernel, name, realised, small_blocks):
+    case = CASES[name]
+    small_blocks(case)
+    leaves, options = build(case, realised)
+    expected, got = evaluate(leaves, options, "reference"), evaluate(leaves, options, kernel)
+    for key, value in expected.items():
+        torch.testing.assert_close(got[key], value, rtol=1e-9, atol=1e-11, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", ["odd", "odd-recomputed", "offset", "documents", "window", "scale", "bidirectional"])
+@pytest.mark.parametrize("realised", ["lanes", "table"])
+@pytest.mark.parametrize("kernel", FAST)
+def test_low_precision_error_is_that_of_an_eager_reference(kernel, realised, name, dtype, small_blocks):
+    """The budget is the error that the formula itself makes when every step of it rounds to the dtype (times 3, and two
+    roundings of the largest value, for results that the eager form happens to hit exactly)."""
+    case = CASES[name]
+    small_blocks(case)
+    leaves, options = build(case, realised)
+    # Values that the dtype holds exactly, so that what is measured is the kernel and not the rounding of its inputs.
+    exact = {key: leaf.detach().to(dtype).double().requires_grad_() for key, leaf in leaves.items()}
+    kept_wide = {"table", "query_scale", "q_lanes", "k_lanes"}
+    low = {
+        key: leaf.detach().to(torch.float32 if key in kept_wide else dtype).requires_grad_()
+        for key, leaf in exact.items()
+    }
+    truth = evaluate(exact, options, "reference")
+    got = evaluate(low, options, kernel)
+    eager = eager_in(dtype, exact, options)
+    for key, value in truth.items():
+        budget = 3 * (eager[key].double() - value).abs().max() + 2 * torch.finfo(dtype).eps * value.abs().max()
+        error = (got[key].double() - value).abs().max()
+        assert error <= budget, f"{key}: error {error:.2e} against a budget of {budget:.2e}"
+
+
+def eager_in(dtype: torch.dtype, leaves: dict[str, Tensor], options: dict[str, object]) -> dict[str, Tensor]:
+    """Plain composite attention with every tensor in `dtype`: what a user would write."""
+    low = {key: leaf.detach().to(dtype).requires_grad_() for key, leaf in leaves.items()}
+    q, k, v = low["q"], low["k"], low["v"]
+    call = AttentionCall(q, k, v, PriorTerms(), options["causal"], None, options["segments"], options["window"])
+    logits = (q @ k.transpose(-1, -2)) * HEAD_WIDTH**-0.5
+    if "q_lanes" in low:
+        logits = logits + low["q_lanes"] @ low["k_lanes"].transpose(-1, -2)
+    if "table" in low:
+        logits = logits + terms_of(low).table.dense()
+    if "query_scale" in low:
+        logits = logits * low["query_scale"][..., None]
+    mask = visible(call)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf)
+    out = logits.softmax(-1) @ v
+    weight = torch.sin(torch.arange(out.numel(), dtype=torch.float64) * 0.7).view(out.shape).to(dtype)
+    grads = torch.autograd.grad((out * weight).sum(), list(low.values()))
+    return {"out": out.detach(), **dict(zip(low, grads, strict=True))}
+
+
+@pytest.mark.parametrize("kernel", FAST)
+@pytest.mark.parametrize(("name", "causal"), [(n, c) for n in LINE for c in causal_modes(n)])
+def test_every_prior_on_a_line(kernel, name, causal):
+    """A prior registered today is covered today: the kernel and `auto` against the oracle, with parameter gradients."""
+    prior = make(name, num_heads=HEADS)
+    length = 29
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, HEADS, length, HEAD_WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    x = torch.randn(2, length, WIDTH, dtype=torch.float64)
+    terms = prior(Positions.line(length), Positions.line(length), causal=causal, x=x)
+    leaves = [q, k, v, *(p for p in prior.parameters() if p.requires_grad)]
+    results = {}
+    for which in ("reference", kernel, "auto"):
+        call = AttentionCall(q, k, v, terms, causal)
+        if which != "auto" and KERNELS[which].refuses(call):
+            with pytest.raises(ValueError, match="cannot serve"):
+                prior_attention(q, k, v, terms, causal=causal, kernel=which)
+            continue
+        out = prior_attention(q, k, v, terms, causal=causal, kernel=which)
+        grads = torch.autograd.grad(out.sin().sum(), leaves, allow_unused=True, retain_graph=True)
+        results[which] = [out, *(torch.zeros(()) if g is None else g for g in grads)]
+    for which in results:
+        for got, expected in zip(results[which], results["reference"], strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-10, check_dtype=False)
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_toeplitz_refuses_a_table_on_a_grid(name):
+    prior = make(name, num_heads=HEADS)
+    grid = Positions.grid(3, 4, num_prefix=1)
+    q, k, v = (torch.randn(1, HEADS, grid.length, HEAD_WIDTH, dtype=torch.float64) for _ in range(3))
+    terms = prior(grid, grid, causal=False)
+    expected = prior_attention(q, k, v, terms, causal=False, kernel="reference")
+    torch.testing.assert_close(prior_attention(q, k, v, terms, causal=False), expected)
+    if terms.table is not None:
+        with pytest.raises(ValueError, match="grid"):
+            prior_attention(q, k, v, terms, causal=False, kernel="toeplitz")
+
+
+def test_a_dense_bias_and_an_unknown_kernel_are_refused():
+    q = torch.randn(1, HEADS, 5, HEAD_WIDTH)
+    terms = PriorTerms(bias=torch.zeros(1, HEADS, 5, 5))
+    with pytest.raises(ValueError, match="dense bias"):
+        prior_attention(q, q, q, terms, causal=True, kernel="toeplitz")
+    with pytest.raises(ValueError, match="did you mean 'toeplitz'"):
+        prior_attention(q, q, q, causal=True, kernel="toeplits")
+
+
+def test_second_derivatives_are_refused():
+    leaves, options = build(Case(), "table")
+    out = prior_attention(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), kernel="toeplitz", **options)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(out.sum(), leaves["q"], create_graph=True)
+
+
+@pytest.mark.parametrize("realised", ["lanes", "table"])
+def test_many_documents_in_long_rows(realised):
+    """Row by row planning: documents of every length, ids that come back, and padding at both ends."""
+    leaves, options = build(Case(queries=600, keys=600), realised)
+    torch.manual_seed(5)
+    starts = torch.zeros(600, dtype=torch.long)
+    starts[torch.tensor([3, 40, 41, 300, 310, 590])] = 1
+    runs = starts.cumsum(0)
+    options["segments"] = torch.stack([torch.where(runs == 6, -1, runs) - (runs == 0).long(), runs])
+    expected, got = evaluate(leaves, options, "reference"), evaluate(leaves, options, "toeplitz")
+    for key, value in expected.items():
+        torch.testing.assert_close(got[key], value, rtol=1e-9, atol=1e-10)
+
+
+def test_gradients_are_the_same_every_time():
+    leaves, options = build(Case(queries=300, keys=300, scale="shared"), "table")
+    low = {key: leaf.detach().float().requires_grad_() for key, leaf in leaves.items()}
+    first, second = (evaluate(low, options, "toeplitz") for _ in range(2))
+    for key, value in first.items():
+        assert torch.equal(value, second[key]), key
+
+
+def test_auto_never_takes_a_mask_where_the_table_has_a_linear_kernel():
+    leaves, _ = build(Case(queries=512, keys=512), "table")
+    for segments, window in ((None, None), (torch.zeros(2, 512, dtype=torch.long), None), (None, 9)):
+        call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), True, None, segments, window)
+        assert choose_kernel(call) == "toeplitz"
+    plain = AttentionCall(leaves["q"], leaves["k"], leaves["v"], PriorTerms(), True)
+    assert choose_kernel(plain) == "sdpa"
+
+
+MEMORY = """
+import resource, torch
+from zoo import Positions
+from zoo.attention import prior_attention
+from zoo.priors.base import PriorTerms, RelativeTable
+torch.set_num_threads(1)
+def step(length):
+    q, k, v = (torch.randn(1, 1, length, 16, requires_grad=True) for _ in range(3))
+    table = torch.zeros(1, 2 * length - 1, requires_grad=True)
+    line = Positions.line(length)
+    terms = PriorTerms(table=RelativeTable.line(table, line, line, center=length - 1))
+    prior_attention(q, k, v, terms, causal=True, query_scale=torch.ones(1, length), kernel="toeplitz").sum().backward()
+step(512)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+step(16384)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_no_matrix_of_queries_by_keys():
+    """Forward and backward at 16k tokens, one head: the matrix alone would take 1024 MiB."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) < 160, f"{done.stdout.strip()} MiB"

@@ -23,6 +23,8 @@ from pathlib import Path
 
 if __name__ == "__main__":  # import `recipes` from this checkout, and not text.py or config.py as top-level names
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    # Threads that wait by spinning starve each other when something else wants a core; read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from recipes import find_recipe, list_recipes
 from recipes.config import ConfigError, apply_overrides, load_deepspeed_json, resolve

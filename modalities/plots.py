@@ -45,8 +45,8 @@ def recall_figure(results: Sequence[ModelResult], path: Path) -> None:
     figure, axes = _panels(1, 2, width=4.6, height=3.9)
     _curves(axes[0], results, "free_generation", "exact match", unit_interval=True)
     _curves(axes[1], results, "teacher_forced", "exact match", unit_interval=True)
-    axes[0].set_title("free generation")
-    axes[1].set_title("teacher-forced")
+    _title(axes[0], "free generation")
+    _title(axes[1], "teacher-forced")
     _finish(figure, axes, results, path)
 
 
@@ -55,19 +55,20 @@ def perplexity_figure(results: Sequence[ModelResult], path: Path) -> None:
     figure, axes = _panels(1, 3, width=4.2, height=3.9)
     _curves(axes[0], results, "perplexity", "perplexity")
     _curves(axes[1], results, "bits_per_byte", "bits per byte")
-    axes[0].set_title("perplexity per token")
-    axes[1].set_title("bits per byte")
+    _title(axes[0], "perplexity per token")
+    _title(axes[1], "bits per byte")
     styles = styles_of(results)
     for result, style in zip(results, styles, strict=True):
         row = max(result.rows, key=lambda r: r["length"])
-        axes[2].plot(row["position_from"], row["position_nll"], **style)
+        axes[2].plot(row["position_to"], row["position_nll"], **style)
     longest = max(row["length"] for result in results for row in result.rows)
-    axes[2].set(title=f"NLL by position in windows of {compact(longest)}", ylabel="nats per token")
-    axes[2].set_xlabel("tokens seen before the prediction (log₂)")
+    _title(axes[2], f"NLL by position in windows of {compact(longest)}")
+    axes[2].set_ylabel("nats per token")
+    axes[2].set_xlabel("tokens seen, up to (log₂)")
     axes[2].set_xscale("log", base=2)
     axes[2].xaxis.set_major_formatter(lambda value, _: compact(value))
     _log_if_wide(axes[2], [v for r in results for v in max(r.rows, key=lambda row: row["length"])["position_nll"]])
-    _mark_training(axes[2], results, top=True)
+    _mark_training(axes[2], results)
     _finish(figure, axes, results, path)
 
 
@@ -76,8 +77,8 @@ def overview_figure(passkey: Sequence[ModelResult], perplexity: Sequence[ModelRe
     figure, axes = _panels(1, 2, width=4.9, height=4.2)
     _curves(axes[0], passkey, "free_generation", "keys written exactly", unit_interval=True)
     _curves(axes[1], perplexity, "bits_per_byte", "bits per byte, less is better")
-    axes[0].set_title("Passkey retrieval")
-    axes[1].set_title("Held-out text")
+    _title(axes[0], "Passkey retrieval")
+    _title(axes[1], "Held-out text")
     _finish(figure, axes, passkey, path)
 
 
@@ -88,7 +89,7 @@ def ruler_figure(results: Sequence[ModelResult], path: Path, *, tasks: Sequence[
     figure, axes = _panels(math.ceil(len(names) / columns), columns, width=3.7, height=2.7)
     for axis, name in zip(axes, names, strict=True):
         _curves(axis, results, name, "references found", unit_interval=True)
-        axis.set_title(name, fontweight="bold" if name == "average" else "normal")
+        _title(axis, name, fontweight="bold" if name == "average" else "normal")
     _finish(figure, axes, results, path)
 
 
@@ -199,7 +200,7 @@ def _curves(axis, results: Sequence[ModelResult], column: str, ylabel: str, *, u
         axis.set_ylim(-0.04, 1.04)
     else:
         _log_if_wide(axis, [row[column] for result in results for row in result.rows])
-    _mark_training(axis, results, top=not unit_interval)
+    _mark_training(axis, results)
 
 
 def _log_if_wide(axis, values: Sequence[float]) -> None:
@@ -218,21 +219,18 @@ def _log_if_wide(axis, values: Sequence[float]) -> None:
     axis.yaxis.set_minor_locator(LogLocator(subs=()))
 
 
-def _mark_training(axis, results: Sequence[ModelResult], *, top: bool) -> None:
-    """A dashed line at each training length, labelled at the end where curves do not run, and below them anyway."""
+def _mark_training(axis, results: Sequence[ModelResult]) -> None:
+    """A dashed line at each training length in view, named above the panel, where no curve runs."""
+    low, high = axis.get_xlim()
     for context in sorted({result.train_context for result in results}):
-        axis.axvline(context, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-        axis.annotate(
-            f" trained at {compact(context)} ",
-            (context, 1.0 if top else 0.0),
-            xycoords=("data", "axes fraction"),
-            rotation=90,
-            ha="right",
-            va="top" if top else "bottom",
-            fontsize=7.5,
-            color="0.35",
-            zorder=1,
-        )
+        if low <= context <= high:
+            axis.axvline(context, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+            place = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+            axis.annotate(f"trained at {compact(context)}", (context, 1.01), fontsize=7.5, color="0.35", **place)
+
+
+def _title(axis, text: str, **style: Any) -> None:
+    axis.set_title(text, pad=17, **style)  # above the line that names the training length
 
 
 def _finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:

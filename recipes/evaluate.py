@@ -127,10 +127,10 @@ def write_results(evaluator: Evaluator, results: list[ModelResult], settings: Ev
 def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
     lengths = sorted({row["length"] for result in results for row in result.rows})
     table = Table(title=f"{evaluator.name}: {evaluator.summary}", title_justify="left", caption_justify="left")
-    table.add_column("model", no_wrap=True)
+    table.add_column("model", overflow="fold")
     table.add_column("score", style="dim", no_wrap=True)
-    for length in lengths:
-        table.add_column(compact(length), justify="right")
+    for length in lengths:  # numbers are never cut; on a narrow terminal names wrap
+        table.add_column(compact(length), justify="right", no_wrap=True, min_width=5)
     for result in results:
         by_length = {row["length"]: row for row in result.rows}
         for k, score in enumerate(evaluator.headline):

@@ -29,9 +29,10 @@ class Perplexity(Evaluator):
     """Mean NLL, perplexity and bits per byte of held-out text, cut into windows of each length.
 
     The same stretches of text, as long as the longest length, serve every length: a stretch is cut into
-    non-overlapping windows of L tokens, each read as BOS and its first L − 1 tokens and scored on all L. So every
-    length predicts the same tokens and only the context differs. ``samples`` counts stretches (default 8), taken
-    from documents at least that long, in turn.
+    non-overlapping windows that predict L tokens each, from the token before the window (BOS at a document's start)
+    and the first L − 1 of it. So every length predicts the same tokens, only the context differs, and windows look as
+    they did in training, where BOS stands at the start of documents alone. ``samples`` counts stretches (default 8),
+    taken from documents at least that long, in turn.
     """
 
     name = "perplexity"
@@ -57,10 +58,9 @@ class Perplexity(Evaluator):
         ]
 
     def measure(self, model: nn.Module, cell: Cell, settings: EvalSettings) -> CellValue:
-        length, tokens, bos = (cell.data[k] for k in ("length", "tokens", "bos_id"))
-        windows = tokens[: len(tokens) // length * length].reshape(-1, length)
-        targets = torch.as_tensor(windows, device=device_of(model))
-        inputs = torch.cat([torch.full_like(targets[:, :1], bos), targets[:, :-1]], dim=1)
+        length, tokens = cell.data["length"], torch.as_tensor(cell.data["tokens"], device=device_of(model))
+        count = (len(tokens) - 1) // length * length
+        inputs, targets = tokens[:count].view(-1, length), tokens[1 : count + 1].view(-1, length)
         by_position = torch.zeros(length, dtype=torch.float64)
         for part in batches(len(targets), settings.batch_size(length)):
             by_position += token_nll(model, inputs[part], targets[part]).sum(0).cpu()
@@ -68,11 +68,11 @@ class Perplexity(Evaluator):
         sums = np.bincount(bucket, weights=by_position.numpy())
         return {
             "length": length,
-            "tokens": windows.size,
-            "bytes": windows.size * cell.data["bytes_per_token"],
+            "tokens": count,
+            "bytes": count * cell.data["bytes_per_token"],
             "nll_sum": float(by_position.sum()),
             "bucket_nll_sum": sums.tolist(),
-            "bucket_tokens": (np.bincount(bucket) * len(windows)).tolist(),
+            "bucket_tokens": (np.bincount(bucket) * len(targets)).tolist(),
         }
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ class Perplexity(Evaluator):
                     "perplexity": math.exp(min(nll, 700.0)),
                     "bits_per_byte": nll * sum(c["tokens"] for c in mine) / math.log(2) / sum(c["bytes"] for c in mine),
                     "tokens": sum(c["tokens"] for c in mine),
-                    "position_from": [2**k for k in range(len(bucket_sum))],
+                    "position_to": [2**k for k in range(len(bucket_sum))],
                     "position_nll": (bucket_sum / bucket_count).tolist(),
                 }
             )
@@ -144,14 +144,13 @@ class Passkey(Evaluator):
 
 
 def bucket_of(length: int) -> np.ndarray:
-    """Bucket of each target by the tokens n its prediction sees, BOS included: bucket k holds 2^k ≤ n < 2^(k+1)."""
-    seen = np.arange(1, length + 1)
-    return np.frexp(seen)[1].astype(np.int64) - 1  # exact, where log2 in floating point is not
+    """Bucket of each target by the tokens n its prediction sees: bucket k holds 2^(k−1) < n ≤ 2^k, bucket 0 n = 1."""
+    return np.frexp(np.arange(length))[1].astype(np.int64)  # of n − 1; exact, where log2 in floating point is not
 
 
 @lru_cache(maxsize=8)
 def _stretches(tokenizer_name: str, source: str | None, length: int, seed: int) -> list[dict[str, Any]]:
-    """Every stretch of ``length`` tokens that held-out documents give, first stretches of all documents first."""
+    """Stretches of ``length`` tokens with the token before them; the first stretches of all documents come first."""
     tokenizer, documents = held_out_documents(tokenizer_name, source)
     long = [d for d in documents if len(d.tokens) >= length]
     if not long:
@@ -161,19 +160,14 @@ def _stretches(tokenizer_name: str, source: str | None, length: int, seed: int) 
             "choose shorter lengths, or a source with longer documents"
         )
     order = np.random.default_rng(seed).permutation(len(long))
-    found = [
-        (
-            k,
-            {
-                "tokens": document.tokens[start : start + length],
-                "bytes_per_token": document.bytes / len(document.tokens),
-            },
-        )
-        for document in (long[i] for i in order)
-        for k, start in enumerate(range(0, len(document.tokens) - length + 1, length))
-    ]
+    found = []
+    for document in (long[i] for i in order):
+        read = np.concatenate([[tokenizer.bos_id], document.tokens])  # token t is predicted after read[t]
+        for k, start in enumerate(range(0, len(document.tokens) - length + 1, length)):
+            stretch = {"tokens": read[start : start + length + 1], "bytes_per_token": document.bytes_per_token}
+            found.append((k, stretch))
     found.sort(key=lambda pair: pair[0])  # stable: keeps the shuffled order of documents within a round
-    return [stretch | {"bos_id": tokenizer.bos_id} for _, stretch in found]
+    return [stretch for _, stretch in found]
 
 
 @lru_cache(maxsize=512)

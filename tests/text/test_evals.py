@@ -82,13 +82,12 @@ def test_perplexity_is_the_direct_computation():
     rows = summary(Perplexity(), model, lengths=(16, 64), samples=3, batch_tokens=50)
     cells = Perplexity().cells(model, EvalSettings(lengths=(16, 64), samples=3))
     stretches = [cell.data["tokens"] for cell in cells if cell.data["length"] == 64]
-    assert len(stretches) == 3
+    assert len(stretches) == 3 and all(len(stretch) == 65 for stretch in stretches)
     for length in (16, 64):
         total, by_position = 0.0, np.zeros(length)
         for stretch in stretches:
             for start in range(0, 64, length):
-                window = torch.as_tensor(stretch[start : start + length])
-                read = torch.cat([torch.tensor([256]), window[:-1]])
+                read, window = (torch.as_tensor(stretch[start + n : start + n + length]) for n in (0, 1))
                 nll = -model(read[None])[0].detach().double().log_softmax(-1)[torch.arange(length), window]
                 total += nll.sum().item()
                 by_position += nll.numpy()
@@ -98,13 +97,19 @@ def test_perplexity_is_the_direct_computation():
         assert row["perplexity"] == pytest.approx(math.exp(row["nll"]))
         windows = 3 * 64 // length
         assert row["position_nll"][0] == pytest.approx(by_position[0] / windows, abs=1e-6)
-        assert row["position_nll"][3] == pytest.approx(by_position[7:15].mean() / windows, abs=1e-6)
+        assert row["position_nll"][3] == pytest.approx(by_position[4:8].mean() / windows, abs=1e-6)
 
 
 def test_every_length_scores_the_same_tokens():
     cells = Perplexity().cells(tiny(), EvalSettings(lengths=(16, 64), samples=3))
     first, second = ([c.data["tokens"] for c in cells if c.data["length"] == n] for n in (16, 64))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
+    tokenizer, documents = held_out_documents("bytes", None)
+    starts = [stretch for stretch in second if stretch[0] == tokenizer.bos_id]
+    assert len(starts) == 3  # the first stretch of three documents, each behind its BOS
+    assert all(
+        any((d.tokens[:64] == stretch[1:]).all() for d in documents if len(d.tokens) >= 64) for stretch in starts
+    )
 
 
 def test_uniform_logits_take_log2_of_the_vocabulary():
@@ -115,8 +120,7 @@ def test_uniform_logits_take_log2_of_the_vocabulary():
 
 
 def test_buckets_hold_powers_of_two():
-    bucket = bucket_of(9)
-    assert bucket.tolist() == [0, 1, 1, 2, 2, 2, 2, 3, 3]
+    assert bucket_of(9).tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 4]
 
 
 def test_a_length_beyond_every_document_is_an_error():

@@ -73,7 +73,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "1100m": dict(dim=2048, num_layers=15, num_heads=32, hidden_dim=8192, train_context=512),
 }
 for _name in ("120m", "432m", "1100m"):
-    SIZES[_name] |= dict(vocab_size=32768, tokenizer="mistral-v0.3.json", tied=False)
+    SIZES[_name] |= dict(vocab_size=32768, tokenizer="data/mistral-v0.3/tokenizer.json", tied=False)
 
 
 class CausalLM(nn.Module):

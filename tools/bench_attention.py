@@ -34,6 +34,7 @@ from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import choose_kernel
 
 MEMORY_LENGTH = 32768
+QUICK_LENGTHS = "1024,2048"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class Shape:
 
     def __str__(self) -> str:
         return f"B{self.batch} H{self.heads} L{self.length} D{self.width}"
+
+
+# A training step of the smallest language model.
+TRAINING = Shape(32, 4, 128, 32)
 
 
 @dataclass(frozen=True)
@@ -228,12 +233,11 @@ def main(
     if kind not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         raise typer.BadParameter(f"--dtype must be float32, float64, bfloat16 or float16, got {dtype!r}")
     if quick:
-        lengths, seconds = "1024,2048", min(seconds, 1.0)
+        lengths, seconds = QUICK_LENGTHS, min(seconds, 1.0)
     console = Console()
     shapes = [Shape(1, heads, int(length), width) for length in lengths.split(",")]
     work = [(shape, method) for shape in shapes for method in ("goat", "ggd")]
-    training = Shape(32, 4, 128, 32)  # a step of the smallest language model
-    work += [(training, method) for method in ("goat", "ggd", "ggd+ssmax")]
+    work += [(TRAINING, method) for method in ("goat", "ggd", "ggd+ssmax")]
     results: list[Result] = []
     for shape, method in track(work, description="measuring", console=console):
         results += measure(shape, method, kind, seconds, clocks[clock])

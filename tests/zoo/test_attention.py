@@ -276,6 +276,19 @@ def test_gradients_are_the_same_every_time():
         assert torch.equal(value, second[key]), key
 
 
+def test_documents_that_hide_nothing_cost_no_mask(monkeypatch):
+    """A batch of whole documents takes the plain causal call, which a mask would slow down."""
+    leaves, _ = build(Case(), "lanes")
+    seen = []
+    run = KERNELS["sdpa"].run
+    monkeypatch.setattr(KERNELS["sdpa"], "run", lambda call: seen.append(call) or run(call))
+    segments = torch.tensor([[4], [7]]).expand(2, 37)
+    out = prior_attention(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), causal=True, segments=segments)
+    assert seen[0].segments is None
+    expected = prior_attention(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), causal=True, kernel="reference")
+    torch.testing.assert_close(out, expected)
+
+
 def test_auto_never_takes_a_mask_where_the_table_has_a_linear_kernel():
     leaves, _ = build(Case(queries=512, keys=512), "table")
     for segments, window in ((None, None), (torch.zeros(2, 512, dtype=torch.long), None), (None, 9)):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from zoo.attention import reference, sdpa, toeplitz
 from zoo.attention.base import AttentionCall
+from zoo.attention.toeplitz_plan import single_documents
 from zoo.priors.base import PriorTerms
 
 __all__ = ["KERNELS", "choose_kernel", "prior_attention"]
@@ -16,8 +17,9 @@ __all__ = ["KERNELS", "choose_kernel", "prior_attention"]
 # A kernel is a module with `refuses(call) -> reason | None` and `run(call) -> Tensor`. A new one is a file and a line here.
 KERNELS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa, "toeplitz": toeplitz}
 
-# Below this many logits per head a T × S mask is smaller than the blocks that would avoid it.
-SMALL_MASK = 128 * 128
+# Without a table, up to this many logits per head one masked call is faster than the blocks that would avoid its mask
+# (tools/bench_attention.py's machine: 0.65 to 0.9 of the time up to 256 × 256, 1.4 times at 512 × 512).
+SMALL_MASK = 256 * 256
 
 
 def choose_kernel(call: AttentionCall) -> str:
@@ -64,6 +66,8 @@ def prior_attention(
     """
     if query_scale is not None and query_scale.ndim == 2:
         query_scale = query_scale[None]
+    if segments is not None and segments.shape == (q.shape[0], k.shape[2]) and single_documents(segments).all():
+        segments = None  # ids that all agree hide nothing, and without them no mask is needed
     call = AttentionCall(q, k, v, terms or PriorTerms(), causal, query_scale, segments, window)
     _check(call)
     name = choose_kernel(call) if kernel == "auto" else kernel

@@ -271,10 +271,11 @@ def _forward_short(call: AttentionCall, bias: _Bias, q: Tensor, k: Tensor, v: Te
     """Output and the weights P of every block. Only for calls of few keys: see KEEP_KEYS."""
     wide = bias.table.dtype
     out = torch.empty_like(q)
+    k, v = k.to(wide).contiguous(), v.to(wide).contiguous()  # so that the slices below need no copies
     kept = []
     for block, heads in _pieces(plan_blocks(call, SHORT_ROWS), q.shape[1], WORKSPACE):
         here, rows, keys = block.batch, slice(block.lo, block.hi), slice(block.first, block.last)
-        qb, kb, vb = q[here, heads, rows].flip(2).to(wide), k[here, heads, keys].to(wide), v[here, heads, keys].to(wide)
+        qb, kb, vb = q[here, heads, rows].flip(2).to(wide), k[here, heads, keys], v[here, heads, keys]
         lead = qb.shape[:2]
         p = torch.empty(*lead, block.hi - block.lo, block.last - block.first, dtype=wide)
         p = _weights(bias, block, heads, qb.flatten(0, 1), kb.flatten(0, 1), p)

@@ -14,15 +14,16 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
-if (
-    __name__ == "__main__"
-):  # `recipes` from the checkout; and this folder's text.py, config.py, … are no top-level names
+if __name__ == "__main__":  # `recipes` from the checkout, and this folder's files as no top-level names
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    # Threads that wait by spinning starve each other when something else wants a core; read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import typer

@@ -29,9 +29,10 @@ __all__ = ["refuses", "run"]
 FORWARD_ROWS = 256
 BACKWARD_ROWS = 256
 SHORT_ROWS = 64
-# Numbers in a block of logits that is written out: one float32 block per core's 1 MiB of cache. Heads and batch rows are
-# taken in turn to keep to it; a single head's block may be as large as ONE_HEAD before it gets fewer rows.
-WORKSPACE = 1 << 18
+# Numbers in a block of logits that is written out: 2 MiB of float32, the second-level caches of two cores. Smaller blocks
+# are no faster, and each of their operations wakes the threads once more, which is slow where the machine is busy. Heads
+# and batch rows are taken in turn to keep to it; one head's block may grow to ONE_HEAD before it gets fewer rows.
+WORKSPACE = 1 << 19
 ONE_HEAD = 1 << 22
 LEAST_ROWS = 64
 # Keys per column of a head up to which P is kept for the backward pass: there P, T × S, is no larger than q, k, v and

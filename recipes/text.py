@@ -43,7 +43,9 @@ def tiny(method: str) -> Recipe:
         name=f"text.{method}_tiny",
         modality="text",
         model=Model(f"text_{method}_tiny"),
-        data=TextDataConfig(source="sotu-excerpt", tokenizer="bytes", context=128, passkey_fraction=0.5),
+        data=TextDataConfig(
+            source="sotu-excerpt", tokenizer="bytes", context=128, passkey_fraction=0.5, passkey_weight=20.0
+        ),
         optim=Optim(name="adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, warmup=50, floor=0.1),
         train=Train(steps=800, batch=32, save_every=200),
         evaluate=Evaluate(every=200, samples=256),
@@ -317,10 +319,12 @@ def held_out_batches(recipe: Recipe, *, rank: int, world: int) -> list[dict[str,
     return list(islice(loader, -(-recipe.evaluate.samples // (micro * world))))
 
 
-def weight(batch: dict[str, Any]) -> float:
-    """Targets that count in a batch {"tokens", "segments"} (B, L+1): the loss is the mean over them."""
-    segments = batch["segments"]
-    return float(((segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)).sum())
+def weight(batch: dict[str, Any]) -> tuple[float, int]:
+    """What a batch's targets weigh together, which its mean loss is to be weighted by, and how many they are."""
+    from modalities.text.model import target_weights
+
+    weights = target_weights(batch)
+    return float(weights.sum()), int((weights > 0).sum())
 
 
 def loss(model: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -152,7 +152,7 @@ def train(args, recipe, own, given, asked) -> int:
         total, weight = 0.0, 0.0
         with torch.no_grad():
             for batch in held_out:
-                count = task.weight(batch)
+                count = task.weight(batch)[0]
                 batch = {name: tensor.to(ranks.device) for name, tensor in batch.items()}
                 loss = task.loss(engine, batch)[0].double()  # every rank runs every batch: ZeRO-3 gathers together
                 total, weight = total + (loss * count if count else 0.0), weight + count
@@ -185,11 +185,11 @@ def train(args, recipe, own, given, asked) -> int:
             # A seed per step and rank, so that dropout resumes exactly with no stored random state.
             torch.manual_seed((settings.seed * 1_000_003 + step) * ranks.world + ranks.rank)
             micro = [next(batches) for _ in range(settings.accumulation)]
-            # Micro-batches differ in how many targets they hold. Weighting each by its share of all makes the loss,
-            # and so the gradient, the mean over the whole batch's targets, however the batch is cut.
-            weights = [task.weight(batch) for batch in micro]
+            # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes the loss, and so
+            # the gradient, the mean over the whole batch's targets, however the batch is cut.
+            weights, counts = zip(*(task.weight(batch) for batch in micro), strict=True)
             micro = [{name: tensor.to(ranks.device) for name, tensor in batch.items()} for batch in micro]
-            [total] = engine.sum(sum(weights))
+            total, count = engine.sum(sum(weights), float(sum(counts)))
             summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
             for batch, weight in zip(micro, weights, strict=True):
                 loss, _ = task.loss(engine, batch)
@@ -201,11 +201,11 @@ def train(args, recipe, own, given, asked) -> int:
                 lr = engine.lr
                 norm = engine.step()
             check_finite("gradient norm", norm, step + 1, run)
-            step, seen = step + 1, seen + round(total)
+            step, seen = step + 1, seen + round(count)
 
             seconds = time.perf_counter() - tick
             values = {"step": step, "loss": loss_value, "lr": lr, "grad_norm": norm, unit: seen}
-            values |= {f"{unit}_per_s": total / seconds, "seconds": round(time.perf_counter() - begun, 3)}
+            values |= {f"{unit}_per_s": count / seconds, "seconds": round(time.perf_counter() - begun, 3)}
             record(values)
             show.update(values, unit)
             if held_out and (step % recipe.evaluate.every == 0 or step == settings.steps):

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from modalities.text.corpus import TokenCorpus, corpus_of, tokenize_corpus
-from modalities.text.passkey import make_passkey_document, minimum_length
+from modalities.text.passkey import NUM_DIGITS, make_passkey_document, minimum_length
 from modalities.text.sources import Document, HFSource, document_split, open_source
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
 
@@ -55,6 +55,8 @@ class TextDataConfig:
         FOLDER/heldout as `TokenCorpus.save` writes them.
     context: L, tokens a model sees at once.
     passkey_fraction: the share of training rows that are passkey documents instead of text.
+    passkey_weight: what each of the five answer tokens counts in the loss; every other token counts 1. Five targets in a
+        row of hundreds are too few for a small model to learn copying from within a small budget.
     cache_dir: keep tokenised corpora there; None keeps them in memory.
     heldout_source: where the held-out split comes from, when not from `source` (a dataset's own validation split).
         All of it is then held out.
@@ -67,6 +69,7 @@ class TextDataConfig:
     context: int = 128
     seed: int = 0
     passkey_fraction: float = 0.0
+    passkey_weight: float = 1.0
     cache_dir: str | None = None
     num_workers: int = 0
     heldout_source: str | None = None
@@ -77,6 +80,8 @@ class TextDataConfig:
             raise ValueError(f"context {self.context} must be at least 1")
         if not 0.0 <= self.passkey_fraction <= 1.0:
             raise ValueError(f"passkey_fraction {self.passkey_fraction} is outside 0..1")
+        if not self.passkey_weight > 0:
+            raise ValueError(f"passkey_weight {self.passkey_weight} must be positive")
         if self.num_workers < 0:
             raise ValueError(f"num_workers {self.num_workers} is negative")
 
@@ -111,6 +116,7 @@ class PackedDataset(Dataset):
         *,
         seed: int = 0,
         passkey_fraction: float = 0.0,
+        passkey_weight: float = 1.0,
         shuffle: bool = True,
         epochs: int | None = None,
     ) -> None:
@@ -124,7 +130,8 @@ class PackedDataset(Dataset):
                 f"tokenizer {tokenizer.name!r} needs at least {minimum_length(tokenizer) - 1}"
             )
         self.corpus, self.context, self.tokenizer = corpus, context, tokenizer
-        self.seed, self.passkey_fraction, self.shuffle = seed, passkey_fraction, shuffle
+        self.seed, self.shuffle = seed, shuffle
+        self.passkey_fraction, self.passkey_weight = passkey_fraction, passkey_weight
         self.lengths = np.diff(corpus.offsets) + 1  # with BOS
         self.epoch_tokens = int(self.lengths.sum())
         self.epoch_windows = max(1, -(-(self.epoch_tokens - 1) // context))
@@ -156,7 +163,7 @@ class PackedDataset(Dataset):
         if self.passkey_fraction > 0:
             rng = np.random.default_rng([self.seed, _PASSKEY, index])
             if rng.random() < self.passkey_fraction:
-                return passkey_row(self.context, rng, self.tokenizer)
+                return passkey_row(self.context, rng, self.tokenizer, self.passkey_weight)
         epoch, position = divmod(index, self.epoch_windows)
         order, ends, windows = self._epoch(epoch)
         return self._window(order, ends, int(windows[position]) * self.context)
@@ -196,15 +203,22 @@ def padding_row(context: int, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
     return {"tokens": tokens, "segments": torch.full_like(tokens, -1)}
 
 
-def passkey_row(context: int, rng: np.random.Generator, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
-    """A row that one passkey document fills."""
+def passkey_row(context: int, rng: np.random.Generator, tokenizer: Tokenizer, weight: float) -> dict[str, torch.Tensor]:
+    """A row that one passkey document fills; with "weights" float32 (L+1,) where its answer does not count 1."""
     tokens = torch.from_numpy(make_passkey_document(context + 1, rng, tokenizer))
-    return {"tokens": tokens, "segments": torch.zeros_like(tokens)}
+    row = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
+    if weight != 1:
+        row["weights"] = torch.ones(len(tokens))
+        row["weights"][-NUM_DIGITS:] = weight
+    return row
 
 
 def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Rows to a batch: {"tokens", "segments"}, both int64 (B, L+1)."""
-    return {key: torch.stack([row[key] for row in rows]) for key in ("tokens", "segments")}
+    """Rows to a batch: {"tokens", "segments"}, both int64 (B, L+1); "weights", float32, if a row has them (else 1)."""
+    batch = {key: torch.stack([row[key] for row in rows]) for key in ("tokens", "segments")}
+    if any("weights" in row for row in rows):
+        batch["weights"] = torch.stack([row.get("weights", torch.ones(len(row["tokens"]))) for row in rows])
+    return batch
 
 
 class _PaddedRows(Dataset):
@@ -284,6 +298,7 @@ class PackedLoader:
             "seed": data.seed,
             "context": data.context,
             "passkey_fraction": data.passkey_fraction,
+            "passkey_weight": data.passkey_weight,
             "shuffle": data.shuffle,
         }
 
@@ -342,7 +357,11 @@ def build_loader(
         return StreamingLoader(config, tokenizer, rank=rank, world=world, micro_batch=micro_batch)
     corpus = load_corpus(config, split, tokenizer)
     if split == "train":
-        options: dict[str, Any] = {"seed": config.seed, "passkey_fraction": config.passkey_fraction}
+        options: dict[str, Any] = {
+            "seed": config.seed,
+            "passkey_fraction": config.passkey_fraction,
+            "passkey_weight": config.passkey_weight,
+        }
     else:  # shuffled, so that the first few batches stand for all documents; always alike, so that runs compare
         options = {"seed": 0, "epochs": 1}
     dataset = PackedDataset(corpus, config.context, tokenizer, **options)

@@ -22,7 +22,7 @@ from zoo.positions import Positions
 from zoo.priors import Prior
 from zoo.registry import register_model
 
-__all__ = ["SIZES", "CausalLM", "TextConfig", "causal_lm_loss", "register_text_models"]
+__all__ = ["SIZES", "CausalLM", "TextConfig", "causal_lm_loss", "register_text_models", "target_weights"]
 
 
 @dataclass(frozen=True)
@@ -183,24 +183,32 @@ class CausalLM(nn.Module):
         return model
 
 
+def target_weights(batch: dict[str, Tensor]) -> Tensor:
+    """(B, L) float32: what each target of a packed batch counts in the loss.
+
+    0 where it is padding (segment −1) or in another document than its input; else its entry of "weights", or 1 without.
+    """
+    segments = batch["segments"]
+    counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
+    return counts * batch["weights"][:, 1:] if "weights" in batch else counts.float()
+
+
 def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean next-token cross-entropy, in nats, of a packed batch.
+    """Weighted mean of the next-token cross-entropy of a packed batch, in nats.
 
     Args:
         model: maps tokens (B, L) and segments to logits (B, L, V).
-        batch: tokens and segments, (B, L+1) each. A target counts where it is in the document of its input; padding is −1.
+        batch: tokens and segments, int64 (B, L+1); optionally weights, float32 (B, L+1). See `target_weights`.
 
     Returns:
         the loss, and {"tokens": how many targets counted}.
     """
-    tokens, segments = batch["tokens"], batch["segments"]
-    counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
+    tokens, segments, weights = batch["tokens"], batch["segments"], target_weights(batch)
     # Rows of one document, the usual case, need no document mask.
     packed = segments[:, :-1] if bool((segments != segments[:, :1]).any()) else None
     logits = model(tokens[:, :-1], segments=packed)
-    targets = tokens[:, 1:].masked_fill(~counts, -100)
-    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
-    return loss, {"tokens": counts.sum()}
+    nll = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    return (nll * weights.flatten()).sum() / weights.sum(), {"tokens": (weights > 0).sum()}
 
 
 def _position(config: TextConfig) -> Position:

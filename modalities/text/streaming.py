@@ -76,7 +76,7 @@ class _Shard:
         if config.passkey_fraction > 0:
             rng = np.random.default_rng([config.seed, _PASSKEY, self.shard, index])
             if rng.random() < config.passkey_fraction:
-                return passkey_row(config.context, rng, self.tokenizer)
+                return passkey_row(config.context, rng, self.tokenizer, config.passkey_weight)
         where = np.arange(at, at + config.context + 1)
         document = np.searchsorted(starts, where, side="right")
         segments = np.unique(document, return_inverse=True)[1].reshape(-1).astype(np.int64)
@@ -207,6 +207,7 @@ class StreamingLoader:
             "seed": config.seed,
             "context": config.context,
             "passkey_fraction": config.passkey_fraction,
+            "passkey_weight": config.passkey_weight,
             "rank": self.rank,
             "world": self.world,
             "workers": self.workers,

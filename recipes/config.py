@@ -41,7 +41,8 @@ class Optim:
     lr: float = 2e-3
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-    weight_decay: float = 0.1  # on matrices only; see engine.decay_groups
+    weight_decay: float = 0.1  # on matrices only; see engine.parameter_groups
+    prior_lr_scale: float = 1.0  # learning rate of the priors' own numbers and SSMax's s, as a multiple of lr
     schedule: str = "cosine"
     warmup: int = 50  # steps
     floor: float = 0.1  # of lr, reached at the last step
@@ -239,6 +240,7 @@ def check_values(recipe: Recipe) -> None:
         ("optim.lr", optim.lr, 0 < optim.lr < math.inf, "a positive number"),
         ("optim.warmup", optim.warmup, optim.warmup >= 0, "a number of steps"),
         ("optim.floor", optim.floor, 0 <= optim.floor <= 1, "a fraction of lr between 0 and 1"),
+        ("optim.prior_lr_scale", optim.prior_lr_scale, optim.prior_lr_scale > 0, "more than 0"),
         ("optim.weight_decay", optim.weight_decay, optim.weight_decay >= 0, "0 or more"),
         ("optim.betas", optim.betas, all(0 <= b < 1 for b in optim.betas), "two numbers in [0, 1)"),
     ]

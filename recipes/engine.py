@@ -89,26 +89,33 @@ def _free_port() -> int:
 # ------------------------------------------------------------------------------------- optimiser and schedule
 
 
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two optimiser groups: matrices with `weight_decay`, and without it everything the model exempts.
+def parameter_groups(model: nn.Module, optim: Optim) -> list[dict[str, Any]]:
+    """Optimiser groups: matrices with weight decay; without it everything the model exempts, and the priors' numbers.
 
     Exempt are the names of `model.no_weight_decay()` (norms, position embeddings, every prior parameter, SSMax's s)
-    and whatever has fewer than two dimensions.
+    and whatever has fewer than two dimensions. Of those, `model.prior_numbers()` learn at `optim.prior_lr_scale` times
+    the rate: under Adam a number moves by about its rate a step, and an exponent θβ has far to go in a short run.
     """
     exempt = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     unknown = exempt - {name for name, _ in model.named_parameters()}
     if unknown:
         raise ConfigError(f"no_weight_decay() names no parameters of the model: {', '.join(sorted(unknown))}")
+    fast = set(model.prior_numbers()) if optim.prior_lr_scale != 1 and hasattr(model, "prior_numbers") else set()
     decayed = [p for name, p in named if p.ndim >= 2 and name not in exempt]
-    spared = [p for name, p in named if p.ndim < 2 or name in exempt]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    spared = [p for name, p in named if (p.ndim < 2 or name in exempt) and name not in fast]
+    numbers = [p for name, p in named if name in fast]
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": optim.weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+        {"params": numbers, "weight_decay": 0.0, "lr": optim.lr * optim.prior_lr_scale},
+    ]
     return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
 
 
 def create_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    """AdamW or RAdam, both with decoupled weight decay on `decay_groups`."""
-    groups = decay_groups(model, optim.weight_decay)
+    """AdamW or RAdam, both with decoupled weight decay, on `parameter_groups`."""
+    groups = parameter_groups(model, optim)
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
     return torch.optim.RAdam(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, decoupled_weight_decay=True)

@@ -46,7 +46,7 @@ def tiny(method: str) -> Recipe:
         data=TextDataConfig(
             source="sotu-excerpt", tokenizer="bytes", context=128, passkey_fraction=0.5, passkey_weight=20.0
         ),
-        optim=Optim(name="adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, warmup=50, floor=0.1),
+        optim=Optim("adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, prior_lr_scale=20.0, warmup=50, floor=0.1),
         train=Train(steps=800, batch=32, save_every=200),
         evaluate=Evaluate(every=200, samples=256),
     )

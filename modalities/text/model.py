@@ -145,6 +145,15 @@ class CausalLM(nn.Module):
             if parameter.ndim < 2 or any(name.startswith(owner + ".") for owner in owners)
         }
 
+    def prior_numbers(self) -> set[str]:
+        """Names of what priors hold per head, frequency or bucket, and of SSMax's s: no weights of linear layers."""
+        layers = {name for name, module in self.named_modules() if isinstance(module, nn.Linear)}
+        return {
+            name
+            for name, _ in self.named_parameters()
+            if {"prior", "ssmax"} & set(name.split(".")) and name.rpartition(".")[0] not in layers
+        }
+
     def storable_state(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The state dict as it is stored: `dtype` casts matrices; vectors, priors and positions stay as they are."""
         keep = self.no_weight_decay()

@@ -61,7 +61,10 @@ def test_warm_up_then_cosine_to_the_floor():
 @pytest.mark.parametrize("name", list_models("text_*_tiny", modality="text"))
 def test_only_matrices_decay(name):
     model = create_model(name, num_layers=1)
-    groups = engine.decay_groups(model, 0.1)
+    groups = engine.parameter_groups(model, Optim(lr=1e-3, weight_decay=0.1, prior_lr_scale=20.0))
+    fast = {id(p) for group in groups if group.get("lr") == pytest.approx(0.02) for p in group["params"]}
+    assert fast == {id(p) for n, p in model.named_parameters() if n in model.prior_numbers() and p.requires_grad}
+    assert all("prior" in n or "ssmax" in n for n in model.prior_numbers())
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     spared = {id(p) for group in groups if not group["weight_decay"] for p in group["params"]}
     assert decayed | spared == {id(p) for p in model.parameters() if p.requires_grad} and not decayed & spared

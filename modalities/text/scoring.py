@@ -59,13 +59,6 @@ def next_logits(model: nn.Module, tokens: Tensor, cache: KVCache) -> Tensor:
     return model.forward_head(model.forward_features(tokens, cache=cache))
 
 
-def _rewind(cache: KVCache, length: int, carries: list[Tensor | None]) -> None:
-    """Forget what a cache without document ids holds beyond ``length``; later keys are overwritten as they come."""
-    cache.length = length
-    for layer, carry in zip(cache.layers, carries, strict=True):
-        layer.carry = carry
-
-
 @torch.inference_mode()
 def force_and_write(model: nn.Module, prompts: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
     """Both readings of equally long prompts (B, P) with answers (B, A), from one prefill.
@@ -77,9 +70,9 @@ def force_and_write(model: nn.Module, prompts: Tensor, answers: Tensor) -> tuple
     cache, last = prefill(model, prompts, capacity=length + count)
     forced = last[:, None]
     if count > 1:
-        carries = [layer.carry for layer in cache.layers]
+        mark = cache.mark()
         forced = torch.cat([forced, next_logits(model, answers[:, :-1], cache)], dim=1)
-        _rewind(cache, length, carries)
+        cache.rewind(mark)
     written = [last.argmax(-1)]
     while len(written) < count:
         written.append(next_logits(model, written[-1][:, None], cache)[:, -1].argmax(-1))

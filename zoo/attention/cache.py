@@ -69,6 +69,16 @@ class KVCache:
         """Count `tokens` as held, after every layer appended them."""
         self.length += tokens
 
+    def mark(self) -> tuple:
+        """This state, for `rewind`."""
+        return self.length, self.segments, self._within, [layer.carry for layer in self.layers]
+
+    def rewind(self, mark: tuple) -> None:
+        """Forget what came after `mark`; the next keys overwrite those of the forgotten tokens."""
+        self.length, self.segments, self._within, carries = mark
+        for layer, carry in zip(self.layers, carries, strict=True):
+            layer.carry = carry
+
     def positions(self, tokens: int, segments: Tensor | None) -> tuple[Positions, Tensor | None]:
         """Where `tokens` new ones are, and the document ids (B, S) of all, new ones included.
 

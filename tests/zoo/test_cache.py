@@ -1,0 +1,95 @@
+"""The KV cache: memory in blocks, positions with documents and padding, and precision a million tokens in."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from zoo import KVCache, Positions, create_prior
+from zoo.attention.base import fold_lanes
+from zoo.layers import Attention
+
+
+def test_memory_comes_in_blocks_and_is_kept() -> None:
+    cache = KVCache(1, capacity=10, block=8)
+    assert cache.capacity == 16
+    layer, row = cache.layers[0], torch.ones(1, 2, 1, 4)
+    addresses = []
+    for token in range(40):
+        cache.reserve(1)
+        keys, values = layer.append(row * token, row)
+        cache.advance(1)
+        addresses.append(layer.keys.data_ptr())
+        assert keys.shape == values.shape == (1, 2, token + 1, 4)
+        assert cache.capacity % 8 == 0
+    assert keys[0, 0, :, 0].tolist() == list(range(40))
+    assert len(set(addresses)) == 3  # 16, 24 and 40 tokens: it grew twice
+    with pytest.raises(ValueError, match="block >= 1"):
+        KVCache(1, block=0)
+
+
+def test_positions_with_padding_and_documents_go_on_across_calls() -> None:
+    segments = torch.tensor([[-1, -1, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1, 2]])
+    expected = Positions.documents(segments).index()
+    cache, found = KVCache(1), []
+    for part in segments.split([3, 1, 2, 1], dim=1):
+        positions, held = cache.positions(part.shape[1], part)
+        assert positions.offset == cache.length
+        cache.advance(part.shape[1])
+        assert torch.equal(held, segments[:, : cache.length])
+        found.append(positions.index())
+    assert torch.equal(torch.cat(found, dim=1), expected)
+
+
+def test_mark_and_rewind() -> None:
+    cache = KVCache(1)
+    first, second = torch.tensor([[0, 0, 1]]), torch.tensor([[1, 2]])
+    cache.positions(3, first)
+    cache.advance(3)
+    mark = cache.mark()
+    once = cache.positions(2, second)[0].index()
+    cache.advance(2)
+    cache.rewind(mark)
+    assert cache.length == 3
+    assert torch.equal(cache.positions(2, second)[0].index(), once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["alibi", "goat", "cable", "ggd", "kerple"])
+@torch.no_grad()
+def test_decoding_a_million_tokens_in_is_precise(name: str, dtype: torch.dtype) -> None:
+    """One decoded token at position 2^20 − 2 against a float64 oracle over the same stored keys and values."""
+    torch.manual_seed(0)
+    length, dim, heads = 2**20 - 2, 32, 2
+    options = {"goat": {"train_context": 128}, "cable": {"d_model": dim}}.get(name, {})
+    prior = create_prior(name, num_heads=heads, **options)
+    attention = Attention(dim, heads, prior=prior).to(dtype)
+    keys, values = torch.randn(1, heads, length, attention.content_dim), torch.randn(1, heads, length, 16)
+    x = torch.randn(1, 1, dim, dtype=dtype)
+    past = torch.zeros(1, length, dim, dtype=dtype)  # what CABLE would have read
+
+    cache = KVCache(1, capacity=length + 1)
+    layer = cache.layers[0]
+    before = Positions.line(length)
+    terms = prior(before, before, causal=True, x=past) if prior.num_lanes else None
+    stored = keys.to(dtype) if terms is None else fold_lanes(keys.to(dtype), terms.k_lanes)
+    layer.append(stored, values.to(dtype))
+    layer.carry = None if terms is None else terms.carry
+    cache.advance(length)
+    cache.reserve(1)
+    out = attention(x, Positions.line(1, offset=length), cache=layer).double()
+
+    q = attention.query(x).unflatten(2, (heads, -1)).transpose(1, 2).double()
+    k = torch.cat([keys.to(dtype), attention.key(x).unflatten(2, (heads, -1)).transpose(1, 2)], dim=2).double()
+    v = torch.cat([values.to(dtype), attention.value(x).unflatten(2, (heads, -1)).transpose(1, 2)], dim=2).double()
+    everything = torch.cat([past, x], dim=1)
+    bias = prior.log_prior(
+        Positions.line(1, offset=length), Positions.line(length + 1), causal=True, x=everything.float()
+    )
+    weights = (q @ k.transpose(-1, -2) / math.sqrt(attention.content_dim) + bias).softmax(-1)
+    expected = (weights @ v).transpose(1, 2).flatten(2) @ attention.out.weight.double().T
+    scale = expected.abs().max()
+    # float32: logits of content near 1 and lanes exact to 2^-13. bfloat16: q is rounded once more, 2^-9 of its size.
+    assert (out - expected).abs().max() / scale < (2e-3 if dtype == torch.float32 else 4e-2)

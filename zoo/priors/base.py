@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.positions import Positions
 
-__all__ = ["Prior", "PriorTerms", "RelativeTable", "TablePrior", "grid_table", "prior_dtype", "split_bf16"]
+__all__ = ["Prior", "PriorTerms", "RelativeTable", "TablePrior", "grid_table", "linear_in", "prior_dtype", "split_bf16"]
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,12 @@ def prior_dtype(module: nn.Module) -> torch.dtype:
     """float32, or float64 where the module's parameters are: prior arithmetic never runs below float32."""
     first = next(module.parameters(), None)
     return torch.float64 if first is not None and first.dtype == torch.float64 else torch.float32
+
+
+def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
+    """A linear layer computed in the dtype of `x`, whatever the layer's: for the layers inside priors."""
+    assert isinstance(layer, nn.Linear)
+    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
 def split_bf16(value: Tensor, pieces: int) -> Tensor:

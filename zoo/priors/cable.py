@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, prior_dtype, split_bf16
+from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, split_bf16
 
 __all__ = ["Cable"]
 
@@ -40,10 +40,10 @@ class Cable(Prior):
         if x is None:
             raise ValueError("CABLE's log-prior depends on the layer's input: pass x (B, L, C)")
         wide = x.to(prior_dtype(self))
-        decay = F.linear(wide, self.decay.weight.to(wide.dtype), self.decay.bias.to(wide.dtype)).relu()
+        decay = linear_in(self.decay, wide).relu()
         if self.weight is None:
             return decay.transpose(1, 2).to(dtype), torch.ones_like(decay).transpose(1, 2).to(dtype)
-        weight = F.softplus(F.linear(wide, self.weight.weight.to(wide.dtype)))
+        weight = F.softplus(linear_in(self.weight, wide))
         return decay.transpose(1, 2).to(dtype), weight.transpose(1, 2).to(dtype)
 
     def forward(

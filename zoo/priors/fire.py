@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, prior_dtype
+from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype
 
 __all__ = ["Fire"]
 
@@ -41,9 +40,8 @@ class Fire(Prior):
         reach = torch.maximum(q_pos.index(device).to(dtype), self.threshold.to(dtype).abs())
         scale = self.scale.to(dtype).abs()
         ratio = torch.log1p(scale * distance) / torch.log1p(scale * reach)[..., None]
-        weight_in, bias_in, weight_out, bias_out = (p.to(dtype) for p in self.mlp.parameters())
-        hidden = F.linear(ratio[..., None], weight_in, bias_in).relu()
-        return F.linear(hidden, weight_out, bias_out).permute(0, 3, 1, 2)
+        hidden = linear_in(self.mlp[0], ratio[..., None]).relu()
+        return linear_in(self.mlp[2], hidden).permute(0, 3, 1, 2)
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.positions import Positions
 from zoo.priors.alibi import RAMP_LANES, alibi_slopes, inverse_softplus, ramp_lanes
-from zoo.priors.base import Prior, PriorTerms, prior_dtype
+from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype
 
 __all__ = ["KeyBias", "KeyBias2d"]
 
@@ -32,8 +32,7 @@ class _Sink(Prior):
     def sink(self, features: Tensor, bump: Tensor) -> Tensor:
         """(1 or B, H, S) from features (1 or B, S, 2M+2) and bump (1 or B, S)."""
         dtype = features.dtype
-        weight_in, bias_in, weight_out, bias_out = (p.to(dtype) for p in self.mlp.parameters())
-        value = F.linear(F.silu(F.linear(features, weight_in, bias_in)), weight_out, bias_out)[..., 0]
+        value = linear_in(self.mlp[2], F.silu(linear_in(self.mlp[0], features)))[..., 0]
         return self.gain.to(dtype)[:, None] * value[:, None] + self.bump.to(dtype)[:, None] * bump[:, None].to(dtype)
 
 
@@ -52,7 +51,7 @@ class KeyBias(_Sink):
             softplus has no gradient: it stays there.
     """
 
-    num_lanes = 1 + RAMP_LANES
+    num_lanes = RAMP_LANES
 
     def __init__(self, num_heads: int, *, train_context: int, rank: int = 8, init: str = "seeded") -> None:
         super().__init__(num_heads, rank)
@@ -75,26 +74,22 @@ class KeyBias(_Sink):
         ramps = [j / self.train_context, torch.log1p(j) / math.log1p(self.train_context)]
         return torch.cat([(j * omega).cos(), (j * omega).sin(), *ramps], dim=-1)
 
+    def bias(self, at: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
+        """(1 or B, H, S) float64 u_h at positions (1 or B, S); the MLP runs in `dtype`."""
+        value = self.sink(self.features(at).to(dtype), at == 0).double()
+        return value + self.slopes()[:, None] * at.double()[:, None] if causal else value
+
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
-        i, j = q_pos.index(self.gain.device), k_pos.index(self.gain.device)
         dtype = prior_dtype(self)
-        k_lane = self.sink(self.features(j).to(dtype), j == 0)[..., None]
-        q_lane = torch.ones(1, 1, q_pos.length, 1, device=j.device, dtype=dtype)
-        sink = PriorTerms(q_lane, k_lane)
-        if causal:
-            slopes = self.slopes()[:, None]
-            ramp = ramp_lanes(slopes * j.double()[:, None], slopes * i.double()[:, None])
-            # The growing lanes lead: see zoo.attention.base.fold_lanes.
-            return PriorTerms(ramp[0].to(dtype), ramp[1].to(dtype)) + sink
-        return sink
+        with torch.no_grad():
+            at_query = self.bias(q_pos.index(self.gain.device), causal, dtype)
+        q_lanes, k_lanes = ramp_lanes(self.bias(k_pos.index(self.gain.device), causal, dtype), at_query)
+        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype))
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
-        j = k_pos.index(self.gain.device)
-        bias = self.sink(self.features(j), j == 0)
-        if causal:
-            bias = bias + self.slopes()[:, None] * j.double()[:, None]
+        bias = self.bias(k_pos.index(self.gain.device), causal, torch.float64)
         return bias[:, :, None].expand(-1, -1, q_pos.length, -1)
 
 

@@ -86,6 +86,7 @@ class Evaluator(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line, for --help and error texts
+    version: ClassVar[int] = 1  # raised when prompts or scoring change, so that cells of before are not reused
     headline: ClassVar[tuple[str, ...]]  # the columns of a row that a person looks at first
 
     @abstractmethod

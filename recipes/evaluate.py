@@ -97,6 +97,7 @@ def _store_key(target: Target, evaluator: Evaluator, settings: EvalSettings, ove
     """Everything a cell's number depends on. The device and the batch size change rounding alone, and are left out."""
     return {
         "evaluator": evaluator.name,
+        "version": evaluator.version,
         "model": target.label,
         "weights": weights_hash(target.model),
         "config": dataclasses.asdict(target.model.config),

@@ -75,7 +75,7 @@ class Problem:
         name, _, scaled = method.partition("+")
         options = {"train_context": 128} if name == "goat" else {"init": "alibi"}
         self.prior = create_prior(name, num_heads=shape.heads, **options)
-        content = shape.width - self.prior.num_lanes  # SPEC §2: lanes are inside the head width
+        content = shape.width - self.prior.num_lanes  # lanes are inside the head width
 
         def heads(width: int) -> torch.Tensor:
             made = torch.randn(shape.batch, shape.length, shape.heads, width, dtype=dtype)

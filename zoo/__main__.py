@@ -23,7 +23,7 @@ def _plain_errors():
     """A name or a value that is wrong is one line on standard error and exit code 2, not a traceback."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, FileNotFoundError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
 

@@ -50,8 +50,13 @@ class SSMax(nn.Module):
         self.window = window
         # On the CPU whatever the default device: models are counted on "meta", where no number can be read back.
         seen = torch.arange(1 if causal else train_context, train_context + 1, device="cpu")
-        seen = seen.clamp(max=window) if window else seen
+        seen = seen.clamp(max=self._reach(causal)) if window else seen
         self.s = nn.Parameter(torch.full((num_heads,), 1.0 / float(seen.double().log().mean())))
+
+    def _reach(self, causal: bool) -> int:
+        """Keys inside the window: to the left and itself, or on both sides."""
+        window = self.window or 1
+        return window if causal else 2 * window - 1
 
     def forward(self, positions: Positions, *, causal: bool) -> Tensor:
         """(1 or B, H, T) float32: s·ln n. Bidirectional attention sees all `positions`; packed documents there are refused."""
@@ -62,7 +67,7 @@ class SSMax(nn.Module):
         else:
             seen = torch.full((1, positions.length), float(positions.length), dtype=torch.float64, device=self.s.device)
         if self.window is not None:
-            seen = seen.clamp(max=self.window if causal else 2 * self.window - 1)
+            seen = seen.clamp(max=self._reach(causal))
         wide = torch.promote_types(self.s.dtype, torch.float32)
         return self.s.to(wide)[:, None] * seen.log().to(wide)[:, None]
 

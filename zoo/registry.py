@@ -65,6 +65,8 @@ def model_entry(name: str) -> ModelEntry:
     if base not in _ENTRIES:
         near = difflib.get_close_matches(base, _ENTRIES, n=3)
         hint = f"did you mean {', '.join(near)}? " if near else ""
+        if not _ENTRIES:
+            raise ValueError("no modality is registered: install the package, for example with `pip install -e .`")
         raise ValueError(f"unknown model {base!r}; {hint}`python -m zoo list` prints all {len(_ENTRIES)}")
     return _ENTRIES[base]
 

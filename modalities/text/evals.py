@@ -1,6 +1,6 @@
 """Text evaluators: perplexity against length and passkey retrieval here, the needle tasks in ``needles.py``.
 
-Each follows SPEC section 6 and yields one cell at a time (see ``modalities/evaluation.py``).
+Each yields one cell at a time (see ``modalities/evaluation.py``).
 """
 
 from __future__ import annotations

@@ -154,19 +154,32 @@ class CausalLM(nn.Module):
             if {"prior", "ssmax"} & set(name.split(".")) and name.rpartition(".")[0] not in layers
         }
 
-    def storable_state(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """The state dict as it is stored: `dtype` casts matrices; vectors, priors and positions stay as they are."""
-        keep = self.no_weight_decay()
+    def storable_state(
+        self, dtype: torch.dtype | None = None, *, state: dict[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """The state dict as it is stored: `dtype` casts matrices; vectors, priors and positions stay as they are.
+
+        Tensors in `state` stand in for the model's own of that name: an optimiser's float32 copies of bf16 weights.
+        """
+        keep, own = self.no_weight_decay(), self.state_dict()
+        if unknown := sorted(set(state or {}) - set(own)):
+            raise ValueError(f"the model has no tensors named {', '.join(unknown)}")
         return {
             name: (tensor if dtype is None or name in keep or tensor.ndim < 2 else tensor.to(dtype)).contiguous()
-            for name, tensor in self.state_dict().items()
+            for name, tensor in (own | (state or {})).items()
         }
 
-    def save_pretrained(self, folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
-        """Write config.json and model.safetensors, with matrices cast to `dtype` if one is given."""
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        dtype: torch.dtype | None = None,
+        state: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Write config.json and model.safetensors: `storable_state(dtype, state=state)`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.storable_state(dtype), folder / "model.safetensors.part", metadata={"format": "pt"})
+        save_file(self.storable_state(dtype, state=state), folder / "model.safetensors.part", metadata={"format": "pt"})
         (folder / "config.json.part").write_text(json.dumps(asdict(self.config), indent=2) + "\n")
         for name in ("model.safetensors", "config.json"):
             os.replace(folder / f"{name}.part", folder / name)
@@ -177,7 +190,7 @@ class CausalLM(nn.Module):
 
         Raises:
             FileNotFoundError: when the folder lacks one of its two files.
-            ValueError: for a config with entries this version does not know.
+            ValueError: for a config with entries this version does not know, or weights that do not fit it.
         """
         folder = Path(folder)
         missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
@@ -188,7 +201,10 @@ class CausalLM(nn.Module):
         if unknown:
             raise ValueError(f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}")
         model = cls(TextConfig(**config))
-        model.load_state_dict(load_file(folder / "model.safetensors"))
+        try:
+            model.load_state_dict(load_file(folder / "model.safetensors"))
+        except RuntimeError as error:
+            raise ValueError(f"the weights in {folder} do not fit its config.json: {error}") from error
         return model
 
 

@@ -67,7 +67,7 @@ class Ruler(Evaluator):
 
     A prompt, answer prefix included, holds at most L tokens (RULER counts the 128 generated ones too). A sample ends
     early once every reference has been found, which cannot change its score. ``samples`` prompts per task and length
-    (default 20).
+    (default 20). Without ``--lengths``, the default lengths that are too short for the templates are left out.
     """
 
     name = "ruler"
@@ -92,9 +92,16 @@ class Ruler(Evaluator):
                     "samples": _ruler_cell(model.config.tokenizer, settings.source, task, length, count, settings.seed),
                 },
             )
-            for length in settings.resolved_lengths(model.config.train_context)
+            for length in self._lengths(model, settings)
             for task in RULER_TASKS
         ]
+
+    def _lengths(self, model: nn.Module, settings: EvalSettings) -> tuple[int, ...]:
+        lengths = settings.resolved_lengths(model.config.train_context)
+        if settings.lengths:
+            return lengths  # what was asked for is measured, or is an error
+        shortest = max(_shortest(model.config.tokenizer, settings.source, task) for task in RULER_TASKS)
+        return tuple(length for length in lengths if length >= shortest)
 
     def measure(self, model: nn.Module, cell: Cell, settings: EvalSettings) -> CellValue:
         tokenizer = load_tokenizer(model.config.tokenizer)
@@ -136,8 +143,8 @@ def make_ruler_sample(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """One prompt (ids with BOS, at most ``length`` of them) and the references it asks for.
 
-    The haystack is the largest that fits, found by bisection. Raises ValueError, with the least length, when the
-    template does not fit even without a haystack.
+    The haystack is the largest that fits, found by bisection; length 0 asks for none. Raises ValueError, with the
+    least length, when the template does not fit even without a haystack.
     """
     keys = _distinct(task.key, task.num_keys, rng)
     values = [_distinct(task.value, task.num_values, rng) for _ in keys]
@@ -158,6 +165,8 @@ def make_ruler_sample(
     def prompt(pieces: int) -> np.ndarray:
         return np.concatenate([[tokenizer.bos_id], tokenizer.encode(head + build(pieces) + tail)])
 
+    if length == 0:
+        return prompt(0), references
     if len(shortest := prompt(0)) > length:
         raise ValueError(
             f"length {length} is too short for this RULER task: its shortest prompt takes {len(shortest)} tokens "
@@ -201,6 +210,7 @@ def _haystack(
             fillers.append(NEEDLE.format(kind=task.value, key=key, value=_random(task.value, stream)))
         return fillers[k]
 
+    # As in RULER's own code, lines of noise and of other needles take the needles anywhere; only essays use the 40 depths.
     places = np.sort(rng.random(len(needles)))
 
     def build_lines(count: int) -> str:
@@ -250,6 +260,15 @@ def _essay(tokenizer_name: str, source: str | None) -> tuple[str, ...]:
     """The words of all held-out documents, one after the other."""
     _, documents = held_out_documents(tokenizer_name, source)
     return tuple(word for document in documents for word in document.text.split())
+
+
+@lru_cache(maxsize=32)
+def _shortest(tokenizer_name: str, source: str | None, task: str) -> int:
+    """Tokens of the longest of some prompts without a haystack: a length that fits nearly every draw, with room to spare."""
+    tokenizer, essay = load_tokenizer(tokenizer_name), _essay(tokenizer_name, source)
+    rng = np.random.default_rng(0)
+    drawn = [len(make_ruler_sample(RULER_TASKS[task], 0, tokenizer, essay, rng)[0]) for _ in range(20)]
+    return round(1.05 * max(drawn))
 
 
 @lru_cache(maxsize=256)

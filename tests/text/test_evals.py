@@ -19,6 +19,7 @@ from modalities.text.needles import NeedleGrid
 from modalities.text.ruler import RULER_TASKS, Ruler, fraction_found, make_ruler_sample
 from modalities.text.scoring import force_and_write
 from modalities.text.tokenizers import load_tokenizer
+from zoo import KVCache
 
 
 class KnownAnswer(nn.Module):
@@ -34,7 +35,9 @@ class KnownAnswer(nn.Module):
         self.answer = answer
 
     def new_cache(self, capacity=0):
-        return SimpleNamespace(length=0, layers=[], targets=None, prompt=0)
+        cache = KVCache(0, capacity=capacity)
+        cache.targets, cache.prompt = None, 0
+        return cache
 
     def forward_features(self, tokens, *, segments=None, cache=None):
         logits = torch.zeros(*tokens.shape, self.config.vocab_size)

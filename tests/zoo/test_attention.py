@@ -321,3 +321,22 @@ def test_no_matrix_of_queries_by_keys():
     """Forward and backward at 16k tokens, one head: the matrix alone would take 1024 MiB."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=120, check=True)
     assert int(done.stdout) < 256, f"{done.stdout.strip()} MiB"
+
+
+def test_terms_of_other_positions_are_refused() -> None:
+    prior, line = make("ggd", num_heads=2), Positions.line(16)
+    heads = torch.randn(1, 2, 20, 8)
+    with pytest.raises(ValueError, match="of 16 positions, the call has 20"):
+        prior_attention(heads, heads, heads, prior(line, line, causal=True), causal=True)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "toeplitz"])
+def test_a_strong_log_prior_is_not_rounded_to_half_precision(kernel: str) -> None:
+    """Two keys whose log-priors are −100 and −100.2 must not tie: bfloat16 would read both as −100."""
+    table = torch.tensor([[0.0, -100.0, -100.2, 0.0]])
+    terms = PriorTerms(table=RelativeTable(table, torch.tensor([3]), torch.tensor([1, 2]), 0, origin=2))
+    q = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)
+    k = torch.zeros(1, 1, 2, 8, dtype=torch.bfloat16)
+    v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(-1, -1, -1, 8).bfloat16()
+    out = prior_attention(q, k, v, terms, causal=True, kernel=kernel)
+    assert out[0, 0, 0, 0].item() == pytest.approx(0.45017, abs=2e-3)  # 1 / (1 + e^0.2)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.zoo.priors_table import CASES, GRID, LINE, OPTIONS, TRAIN_CONTEXT, WIDTH, inputs, make, positions_for
+from tests.zoo.priors_table import CASES, GRID, LINE, OPTIONS, WIDTH, inputs, make, positions_for
 from zoo import Positions, compose, create_prior, list_priors, prior_attention
 from zoo.layers import SSMax
 from zoo.priors.alibi import alibi_slopes
@@ -319,8 +319,14 @@ def test_where_a_prior_is_not_defined_it_says_so() -> None:
         make("cable")(pos, pos, causal=False, x=inputs(4))
     with pytest.raises(ValueError, match="pass x"):
         make("cable")(pos, pos, causal=True)
-    with pytest.raises(ValueError, match="needs a 2-D prior"):
-        make("ggd")(Positions.grid(2, 2), Positions.grid(2, 2), causal=False)
+    with pytest.raises(ValueError, match="one part of a composed prior"):
+        compose(make("cable"), make("cable"))(pos, pos, causal=True, x=inputs(4))
     with pytest.raises(ValueError, match="no grid"):
         make("spectral2d")(pos, pos, causal=False)
-    assert TRAIN_CONTEXT == 16
+
+
+@pytest.mark.parametrize("name", [name for name in LINE if name != "uniform"])
+def test_priors_of_a_line_refuse_a_grid(name: str) -> None:
+    grid = Positions.grid(2, 2)
+    with pytest.raises(ValueError, match="needs a 2-D prior"):
+        make(name)(grid, grid, causal=True, x=inputs(4))

@@ -94,6 +94,15 @@ def _check(call: AttentionCall) -> None:
         raise ValueError(f"keys must be {width} wide ({q.shape[3]} content columns as in q), got {k.shape[3]}")
     if call.causal and call.num_queries > call.num_keys:
         raise ValueError(f"causal attention of {call.num_queries} queries needs as many keys, got {call.num_keys}")
+    for what, tensor, length in (
+        ("q_lanes", terms.q_lanes, call.num_queries),
+        ("k_lanes", terms.k_lanes, call.num_keys),
+        ("bias rows", terms.bias, call.num_queries),
+        ("table's queries", None if terms.table is None else terms.table.q_code[:, None], call.num_queries),
+        ("table's keys", None if terms.table is None else terms.table.k_code[:, None], call.num_keys),
+    ):
+        if tensor is not None and tensor.shape[-2] != length:
+            raise ValueError(f"the prior's {what} are of {tensor.shape[-2]} positions, the call has {length}")
     if call.window is not None and call.window < 1:
         raise ValueError(f"window must be at least 1, got {call.window}")
     if call.segments is not None and call.segments.shape != (q.shape[0], call.num_keys):

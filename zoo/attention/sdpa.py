@@ -34,6 +34,10 @@ def run(call: AttentionCall) -> Tensor:
         return out.flatten(1, 2)[:, :, None, :width]
     q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
     mask = _mask(call) if needs_mask(call) else None
+    if mask is not None and mask.dtype != torch.bool and q.dtype in (torch.bfloat16, torch.float16):
+        # In half precision a log-prior of −100 is off by a quarter. The bias stays float32, and so does this call.
+        out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask, scale=1.0)
+        return out[..., :width].to(q.dtype)
     is_causal = call.causal and mask is None and call.num_queries > 1
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=1.0)[..., :width]
 
@@ -56,4 +60,4 @@ def _mask(call: AttentionCall) -> Tensor:
         bias = bias * call.query_scale[..., None]
     if mask is not None:
         bias = bias.masked_fill(~mask, -torch.inf)
-    return bias.to(call.q.dtype)
+    return bias.to(torch.promote_types(call.q.dtype, torch.float32))

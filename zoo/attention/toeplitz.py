@@ -1,8 +1,8 @@
 """Relative tables on the CPU: exact attention, forward and backward, without a T × S matrix.
 
 On a line K[h,i,j] = t[h, i − j] is a Toeplitz matrix. With the rows of a block of queries flipped, it is a strided view
-of the reversed table, both strides 1, which torch's fused CPU attention takes as its `attn_mask` without a copy (SPEC
-§2). Causal masks and windows are functions of i − j too, so they are entries of −∞ in the same table and cost nothing.
+of the reversed table, both strides 1, which torch's fused CPU attention takes as its `attn_mask` without a
+copy. Causal masks and windows are functions of i − j too, so they are entries of −∞ in the same table and cost nothing.
 
 The backward pass computes a block's weights P again. The gradient of the table sums dS = P ∘ (dP − δ) along its
 diagonals; in a buffer one column wider than the block, a view whose row stride is one less than the buffer's has those

@@ -1,4 +1,4 @@
-"""Priors by name. A new one is its own file, a line in `PRIORS`, and a row of tests/zoo/test_priors.py."""
+"""Priors by name. A new one is its own file, a line in `PRIORS`, and a row of tests/zoo/priors_table.py."""
 
 from __future__ import annotations
 

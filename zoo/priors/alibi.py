@@ -56,7 +56,7 @@ def ramp_lanes(ramp: Tensor, at_query: Tensor) -> tuple[Tensor, Tensor]:
 class Alibi(Prior):
     """K[h,i,j] = −m_h·|i − j|.
 
-    Causal it is K ≡ m_h·j up to a row constant, so lanes; bidirectional, or on another axis than a line, a table.
+    Causal it is K ≡ m_h·j up to a row constant, so lanes; bidirectional a table.
 
     Args:
         num_heads: H.
@@ -79,6 +79,7 @@ class Alibi(Prior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
+        self.require_line(q_pos, k_pos)
         device = x.device if x is not None else None
         slopes, dtype = self.slopes(device), prior_dtype(self)
         if not causal:

@@ -91,7 +91,7 @@ class PriorTerms:
             _join(self.k_lanes, other.k_lanes),
             add(self.table, other.table),
             add(self.bias, other.bias),
-            other.carry if self.carry is None else self.carry,
+            _only(self.carry, other.carry),
         )
 
     def dense(self) -> Tensor:
@@ -106,6 +106,12 @@ class PriorTerms:
         if self.bias is not None:
             parts.append(self.bias)
         return sum(parts[1:], parts[0]) if parts else torch.zeros(1, 1, 1, 1)
+
+
+def _only(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is not None and b is not None:
+        raise ValueError("only one part of a composed prior may carry a state from chunk to chunk")
+    return b if a is None else a
 
 
 def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -147,7 +153,7 @@ def split_bf16(value: Tensor, pieces: int) -> Tensor:
 
 
 class Prior(nn.Module):
-    """A log-prior over key positions. See SPEC of each subclass for its formula.
+    """A log-prior over key positions; each subclass gives its formula.
 
     Attributes:
         num_lanes: head columns it reserves; 0 for a table. Queries and keys then project to head width − num_lanes.
@@ -167,6 +173,11 @@ class Prior(nn.Module):
         """The terms of K for queries at `q_pos` and keys at `k_pos`. x: (B, S, C) the layer's input, for CABLE only."""
         raise NotImplementedError
 
+    def require_line(self, q_pos: Positions, k_pos: Positions) -> None:
+        """Raises ValueError for positions on a grid: a prior along a line would take patches for tokens of a text."""
+        if q_pos.is_grid or k_pos.is_grid:
+            raise ValueError(f"{type(self).__name__} is a prior along a line of tokens; a grid needs a 2-D prior")
+
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         """(1 or B, H, T, S) float64: the formula itself, entry by entry. The oracle of tests and plots; O(T·S)."""
         raise NotImplementedError
@@ -182,9 +193,8 @@ class TablePrior(Prior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
-        if q_pos.is_grid or k_pos.is_grid:
-            raise ValueError(f"{type(self).__name__} is a prior of distance along a line; a grid needs a 2-D prior")
-        device = next(self.parameters()).device if any(True for _ in self.parameters()) else None
+        self.require_line(q_pos, k_pos)
+        device = x.device if x is not None else next((p.device for p in self.parameters()), None)
         lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
         highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
         distance = torch.arange(lowest, highest + 1, device=device, dtype=prior_dtype(self))
@@ -192,7 +202,7 @@ class TablePrior(Prior):
         return PriorTerms(table=RelativeTable.line(table, q_pos, k_pos, center=-lowest))
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
-        device = next(self.parameters()).device if any(True for _ in self.parameters()) else None
+        device = next((p.device for p in self.parameters()), None)
         i, j = q_pos.row_index(device), k_pos.row_index(device)
         return self.curve((i[:, None] - j[None, :]).double(), causal=causal)[None]
 

@@ -52,6 +52,7 @@ class Cable(Prior):
         """x holds the inputs at `k_pos`, whose last T are the queries; `carry` (B, H) float64 is S before the first key."""
         if not causal:
             raise ValueError("CABLE is defined for causal attention only")
+        self.require_line(q_pos, k_pos)
         decay, weight = self.rates(x, torch.float64)
         total = decay.cumsum(-1)
         if carry is not None:

@@ -46,6 +46,7 @@ class Fire(Prior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
+        self.require_line(q_pos, k_pos)
         return PriorTerms(bias=self._bias(q_pos, k_pos, causal, prior_dtype(self)))
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:

@@ -82,6 +82,7 @@ class KeyBias(_Sink):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
+        self.require_line(q_pos, k_pos)
         dtype = prior_dtype(self)
         with torch.no_grad():
             at_query = self.bias(q_pos.index(self.gain.device), causal, dtype)

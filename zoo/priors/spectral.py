@@ -68,6 +68,7 @@ class Spectral(Prior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
+        self.require_line(q_pos, k_pos)
         return PriorTerms(*self.lanes(q_pos.index(self.omega.device), k_pos.index(self.omega.device)))
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:

@@ -1,0 +1,85 @@
+"""Shipped weights: every entry loads, is what the manifest says, and small; damaged or missing files are errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from zoo import create_model, list_models, pretrained
+
+SHIPPED = list_models(pretrained=True)
+
+
+def test_the_promised_methods_ship() -> None:
+    promised = [
+        "ggd_ssmax",
+        "ggd",
+        "goat",
+        "goat_ssmax",
+        "alibi",
+        "nope",
+        "rope",
+        "rope_ssmax",
+        "cable",
+        "sinusoidal",
+        "t5",
+    ]
+    assert {f"text_{method}_tiny.passkey" for method in promised} <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@torch.no_grad()
+def test_weights_load_and_have_a_card(name: str) -> None:
+    entry, file = pretrained.manifest()[name], pretrained.verified_file(name)
+    assert file.stat().st_size == entry["bytes"] < 3_000_000
+    assert (pretrained.WEIGHTS / f"{name}.md").read_text().startswith(f"# {name}\n")
+    assert {"data", "recipe", "seed", "commit", "license", "measured"} <= set(entry)
+    with safe_open(file, "pt") as tensors:
+        dtypes = {tensors.get_slice(key).get_dtype() for key in tensors.keys() if "query" in key}  # noqa: SIM118
+    assert dtypes == {"BF16"}
+    model = create_model(name).eval()
+    assert model.config.train_context == entry["train_context"]
+    text = torch.tensor([[256, *b"Mr. Speaker, Mr. Vice President, Members of Congress, my fellow citizens:"]])
+    logits = model(text[:, :-1])
+    loss = torch.nn.functional.cross_entropy(logits[0], text[0, 1:])
+    assert loss < 2.0  # bits of English are learned: an untrained model is at ln 264 = 5.6
+
+
+def test_pretrained_takes_the_first_tag() -> None:
+    tagged = create_model("text_ggd_ssmax_tiny.passkey")
+    plain = create_model("text_ggd_ssmax_tiny", pretrained=True)
+    assert all(torch.equal(a, b) for a, b in zip(tagged.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: create_model("text_ggd_ssmax_tiny.passkeys"), "it has: passkey"),
+        (lambda: create_model("text_ggd_ssmax_small", pretrained=True), "no weights ship"),
+        (lambda: create_model("text_ggd_ssmax_tiny.passkey", dim=64), "do not fit this model"),
+    ],
+)
+def test_weights_that_are_not_there(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_damaged_and_missing_files(tmp_path, monkeypatch) -> None:
+    name = "text_ggd_ssmax_tiny.passkey"
+    content = bytearray(pretrained.verified_file(name).read_bytes())
+    content[-1] ^= 1
+    monkeypatch.setattr(pretrained, "WEIGHTS", tmp_path)
+    with pytest.raises(FileNotFoundError, match="reinstall"):
+        pretrained.verified_file(name)
+    (tmp_path / pretrained.manifest()[name]["file"]).write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged: its SHA-256 is"):
+        pretrained.verified_file(name)
+
+
+def test_every_digest_of_the_manifest_is_right() -> None:
+    manifest = json.loads((pretrained.WEIGHTS / "manifest.json").read_text())
+    for entry in manifest.values():
+        assert pretrained.sha256(pretrained.WEIGHTS / entry["file"]) == entry["sha256"]

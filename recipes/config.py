@@ -30,7 +30,9 @@ class Model:
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)  # --set model.options.dim=64
-    init_from: str = ""  # a run folder, a save_pretrained folder or a tagged zoo name whose weights are the start
+    # Whose weights are the start: a run or save_pretrained folder, a model with weights (text_ggd_ssmax_tiny.passkey),
+    # or "newest:RECIPE", the newest finished run of that recipe.
+    init_from: str = ""
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Train:
     micro_batch: int | None = None  # samples per rank and forward; derived where it is None
     accumulation: int | None = None  # forwards per step; derived where it is None
     precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA
-    zero_stage: int = 0
+    zero_stage: int = 0  # in bf16 a 0 that --set or a DeepSpeed file does not ask for becomes 1
     clip: float = 1.0  # gradient norm; 0 switches clipping off
     seed: int = 0
     log_every: int = 10
@@ -263,6 +265,9 @@ def resolve(
     train = recipe.train
     if train.precision == "auto":
         train.precision = "bf16" if device == "cuda" else "fp32"
+    asked_stage = "train.zero_stage" in (given or set()) or "zero_optimization.stage" in dict(_flatten(own))
+    if train.precision == "bf16" and train.zero_stage == 0 and not asked_stage:
+        train.zero_stage = 1  # the optimiser's float32 copies shared out; stage 0 keeps them whole on every rank
     train.micro_batch, train.accumulation = resolve_batch(train.batch, train.micro_batch, train.accumulation, world)
     config = {
         "train_batch_size": train.batch,

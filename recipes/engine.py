@@ -40,9 +40,14 @@ class Ranks:
         return self.rank == 0
 
 
+def wants_cuda() -> bool:
+    """Whether ranks compute on CUDA: where there is a device, unless DS_ACCELERATOR=cpu asks for the CPU."""
+    return torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+
+
 def start(*, verbose: bool = False) -> Ranks:
     """Join the process group that `deepspeed` or `torchrun` describes, or be the only rank under plain `python`."""
-    cuda = torch.cuda.is_available()
+    cuda = wants_cuda()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if "RANK" not in os.environ:  # plain python: what a launcher would have set
@@ -190,7 +195,8 @@ class Engine:
             return None
         if norm is None:
             norm = self._deepspeed.get_global_grad_norm()
-        return float("nan") if norm is None else float(norm)
+        # DeepSpeed's sign of a norm that is not finite is −1.
+        return float("nan") if norm is None or norm < 0 else float(norm)
 
     def _own_norm(self) -> torch.Tensor | None:
         # At stage 0 in fp32 DeepSpeed keeps none, and every rank holds the whole averaged gradient at this point.
@@ -263,15 +269,40 @@ class Engine:
         self.barrier()
 
     def export(self, folder: Path) -> None:
-        """`model.save_pretrained(folder)` by rank 0, with ZeRO-3's parameters gathered."""
+        """`model.save_pretrained(folder)` by rank 0: the optimiser's float32 weights, with ZeRO-3's parameters gathered."""
+        masters = self._masters()
         if self.plan.recipe.train.zero_stage == 3:
             import deepspeed
 
             with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
-                if self.ranks.lead:
-                    self.model.save_pretrained(folder)
-        elif self.ranks.lead:
-            self.model.save_pretrained(folder)
+                self._write(folder, masters)
+        else:
+            self._write(folder, masters)
+
+    def _write(self, folder: Path, masters: dict[str, torch.Tensor]) -> None:
+        if self.ranks.lead:
+            # What is not trained has no float32 copy, and loses nothing by one.
+            frozen = {name: p.detach().float() for name, p in self.model.named_parameters() if not p.requires_grad}
+            self.model.save_pretrained(folder, state={**frozen, **masters})
+
+    def _masters(self) -> dict[str, torch.Tensor]:
+        """The optimiser's float32 copies by parameter name, on rank 0; every rank must call. Empty where it has none."""
+        if self.plan.recipe.train.precision == "fp32":
+            return {}
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        optimizer = self._deepspeed.optimizer
+        if self.plan.recipe.train.zero_stage == 0:
+            groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+            copies = {id(p): copy for ours, theirs in groups for p, copy in zip(ours, theirs, strict=True)}
+            return {name: copies[id(p)].detach() for name, p in named}
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        found = {}
+        for name, p in named:  # one at a time: only rank 0 keeps it, and not on the GPU
+            whole = safe_get_full_fp32_param(p)
+            if self.ranks.lead:
+                found[name] = whole.detach().cpu()
+        return found
 
 
 def universal_command(folder: Path) -> list[str]:
@@ -287,10 +318,16 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
 
     Stage 0 checkpoints hold everything in one file and load anywhere. Those of stages 1–3 are cut by rank, so at
     another number of ranks rank 0 converts them, once, into `<name>.universal`. ConfigError names the command where
-    the conversion fails.
+    the conversion fails, and the way out where precision or the kind of stage differs.
     """
     facts = json.loads((folder / "complete.json").read_text())
-    stage = plan.recipe.train.zero_stage
+    stage, precision = plan.recipe.train.zero_stage, plan.recipe.train.precision
+    if facts["precision"] != precision:
+        raise ConfigError(
+            f"{folder} was written with train.precision={facts['precision']} and cannot continue in {precision}: the "
+            f"optimiser's state differs. Resume with --set train.precision={facts['precision']}, or start a new run from "
+            f"its weights with --set model.init_from={folder / 'model'}"
+        )
     if (facts["zero_stage"] == 0) != (stage == 0):
         raise ConfigError(
             f"{folder} was written with train.zero_stage={facts['zero_stage']} and cannot continue at {stage}: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import os
@@ -41,10 +40,8 @@ def build_on_meta(recipe: Recipe) -> Any:
     """The recipe's model with shapes and no storage, whatever its size."""
     import torch
 
-    recipe = copy.deepcopy(recipe)
-    recipe.model.init_from = ""
     with torch.device("meta"):
-        return importlib.import_module(f"recipes.{recipe.modality}").build_model(recipe)
+        return importlib.import_module(f"recipes.{recipe.modality}").build_model(recipe, start=False)
 
 
 def describe(plan: Plan) -> dict[str, str]:
@@ -69,12 +66,13 @@ def describe(plan: Plan) -> dict[str, str]:
 
 def print_plan(recipe: Recipe, own: dict[str, Any], given: set[str], *, world: int | None = None) -> int:
     """Print the resolved recipe, the DeepSpeed configuration and the figures; the lead rank only. Returns 0."""
-    import torch
     from rich.console import Console
     from rich.table import Table
 
+    from recipes.engine import wants_cuda
+
     world = world or int(os.environ.get("WORLD_SIZE", 1))
-    plan = resolve(recipe, world=world, device="cuda" if torch.cuda.is_available() else "cpu", own=own, given=given)
+    plan = resolve(recipe, world=world, device="cuda" if wants_cuda() else "cpu", own=own, given=given)
     figures = describe(plan)
     if int(os.environ.get("RANK", 0)) == 0:
         console = Console(highlight=False)

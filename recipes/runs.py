@@ -116,10 +116,12 @@ def new_run_dir(recipe_name: str, root: str | Path = "runs") -> Path:
     return Path(root) / recipe_name / time.strftime("%Y%m%d-%H%M%S")
 
 
-def newest_run_dir(recipe_name: str, root: str | Path = "runs") -> Path | None:
-    """The most recent run of this recipe that has a complete checkpoint."""
-    folders = sorted((Path(root) / recipe_name).glob("*"), reverse=True)
-    return next((f for f in folders if RunFolder(f).checkpoints()), None)
+def newest_run_dir(recipe_name: str, root: str | Path = "runs", *, finished: bool = False) -> Path | None:
+    """The most recent run of this recipe that has a complete checkpoint, or with `finished` its final weights."""
+    for folder in sorted((Path(root) / recipe_name).glob("*"), reverse=True):
+        if (folder / "model" / "config.json").exists() if finished else RunFolder(folder).checkpoints():
+            return folder
+    return None
 
 
 def prepare_run(plan: Plan, ranks: Any, *, run_dir: str | None, resume: str | None) -> tuple[RunFolder, Path | None]:
@@ -135,8 +137,8 @@ def prepare_run(plan: Plan, ranks: Any, *, run_dir: str | None, resume: str | No
     if ranks.lead:
         try:
             answer = [_find_run(plan, run_dir, resume)]
-        except ConfigError as error:
-            answer = [error]
+        except (OSError, ValueError) as error:  # whatever stops this rank must reach those that wait for its answer
+            answer = [ConfigError(str(error))]
     if ranks.world > 1:
         torch.distributed.broadcast_object_list(answer)
     if isinstance(answer[0], ConfigError):
@@ -173,7 +175,11 @@ def _find_run(plan: Plan, run_dir: str | None, resume: str | None) -> tuple[Path
 
 def _check_same(plan: Plan, folder: Path) -> None:
     """A run goes on with the model and data it began with; steps, ranks, logging and rates may change."""
-    old, new = json.loads((folder / "recipe.json").read_text()), json.loads(json.dumps(plan.to_dict()))
+    try:
+        old = json.loads((folder / "recipe.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot resume {folder}: its recipe.json cannot be read: {error}") from None
+    new = json.loads(json.dumps(plan.to_dict()))
     fixed = ["name", "modality"]
     fixed += [f"{section}.{key}" for section in ("model", "data") for key in new[section] if key != "num_workers"]
     fixed += ["train.batch", "train.seed", "optim.name"]
@@ -181,7 +187,10 @@ def _check_same(plan: Plan, folder: Path) -> None:
         section, _, name = key.partition(".")
         before, now = (tree[section].get(name) if name else tree[section] for tree in (old, new))
         if before != now:
-            raise ConfigError(f"cannot resume {folder}: its {key} is {before!r}, this recipe has {now!r}")
+            raise ConfigError(
+                f"cannot resume {folder}: its {key} is {before!r}, this recipe has {now!r}. Set it back, start anew with "
+                f"another --run-dir, or remove the folder"
+            )
 
 
 def _complete(path: Path) -> bool:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from modalities.text.data import TextDataConfig
-from recipes.config import Evaluate, Model, Optim, Recipe, Train
+from recipes.config import ConfigError, Evaluate, Model, Optim, Recipe, Train
 from recipes.estimate import Cost
+from recipes.runs import model_folder, newest_run_dir
 
 UNIT = "tokens"  # what throughput is counted in: next-token targets
 RECIPES: dict[str, Callable[[], Recipe]] = {}
@@ -168,7 +170,7 @@ def bam_context_extension(size: str) -> Recipe:
     """256 more steps at L 1024 from a finished `bam_fineweb_<size>` run, at the learning rate that run ended with."""
     extended = {"120m": bam_fineweb_120m, "432m": bam_fineweb_432m, "1100m": bam_fineweb_1100m}[size]()
     extended.name = f"text.bam_extend_{size}"
-    extended.model.init_from = f"runs/bam_fineweb_{size}"
+    extended.model.init_from = f"newest:text.bam_fineweb_{size}"
     extended.data = extended.data.with_options(context=1024, seed=1)  # other rows than the first training saw first
     extended.optim = Optim("radam", lr=0.1 * extended.optim.lr, betas=(0.9, 0.95), schedule="constant", warmup=16)
     train = extended.train
@@ -181,8 +183,9 @@ def bam_context_extension(size: str) -> Recipe:
 def bam_extend_120m() -> Recipe:
     """BAM context extension of the 120M model: 256 steps at L 1024 (576 × 1024 tokens a step).
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_120m --set model.init_from=RUN_OR_WEIGHTS_FOLDER
+    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_120m
 
+    Starts from the newest finished run of text.bam_fineweb_120m under runs/, or from --set model.init_from=….
     Hardware: as bam_fineweb_120m. Expected: passkey 1.0 at 512k tokens.
     """
     return bam_context_extension("120m")
@@ -192,7 +195,7 @@ def bam_extend_120m() -> Recipe:
 def bam_extend_432m() -> Recipe:
     """BAM context extension of the 432M model; see bam_extend_120m.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_432m --set model.init_from=RUN_OR_WEIGHTS_FOLDER
+    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_432m
 
     Hardware: as bam_fineweb_432m. Expected: as the 120M model, or better.
     """
@@ -203,7 +206,7 @@ def bam_extend_432m() -> Recipe:
 def bam_extend_1100m() -> Recipe:
     """BAM context extension of the 1.1B model; see bam_extend_120m.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_1100m --set model.init_from=RUN_OR_WEIGHTS_FOLDER
+    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_1100m
 
     Hardware: as bam_fineweb_1100m. Expected: as the 120M model, or better.
     """
@@ -256,15 +259,38 @@ _generate()
 # ------------------------------------------------------------------------------------------ what the loop asks for
 
 
-def build_model(recipe: Recipe) -> Any:
-    """The recipe's model: the registry's entry at the recipe's context and vocabulary, or the weights of `init_from`."""
+def build_model(recipe: Recipe, *, start: bool = True) -> Any:
+    """The recipe's model: the registry's entry at the recipe's context and tokenizer, with the weights of `init_from`.
+
+    start=False leaves those out, for a model that gets a checkpoint's weights or none.
+    """
     from zoo import create_model
 
-    options = {"train_context": recipe.data.context, **recipe.model.options}
+    options = {"train_context": recipe.data.context, **vocabulary(recipe), **recipe.model.options}
     model = create_model(recipe.model.name, **options)
-    if recipe.model.init_from:
+    if start and recipe.model.init_from:
         load_weights(model, recipe.model.init_from)
     return model
+
+
+def vocabulary(recipe: Recipe) -> dict[str, Any]:
+    """{"tokenizer", "vocab_size"} of the data, where its tokenizer is not the one the registry's entry was made for.
+
+    The tokenizer's files are read only for the size of a vocabulary that neither the entry nor model.options knows.
+    """
+    from modalities.text.tokenizers import load_tokenizer
+    from zoo.registry import model_entry
+
+    spec, entry, given = recipe.data.tokenizer, model_entry(recipe.model.name).config, recipe.model.options
+    if given.get("tokenizer", spec) != spec:
+        raise ConfigError(
+            f"model.options.tokenizer={given['tokenizer']} and data.tokenizer={spec} disagree; set data.tokenizer alone"
+        )
+    if spec == entry["tokenizer"]:
+        return {}
+    if "vocab_size" in given or spec.partition("?")[0] == entry["tokenizer"].partition("?")[0]:
+        return {"tokenizer": spec}  # options after "?" change how text is cut, and no vocabulary
+    return {"tokenizer": spec, "vocab_size": load_tokenizer(spec).vocab_size}
 
 
 def cost(recipe: Recipe, model: Any) -> Cost:
@@ -283,15 +309,42 @@ def cost(recipe: Recipe, model: Any) -> Cost:
     return Cost(length, flops, length * (width * config.num_layers * per_layer + 3 * 4 * config.vocab_size))
 
 
-def load_weights(model: Any, folder: str) -> None:
-    """Copy the weights of a run or save_pretrained folder into a model of the same shape."""
-    from pathlib import Path
+def load_weights(model: Any, source: str) -> None:
+    """Copy weights into a model of the same shape, from what `model.init_from` may name.
 
-    from recipes.runs import model_folder
+    A run folder, a save_pretrained folder, a model with shipped weights (text_ggd_ssmax_tiny.passkey), or
+    "newest:RECIPE". ConfigError where there are none, or they do not fit.
+    """
+    from zoo.pretrained import load_pretrained, resolve_tag
 
-    path = Path(folder)
-    source = path if (path / "config.json").exists() else model_folder(path)
-    model.load_state_dict(load_model(source).state_dict())
+    if source.startswith("newest:"):
+        path: Path | None = newest_weights(source.removeprefix("newest:"))
+    else:
+        path = Path(source) if Path(source).is_dir() else None
+    try:
+        if path is not None:
+            folder = path if (path / "config.json").exists() else model_folder(path)
+            model.load_state_dict(load_model(folder).state_dict())
+        elif "." in source and "/" not in source:
+            load_pretrained(model, resolve_tag(source))
+        else:
+            raise ValueError(
+                "expected a run folder, a save_pretrained folder, newest:RECIPE, or a model with weights such as "
+                "text_ggd_ssmax_tiny.passkey"
+            )
+    except (RuntimeError, ValueError) as error:  # torch raises RuntimeError for shapes that differ
+        raise ConfigError(f"model.init_from={source}: {error}") from error
+
+
+def newest_weights(recipe_name: str) -> Path:
+    """The newest finished run of a recipe; ConfigError naming the command that makes one."""
+    found = newest_run_dir(recipe_name, finished=True)
+    if found is None:
+        raise ConfigError(
+            f"this recipe starts from a finished run of {recipe_name}, and there is none under {Path('runs') / recipe_name}; "
+            f"make one with `deepspeed recipes/train.py {recipe_name}`, or name weights with --set model.init_from=…"
+        )
+    return found
 
 
 def load_model(folder: Any) -> Any:

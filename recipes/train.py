@@ -119,7 +119,7 @@ def train(args, recipe, own, given, asked) -> int:
     torch.manual_seed(settings.seed)
     source, universal = door.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
     with as_config_error():  # a wrong option, file or tokenizer: one line and not a traceback
-        model = task.build_model(recipe)
+        model = task.build_model(recipe, start=source is None)
         loader = task.train_loader(recipe, rank=ranks.rank, world=ranks.world)
         held_out = task.held_out_batches(recipe, rank=ranks.rank, world=ranks.world) if recipe.evaluate.every else None
     engine = door.Engine(model, plan, ranks, universal=universal)

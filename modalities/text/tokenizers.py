@@ -4,7 +4,11 @@
 
     "bytes"           UTF-8 bytes; ids 0..255 are the bytes, 256 BOS, 257 EOS, 258 PAD; needs nothing
     "gpt2[:FOLDER]"   GPT-2's byte-level BPE from encoder.json + vocab.bpe (or vocab.json + merges.txt)
-    "FILE.json"       any tokenizer saved by the `tokenizers` library; options after "?": bos, eos, pad
+    "FILE.json"       any tokenizer saved by the `tokenizers` library
+
+Options follow after "?", as in "gpt2?split_digits=true" or "FILE.json?bos=[GO]&split_digits=true": `split_digits` makes
+each decimal digit a token of its own; `bos`, `eos` and `pad` name special tokens of a FILE.json. The whole string is what
+a model's config keeps, so evaluation cuts text as training did.
 
 The last two import `tokenizers` when they are asked for, and only then.
 """
@@ -105,8 +109,9 @@ class BPETokenizer(Tokenizer):
 def load_tokenizer(spec: str = "bytes", *, split_digits: bool = False) -> Tokenizer:
     """The tokenizer of a spec string (see the module's docstring for the three kinds).
 
-    split_digits: each decimal digit becomes a token of its own (bytes do so anyway). Needed where numbers are
-    to be recalled digit by digit, as in the passkey task; checked on a sample when the tokenizer is built.
+    split_digits: as the option of that name in the spec, which is how a model remembers it: each decimal digit becomes
+    a token of its own (bytes do so anyway). Needed where numbers are to be recalled digit by digit, as in the passkey
+    task; checked on a sample when the tokenizer is built.
 
     Errors: ValueError for an unknown spec, naming the nearest valid one; FileNotFoundError for missing files,
     naming what was looked for; ImportError naming the package to install.
@@ -115,18 +120,38 @@ def load_tokenizer(spec: str = "bytes", *, split_digits: bool = False) -> Tokeni
         raise ValueError(f"tokenizer must be a non-empty string such as 'bytes', got {spec!r}")
     if spec == "bytes":
         return ByteTokenizer()
-    if spec == "gpt2" or spec.startswith("gpt2:"):
-        return _load_gpt2(spec, split_digits)
-    path, _, query = spec.partition("?")
-    if path.endswith(".json"):
-        return _load_json(spec, Path(path), dict(parse_qsl(query)), split_digits)
+    kind, _, query = spec.partition("?")
+    if kind == "gpt2" or kind.startswith("gpt2:"):
+        options = _options(spec, query, ("split_digits",))
+        return _load_gpt2(spec, kind, split_digits or _flag(spec, options))
+    if kind.endswith(".json"):
+        options = _options(spec, query, ("bos", "eos", "pad", "split_digits"))
+        return _load_json(spec, Path(kind), options, split_digits or _flag(spec, options))
     near = difflib.get_close_matches(spec, ["bytes", "gpt2", "gpt2:FOLDER", "tokenizer.json"], n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"unknown tokenizer {spec!r}: expected 'bytes', 'gpt2', 'gpt2:FOLDER' or 'FILE.json'{hint}")
 
 
-def _load_gpt2(spec: str, split_digits: bool) -> BPETokenizer:
-    folder = Path(spec[len("gpt2:") :]) if ":" in spec else Path(os.environ.get("PRIORZOO_DATA", "data")) / "gpt2"
+def _options(spec: str, query: str, known: Sequence[str]) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for key, value in options.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise ValueError(f"tokenizer {spec!r}: unknown option {key!r}; did you mean {near!r}?")
+        if not value:
+            raise ValueError(f"tokenizer {spec!r}: option {key!r} has no value")
+    return options
+
+
+def _flag(spec: str, options: dict[str, str]) -> bool:
+    value = options.get("split_digits", "false")
+    if value not in ("true", "false"):
+        raise ValueError(f"tokenizer {spec!r}: split_digits={value!r}: expected true or false")
+    return value == "true"
+
+
+def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
+    folder = Path(kind[len("gpt2:") :]) if ":" in kind else Path(os.environ.get("PRIORZOO_DATA", "data")) / "gpt2"
     pairs = [("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")]
     for vocabulary, merges in pairs:
         if (folder / vocabulary).is_file() and (folder / merges).is_file():
@@ -145,10 +170,6 @@ def _load_gpt2(spec: str, split_digits: bool) -> BPETokenizer:
 
 
 def _load_json(spec: str, path: Path, options: dict[str, str], split_digits: bool) -> BPETokenizer:
-    for key in options:
-        if key not in ("bos", "eos", "pad"):
-            near = difflib.get_close_matches(key, ["bos", "eos", "pad"], n=1, cutoff=0.0)[0]
-            raise ValueError(f"tokenizer {spec!r}: unknown option {key!r}; did you mean {near!r}?")
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.json")], n=1)
         hint = f"; {near[0]!r} is there" if near else ""

@@ -71,8 +71,21 @@ def test_the_recipe_is_settled_before_deepspeed_sees_it():
     plan = resolve(changed("train.accumulation=2"), world=2)
     assert plan.deepspeed["train_batch_size"] == 32 and plan.deepspeed["train_micro_batch_size_per_gpu"] == 8
     assert plan.recipe.train.precision == "fp32" and plan.deepspeed["bf16"] == {"enabled": False}
-    assert resolve(changed(), world=1, device="cuda").recipe.train.precision == "bf16"
+    cuda = resolve(changed(), world=1, device="cuda").recipe.train
+    assert (cuda.precision, cuda.zero_stage) == ("bf16", 1)
     json.dumps(plan.to_dict())
+
+
+def test_stage_0_in_bf16_has_to_be_asked_for():
+    def stage(*settings, own=None):
+        recipe, given = apply_overrides(find_recipe("text.ggd_ssmax_tiny"), settings)
+        plan = resolve(recipe, world=1, own=own, given=given)
+        assert plan.deepspeed["zero_optimization"]["stage"] == plan.recipe.train.zero_stage
+        return plan.recipe.train.zero_stage
+
+    assert stage() == 0 and stage("train.precision=bf16") == 1 and stage(own={"bf16": {"enabled": True}}) == 1
+    assert stage("train.precision=bf16", "train.zero_stage=0") == 0
+    assert stage("train.precision=bf16", own={"zero_optimization": {"stage": 0}}) == 0
 
 
 def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():

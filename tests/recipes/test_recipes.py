@@ -1,13 +1,14 @@
-"""Every recipe resolves; the papers' set-ups are SPEC's; the optimiser decays matrices and nothing else."""
+"""Every recipe resolves; the papers' set-ups have the papers' numbers; the optimiser decays matrices and nothing else."""
 
 import itertools
 import math
 
 import pytest
+import torch
 from torch import nn
 
-from recipes import engine, find_recipe, list_recipes
-from recipes.config import Optim, resolve
+from recipes import engine, find_recipe, list_recipes, text
+from recipes.config import ConfigError, Optim, resolve
 from recipes.estimate import describe
 from zoo import create_model, list_models
 from zoo.layers import SSMax
@@ -46,6 +47,32 @@ def test_the_papers_set_ups(name, context, tokens_per_step, steps, optimizer, lr
     assert optim.lr == pytest.approx(lr) and optim.betas == (0.9, 0.95) and train.precision == "bf16"
     if floor_lr:
         assert optim.lr * engine.lr_factor(steps - 1, optim, steps) == pytest.approx(floor_lr)
+
+
+def test_the_tokenizer_of_the_data_is_the_models():
+    recipe = find_recipe("text.goat_c4_125m")
+    recipe.data = recipe.data.with_options(tokenizer="gpt2?split_digits=true")
+    with torch.device("meta"):  # the same vocabulary: no file is read for it
+        config = text.build_model(recipe).config
+    assert (config.tokenizer, config.vocab_size) == ("gpt2?split_digits=true", 50257)
+    recipe.data = recipe.data.with_options(tokenizer="bytes")
+    with torch.device("meta"):
+        config = text.build_model(recipe).config
+    assert (config.tokenizer, config.vocab_size) == ("bytes", 264)
+    recipe.model.options = {"vocab_size": 512}
+    with torch.device("meta"):
+        assert text.build_model(recipe).config.vocab_size == 512
+    recipe.model.options = {"tokenizer": "gpt2"}
+    with pytest.raises(ConfigError, match=r"data\.tokenizer=bytes"):
+        text.build_model(recipe)
+
+
+def test_context_extension_starts_from_a_finished_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = find_recipe("text.bam_extend_120m")
+    describe(resolve(recipe, world=8))  # a dry run needs none
+    with pytest.raises(ConfigError, match=r"deepspeed recipes/train\.py text\.bam_fineweb_120m"):
+        text.load_weights(None, recipe.model.init_from)
 
 
 def test_warm_up_then_cosine_to_the_floor():

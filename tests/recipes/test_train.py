@@ -3,16 +3,22 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from recipes import text
-from recipes.runs import RunFolder, load_run, model_folder
+from modalities.text.tokenizers import load_tokenizer
+from recipes import engine, text
+from recipes.config import ConfigError
+from recipes.runs import RunFolder, load_run, model_folder, prepare_run
 from recipes.train import main
+from zoo import create_model, pretrained
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -30,13 +36,22 @@ def run(folder, *settings, resume=None):
     return main(arguments + [part for setting in settings for part in ("--set", setting)])
 
 
-def launch(command, folder, *more):
+def free_port():
+    return str(engine._free_port())
+
+
+def deepspeed_launcher(ranks=2):
+    program = str(Path(sys.executable).with_name("deepspeed"))
+    return [program, "--num_gpus", str(ranks), "--master_port", free_port()]
+
+
+def launch(command, folder, *more, recipe=SMALL[0]):
     """Train in a process of its own; returns the finished process."""
     environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
     return subprocess.run(
-        [*command, str(ROOT / "recipes/train.py"), *SMALL, "--run-dir", str(folder), *more],
+        [*command, str(ROOT / "recipes/train.py"), recipe, *SMALL[1:], "--run-dir", str(folder), *more],
         env=environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 
@@ -81,7 +96,8 @@ def test_a_used_folder_needs_resume(whole, capsys):
 
 def test_resume_refuses_another_model(whole, capsys):
     assert run(whole, "model.options.dim=32", resume="auto") == 2
-    assert "model.options" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "model.options" in message and "another --run-dir" in message and "remove the folder" in message
 
 
 def test_a_finished_run_has_nothing_to_resume(whole):
@@ -108,6 +124,28 @@ def test_bf16_trains(whole, tmp_path):
     assert losses[0] == pytest.approx(curve(whole)[0][0], abs=0.05) and all(map(math.isfinite, losses))
 
 
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_bf16_leaves_its_float32_weights_and_goes_on(stage, whole, tmp_path, capsys):
+    folder, settings = tmp_path / "run", ["train.precision=bf16", f"train.zero_stage={stage}", "evaluate.every=0"]
+    assert run(folder, *settings) == 0
+    for path in (folder / "model", folder / "checkpoints/step_00000002/model"):
+        state = load_file(path / "model.safetensors")
+        assert len(state) == len(list(load_run(folder)[0].state_dict()))
+        for name, tensor in state.items():
+            assert tensor.dtype == torch.float32, name
+            if tensor.ndim == 2:
+                assert not torch.equal(tensor, tensor.bfloat16().float()), name
+    losses = curve(folder)[0]
+    assert losses == pytest.approx(curve(whole)[0], abs=0.05)
+    shutil.rmtree(folder / "checkpoints/step_00000004")
+    assert run(folder, *settings, resume="auto") == 0
+    assert curve(folder)[0] == losses
+    # float32 cannot go on from it, and says what can
+    assert run(folder, f"train.zero_stage={stage}", "train.precision=fp32", "train.steps=5", resume="auto") == 2
+    message = capsys.readouterr().err
+    assert "train.precision=bf16" in message and "fp32" in message and "model.init_from=" in message
+
+
 def test_a_signal_saves_and_resume_is_exact(whole, tmp_path, monkeypatch, capsys):
     calls, loss = [], text.loss
 
@@ -130,8 +168,6 @@ def test_a_signal_saves_and_resume_is_exact(whole, tmp_path, monkeypatch, capsys
 
 
 def test_resume_survives_torn_files(whole, tmp_path):
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     checkpoints = folder / "checkpoints"
@@ -161,6 +197,28 @@ def test_nan_stops_the_run_and_names_the_step(tmp_path, monkeypatch, capsys):
     assert [p.name for p in RunFolder(tmp_path / "run").checkpoints()] == ["step_00000002"]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_gradient_that_is_no_number_stops_the_run(stage, precision, tmp_path, monkeypatch, capsys):
+    calls, build = [], text.build_model
+
+    def broken(gradient):
+        calls.append(1)
+        return gradient * float("nan") if len(calls) == 3 else gradient
+
+    def hooked(*arguments, **options):
+        model = build(*arguments, **options)
+        model.norm.register_full_backward_hook(lambda module, ours, theirs: tuple(broken(g) for g in ours))
+        return model
+
+    monkeypatch.setattr(text, "build_model", hooked)
+    settings = [f"train.zero_stage={stage}", f"train.precision={precision}", "evaluate.every=0"]
+    assert run(tmp_path / "run", *settings) == 1
+    message = capsys.readouterr().err
+    assert "gradient norm is" in message and "at step 3" in message and "step_00000002" in message
+    assert [p.name for p in RunFolder(tmp_path / "run").checkpoints()] == ["step_00000002"]
+
+
 def test_stage_0_and_stage_1_checkpoints_do_not_mix(whole, capsys):
     assert run(whole, "train.zero_stage=1", resume="auto") == 2
     assert "zero_stage=0" in capsys.readouterr().err
@@ -178,6 +236,100 @@ def test_weights_of_another_run_are_a_start(whole, tmp_path):
     assert curve(tmp_path / "run")[1][0] == pytest.approx(curve(whole)[1][-1], abs=1e-4)
 
 
+def test_shipped_weights_are_a_start(tmp_path, monkeypatch, capsys):
+    model = create_model("text_ggd_ssmax_tiny", dim=16, num_layers=1, num_heads=2, hidden_dim=32, train_context=32)
+    with torch.no_grad():
+        model.norm.weight.fill_(0.5)
+    model.save_pretrained(tmp_path / "weights")
+    file = tmp_path / "weights" / "model.safetensors"
+    entry = {"file": file.name, "sha256": pretrained.sha256(file)}
+    monkeypatch.setattr(pretrained, "WEIGHTS", file.parent)
+    monkeypatch.setattr(pretrained, "manifest", lambda: {"text_ggd_ssmax_tiny.test": entry})
+    settings = ["train.steps=1", "optim.lr=1e-9", "evaluate.every=0"]
+    assert run(tmp_path / "run", "model.init_from=text_ggd_ssmax_tiny.test", *settings) == 0
+    trained = load_run(tmp_path / "run")[0]
+    assert torch.allclose(trained.embedding.weight, model.embedding.weight, atol=1e-5)
+    assert torch.allclose(trained.norm.weight, torch.tensor(0.5))
+    for start, words in {
+        "text_ggd_ssmax_tiny.tset": ["no weights 'tset'", "test"],
+        "nowhere/run": ["a run folder", "newest:RECIPE"],
+        "newest:text.ggd_tiny": ["deepspeed recipes/train.py text.ggd_tiny", "runs/text.ggd_tiny"],
+    }.items():
+        assert run(tmp_path / "other", f"model.init_from={start}", *settings) == 2
+        message = capsys.readouterr().err
+        assert all(word in message for word in words) and "Traceback" not in message
+    assert run(tmp_path / "other", "model.init_from=text_ggd_ssmax_tiny.test", "model.options.dim=32") == 2
+    assert "do not fit" in capsys.readouterr().err
+
+
+def test_the_newest_finished_run_of_a_recipe_is_a_start(whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = tmp_path / "runs" / "text.base"
+    base.mkdir(parents=True)
+    (base / "20200101-000000").symlink_to(whole)
+    (base / "20200102-000000").mkdir()  # not finished
+    assert text.newest_weights("text.base").name == "20200101-000000"
+    model = text.load_model(whole / "model")
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+    text.load_weights(model, "newest:text.base")
+    assert torch.equal(model.embedding.weight, load_run(whole)[0].embedding.weight)
+
+
+def test_a_lead_rank_that_fails_tells_the_others(tmp_path, monkeypatch):
+    from recipes.config import resolve
+
+    told = []
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda answer: told.extend(answer))
+    plan = resolve(text.tiny("ggd"), world=2)
+    lead = engine.Ranks(0, 2, 0, torch.device("cpu"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file"):
+        prepare_run(plan, lead, run_dir=str(tmp_path / "file" / "run"), resume=None)
+    torn = tmp_path / "run"
+    (torn / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (torn / "checkpoints" / "step_00000001" / "complete.json").write_text('{"step": 1}')
+    (torn / "recipe.json").write_text('{"name": ')
+    with pytest.raises(ConfigError, match=r"recipe\.json cannot be read"):
+        prepare_run(plan, lead, run_dir=str(torn), resume="auto")
+    assert len(told) == 2 and all(isinstance(answer, ConfigError) for answer in told)
+
+
+def test_a_cuda_machine_can_be_asked_for_its_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert not engine.wants_cuda()  # tests/conftest.py sets DS_ACCELERATOR=cpu
+    assert engine.start().device.type == "cpu"
+    monkeypatch.delenv("DS_ACCELERATOR")
+    assert engine.wants_cuda()
+
+
+def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
+    """Below a threshold DeepSpeed keeps parameters whole; at 0 even the key bias's small MLP is cut over the ranks."""
+    own = tmp_path / "zero3.json"
+    own.write_text(json.dumps({"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}}))
+    recipe = ["--set", "model.options.dim=32", "--set", "evaluate.every=0", "--deepspeed_config", str(own)]
+    done = launch(deepspeed_launcher(), tmp_path / "cut", *recipe, recipe="text.goat_ssmax_tiny")
+    assert done.returncode == 0, done.stdout + done.stderr
+    whole = ["--set", "model.options.dim=32", "--set", "evaluate.every=0", "--run-dir", str(tmp_path / "whole")]
+    assert main(["text.goat_ssmax_tiny", *SMALL[1:], *whole]) == 0
+    same(tmp_path / "cut", tmp_path / "whole")
+    cut, one = (load_run(tmp_path / name)[0].state_dict() for name in ("cut", "whole"))
+    for name, tensor in one.items():
+        assert torch.allclose(cut[name], tensor, atol=1e-4), name
+
+
+def test_a_models_config_names_the_tokenizer_of_its_data(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    backend = tokenizers.ByteLevelBPETokenizer()
+    backend.train_from_iterator(["In 1903 48213 dollars"] * 4, vocab_size=300, special_tokens=["<|endoftext|>"])
+    backend.save(str(tmp_path / "bpe.json"))
+    spec = f"{tmp_path / 'bpe.json'}?split_digits=true"
+    assert run(tmp_path / "run", f"data.tokenizer={spec}", "train.steps=1", "evaluate.every=0") == 0
+    config = load_run(tmp_path / "run")[0].config
+    assert config.tokenizer == spec and config.vocab_size == load_tokenizer(spec).vocab_size != 264
+    assert [load_tokenizer(config.tokenizer).decode([i]) for i in load_tokenizer(spec).encode("1903")] == list("1903")
+
+
 def test_dry_run_touches_no_disk(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*SMALL, "--dry-run", "--world", "4"]) == 0
@@ -187,8 +339,7 @@ def test_dry_run_touches_no_disk(tmp_path, monkeypatch, capsys):
 
 def test_two_ranks_under_the_launcher_are_one_rank(whole, tmp_path):
     """ZeRO-1 on two ranks is the same run; its checkpoint then goes on in one process."""
-    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2", "--master_port", "29871"]
-    done = launch(launcher, tmp_path / "run", "--set", "train.zero_stage=1")
+    done = launch(deepspeed_launcher(), tmp_path / "run", "--set", "train.zero_stage=1")
     assert done.returncode == 0, done.stdout + done.stderr
     same(tmp_path / "run", whole)
     assert run(tmp_path / "run", "train.zero_stage=1", "train.steps=5", resume="auto") == 0
@@ -199,7 +350,15 @@ def test_two_ranks_under_the_launcher_are_one_rank(whole, tmp_path):
 
 def test_torchrun_and_plain_python(tmp_path):
     for name, command in {
-        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29872"],
+        "torchrun": [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--master-port",
+            free_port(),
+        ],
         "python": [sys.executable],
     }.items():
         done = launch(command, tmp_path / name)

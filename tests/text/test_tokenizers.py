@@ -64,6 +64,15 @@ def test_split_digits_gives_each_digit_its_own_token(bpe_folder, kind):
     assert split.vocab_size == joined.vocab_size
     assert split.fingerprint != joined.fingerprint and split.name == joined.name + "+digits"
     assert np.array_equal(split.encode("7"), joined.encode("7"))  # the vocabulary keeps its ids
+    assert load_tokenizer(kind.format(bpe_folder) + "?split_digits=true").fingerprint == split.fingerprint
+    assert load_tokenizer(kind.format(bpe_folder) + "?split_digits=false").fingerprint == joined.fingerprint
+    for wrong, words in {
+        "split_digits=yes": "expected true or false",
+        "split_digits": "has no value",
+        "split_digit=true": "did you mean 'split_digits'",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            load_tokenizer(f"{kind.format(bpe_folder)}?{wrong}")
 
 
 def test_special_tokens_of_a_json_can_be_named(bpe_folder, tmp_path):

@@ -340,3 +340,20 @@ def test_a_strong_log_prior_is_not_rounded_to_half_precision(kernel: str) -> Non
     v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(-1, -1, -1, 8).bfloat16()
     out = prior_attention(q, k, v, terms, causal=True, kernel=kernel)
     assert out[0, 0, 0, 0].item() == pytest.approx(0.45017, abs=2e-3)  # 1 / (1 + e^0.2)
+
+
+@pytest.mark.parametrize("name", ["ggd", "fire", "goat"])
+def test_long_masked_calls_in_blocks_of_queries_are_the_whole(name: str, monkeypatch) -> None:
+    from zoo.attention import sdpa
+
+    queries, keys = 23, 31
+    prior = make(name)
+    terms = prior(Positions.line(queries, offset=keys - queries), Positions.line(keys), causal=True)
+    q = torch.randn(2, 3, queries, 8, dtype=torch.float64)
+    k, v = torch.randn(2, 3, keys, 8, dtype=torch.float64), torch.randn(2, 3, keys, 16, dtype=torch.float64)
+    segments = (torch.arange(keys) > 11).long().expand(2, -1)
+    scale = torch.rand(3, queries, dtype=torch.float64) + 0.5
+    options = {"causal": True, "segments": segments, "query_scale": scale, "window": 9}
+    whole = prior_attention(q, k, v, terms, kernel="sdpa", **options)
+    monkeypatch.setattr(sdpa, "MASK_LIMIT", 4 * keys)
+    torch.testing.assert_close(prior_attention(q, k, v, terms, kernel="sdpa", **options), whole)

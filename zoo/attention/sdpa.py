@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall, repeat_heads, visible
+from zoo.priors.base import PriorTerms
 
 __all__ = ["needs_mask", "refuses", "run"]
+
+# Logits per head whose mask is made at once: 64 MiB of float32.
+MASK_LIMIT = 1 << 24
 
 
 def needs_mask(call: AttentionCall) -> bool:
@@ -24,7 +30,37 @@ def refuses(call: AttentionCall) -> str | None:
 
 
 def run(call: AttentionCall) -> Tensor:
-    """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8."""
+    """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8.
+
+    A long causal call that needs a mask is made in blocks of queries, so that without gradients one block's mask is all
+    that is held.
+    """
+    rows = max(MASK_LIMIT // call.num_keys, 1)
+    if call.causal and needs_mask(call) and call.num_queries > rows:
+        starts = range(0, call.num_queries, rows)
+        return torch.cat([_run(_rows(call, a, min(a + rows, call.num_queries))) for a in starts], dim=2)
+    return _run(call)
+
+
+def _rows(call: AttentionCall, start: int, stop: int) -> AttentionCall:
+    """The causal call of queries [start, stop) over the keys up to the last of them."""
+    last, terms = stop + call.offset, call.terms
+    table = None if terms.table is None else terms.table.rows(start, stop, last)
+    bias = None if terms.bias is None else terms.bias[:, :, start:stop, :last]
+    q_lanes = None if terms.q_lanes is None else terms.q_lanes[:, :, start:stop]
+    k_lanes = None if terms.k_lanes is None else terms.k_lanes[:, :, :last]
+    return replace(
+        call,
+        q=call.q[:, :, start:stop],
+        k=call.k[:, :, :last],
+        v=call.v[:, :, :last],
+        terms=PriorTerms(q_lanes, k_lanes, table, bias),
+        query_scale=None if call.query_scale is None else call.query_scale[..., start:stop],
+        segments=None if call.segments is None else call.segments[:, :last],
+    )
+
+
+def _run(call: AttentionCall) -> Tensor:
     num_heads, width = call.q.shape[1], call.v.shape[-1]
     q, k, v = call.queries, call.keys, call.v
     if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not needs_mask(call):

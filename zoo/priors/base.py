@@ -54,6 +54,11 @@ class RelativeTable:
             bias = torch.where(patch_q[:, None] & patch_k[None, :], bias, 0.0)
         return bias[None]
 
+    def rows(self, start: int, stop: int, last_key: int) -> RelativeTable:
+        """The part for queries [start, stop) and keys [0, last_key) of a line."""
+        origin = None if self.origin is None else self.origin + start
+        return replace(self, q_code=self.q_code[start:stop], k_code=self.k_code[:last_key], origin=origin)
+
     def shifted(self, q_pos: Positions, k_pos: Positions) -> RelativeTable:
         """The same table read at other positions of the line: slicing instead of computing it again."""
         return RelativeTable.line(self.table, q_pos, k_pos, center=self.center)

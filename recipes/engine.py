@@ -24,6 +24,7 @@ from torch import nn
 
 from recipes.config import ConfigError, Optim, Plan
 from recipes.runs import write_json
+from zoo.layers import Attention
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,17 @@ class Engine:
         optimizer = create_optimizer(model, optim)
         self._decay = [group["weight_decay"] for group in optimizer.param_groups]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, optim, steps))
+        if plan.recipe.train.zero_stage == 3 and any(isinstance(m, Attention) for m in model.modules()):
+            # A prior returns terms and no tensor, so DeepSpeed cannot tell when backward needs its parameters again.
+            # An attention layer returns one: it gathers its own and its prior's together.
+            deepspeed.utils.set_z3_leaf_modules(model, [Attention])
         self._deepspeed, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, lr_scheduler=schedule, config=config, dist_init_required=False
         )
+        if plan.recipe.train.precision == "bf16" and plan.recipe.train.zero_stage == 0:
+            # To allocate Adam's moments DeepSpeed took a step with zero gradients: undo its decay and its count.
+            self._deepspeed.optimizer.refresh_fp32_params()
+            self._deepspeed.optimizer.optimizer.state.clear()
 
     @property
     def model(self) -> nn.Module:

@@ -7,6 +7,12 @@
 The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints and the final weights. Exit codes:
 0 done, 1 training failed (loss or gradient not finite), 2 the recipe cannot be run as written, 128 + n stopped by
 signal n after saving a checkpoint.
+
+SIGTERM or Ctrl-C asks the ranks to finish a step, save and stop; `--resume auto` goes on from there. Ctrl-C in a terminal
+reaches every process. SIGTERM to the outer `deepspeed` command alone does not: it dies, its ranks train on, and
+nothing is saved. Send it to the whole process group (`kill -TERM -- -PGID`), to the `deepspeed.launcher.launch` process
+below it, or to `torchrun`, which all pass it on; 30 seconds later what still runs is killed. `deepspeed` itself then exits
+with 1, whatever its ranks returned.
 """
 
 from __future__ import annotations

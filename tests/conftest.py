@@ -1,0 +1,7 @@
+"""The suite runs on the CPU wherever it runs: a CUDA machine would change precisions, losses and process groups."""
+
+import os
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ["DS_ACCELERATOR"] = "cpu"
+os.environ.setdefault("OMP_NUM_THREADS", "2")

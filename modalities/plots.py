@@ -236,5 +236,8 @@ def _title(axis, text: str, **style: Any) -> None:
 def _finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
     """One legend for all panels, to their right, in the order of the models."""
     handles, labels = axes[0].get_legend_handles_labels()
+    methods = {result.label: result.method for result in results}
+    if all(methods.values()) and len(set(methods.values())) == len(labels):  # the method tells them apart
+        labels = [methods[label] for label in labels]
     figure.legend(handles, labels, loc="outside right center", fontsize=8.5, frameon=False, handlelength=2.8)
     save_figure(figure, path)

@@ -27,6 +27,7 @@ if __name__ == "__main__":  # `recipes` from the checkout, and this folder's fil
 
 import torch
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -128,17 +129,19 @@ def write_results(evaluator: Evaluator, results: list[ModelResult], settings: Ev
 
 def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
     lengths = sorted({row["length"] for result in results for row in result.rows})
-    table = Table(title=f"{evaluator.name}: {evaluator.summary}", title_justify="left", caption_justify="left")
+    table = Table(title=f"{evaluator.name}: {evaluator.summary}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("model", overflow="fold")
     table.add_column("score", style="dim", no_wrap=True)
     for length in lengths:  # numbers are never cut; on a narrow terminal names wrap
         table.add_column(compact(length), justify="right", no_wrap=True, min_width=5)
+    methods = {result.method for result in results}
     for result in results:
+        name = result.method if len(methods) == len(results) else result.label  # short where that tells them apart
         by_length = {row["length"]: row for row in result.rows}
         for k, score in enumerate(evaluator.headline):
             values = [by_length[n][score] if n in by_length else None for n in lengths]
             shown = ["" if value is None else _short(value) for value in values]
-            table.add_row(result.label if k == 0 else "", score, *shown, end_section=k + 1 == len(evaluator.headline))
+            table.add_row(name if k == 0 else "", score, *shown, end_section=k + 1 == len(evaluator.headline))
     console.print(table)
 
 

@@ -45,7 +45,7 @@ def test_weights_load_and_have_a_card(name: str) -> None:
     text = torch.tensor([[256, *b"Mr. Speaker, Mr. Vice President, Members of Congress, my fellow citizens:"]])
     logits = model(text[:, :-1])
     loss = torch.nn.functional.cross_entropy(logits[0], text[0, 1:])
-    assert loss < 2.0  # bits of English are learned: an untrained model is at ln 264 = 5.6
+    assert loss < 3.0  # English is learned: an untrained model is at ln 264 = 5.6
 
 
 def test_pretrained_takes_the_first_tag() -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -194,7 +195,11 @@ def memory(method: str, backward: bool) -> float:
 
 
 def show(results: list[Result], memories: dict[str, float], console: Console) -> None:
-    table = Table(title=f"attention on the CPU against plain causal SDPA, {torch.get_num_threads()} threads")
+    table = Table(
+        title=f"attention on the CPU against plain causal SDPA, {torch.get_num_threads()} threads",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
     for column in ("shape", "prior", "kernel", "pass", "plain ms", "ms", "ratio", "target"):
         table.add_column(
             column, no_wrap=True, justify="right" if column in ("plain ms", "ms", "ratio", "target") else "left"

@@ -41,7 +41,7 @@ def main(
     launcher = Path(sys.executable).parent / "deepspeed"
     # A GPU trains alone; on the CPU two ranks of one thread are faster than one rank of two.
     ranks = 1 if torch.cuda.is_available() else min(2, os.cpu_count() or 1)
-    command = [str(launcher), "--num_gpus", str(ranks), str(ROOT / "recipes/train.py"), RECIPE]
+    command = [str(launcher), "--log_level", "error", "--num_gpus", str(ranks), str(ROOT / "recipes/train.py"), RECIPE]
     call([*command, "--run-dir", str(run), "--resume", "auto", "--set", f"train.steps={steps}"])
 
     console.rule("2 of 2 — measuring it beside shipped RoPE and ALiBi, up to 32 times the training length")

@@ -31,9 +31,11 @@ class Rotary(nn.Module):
         theta: 10000 as published, 500000 for Llama 3.
         train_context: tokens seen in training; YaRN's ramp needs it.
         scaling: an evaluation-time option. "linear" divides positions by `factor` (arXiv 2306.15595); "ntk" raises theta to
-            theta·factor^(D/(D−2)); "yarn" (arXiv 2309.00071) divides the slow frequencies only, ramping between 1 and 32 turns
-            over the training context, and multiplies logits by (0.1·ln factor + 1)².
+            theta·factor^(D/(D−2)); "yarn" (arXiv 2309.00071) divides the slow frequencies only, ramping over `yarn_ramp`,
+            and multiplies logits by (0.1·ln factor + 1)².
         factor: wanted length / training length, at least 1.
+        yarn_ramp: turns over the training context below which a frequency is divided by the whole factor, and above
+            which it is left alone. 1 and 32 as published; a context of 128 tokens turns 20 times at most and wants less.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Rotary(nn.Module):
         train_context: int | None = None,
         scaling: str = "none",
         factor: float = 1.0,
+        yarn_ramp: tuple[float, float] = (1.0, 32.0),
     ) -> None:
         super().__init__()
         if head_dim % 2:
@@ -57,7 +60,9 @@ class Rotary(nn.Module):
         if scaling == "yarn" and not train_context:
             raise ValueError("YaRN needs train_context, the number of tokens seen in training")
         self.head_dim, self.theta, self.train_context = head_dim, theta, train_context
-        self.scaling, self.factor = scaling, factor
+        if not 0 < yarn_ramp[0] < yarn_ramp[1]:
+            raise ValueError(f"yarn_ramp is two rising positive numbers of turns, got {yarn_ramp}")
+        self.scaling, self.factor, self.yarn_ramp = scaling, factor, yarn_ramp
 
     def frequencies(self, device: torch.device | str | None = None) -> Tensor:
         """(D/2,) float64, after scaling."""
@@ -70,7 +75,8 @@ class Rotary(nn.Module):
             return omega / self.factor
         if self.scaling == "yarn" and self.train_context:
             turns = self.train_context * omega / (2 * math.pi)
-            keep = ((turns - 1) / (32 - 1)).clamp(0, 1)
+            slow, fast = self.yarn_ramp
+            keep = ((turns - slow) / (fast - slow)).clamp(0, 1)
             return omega * keep + omega / self.factor * (1 - keep)
         return omega
 

@@ -8,12 +8,12 @@ vision nor a legend is all there is to tell them apart. matplotlib is imported w
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from modalities.evaluation import ModelResult
+from zoo.prior_plot import save_figure
 
 # Okabe and Ito's colours for the priors this project is about; Tol's muted scheme for what they are compared with.
 OURS = {
@@ -158,17 +158,6 @@ def compact(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.3g}"
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    from matplotlib import pyplot
-
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.partial.png")
-    figure.savefig(partial, dpi=130)
-    os.replace(partial, path)
-    pyplot.close(figure)
 
 
 def _panels(rows: int, columns: int, *, width: float, height: float):

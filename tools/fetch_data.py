@@ -14,7 +14,7 @@ import difflib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -35,8 +35,8 @@ def main() -> None:
 
 @app.command()
 def text(
-    names: Annotated[Optional[list[str]], typer.Argument(help="sotu, gpt2, poetry, rfc, or all")] = None,  # noqa: UP045
-    data: Annotated[Optional[Path], typer.Option(help="data folder; default $PRIORZOO_DATA or ./data")] = None,  # noqa: UP045
+    names: Annotated[list[str] | None, typer.Argument(help="sotu, gpt2, poetry, rfc, or all")] = None,
+    data: Annotated[Path | None, typer.Option(help="data folder; default $PRIORZOO_DATA or ./data")] = None,
     force: Annotated[bool, typer.Option("--force", help="fetch again what is there already")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, and do nothing")] = False,
 ) -> None:

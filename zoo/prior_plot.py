@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from zoo.priors.key_bias import KeyBias
 from zoo.priors.spectral import Spectral
 from zoo.priors.uniform import Uniform
 
-__all__ = ["draw_priors", "head_parameters", "is_retrieval_head", "layer_priors", "log_prior_curve"]
+__all__ = ["draw_priors", "head_parameters", "is_retrieval_head", "layer_priors", "log_prior_curve", "save_figure"]
 
 FLOOR = -12.0  # panels end here: a key this far below the best one weighs 6e-6 of it
 RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion
@@ -130,6 +131,13 @@ def draw_priors(model: nn.Module, title: str, path: Path, *, length: int) -> Non
         for axis, name in zip(below[0].subplots(1, len(names), squeeze=False).flat, names, strict=True):
             _draw_table(axis, name, [table[name] for table in tables], [is_retrieval_head(prior) for prior in priors])
     figure.suptitle(f"{title}: log-prior of every head against distance", fontsize=11)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a matplotlib figure as PNG, whole or not at all, and close it."""
+    from matplotlib import pyplot
+
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.stem}.partial.png")

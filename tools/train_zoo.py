@@ -93,7 +93,10 @@ def publish() -> None:
             "dtype": "bfloat16 matrices, float32 vectors and priors",
             "license": "Apache-2.0",
             "data": "State of the Union speeches (public domain), training split of the shipped excerpt, as bytes; "
-            f"{recipe['data']['passkey_fraction']:.0%} of the rows are passkey documents",
+            f"{recipe['data']['passkey_fraction']:.0%} of the rows are passkey documents, whose five answer tokens count "
+            f"{recipe['data']['passkey_weight']:g} times in the loss",
+            "optimiser": f"{recipe['optim']['name']}, learning rate {recipe['optim']['lr']:g}, of the priors' own numbers "
+            f"{recipe['optim']['prior_lr_scale']:g} times that",
             "recipe": recipe["name"],
             "command": f"deepspeed --num_gpus 1 recipes/train.py {recipe['name']}",
             "steps": recipe["train"]["steps"],

@@ -21,15 +21,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from modalities.evaluation import write_text
 from recipes.config import ConfigError, Plan
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2, default=str) + "\n")
-    os.replace(partial, path)
+    write_text(path, json.dumps(value, indent=2, default=str) + "\n")
 
 
 class RunFolder:

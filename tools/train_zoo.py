@@ -21,6 +21,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from recipes.runs import write_json
+
 METHODS = (
     "ggd_ssmax",
     "ggd",
@@ -106,7 +108,7 @@ def publish() -> None:
             "train_context": recipe["data"]["context"],
             "tokenizer": recipe["data"]["tokenizer"],
         }
-    write_manifest(manifest)
+    write_json(WEIGHTS / "manifest.json", manifest)
     console.print(f"{len(manifest)} models, {sum(entry['bytes'] for entry in manifest.values()) / 1e6:.1f} MB")
 
 
@@ -120,14 +122,7 @@ def measure(lengths: Annotated[str, typer.Option()] = LENGTHS) -> None:
         name = f"text_{method}_tiny.{TAG}"
         manifest[name]["measured"] = table
         (WEIGHTS / f"{name}.md").write_text(card(name, manifest[name]))
-    write_manifest(manifest)
-
-
-def write_manifest(manifest: dict[str, Any]) -> None:
-    """Replace the manifest as a whole."""
-    part = WEIGHTS / "manifest.json.part"
-    part.write_text(json.dumps(manifest, indent=2) + "\n")
-    part.replace(WEIGHTS / "manifest.json")
+    write_json(WEIGHTS / "manifest.json", manifest)
 
 
 def measured_tables() -> dict[str, list[dict[str, float]]]:

@@ -6,7 +6,6 @@ A model asks for `create_position("ggd", ...)` and gets the four parts a method 
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from zoo.encodings import Learned, Rotary, Sinusoidal
+from zoo.naming import did_you_mean
 from zoo.priors import PRIORS, Prior, create_prior
 
 __all__ = ["Position", "create_position", "list_positions"]
@@ -77,8 +77,7 @@ def create_position(
         ValueError: for an unknown method or option.
     """
     if name not in list_positions():
-        near = difflib.get_close_matches(name, list_positions(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, list_positions())
         raise ValueError(f"unknown position method {name!r}; {hint}Known: {', '.join(list_positions())}")
     given = {"dim": dim, "d_model": dim, "head_dim": dim // num_heads, "train_context": train_context}
     options = options or {}

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from zoo import pretrained as weights
+from zoo.naming import did_you_mean
 
 __all__ = ["ModelEntry", "create_model", "list_models", "model_entry", "register_model"]
 
@@ -85,8 +86,7 @@ def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> nn
     entry = model_entry(name)
     unknown = [key for key in overrides if key not in entry.config]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], entry.config, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(unknown[0], entry.config)
         raise ValueError(f"{entry.name} has no setting {unknown[0]!r}; {hint}It has: {', '.join(entry.config)}")
     tagged = weights.resolve_tag(name) if pretrained or "." in name else None
     model = entry.build(**{**entry.config, **overrides})

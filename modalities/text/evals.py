@@ -19,7 +19,7 @@ from modalities.evaluation import Cell, CellValue, EvalSettings, Evaluator, Mode
 from modalities.text.held_out import DEFAULT_SOURCE, held_out_documents, held_out_fingerprint
 from modalities.text.needles import NeedleGrid
 from modalities.text.passkey import make_passkey
-from modalities.text.recall import recall_cell, recall_rows
+from modalities.text.recall import Recall
 from modalities.text.ruler import Ruler
 from modalities.text.scoring import device_of, token_nll
 from modalities.text.tokenizers import load_tokenizer
@@ -104,7 +104,7 @@ class Perplexity(Evaluator):
         perplexity_figure(results, path)
 
 
-class Passkey(Evaluator):
+class Passkey(Recall):
     """A five-digit key hidden at 20 depths k·L/19 of filler text; ``samples`` random keys at each (default 5).
 
     A prompt and its answer are together L tokens. Scores as in ``answer_scores``: teacher-forced and free-generation
@@ -113,29 +113,16 @@ class Passkey(Evaluator):
 
     name = "passkey"
     summary = "a five-digit key hidden in filler text at 20 depths: exact match, teacher-forced and generated"
-    headline = ("teacher_forced", "free_generation")
-    default_samples = 5
     depths = 20
+    depth_decimals = 3
 
     def identity(self, model: nn.Module, settings: EvalSettings) -> dict[str, Any]:
         return {"seed": settings.seed, "samples": settings.samples or self.default_samples, "depths": self.depths}
 
-    def cells(self, model: nn.Module, settings: EvalSettings) -> list[Cell]:
-        count = settings.samples or self.default_samples
-        cells = []
-        for length in settings.resolved_lengths(model.config.train_context):
-            for k in range(self.depths):
-                depth = k / (self.depths - 1)
-                prompts, answers = _passkeys(model.config.tokenizer, length, depth, count, settings.seed)
-                data = {"length": length, "depth": depth, "prompts": prompts, "answers": answers}
-                cells.append(Cell(f"length={length}/depth={depth:.3f}", cost=count * length, data=data))
-        return cells
-
-    def measure(self, model: nn.Module, cell: Cell, settings: EvalSettings) -> CellValue:
-        return recall_cell(model, cell, settings)
-
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        return recall_rows(cells)
+    def draw_samples(
+        self, model: nn.Module, settings: EvalSettings, length: int, depth: float, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return _passkeys(model.config.tokenizer, length, depth, count, settings.seed)
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
         from modalities.plots import recall_figure

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from modalities.text.sources import document_split, open_source
+from modalities.text.data import heldout_documents
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
 
 DEFAULT_SOURCE = "sotu-excerpt"
@@ -37,8 +36,7 @@ def held_out_documents(tokenizer_name: str, source: str | None) -> tuple[Tokeniz
     """
     spec = source or DEFAULT_SOURCE
     tokenizer = load_tokenizer(tokenizer_name)
-    held_out = (d.text for d in open_source(spec) if document_split(d) == "heldout")
-    texts = list(itertools.islice(held_out, MOST_DOCUMENTS))
+    texts = [document.text for document in heldout_documents(spec, limit=MOST_DOCUMENTS)]
     if not texts:
         raise ValueError(f"source {spec!r} has no held-out document (5% are held out, by hash of their text)")
     encoded = tokenizer.encode_many(texts)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modalities.text.generation import generate
 from zoo.attention import KVCache
+from zoo.attention.base import single_documents
 from zoo.layers import Attention, Block, SSMax, SwiGLU, init_linear
 from zoo.methods import Position, create_position, list_positions
 from zoo.positions import Positions
@@ -230,7 +231,7 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, 
     """
     tokens, segments, weights = batch["tokens"], batch["segments"], target_weights(batch)
     # Rows of one document, the usual case, need no document mask.
-    packed = segments[:, :-1] if bool((segments != segments[:, :1]).any()) else None
+    packed = None if bool(single_documents(segments).all()) else segments[:, :-1]
     logits = model(tokens[:, :-1], segments=packed)
     nll = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     return (nll * weights.flatten()).sum() / weights.sum(), {"tokens": (weights > 0).sum()}

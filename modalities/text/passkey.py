@@ -77,6 +77,19 @@ def minimum_length(tokenizer: Tokenizer) -> int:
     return _pieces(tokenizer).fixed
 
 
+def draw_key(rng: np.random.Generator, tokenizer: Tokenizer) -> np.ndarray:
+    """Five random digits, a token each, int64."""
+    return _pieces(tokenizer).digits[rng.integers(0, 10, size=NUM_DIGITS)].astype(np.int64)
+
+
+def hide_key(key: np.ndarray, haystack: np.ndarray, ahead: int, tokenizer: Tokenizer) -> np.ndarray:
+    """The prompt, int64: BOS, the haystack's ids with the information behind the first `ahead` of them, the question."""
+    pieces = _pieces(tokenizer)
+    information = [pieces.before, key, pieces.after]
+    prompt = [[pieces.bos_id], haystack[:ahead], *information, haystack[ahead:], pieces.question]
+    return np.concatenate(prompt).astype(np.int64)
+
+
 def make_passkey(
     length: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -95,18 +108,14 @@ def make_passkey(
         )
     if not 0.0 <= depth <= 1.0:
         raise ValueError(f"passkey depth {depth!r} is outside 0..1")
-    key = pieces.digits[rng.integers(0, 10, size=NUM_DIGITS)]
+    key = draw_key(rng, tokenizer)
     start = int(rng.choice(pieces.starts))
     total = length - pieces.fixed
     ahead = round(depth * total)
     # The filler is one endless loop of sentences. `start` is a sentence's start: up to it lies the part ahead of the
     # information, from it on the part behind, so both meet the information at a sentence's edge.
     loop = np.arange(start - ahead, start + total - ahead) % len(pieces.filler)
-    filler = pieces.filler[loop]
-    prompt = np.concatenate(
-        [[pieces.bos_id], filler[:ahead], pieces.before, key, pieces.after, filler[ahead:], pieces.question]
-    )
-    return prompt.astype(np.int64), key.astype(np.int64)
+    return hide_key(key, pieces.filler[loop], ahead, tokenizer), key
 
 
 def make_passkey_document(length: int, rng: np.random.Generator, tokenizer: Tokenizer) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.priors.base import PriorTerms, RelativeTable
 
-__all__ = ["AttentionCall", "fold_lanes", "repeat_heads", "visible"]
+__all__ = ["AttentionCall", "fold_lanes", "repeat_heads", "single_documents", "visible"]
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,17 @@ def repeat_heads(heads: Tensor, num_heads: int) -> Tensor:
     return heads if groups == num_heads else heads.repeat_interleave(num_heads // groups, dim=1)
 
 
-def visible(
-    call: AttentionCall, start: int = 0, stop: int | None = None, first_key: int = 0, last_key: int | None = None
-) -> Tensor | None:
-    """(1 or B, 1, rows, keys) bool: which of keys [first_key, last_key) queries [start, stop) may see; None: all of them."""
-    stop = call.num_queries if stop is None else stop
-    last_key = call.num_keys if last_key is None else last_key
+def single_documents(segments: Tensor) -> Tensor:
+    """(B,) bool: rows that are one document from end to end."""
+    return (segments == segments[:, :1]).all(dim=1)
+
+
+def visible(call: AttentionCall) -> Tensor | None:
+    """(1 or B, 1, T, S) bool: which keys each query may see; None: all of them."""
     if not call.causal and call.window is None and call.segments is None:
         return None
-    i = torch.arange(start + call.offset, stop + call.offset, device=call.q.device)
-    j = torch.arange(first_key, last_key, device=call.q.device)
+    i = torch.arange(call.offset, call.num_keys, device=call.q.device)
+    j = torch.arange(call.num_keys, device=call.q.device)
     distance = i[:, None] - j[None, :]
     mask = torch.ones_like(distance, dtype=torch.bool)
     if call.causal:
@@ -108,6 +109,6 @@ def visible(
         mask &= distance.abs() < call.window
     mask = mask[None, None]
     if call.segments is not None:
-        rows = call.segments[:, start + call.offset : stop + call.offset]
-        mask = mask & (rows[:, None, :, None] == call.segments[:, None, None, first_key:last_key])
+        rows = call.segments[:, call.offset :]
+        mask = mask & (rows[:, None, :, None] == call.segments[:, None, None])
     return mask

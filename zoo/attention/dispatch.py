@@ -8,8 +8,7 @@ from types import ModuleType
 from torch import Tensor
 
 from zoo.attention import reference, sdpa, toeplitz
-from zoo.attention.base import AttentionCall
-from zoo.attention.toeplitz_plan import single_documents
+from zoo.attention.base import AttentionCall, single_documents
 from zoo.priors.base import PriorTerms
 
 __all__ = ["KERNELS", "choose_kernel", "prior_attention"]

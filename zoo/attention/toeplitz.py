@@ -64,9 +64,8 @@ def run(call: AttentionCall) -> Tensor:
     scale = call.query_scale if call.table is not None else None
     if scale is not None:
         scale = scale.to(table.dtype)
-    if call.num_queries > 1 or keys.shape[1] != values.shape[1]:
-        keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
-    elif keys.shape[1] != num_heads and not _needs_grad(queries, keys, values, table, scale):
+    grouped = keys.shape[1] == values.shape[1] != num_heads
+    if call.num_queries == 1 and grouped and not _needs_grad(queries, keys, values, table, scale):
         return _decode_grouped(call, queries, keys, values, table, scale)[..., :width]
     keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
     return _ToeplitzAttention.apply(queries, keys, values, table, scale, call)[..., :width]

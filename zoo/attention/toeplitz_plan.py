@@ -8,9 +8,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall
+from zoo.attention.base import AttentionCall, single_documents
 
-__all__ = ["Block", "plan_blocks", "single_documents"]
+__all__ = ["Block", "plan_blocks"]
 
 # Up to this many logits per head a mixed batch is cheaper as one masked block than row by row.
 ONE_BLOCK = 256 * 256
@@ -33,11 +33,6 @@ class Block:
     def of_batch(self, start: int, stop: int) -> Block:
         """The same block of batch rows [start, stop) alone."""
         return replace(self, batch=slice(start, stop))
-
-
-def single_documents(segments: Tensor) -> Tensor:
-    """(B,) bool: rows that are one document from end to end."""
-    return (segments == segments[:, :1]).all(dim=1)
 
 
 def plan_blocks(call: AttentionCall, rows: int) -> list[Block]:

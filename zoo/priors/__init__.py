@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 
+from zoo.naming import did_you_mean
 from zoo.priors.alibi import Alibi
 from zoo.priors.base import Prior, PriorTerms, RelativeTable, TablePrior
 from zoo.priors.cable import Cable
@@ -59,15 +59,12 @@ def create_prior(name: str, *, num_heads: int, **options) -> Prior:
         ValueError: for an unknown name, an unknown option or a missing one; it names the nearest valid choice.
     """
     if name not in PRIORS:
-        near = difflib.get_close_matches(name, PRIORS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown prior {name!r}; {hint}Known: {', '.join(list_priors())}")
+        raise ValueError(f"unknown prior {name!r}; {did_you_mean(name, PRIORS)}Known: {', '.join(list_priors())}")
     known = inspect.signature(PRIORS[name].__init__).parameters
     valid = [p for p in known if p not in ("self", "num_heads")]
     for option in options:
         if option not in valid:
-            near = difflib.get_close_matches(option, valid, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(option, valid)
             raise ValueError(f"prior {name!r} has no option {option!r}; {hint}It takes: {', '.join(valid) or 'none'}")
     for option in valid:
         if known[option].default is inspect.Parameter.empty and option not in options:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, RelativeTable, prior_dtype, split_bf16
+from zoo.priors.base import Prior, PriorTerms, line_table, prior_dtype, split_bf16
 
 __all__ = ["RAMP_LANES", "Alibi", "alibi_slopes", "inverse_softplus", "ramp_lanes"]
 
@@ -83,11 +83,12 @@ class Alibi(Prior):
         device = x.device if x is not None else None
         slopes, dtype = self.slopes(device), prior_dtype(self)
         if not causal:
-            lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
-            highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
-            distance = torch.arange(lowest, highest + 1, device=slopes.device, dtype=torch.float64).abs()
-            table = (-slopes[:, None] * distance).to(dtype)
-            return PriorTerms(table=RelativeTable.line(table, q_pos, k_pos, center=-lowest))
+
+            def penalty(distance: Tensor) -> Tensor:
+                return (-slopes[:, None] * distance.abs()).to(dtype)
+
+            table = line_table(penalty, q_pos, k_pos, device=slopes.device, dtype=torch.float64)
+            return PriorTerms(table=table)
         i, j = q_pos.index(slopes.device).double(), k_pos.index(slopes.device).double()
         q_lanes, k_lanes = ramp_lanes(slopes[:, None] * j[:, None], slopes[:, None] * i[:, None])
         return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype))

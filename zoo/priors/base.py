@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,17 @@ from torch import Tensor, nn
 
 from zoo.positions import Positions
 
-__all__ = ["Prior", "PriorTerms", "RelativeTable", "TablePrior", "grid_table", "linear_in", "prior_dtype", "split_bf16"]
+__all__ = [
+    "Prior",
+    "PriorTerms",
+    "RelativeTable",
+    "TablePrior",
+    "grid_table",
+    "line_table",
+    "linear_in",
+    "prior_dtype",
+    "split_bf16",
+]
 
 
 @dataclass(frozen=True)
@@ -200,16 +211,28 @@ class TablePrior(Prior):
     ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         device = x.device if x is not None else next((p.device for p in self.parameters()), None)
-        lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
-        highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
-        distance = torch.arange(lowest, highest + 1, device=device, dtype=prior_dtype(self))
-        table = self.curve(distance, causal=causal)
-        return PriorTerms(table=RelativeTable.line(table, q_pos, k_pos, center=-lowest))
+        curve = partial(self.curve, causal=causal)
+        return PriorTerms(table=line_table(curve, q_pos, k_pos, device=device, dtype=prior_dtype(self)))
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         device = next((p.device for p in self.parameters()), None)
         i, j = q_pos.row_index(device), k_pos.row_index(device)
         return self.curve((i[:, None] - j[None, :]).double(), causal=causal)[None]
+
+
+def line_table(
+    value: Callable[[Tensor], Tensor],
+    q_pos: Positions,
+    k_pos: Positions,
+    *,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+) -> RelativeTable:
+    """The (H, T+S−1) table of `value(d)` over a line's distances, which are given in `dtype`."""
+    lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
+    highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
+    distance = torch.arange(lowest, highest + 1, device=device, dtype=dtype)
+    return RelativeTable.line(value(distance), q_pos, k_pos, center=-lowest)
 
 
 def grid_table(

@@ -1,1 +1,5 @@
 """Adapters of the core to text, images and DNA; each has model.py, data.py and evals.py."""
+
+from modalities.torchvision_ops import declare_operators
+
+declare_operators()

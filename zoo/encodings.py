@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.positions import Positions
 
-__all__ = ["Learned", "Learned2d", "Rotary", "Rotary2d", "Sinusoidal"]
+__all__ = ["Learned", "Learned2d", "Rotary", "Rotary2d", "Sinusoidal", "Sinusoidal2d"]
 
 SCALINGS = ("none", "linear", "ntk", "yarn")
 
@@ -90,28 +90,35 @@ class Rotary(nn.Module):
 class Rotary2d(nn.Module):
     """RoPE on a grid of patches; prefix tokens are not turned.
 
-    "axial": half of the pairs turns with y, half with x, θ = 100. "mixed" (arXiv 2403.13298): each pair of each head has a
-    learned direction, angle = y·omega_y + x·omega_x.
+    Both forms (arXiv 2403.13298) have D/4 sizes of frequency, theta^(−4n/D). "axial": each turns one pair with y and one with
+    x. "mixed": the frequencies are learned per head, angle = y·omega_y + x·omega_x; they start as the axial ones, both axes
+    turned together by a random angle per head.
 
     Args:
         head_dim: D, a multiple of 4.
         num_heads: H.
         form: "axial" or "mixed".
-        theta: the slowest frequency is about 1/theta.
+        theta: the slowest frequency is about 1/theta; None: 100 for axial and 10 for mixed, as published.
     """
 
-    def __init__(self, head_dim: int, *, num_heads: int, form: str = "axial", theta: float = 100.0) -> None:
+    def __init__(self, head_dim: int, *, num_heads: int, form: str = "axial", theta: float | None = None) -> None:
         super().__init__()
         if head_dim % 4:
             raise ValueError(f"2-D RoPE splits the pairs between two axes: head width a multiple of 4, got {head_dim}")
         if form not in ("axial", "mixed"):
             raise ValueError(f"unknown form {form!r} of 2-D RoPE; known: axial, mixed")
-        self.form, self.theta, self.head_dim = form, theta, head_dim
+        self.form, self.head_dim = form, head_dim
+        self.theta = theta if theta is not None else 100.0 if form == "axial" else 10.0
         if form == "mixed":
-            size = theta ** -(torch.arange(0, head_dim, 2) // 2 * 4 / head_dim).clamp(max=1)
+            size = self._sizes(None).float()
             turn = torch.rand(num_heads, 1) * 2 * math.pi
-            direction = torch.stack([turn.sin(), turn.cos()]) * size
-            self.omega = nn.Parameter(direction)  # (2, H, D/2)
+            omega_y = torch.cat([size * turn.cos(), size * -turn.sin()], dim=-1)
+            omega_x = torch.cat([size * turn.sin(), size * turn.cos()], dim=-1)
+            self.omega = nn.Parameter(torch.stack([omega_y, omega_x]))  # (2, H, D/2)
+
+    def _sizes(self, device: torch.device | None) -> Tensor:
+        """(D/4,) float64."""
+        return self.theta ** -(torch.arange(0, self.head_dim, 4, dtype=torch.float64, device=device) / self.head_dim)
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x (B, H, T, D)."""
@@ -120,8 +127,8 @@ class Rotary2d(nn.Module):
             omega_y, omega_x = self.omega.double()[:, :, None, :]
             angle = (at_y * omega_y + at_x * omega_x)[None]
         else:
-            pairs = torch.arange(0, self.head_dim, 4, dtype=torch.float64, device=x.device) / self.head_dim
-            angle = torch.cat([at_y * self.theta**-pairs, at_x * self.theta**-pairs], dim=-1)[None, None]
+            size = self._sizes(x.device)
+            angle = torch.cat([at_y * size, at_x * size], dim=-1)[None, None]
         return rotate(x, F.pad(angle, (0, 0, positions.num_prefix, 0)))
 
 
@@ -140,6 +147,24 @@ class Sinusoidal(nn.Module):
         omega = 10000.0 ** -(torch.arange(0, self.dim, 2, dtype=torch.float64, device=like.device) / self.dim)
         angle = positions.index(like.device).double()[..., None] * omega
         return torch.cat([angle.sin(), angle.cos()], dim=-1).to(like.dtype)
+
+
+class Sinusoidal2d(nn.Module):
+    """Fixed sines and cosines of row and column added to the patches, nothing on prefix tokens: the quarters of the columns
+    hold sin y, cos y, sin x, cos x at the angles coordinate·10000^(−4n/C)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        if dim % 4:
+            raise ValueError(f"sinusoidal positions of a grid need a width that is a multiple of 4, got {dim}")
+        self.dim = dim
+
+    def forward(self, positions: Positions, like: Tensor) -> Tensor:
+        """(1, T, C) in the dtype of `like`."""
+        omega = 10000.0 ** -(torch.arange(0, self.dim, 4, dtype=torch.float64, device=like.device) / self.dim)
+        y, x = (c.double()[:, None] * omega for c in positions.yx(like.device))
+        patches = torch.cat([y.sin(), y.cos(), x.sin(), x.cos()], dim=-1)
+        return F.pad(patches, (0, 0, positions.num_prefix, 0))[None].to(like.dtype)
 
 
 class Learned(nn.Module):
@@ -177,5 +202,6 @@ class Learned2d(nn.Module):
             raise ValueError("a learned grid needs the positions of a grid of patches")
         weight: Tensor = self.weight
         if tuple(weight.shape[-2:]) != positions.shape:
-            weight = F.interpolate(weight.float(), size=positions.shape, mode="bicubic", align_corners=False)
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            weight = F.interpolate(weight.to(wide), size=positions.shape, mode="bicubic", align_corners=False)
         return F.pad(weight.flatten(2).transpose(1, 2), (0, 0, positions.num_prefix, 0)).to(like.dtype)

@@ -16,6 +16,7 @@ TRAIN_CONTEXT = 16
 OPTIONS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "alibi": {"learnable": True},
+    "alibi2d": {"learnable": True},
     "spectral": {"rank": 3, "init": "seeded"},
     "spectral2d": {"rank": 2, "train_grid": (3, 5)},
     "key_bias": {"train_context": TRAIN_CONTEXT},
@@ -26,8 +27,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ggd2d": {"form": "separable"},
     "cable": {"d_model": WIDTH},
     "t5": {},
+    "t5_2d": {"train_grid": (3, 4)},
     "kerple": {},
+    "kerple2d": {},
     "fire": {},
+    "fire2d": {"train_grid": (3, 4)},
 }
 LINE = [name for name in list_priors() if not name.endswith("2d")]
 GRID = [name for name in list_priors() if name.endswith("2d")]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 
 from zoo.naming import did_you_mean
-from zoo.priors.alibi import Alibi
+from zoo.priors.alibi import Alibi, Alibi2d
 from zoo.priors.base import Prior, PriorTerms, RelativeTable, TablePrior
 from zoo.priors.cable import Cable
 from zoo.priors.compose import Compose, Goat, Goat2d, compose
-from zoo.priors.fire import Fire
+from zoo.priors.fire import Fire, Fire2d
 from zoo.priors.ggd import Ggd, Ggd2d
-from zoo.priors.kerple import Kerple
+from zoo.priors.kerple import Kerple, Kerple2d
 from zoo.priors.key_bias import KeyBias, KeyBias2d
 from zoo.priors.spectral import Spectral, Spectral2d
-from zoo.priors.t5 import T5
+from zoo.priors.t5 import T5, T5Grid
 from zoo.priors.uniform import Uniform
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
 PRIORS: dict[str, type[Prior]] = {
     "uniform": Uniform,
     "alibi": Alibi,
+    "alibi2d": Alibi2d,
     "spectral": Spectral,
     "spectral2d": Spectral2d,
     "key_bias": KeyBias,
@@ -42,8 +43,11 @@ PRIORS: dict[str, type[Prior]] = {
     "ggd2d": Ggd2d,
     "cable": Cable,
     "t5": T5,
+    "t5_2d": T5Grid,
     "kerple": Kerple,
+    "kerple2d": Kerple2d,
     "fire": Fire,
+    "fire2d": Fire2d,
 }
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, line_table, prior_dtype, split_bf16
+from zoo.priors.base import IsotropicPrior, Prior, PriorTerms, line_table, prior_dtype, split_bf16
 
-__all__ = ["RAMP_LANES", "Alibi", "alibi_slopes", "inverse_softplus", "ramp_lanes"]
+__all__ = ["RAMP_LANES", "Alibi", "Alibi2d", "alibi_slopes", "inverse_softplus", "ramp_lanes"]
 
 # Four bfloat16 pieces carry 36 significant bits: a ramp of slope 1 is off by 2^-16 at position 2^20. One lane more per
 # query takes the bulk of the ramp at the query's own position away again, which keeps the float32 sums of a kernel small.
@@ -76,6 +77,11 @@ class Alibi(Prior):
         """(H,) float64."""
         return F.softplus(self.raw_slope.double()) if self.learnable else alibi_slopes(self.num_heads).to(device)
 
+    def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
+        """(H, *distance.shape) −m_h·|d|, formed in float64 and returned in the dtype of `distance`."""
+        slopes = self.slopes(distance.device).view(-1, *[1] * distance.ndim)
+        return (-slopes * distance.abs()).to(distance.dtype)
+
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
@@ -83,12 +89,8 @@ class Alibi(Prior):
         device = x.device if x is not None else None
         slopes, dtype = self.slopes(device), prior_dtype(self)
         if not causal:
-
-            def penalty(distance: Tensor) -> Tensor:
-                return (-slopes[:, None] * distance.abs()).to(dtype)
-
-            table = line_table(penalty, q_pos, k_pos, device=slopes.device, dtype=torch.float64)
-            return PriorTerms(table=table)
+            curve = partial(self.curve, causal=causal)
+            return PriorTerms(table=line_table(curve, q_pos, k_pos, device=slopes.device, dtype=dtype))
         i, j = q_pos.index(slopes.device).double(), k_pos.index(slopes.device).double()
         q_lanes, k_lanes = ramp_lanes(slopes[:, None] * j[:, None], slopes[:, None] * i[:, None])
         return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype))
@@ -97,3 +99,12 @@ class Alibi(Prior):
         slopes = self.slopes()
         i, j = q_pos.row_index(slopes.device), k_pos.row_index(slopes.device)
         return (-slopes[:, None, None] * (i[:, None] - j).abs())[None]
+
+
+class Alibi2d(IsotropicPrior, Alibi):
+    """K = −m_h·√(dy² + dx²) over the grid of patches, with ALiBi's slopes m; prefix tokens get 0.
+
+    Args:
+        num_heads: H.
+        learnable: train the slopes, as in `Alibi`.
+    """

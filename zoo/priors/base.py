@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from zoo.positions import Positions
 
 __all__ = [
+    "GridPrior",
+    "IsotropicPrior",
     "Prior",
     "PriorTerms",
     "RelativeTable",
@@ -220,6 +222,46 @@ class TablePrior(Prior):
         return self.curve((i[:, None] - j[None, :]).double(), causal=causal)[None]
 
 
+class GridPrior(Prior):
+    """A prior that is a function of the displacement on a grid of patches, realised as a table; prefix tokens get 0.
+
+    Subclasses give `surface`; the table and the oracle follow.
+    """
+
+    num_lanes = 0
+
+    def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
+        """(H, *dy.shape) log-prior at displacements (dy, dx) = query − key in patches, in their dtype.
+
+        grid: (height, width) of the present image, for priors that measure distances by its size.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        device = x.device if x is not None else next((p.device for p in self.parameters()), None)
+        return PriorTerms(table=grid_table(self.surface, q_pos, k_pos, device=device, dtype=prior_dtype(self)))
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        device = next((p.device for p in self.parameters()), None)
+        (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
+        dy, dx = (q_y[:, None] - k_y).double(), (q_x[:, None] - k_x).double()
+        patches = self.surface(dy, dx, grid=k_pos.shape or (1, 1))
+        return F.pad(patches, (k_pos.num_prefix, 0, q_pos.num_prefix, 0))[None]
+
+
+class IsotropicPrior(GridPrior):
+    """The law of a prior along a line, over the Euclidean patch distance √(dy² + dx²): put it before that prior's class."""
+
+    def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
+        """(H, *distance.shape) log-prior at distances >= 0, in the dtype of `distance`."""
+        return super().curve(distance, causal=causal)  # type: ignore[misc]
+
+    def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
+        return self.curve(torch.hypot(dy, dx), causal=False)
+
+
 def line_table(
     value: Callable[[Tensor], Tensor],
     q_pos: Positions,
@@ -236,16 +278,21 @@ def line_table(
 
 
 def grid_table(
-    value: Callable[[Tensor, Tensor], Tensor], q_pos: Positions, k_pos: Positions, *, like: Tensor
+    value: Callable[..., Tensor],
+    q_pos: Positions,
+    k_pos: Positions,
+    *,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
 ) -> RelativeTable:
-    """The (H, (2·height−1)·(2·width−1)) table of `value(dy, dx)` over a grid's displacements."""
+    """The (H, (2·height−1)·(2·width−1)) table of `value(dy, dx, grid=(height, width))` over a grid's displacements."""
     if q_pos.shape is None or q_pos.shape != k_pos.shape or q_pos.num_prefix != k_pos.num_prefix:
         raise ValueError("a 2-D table needs queries and keys on the same grid")
     height, width = q_pos.shape
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    dy = torch.arange(1 - height, height, device=like.device, dtype=dtype)[:, None].expand(-1, 2 * width - 1)
-    dx = torch.arange(1 - width, width, device=like.device, dtype=dtype).expand(2 * height - 1, -1)
-    y, x = q_pos.yx(like.device)
-    code = nn.functional.pad(y * (2 * width - 1) + x, (q_pos.num_prefix, 0))
+    dy = torch.arange(1 - height, height, device=device, dtype=dtype)[:, None].expand(-1, 2 * width - 1)
+    dx = torch.arange(1 - width, width, device=device, dtype=dtype).expand(2 * height - 1, -1)
+    table = value(dy, dx, grid=(height, width)).flatten(1)
+    y, x = q_pos.yx(table.device)
+    code = F.pad(y * (2 * width - 1) + x, (q_pos.num_prefix, 0))
     center = (height - 1) * (2 * width - 1) + width - 1
-    return RelativeTable(value(dy, dx).flatten(1), code, code, center, num_prefix=q_pos.num_prefix)
+    return RelativeTable(table, code, code, center, num_prefix=q_pos.num_prefix)

@@ -78,6 +78,7 @@ class Goat2d(Compose):
         rank: R per axis.
         sink_rank: M of `.key_bias`.
         init: "uniform" or "seeded", of the spectral part.
+        reach, top: the range of the spectral part's frequencies, as in `Spectral2d`.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class Goat2d(Compose):
         rank: int = 8,
         sink_rank: int = 8,
         init: str = "seeded",
+        reach: float = 1.0,
+        top: float = 1.0,
     ) -> None:
         super().__init__(
             key_bias=KeyBias2d(num_heads, rank=sink_rank),
-            spectral=Spectral2d(num_heads, rank=rank, train_grid=train_grid, init=init),
+            spectral=Spectral2d(num_heads, rank=rank, train_grid=train_grid, init=init, reach=reach, top=top),
         )

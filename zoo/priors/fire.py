@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype
+from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, prior_dtype
 
-__all__ = ["Fire"]
+__all__ = ["Fire", "Fire2d"]
 
 
 class Fire(Prior):
@@ -37,11 +39,13 @@ class Fire(Prior):
         # Distances count along the row, positions inside the document; the two differ only across documents, which are masked.
         distance = (q_pos.row_index(device)[:, None] - k_pos.row_index(device)).to(dtype)
         distance = distance.clamp(min=0) if causal else distance.abs()
-        reach = torch.maximum(q_pos.index(device).to(dtype), self.threshold.to(dtype).abs())
-        scale = self.scale.to(dtype).abs()
-        ratio = torch.log1p(scale * distance) / torch.log1p(scale * reach)[..., None]
-        hidden = linear_in(self.mlp[0], ratio[..., None]).relu()
-        return linear_in(self.mlp[2], hidden).permute(0, 3, 1, 2)
+        return self._value(distance, q_pos.index(device).to(dtype)[..., None]).movedim(-1, 1)
+
+    def _value(self, distance: Tensor, extent: Tensor) -> Tensor:
+        """(…, H) f_θ( ψ(distance) / ψ(max(L, extent)) ), the two broadcast, in the dtype of `distance`."""
+        threshold, scale = self.threshold.to(distance.dtype).abs(), self.scale.to(distance.dtype).abs()
+        ratio = torch.log1p(scale * distance) / torch.log1p(scale * torch.maximum(extent, threshold))
+        return linear_in(self.mlp[2], linear_in(self.mlp[0], ratio[..., None]).relu())
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
@@ -51,3 +55,30 @@ class Fire(Prior):
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         return self._bias(q_pos, k_pos, causal, torch.float64)
+
+
+class Fire2d(GridPrior, Fire):
+    """K = f_θ( ψ(r) / ψ(max(L, R)) ), r = √(dy² + dx²), R the longest r of the present grid; prefix tokens get 0.
+
+    R is one number per image, where FIRE on a line has one per query, so this is a function of the displacement: a table.
+
+    Args:
+        num_heads: H.
+        train_grid: (height, width) in patches; L starts at its longest r.
+        hidden: width of f_θ.
+        init_scale: c at the start.
+    """
+
+    def __init__(
+        self, num_heads: int, *, train_grid: tuple[int, int] = (14, 14), hidden: int = 32, init_scale: float = 0.1
+    ) -> None:
+        longest = max(_diagonal(train_grid), 1.0)
+        Fire.__init__(self, num_heads, hidden=hidden, init_scale=init_scale, init_threshold=longest)
+
+    def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
+        return self._value(torch.hypot(dy, dx), dy.new_tensor(_diagonal(grid))).movedim(-1, 0)
+
+
+def _diagonal(grid: tuple[int, int]) -> float:
+    """The longest distance between two patches of a grid."""
+    return math.hypot(grid[0] - 1, grid[1] - 1)

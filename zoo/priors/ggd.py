@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from zoo.positions import Positions
 from zoo.priors.alibi import alibi_slopes
-from zoo.priors.base import Prior, PriorTerms, TablePrior, grid_table
+from zoo.priors.base import GridPrior, TablePrior
 
 __all__ = ["EPSILON", "Ggd", "Ggd2d"]
 
 EPSILON = 1e-5
-_AXES = {"isotropic": ("r",), "separable": ("y", "x")}
 
 
 class Ggd(TablePrior):
@@ -42,11 +40,11 @@ class Ggd(TablePrior):
         return -alpha.exp() * ((-distance - 2 * mu.sinh()).abs() + EPSILON) ** beta
 
 
-class Ggd2d(Prior):
+class Ggd2d(GridPrior):
     """The same law over the grid of patches; prefix tokens get 0.
 
-    "isotropic": over the Euclidean patch distance, K = −exp(θα)·(√(dy² + dx²) + 1e−5)^θβ; "separable": the sum of one law
-    per axis, parts `.y` and `.x` (the isotropic law is the part `.r`).
+    "isotropic": over the Euclidean patch distance, K = −exp(θα)·(√(dy² + dx²) + 1e−5)^θβ, part `.r`; "separable": the sum
+    of one law per axis, parts `.y` and `.x`.
 
     Args:
         num_heads: H.
@@ -59,22 +57,11 @@ class Ggd2d(Prior):
         if form not in ("isotropic", "separable"):
             raise ValueError(f"unknown form {form!r} of ggd2d; known: isotropic, separable")
         self.form = form
-        for axis in _AXES[form]:
+        for axis in ("r",) if form == "isotropic" else ("y", "x"):
             self.add_module(axis, Ggd(num_heads, init=init))
 
-    def _value(self, dy: Tensor, dx: Tensor) -> Tensor:
-        distances = ((dy**2 + dx**2).sqrt(),) if self.form == "isotropic" else (dy, dx)
+    def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
+        distances = (torch.hypot(dy, dx),) if self.form == "isotropic" else (dy, dx)
         laws = [law for law in self.children() if isinstance(law, Ggd)]
         curves = [law.curve(distance, causal=False) for law, distance in zip(laws, distances, strict=True)]
         return sum(curves[1:], curves[0])
-
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
-    ) -> PriorTerms:
-        return PriorTerms(table=grid_table(self._value, q_pos, k_pos, like=next(self.parameters())))
-
-    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
-        device = next(self.parameters()).device
-        (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
-        patches = self._value((q_y[:, None] - k_y).double(), (q_x[:, None] - k_x).double())
-        return nn.functional.pad(patches, (k_pos.num_prefix, 0, q_pos.num_prefix, 0))[None]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from zoo.priors.base import TablePrior
+from zoo.priors.base import IsotropicPrior, TablePrior
 
-__all__ = ["Kerple"]
+__all__ = ["Kerple", "Kerple2d"]
 
 _MINIMUM = 1e-2
 
@@ -30,3 +30,11 @@ class Kerple(TablePrior):
         lead = (self.num_heads,) + (1,) * distance.ndim
         r1, r2 = (r.to(distance.dtype).clamp(min=_MINIMUM).view(lead) for r in (self.r1, self.r2))
         return -r1 * torch.log1p(r2 * distance.abs())
+
+
+class Kerple2d(IsotropicPrior, Kerple):
+    """K = −r1_h·log(1 + r2_h·√(dy² + dx²)) over the grid of patches; prefix tokens get 0.
+
+    Args:
+        num_heads: H.
+    """

@@ -13,9 +13,9 @@ from zoo.priors.base import Prior, PriorTerms, prior_dtype
 __all__ = ["Spectral", "Spectral2d"]
 
 
-def frequencies(rank: int, base: float) -> Tensor:
-    """(R,) float64: ω_r = base^(−r/max(R−1,1)), r = 0 … R−1, both ends included."""
-    return base ** (-torch.arange(rank, dtype=torch.float64) / max(rank - 1, 1))
+def frequencies(rank: int, base: float, top: float = 1.0) -> Tensor:
+    """(R,) float64: ω_r = top·base^(−r/max(R−1,1)), r = 0 … R−1, both ends included."""
+    return top * base ** (-torch.arange(rank, dtype=torch.float64) / max(rank - 1, 1))
 
 
 class Spectral(Prior):
@@ -23,30 +23,35 @@ class Spectral(Prior):
 
     Args:
         num_heads: H.
-        rank: R frequencies, ω_r = base^(−r/max(R−1,1)).
-        base: the slowest frequency is 1/base.
+        rank: R frequencies, ω_r = top·base^(−r/max(R−1,1)).
+        base: the slowest frequency is top/base.
         init: "uniform" starts at K = 0; "seeded" draws α with mean 0 and standard deviation 0.01.
+        top: the fastest frequency, in radians per step; above π it would alias.
     """
 
     omega: Tensor
 
-    def __init__(self, num_heads: int, *, rank: int = 2, base: float = 10000.0, init: str = "uniform") -> None:
+    def __init__(
+        self, num_heads: int, *, rank: int = 2, base: float = 10000.0, init: str = "uniform", top: float = 1.0
+    ) -> None:
         super().__init__(num_heads)
         if rank < 1:
             raise ValueError(f"a spectral prior needs rank >= 1, got {rank}")
         if init not in ("uniform", "seeded"):
             raise ValueError(f"unknown init {init!r} of a spectral prior; known: uniform, seeded")
-        self.rank, self.base, self.num_lanes = rank, base, 2 * rank
+        if not 0 < top <= math.pi:
+            raise ValueError(f"the fastest frequency of a spectral prior is in (0, π] radians per step, got top={top}")
+        self.rank, self.base, self.top, self.num_lanes = rank, base, top, 2 * rank
         self.alpha = nn.Parameter(torch.zeros(num_heads, rank))
         self.beta = nn.Parameter(torch.zeros(num_heads, rank))
         if init == "seeded":
             nn.init.normal_(self.alpha, std=0.01)
-        self.register_buffer("omega", frequencies(rank, base))
+        self.register_buffer("omega", frequencies(rank, base, top))
 
     def _apply(self, fn, recurse=True):
         # Angles are float64 whatever the model is cast to: 2^20 · ω has no fraction left in bfloat16.
         super()._apply(fn, recurse)
-        self.omega = frequencies(self.rank, self.base).to(self.omega.device)
+        self.omega = frequencies(self.rank, self.base, self.top).to(self.omega.device)
         return self
 
     def lanes(self, q_at: Tensor, k_at: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,21 +84,34 @@ class Spectral(Prior):
 class Spectral2d(Prior):
     """K = K_y(dy) + K_x(dx), one spectral series per axis, both over the same frequencies; 4R lanes, none on prefix tokens.
 
+    The frequencies fall geometrically from `top` to π / (reach · longer side of the training grid), both ends included. A
+    cosine falls monotonically over its half period and then rises again, so at sizes beyond it far patches look near.
+
     Args:
         num_heads: H.
         rank: R frequencies per axis.
-        train_grid: (height, width) in patches. The slowest period is twice its longer side, so the slowest cosine falls
-            monotonically across it.
+        train_grid: (height, width) in patches.
         init: as in `Spectral`.
+        reach: half period of the slowest frequency, in multiples of the training grid's longer side.
+        top: the fastest frequency, in radians per patch; where the slowest would be faster than it, all are `top`.
     """
 
     def __init__(
-        self, num_heads: int, *, rank: int = 8, train_grid: tuple[int, int] = (14, 14), init: str = "uniform"
+        self,
+        num_heads: int,
+        *,
+        rank: int = 8,
+        train_grid: tuple[int, int] = (14, 14),
+        init: str = "uniform",
+        reach: float = 1.0,
+        top: float = 1.0,
     ) -> None:
         super().__init__(num_heads)
-        base = max(max(train_grid) / math.pi, 1.0)
-        self.y = Spectral(num_heads, rank=rank, base=base, init=init)
-        self.x = Spectral(num_heads, rank=rank, base=base, init=init)
+        if reach <= 0:
+            raise ValueError(f"spectral2d needs reach > 0, in multiples of the training grid, got {reach}")
+        base = max(top * reach * max(train_grid) / math.pi, 1.0)
+        self.y = Spectral(num_heads, rank=rank, base=base, init=init, top=top)
+        self.x = Spectral(num_heads, rank=rank, base=base, init=init, top=top)
         self.num_lanes = 4 * rank
 
     def forward(

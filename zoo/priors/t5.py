@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from zoo.priors.base import TablePrior
+from zoo.priors.base import GridPrior, TablePrior
 
-__all__ = ["T5"]
+__all__ = ["T5", "T5Grid"]
 
 
 class T5(TablePrior):
@@ -34,14 +34,62 @@ class T5(TablePrior):
 
     def bucket(self, distance: Tensor, *, causal: bool) -> Tensor:
         """int64 bucket of each distance d = i − j."""
-        buckets = self.num_buckets if causal else self.num_buckets // 2
-        first = torch.zeros_like(distance) if causal else torch.where(distance < 0, float(buckets), 0.0)
-        far = distance.clamp(min=0) if causal else distance.abs()
-        exact = buckets // 2
-        scale = (buckets - exact) / math.log(self.max_distance / exact)
-        # float64: the edges fall on round numbers, and a float32 logarithm puts some on the wrong side.
-        coarse = exact + ((far.double().clamp(min=1) / exact).log() * scale + 1e-9).floor()
-        return (first + torch.where(far < exact, far.double(), coarse.clamp(max=buckets - 1))).long()
+        if causal:
+            return one_sided_bucket(distance.clamp(min=0), self.num_buckets, self.max_distance)
+        return two_sided_bucket(distance, self.num_buckets, self.max_distance)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         return self.bias.to(distance.dtype)[:, self.bucket(distance, causal=causal)]
+
+
+class T5Grid(GridPrior):
+    """K = bias[h, bucket(dy), bucket(dx)]: T5's signed buckets on each axis, one learned number per pair; prefix tokens get 0.
+
+    Displacements beyond `max_distance` share the bucket of that distance, so that no image meets an untrained one.
+
+    Args:
+        num_heads: H.
+        num_buckets: per axis, half of them for each sign.
+        train_grid: (height, width) in patches.
+        max_distance: in patches; None: on each axis the longest displacement of the training grid.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        num_buckets: int = 16,
+        train_grid: tuple[int, int] = (14, 14),
+        max_distance: int | None = None,
+    ) -> None:
+        super().__init__(num_heads)
+        if num_buckets < 4 or num_buckets % 2 or (max_distance is not None and max_distance < 1):
+            raise ValueError(
+                f"t5_2d needs an even number of buckets >= 4 and max_distance >= 1, got {num_buckets}, {max_distance}"
+            )
+        self.num_buckets = num_buckets
+        self.max_distance = tuple(side - 1 if max_distance is None else max_distance for side in train_grid)
+        self.bias = nn.Parameter(torch.zeros(num_heads, num_buckets, num_buckets))
+
+    def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
+        y, x = (
+            two_sided_bucket(d.clamp(-far, far), self.num_buckets, far)
+            for d, far in zip((dy, dx), self.max_distance, strict=True)
+        )
+        return self.bias.to(dy.dtype)[:, y, x]
+
+
+def one_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+    """int64 bucket of distances >= 0: half of the buckets exact, the others logarithmic up to `max_distance`."""
+    exact = num_buckets // 2
+    scale = (num_buckets - exact) / math.log(max(max_distance, exact + 1) / exact)
+    # float64: the edges fall on round numbers, and a float32 logarithm puts some on the wrong side.
+    far = distance.double()
+    coarse = exact + ((far.clamp(min=1) / exact).log() * scale + 1e-9).floor()
+    return torch.where(far < exact, far, coarse.clamp(max=num_buckets - 1)).long()
+
+
+def two_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+    """int64 bucket of signed distances: the first half of the buckets for d >= 0, the second for d < 0."""
+    side = num_buckets // 2
+    return one_sided_bucket(distance.abs(), side, max_distance) + side * (distance < 0)

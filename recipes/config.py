@@ -61,6 +61,7 @@ class Train:
     precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA
     zero_stage: int = 0  # in bf16 a 0 that --set or a DeepSpeed file does not ask for becomes 1
     clip: float = 1.0  # gradient norm; 0 switches clipping off
+    ema: float = 0.0  # decay of a moving average of the weights, which is then evaluated and exported; 0: none
     seed: int = 0
     log_every: int = 10
     save_every: int = 200
@@ -234,6 +235,8 @@ def check_values(recipe: Recipe) -> None:
         ("train.steps", train.steps, train.steps >= 1, "at least 1"),
         ("train.zero_stage", train.zero_stage, train.zero_stage in (0, 1, 2, 3), "0, 1, 2 or 3"),
         ("train.clip", train.clip, train.clip >= 0, "a norm, or 0 for none"),
+        ("train.ema", train.ema, 0 <= train.ema < 1, "a decay in [0, 1), or 0 for none"),
+        ("train.ema", train.ema, not (train.ema and train.zero_stage == 3), "0 at zero_stage 3, which cuts the weights up"),
         ("train.log_every", train.log_every, train.log_every >= 1, "at least 1"),
         ("train.save_every", train.save_every, train.save_every >= 0, "a number of steps, or 0 for the end only"),
         ("train.keep", train.keep, train.keep >= 1, "at least 1"),

@@ -15,6 +15,8 @@ import socket
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import torch
 from torch import nn
 
 from recipes.config import ConfigError, Optim, Plan
+from recipes.ema import WeightAverage
 from recipes.runs import write_json
 from zoo.layers import Attention
 
@@ -170,6 +173,7 @@ class Engine:
             # To allocate Adam's moments DeepSpeed took a step with zero gradients: undo its decay and its count.
             self._deepspeed.optimizer.refresh_fp32_params()
             self._deepspeed.optimizer.optimizer.state.clear()
+        self.average = WeightAverage(self.model, plan.recipe.train.ema) if plan.recipe.train.ema else None
 
     @property
     def model(self) -> nn.Module:
@@ -202,6 +206,8 @@ class Engine:
         self._deepspeed.step()
         if not last:
             return None
+        if self.average is not None:
+            self.average.update(self.model)
         if norm is None:
             norm = self._deepspeed.get_global_grad_norm()
         # DeepSpeed's sign of a norm that is not finite is −1.
@@ -212,6 +218,15 @@ class Engine:
         if self.plan.recipe.train.zero_stage > 0 or self.plan.recipe.train.precision != "fp32":
             return None
         return torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model with its averaged weights where `train.ema` keeps them, else as it is: what is evaluated and exported."""
+        if self.average is None:
+            yield
+        else:
+            with self.average.in_place(self.model):
+                yield
 
     def sum(self, *values: float | torch.Tensor) -> list[float]:
         """Each value summed over the ranks, in float64."""
@@ -245,6 +260,8 @@ class Engine:
             str(folder.parent), tag=partial.name, client_state={"priorzoo": state}, save_latest=False
         )
         self.export(partial / "model")
+        if self.average is not None and self.ranks.lead:
+            self.average.save(partial)
         self.barrier()
         if self.ranks.lead:
             train = self.plan.recipe.train
@@ -266,6 +283,9 @@ class Engine:
         # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.
         for group, decay in zip(self._deepspeed.optimizer.param_groups, self._decay, strict=True):
             group["weight_decay"] = decay
+        if self.average is not None:
+            # A universal checkpoint is a converted copy; the average stays in the one it was made from.
+            self.average.load(folder.with_name(folder.name.removesuffix(".universal")), steps=state["priorzoo"]["step"])
         return state["priorzoo"]
 
     def export_final(self, folder: Path) -> None:
@@ -278,8 +298,9 @@ class Engine:
         self.barrier()
 
     def export(self, folder: Path) -> None:
-        """`model.save_pretrained(folder)` by rank 0: the optimiser's float32 weights, with ZeRO-3's parameters gathered."""
-        masters = self._masters()
+        """`model.save_pretrained(folder)` by rank 0: the averaged weights where they are kept, else the optimiser's float32
+        ones, with ZeRO-3's parameters gathered."""
+        masters = self._masters() if self.average is None else self.average.average
         if self.plan.recipe.train.zero_stage == 3:
             import deepspeed
 

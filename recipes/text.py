@@ -20,6 +20,7 @@ from recipes.estimate import Cost
 from recipes.runs import model_folder, newest_run_dir
 
 UNIT = "tokens"  # what throughput is counted in: next-token targets
+FIGURES = ()  # what `loss` measures besides the loss, for held-out data
 RECIPES: dict[str, Callable[[], Recipe]] = {}
 
 # The tokenizer.json of Mistral-7B-v0.3 (32,768 entries), which the hub gives to those who accept its terms.

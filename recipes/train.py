@@ -153,18 +153,22 @@ def train(args, recipe, own, given, asked) -> int:
                 if name != "step":
                     board.add_scalar(name, value, values["step"])
 
-    def evaluate() -> float:
+    def evaluate() -> dict[str, float]:
+        """Held-out loss and the task's further figures, means over all targets."""
         engine.train(False)
-        total, weight = 0.0, 0.0
-        with torch.no_grad():
+        names, weight = ("loss", *task.FIGURES), 0.0
+        totals = torch.zeros(len(names), dtype=torch.float64, device=ranks.device)
+        with torch.no_grad(), engine.averaged():
             for batch in held_out:
                 count = task.weight(batch)[0]
                 batch = {name: tensor.to(ranks.device) for name, tensor in batch.items()}
-                loss = task.loss(engine, batch)[0].double()  # every rank runs every batch: ZeRO-3 gathers together
-                total, weight = total + (loss * count if count else 0.0), weight + count
+                loss, figures = task.loss(engine, batch)  # every rank runs every batch: ZeRO-3 gathers together
+                if count:
+                    totals += torch.stack([loss, *(figures[name] for name in task.FIGURES)]).double() * count
+                weight += count
         engine.train()
-        total, weight = engine.sum(total, weight)
-        return total / weight
+        *sums, weight = engine.sum(*totals, weight)
+        return {f"held_out_{name}": value / weight for name, value in zip(names, sums, strict=True)}
 
     def save() -> None:
         engine.save(run.checkpoint(step), {"step": step, "seen": seen, "data": engine.gather(loader.state_dict())})
@@ -185,7 +189,7 @@ def train(args, recipe, own, given, asked) -> int:
             show.say(f"resuming after step {step} from {source}")
         batches = iter(loader)
         engine.train()
-        loss_value = held_out_loss = float("nan")
+        loss_value, measured = float("nan"), {}
         while step < settings.steps:
             tick = time.perf_counter()
             # A seed per step and rank, so that dropout resumes exactly with no stored random state.
@@ -215,9 +219,9 @@ def train(args, recipe, own, given, asked) -> int:
             record(values)
             show.update(values, unit)
             if held_out and (step % recipe.evaluate.every == 0 or step == settings.steps):
-                held_out_loss = evaluate()
-                record({"step": step, "held_out_loss": held_out_loss})
-                show.say(f"step {step}: held-out loss {held_out_loss:.4f}")
+                measured = evaluate()
+                record({"step": step, **measured})
+                show.say(f"step {step}: " + ", ".join(f"{said(name)} {value:.4f}" for name, value in measured.items()))
             if step == settings.steps or stop or (settings.save_every and step % settings.save_every == 0):
                 save()
                 saved_at = step
@@ -239,7 +243,7 @@ def train(args, recipe, own, given, asked) -> int:
             "steps": f"{step:,}",
             unit: f"{seen:,}",
             "training loss": f"{loss_value:.4f}" if math.isfinite(loss_value) else "(nothing left to train)",
-            "held-out loss": f"{held_out_loss:.4f}" if math.isfinite(held_out_loss) else "not measured",
+            **({said(name): f"{value:.4f}" for name, value in measured.items()} or {"held-out loss": "not measured"}),
             "time": clock(time.perf_counter() - begun),
             "weights": str(run.path / "model"),
             "loss curve": str(plot),
@@ -248,6 +252,11 @@ def train(args, recipe, own, given, asked) -> int:
     if board:
         board.close()
     return 0
+
+
+def said(name: str) -> str:
+    """held_out_loss -> held-out loss."""
+    return name.replace("held_out_", "held-out ").replace("_", " ")
 
 
 def own_share(states: list, ranks):

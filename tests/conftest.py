@@ -5,3 +5,5 @@ import os
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["DS_ACCELERATOR"] = "cpu"
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import modalities  # noqa: E402, F401  before anything imports torchvision: see modalities/torchvision_ops.py

@@ -131,8 +131,12 @@ class Attention(nn.Module):
         segments: Tensor | None = None,
         cache: LayerCache | None = None,
         kernel: str = "auto",
+        logit_scale: float = 1.0,
     ) -> Tensor:
-        """x (B, T, C) at `positions` → (B, T, C). With a cache the T tokens follow those it holds; segments cover all."""
+        """x (B, T, C) at `positions` → (B, T, C). With a cache the T tokens follow those it holds; segments cover all.
+
+        logit_scale multiplies every logit, the prior's too: an inverse temperature for measurements, 1 in the model itself.
+        """
         q = self.query(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
@@ -141,6 +145,8 @@ class Attention(nn.Module):
         scale = None if self.ssmax is None else self.ssmax(positions, causal=self.causal)
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None
+        if logit_scale != 1.0:
+            scale = logit_scale * (q.new_ones(q.shape[1:3], dtype=torch.float32) if scale is None else scale)
         if cache is None:
             terms = self.prior(positions, positions, causal=self.causal, x=x)
         else:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,8 +15,8 @@ from zoo.attention import KVCache
 from zoo.attention.base import single_documents
 from zoo.layers import Attention, Block, SSMax, SwiGLU, init_linear
 from zoo.methods import Position, create_position, list_positions
+from zoo.model import ZooModel
 from zoo.positions import Positions
-from zoo.priors import Prior
 from zoo.registry import register_model
 
 __all__ = ["SIZES", "CausalLM", "TextConfig", "causal_lm_loss", "register_text_models", "target_weights"]
@@ -77,11 +73,13 @@ for _name in ("120m", "432m", "1100m"):
     SIZES[_name] |= dict(vocab_size=32768, tokenizer="data/mistral-v0.3/tokenizer.json", tied=False)
 
 
-class CausalLM(nn.Module):
+class CausalLM(ZooModel):
     """A decoder-only language model.
 
     Logits of a position depend on it and what precedes it in its document alone, and decoding with a cache computes the same.
     """
+
+    config_class = TextConfig
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -135,78 +133,6 @@ class CausalLM(nn.Module):
         return self.forward_head(self.forward_features(tokens, segments=segments, cache=cache, kernel=kernel))
 
     generate = generate
-
-    def no_weight_decay(self) -> set[str]:
-        """Names of parameters that must not decay: norms, biases, SSMax's s, positions, every parameter of a prior."""
-        owners = [name for name, module in self.named_modules() if isinstance(module, Prior)]
-        owners += [name for name in ("position_embedding",) if self.position_embedding is not None]
-        return {
-            name
-            for name, parameter in self.named_parameters()
-            if parameter.ndim < 2 or any(name.startswith(owner + ".") for owner in owners)
-        }
-
-    def prior_numbers(self) -> set[str]:
-        """Names of what priors hold per head, frequency or bucket, and of SSMax's s: no weights of linear layers."""
-        layers = {name for name, module in self.named_modules() if isinstance(module, nn.Linear)}
-        return {
-            name
-            for name, _ in self.named_parameters()
-            if {"prior", "ssmax"} & set(name.split(".")) and name.rpartition(".")[0] not in layers
-        }
-
-    def storable_state(
-        self, dtype: torch.dtype | None = None, *, state: dict[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """The state dict as it is stored: `dtype` casts matrices; vectors, priors and positions stay as they are.
-
-        Tensors in `state` stand in for the model's own of that name: an optimiser's float32 copies of bf16 weights.
-        """
-        keep, own = self.no_weight_decay(), self.state_dict()
-        if unknown := sorted(set(state or {}) - set(own)):
-            raise ValueError(f"the model has no tensors named {', '.join(unknown)}")
-        return {
-            name: (tensor if dtype is None or name in keep or tensor.ndim < 2 else tensor.to(dtype)).contiguous()
-            for name, tensor in (own | (state or {})).items()
-        }
-
-    def save_pretrained(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        dtype: torch.dtype | None = None,
-        state: dict[str, Tensor] | None = None,
-    ) -> None:
-        """Write config.json and model.safetensors: `storable_state(dtype, state=state)`."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.storable_state(dtype, state=state), folder / "model.safetensors.part", metadata={"format": "pt"})
-        (folder / "config.json.part").write_text(json.dumps(asdict(self.config), indent=2) + "\n")
-        for name in ("model.safetensors", "config.json"):
-            os.replace(folder / f"{name}.part", folder / name)
-
-    @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike[str], **overrides: Any) -> CausalLM:
-        """The model that `save_pretrained` wrote; `overrides` replace entries of its config.
-
-        Raises:
-            FileNotFoundError: when the folder lacks one of its two files.
-            ValueError: for a config with entries this version does not know, or weights that do not fit it.
-        """
-        folder = Path(folder)
-        missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
-        if missing:
-            raise FileNotFoundError(f"{folder} is not a saved model: it lacks {' and '.join(missing)}")
-        config = json.loads((folder / "config.json").read_text()) | overrides
-        unknown = sorted(set(config) - {f.name for f in fields(TextConfig)})
-        if unknown:
-            raise ValueError(f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}")
-        model = cls(TextConfig(**config))
-        try:
-            model.load_state_dict(load_file(folder / "model.safetensors"))
-        except RuntimeError as error:
-            raise ValueError(f"the weights in {folder} do not fit its config.json: {error}") from error
-        return model
 
 
 def target_weights(batch: dict[str, Tensor]) -> Tensor:

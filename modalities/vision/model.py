@@ -1,0 +1,311 @@
+"""One vision transformer for every position method on a grid: pre-norm, timm's layers around our attention.
+
+Positions are made from the images of each call, so any size divisible by the patch works, square or not, at every call;
+nothing is resized and nothing remembers a size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from timm.layers import DropPath, LayerScale, Mlp, PatchEmbed, SwiGLU, global_pool_nlc, lecun_normal_, trunc_normal_
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from zoo.layers import Attention, SSMax, init_linear
+from zoo.methods import Position, create_grid_position
+from zoo.model import ZooModel
+from zoo.naming import did_you_mean
+from zoo.positions import Positions
+
+__all__ = ["VisionConfig", "VisionTransformer", "build"]
+
+MLPS = ("swiglu", "gelu")
+POOLS = ("token", "avg")
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """Everything that makes a vision transformer; JSON.
+
+    Attributes:
+        img_size: side of the training images in pixels, or (height, width): what priors and SSMax are initialised for.
+        patch_size: side of a patch in pixels.  in_chans: colours.  num_classes: 0 for no classifier.
+        dim: C.  num_layers, num_heads: H.  hidden_dim: of the MLP.  mlp: "swiglu" or "gelu".
+        position: a name of `zoo.methods.list_grid_positions()`, with `position_options` for it.
+        ssmax: scale logits by s·ln n, n all tokens of the image; scale_prior: the prior's logits too.
+        class_token: a learned token before the patches.  reg_tokens: learned tokens after it that nothing reads.
+        global_pool: "token" reads the class token, "avg" the mean of the patches.
+        drop_path_rate: of the last block; it rises linearly from 0.  init_values: layer scale's start, None for none.
+        pad: pad images on the right and at the bottom up to a multiple of the patch; else such sizes are an error.
+        mean, std: what pixels in 0…1 are normalised with.
+        activation_checkpointing: recompute each block in the backward pass.
+    """
+
+    img_size: int | tuple[int, int] = 224
+    patch_size: int = 16
+    in_chans: int = 3
+    num_classes: int = 1000
+    dim: int = 384
+    num_layers: int = 12
+    num_heads: int = 6
+    hidden_dim: int = 1024
+    mlp: str = "swiglu"
+    position: str = "goat"
+    position_options: dict[str, Any] = field(default_factory=dict)
+    ssmax: bool = False
+    scale_prior: bool = True
+    class_token: bool = True
+    reg_tokens: int = 0
+    global_pool: str = "token"
+    drop_path_rate: float = 0.0
+    init_values: float | None = None
+    pad: bool = False
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    activation_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("img_size", "mean", "std"):  # JSON knows lists alone
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, choices in (("mlp", MLPS), ("global_pool", POOLS)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(
+                    f"{name}={value!r}; {did_you_mean(value, choices)}expected one of {', '.join(choices)}"
+                )
+        if self.global_pool == "token" and not self.class_token:
+            raise ValueError("global_pool='token' reads the class token; set class_token=True, or global_pool='avg'")
+        for size in self.train_size:
+            if size < self.patch_size or size % self.patch_size:
+                raise ValueError(f"img_size={self.img_size} is not a multiple of patch_size={self.patch_size}")
+
+    @property
+    def train_size(self) -> tuple[int, int]:
+        """(height, width) of the training images in pixels."""
+        return (self.img_size, self.img_size) if isinstance(self.img_size, int) else tuple(self.img_size)
+
+    @property
+    def train_grid(self) -> tuple[int, int]:
+        """(height, width) of the training images in patches."""
+        return self.train_size[0] // self.patch_size, self.train_size[1] // self.patch_size
+
+
+class VisionBlock(nn.Module):
+    """Pre-norm: x + drop(scale(attention(norm x))), then x + drop(scale(mlp(norm x)))."""
+
+    def __init__(self, config: VisionConfig, position: Position, drop_path: float) -> None:
+        super().__init__()
+        dim, prefix = config.dim, config.class_token + config.reg_tokens
+        tokens = prefix + config.train_grid[0] * config.train_grid[1]
+        attention = Attention(
+            dim,
+            config.num_heads,
+            prior=position.prior,
+            rotary=position.rotary,
+            ssmax=SSMax(config.num_heads, train_context=tokens, causal=False) if config.ssmax else None,
+            scale_prior=config.scale_prior,
+            causal=False,
+        )
+        mlp = {"swiglu": SwiGLU, "gelu": Mlp}[config.mlp]
+        self.attention_norm = nn.LayerNorm(dim, eps=1e-6)
+        self.attention = attention
+        self.attention_scale = LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
+        self.mlp_norm = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = mlp(dim, hidden_features=config.hidden_dim)
+        self.mlp_scale = LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: Tensor, positions: Positions, *, kernel: str = "auto", logit_scale: float = 1.0) -> Tensor:
+        attended = self.attention(self.attention_norm(x), positions, kernel=kernel, logit_scale=logit_scale)
+        x = x + self.drop_path(self.attention_scale(attended))
+        return x + self.drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
+
+
+class VisionTransformer(ZooModel):
+    """An image classifier, and a timm model.
+
+    Tokens are the class token and registers, which have no place on the grid, then the patches row by row.
+    """
+
+    config_class = VisionConfig
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.num_classes, self.in_chans = config.num_classes, config.in_chans
+        self.num_features = self.embed_dim = self.head_hidden_size = config.dim
+        self.num_prefix_tokens = config.class_token + config.reg_tokens
+        self.global_pool = config.global_pool
+        self.grad_checkpointing = config.activation_checkpointing
+        self.patch_embed = PatchEmbed(
+            None, config.patch_size, config.in_chans, config.dim, strict_img_size=False, dynamic_img_pad=config.pad
+        )
+        self.prefix_tokens = (
+            nn.Parameter(torch.zeros(1, self.num_prefix_tokens, config.dim)) if self.num_prefix_tokens else None
+        )
+        first = _position(config)
+        self.position_embedding = first.embedding
+        rates = torch.linspace(0, config.drop_path_rate, config.num_layers, device="cpu").tolist()
+        self.layers = nn.ModuleList(
+            VisionBlock(config, first if n == 0 else _position(config), rate) for n, rate in enumerate(rates)
+        )
+        self.norm = nn.LayerNorm(config.dim, eps=1e-6)
+        self.head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
+        self.feature_info = [
+            dict(module=f"layers.{n}", num_chs=config.dim, reduction=config.patch_size)
+            for n in range(config.num_layers)
+        ]
+        self._init_weights()
+
+    def _init_weights(self) -> None:
+        init_linear(self, depth=self.config.num_layers)
+        lecun_normal_(self.patch_embed.proj.weight.flatten(1))  # a view: fan-in counts the patch's pixels
+        nn.init.zeros_(self.patch_embed.proj.bias)
+        if self.prefix_tokens is not None:
+            nn.init.normal_(self.prefix_tokens, std=0.02)
+        if self.num_classes:
+            trunc_normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
+
+    # ------------------------------------------------------------------------------------------ forward
+
+    def positions(self, height: int, width: int) -> Positions:
+        """Where the tokens of an image of `height` × `width` pixels are.
+
+        Raises:
+            ValueError: for a size that is no multiple of the patch, unless the config pads; it names the nearest ones.
+        """
+        patch = self.config.patch_size
+        for side in (height, width):
+            if side < 1 or (side % patch and not self.config.pad):
+                near = [size for size in (side // patch * patch, (side // patch + 1) * patch) if size]
+                raise ValueError(
+                    f"an image of {height} × {width} pixels does not divide into patches of {patch}: {side} is no multiple; "
+                    f"the nearest sizes are {' and '.join(map(str, near))} (pad=True pads instead)"
+                )
+        return Positions.grid(-(-height // patch), -(-width // patch), num_prefix=self.num_prefix_tokens)
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Positions]:
+        """Tokens (B, T, C) before the first block, and their positions."""
+        positions = self.positions(*images.shape[-2:])
+        x = self.patch_embed(images)
+        if self.prefix_tokens is not None:
+            x = torch.cat([self.prefix_tokens.to(x.dtype).expand(len(x), -1, -1), x], dim=1)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(positions, x)
+        return x, positions
+
+    def _run(self, layer: nn.Module, x: Tensor, positions: Positions, **options: Any) -> Tensor:
+        if self.grad_checkpointing and torch.is_grad_enabled() and self.training:
+            return checkpoint(layer, x, positions, use_reentrant=False, **options)
+        return layer(x, positions, **options)
+
+    def forward_features(self, images: Tensor, *, kernel: str = "auto", logit_scale: float = 1.0) -> Tensor:
+        """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
+        x, positions = self.embed(images)
+        for layer in self.layers:
+            x = self._run(layer, x, positions, kernel=kernel, logit_scale=logit_scale)
+        return self.norm(x)
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """(B, num_classes) logits from (B, T, C) features, or with `pre_logits` what is pooled, (B, C)."""
+        pooled = global_pool_nlc(features, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
+        return pooled if pre_logits else self.head(pooled)
+
+    def forward(self, images: Tensor, *, kernel: str = "auto", logit_scale: float = 1.0) -> Tensor:
+        """(B, num_classes) logits; any size that is a multiple of the patch. logit_scale: see `Attention.forward`."""
+        return self.forward_head(self.forward_features(images, kernel=kernel, logit_scale=logit_scale))
+
+    # ------------------------------------------------------------------------------------------ what timm asks for
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A fresh classifier of `num_classes` (0: none), and another pooling if given ("token", "avg", or "" for none)."""
+        if global_pool is not None:
+            possible = ("", "avg", "token") if self.config.class_token else ("", "avg")
+            if global_pool not in possible:
+                raise ValueError(f"global_pool={global_pool!r}; this model can do {', '.join(map(repr, possible))}")
+            self.global_pool = global_pool
+        self.num_classes = num_classes
+        kept = self.global_pool if self.global_pool in POOLS else self.config.global_pool
+        self.config = replace(self.config, num_classes=num_classes, global_pool=kept)
+        like = self.norm.weight
+        self.head = nn.Linear(self.embed_dim, num_classes).to(like) if num_classes else nn.Identity()
+        if num_classes:
+            trunc_normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns that sort parameters by depth, for layer-wise learning rates."""
+        return {
+            "stem": r"^prefix_tokens|^position_embedding|^patch_embed",
+            "blocks": [(r"^layers\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+    def forward_intermediates(
+        self,
+        images: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Features after the blocks `indices` (an int: the last so many; None: all), and unless `intermediates_only` the
+        last features before them: timm's interface for backbones. NCHW maps hold patches alone."""
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt={output_fmt!r}; expected 'NCHW' or 'NLC'")
+        take, last = feature_take_indices(len(self.layers), list(indices) if isinstance(indices, tuple) else indices)
+        x, positions = self.embed(images)
+        found = []
+        for n, layer in enumerate(self.layers[: last + 1] if stop_early else self.layers):
+            x = self._run(layer, x, positions)
+            if n in take:
+                found.append(self.norm(x) if norm else x)
+        prefix = [y[:, : self.num_prefix_tokens] for y in found]
+        found = [y[:, self.num_prefix_tokens :] for y in found]
+        if output_fmt == "NCHW":
+            assert positions.shape is not None
+            found = [y.transpose(1, 2).unflatten(2, positions.shape).contiguous() for y in found]
+        if return_prefix_tokens and self.num_prefix_tokens:
+            found = list(zip(found, prefix, strict=True))
+        return found if intermediates_only else (self.norm(x), found)
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the blocks after the last of `indices`, and on request the norm and the classifier."""
+        take, last = feature_take_indices(len(self.layers), list(indices) if isinstance(indices, tuple) else indices)
+        self.layers = self.layers[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.num_classes, self.head = 0, nn.Identity()
+        return take
+
+
+def _position(config: VisionConfig) -> Position:
+    return create_grid_position(
+        config.position,
+        dim=config.dim,
+        num_heads=config.num_heads,
+        train_grid=config.train_grid,
+        options=config.position_options,
+    )
+
+
+def build(**config: Any) -> VisionTransformer:
+    """A vision transformer from the entries of a `VisionConfig`."""
+    return VisionTransformer(VisionConfig(**config))

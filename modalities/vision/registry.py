@@ -1,0 +1,88 @@
+"""Every position method × SSMax on and off × size, in the zoo's registry and in timm's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._builder import resolve_pretrained_cfg
+
+from modalities.vision.model import VisionConfig, VisionTransformer, build
+from zoo import pretrained as weights
+from zoo.methods import list_grid_positions
+from zoo.registry import register_model as register_zoo_model
+
+__all__ = ["SIZES", "default_cfgs", "register_vision_models"]
+
+# tiny reads the 26 capitals of the glyph data at 96 pixels; small and base are the usual ones, at 224.
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny_patch16": dict(
+        img_size=96, num_classes=26, dim=128, num_layers=6, num_heads=4, hidden_dim=344, class_token=False, global_pool="avg"
+    ),
+    "small_patch16": dict(dim=384, num_layers=12, num_heads=6, hidden_dim=1024),
+    "base_patch16": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048),
+}  # fmt: skip
+# What a size needs of a method beyond its defaults: heads of 32 columns have no room for 8 pairs an axis.
+OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("tiny_patch16", "goat"): {"rank": 2},
+    ("tiny_patch16", "spectral2d"): {"rank": 2},
+}
+
+default_cfgs: dict[str, Any] = {}  # timm looks for this name
+
+
+def register_vision_models() -> None:
+    """Register all of them."""
+    cfgs = {}
+    for size, shape in SIZES.items():
+        for position in list_grid_positions():
+            for ssmax in (False, True):
+                name = f"vision_{position}{'_ssmax' if ssmax else ''}_{size}"
+                options = OPTIONS.get((size, position), {})
+                config = VisionConfig(**shape, position=position, position_options=options, ssmax=ssmax)
+                register_zoo_model(name, build, modality="vision", config=asdict(config))
+                cfgs |= _timm_cfgs(name, config)
+    default_cfgs.update(generate_default_cfgs(cfgs))
+    for name in dict.fromkeys(key.partition(".")[0] for key in cfgs):
+        register_model(_entry_point(name))
+
+
+def _timm_cfgs(name: str, config: VisionConfig) -> dict[str, dict[str, Any]]:
+    """timm's description of an architecture, and of each set of weights that ships for it."""
+    cfg = {
+        "input_size": (config.in_chans, *config.train_size),
+        "num_classes": config.num_classes,
+        "mean": config.mean,
+        "std": config.std,
+        "crop_pct": 1.0,
+        "interpolation": "bicubic",
+        "fixed_input_size": False,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+    }
+    tagged = [full for full in weights.list_weights() if full.partition(".")[0] == name]
+    found = {full: cfg | {"file": str(weights.WEIGHTS / weights.manifest()[full]["file"])} for full in tagged}
+    return found or {name: cfg}
+
+
+def _entry_point(name: str) -> Callable[..., VisionTransformer]:
+    """The function that `timm.create_model(name, …)` calls; keywords are entries of `VisionConfig`."""
+
+    def create(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
+        from zoo.registry import model_entry
+
+        if pretrained:
+            file = resolve_pretrained_cfg(name, pretrained_cfg=kwargs.get("pretrained_cfg")).file
+            for full, entry in weights.manifest().items():
+                if file and Path(file) == weights.WEIGHTS / entry["file"]:
+                    weights.verified_file(full)  # timm reads the file itself, and compares no digest
+        given = {**model_entry(name).config, **{key: value for key, value in kwargs.items() if value is not None}}
+        return build_model_with_cfg(build, name, pretrained, feature_cfg={"feature_cls": "getter"}, **given)
+
+    create.__name__ = create.__qualname__ = name
+    create.__module__ = __name__  # timm finds default_cfgs through it
+    create.__doc__ = f"{name}, as `python -m zoo show {name}` describes it."
+    return create

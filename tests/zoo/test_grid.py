@@ -1,0 +1,269 @@
+"""Priors and encodings on a grid of patches that is not square: rows are rows, columns are columns, prefixes are neither."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.zoo.priors_table import GRID, make
+from zoo import Positions, create_prior
+from zoo.encodings import Learned2d, Rotary2d, Sinusoidal2d
+from zoo.priors import Prior
+
+HEIGHT, WIDTH, PREFIX = 3, 5, 2
+POS = Positions.grid(HEIGHT, WIDTH, num_prefix=PREFIX)
+PATCHES = [(y, x) for y in range(HEIGHT) for x in range(WIDTH)]
+VARIANTS = [(name, {}) for name in GRID] + [("ggd2d", {"form": "isotropic"}), ("goat2d", {"reach": 3.0, "top": 0.5})]
+
+
+def power(law, distance: float) -> torch.Tensor:
+    return -law.theta_alpha.exp() * ((-distance - 2 * law.theta_mu.sinh()).abs() + 1e-5) ** law.theta_beta
+
+
+def series(spectral, distance: int) -> torch.Tensor:
+    angle = distance * spectral.omega
+    return (spectral.alpha * angle.cos() + spectral.beta * angle.sin()).sum(-1)
+
+
+def bucket(distance: int, farthest: int) -> int:
+    """Of 16 on an axis: 0 … 3 exact, 4 … 7 logarithmic up to the farthest that training saw, and 8 more for the sign."""
+    far = min(abs(distance), farthest)
+    if far >= 4:
+        far = min(4 + int(math.log(far / 4) / math.log(max(farthest, 5) / 4) * 4 + 1e-9), 7)
+    return far + (8 if distance < 0 else 0)
+
+
+def relative(prior: Prior, name: str, dy: int, dx: int) -> torch.Tensor:
+    """(H,) K at one displacement, from the formula."""
+    r = math.hypot(dy, dx)
+    if name == "alibi2d":
+        return -F.softplus(prior.raw_slope) * r
+    if name == "kerple2d":
+        return -prior.r1.clamp(min=0.01) * torch.log(1 + prior.r2.clamp(min=0.01) * r)
+    if name == "ggd2d":
+        return power(prior.r, r) if prior.form == "isotropic" else power(prior.y, dy) + power(prior.x, dx)
+    if name == "t5_2d":
+        return prior.bias[:, bucket(dy, prior.max_distance[0]), bucket(dx, prior.max_distance[1])]
+    if name == "fire2d":
+        longest = prior.threshold.abs().clamp(min=math.hypot(HEIGHT - 1, WIDTH - 1))
+        ratio = torch.log(prior.scale.abs() * r + 1) / torch.log(prior.scale.abs() * longest + 1)
+        return prior.mlp(ratio)
+    return series(prior.y, dy) + series(prior.x, dx)
+
+
+def sink(prior: Prior, y: int, x: int) -> torch.Tensor:
+    """(H,) the key-only part at one patch."""
+    features = []
+    for c in (2 * y / (HEIGHT - 1) - 1, 2 * x / (WIDTH - 1) - 1):
+        harmonics = [math.pi * m * c for m in range(1, prior.rank // 2 + 1)]
+        features += [*map(math.cos, harmonics), *map(math.sin, harmonics), c]
+    return prior.gain * prior.mlp(torch.tensor(features, dtype=torch.float64))
+
+
+def expected(prior: Prior, name: str) -> torch.Tensor:
+    """(H, T, T) K, entry by entry."""
+    if name == "goat2d":
+        return expected(prior.spectral, "spectral2d") + expected(prior.key_bias, "key_bias2d")
+    result = torch.zeros(prior.num_heads, POS.length, POS.length, dtype=torch.float64)
+    for j, (k_y, k_x) in enumerate(PATCHES, PREFIX):
+        if name == "key_bias2d":
+            result[:, :, j] = sink(prior, k_y, k_x)[:, None]
+            continue
+        for i, (q_y, q_x) in enumerate(PATCHES, PREFIX):
+            result[:, i, j] = relative(prior, name, q_y - k_y, q_x - k_x)
+    if name == "key_bias2d":
+        result[:, :, :PREFIX] = prior.bump[:, None, None]
+    return result
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_every_entry_is_that_of_its_rows_and_columns(name: str, options: dict) -> None:
+    prior = make(name, **options)
+    truth = expected(prior, name)
+    torch.testing.assert_close(prior.log_prior(POS, POS, causal=False)[0], truth, atol=1e-12, rtol=0)
+    torch.testing.assert_close(prior(POS, POS, causal=False).dense()[0], truth, atol=1e-12, rtol=0)
+
+
+def transposed(prior: Prior) -> dict[str, torch.Tensor]:
+    """The same parameters with the axes exchanged."""
+    state = {}
+    for name, value in prior.state_dict().items():
+        swapped = ".".join({"y": "x", "x": "y"}.get(part, part) for part in name.split("."))
+        if name == "bias":
+            value = value.transpose(-1, -2)
+        elif name.endswith("mlp.0.weight"):
+            value = torch.cat(value.chunk(2, dim=-1)[::-1], dim=-1)
+        state[swapped] = value
+    return state
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_a_transposed_image_has_the_transposed_prior(name: str, options: dict) -> None:
+    options = {**options, "max_distance": 3} if name == "t5_2d" else options
+    prior, other = make(name, **options), make(name, seed=1, **options)
+    other.load_state_dict(transposed(prior))
+    flipped = Positions.grid(WIDTH, HEIGHT, num_prefix=PREFIX)
+    order = [*range(PREFIX), *(PREFIX + x * HEIGHT + y for y, x in PATCHES)]
+    ours = prior(POS, POS, causal=False).dense()
+    theirs = other(flipped, flipped, causal=False).dense()[:, :, order][..., order]
+    torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["alibi2d", "kerple2d", "fire2d"])
+def test_isotropic_priors_are_symmetric(name: str) -> None:
+    dense = make(name)(POS, POS, causal=False).dense()[0]
+    torch.testing.assert_close(dense, dense.mT, atol=0, rtol=0)
+
+
+def test_ggd2d_of_exponent_one_is_alibi2d() -> None:
+    ggd = create_prior("ggd2d", num_heads=3, init="alibi").double().log_prior(POS, POS, causal=False)
+    alibi = create_prior("alibi2d", num_heads=3).log_prior(POS, POS, causal=False)
+    torch.testing.assert_close(ggd, alibi, atol=1e-4, rtol=0)
+    learned = create_prior("alibi2d", num_heads=3, learnable=True).double().log_prior(POS, POS, causal=False)
+    torch.testing.assert_close(learned, alibi, atol=1e-6, rtol=0)
+
+
+def test_fire2d_measures_by_the_size_of_the_image() -> None:
+    """With c and L in units of the image, an image k times the size has at k times the displacement the same prior."""
+    prior, k = make("fire2d"), 4
+    dy, dx = torch.tensor([0.0, 1, -2], dtype=torch.float64), torch.tensor([3.0, -4, 1], dtype=torch.float64)
+    small = prior.surface(dy, dx, grid=(3, 5))
+    prior.scale.data /= k
+    prior.threshold.data *= k
+    torch.testing.assert_close(prior.surface(k * dy, k * dx, grid=(2 * k + 1, 4 * k + 1)), small)
+
+
+def test_fire2d_is_that_of_training_until_an_image_is_larger() -> None:
+    prior = create_prior("fire2d", num_heads=2, train_grid=(5, 5)).double()
+    near = (torch.tensor([1.0]), torch.tensor([2.0]))
+    trained = prior.surface(*near, grid=(5, 5))
+    assert torch.equal(prior.surface(*near, grid=(2, 3)), trained)
+    assert not torch.equal(prior.surface(*near, grid=(5, 6)), trained)
+
+
+def test_t5_2d_has_no_bucket_that_training_never_saw() -> None:
+    """Far displacements of a larger image read the bucket of the training grid's farthest ones."""
+    for side in (1, 2, 4, 6, 14, 24):
+        prior = create_prior("t5_2d", num_heads=1, train_grid=(side, side)).double()
+        torch.nn.init.normal_(prior.bias)
+        far = torch.arange(-60.0, 61.0, dtype=torch.float64)
+        surface = prior.surface(far[:, None].expand(-1, 121), far.expand(121, -1), grid=(61, 61))[0]
+        known = surface[61 - side : 60 + side, 61 - side : 60 + side]
+        assert torch.isin(surface.flatten(), known.flatten()).all()
+
+
+def test_spectral2d_reaches_as_far_as_it_is_told() -> None:
+    omega = create_prior("spectral2d", num_heads=1, rank=5, train_grid=(6, 4)).y.omega
+    assert omega[0] == 1 and omega[-1].item() == pytest.approx(math.pi / 6)
+    wide = create_prior("goat2d", num_heads=1, rank=5, train_grid=(4, 6), reach=3.0, top=0.8).spectral
+    assert torch.equal(wide.y.omega, wide.x.omega)
+    assert wide.x.omega[0].item() == pytest.approx(0.8) and wide.x.omega[-1].item() == pytest.approx(math.pi / 18)
+    assert wide.x.omega.diff().max() < 0
+    # The slowest cosine falls over the whole of an image three times as wide, and a cast of the model leaves it alone.
+    slowest = (torch.arange(18.0) * wide.bfloat16().x.omega[-1]).cos()
+    assert (slowest.diff() < 0).all() and wide.x.omega.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("spectral2d", {"reach": 0.0}, "reach > 0"),
+        ("goat2d", {"top": 4.0}, "top=4.0"),
+        ("t5_2d", {"num_buckets": 5}, "even number"),
+        ("t5_2d", {"max_distance": 0}, "max_distance >= 1"),
+        ("alibi2d", {"slopes": 1}, "no option 'slopes'"),
+    ],
+)
+def test_bad_options_are_named(name: str, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        create_prior(name, num_heads=2, **options)
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_priors_of_a_grid_refuse_a_line_and_half_a_grid(name: str) -> None:
+    line = Positions.line(4)
+    with pytest.raises(ValueError, match="grid"):
+        make(name)(line, line, causal=False)
+    if make(name)(POS, POS, causal=False).table is not None:
+        with pytest.raises(ValueError, match="the same grid"):
+            make(name)(POS, Positions.grid(5, 3, num_prefix=2), causal=False)
+
+
+# --- encodings ------------------------------------------------------------------------------------------------------
+
+
+def turned_by(rotary: Rotary2d, patch: int) -> torch.Tensor:
+    """(H, D/2) angles: what the encoding did to unit vectors along the first of each column pair."""
+    x = torch.zeros(1, 2, POS.length, 16, dtype=torch.float64)
+    x[..., :8] = 1
+    turned = rotary(x, POS)[0, :, PREFIX + patch]
+    return torch.atan2(turned[:, 8:], turned[:, :8])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", ["axial", "mixed"])
+def test_rotary2d_turns_by_row_and_column(form: str) -> None:
+    rotary = Rotary2d(16, num_heads=2, form=form).double()
+    size = (100.0 if form == "axial" else 10.0) ** -(torch.arange(4, dtype=torch.float64) / 4)
+    for n, (y, x) in enumerate(PATCHES):
+        axial = torch.cat([y * size, x * size]).expand(2, -1)
+        angle = axial if form == "axial" else y * rotary.omega[0] + x * rotary.omega[1]
+        wanted = torch.atan2(angle.sin(), angle.cos())
+        torch.testing.assert_close(turned_by(rotary, n), wanted, atol=1e-12, rtol=0)
+
+
+def test_mixed_rotary_starts_as_axial_frequencies_turned_by_one_angle_per_head() -> None:
+    torch.manual_seed(0)
+    omega_y, omega_x = Rotary2d(32, num_heads=3, form="mixed").omega.double()  # (H, D/2) each
+    size = 10.0 ** -(torch.arange(8, dtype=torch.float64) / 8)
+    torch.testing.assert_close((omega_y**2 + omega_x**2).sqrt(), size.repeat(3, 2), atol=1e-6, rtol=0)
+    direction = torch.atan2(omega_x, omega_y)
+    first, second = direction.chunk(2, dim=-1)
+    torch.testing.assert_close(first, first[:, :1].expand(-1, 8), atol=1e-6, rtol=0)
+    torch.testing.assert_close((second - first) % (2 * math.pi), torch.full_like(first, math.pi / 2), atol=1e-6, rtol=0)
+    assert (first[0, 0] - first[1, 0]).abs() > 0.01
+
+
+def test_sinusoidal2d_is_that_of_each_axis() -> None:
+    like = torch.zeros(1, dtype=torch.float64)
+    added = Sinusoidal2d(8)(POS, like)
+    assert added.shape == (1, POS.length, 8) and (added[:, :PREFIX] == 0).all()
+    for n, (y, x) in enumerate(PATCHES, PREFIX):
+        angles = [c * omega for c in (y, x) for omega in (1.0, 0.01)]
+        wanted = [f(a) for pair in (angles[:2], angles[2:]) for f in (math.sin, math.cos) for a in pair]
+        assert added[0, n].tolist() == pytest.approx(wanted, abs=1e-12)
+
+
+def test_learned2d_keeps_rows_and_columns_when_it_is_resized() -> None:
+    learned = Learned2d(2, train_grid=(HEIGHT, WIDTH)).double()
+    learned.weight.data[0, 0] = torch.arange(HEIGHT)[:, None].expand(
+        -1, WIDTH
+    )  # channel 0: the row; channel 1: the column
+    learned.weight.data[0, 1] = torch.arange(WIDTH)
+    large = Positions.grid(2 * HEIGHT, 2 * WIDTH, num_prefix=PREFIX)
+    rows, columns = learned(large, torch.zeros(1, dtype=torch.float64))[0, PREFIX:].T.view(2, 2 * HEIGHT, 2 * WIDTH)
+    assert (rows.diff(dim=0)[1:-1] > 0).all() and rows.diff(dim=1).abs().max() < 1e-12
+    assert (columns.diff(dim=1)[:, 1:-1] > 0).all() and columns.diff(dim=0).abs().max() < 1e-12
+    assert rows.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "make_encoding",
+    [lambda: Rotary2d(6, num_heads=1), lambda: Sinusoidal2d(6), lambda: Rotary2d(8, num_heads=1, form="x")],
+)
+def test_impossible_encodings_are_named(make_encoding) -> None:
+    with pytest.raises(ValueError, match=r"multiple of 4|known: axial, mixed"):
+        make_encoding()
+
+
+@pytest.mark.parametrize("encoding", [Rotary2d(8, num_heads=2), Rotary2d(8, num_heads=2, form="mixed")])
+def test_rotary2d_keeps_the_dtype_and_refuses_a_line(encoding) -> None:
+    x = torch.randn(2, 2, POS.length, 8, dtype=torch.bfloat16)
+    assert encoding.bfloat16()(x, POS).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="no grid"):
+        encoding(x, Positions.line(POS.length))

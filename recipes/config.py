@@ -236,7 +236,12 @@ def check_values(recipe: Recipe) -> None:
         ("train.zero_stage", train.zero_stage, train.zero_stage in (0, 1, 2, 3), "0, 1, 2 or 3"),
         ("train.clip", train.clip, train.clip >= 0, "a norm, or 0 for none"),
         ("train.ema", train.ema, 0 <= train.ema < 1, "a decay in [0, 1), or 0 for none"),
-        ("train.ema", train.ema, not (train.ema and train.zero_stage == 3), "0 at zero_stage 3, which cuts the weights up"),
+        (
+            "train.ema",
+            train.ema,
+            not (train.ema and train.zero_stage == 3),
+            "0 at zero_stage 3, which cuts the weights up",
+        ),
         ("train.log_every", train.log_every, train.log_every >= 1, "at least 1"),
         ("train.save_every", train.save_every, train.save_every >= 0, "a number of steps, or 0 for the end only"),
         ("train.keep", train.keep, train.keep >= 1, "at least 1"),

@@ -1,10 +1,11 @@
-"""What an evaluation was asked to measure: models, evaluators, lengths and overrides, from the words of a command."""
+"""What an evaluation was asked to measure: models, evaluators, settings and overrides, from the words of a command."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modalities.evaluation import Evaluator
+from modalities.evaluation import Evaluator, Settings
 from recipes.config import nearest
 
 
@@ -22,12 +23,20 @@ class RequestError(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """One model to measure. ``label`` is what tables and figures call it."""
+    """One model to measure.
+
+    Attributes:
+        label: what tables and figures call it.
+        family: the architecture or recipe, and what was overridden: what seeds of one set-up have in common.
+        source: where the data came from that it was trained on, in the words of its recipe; None where unknown.
+    """
 
     label: str
     modality: str
     model: nn.Module
     trained: bool
+    family: str = ""
+    source: str | None = None
 
     @property
     def method(self) -> str:
@@ -48,6 +57,34 @@ def find_evaluators(names: str, modality: str) -> list[Evaluator]:
         if name not in known:
             raise RequestError(f"no evaluator {name!r} for {modality} models; {nearest(name, known)}")
     return [known[name] for name in dict.fromkeys(wanted)]
+
+
+def make_settings(evaluators: list[Evaluator], modality: str, given: dict[str, Any]) -> Settings:
+    """The settings of a modality's evaluators from the options of a command; None stands for an option not given.
+
+    Raises:
+        RequestError: for an option that these evaluators do not have; it names those they have.
+    """
+    kind = evaluators[0].settings  # one class per modality
+    flags = {field.name: "--" + field.name.replace("_", "-") for field in dataclasses.fields(kind)}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if name not in flags:
+            option = "--" + name.replace("_", "-")
+            raise RequestError(f"{option} does not apply to {modality} models; theirs are {', '.join(flags.values())}")
+    return kind(**given)
+
+
+def seed_groups(targets: list[Target], asked: bool | None) -> dict[str, str]:
+    """Label → name of the group of seeds it belongs to, for the labels in a group of at least two.
+
+    None groups labels that differ by a tag's -sN alone (`goat_tiny.glyphs`, `goat_tiny.glyphs-s1`); True groups all
+    models of one architecture or recipe; False groups none.
+    """
+    if asked is False:
+        return {}
+    names = {t.label: t.family if asked else re.sub(r"-s\d+(?=$| )", "", t.label) for t in targets}
+    return {label: name for label, name in names.items() if list(names.values()).count(name) > 1}
 
 
 def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype: str) -> list[Target]:
@@ -79,6 +116,7 @@ def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Targ
 
         model, recipe = load_run(name)
         label, modality, trained = _run_label(name, recipe), recipe["modality"], True
+        family, source = recipe.get("name", "run"), recipe.get("data", {}).get("source")
     else:
         if "/" in name:
             raise RequestError(f"no run folder {name!r}")
@@ -88,13 +126,27 @@ def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Targ
             raise RequestError(str(error).strip("'\"")) from error
         trained = "." in name
         label, modality = (name if trained else f"{name} (untrained)"), entry.modality
+        family, source = name.partition(".")[0], _card_source(name) if trained else None
         if not trained:
             torch.manual_seed(0)  # so that a random model is the same one each time
         model = create_model(name)
     if overrides:
         model = override(model, overrides)
-        label += " " + ",".join(f"{key}={value}" for key, value in _leaves(overrides))
-    return Target(label, modality, model.to(device=device, dtype=getattr(torch, dtype)).eval(), trained)
+        changes = " " + ",".join(f"{key}={value}" for key, value in _leaves(overrides))
+        label, family = label + changes, family + changes
+    model = model.to(device=device, dtype=getattr(torch, dtype)).eval()
+    return Target(label, modality, model, trained, family, source)
+
+
+def _card_source(name: str) -> str | None:
+    """What shipped weights were trained on, from their card, or from the recipe that the card names."""
+    from recipes import find_recipe
+    from zoo.pretrained import manifest, resolve_tag
+
+    card = manifest()[resolve_tag(name)]
+    if "source" in card or "recipe" not in card:
+        return card.get("source")
+    return getattr(find_recipe(card["recipe"]).data, "source", None)
 
 
 def override(model: nn.Module, overrides: dict[str, Any]) -> nn.Module:
@@ -138,18 +190,36 @@ def parse_overrides(settings: list[str]) -> dict[str, Any]:
     return overrides
 
 
-def parse_lengths(text: str | None) -> tuple[int, ...] | None:
-    """ "128,512,4k" to (128, 512, 4096); None stays None."""
+def parse_counts(text: str | None, option: str, what: str) -> tuple[int, ...] | None:
+    """ "128,512,4k" to (128, 512, 4096); None stays None. ``what`` names such a number: "token count"."""
     if text is None:
         return None
     scale = {"k": 2**10, "m": 2**20}
-    lengths = []
+    counts = []
     for part in filter(None, (p.strip().lower() for p in text.split(","))):
         number, factor = (part[:-1], scale[part[-1]]) if part[-1] in scale else (part, 1)
         if not number.isdigit():
-            raise RequestError(f"--lengths {text!r}: {part!r} is no token count; expected numbers such as 128,512,4096")
-        lengths.append(int(number) * factor)
-    return tuple(lengths)
+            raise RequestError(f"{option} {text!r}: {part!r} is no {what}; expected numbers such as 128,512,4096")
+        counts.append(int(number) * factor)
+    return tuple(counts)
+
+
+def parse_lengths(text: str | None) -> tuple[int, ...] | None:
+    return parse_counts(text, "--lengths", "token count")
+
+
+def parse_sizes(text: str | None) -> tuple[int, ...] | None:
+    return parse_counts(text, "--sizes", "number of pixels")
+
+
+def parse_aspect(text: str | None) -> tuple[int, int] | None:
+    """ "2:1" to (2, 1): width to height."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    if not found:
+        raise RequestError(f"--aspect {text!r}: expected width:height in whole numbers, such as 2:1 or 3:4")
+    return int(found[1]), int(found[2])
 
 
 def _run_label(path: str, recipe: dict[str, Any]) -> str:

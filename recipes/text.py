@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from modalities.text.data import TextDataConfig
 from recipes.config import ConfigError, Evaluate, Model, Optim, Recipe, Train
 from recipes.estimate import Cost
-from recipes.runs import model_folder, newest_run_dir
+from recipes.initial import load_weights
 
 UNIT = "tokens"  # what throughput is counted in: next-token targets
 FIGURES = ()  # what `loss` measures besides the loss, for held-out data
@@ -308,44 +307,6 @@ def cost(recipe: Recipe, model: Any) -> Cost:
     per_layer = 2 * config.dim if config.activation_checkpointing else 10 * config.dim + 4 * config.hidden_dim
     width = 2 if recipe.train.precision == "bf16" else 4
     return Cost(length, flops, length * (width * config.num_layers * per_layer + 3 * 4 * config.vocab_size))
-
-
-def load_weights(model: Any, source: str) -> None:
-    """Copy weights into a model of the same shape, from what `model.init_from` may name.
-
-    A run folder, a save_pretrained folder, a model with shipped weights (text_ggd_ssmax_tiny.passkey), or
-    "newest:RECIPE". ConfigError where there are none, or they do not fit.
-    """
-    from zoo.pretrained import load_pretrained, resolve_tag
-
-    if source.startswith("newest:"):
-        path: Path | None = newest_weights(source.removeprefix("newest:"))
-    else:
-        path = Path(source) if Path(source).is_dir() else None
-    try:
-        if path is not None:
-            folder = path if (path / "config.json").exists() else model_folder(path)
-            model.load_state_dict(load_model(folder).state_dict())
-        elif "." in source and "/" not in source:
-            load_pretrained(model, resolve_tag(source))
-        else:
-            raise ValueError(
-                "expected a run folder, a save_pretrained folder, newest:RECIPE, or a model with weights such as "
-                "text_ggd_ssmax_tiny.passkey"
-            )
-    except (RuntimeError, ValueError) as error:  # torch raises RuntimeError for shapes that differ
-        raise ConfigError(f"model.init_from={source}: {error}") from error
-
-
-def newest_weights(recipe_name: str) -> Path:
-    """The newest finished run of a recipe; ConfigError naming the command that makes one."""
-    found = newest_run_dir(recipe_name, finished=True)
-    if found is None:
-        raise ConfigError(
-            f"this recipe starts from a finished run of {recipe_name}, and there is none under {Path('runs') / recipe_name}; "
-            f"make one with `deepspeed recipes/train.py {recipe_name}`, or name weights with --set model.init_from=…"
-        )
-    return found
 
 
 def load_model(folder: Any) -> Any:

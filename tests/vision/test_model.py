@@ -1,0 +1,245 @@
+"""The vision transformer: every registered model at any size, timm's interface, and what positions must and must not do."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from modalities.vision import VisionConfig, VisionTransformer
+from modalities.vision.registry import SIZES
+from zoo import create_model, list_models
+from zoo.methods import list_grid_positions
+from zoo.priors import Prior
+
+NAMES = list_models("vision_*_tiny_patch16", modality="vision")
+SMALL = dict(num_layers=2, dim=64, num_heads=2, hidden_dim=48)
+
+
+def small(name: str, **options) -> VisionTransformer:
+    torch.manual_seed(0)
+    return create_model(name, **{**SMALL, **options}).eval()
+
+
+def moved(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Priors and embeddings off their inits, so that no identity holds by accident."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if {"prior", "position_embedding", "ssmax"} & set(name.split(".")):
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def test_every_method_is_registered_in_every_size() -> None:
+    for size in SIZES:
+        for method in list_grid_positions():
+            for ssmax in ("", "_ssmax"):
+                assert f"vision_{method}{ssmax}_{size}" in list_models(modality="vision")
+                assert timm.is_model(f"vision_{method}{ssmax}_{size}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_size_that_divides_square_or_not(name: str) -> None:
+    model = small(name)
+    with torch.no_grad():
+        for height, width in ((96, 96), (16, 16), (32, 128), (192, 96)):
+            assert model(torch.randn(2, 3, height, width)).shape == (2, 26)
+        before = model(torch.ones(1, 3, 96, 96))
+        model(torch.ones(1, 3, 64, 32))
+        torch.testing.assert_close(model(torch.ones(1, 3, 96, 96)), before, atol=0, rtol=0)  # no state
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "ssmax" not in n])
+def test_rows_and_columns_on_a_non_square_grid(name: str) -> None:
+    """A picture with two patches swapped gives the features of the model without positions, swapped; with one it does not.
+
+    Transposing the picture of a model whose prior treats both axes alike transposes its features.
+    """
+    model = moved(small(name, img_size=(32, 64), class_token=True, reg_tokens=1)).double()
+    images = torch.randn(1, 3, 32, 64, dtype=torch.float64)
+    swapped = images.clone()
+    swapped[..., :16, :16], swapped[..., 16:, 48:] = images[..., 16:, 48:], images[..., :16, :16]
+    with torch.no_grad():
+        one, other = model.forward_features(images), model.forward_features(swapped)
+    order = torch.arange(10)
+    order[[2, 9]] = order[[9, 2]]  # prefix tokens are 0 and 1; patch (0, 0) is token 2, patch (1, 3) token 9
+    same = torch.allclose(one[:, order], other, atol=1e-9)
+    assert same == (model.config.position == "nope")
+
+    if name in (
+        "vision_alibi_tiny_patch16",
+        "vision_ggd2d_tiny_patch16",
+        "vision_kerple_tiny_patch16",
+        "vision_fire_tiny_patch16",
+    ):
+        patch = model.patch_embed.proj.weight  # the patches' own pixels are transposed too
+        flipped = moved(small(name, img_size=(32, 64), class_token=True, reg_tokens=1)).double()
+        flipped.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            flipped.patch_embed.proj.weight.copy_(patch.transpose(2, 3))
+            turned = flipped.forward_features(images.transpose(2, 3))
+        order = [0, 1] + [2 + y * 4 + x for x in range(4) for y in range(2)]
+        torch.testing.assert_close(turned, one[:, order], atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prefix_tokens_have_no_place(name: str) -> None:
+    """The relative prior between a prefix token and anything is 0; a key bias may have its bump there."""
+    model = moved(small(name, class_token=True, reg_tokens=2))
+    positions = model.positions(32, 48)
+    for layer in model.layers:
+        prior = layer.attention.prior
+        dense = prior.log_prior(positions, positions, causal=False)
+        if dense.numel() == 1 or "goat" in name or "key_bias" in name:
+            continue
+        assert dense[..., :3, :].abs().max() == 0 and dense[..., :, :3].abs().max() == 0
+
+
+@pytest.mark.parametrize("side", [1, 15, 90, 100])
+def test_sizes_that_do_not_divide(side: int) -> None:
+    model = small("vision_nope_tiny_patch16")
+    with pytest.raises(ValueError, match=r"no multiple; the nearest sizes are"):
+        model(torch.zeros(1, 3, side, 96))
+    padded = small("vision_nope_tiny_patch16", pad=True)
+    assert padded(torch.zeros(1, 3, side, 96)).shape == (1, 26)
+
+
+def test_bad_configs_name_the_way_out() -> None:
+    for wrong, message in (
+        ({"img_size": 100}, "multiple of patch_size"),
+        ({"mlp": "swigli"}, "did you mean 'swiglu'"),
+        ({"global_pool": "token"}, "class_token"),
+        ({"global_pool": "max"}, "token, avg"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            create_model("vision_nope_tiny_patch16", **wrong)
+    with pytest.raises(ValueError, match="none for content"):
+        create_model("vision_goat_tiny_patch16", position_options={"rank": 8})
+
+
+def test_the_usual_sizes_have_their_parameters() -> None:
+    for name, millions in (("vision_nope_small_patch16", 22.05), ("vision_nope_base_patch16", 86.6)):
+        with torch.device("meta"):
+            count = sum(p.numel() for p in create_model(name).parameters()) / 1e6
+        assert abs(count / millions - 1) < 0.02
+
+
+def test_drop_path_layer_scale_gelu_and_registers() -> None:
+    options = dict(
+        class_token=True, reg_tokens=4, global_pool="token", drop_path_rate=0.5, init_values=1e-2, mlp="gelu"
+    )
+    model = small("vision_ggd2d_ssmax_tiny_patch16", **options)
+    images = torch.randn(4, 3, 96, 96)
+    assert torch.equal(model(images), model(images))
+    model.train()
+    assert not torch.equal(model(images), model(images))
+    assert model.layers[0].drop_path.__class__ is nn.Identity and model.layers[1].drop_path.drop_prob == 0.5
+
+
+@pytest.mark.parametrize("name", ["vision_ggd2d_ssmax_tiny_patch16", "vision_goat_tiny_patch16"])
+def test_recomputing_blocks_changes_no_gradient(name: str) -> None:
+    model, images = small(name).train(), torch.randn(2, 3, 96, 96)
+    grads = []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        model(images).square().sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert len(grads[0]) == len(grads[1])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["vision_goat_tiny_patch16", "vision_ggd2d_ssmax_tiny_patch16"])
+def test_logit_scale_multiplies_every_logit(name: str) -> None:
+    """Scale 0 attends evenly, whatever the content and the prior; 1 is the model itself."""
+    model, images = moved(small(name)), torch.randn(2, 3, 96, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images, logit_scale=1.0), model(images))
+        values = []
+        hook = model.layers[0].attention.out.register_forward_pre_hook(lambda _, inputs: values.append(inputs[0]))
+        model(images, logit_scale=0.0)
+        hook.remove()
+    torch.testing.assert_close(values[0], values[0].mean(1, keepdim=True).expand_as(values[0]), atol=1e-5, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------ timm
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "ssmax" not in n])
+def test_timm_makes_it(name: str) -> None:
+    """What timm asks of its own models: default_cfg, features, head, classifier, gradients everywhere."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=10, num_layers=2, drop_path_rate=0.1)
+    cfg = model.default_cfg
+    assert cfg["input_size"] == (3, 96, 96) and not cfg["fixed_input_size"]
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    assert cfg["classifier"] in modules and cfg["first_conv"] + ".weight" in parameters
+    images = torch.randn(2, *cfg["input_size"])
+    logits = model(images)
+    assert logits.shape == (2, 10) and torch.isfinite(logits).all()
+    logits.mean().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+    model.eval()
+    with torch.no_grad():
+        features = model.forward_features(images)
+        assert features.shape[-1] == model.num_features
+        torch.testing.assert_close(model.forward_head(features), model(images))
+        pre_logits = model.forward_head(features, pre_logits=True)
+        assert pre_logits.shape == (2, model.head_hidden_size)
+        assert model.get_classifier().out_features == 10
+        model.reset_classifier(0)
+        torch.testing.assert_close(model(images), pre_logits)
+        model.reset_classifier(0, "")
+        assert model(images).shape == features.shape
+        model.reset_classifier(7, "avg")
+        assert model(images).shape == (2, 7) and model.num_classes == 7
+    with pytest.raises(ValueError, match="'avg'"):
+        model.reset_classifier(7, "max")
+
+
+def test_timm_features_only_and_intermediates() -> None:
+    backbone = timm.create_model("vision_ggd2d_tiny_patch16", features_only=True, out_indices=(1, 3), reg_tokens=2)
+    maps = backbone(torch.randn(2, 3, 64, 96))
+    assert [tuple(m.shape) for m in maps] == [(2, 128, 4, 6)] * 2
+    assert backbone.feature_info.channels() == [128, 128] and backbone.feature_info.reduction() == [16, 16]
+
+    model = create_model("vision_ggd2d_tiny_patch16", class_token=True, reg_tokens=1).eval()
+    images = torch.randn(2, 3, 64, 96)
+    with torch.no_grad():
+        last, found = model.forward_intermediates(images, indices=2, norm=True, return_prefix_tokens=True)
+        patches, prefix = found[-1]
+        torch.testing.assert_close(last, model.forward_features(images))
+        torch.testing.assert_close(patches.flatten(2).transpose(1, 2), last[:, 2:])
+        torch.testing.assert_close(prefix, last[:, :2])
+        (only,) = model.forward_intermediates(images, [0], stop_early=True, intermediates_only=True, output_fmt="NLC")
+    assert only.shape == (2, 24, 128)
+    with pytest.raises(ValueError, match="NHWC"):
+        model.forward_intermediates(images, output_fmt="NHWC")
+
+
+def test_timm_optimiser_and_layer_decay() -> None:
+    """timm's own factory takes the exemptions and the depth groups."""
+    from timm.optim import create_optimizer_v2
+
+    model = timm.create_model("vision_goat_tiny_patch16", num_layers=2)
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.7)
+    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    for module in model.modules():
+        if isinstance(module, (Prior, nn.LayerNorm)):
+            assert not decayed & {id(p) for p in module.parameters()}
+    assert id(model.layers[0].attention.query.weight) in decayed
+    assert len({group["lr_scale"] for group in optimizer.param_groups}) == 4  # stem, two blocks, head
+
+
+def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
+    model = moved(small("vision_rope2d_mixed_ssmax_tiny_patch16", class_token=True)).eval()
+    model.save_pretrained(tmp_path)
+    again = VisionTransformer.from_pretrained(tmp_path).eval()
+    assert again.config == model.config == VisionConfig(**vars(model.config))
+    images = torch.randn(1, 3, 96, 64)
+    with torch.no_grad():
+        assert torch.equal(again(images), model(images))

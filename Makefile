@@ -29,11 +29,15 @@ bench: setup  ## attention on this machine, as ratios to plain attention
 	$(BIN)/python tools/bench_attention.py
 
 weights: setup  ## train every shipped tiny model again
-	$(BIN)/python tools/train_zoo.py train
-	$(BIN)/python tools/train_zoo.py publish
+	$(BIN)/python tools/train_zoo.py train text
+	$(BIN)/python tools/train_zoo.py publish text
+	$(BIN)/python tools/fetch_data.py vision glyphs
+	$(BIN)/python tools/train_zoo.py train vision
+	$(BIN)/python tools/train_zoo.py publish vision
 
-figures: setup  ## the README's picture and the cards' tables, from the shipped weights
-	$(BIN)/python tools/train_zoo.py measure
+figures: setup  ## the README's pictures and the cards' tables, from the shipped weights
+	$(BIN)/python tools/train_zoo.py measure text
+	$(BIN)/python tools/train_zoo.py measure vision
 
 clean:
 	rm -rf $(VENV) runs results

@@ -1,10 +1,12 @@
 """Train the shipped tiny models again, measure them, and publish them into the package.
 
-    python tools/train_zoo.py train            every method, one run folder each under runs/zoo; finished ones are kept
-    python tools/train_zoo.py publish          weights in bf16, SHA-256 and manifest into zoo/weights
-    python tools/train_zoo.py measure          all published weights at once; writes benchmarks/text_tiny and cards
+    python tools/train_zoo.py train text           every method, one run folder each under runs/zoo; finished ones are kept
+    python tools/train_zoo.py publish text         weights in bf16, SHA-256 and manifest into zoo/weights
+    python tools/train_zoo.py measure text         all published weights at once; writes benchmarks and cards
+    python tools/train_zoo.py train vision …       the same for vision
 
-Same data, budget, learning rate and seed for all. Training takes about five core-minutes a model.
+Same data, budget, learning rate and seed for all. A family of models is one entry of FAMILIES. Where it names several seeds,
+weights of the first are published, and figures show the spread of all.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,70 +27,155 @@ from rich.console import Console
 
 from recipes.runs import write_json
 
-METHODS = (
-    "ggd_ssmax",
-    "ggd",
-    "goat",
-    "goat_ssmax",
-    "alibi",
-    "nope",
-    "rope",
-    "rope_ssmax",
-    "cable",
-    "sinusoidal",
-    "t5",
-)
-TAG = "passkey"
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "zoo"
-MEASURED = ROOT / "benchmarks" / "text_tiny"
 WEIGHTS = ROOT / "zoo" / "weights"
-LENGTHS = "128,256,512,1024,2048,4096"
 
 app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 console = Console(highlight=False)
 
 
+@dataclass(frozen=True)
+class Family:
+    """Models that are trained, published and measured together.
+
+    Attributes:
+        modality: of all of them.  methods: `<modality>.<method>_tiny` is each one's recipe.  size: the end of their names.
+        tag: of their weights.  seeds: the first is published.
+        evaluators: column names of each, as a card's table shows them; `axis` is the column that says where.
+        options: of `recipes/evaluate.py` when they are measured.
+        describe: a card's entries out of the resolved recipe.
+        explain: what the card's columns mean.
+    """
+
+    modality: str
+    methods: tuple[str, ...]
+    size: str
+    tag: str
+    evaluators: dict[str, tuple[str, ...]]
+    axis: str
+    options: tuple[str, ...]
+    describe: Callable[[dict[str, Any]], dict[str, Any]]
+    explain: str
+    seeds: tuple[int, ...] = (0,)
+
+    @property
+    def measured(self) -> Path:
+        return ROOT / "benchmarks" / f"{self.modality}_tiny"
+
+    def weights(self, method: str) -> str:
+        """The name that the published weights have."""
+        return f"{self.modality}_{method}_{self.size}.{self.tag}"
+
+    def run(self, method: str, seed: int) -> Path:
+        """The run folder of a method and seed."""
+        name = method if self.modality == "text" else f"{self.modality}_{method}"
+        return RUNS / (name if seed == self.seeds[0] else f"{name}-s{seed}")
+
+
+def describe_text(recipe: dict[str, Any]) -> dict[str, Any]:
+    data = recipe["data"]
+    return {
+        "data": "State of the Union speeches (public domain), training split of the shipped excerpt, as bytes; "
+        f"{data['passkey_fraction']:.0%} of the rows are passkey documents, whose five answer tokens count "
+        f"{data['passkey_weight']:g} times in the loss",
+        "tokens": recipe["train"]["steps"] * recipe["train"]["batch"] * data["context"],
+        "train_context": data["context"],
+        "tokenizer": data["tokenizer"],
+    }
+
+
+def describe_vision(recipe: dict[str, Any]) -> dict[str, Any]:
+    data = recipe["data"]
+    return {
+        "data": "the 26 capitals of some thousand freely licensed fonts, drawn in scenes with clutter "
+        "(`python tools/fetch_data.py vision glyphs`); font families of the held-out images are not in it",
+        "images": recipe["train"]["steps"] * recipe["train"]["batch"],
+        "image_size": data["image_size"],
+        "augmentation": f"{data['augment']}, crop scale {data['crop_scale']}",
+        "model_options": recipe["model"]["options"] or "none",
+    }
+
+
+FAMILIES = {
+    "text": Family(
+        modality="text",
+        methods=(
+            "ggd_ssmax", "ggd", "goat", "goat_ssmax", "alibi", "nope", "rope", "rope_ssmax", "cable", "sinusoidal", "t5"
+        ),
+        size="tiny",
+        tag="passkey",
+        evaluators={"passkey": ("teacher_forced", "free_generation"), "perplexity": ("nll", "bits_per_byte")},
+        axis="length",
+        options=("--lengths", "128,256,512,1024,2048,4096"),
+        describe=describe_text,
+        explain="Passkey: share of 20 depths × trials answered exactly, scored with the true digits fed back (teacher_forced) "
+        "and by free generation (free_generation). nll: nats per byte on held-out speeches.",
+    ),
+    "vision": Family(
+        modality="vision",
+        methods=("goat", "ggd2d", "alibi", "rope2d_axial", "rope2d_mixed", "learned", "sinusoidal", "nope"),
+        size="tiny_patch16",
+        tag="glyphs",
+        evaluators={"resolution": ("top1", "top5", "ratio")},
+        axis="size",
+        options=("--sizes", "96,128,192,256,288,384"),
+        describe=describe_vision,
+        explain="Held-out font families, drawn with real detail at every size (pixels of a side), nothing tuned for any size. "
+        "ratio: top-1 over top-1 at the training size.",
+        seeds=(0, 1, 2),
+    ),
+}  # fmt: skip
+
+
 @app.command()
 def train(
-    methods: Annotated[str, typer.Option(help="comma-separated")] = ",".join(METHODS),
+    family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
+    methods: Annotated[str, typer.Option(help="comma-separated; default all")] = "",
+    seeds: Annotated[str, typer.Option(help="comma-separated; default all")] = "",
     jobs: Annotated[int, typer.Option(help="models at a time, one thread each")] = 2,
 ) -> None:
     """Train each method by its recipe; an interrupted run goes on from its last checkpoint."""
+    kind = _family(family)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
-    def one(method: str) -> tuple[str, int]:
-        command = [sys.executable, str(ROOT / "recipes/train.py"), f"text.{method}_tiny"]
-        command += ["--run-dir", str(RUNS / method), "--resume", "auto"]
-        RUNS.mkdir(parents=True, exist_ok=True)
-        with (RUNS / f"{method}.log").open("w") as log:
-            return method, subprocess.run(command, env=environment, stdout=log, stderr=log).returncode
+    def one(job: tuple[int, str]) -> tuple[Path, int]:
+        seed, method = job
+        folder = kind.run(method, seed)
+        command = [sys.executable, str(ROOT / "recipes/train.py"), f"{kind.modality}.{method}_tiny"]
+        command += ["--run-dir", str(folder), "--resume", "auto", "--set", f"train.seed={seed}"]
+        command += ["--set", f"data.seed={seed}"] if seed else []
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_suffix(".log").open("w") as log:
+            return folder, subprocess.run(command, env=environment, stdout=log, stderr=log).returncode
 
+    chosen = [int(seed) for seed in seeds.split(",")] if seeds else kind.seeds
+    queue = [(seed, method) for seed in chosen for method in (methods.split(",") if methods else kind.methods)]
     failed = []
     with ThreadPoolExecutor(jobs) as pool:
-        for method, status in pool.map(one, methods.split(",")):
-            console.print(f"{method}: {'trained' if status == 0 else f'failed ({status})'}, see {RUNS / method}.log")
-            failed += [method] if status else []
+        for folder, status in pool.map(one, queue):
+            console.print(f"{folder.name}: {'trained' if status == 0 else f'failed ({status})'}, see {folder}.log")
+            failed += [folder] if status else []
     if failed:
         raise typer.Exit(1)
 
 
 @app.command()
-def publish() -> None:
+def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> None:
     """Put the trained weights into the package: bf16 safetensors and the manifest with their digests."""
     import torch
     from safetensors.torch import save
 
-    from modalities.text.model import CausalLM
+    from recipes.runs import load_run
 
+    kind = _family(family)
     WEIGHTS.mkdir(exist_ok=True)
-    manifest: dict[str, Any] = {}
-    for method in METHODS:
-        name, run = f"text_{method}_tiny.{TAG}", RUNS / method
-        recipe = json.loads((run / "recipe.json").read_text())
-        content = save(
-            CausalLM.from_pretrained(run / "model").storable_state(torch.bfloat16), metadata={"format": "pt"}
-        )
+    path = WEIGHTS / "manifest.json"
+    manifest: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for method in kind.methods:
+        name, run = kind.weights(method), kind.run(method, kind.seeds[0])
+        model, recipe = load_run(run)
+        content = save(model.storable_state(torch.bfloat16), metadata={"format": "pt"})
         (WEIGHTS / f"{name}.safetensors").write_bytes(content)
         manifest[name] = {
             "file": f"{name}.safetensors",
@@ -94,67 +183,65 @@ def publish() -> None:
             "bytes": len(content),
             "dtype": "bfloat16 matrices, float32 vectors and priors",
             "license": "Apache-2.0",
-            "data": "State of the Union speeches (public domain), training split of the shipped excerpt, as bytes; "
-            f"{recipe['data']['passkey_fraction']:.0%} of the rows are passkey documents, whose five answer tokens count "
-            f"{recipe['data']['passkey_weight']:g} times in the loss",
             "optimiser": f"{recipe['optim']['name']}, learning rate {recipe['optim']['lr']:g}, of the priors' own numbers "
             f"{recipe['optim']['prior_lr_scale']:g} times that",
             "recipe": recipe["name"],
             "command": f"deepspeed --num_gpus 1 recipes/train.py {recipe['name']}",
             "steps": recipe["train"]["steps"],
-            "tokens": recipe["train"]["steps"] * recipe["train"]["batch"] * recipe["data"]["context"],
             "seed": recipe["train"]["seed"],
             "commit": json.loads((run / "environment.json").read_text())["commit"],
-            "train_context": recipe["data"]["context"],
-            "tokenizer": recipe["data"]["tokenizer"],
+            **kind.describe(recipe),
         }
-    write_json(WEIGHTS / "manifest.json", manifest)
+    write_json(path, manifest)
     console.print(f"{len(manifest)} models, {sum(entry['bytes'] for entry in manifest.values()) / 1e6:.1f} MB")
 
 
 @app.command()
-def measure(lengths: Annotated[str, typer.Option()] = LENGTHS) -> None:
-    """Passkey and perplexity of all published weights in one call and one figure, then the cards."""
-    command = [sys.executable, str(ROOT / "recipes/evaluate.py"), f"text_*_tiny.{TAG}", "passkey,perplexity"]
-    subprocess.run([*command, "--lengths", lengths, "--out", str(MEASURED)], check=True)
+def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> None:
+    """All published weights, and the runs of further seeds, in one call and one figure; then the cards."""
+    kind = _family(family)
+    models = [kind.weights(method) for method in kind.methods]
+    models += [
+        str(run) for seed in kind.seeds[1:] for method in kind.methods if (run := kind.run(method, seed)).is_dir()
+    ]
+    command = [sys.executable, str(ROOT / "recipes/evaluate.py"), *models, ",".join(kind.evaluators)]
+    subprocess.run([*command, *kind.options, "--out", str(kind.measured)], check=True)
     manifest = json.loads((WEIGHTS / "manifest.json").read_text())
-    for method, table in measured_tables().items():
-        name = f"text_{method}_tiny.{TAG}"
+    for name, table in measured_tables(kind).items():
         manifest[name]["measured"] = table
-        (WEIGHTS / f"{name}.md").write_text(card(name, manifest[name]))
+        (WEIGHTS / f"{name}.md").write_text(card(kind, name, manifest[name]))
     write_json(WEIGHTS / "manifest.json", manifest)
 
 
-def measured_tables() -> dict[str, list[dict[str, float]]]:
-    """Method → rows of length, both passkey scores, nats per token and bits per byte."""
+def measured_tables(kind: Family) -> dict[str, list[dict[str, float]]]:
+    """Published name → rows of what its evaluators measured."""
     tables: dict[str, dict[int, dict[str, float]]] = {}
-    for evaluator, columns in (
-        ("passkey", ("teacher_forced", "free_generation")),
-        ("perplexity", ("nll", "bits_per_byte")),
-    ):
-        for model in json.loads((MEASURED / f"{evaluator}.json").read_text())["models"]:
-            rows = tables.setdefault(model["method"], {})
+    for evaluator, columns in kind.evaluators.items():
+        for model in json.loads((kind.measured / f"{evaluator}.json").read_text())["models"]:
+            if model["label"] != kind.weights(model["method"]):
+                continue  # a run of another seed
+            rows = tables.setdefault(model["label"], {})
             for row in model["rows"]:
                 kept = {column: round(row[column], 4) for column in columns}
-                rows.setdefault(row["length"], {"length": row["length"]}).update(kept)
-    return {method: list(rows.values()) for method, rows in tables.items()}
+                rows.setdefault(row[kind.axis], {kind.axis: row[kind.axis]}).update(kept)
+    return {name: list(rows.values()) for name, rows in tables.items()}
 
 
-def card(name: str, entry: dict[str, Any]) -> str:
+def card(kind: Family, name: str, entry: dict[str, Any]) -> str:
     """A model card in Markdown."""
     facts = {key: value for key, value in entry.items() if key not in ("measured", "file", "bytes")}
     columns = list(entry["measured"][0])
     lines = [f"# {name}", "", *(f"- **{key}**: {value}" for key, value in facts.items()), "", "## Measured", ""]
     lines += ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
     lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in entry["measured"]]
-    lines += [
-        "",
-        "Passkey: share of 20 depths × trials answered exactly, scored with the true digits fed back (teacher_forced) "
-        "and by free generation (free_generation). nll: nats per byte on held-out speeches. How: "
-        f"`python recipes/evaluate.py {name} passkey,perplexity`.",
-        "",
-    ]
-    return "\n".join(lines)
+    how = f"`python recipes/evaluate.py {name} {','.join(kind.evaluators)}`"
+    return "\n".join([*lines, "", f"{kind.explain} How: {how}.", ""])
+
+
+def _family(name: str) -> Family:
+    if name not in FAMILIES:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(FAMILIES)}")
+    return FAMILIES[name]
 
 
 if __name__ == "__main__":

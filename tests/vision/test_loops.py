@@ -1,0 +1,89 @@
+"""Loops that people have already: timm's validation and a torchvision dataset, run on our models unchanged."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from timm.data import create_dataset, create_loader, create_transform, resolve_model_data_config
+from timm.utils import AverageMeter, accuracy
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+
+from modalities.vision.glyphs import BuiltinGlyphs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """52 letters as a folder of class folders."""
+    root = tmp_path_factory.mktemp("letters")
+    letters = BuiltinGlyphs("heldout", size=112, scenes_per_letter=1, seed=0)
+    for n in range(min(52, len(letters))):
+        image, label = letters[n]
+        (root / letters.classes[label]).mkdir(exist_ok=True)
+        image.save(root / letters.classes[label] / f"{n}.png")
+    return root
+
+
+def validate(model: torch.nn.Module, loader) -> tuple[float, float]:
+    """The heart of timm's validate.py."""
+    top1, top5 = AverageMeter(), AverageMeter()
+    model.eval()
+    with torch.inference_mode():
+        for images, target in loader:
+            one, five = accuracy(model(images), target, topk=(1, 5))
+            top1.update(one.item(), len(target))
+            top5.update(five.item(), len(target))
+    return top1.avg, top5.avg
+
+
+def test_timms_validation_loop(folder) -> None:
+    model = timm.create_model("vision_goat_tiny_patch16")
+    config = resolve_model_data_config(model)
+    assert config["input_size"] == (3, 96, 96) and config["crop_pct"] == 1.0
+    options = {"use_prefetcher": False, "num_workers": 0, "batch_size": 16}
+    loader = create_loader(create_dataset("", folder), is_training=False, **options, **_loader_keys(config))
+    one, five = validate(model, loader)
+    assert 0 <= one <= five <= 100
+    larger = create_loader(
+        create_dataset("", folder), is_training=False, **options, **_loader_keys(config | {"input_size": (3, 160, 160)})
+    )
+    assert 0 <= validate(model, larger)[1] <= 100
+
+
+def _loader_keys(config: dict) -> dict:
+    return {key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")}
+
+
+def test_a_torchvision_dataset_and_one_step_of_training(folder) -> None:
+    model = timm.create_model("vision_ggd2d_tiny_patch16", num_layers=2)
+    transform = create_transform(**resolve_model_data_config(model), is_training=True)
+    loader = DataLoader(ImageFolder(str(folder), transform), batch_size=13, shuffle=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    before = [p.detach().clone() for p in model.parameters()]
+    for images, target in loader:
+        loss = torch.nn.functional.cross_entropy(model(images), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert torch.isfinite(loss)
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True) if b.requires_grad)
+
+
+def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypatch) -> None:
+    from zoo import create_model, list_models, pretrained
+
+    names = list_models("vision_*", pretrained=True)
+    if not names:
+        pytest.skip("no vision weights ship yet")
+    name, images = names[0], torch.randn(1, 3, 96, 96)
+    ours, theirs = create_model(name).eval(), timm.create_model(name, pretrained=True).eval()
+    with torch.no_grad():
+        assert torch.equal(ours(images), theirs(images))
+    fresh = timm.create_model(name, pretrained=True, num_classes=3)  # another classifier on the same features
+    assert fresh(images).shape == (1, 3)
+    torch.testing.assert_close(fresh.norm.weight, ours.norm.weight)
+    damaged = {**pretrained.manifest(), name: {**pretrained.manifest()[name], "sha256": "0" * 64}}
+    monkeypatch.setattr(pretrained, "manifest", lambda: damaged)
+    with pytest.raises(ValueError, match="damaged"):
+        timm.create_model(name, pretrained=True)

@@ -1,0 +1,114 @@
+"""Hugging Face datasets as images by number. `datasets` takes seconds to import, and training on shards needs no part of
+it; so it is imported when a source asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from modalities.vision.images import BadImage
+from modalities.vision.sources import HELDOUT_NAMES, ImageSet, fingerprint_of, is_held_out
+from zoo.naming import did_you_mean
+
+__all__ = ["HFImages"]
+
+
+class HFImages(ImageSet):
+    """One split of a Hugging Face dataset; images stay encoded until they are read.
+
+    split "train" is the split named in the spec, else "train"; "heldout" is the dataset's validation or test split, else
+    the rows that `is_held_out` picks; "all" is the split named, else the held-out one, else everything.
+    """
+
+    def __init__(self, spec: str, split: str, *, hold_out: bool = True) -> None:
+        try:
+            import datasets
+        except ImportError as error:
+            raise ImportError(f"source {spec!r} needs the package `datasets`: pip install datasets") from error
+        place, _, query = spec[len("hf:") :].partition("?")
+        options = dict(parse_qsl(query))
+        for key in options:
+            if key not in ("image", "label"):
+                raise ValueError(f"source {spec!r}: unknown option {key!r}; expected 'image' or 'label'")
+        name, config, named = _parts(spec, place)
+        splits = _splits(datasets, name, config)
+        heldout = next((part for part in HELDOUT_NAMES if part in splits), None)
+        whole = named or ("train" if "train" in splits else next(iter(splits)))
+        if split == "all":
+            chosen = named or heldout or whole
+        else:
+            chosen = heldout if split == "heldout" and heldout is not None else whole
+        if chosen not in splits:
+            raise ValueError(
+                f"source {spec!r}: no split {chosen!r} among {', '.join(splits)}; {did_you_mean(chosen, splits)}"
+            )
+        data = splits[chosen]
+        if split != "all" and hold_out and heldout is None:
+            wanted = split == "heldout"
+            data = data.select([row for row in range(len(data)) if is_held_out(f"row {row}") == wanted])
+        self.image = _column(spec, data, options.get("image"), datasets.Image, "an Image")
+        self.label = _label_column(spec, data, options.get("label"), datasets)
+        feature = data.features[self.label]
+        self.spec, self.split = spec, chosen
+        self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+        self.data = data.cast_column(self.image, datasets.Image(decode=False)).select_columns([self.image, self.label])
+        self.fingerprint = fingerprint_of([name, config, chosen, len(data), self.data.with_format(None)._fingerprint])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        row = self.data[index]
+        stored, label = row[self.image], row[self.label]
+        if stored is None:
+            raise BadImage("no image", f"column {self.image!r} is null")
+        if label is None or label == -1:  # -1 is how a ClassLabel says that there is none
+            raise BadImage("no label", f"column {self.label!r} is {label}")
+        return stored["bytes"] if stored["bytes"] is not None else Path(stored["path"]).read_bytes(), int(label)
+
+    def name(self, index: int) -> str:
+        return f"{self.spec}[{self.split}][{index}]"
+
+
+def _parts(spec: str, place: str) -> tuple[str, str | None, str | None]:
+    """(name, configuration, split) of NAME[:CONFIG][:SPLIT]; a split may be a slice such as "train[:80%]"."""
+    name, config, split = [*place.split(":", 2), "", ""][:3]
+    if not name:
+        raise ValueError(f"source {spec!r}: expected 'hf:NAME[:CONFIG][:SPLIT]'")
+    if config.partition("[")[0] in ("train", *HELDOUT_NAMES):  # "hf:name:validation" can only mean the split
+        config, split = "", f"{config}:{split}" if split else config
+    return name, config or None, split or None
+
+
+def _splits(datasets: Any, name: str, config: str | None) -> dict[str, Any]:
+    """The dataset's splits by name. A folder that `save_to_disk` wrote is read as it is."""
+    folder = Path(name)
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        loaded = datasets.load_from_disk(name)
+        return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+    return dict(datasets.load_dataset(name, config))
+
+
+def _column(spec: str, data: Any, named: str | None, kind: type, what: str) -> str:
+    columns = [column for column, feature in data.features.items() if isinstance(feature, kind)]
+    if named is not None:
+        if named not in data.features:
+            raise ValueError(
+                f"source {spec!r}: no column {named!r} among {', '.join(data.features)}; {did_you_mean(named, data.features)}"
+            )
+        return named
+    if len(columns) != 1:
+        found = f"several: {', '.join(columns)}" if columns else f"none among {', '.join(data.features)}"
+        raise ValueError(
+            f"source {spec!r}: expected one column of type {what}, found {found}; name it with '?image=…&label=…'"
+        )
+    return columns[0]
+
+
+def _label_column(spec: str, data: Any, named: str | None, datasets: Any) -> str:
+    """The ClassLabel column; where there is none, a column of whole numbers called "label"."""
+    none = not any(isinstance(feature, datasets.ClassLabel) for feature in data.features.values())
+    if named is None and none and getattr(data.features.get("label"), "dtype", "").startswith("int"):
+        return "label"
+    return _column(spec, data, named, datasets.ClassLabel, "ClassLabel")

@@ -1,0 +1,157 @@
+"""From stored bytes to an RGB image. What is done with every kind of image, and how it is counted:
+
+    stored as                                   treatment                                          counted as
+    8-bit RGB                                   taken as it is                                     –
+    grey, 1-bit                                 grey in all three channels                         converted: grey
+    palette                                     its colours                                        converted: palette
+    alpha, transparent colour                   composited on white                                converted: alpha
+    CMYK, YCbCr, HSV                            converted by Pillow, without colour profiles       converted: cmyk, ycbcr, hsv
+    16-bit grey (also in 32-bit integers)       divided by 257 to 8 bits                           converted: 16-bit
+    EXIF orientation                            applied: the picture stands upright                converted: rotated
+    several frames                              the first one                                      –
+    no bytes                                    skipped                                            skipped: empty
+    no image format that Pillow knows           skipped                                            skipped: unknown format
+    ends too early                              skipped, never filled up with grey                 skipped: truncated
+    broken otherwise                            skipped                                            skipped: corrupt
+    float, LAB, integers beyond 16 bits         skipped: they have no defined range                skipped: unsupported mode
+    more than MAX_PIXELS pixels                 skipped before a pixel is decoded                  skipped: too large
+
+What the sources add:
+
+    a file without an image's extension         folder: not listed                                 skipped: unknown extension
+    a tar sample without an image member        skipped                                            skipped: no image
+    a tar sample without a label, or an unreadable one   skipped                                   skipped: no label, bad label
+    a label outside 0…num_classes−1             list of classes known (folder, index.json, hf ClassLabel): ValueError;
+                                                otherwise skipped                                  skipped: label out of range
+    a class folder without images               the class keeps its number                         skipped: empty class
+    a tar that ends too early, or has another number of samples than its index says                ValueError
+
+In training the place of a skipped image is taken by the next good one of the epoch's order. A set of which nothing is
+left is a ValueError. Asked for by its number (`HeldOut[i]`) a bad image raises BadImage, a ValueError.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+__all__ = ["EXTENSIONS", "MAX_PIXELS", "BadImage", "ImageReport", "decode_image", "to_rgb"]
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
+MAX_PIXELS = 89_478_485  # a quarter of a GiB in RGB: Pillow's own bound
+_ORIENTATION = 0x0112
+_log = logging.getLogger(__name__)
+
+
+class BadImage(ValueError):
+    """An image that is skipped: `reason` as in the module's table, `detail` for people."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail = reason, detail
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.detail)
+
+
+class ImageReport:
+    """What was skipped and converted: times met by reason, with the first few names of each.
+
+    A training loader meets an image again in every epoch. The first of every reason is logged: what is skipped as a
+    warning, what is converted as information.
+    """
+
+    NAMES = 5
+
+    def __init__(self) -> None:
+        self.skipped: Counter[str] = Counter()
+        self.converted: Counter[str] = Counter()
+        self.names: dict[str, list[str]] = {}
+
+    def add(self, kind: str, reason: str, name: str) -> None:
+        """Count one event; kind is "skipped" or "converted"."""
+        counts = self.skipped if kind == "skipped" else self.converted
+        counts[reason] += 1
+        names = self.names.setdefault(reason, [])
+        if len(names) < self.NAMES and name not in names:
+            names.append(name)
+        if counts[reason] == 1:
+            level = logging.WARNING if kind == "skipped" else logging.INFO
+            _log.log(level, "image %s (%s): %s; more of these are only counted", kind, reason, name)
+
+    def extend(self, events: Iterable[tuple[str, str, str]]) -> None:
+        """Add events (kind, reason, name), as workers hand them over."""
+        for event in events:
+            self.add(*event)
+
+    def __str__(self) -> str:
+        if not self.names:
+            return "every image was taken as it is"
+        lines = []
+        for kind, counts in (("skipped", self.skipped), ("converted", self.converted)):
+            lines += [f"{kind} {n} × {reason} (such as {self.names[reason][0]})" for reason, n in counts.most_common()]
+        return "; ".join(lines)
+
+
+def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
+    """(RGB image, what was converted). Errors: BadImage, with a reason of the module's table."""
+    if not data:
+        raise BadImage("empty")
+    try:
+        image = Image.open(io.BytesIO(data))
+        if image.width * image.height > MAX_PIXELS:
+            raise BadImage("too large", f"{image.width}×{image.height} pixels")
+        image.load()
+        return to_rgb(image)
+    except BadImage:
+        raise
+    except UnidentifiedImageError:
+        raise BadImage("unknown format", f"begins with {data[:8]!r}") from None
+    except Image.DecompressionBombError as error:
+        raise BadImage("too large", str(error)) from None
+    except MemoryError:
+        raise
+    except Exception as error:  # a broken file can make Pillow's readers raise nearly anything
+        early = isinstance(error, EOFError) or "truncated" in str(error)
+        raise BadImage("truncated" if early else "corrupt", f"{type(error).__name__}: {error}") from None
+
+
+def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
+    """(upright 8-bit RGB image, what was converted). Errors: BadImage for a mode without a defined range."""
+    notes: list[str] = []
+    if "exif" in image.info or image.format in ("TIFF", "PNG", "WEBP"):
+        orientation = image.getexif().get(_ORIENTATION, 1)
+        if orientation in range(2, 9):
+            image = ImageOps.exif_transpose(image)
+            notes.append("rotated")
+    mode = image.mode
+    if mode == "RGB" and "transparency" not in image.info:
+        return image, tuple(notes)
+    if mode == "P":
+        notes.append("palette")
+    if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        notes.append("alpha")
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    elif mode.startswith("I"):
+        notes.append("16-bit")
+        image = _eight_bits(image).convert("RGB")
+    elif mode in ("L", "1", "P", "CMYK", "YCbCr", "HSV"):
+        notes += {"L": ["grey"], "1": ["grey"], "P": []}.get(mode, [mode.lower()])
+        image = image.convert("RGB")
+    else:
+        raise BadImage("unsupported mode", mode)
+    return image, tuple(notes)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise BadImage("unsupported mode", f"{image.mode} with values {values.min()}…{values.max()}")
+    return Image.fromarray((values // 257).astype(np.uint8))

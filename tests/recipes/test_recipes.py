@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from recipes import engine, find_recipe, list_recipes, text
+from recipes import engine, find_recipe, list_recipes, text, vision
 from recipes.config import ConfigError, Optim, resolve
 from recipes.estimate import describe
 from zoo import create_model, list_models
@@ -21,11 +21,36 @@ def test_every_tiny_and_small_model_has_a_recipe():
             assert find_recipe(model.replace("_", ".", 1)).model.name == model
 
 
-@pytest.mark.parametrize("name", [n for n in list_recipes() if n.endswith("_tiny") or n.split("_")[-1][-1] == "m"])
+def test_every_tiny_vision_model_has_a_recipe():
+    for model in list_models("vision_*_tiny_patch16", modality="vision"):
+        method = model.removeprefix("vision_").removesuffix("_tiny_patch16")
+        assert find_recipe(f"vision.{method}_tiny").model.name == model
+
+
+@pytest.mark.parametrize("name", [n for n in list_recipes() if not n.endswith("_small")])
 def test_a_dry_run_counts_without_data(name):
-    world = 8 if name.endswith("m") else 1
-    figures = describe(resolve(find_recipe(name), world=world))
-    assert set(figures) >= {"model", "batch", "tokens", "estimated FLOPs", "estimated memory per rank"}
+    recipe = find_recipe(name)
+    figures = describe(resolve(recipe, world=1 if name.endswith("_tiny") else 8))
+    unit = {"text": "tokens", "vision": "images"}[recipe.modality]
+    assert set(figures) >= {"model", "batch", unit, "estimated FLOPs", "estimated memory per rank"}
+
+
+def test_goats_imagenet_set_up():
+    """AdamW (0.9, 0.999), 1e-3 cosine, decay 0.05, 150 epochs, warm-up 20, batch 1024, and the augmentation."""
+    recipe = find_recipe("vision.goat_imagenet_vits16")
+    optim, train, data = recipe.optim, recipe.train, recipe.data
+    assert (optim.name, optim.betas, optim.lr, optim.weight_decay) == ("adamw", (0.9, 0.999), 1e-3, 0.05)
+    epoch = 1_281_167 / train.batch
+    assert train.batch == 1024 and round(train.steps / epoch) == 150 and round(optim.warmup / epoch) == 20
+    assert (data.mixup, data.cutmix, data.label_smoothing, data.random_erasing) == (0.8, 1.0, 0.1, 0.25)
+    assert data.rand_augment.startswith("rand-m9-n2") and data.image_size == 224 and data.hflip == 0.5
+    with torch.device("meta"):
+        config = vision.build_model(recipe).config
+    assert (config.num_layers, config.num_heads, config.dim, config.mlp) == (12, 6, 384, "swiglu")
+    assert (config.position, config.drop_path_rate, config.patch_size) == ("goat", 0.1, 16)
+    with torch.device("meta"):
+        prior = vision.build_model(recipe).layers[0].attention.prior
+    assert prior.spectral.y.rank + prior.spectral.x.rank == 16  # pairs in all
 
 
 @pytest.mark.parametrize(
@@ -85,7 +110,7 @@ def test_warm_up_then_cosine_to_the_floor():
     assert math.isfinite(engine.lr_factor(0, Optim(warmup=0), 1))
 
 
-@pytest.mark.parametrize("name", list_models("text_*_tiny", modality="text"))
+@pytest.mark.parametrize("name", [*list_models("text_*_tiny"), *list_models("vision_*_tiny_patch16")])
 def test_only_matrices_decay(name):
     model = create_model(name, num_layers=1)
     groups = engine.parameter_groups(model, Optim(lr=1e-3, weight_decay=0.1, prior_lr_scale=20.0))
@@ -96,7 +121,7 @@ def test_only_matrices_decay(name):
     spared = {id(p) for group in groups if not group["weight_decay"] for p in group["params"]}
     assert decayed | spared == {id(p) for p in model.parameters() if p.requires_grad} and not decayed & spared
     for module in model.modules():
-        if isinstance(module, (Prior, SSMax, nn.RMSNorm)):
+        if isinstance(module, (Prior, SSMax, nn.RMSNorm, nn.LayerNorm)):
             assert not decayed & {id(p) for p in module.parameters()}
         if isinstance(module, nn.Linear) and not any(
             m is module for prior in model.modules() if isinstance(prior, Prior) for m in prior.modules()

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import statistics
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,44 +25,58 @@ CellValue = dict[str, Any]  # numbers, or lists of numbers: whatever JSON carrie
 
 
 @dataclass(frozen=True)
-class EvalSettings:
-    """How to measure. Every field here either enters ``Evaluator.identity`` or cannot change a number.
+class Settings:
+    """How to measure; a modality adds what its evaluators understand. What is no field here or there is no option of it.
+
+    Every field either enters ``Evaluator.identity`` or cannot change a number.
 
     Args:
-        lengths: sequence lengths in tokens, ascending once built; None takes 1, 2, ... 32 times the training length.
-        samples: how many samples in each cell; None takes the evaluator's own default.
-        seed: everything drawn at random follows from it.
-        source: where held-out text comes from, in the words of ``open_source``.
-        batch_tokens: most tokens in one forward pass; the batch size is this over the length, at least 1.
+        samples: how many samples (in each cell, or in all, as the evaluator says); None takes the evaluator's default.
+        source: where held-out data comes from, in the words of the modality's recipes.
+        batch_tokens: most tokens in one forward pass; the batch size is this over the tokens of a sample, at least 1.
     """
 
-    lengths: tuple[int, ...] | None = None
     samples: int | None = None
-    seed: int = 42
     source: str | None = None
     batch_tokens: int = 16384
 
     def __post_init__(self) -> None:
-        if self.lengths is not None:
-            bad = [length for length in self.lengths if length < 2]
-            if bad or not self.lengths:
-                raise ValueError(f"lengths must be token counts of at least 2, got {list(self.lengths)}")
-            object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"samples must be at least 1, got {self.samples}")
         if self.batch_tokens < 1:
             raise ValueError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
 
+    def batch_size(self, tokens: int) -> int:
+        return max(1, self.batch_tokens // tokens)
+
+
+@dataclass(frozen=True)
+class EvalSettings(Settings):
+    """Settings of evaluators along a line of tokens.
+
+    Args:
+        lengths: sequence lengths in tokens, ascending once built; None takes 1, 2, ... 32 times the training length.
+        seed: everything drawn at random follows from it.
+    """
+
+    lengths: tuple[int, ...] | None = None
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lengths is not None:
+            bad = [length for length in self.lengths if length < 2]
+            if bad or not self.lengths:
+                raise ValueError(f"lengths must be token counts of at least 2, got {list(self.lengths)}")
+            object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
+
     def resolved_lengths(self, train_context: int) -> tuple[int, ...]:
         return self.lengths or tuple(train_context * 2**k for k in range(6))
-
-    def batch_size(self, length: int) -> int:
-        return max(1, self.batch_tokens // length)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One unit of work: ``name`` keys its result, ``cost`` (tokens to read) drives the progress bar."""
+    """One unit of work: ``name`` keys its result, ``cost`` (the evaluator's units to read) drives the progress bar."""
 
     name: str
     cost: int
@@ -73,12 +88,80 @@ class ModelResult:
     """All that one evaluator found about one model: what tables, files and figures are made from."""
 
     label: str
-    train_context: int
+    trained_at: int  # on the evaluator's axis
     rows: list[dict[str, Any]]
     cells: dict[str, CellValue]
     method: str = ""  # "ggd_ssmax": gives the model its colour
     weights: str = ""
     seconds: float = 0.0
+    group: str = ""  # models of one group are seeds of one set-up: tables and figures show their mean
+    source: str | None = None  # of held-out data; None is the evaluator's own
+
+
+@dataclass(frozen=True)
+class SeedMean(ModelResult):
+    """Several seeds of one set-up as one result: ``rows`` are means, the others extremes and deviations, row by row."""
+
+    low: list[dict[str, Any]] = field(default_factory=list)
+    high: list[dict[str, Any]] = field(default_factory=list)
+    deviation: list[dict[str, Any]] = field(default_factory=list)  # sample standard deviation
+    seeds: int = 1
+
+
+def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult]:
+    """``results`` with those of each group replaced by one `SeedMean`, at the place of the first.
+
+    A row of it is the mean over seeds of every number, where all seeds have a row of the same ``axis``.
+
+    Raises:
+        ValueError: for a group of models that were not trained at the same place.
+    """
+    groups: dict[tuple[str, str], list[ModelResult]] = {}
+    for result in results:
+        key = ("group", result.group) if result.group else ("single", result.label)
+        groups.setdefault(key, []).append(result)
+    return [members[0] if len(members) == 1 else _seed_mean(members, axis) for members in groups.values()]
+
+
+def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
+    first = members[0]
+    if len({(member.trained_at, member.method) for member in members}) > 1:
+        raise ValueError(
+            f"{', '.join(m.label for m in members)} are no seeds of one set-up: they were trained differently"
+        )
+    by_point = [{row[axis]: row for row in member.rows} for member in members]
+    points = [point for point in by_point[0] if all(point in rows for rows in by_point)]
+
+    def reduced(how: Callable[[list[float]], float]) -> list[dict[str, Any]]:
+        rows = []
+        for point in points:
+            row = {name: _reduce([rows[point].get(name) for rows in by_point], how) for name in by_point[0][point]}
+            rows.append(row | {axis: point})
+        return rows
+
+    return SeedMean(
+        first.group,
+        first.trained_at,
+        reduced(statistics.fmean),
+        {},
+        method=first.method,
+        seconds=sum(member.seconds for member in members),
+        group=first.group,
+        source=first.source,
+        low=reduced(min),
+        high=reduced(max),
+        deviation=reduced(statistics.stdev),
+        seeds=len(members),
+    )
+
+
+def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
+    """Numbers by ``how``, lists of numbers place by place; anything else stays where all agree, else is None."""
+    if all(isinstance(value, (int, float)) for value in values):
+        return how(values)
+    if all(isinstance(value, list) for value in values):
+        return [_reduce(list(column), how) for column in zip(*values, strict=False)]
+    return values[0] if all(value == values[0] for value in values) else None
 
 
 class Evaluator(ABC):
@@ -87,18 +170,32 @@ class Evaluator(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]  # one line, for --help and error texts
     version: ClassVar[int] = 1  # raised when prompts or scoring change, so that cells of before are not reused
-    headline: ClassVar[tuple[str, ...]]  # the columns of a row that a person looks at first
+    headline: ClassVar[tuple[str, ...]]  # the columns of a row that a person looks at first; rows may lack some
+    settings: ClassVar[type[Settings]] = EvalSettings
+    axis: ClassVar[str] = "length"  # the column of a row that curves run along
+    unit: ClassVar[str] = "tokens"  # what the cost of a cell counts
+    trained: ClassVar[str] = "train_context"  # what files call the place of training on the axis
+    trained_source: ClassVar[bool] = False  # without a source asked for, held-out data is that of the model's training
+    default_source: ClassVar[str | None] = None  # where that is unknown
+
+    def trained_at(self, model: nn.Module) -> int:
+        """The place of training on the axis."""
+        return model.config.train_context
+
+    def points(self, model: nn.Module, settings: Any) -> tuple[int, ...]:
+        """The places on the axis that ``settings`` ask for."""
+        return settings.resolved_lengths(self.trained_at(model))
 
     @abstractmethod
-    def identity(self, model: nn.Module, settings: EvalSettings) -> dict[str, Any]:
+    def identity(self, model: nn.Module, settings: Any) -> dict[str, Any]:
         """The settings that change a cell's number (lengths only where cells of one length depend on the others)."""
 
     @abstractmethod
-    def cells(self, model: nn.Module, settings: EvalSettings) -> list[Cell]:
+    def cells(self, model: nn.Module, settings: Any) -> list[Cell]:
         """Every cell, in order, with its samples made. Raises ValueError for what cannot be measured."""
 
     @abstractmethod
-    def measure(self, model: nn.Module, cell: Cell, settings: EvalSettings) -> CellValue:
+    def measure(self, model: nn.Module, cell: Cell, settings: Any) -> CellValue:
         """The numbers of one cell."""
 
     @abstractmethod
@@ -110,7 +207,7 @@ class Evaluator(ABC):
         """All models in one figure, written to ``path``."""
 
     def run(
-        self, model: nn.Module, settings: EvalSettings, *, finished: Mapping[str, CellValue] | None = None
+        self, model: nn.Module, settings: Any, *, finished: Mapping[str, CellValue] | None = None
     ) -> Iterator[tuple[str, CellValue]]:
         """Yield ``(cell name, value)`` for every cell, in order; those in ``finished`` are handed on, not computed."""
         finished = finished or {}

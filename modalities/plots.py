@@ -1,18 +1,21 @@
-"""Figures of evaluation results: curves against length, depth × length heatmaps, and the overview of the README.
+"""Figures of evaluation results: curves against length or image size, depth × length heatmaps, the README's overview.
 
 Every function takes ``ModelResult``s and writes one PNG atomically. A method looks the same in every figure: our priors
 in strong colours and thick lines, the others muted and thin, each with a marker of its own, so that neither colour
-vision nor a legend is all there is to tell them apart. matplotlib is imported when a figure is drawn, not before.
+vision nor a legend is all there is to tell them apart. SSMax on top of a method makes its marker hollow, unless the
+pair has a style of its own. Seeds of one set-up are one line, their mean, in a band from the least to the greatest.
+matplotlib is imported when a figure is drawn, not before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modalities.evaluation import ModelResult
+from modalities.evaluation import ModelResult, SeedMean, mean_of_seeds
 from zoo.prior_plot import save_figure
 
 # Okabe and Ito's colours for the priors this project is about; Tol's muted scheme for what they are compared with.
@@ -21,6 +24,9 @@ OURS = {
     "ggd": ("#56B4E9", "s"),
     "goat_ssmax": ("#D55E00", "D"),
     "goat": ("#E69F00", "^"),
+    "ggd2d_ssmax": ("#0072B2", "o"),
+    "ggd2d": ("#56B4E9", "s"),
+    "ggd2d_separable": ("#009E73", ">"),
 }
 OTHERS = {
     "alibi": ("#117733", "v"),
@@ -35,13 +41,38 @@ OTHERS = {
     "learned": ("#AA4499", "h"),
     "kerple": ("#6699CC", "d"),
     "fire": ("#661100", "H"),
+    "rope2d_axial": ("#882255", "X"),
+    "rope2d_mixed": ("#CC6677", "P"),
 }
 SPARE = (("#000000", "o"), ("#777777", "s"), ("#AAAAAA", "D"), ("#444444", "^"))
 DASHES = ("-", "--", ":", "-.")
 
 
+@dataclass(frozen=True)
+class Axis:
+    """What curves run along: a column of rows, its label, and how a tick is written."""
+
+    column: str
+    label: str
+    tick: Callable[[float], str]
+
+
+def compact(number: float) -> str:
+    """128, 1k, 1.5k, 32k, 1M: lengths as tick labels, in powers of two."""
+    for unit, size in (("M", 2**20), ("k", 2**10)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+LENGTH = Axis("length", "length (tokens, log₂)", compact)
+SIZE = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format)
+AXES = {axis.column: axis for axis in (LENGTH, SIZE)}
+
+
 def recall_figure(results: Sequence[ModelResult], path: Path) -> None:
     """Retrieval against length in two panels, free generation and teacher forcing, which are never mixed."""
+    results = mean_of_seeds(results, LENGTH.column)
     figure, axes = _panels(1, 2, width=4.6, height=3.9)
     _curves(axes[0], results, "free_generation", "exact match", unit_interval=True)
     _curves(axes[1], results, "teacher_forced", "exact match", unit_interval=True)
@@ -52,6 +83,7 @@ def recall_figure(results: Sequence[ModelResult], path: Path) -> None:
 
 def perplexity_figure(results: Sequence[ModelResult], path: Path) -> None:
     """Perplexity and bits per byte against length, and NLL by position inside windows of the longest length."""
+    results = mean_of_seeds(results, LENGTH.column)
     figure, axes = _panels(1, 3, width=4.2, height=3.9)
     _curves(axes[0], results, "perplexity", "perplexity")
     _curves(axes[1], results, "bits_per_byte", "bits per byte")
@@ -74,6 +106,7 @@ def perplexity_figure(results: Sequence[ModelResult], path: Path) -> None:
 
 def overview_figure(passkey: Sequence[ModelResult], perplexity: Sequence[ModelResult], path: Path) -> None:
     """What extrapolates: passkey retrieval and bits per byte of the same models side by side."""
+    passkey, perplexity = (mean_of_seeds(results, LENGTH.column) for results in (passkey, perplexity))
     figure, axes = _panels(1, 2, width=4.9, height=4.2)
     _curves(axes[0], passkey, "free_generation", "keys written exactly", unit_interval=True)
     _curves(axes[1], perplexity, "bits_per_byte", "bits per byte, less is better")
@@ -84,13 +117,32 @@ def overview_figure(passkey: Sequence[ModelResult], perplexity: Sequence[ModelRe
 
 def ruler_figure(results: Sequence[ModelResult], path: Path, *, tasks: Sequence[str]) -> None:
     """The average and every task against length."""
-    names = ["average", *tasks]
+    results, names = mean_of_seeds(results, LENGTH.column), ["average", *tasks]
     columns = 3
     figure, axes = _panels(math.ceil(len(names) / columns), columns, width=3.7, height=2.7)
     for axis, name in zip(axes, names, strict=True):
         _curves(axis, results, name, "references found", unit_interval=True)
         _title(axis, name, fontweight="bold" if name == "average" else "normal")
     _finish(figure, axes, results, path)
+
+
+def resolution_figure(results: Sequence[ModelResult], path: Path) -> None:
+    """Top-1 against size and its ratio to the top-1 at the training size; tuned numbers, if any, in panels of their own."""
+    results = mean_of_seeds(results, SIZE.column)
+    tuned = [r for r in results if any("tuned_top1" in row for row in r.rows)]
+    figure, axes = _panels(2 if tuned else 1, 2, width=4.9, height=4.2)
+    _resolution_panels(axes[:2], results, "top1", "ratio", "")
+    if tuned:
+        _resolution_panels(axes[2:], tuned, "tuned_top1", "tuned_ratio", ", logits tuned at each size")
+    _finish(figure, axes, results, path)
+
+
+def _resolution_panels(axes, results: Sequence[ModelResult], top1: str, ratio: str, note: str) -> None:
+    _curves(axes[0], results, top1, "top-1 accuracy", SIZE, linear=True)
+    _curves(axes[1], results, ratio, "times the top-1 at the training size", SIZE, linear=True)
+    axes[1].axhline(1.0, color="0.35", linewidth=1.0, zorder=1)
+    _title(axes[0], f"Top-1{note}")
+    _title(axes[1], f"What is kept of it{note}")
 
 
 def heatmap_figure(results: Sequence[ModelResult], path: Path, *, title: str, score: str = "free_generation") -> None:
@@ -117,7 +169,7 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, title: str, sc
         shown = range(0, len(depths), max(1, len(depths) // 5))
         axis.set_yticks(shown, [f"{depths[k]:.0%}" for k in shown])
         axis.set(title=result.label, xlabel="length (tokens)", ylabel="depth of the needle")
-        inside = sum(length <= result.train_context for length in lengths)
+        inside = sum(length <= result.trained_at for length in lengths)
         if 0 < inside < len(lengths):
             beyond = True
             axis.axvline(inside - 0.5, color="white", linewidth=2.5)
@@ -135,12 +187,15 @@ def styles_of(results: Sequence[ModelResult]) -> list[dict[str, Any]]:
     styles = []
     for result in results:
         again = seen[result.method] = seen.get(result.method, -1) + 1
-        ours = result.method in OURS
-        color, marker = (OURS | OTHERS).get(result.method) or SPARE[len(seen) % len(SPARE)]
+        known = OURS | OTHERS
+        base = result.method if result.method in known else result.method.removesuffix("_ssmax")
+        ours = base in OURS
+        color, marker = known.get(base) or SPARE[len(seen) % len(SPARE)]
         styles.append(
             {
                 "color": color,
                 "marker": marker,
+                "markerfacecolor": color if base == result.method else "white",
                 "linestyle": DASHES[again % len(DASHES)],
                 "linewidth": 2.4 if ours else 1.2,
                 "markersize": 6.5 if ours else 5.0,
@@ -150,14 +205,6 @@ def styles_of(results: Sequence[ModelResult]) -> list[dict[str, Any]]:
             }
         )
     return styles
-
-
-def compact(number: float) -> str:
-    """128, 1k, 1.5k, 32k, 1M: lengths as tick labels, in powers of two."""
-    for unit, size in (("M", 2**20), ("k", 2**10)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.3g}"
 
 
 def _panels(rows: int, columns: int, *, width: float, height: float):
@@ -172,24 +219,40 @@ def _panels(rows: int, columns: int, *, width: float, height: float):
     return figure, list(axes.flat)
 
 
-def _curves(axis, results: Sequence[ModelResult], column: str, ylabel: str, *, unit_interval: bool = False) -> None:
-    """One line per model over log₂ length. Scores in 0..1 often coincide: there markers stand side by side."""
+def _curves(
+    axis,
+    results: Sequence[ModelResult],
+    column: str,
+    ylabel: str,
+    along: Axis = LENGTH,
+    *,
+    unit_interval: bool = False,
+    linear: bool = False,
+) -> None:
+    """One line per model or group of seeds. Scores in 0..1 often coincide: there markers stand side by side."""
     styles = styles_of(results)
     for k, (result, style) in enumerate(zip(results, styles, strict=True)):
         dodge = 2 ** (0.36 * ((k + 0.5) / len(results) - 0.5)) if unit_interval else 1.0
-        axis.plot([row["length"] * dodge for row in result.rows], [row[column] for row in result.rows], **style)
-    lengths = sorted({row["length"] for result in results for row in result.rows})
+        places = [row[along.column] * dodge for row in result.rows]
+        axis.plot(places, [row[column] for row in result.rows], **style)
+        if isinstance(result, SeedMean):
+            low, high = ([row[column] for row in rows] for rows in (result.low, result.high))
+            axis.fill_between(places, low, high, color=style["color"], alpha=0.18, linewidth=0, zorder=2)
+    ticks = sorted({row[along.column] for result in results for row in result.rows})
     axis.set_xscale("log", base=2)
-    axis.set_xticks(lengths, [compact(length) for length in lengths], rotation=0 if len(lengths) < 10 else 60)
+    axis.set_xticks(ticks, [along.tick(tick) for tick in ticks], rotation=0 if len(ticks) < 10 else 60)
     axis.set_xticks([], minor=True)
-    axis.set_xlim(lengths[0] / 2**0.55, lengths[-1] * 2**0.35)
-    axis.set(xlabel="length (tokens, log₂)", ylabel=ylabel)
+    octaves = (
+        5.0 if unit_interval else max(1.0, min(5.0, math.log2(ticks[-1] / ticks[0])))
+    )  # less room where they are few
+    axis.set_xlim(ticks[0] / 2 ** (0.11 * octaves), ticks[-1] * 2 ** (0.07 * octaves))
+    axis.set(xlabel=along.label, ylabel=ylabel)
     axis.grid(alpha=0.25, linewidth=0.6)
     if unit_interval:
         axis.set_ylim(-0.04, 1.04)
-    else:
+    elif not linear:
         _log_if_wide(axis, [row[column] for result in results for row in result.rows])
-    _mark_training(axis, results)
+    _mark_training(axis, results, along)
 
 
 def _log_if_wide(axis, values: Sequence[float]) -> None:
@@ -208,14 +271,16 @@ def _log_if_wide(axis, values: Sequence[float]) -> None:
     axis.yaxis.set_minor_locator(LogLocator(subs=()))
 
 
-def _mark_training(axis, results: Sequence[ModelResult]) -> None:
-    """A dashed line at each training length in view, named above the panel, where no curve runs."""
+def _mark_training(axis, results: Sequence[ModelResult], along: Axis = LENGTH) -> None:
+    """A dashed line at each place of training in view, named above the panel, where no curve runs."""
     low, high = axis.get_xlim()
-    for context in sorted({result.train_context for result in results}):
-        if low <= context <= high:
-            axis.axvline(context, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+    for trained_at in sorted({result.trained_at for result in results}):
+        if low <= trained_at <= high:
+            axis.axvline(trained_at, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
             place = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
-            axis.annotate(f"trained at {compact(context)}", (context, 1.01), fontsize=7.5, color="0.35", **place)
+            axis.annotate(
+                f"trained at {along.tick(trained_at)}", (trained_at, 1.01), fontsize=7.5, color="0.35", **place
+            )
 
 
 def _title(axis, text: str, **style: Any) -> None:
@@ -225,8 +290,14 @@ def _title(axis, text: str, **style: Any) -> None:
 def _finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
     """One legend for all panels, to their right, in the order of the models."""
     handles, labels = axes[0].get_legend_handles_labels()
-    methods = {result.label: result.method for result in results}
-    if all(methods.values()) and len(set(methods.values())) == len(labels):  # the method tells them apart
-        labels = [methods[label] for label in labels]
+    named = {result.label: result for result in results}
+    if all(r.method for r in results) and len({r.method for r in results}) == len(labels):  # it tells them apart
+        labels = [named[label].method + _seeds(named[label]) for label in labels]
+    else:
+        labels = [label + _seeds(named[label]) for label in labels]
     figure.legend(handles, labels, loc="outside right center", fontsize=8.5, frameon=False, handlelength=2.8)
     save_figure(figure, path)
+
+
+def _seeds(result: ModelResult) -> str:
+    return f", {result.seeds} seeds" if isinstance(result, SeedMean) else ""

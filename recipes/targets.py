@@ -28,7 +28,7 @@ class Target:
     Attributes:
         label: what tables and figures call it.
         family: the architecture or recipe, and what was overridden: what seeds of one set-up have in common.
-        source: where the data came from that it was trained on, in the words of its recipe; None where unknown.
+        source: where its recipe's held-out data comes from; None where unknown.
     """
 
     label: str
@@ -83,7 +83,7 @@ def seed_groups(targets: list[Target], asked: bool | None) -> dict[str, str]:
     """
     if asked is False:
         return {}
-    names = {t.label: t.family if asked else re.sub(r"-s\d+(?=$| )", "", t.label) for t in targets}
+    names = {t.label: t.family if asked else re.sub(r"-s\d+(?=$|[ )])", "", t.label) for t in targets}
     return {label: name for label, name in names.items() if list(names.values()).count(name) > 1}
 
 
@@ -116,7 +116,8 @@ def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Targ
 
         model, recipe = load_run(name)
         label, modality, trained = _run_label(name, recipe), recipe["modality"], True
-        family, source = recipe.get("name", "run"), recipe.get("data", {}).get("source")
+        data = recipe.get("data", {})
+        family, source = recipe.get("name", "run"), data.get("heldout_source") or data.get("source")
     else:
         if "/" in name:
             raise RequestError(f"no run folder {name!r}")
@@ -146,7 +147,8 @@ def _card_source(name: str) -> str | None:
     card = manifest()[resolve_tag(name)]
     if "source" in card or "recipe" not in card:
         return card.get("source")
-    return getattr(find_recipe(card["recipe"]).data, "source", None)
+    data = find_recipe(card["recipe"]).data
+    return getattr(data, "heldout_source", None) or getattr(data, "source", None)
 
 
 def override(model: nn.Module, overrides: dict[str, Any]) -> nn.Module:

@@ -1,0 +1,111 @@
+"""What an evaluation leaves behind: a plan before it, tables after it, and files of every evaluator."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from modalities.evaluation import Evaluator, ModelResult, SeedMean, Settings, mean_of_seeds, write_json, write_text
+from modalities.plots import AXES
+
+console = Console(highlight=False)
+
+
+def write_results(evaluator: Evaluator, results: list[ModelResult], settings: Settings, out: Path) -> None:
+    """EVAL.json and EVAL.csv, which keep every model for itself, and EVAL.png; each replaced as a whole."""
+    models = []
+    for result in results:
+        fields = dataclasses.asdict(result)
+        models.append({"label": fields.pop("label"), evaluator.trained: fields.pop("trained_at"), **fields})
+    content = {"evaluator": evaluator.name, "settings": dataclasses.asdict(settings), "models": models}
+    write_json(out / f"{evaluator.name}.json", content)
+    rows = [
+        {"model": result.label, "method": result.method, evaluator.trained: result.trained_at}
+        | {name: value for name, value in row.items() if not isinstance(value, list)}
+        for result in results
+        for row in result.rows
+    ]
+    text = io.StringIO()
+    table = csv.DictWriter(text, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
+    table.writeheader()
+    table.writerows(rows)
+    write_text(out / f"{evaluator.name}.csv", text.getvalue())
+    evaluator.draw(results, out / f"{evaluator.name}.png")
+
+
+def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
+    """A row for each model and score, a column for each place on the axis; seeds of one set-up as mean ± deviation."""
+    results = mean_of_seeds(results, evaluator.axis)
+    points = sorted({row[evaluator.axis] for result in results for row in result.rows})
+    pooled = any(isinstance(result, SeedMean) for result in results)
+    title = f"{evaluator.name}: {evaluator.summary}" + ("; mean ± standard deviation over seeds" if pooled else "")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model", overflow="fold")
+    table.add_column("score", style="dim", no_wrap=True)
+    for point in points:  # numbers are never cut; on a narrow terminal names wrap
+        table.add_column(AXES[evaluator.axis].tick(point), justify="right", no_wrap=True, min_width=5)
+    methods = {result.method for result in results}
+    for result in results:
+        name = result.method if len(methods) == len(results) else result.label  # short where that tells them apart
+        if isinstance(result, SeedMean):
+            name += f" ({result.seeds} seeds)"
+        scores = [score for score in evaluator.headline if any(score in row for row in result.rows)]
+        for k, score in enumerate(scores):
+            shown = [_value(result, evaluator.axis, point, score) for point in points]
+            table.add_row(name if k == 0 else "", score, *shown, end_section=k + 1 == len(scores))
+    console.print(table)
+
+
+def print_plan(
+    evaluators: list[Evaluator], rows: list[tuple[Evaluator, str, tuple[int, ...], int, int, int]], where: str
+) -> None:
+    """What will be measured: rows of (evaluator, model, points, cells, finished cells, units to read)."""
+    axis = "/".join(dict.fromkeys(f"{evaluator.axis}s" for evaluator in evaluators))
+    unit = "/".join(dict.fromkeys(evaluator.unit for evaluator in evaluators))
+    table = Table(title=f"plan ({where})", title_justify="left")
+    for column in ("evaluator", "model", axis, "cells", "finished", f"{unit} to read"):
+        table.add_column(column, justify="left" if column in ("evaluator", "model") else "right")
+    for evaluator, label, points, cells, finished, todo in rows:
+        shown = ",".join(AXES[evaluator.axis].tick(point) for point in points)
+        table.add_row(evaluator.name, label, shown, str(cells), str(finished), f"{todo:,}")
+    console.print(table)
+
+
+def progress_bar(quiet: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=quiet,
+    )
+
+
+def _value(result: ModelResult, axis: str, point: int, score: str) -> str:
+    """One number of a table; empty where there is none."""
+
+    def at(rows: list[dict[str, Any]]) -> Any:
+        return next((row.get(score) for row in rows if row[axis] == point), None)
+
+    mean = at(result.rows)
+    if mean is None:
+        return ""
+    deviation = at(result.deviation) if isinstance(result, SeedMean) else None
+    return _short(mean) if deviation is None else f"{_short(mean)} ±{_short(deviation, like=mean)}"
+
+
+def _short(value: float, *, like: float | None = None) -> str:
+    """Four figures or so; as many decimals as `like` would get."""
+    size = abs(value if like is None else like)
+    return f"{value:,.{3 if size < 10 else 2 if size < 100 else 0}f}"

@@ -66,13 +66,16 @@ def pip_download(requirement: str, *, sha256: str, folder: Path) -> Path:
     return found[0]
 
 
-def apt_download(packages: list[str], *, component: str, folder: Path) -> list[Path]:
+def apt_download(packages: list[str], *, component: str, folder: Path, at_least: int | None = None) -> list[Path]:
     """Fetch Debian packages without installing them; apt checks their hashes against its signed lists.
+
+    at_least: how many of the packages this system's release must have for the others to be left out, with a word about
+    it; None asks for all of them.
 
     `component` ("main", "non-free") need not be enabled on this system: apt is given a configuration of its own,
     which holds the system's sources with that component. The system's own lists and settings stay as they are.
     """
-    what = ", ".join(packages)
+    what = ", ".join(packages) if len(packages) <= 10 else f"{packages[0]} and {len(packages) - 1} other packages"
     state = folder / "apt"
     for part in ("parts", "lists/partial", "cache/archives/partial"):
         (state / part).mkdir(parents=True, exist_ok=True)
@@ -88,11 +91,27 @@ def apt_download(packages: list[str], *, component: str, folder: Path) -> list[P
     ]
     with console.status(f"apt-get update ({component})"):
         run_tool(["apt-get", *options, "--quiet", "update"], cwd=folder, what=what)
+    if at_least is not None:
+        packages = _known_packages(packages, options, folder, at_least)
     with console.status(f"apt-get download of {len(packages)} packages"):
         run_tool(["apt-get", *options, "--quiet", "download", *packages], cwd=folder, what=what)
     found = [path for name in packages for path in folder.glob(f"{name}_*.deb")]
     if len(found) != len(packages):
         raise FetchError(f"expected {len(packages)} packages, apt left {sorted(path.name for path in found)}")
+    return found
+
+
+def _known_packages(packages: list[str], options: list[str], folder: Path, at_least: int) -> list[str]:
+    known = set(run_tool(["apt-cache", *options, "pkgnames"], cwd=folder, what="the list of packages").split())
+    found = [name for name in packages if name in known]
+    missing = [name for name in packages if name not in known]
+    if len(found) < at_least:
+        raise FetchError(
+            f"of {len(packages)} packages this system's Debian release has {len(found)}; at least {at_least} are needed. "
+            f"Missing are {', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}"
+        )
+    if missing:
+        console.print(f"{len(missing)} packages are not in this system's Debian release: {', '.join(missing)}")
     return found
 
 

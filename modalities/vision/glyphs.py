@@ -1,0 +1,415 @@
+"""Capital letters of real fonts in drawn scenes: pictures with detail at every resolution.
+
+A `Scene` is a description, in units of the canvas: a letter of a font, its place, size, tilt and colours, a background
+that runs from one colour to another, and a few faint shapes. `draw` puts a scene, or a window of it (`View`), on any
+number of pixels. Outlines are drawn anew each time, so a picture of 384 px is not an enlarged one of 96 px; and since
+nothing depends on the pixel grid (there is no pixel noise), reducing the large picture gives the small one.
+
+Held-out scenes are seen whole. The letter's cap height is log-uniform in [0.22, 0.32] of the canvas, and the letter
+lies anywhere fully inside. Training scenes are made the same way and seen through a random window that holds the whole
+letter, so that the cap height in the view is log-uniform in [0.22, 0.95]. This is the usual random resized crop, kept
+to crops that do not lose the object. It is what makes larger test pictures a fair question about positions: a letter
+of a held-out scene at 288 px covers as many pixels as a letter of 0.66–0.96 of a training view at 96 px, so strokes of
+that thickness have been seen by the patches. What has not been seen at 96 px is a letter among so many patches.
+
+`BuiltinGlyphs` needs no download: it draws the fonts that matplotlib ships.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import string
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from zoo.naming import did_you_mean
+
+__all__ = [
+    "CLASSES",
+    "BuiltinGlyphs",
+    "Scene",
+    "Shape",
+    "View",
+    "builtin_fonts",
+    "cap_height_in",
+    "draw",
+    "extent",
+    "heldout_example",
+    "letter_box",
+    "letter_mask",
+    "training_example",
+    "usable",
+]
+
+CLASSES: tuple[str, ...] = tuple(string.ascii_uppercase)
+HELDOUT_CAP = (0.22, 0.32)  # cap height of a scene, in canvases
+TRAIN_CAP = (0.22, 0.95)  # cap height of a training view, in views
+MARGIN = 0.01  # what is left free between a letter and the edge of a canvas or view
+MAX_ROTATION = 10.0  # degrees
+MIN_CONTRAST = 2.5  # of the letter against every colour of the background, as WCAG's ratio of luminances
+MAX_CLUTTER_CONTRAST = 1.4
+_EM = 256.0  # font size at which glyphs are measured, in pixels
+
+Colour = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Clutter: "line" between two corners of `box`, filled "ellipse" in it, or "arc" of it over `angles` (degrees)."""
+
+    kind: str
+    box: tuple[float, float, float, float]
+    colour: Colour
+    width: float = 0.0
+    angles: tuple[float, float] = (0.0, 360.0)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is to be seen, in units of the canvas (x to the right, y down, both from 0 to 1).
+
+    centre is that of the letter's ink box before it is tilted by `rotation` (degrees, counter-clockwise). The
+    background runs linearly from paper[0] to paper[1] in the direction `slope` (degrees), corner to corner.
+    """
+
+    font: str
+    letter: str
+    cap_height: float
+    centre: tuple[float, float]
+    rotation: float
+    ink: Colour
+    paper: tuple[Colour, Colour]
+    slope: float
+    clutter: tuple[Shape, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """The window of a scene that is drawn: a square of side 1/zoom about `centre`."""
+
+    zoom: float = 1.0
+    centre: tuple[float, float] = (0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        if not self.zoom >= 1:
+            raise ValueError(f"zoom must be at least 1 (1 shows the whole scene), got {self.zoom!r}")
+
+
+# ---- fonts ----
+
+
+@lru_cache(maxsize=64)
+def _face(font: str, size: float) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(font, size, layout_engine=ImageFont.Layout.BASIC)
+
+
+@lru_cache(maxsize=4096)
+def letter_box(font: str, letter: str) -> tuple[float, float]:
+    """Width and height of a letter's ink, in cap heights (the height of the font's H)."""
+    face = _face(font, _EM)
+    left, top, right, bottom = face.getbbox(letter, anchor="ls")
+    cap = _cap_ratio(font) * _EM
+    return (right - left) / cap, (bottom - top) / cap
+
+
+@lru_cache(maxsize=4096)
+def _cap_ratio(font: str) -> float:
+    """Cap height over font size."""
+    _, top, _, bottom = _face(font, _EM).getbbox("H", anchor="ls")
+    if bottom <= top:
+        raise ValueError(f"{font} has no H, so no cap height; `usable` says which fonts can be drawn")
+    return (bottom - top) / _EM
+
+
+@lru_cache(maxsize=256)
+def letter_mask(font: str, letter: str, size: float) -> Image.Image:
+    """An upright letter at a font size in pixels: its ink as coverage (mode L), two pixels of nothing around it."""
+    face = _face(font, size)
+    left, top, right, bottom = face.getbbox(letter, anchor="ls")
+    picture = Image.new("L", (right - left + 4, bottom - top + 4))
+    ImageDraw.Draw(picture).text((2 - left, 2 - top), letter, fill=255, font=face, anchor="ls")
+    return picture
+
+
+def usable(font: str | Path) -> bool:
+    """Whether a font file draws 26 different capitals, none of them blank, absurdly long, or the missing-glyph box.
+
+    That the pictures are the letters they stand for it cannot say: fonts of other scripts may hold those under A–Z.
+    """
+    font = str(font)
+    try:
+        missing = _picture(font, "\uffff")
+        pictures = [_picture(font, letter) for letter in CLASSES]
+        boxes = [letter_box(font, letter) for letter in CLASSES]
+        small = _face(font, _EM / 4).getbbox("H", anchor="ls")
+    except (OSError, ValueError):
+        return False
+    if len(set(pictures)) < len(CLASSES) or missing in pictures or None in pictures:
+        return False
+    scales = abs((small[3] - small[1]) / (_EM / 4) - _cap_ratio(font)) < 0.05  # a bitmap font does not
+    return scales and all(0.05 < width < 2.2 and 0.7 < height < 1.6 for width, height in boxes)
+
+
+def _picture(font: str, character: str) -> bytes | None:
+    left, top, right, bottom = _face(font, _EM).getbbox(character, anchor="ls")
+    if right <= left or bottom <= top:
+        return None
+    glyph = letter_mask(font, character, _EM)
+    return (
+        None if glyph.getbbox() is None else hashlib.sha256(glyph.tobytes() + bytes(str(glyph.size), "ascii")).digest()
+    )
+
+
+# ---- scenes ----
+
+
+def extent(scene: Scene) -> tuple[float, float]:
+    """Width and height, in canvases, of the upright box around the tilted letter."""
+    width, height = (side * scene.cap_height for side in letter_box(scene.font, scene.letter))
+    cos, sin = abs(math.cos(math.radians(scene.rotation))), abs(math.sin(math.radians(scene.rotation)))
+    return width * cos + height * sin, width * sin + height * cos
+
+
+def cap_height_in(scene: Scene, view: View) -> float:
+    """Cap height as a part of the view's side."""
+    return scene.cap_height * view.zoom
+
+
+def heldout_example(rng: np.random.Generator, font: str | Path, letter: str) -> tuple[Scene, View]:
+    """A scene with a cap height log-uniform in HELDOUT_CAP, seen whole."""
+    return _scene(rng, str(font), letter, _log_uniform(rng, *HELDOUT_CAP)), View()
+
+
+def training_example(rng: np.random.Generator, font: str | Path, letter: str) -> tuple[Scene, View]:
+    """A scene of the same kind and a window on it, with a cap height in the window that is log-uniform in TRAIN_CAP.
+
+    The window holds the whole letter and stays within the scene. Letters too wide or long to fill 0.95 of a window
+    stop where they fill it.
+    """
+    font = str(font)
+    seen = _log_uniform(rng, *TRAIN_CAP)
+    scene = _scene(rng, font, letter, _log_uniform(rng, HELDOUT_CAP[0], min(HELDOUT_CAP[1], seen)))
+    largest = (1 - 2 * MARGIN) / max(extent(scene))
+    zoom = min(max(seen / scene.cap_height, 1.0), largest)
+    half = 0.5 / zoom
+    centre = []
+    for place, side in zip(scene.centre, extent(scene), strict=True):
+        reach = side / 2 + MARGIN / zoom
+        low, high = max(half, place + reach - half), min(1 - half, place - reach + half)
+        centre.append(float(rng.uniform(low, max(low, high))))  # equal, but for rounding, where the letter fills it
+    return scene, View(zoom, (centre[0], centre[1]))
+
+
+def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return float(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def _scene(rng: np.random.Generator, font: str, letter: str, cap_height: float) -> Scene:
+    if letter not in CLASSES:
+        raise ValueError(f"letter must be one of {CLASSES[0]}–{CLASSES[-1]}, got {letter!r}")
+    ink, paper = _colours(rng)
+    rotation = float(rng.uniform(-MAX_ROTATION, MAX_ROTATION))
+    scene = Scene(font, letter, cap_height, (0.5, 0.5), rotation, ink, paper, float(rng.uniform(0, 360)))
+    reach = [min(side / 2 + MARGIN, 0.5) for side in extent(scene)]
+    centre = tuple(float(rng.uniform(side, 1 - side)) for side in reach)
+    clutter = tuple(_shape(rng, paper) for _ in range(rng.integers(0, 7)))
+    return Scene(font, letter, cap_height, centre, rotation, ink, paper, scene.slope, clutter)
+
+
+def _luminance(colour: Colour) -> float:
+    linear = [c / 3294.6 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: Colour, other: Colour) -> float:
+    """(L₁ + 0.05) / (L₂ + 0.05), the lighter above the darker: 1 for equal luminances, 21 for black on white."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _near(rng: np.random.Generator, colour: Colour, spread: float) -> Colour:
+    red, green, blue = np.clip(np.asarray(colour) + rng.normal(0, spread, 3), 0, 255).round().astype(int).tolist()
+    return red, green, blue
+
+
+def _colours(rng: np.random.Generator) -> tuple[Colour, tuple[Colour, Colour]]:
+    """Ink and two background colours; drawn again until the ink stands out from both."""
+    while True:
+        first, ink = (tuple(rng.integers(0, 256, 3).tolist()) for _ in range(2))
+        second = _near(rng, first, 35.0)
+        if min(_contrast(ink, first), _contrast(ink, second)) >= MIN_CONTRAST:
+            return ink, (first, second)
+
+
+def _shape(rng: np.random.Generator, paper: tuple[Colour, Colour]) -> Shape:
+    """A faint shape that may stick out of the canvas."""
+    while True:
+        colour = _near(rng, paper[int(rng.integers(2))], 30.0)
+        if max(_contrast(colour, side) for side in paper) <= MAX_CLUTTER_CONTRAST * _contrast(*paper):
+            break
+    kind = ("line", "ellipse", "arc")[int(rng.integers(3))]
+    x, y = rng.uniform(-0.1, 1.1, 2).tolist()
+    width, height = (_log_uniform(rng, 0.08, 0.6) for _ in range(2))
+    flip = -1 if kind == "line" and rng.random() < 0.5 else 1
+    box = (x - width / 2, y - flip * height / 2, x + width / 2, y + flip * height / 2)
+    start = float(rng.uniform(0, 360))
+    angles = (start, start + float(rng.uniform(60, 300)))
+    return Shape(kind, box, colour, _log_uniform(rng, 0.006, 0.04), angles)
+
+
+# ---- drawing ----
+
+
+@dataclass(frozen=True)
+class _Canvas:
+    """Where scene coordinates fall on the pixels of an enlarged canvas of which each final pixel holds `over`²."""
+
+    height: int
+    width: int
+    over: int
+    view: View
+
+    @property
+    def scale(self) -> float:
+        """Fine pixels to a unit of the scene; the shorter side shows 1/zoom of it, the longer one more."""
+        return self.view.zoom * min(self.height, self.width) * self.over
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        across = (x - self.view.centre[0]) * self.scale + self.width * self.over / 2
+        return across, (y - self.view.centre[1]) * self.scale + self.height * self.over / 2
+
+    def mask(self) -> Image.Image:
+        return Image.new("L", (self.width * self.over, self.height * self.over))
+
+
+def draw(scene: Scene, size: tuple[int, int], view: View | None = None) -> Image.Image:
+    """The scene, or a window of it, as an RGB picture of size (height, width); equal arguments give equal pixels.
+
+    The shorter side shows the window; a longer one shows more of the scene, at the same scale. Small pictures are
+    drawn at up to four times their size and averaged. Raises ValueError for a side below 1.
+    """
+    height, width = size
+    if height < 1 or width < 1:
+        raise ValueError(f"size must be (height, width) of at least one pixel each, got {size!r}")
+    canvas = _Canvas(height, width, max(2, min(4, round(384 / min(size)))), view or View())
+    picture = _background(scene, canvas)
+    for shape in scene.clutter:
+        picture.paste(shape.colour, mask=_shape_mask(shape, canvas).reduce(canvas.over))
+    picture.paste(scene.ink, mask=_placed_letter(scene, canvas).reduce(canvas.over))
+    return picture
+
+
+def _background(scene: Scene, canvas: _Canvas) -> Image.Image:
+    scale = canvas.scale / canvas.over
+    x = (np.arange(canvas.width) + 0.5 - canvas.width / 2) / scale + canvas.view.centre[0] - 0.5
+    y = (np.arange(canvas.height) + 0.5 - canvas.height / 2) / scale + canvas.view.centre[1] - 0.5
+    cos, sin = math.cos(math.radians(scene.slope)), math.sin(math.radians(scene.slope))
+    along = (x * cos + y[:, None] * sin) / (abs(cos) + abs(sin)) + 0.5  # 0 to 1, corner to corner
+    along = np.clip(along, 0, 1).astype(np.float32)[..., None]
+    first, second = (np.asarray(colour, np.float32) for colour in scene.paper)
+    return Image.fromarray((first + (second - first) * along + 0.5).astype(np.uint8))
+
+
+def _shape_mask(shape: Shape, canvas: _Canvas) -> Image.Image:
+    mask = canvas.mask()
+    pen = ImageDraw.Draw(mask)
+    corners = [*canvas.place(*shape.box[:2]), *canvas.place(*shape.box[2:])]
+    width = max(1, round(shape.width * canvas.scale))
+    if shape.kind == "line":
+        pen.line(corners, fill=255, width=width)
+    elif shape.kind == "ellipse":
+        pen.ellipse(corners, fill=255)
+    elif shape.kind == "arc":
+        pen.arc(corners, *shape.angles, fill=255, width=width)
+    else:
+        known = ("line", "ellipse", "arc")
+        raise ValueError(f"unknown shape {shape.kind!r}; {did_you_mean(shape.kind, known)}known are {', '.join(known)}")
+    return mask
+
+
+def _placed_letter(scene: Scene, canvas: _Canvas) -> Image.Image:
+    """The letter is drawn upright at the next size of a ladder (steps of √2) and brought to its place by one affine map.
+
+    So its picture does not depend on how its place falls on the pixels, and hinting has no part in it.
+    """
+    mask = canvas.mask()
+    needed = max(scene.cap_height * canvas.scale, 64.0) / _cap_ratio(scene.font)
+    size = 2.0 ** (math.ceil(2 * math.log2(needed)) / 2)
+    glyph = letter_mask(scene.font, scene.letter, size)
+    shrink = size * _cap_ratio(scene.font) / (scene.cap_height * canvas.scale)  # glyph pixels to a fine pixel
+    x, y = canvas.place(*scene.centre)
+    reach = math.hypot(*glyph.size) / 2 / shrink
+    left, top = max(0, math.floor(x - reach)), max(0, math.floor(y - reach))
+    right, bottom = min(mask.width, math.ceil(x + reach)), min(mask.height, math.ceil(y + reach))
+    if right <= left or bottom <= top:
+        return mask  # outside the view
+    cos, sin = (f(math.radians(scene.rotation)) * shrink for f in (math.cos, math.sin))
+    x, y = x - left, y - top
+    matrix = (cos, -sin, glyph.width / 2 - cos * x + sin * y, sin, cos, glyph.height / 2 - sin * x - cos * y)
+    turned = glyph.transform((right - left, bottom - top), Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)
+    mask.paste(turned, (left, top))
+    return mask
+
+
+# ---- the built-in source ----
+
+_BUILTIN_SPLITS = {"train": ("DejaVu", "cm"), "heldout": ("STIX",)}
+
+
+def builtin_fonts(split: str) -> list[Path]:
+    """The usable fonts that matplotlib ships: DejaVu and Computer Modern to train with, STIX held out."""
+    if split not in _BUILTIN_SPLITS:
+        hint = did_you_mean(str(split), _BUILTIN_SPLITS)
+        raise ValueError(f"unknown split {split!r}; {hint}the splits are {', '.join(_BUILTIN_SPLITS)}")
+    names = _BUILTIN_SPLITS[split]
+    files = sorted((Path(matplotlib.get_data_path()) / "fonts/ttf").glob("*.ttf"))
+    return [path for path in files if path.name.startswith(names) and usable(path)]
+
+
+@dataclass
+class BuiltinGlyphs:
+    """Map-style dataset of letters in matplotlib's fonts: [i] is (RGB picture, label), drawn when asked for.
+
+    Every font and letter has `scenes_per_letter` scenes; consecutive items walk through the letters, then the fonts.
+    An item depends on its index, the split and the seed, and never on `size`: the same composition at every size.
+    """
+
+    split: str
+    size: int = 128
+    scenes_per_letter: int = 4
+    seed: int = 0
+    classes: tuple[str, ...] = field(default=CLASSES, init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("size", "scenes_per_letter"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        self.fonts = builtin_fonts(self.split)
+        digest = hashlib.sha256(repr(("glyphs-builtin 1", self.split, self.scenes_per_letter, self.seed)).encode())
+        for font in self.fonts:
+            digest.update(font.name.encode() + font.read_bytes())
+        self.fingerprint = digest.hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return len(self.fonts) * len(self.classes) * self.scenes_per_letter
+
+    def example(self, index: int) -> tuple[Scene, View]:
+        """The scene and view of an item. Raises IndexError outside [0, len)."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} is outside [0, {len(self)})")
+        rest, label = divmod(index, len(self.classes))
+        font = self.fonts[rest % len(self.fonts)]
+        rng = np.random.default_rng([self.seed, self.split == "heldout", index, 1])
+        make = training_example if self.split == "train" else heldout_example
+        return make(rng, font, self.classes[label])
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        scene, view = self.example(index)
+        return draw(scene, (self.size, self.size), view), index % len(self.classes)

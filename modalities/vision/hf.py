@@ -53,7 +53,7 @@ class HFImages(ImageSet):
         self.spec, self.split = spec, chosen
         self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
         self.data = data.cast_column(self.image, datasets.Image(decode=False)).select_columns([self.image, self.label])
-        self.fingerprint = fingerprint_of([name, config, chosen, len(data), self.data.with_format(None)._fingerprint])
+        self.fingerprint = fingerprint_of([name, config, chosen, len(data), self.data._fingerprint])
 
     def __len__(self) -> int:
         return len(self.data)

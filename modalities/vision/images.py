@@ -8,6 +8,7 @@
     CMYK, YCbCr, HSV                            converted by Pillow, without colour profiles       converted: cmyk, ycbcr, hsv
     16-bit grey (also in 32-bit integers)       divided by 257 to 8 bits                           converted: 16-bit
     EXIF orientation                            applied: the picture stands upright                converted: rotated
+    broken EXIF                                 taken as upright                                   –
     several frames                              the first one                                      –
     no bytes                                    skipped                                            skipped: empty
     no image format that Pillow knows           skipped                                            skipped: unknown format
@@ -39,13 +40,21 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 __all__ = ["EXTENSIONS", "MAX_PIXELS", "BadImage", "ImageReport", "decode_image", "to_rgb"]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
 MAX_PIXELS = 89_478_485  # a quarter of a GiB in RGB: Pillow's own bound
-_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _log = logging.getLogger(__name__)
 
 
@@ -125,11 +134,12 @@ def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
 def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     """(upright 8-bit RGB image, what was converted). Errors: BadImage for a mode without a defined range."""
     notes: list[str] = []
-    if "exif" in image.info or image.format in ("TIFF", "PNG", "WEBP"):
-        orientation = image.getexif().get(_ORIENTATION, 1)
-        if orientation in range(2, 9):
-            image = ImageOps.exif_transpose(image)
-            notes.append("rotated")
+    turn = _UPRIGHT.get(_orientation(image))
+    if turn is not None:
+        transparency = image.info.get("transparency")
+        image = image.transpose(turn)
+        image.info = {} if transparency is None else {"transparency": transparency}  # upright now: never turned again
+        notes.append("rotated")
     mode = image.mode
     if mode == "RGB" and "transparency" not in image.info:
         return image, tuple(notes)
@@ -148,6 +158,16 @@ def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     else:
         raise BadImage("unsupported mode", mode)
     return image, tuple(notes)
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 (upright) where there is none or the EXIF data is broken."""
+    if "exif" not in image.info and image.format == "JPEG":
+        return 1
+    try:
+        return int(image.getexif().get(0x0112, 1))
+    except Exception:  # Pillow's EXIF reader raises many things; a broken note does not make the picture bad
+        return 1
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -146,8 +146,13 @@ class ImageLoader(_Loader):
         self.images, self.train, self.next_sample = images, train, 0
         self.report.extend(images.problems)
 
+    @property
+    def epoch_samples(self) -> int:
+        """Images of one epoch, over all ranks."""
+        return len(self.images)
+
     def __len__(self) -> int:
-        """Batches of one epoch or pass."""
+        """Batches of one pass; of an epoch, rounded up."""
         return -(-len(self.images) // (self.micro_batch * self.world))
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
@@ -290,6 +295,11 @@ class ShardLoader(_Loader):
         super().__init__(config, micro_batch, rank, world)
         self.shards, self.batches = shards, 0
         self.workers = max(1, config.num_workers)
+
+    @property
+    def epoch_samples(self) -> int:
+        """Images of one epoch, over all ranks."""
+        return len(self.shards)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         config = self.config

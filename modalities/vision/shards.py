@@ -4,15 +4,16 @@ A shard is a tar in which members of one sample follow one another under one nam
 a `.cls` member (a whole number as text) or the field "label" of a `.json` member.
 
 How many samples every shard holds must be known, since ranks and workers share an epoch out by sample. It is taken from
-`index.json` beside the shards ({"classes", "samples", "size", "shards": [{"file", "samples", "sha256"}]}), from timm's
-`_info.json`, or, for local shards, by reading their headers. `write_index` writes an index.json.
+`index.json` beside the shards ({"classes", "samples", "size", "shards": [{"file", "samples", "sha256"}]}, or what
+webdataset's `widsindex` writes), from timm's `_info.json`, or, for local shards, by reading their headers.
+`write_index` writes an index.json.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
+import os
 import posixpath
 import re
 import tarfile
@@ -84,9 +85,9 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
     for url in urls:
         if not remote and not Path(url).is_file():
             raise FileNotFoundError(f"source {spec!r}: no shard {url}")
-    known = {entry["file"]: entry for entry in index["shards"]} if index else {}
-    if all(posixpath.basename(url) in known for url in urls):
-        entries = [known[posixpath.basename(url)] for url in urls]
+    known = {_file_name(entry["file"]): entry for entry in index["shards"]} if index else {}
+    if all(_file_name(url) in known for url in urls):
+        entries = [known[_file_name(url)] for url in urls]
     elif remote:
         raise ValueError(
             f"source {spec!r}: how many samples these remote shards hold is not known. Put an index.json beside them "
@@ -102,27 +103,37 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
     return ShardSet(spec, tuple(urls), tuple(int(entry["samples"]) for entry in entries), classes, digest)
 
 
+def _file_name(url: str) -> str:
+    """The name of the tar in a path, URL or "pipe:" command."""
+    return ([*re.findall(r"[^/\s?]+\.tar(?:\.gz)?", url)] or [posixpath.basename(url)])[-1]
+
+
 def _find_index(urls: Sequence[str], named: str) -> dict[str, Any] | None:
-    folder = posixpath.dirname(urls[0])
     if named:
         index = _read_json(named)
         if index is None:
             raise FileNotFoundError(f"no index {named}")
-        return _from_timm(index) if "splits" in index else index
-    for name in ("index.json", "_info.json"):
-        index = None if folder.startswith("pipe:") else _read_json(posixpath.join(folder, name))
+        return _as_index(index, named)
+    folder = posixpath.dirname(urls[0])
+    for name in () if folder.startswith("pipe:") else ("index.json", "_info.json"):
+        index = _read_json(posixpath.join(folder, name))
         if index is not None:
-            return _from_timm(index) if "splits" in index else index
+            return _as_index(index, posixpath.join(folder, name))
     return None
 
 
-def _from_timm(info: dict[str, Any]) -> dict[str, Any]:
-    """timm's _info.json, {"splits": {name: {"filenames", "shard_lengths"}}}, as an index."""
-    shards = []
-    for split in info["splits"].values():
-        for file, samples in zip(split["filenames"], split["shard_lengths"], strict=True):
-            shards.append({"file": file, "samples": samples})
-    return {"shards": shards}
+def _as_index(found: dict[str, Any], place: str) -> dict[str, Any]:
+    """An index of ours, timm's {"splits": {…: {"filenames", "shard_lengths"}}} or webdataset's {"shardlist"} as ours."""
+    if "shards" in found:
+        return found
+    if "shardlist" in found:
+        return {"shards": [{"file": entry["url"], "samples": entry["nsamples"]} for entry in found["shardlist"]]}
+    if "splits" in found:
+        pairs = [
+            pair for s in found["splits"].values() for pair in zip(s["filenames"], s["shard_lengths"], strict=True)
+        ]
+        return {"shards": [{"file": file, "samples": samples} for file, samples in pairs]}
+    raise ValueError(f"{place} is no index of shards: expected 'shards', 'shardlist' or 'splits' among {sorted(found)}")
 
 
 def _read_json(place: str) -> dict[str, Any] | None:
@@ -191,19 +202,14 @@ class TarImages:
         """The sample as webdataset gives it: {"__key__", extension: bytes}."""
         shard, members = self.samples[number]
         if self._open is None or self._open[0] != shard:
-            self._close()
-            self._open = (shard, open(self.shards.urls[shard], "rb"))  # noqa: SIM115
+            if self._open is not None:
+                self._open[1].close()
+            self._open = (shard, open(self.shards.urls[shard], "rb", buffering=0))  # noqa: SIM115
         sample: dict[str, Any] = {"__key__": members["__key__"]}
         for extension, place in members.items():
-            if extension != "__key__":
-                self._open[1].seek(place[0])
-                sample[extension] = self._open[1].read(place[1])
+            if extension != "__key__":  # pread: forked workers share the file's position
+                sample[extension] = os.pread(self._open[1].fileno(), place[1], place[0])
         return sample
-
-    def _close(self) -> None:
-        if self._open is not None:
-            self._open[1].close()
-            self._open = None
 
     def __getstate__(self) -> dict[str, Any]:  # an open file is not shared between processes
         return {**self.__dict__, "_open": None}
@@ -217,15 +223,22 @@ def sample_image(sample: dict[str, Any]) -> bytes:
     raise BadImage("no image", f"members {sorted(name for name in sample if not name.startswith('__'))}")
 
 
+def _json_label(data: bytes) -> int | None:
+    fields = json.loads(data)
+    label = fields.get("label") if isinstance(fields, dict) else None
+    if label is None or (isinstance(label, int) and not isinstance(label, bool)):
+        return label
+    raise ValueError(f"label {label!r} is not a whole number")
+
+
 def read_label(sample: dict[str, Any]) -> int:
     """The label of a sample. Errors: BadImage "no label", "bad label"."""
     try:
         if "cls" in sample:
             return int(sample["cls"])
-        if "json" in sample:
-            fields = json.load(io.BytesIO(sample["json"]))
-            if isinstance(fields, dict) and "label" in fields:
-                return int(fields["label"])
-    except (ValueError, TypeError) as error:
+        label = _json_label(sample["json"]) if "json" in sample else None
+    except ValueError as error:
         raise BadImage("bad label", str(error)) from None
+    if label is not None:
+        return label
     raise BadImage("no label", f"members {sorted(name for name in sample if not name.startswith('__'))}")

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from PIL import Image
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import find_classes
 
 from modalities.vision.glyphs import BuiltinGlyphs
 from modalities.vision.images import EXTENSIONS, BadImage
@@ -200,12 +201,12 @@ class FolderImages(ImageSet):
         if not path.is_dir():
             raise FileNotFoundError(f"source {spec!r}: no folder {path}")
         train, heldout = path / "train", next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None)
-        own = train.is_dir()
-        if own and heldout is None and split == "heldout":
+        own = train.is_dir() and any(child.is_dir() for child in train.iterdir())  # else it is a class called "train"
+        if own and heldout is None and split != "train":
             raise ValueError(f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source")
         if own and classes is None:
-            classes = ImageFolder.find_classes(None, train)[0]  # type: ignore[arg-type]
-        root = path if not own else train if split == "train" or heldout is None else heldout
+            classes = find_classes(train)[0]
+        root = path if not own else train if split == "train" else heldout
         listed = _ListedFolder(root, classes)
         self.spec, self.root, self.classes = spec, root, tuple(listed.classes)
         self.samples = listed.samples

@@ -213,10 +213,10 @@ def preprocess(
     image = _to_aspect(to_rgb(image)[0], height / width, fit)
     if mode == "native":
         if image.height < height or image.width < width:
-            scale = min(image.height / height, image.width / width)
+            tall = min(image.height, image.width * height // width)
             raise ValueError(
                 f"a native {height}×{width} image needs more pixels than are stored ({image.height}×{image.width} at that "
-                f"aspect); the largest that can be had is {int(scale * height)}×{int(scale * width)}"
+                f"aspect); the largest that can be had is {tall}×{tall * width // height}"
             )
     else:
         scale = train_size / min(image.height, image.width)

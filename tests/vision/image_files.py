@@ -1,0 +1,74 @@
+"""Small images and shards for the tests of vision's data side."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from modalities.vision.shards import write_index
+
+
+def picture(number, size=(40, 40)):
+    """A smooth picture whose mean brightness tells its number apart from its neighbours'."""
+    rng = np.random.default_rng(number)
+    small = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+
+
+def encoded(image, form="PNG", **options):
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return stream.getvalue()
+
+
+def write_tar(path, samples):
+    """samples: (key, {extension: bytes})."""
+    with tarfile.open(path, "w") as tar:
+        for key, members in samples:
+            for extension, data in members.items():
+                info = tarfile.TarInfo(f"{key}.{extension}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_shards(folder, sizes, classes="abcd", indexed=True, damage=None):
+    """Shards of numbered solid-colour images: image n is solid_colour(n), its label n mod len(classes)."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    number = itertools.count()
+    for shard, size in enumerate(sizes):
+        samples = []
+        for n in itertools.islice(number, size):
+            members = {"png": encoded(solid(n)), "cls": str(n % len(classes)).encode()}
+            samples.append((f"{n:04d}", (damage or {}).get(n, members)))
+        write_tar(folder / f"part-{shard:03d}.tar", samples)
+    if indexed:
+        write_index(folder, list(classes))
+    return folder
+
+
+def solid(number, size=(12, 12)):
+    """One colour that is the number: red counts from 0 to 255, green counts the overflow."""
+    return Image.new("RGB", size, (number % 256, number // 256, 7))
+
+
+def numbers(batch):
+    """The numbers of solid images in a batch of a loader with mean 0 and std 1."""
+    colours = (255 * batch["images"][:, :, 0, 0]).round().long()
+    return (colours[:, 0] + 256 * colours[:, 1]).tolist()
+
+
+def write_json(path, value):
+    Path(path).write_text(json.dumps(value))
+    return path
+
+
+def take(iterable, count):
+    return list(itertools.islice(iterable, count))

@@ -1,0 +1,283 @@
+"""Folders, shards, Hugging Face datasets and torchvision's own, with what may be wrong in them."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import logging
+import threading
+from collections import Counter
+
+import pytest
+import torch
+
+from modalities.vision.data import VisionDataConfig, build_loader, eval_transform, held_out_images
+from modalities.vision.images import BadImage
+from modalities.vision.shards import open_shards, write_index
+from modalities.vision.sources import is_held_out, open_images
+from tests.vision.image_files import encoded, numbers, picture, solid, take, write_json, write_shards, write_tar
+
+PLAIN = {"augment": "none", "image_size": 12, "num_classes": 4, "mean": (0, 0, 0), "std": (1, 1, 1)}
+
+
+def config(source, **options):
+    return VisionDataConfig(**{**PLAIN, "source": str(source), "shuffle_buffer": 64, **options})
+
+
+def write_folder(root, classes, count):
+    for n in range(count):
+        path = root / classes[n % len(classes)] / f"{n:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        solid(n).save(path)
+    return root
+
+
+# ---- names ----
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("glyps", "did you mean 'glyphs'"),
+        ("", "non-empty string"),
+        ("hf:", "expected 'hf:NAME"),
+        ("hf:x?img=a", "unknown option 'img'"),
+    ],
+)
+def test_unknown_sources(spec, message):
+    with pytest.raises(ValueError, match=message):
+        open_images(spec, "train")
+
+
+def test_a_plain_path_is_told_how_to_be_written(tmp_path):
+    with pytest.raises(ValueError, match=f"did you mean 'folder:{tmp_path}'"):
+        open_images(str(tmp_path), "train")
+
+
+def test_fetched_sources_name_the_command_that_fetches_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"fetch_data.py vision glyphs.*glyphs-builtin"):
+        build_loader(config("glyphs"), micro_batch=2)
+    with pytest.raises(FileNotFoundError, match=r"fetch_data.py vision photos"):
+        held_out_images("photos")
+    write_shards(tmp_path / "vision/glyphs/train", [6])
+    write_shards(tmp_path / "vision/glyphs/heldout", [5])
+    assert sorted(numbers(take(build_loader(config("glyphs"), micro_batch=6), 1)[0])) == list(range(6))
+    assert len(held_out_images("glyphs")) == len(held_out_images(config("glyphs"))) == 5
+
+
+# ---- folders ----
+
+
+def test_a_folder_without_split_holds_out_a_tenth(tmp_path):
+    write_folder(tmp_path, "abcd", 200)
+    spec = f"folder:{tmp_path}"
+    train, heldout = (open_images(spec, split) for split in ("train", "heldout"))
+    assert len(train) + len(heldout) == 200 and 10 <= len(heldout) <= 32
+    assert not {sample[0] for sample in train.samples} & {sample[0] for sample in heldout.samples}
+    assert [n for n in range(200) if is_held_out(f"row {n}")][:4] == PINNED  # never to change: weights depend on it
+    assert len(open_images(spec, "all")) == len(open_images(spec, "train", hold_out=False)) == 200
+    assert train.fingerprint != heldout.fingerprint
+
+
+PINNED = [0, 1, 5, 16]
+
+
+def test_held_out_folders_are_labelled_as_the_training_folder(tmp_path):
+    write_folder(tmp_path / "train", "abcd", 8)
+    write_folder(tmp_path / "validation", "cd", 4)
+    write_folder(tmp_path / "elsewhere", "bd", 4)
+    assert [label for _, label in held_out_images(f"folder:{tmp_path}")] == [2, 2, 3, 3]
+    own = config(f"folder:{tmp_path}", heldout_source=f"folder:{tmp_path / 'elsewhere'}")
+    assert [label for _, label in held_out_images(own)] == [1, 1, 3, 3]
+    write_folder(tmp_path / "elsewhere", "e", 1)
+    with pytest.raises(ValueError, match="class 'e' that training does not have"):
+        held_out_images(own)
+
+
+def test_a_folder_of_train_alone_asks_for_the_rest(tmp_path):
+    write_folder(tmp_path / "train", "ab", 4)
+    with pytest.raises(ValueError, match="set heldout_source"):
+        held_out_images(f"folder:{tmp_path}")
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        open_images("folder:/no/such/place", "train")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    write_folder(tmp_path, ["plane", "train"], 6)
+    assert open_images(f"folder:{tmp_path}", "all").classes == ("plane", "train")
+
+
+def test_what_is_wrong_in_a_folder_is_counted_and_passed_over(tmp_path, caplog):
+    write_folder(tmp_path / "train", "abd", 9)
+    (tmp_path / "train" / "c").mkdir()
+    (tmp_path / "train" / "a" / "notes.txt").write_text("no image")
+    (tmp_path / "train" / "a" / "000.png").write_bytes(b"")
+    (tmp_path / "train" / "b" / "001.png").write_bytes(b"not an image at all")
+    picture(1).convert("L").save(tmp_path / "train" / "d" / "002.png")
+    for workers in (0, 2):
+        loader = build_loader(config(f"folder:{tmp_path}", num_workers=workers), micro_batch=9)
+        with caplog.at_level(logging.WARNING):
+            batch = take(loader, 1)[0]
+        assert loader.report.skipped["empty"] == loader.report.skipped["unknown format"] == 1
+        assert loader.report.skipped["unknown extension"] == loader.report.skipped["empty class"] == 1
+        assert loader.report.converted == {"grey": 1}
+        assert set(batch["targets"].tolist()) <= {0, 1, 3} and len(batch["targets"]) == 9
+        found = set(numbers(batch))
+        assert {3, 4, 5, 6, 7, 8} <= found and not found & {0, 1}
+    assert "train/c" in loader.report.names["empty class"][0] and "000.png" in caplog.text
+
+
+def test_nothing_left_is_an_error(tmp_path):
+    write_folder(tmp_path / "train", "ab", 3)
+    for path in (tmp_path / "train").rglob("*.png"):
+        path.write_bytes(b"broken")
+    with pytest.raises(ValueError, match=r"all 3 images were skipped.*unknown format"):
+        take(build_loader(config(f"folder:{tmp_path}"), micro_batch=2), 1)
+    (tmp_path / "none" / "train" / "a").mkdir(parents=True)
+    with pytest.raises(ValueError, match="no image for split"):
+        build_loader(config(f"folder:{tmp_path / 'none'}"), micro_batch=2)
+
+
+# ---- shards ----
+
+
+def test_what_is_wrong_in_shards_is_counted_and_passed_over(tmp_path):
+    good = encoded(solid(77))
+    damage = {
+        1: {"png": good},
+        2: {"png": good, "cls": b"cat"},
+        3: {"png": good, "cls": b"9"},
+        4: {"cls": b"1"},
+        5: {"png": b"", "cls": b"1"},
+        6: {"png": encoded(picture(6))[:-60], "cls": b"1"},
+        7: {"png": encoded(solid(7)), "json": b'{"label": 3, "source": "x"}'},
+        8: {"png": encoded(solid(8)), "json": b'{"label": 2.5}'},
+    }
+    write_shards(tmp_path, [7, 5], damage=damage, indexed=False)
+    loader = build_loader(config(f"wds:{tmp_path}/part-{{000..001}}.tar"), micro_batch=12)
+    batch = take(loader, 1)[0]
+    assert set(numbers(batch)) == {0, 7, 9, 10, 11} and len(numbers(batch)) == 12
+    assert batch["targets"][numbers(batch).index(7)] == 3
+    reasons = ("no label", "bad label", "label out of range", "no image", "empty", "truncated")
+    assert set(loader.report.skipped) == set(reasons)
+    assert loader.report.names["no label"][0].endswith("part-000.tar:0001")
+
+
+def test_a_known_list_of_classes_makes_a_strange_label_an_error(tmp_path):
+    write_shards(tmp_path, [4], damage={2: {"png": encoded(solid(2)), "cls": b"4"}})
+    with pytest.raises(ValueError, match=r"0002 has label 4, outside 0…3"):
+        take(build_loader(config(f"wds:{tmp_path}"), micro_batch=4), 1)
+    held = held_out_images(f"wds:{tmp_path}")
+    with pytest.raises(ValueError, match="label 4"):
+        held[2]
+
+
+def test_a_bad_held_out_image_says_which_and_why(tmp_path):
+    held = held_out_images(f"wds:{write_shards(tmp_path, [3], damage={1: {'png': b'', 'cls': b'1'}})}")
+    with pytest.raises(BadImage, match=r"empty.*part-000.tar:0001") as error:
+        held[1]
+    assert error.value.reason == "empty" and held.report.skipped == {"empty": 1} and held[2][1] == 2
+
+
+def test_indexes_of_other_tools_and_counting(tmp_path):
+    write_shards(tmp_path, [3, 5], indexed=False)
+    pattern = f"{tmp_path}/part-{{000..001}}.tar"
+    counted = open_shards("x", pattern)
+    assert counted.counts == (3, 5) and counted.classes is None
+    files = {"filenames": ["part-000.tar", "part-001.tar"], "shard_lengths": [3, 5]}
+    write_json(tmp_path / "_info.json", {"splits": {"train": files}})
+    assert open_shards("x", pattern).counts == (3, 5)
+    shardlist = [{"url": f"part-00{n}.tar", "nsamples": count} for n, count in enumerate((3, 5))]
+    other = write_json(tmp_path / "wids.json", {"shardlist": shardlist})
+    assert open_shards("x", f"{pattern}?index={other}").counts == (3, 5)
+    with pytest.raises(ValueError, match="is no index of shards"):
+        open_shards("x", f"{pattern}?index={write_json(tmp_path / 'z.json', {'a': 1})}")
+    with pytest.raises(FileNotFoundError, match="no shard"):
+        open_shards("x", f"{tmp_path}/part-{{000..002}}.tar")
+
+
+def test_an_index_that_is_wrong_is_an_error(tmp_path):
+    write_shards(tmp_path, [4])
+    write_tar(tmp_path / "part-000.tar", [(f"{n}", {"png": encoded(solid(n)), "cls": b"0"}) for n in range(3)])
+    with pytest.raises(ValueError, match="ends after 3 samples; its index says 4"):
+        take(build_loader(config(f"wds:{tmp_path}"), micro_batch=4), 1)
+    with pytest.raises(ValueError, match="3 samples found, its index says 4"):
+        held_out_images(f"wds:{tmp_path}")
+    whole = (tmp_path / "part-000.tar").read_bytes()
+    write_index(tmp_path)
+    (tmp_path / "part-000.tar").write_bytes(whole[:1800])
+    with pytest.raises(ValueError, match=r"part-000.tar cannot be read|ends after"):
+        take(build_loader(config(f"wds:{tmp_path}"), micro_batch=3), 1)
+
+
+def test_remote_shards_are_streamed(tmp_path):
+    write_shards(tmp_path, [6, 6])
+    handler = functools.partial(_Quiet, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"wds:http://127.0.0.1:{server.server_port}/part-{{000..001}}.tar"
+        found = [n for batch in take(build_loader(config(url), micro_batch=4), 3) for n in numbers(batch)]
+        assert sorted(found) == list(range(12))
+        with pytest.raises(ValueError, match="local shards only"):
+            held_out_images(url)
+        (tmp_path / "index.json").unlink()
+        with pytest.raises(ValueError, match="is not known"):
+            build_loader(config(url), micro_batch=4)
+        server.shutdown()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+# ---- other people's datasets ----
+
+
+def test_hugging_face_datasets(tmp_path):
+    import datasets
+
+    features = datasets.Features({"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["x", "y"])})
+    rows = {"picture": [solid(n) for n in range(40)], "kind": [n % 2 for n in range(40)]}
+    data = datasets.Dataset.from_dict(rows, features=features)
+    data.save_to_disk(tmp_path / "one")
+    spec = f"hf:{tmp_path / 'one'}"
+    loader = build_loader(config(spec, num_classes=2), micro_batch=4)
+    batch = take(loader, 1)[0]
+    assert [n % 2 for n in numbers(batch)] == batch["targets"].tolist()
+    train, heldout = (open_images(spec, split) for split in ("train", "heldout"))
+    assert len(train) + len(heldout) == 40 and len(heldout) == sum(is_held_out(f"row {n}") for n in range(40)) > 0
+    assert len(open_images(spec, "all")) == 40 and train.classes == ("x", "y")
+
+    parts = datasets.DatasetDict({"train": data, "validation": data.select(range(6))})
+    parts.save_to_disk(tmp_path / "two")
+    held = held_out_images(f"hf:{tmp_path / 'two'}")
+    assert len(held) == 6 and held.classes == ["x", "y"] and held[3][0].getpixel((0, 0)) == (3, 0, 7)
+    assert len(open_images(f"hf:{tmp_path / 'two'}", "train")) == 40
+    with pytest.raises(ValueError, match="no split 'tain'"):
+        open_images(f"hf:{tmp_path / 'two'}::tain", "train")
+    with pytest.raises(ValueError, match="did you mean 'picture'"):
+        open_images(f"{spec}?image=pictur", "train")
+
+    wrong = datasets.Dataset.from_dict({"picture": [None, solid(1)], "kind": [0, -1]}, features=features)
+    wrong.save_to_disk(tmp_path / "wrong")
+    held = held_out_images(f"hf:{tmp_path / 'wrong'}", split="all")
+    for index, reason in enumerate(("no image", "no label")):
+        with pytest.raises(BadImage) as error:
+            held[index]
+        assert error.value.reason == reason
+
+
+def test_torchvision_datasets_and_a_plain_data_loader(tmp_path):
+    from torchvision.datasets import FakeData, ImageFolder
+
+    write_folder(tmp_path, "ab", 6)
+    for dataset in (
+        FakeData(6, (3, 40, 30), num_classes=2, transform=eval_transform(24)),
+        ImageFolder(str(tmp_path), transform=eval_transform(24)),
+    ):
+        loader = torch.utils.data.DataLoader(dataset, batch_size=3, num_workers=1)
+        batches = list(loader)
+        assert [tuple(images.shape) for images, _ in batches] == [(3, 3, 24, 24)] * 2
+    assert Counter(label.item() for _, labels in batches for label in labels) == {0: 3, 1: 3}

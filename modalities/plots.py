@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,18 +132,23 @@ def resolution_figure(results: Sequence[ModelResult], path: Path) -> None:
     results = mean_of_seeds(results, SIZE.column)
     tuned = [r for r in results if any("tuned_top1" in row for row in r.rows)]
     figure, axes = _panels(2 if tuned else 1, 2, width=4.9, height=4.2)
-    _resolution_panels(axes[:2], results, "top1", "ratio", "")
+    _resolution_panels(axes[:2], results, "")
     if tuned:
-        _resolution_panels(axes[2:], tuned, "tuned_top1", "tuned_ratio", ", logits tuned at each size")
+        _resolution_panels(axes[2:], tuned, "tuned_")
+        for above, below in zip(axes[:2], axes[2:], strict=True):  # what tuning changes is seen on one scale
+            low, high = (choose(above.get_ylim()[n], below.get_ylim()[n]) for n, choose in enumerate((min, max)))
+            above.set_ylim(low, high)
+            below.set_ylim(low, high)
     _finish(figure, axes, results, path)
 
 
-def _resolution_panels(axes, results: Sequence[ModelResult], top1: str, ratio: str, note: str) -> None:
-    _curves(axes[0], results, top1, "top-1 accuracy", SIZE, linear=True)
-    _curves(axes[1], results, ratio, "times the top-1 at the training size", SIZE, linear=True)
+def _resolution_panels(axes, results: Sequence[ModelResult], kind: str) -> None:
+    tuned, note = ("TUNED ", ", TUNED at each size") if kind else ("", "")
+    _curves(axes[0], results, f"{kind}top1", f"{tuned}top-1 accuracy", SIZE, linear=True)
+    _curves(axes[1], results, f"{kind}ratio", f"{tuned}top-1 / top-1 at the training size", SIZE, linear=True)
     axes[1].axhline(1.0, color="0.35", linewidth=1.0, zorder=1)
     _title(axes[0], f"Top-1{note}")
-    _title(axes[1], f"What is kept of it{note}")
+    _title(axes[1], f"Share kept{note}")
 
 
 def heatmap_figure(results: Sequence[ModelResult], path: Path, *, title: str, score: str = "free_generation") -> None:
@@ -240,7 +246,11 @@ def _curves(
             axis.fill_between(places, low, high, color=style["color"], alpha=0.18, linewidth=0, zorder=2)
     ticks = sorted({row[along.column] for result in results for row in result.rows})
     axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, [along.tick(tick) for tick in ticks], rotation=0 if len(ticks) < 10 else 60)
+    gaps = [math.log2(b / a) for a, b in pairwise(ticks)]
+    room = min(gaps) / sum(gaps) if gaps else 1.0
+    axis.set_xticks(ticks, [along.tick(tick) for tick in ticks], rotation=0 if room > 0.07 and len(ticks) < 10 else 60)
+    if room < 0.12:
+        axis.tick_params(axis="x", labelsize=8)
     axis.set_xticks([], minor=True)
     octaves = (
         5.0 if unit_interval else max(1.0, min(5.0, math.log2(ticks[-1] / ticks[0])))
@@ -291,13 +301,18 @@ def _finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
     """One legend for all panels, to their right, in the order of the models."""
     handles, labels = axes[0].get_legend_handles_labels()
     named = {result.label: result for result in results}
-    if all(r.method for r in results) and len({r.method for r in results}) == len(labels):  # it tells them apart
-        labels = [named[label].method + _seeds(named[label]) for label in labels]
-    else:
-        labels = [label + _seeds(named[label]) for label in labels]
-    figure.legend(handles, labels, loc="outside right center", fontsize=8.5, frameon=False, handlelength=2.8)
+    short = all(r.method for r in results) and len({r.method for r in results}) == len(labels)  # it tells them apart
+    seeds = {getattr(result, "seeds", 1) for result in results}
+    names = [named[label].method if short else label for label in labels]
+    if len(seeds) > 1:
+        names = [
+            f"{name}, {getattr(named[label], 'seeds', 1)} seeds" for name, label in zip(names, labels, strict=True)
+        ]
+    title = (
+        None
+        if seeds == {1}
+        else f"mean of {seeds.pop() if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest"
+    )
+    legend = figure.legend(handles, names, loc="outside right center", fontsize=8.5, frameon=False, handlelength=2.8)
+    legend.set_title(title, prop={"size": 8.5})
     save_figure(figure, path)
-
-
-def _seeds(result: ModelResult) -> str:
-    return f", {result.seeds} seeds" if isinstance(result, SeedMean) else ""

@@ -27,7 +27,8 @@ class Target:
 
     Attributes:
         label: what tables and figures call it.
-        family: the architecture or recipe, and what was overridden: what seeds of one set-up have in common.
+        family: what seeds of one set-up have in common: the recipe, or the architecture where that is unknown, and overrides.
+        seed_tag: "-s1" at the end of a tag of weights or of a run folder; mostly empty.
         source: where its recipe's held-out data comes from; None where unknown.
     """
 
@@ -36,6 +37,7 @@ class Target:
     model: nn.Module
     trained: bool
     family: str = ""
+    seed_tag: str = ""
     source: str | None = None
 
     @property
@@ -76,15 +78,20 @@ def make_settings(evaluators: list[Evaluator], modality: str, given: dict[str, A
 
 
 def seed_groups(targets: list[Target], asked: bool | None) -> dict[str, str]:
-    """Label → name of the group of seeds it belongs to, for the labels in a group of at least two.
+    """Label → name of the group of seeds it belongs to, for labels in a group of at least two.
 
-    None groups labels that differ by a tag's -sN alone (`goat_tiny.glyphs`, `goat_tiny.glyphs-s1`); True groups all
-    models of one architecture or recipe; False groups none.
+    True groups models of one family, False none. None groups a family whose members differ in their seed tags
+    (`goat_tiny.glyphs`, `goat_tiny.glyphs-s1`, and a run folder `…-s2` of the same recipe).
     """
-    if asked is False:
-        return {}
-    names = {t.label: t.family if asked else re.sub(r"-s\d+(?=$|[ )])", "", t.label) for t in targets}
-    return {label: name for label, name in names.items() if list(names.values()).count(name) > 1}
+    families: dict[str, list[Target]] = {}
+    for target in targets if asked is not False else []:
+        families.setdefault(target.family, []).append(target)
+    groups = {}
+    for members in families.values():
+        if len(members) > 1 and (asked or len({member.seed_tag for member in members}) == len(members)):
+            first = min(members, key=lambda member: member.seed_tag)
+            groups |= {member.label: first.label for member in members}
+    return groups
 
 
 def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype: str) -> list[Target]:
@@ -109,6 +116,7 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
 
 
 def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Target:
+    from zoo.pretrained import manifest, resolve_tag
     from zoo.registry import create_model, model_entry
 
     if Path(name).is_dir():
@@ -116,8 +124,7 @@ def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Targ
 
         model, recipe = load_run(name)
         label, modality, trained = _run_label(name, recipe), recipe["modality"], True
-        data = recipe.get("data", {})
-        family, source = recipe.get("name", "run"), data.get("heldout_source") or data.get("source")
+        family, source = recipe.get("name", "run"), _heldout_source(recipe.get("data", {}))
     else:
         if "/" in name:
             raise RequestError(f"no run folder {name!r}")
@@ -127,7 +134,8 @@ def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Targ
             raise RequestError(str(error).strip("'\"")) from error
         trained = "." in name
         label, modality = (name if trained else f"{name} (untrained)"), entry.modality
-        family, source = name.partition(".")[0], _card_source(name) if trained else None
+        card = manifest()[resolve_tag(name)] if trained else {}
+        family, source = card.get("recipe", entry.name), _card_source(card)
         if not trained:
             torch.manual_seed(0)  # so that a random model is the same one each time
         model = create_model(name)
@@ -136,19 +144,21 @@ def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Targ
         changes = " " + ",".join(f"{key}={value}" for key, value in _leaves(overrides))
         label, family = label + changes, family + changes
     model = model.to(device=device, dtype=getattr(torch, dtype)).eval()
-    return Target(label, modality, model, trained, family, source)
+    tag = re.search(r"-s\d+$", Path(name).resolve().name)
+    return Target(label, modality, model, trained, family, tag[0] if tag else "", source)
 
 
-def _card_source(name: str) -> str | None:
-    """What shipped weights were trained on, from their card, or from the recipe that the card names."""
+def _card_source(card: dict[str, Any]) -> str | None:
+    """What shipped weights are measured on: what their card says, or the recipe that it names."""
     from recipes import find_recipe
-    from zoo.pretrained import manifest, resolve_tag
 
-    card = manifest()[resolve_tag(name)]
     if "source" in card or "recipe" not in card:
         return card.get("source")
-    data = find_recipe(card["recipe"]).data
-    return getattr(data, "heldout_source", None) or getattr(data, "source", None)
+    return _heldout_source(vars(find_recipe(card["recipe"]).data))
+
+
+def _heldout_source(data: dict[str, Any]) -> str | None:
+    return data.get("heldout_source") or data.get("source")
 
 
 def override(model: nn.Module, overrides: dict[str, Any]) -> nn.Module:

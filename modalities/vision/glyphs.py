@@ -19,42 +19,34 @@ from __future__ import annotations
 
 import hashlib
 import math
-import string
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
+from modalities.vision.letters import CLASSES, PAD, builtin_fonts, cap_ratio, letter_box, letter_mask
 from zoo.naming import did_you_mean
 
 __all__ = [
-    "CLASSES",
     "BuiltinGlyphs",
     "Scene",
     "Shape",
     "View",
-    "builtin_fonts",
     "cap_height_in",
     "draw",
     "extent",
     "heldout_example",
-    "letter_box",
-    "letter_mask",
     "training_example",
-    "usable",
 ]
 
-CLASSES: tuple[str, ...] = tuple(string.ascii_uppercase)
 HELDOUT_CAP = (0.22, 0.32)  # cap height of a scene, in canvases
 TRAIN_CAP = (0.22, 0.95)  # cap height of a training view, in views
 MARGIN = 0.01  # what is left free between a letter and the edge of a canvas or view
 MAX_ROTATION = 10.0  # degrees
 MIN_CONTRAST = 2.5  # of the letter against every colour of the background, as WCAG's ratio of luminances
 MAX_CLUTTER_CONTRAST = 1.4
-_EM = 256.0  # font size at which glyphs are measured, in pixels
+MASTER = 256.0  # cap height, in pixels, at which letters are drawn at least
 
 Colour = tuple[int, int, int]
 
@@ -99,71 +91,6 @@ class View:
     def __post_init__(self) -> None:
         if not self.zoom >= 1:
             raise ValueError(f"zoom must be at least 1 (1 shows the whole scene), got {self.zoom!r}")
-
-
-# ---- fonts ----
-
-
-@lru_cache(maxsize=64)
-def _face(font: str, size: float) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(font, size, layout_engine=ImageFont.Layout.BASIC)
-
-
-@lru_cache(maxsize=4096)
-def letter_box(font: str, letter: str) -> tuple[float, float]:
-    """Width and height of a letter's ink, in cap heights (the height of the font's H)."""
-    face = _face(font, _EM)
-    left, top, right, bottom = face.getbbox(letter, anchor="ls")
-    cap = _cap_ratio(font) * _EM
-    return (right - left) / cap, (bottom - top) / cap
-
-
-@lru_cache(maxsize=4096)
-def _cap_ratio(font: str) -> float:
-    """Cap height over font size."""
-    _, top, _, bottom = _face(font, _EM).getbbox("H", anchor="ls")
-    if bottom <= top:
-        raise ValueError(f"{font} has no H, so no cap height; `usable` says which fonts can be drawn")
-    return (bottom - top) / _EM
-
-
-@lru_cache(maxsize=256)
-def letter_mask(font: str, letter: str, size: float) -> Image.Image:
-    """An upright letter at a font size in pixels: its ink as coverage (mode L), two pixels of nothing around it."""
-    face = _face(font, size)
-    left, top, right, bottom = face.getbbox(letter, anchor="ls")
-    picture = Image.new("L", (right - left + 4, bottom - top + 4))
-    ImageDraw.Draw(picture).text((2 - left, 2 - top), letter, fill=255, font=face, anchor="ls")
-    return picture
-
-
-def usable(font: str | Path) -> bool:
-    """Whether a font file draws 26 different capitals, none of them blank, absurdly long, or the missing-glyph box.
-
-    That the pictures are the letters they stand for it cannot say: fonts of other scripts may hold those under A–Z.
-    """
-    font = str(font)
-    try:
-        missing = _picture(font, "\uffff")
-        pictures = [_picture(font, letter) for letter in CLASSES]
-        boxes = [letter_box(font, letter) for letter in CLASSES]
-        small = _face(font, _EM / 4).getbbox("H", anchor="ls")
-    except (OSError, ValueError):
-        return False
-    if len(set(pictures)) < len(CLASSES) or missing in pictures or None in pictures:
-        return False
-    scales = abs((small[3] - small[1]) / (_EM / 4) - _cap_ratio(font)) < 0.05  # a bitmap font does not
-    return scales and all(0.05 < width < 2.2 and 0.7 < height < 1.6 for width, height in boxes)
-
-
-def _picture(font: str, character: str) -> bytes | None:
-    left, top, right, bottom = _face(font, _EM).getbbox(character, anchor="ls")
-    if right <= left or bottom <= top:
-        return None
-    glyph = letter_mask(font, character, _EM)
-    return (
-        None if glyph.getbbox() is None else hashlib.sha256(glyph.tobytes() + bytes(str(glyph.size), "ascii")).digest()
-    )
 
 
 # ---- scenes ----
@@ -216,10 +143,9 @@ def _scene(rng: np.random.Generator, font: str, letter: str, cap_height: float) 
     ink, paper = _colours(rng)
     rotation = float(rng.uniform(-MAX_ROTATION, MAX_ROTATION))
     scene = Scene(font, letter, cap_height, (0.5, 0.5), rotation, ink, paper, float(rng.uniform(0, 360)))
-    reach = [min(side / 2 + MARGIN, 0.5) for side in extent(scene)]
-    centre = tuple(float(rng.uniform(side, 1 - side)) for side in reach)
+    across, down = (float(rng.uniform(side / 2 + MARGIN, 1 - side / 2 - MARGIN)) for side in extent(scene))
     clutter = tuple(_shape(rng, paper) for _ in range(rng.integers(0, 7)))
-    return Scene(font, letter, cap_height, centre, rotation, ink, paper, scene.slope, clutter)
+    return replace(scene, centre=(across, down), clutter=clutter)
 
 
 def _luminance(colour: Colour) -> float:
@@ -334,15 +260,18 @@ def _shape_mask(shape: Shape, canvas: _Canvas) -> Image.Image:
 
 
 def _placed_letter(scene: Scene, canvas: _Canvas) -> Image.Image:
-    """The letter is drawn upright at the next size of a ladder (steps of √2) and brought to its place by one affine map.
+    """The letter, drawn upright and large, halved as often as it can be, and brought to its place by one affine map.
 
-    So its picture does not depend on how its place falls on the pixels, and hinting has no part in it.
+    Small letters would be shaped by hinting, which moves their outlines to whole pixels: strokes would be thicker in
+    small pictures than in large ones. From MASTER pixels of cap height on, that is below 1% of a letter's ink.
     """
     mask = canvas.mask()
-    needed = max(scene.cap_height * canvas.scale, 64.0) / _cap_ratio(scene.font)
-    size = 2.0 ** (math.ceil(2 * math.log2(needed)) / 2)
-    glyph = letter_mask(scene.font, scene.letter, size)
-    shrink = size * _cap_ratio(scene.font) / (scene.cap_height * canvas.scale)  # glyph pixels to a fine pixel
+    needed = scene.cap_height * canvas.scale  # cap height in fine pixels
+    master = 2.0 ** math.ceil(math.log2(max(needed, MASTER)))
+    glyph, ink = letter_mask(scene.font, scene.letter, master / cap_ratio(scene.font))
+    halved = min(2 ** math.floor(math.log2(master / needed)), PAD)
+    glyph, (u, v) = glyph.reduce(halved), (ink[0] / halved, ink[1] / halved)
+    shrink = master / halved / needed  # glyph pixels to a fine pixel, 1 to 2
     x, y = canvas.place(*scene.centre)
     reach = math.hypot(*glyph.size) / 2 / shrink
     left, top = max(0, math.floor(x - reach)), max(0, math.floor(y - reach))
@@ -351,25 +280,13 @@ def _placed_letter(scene: Scene, canvas: _Canvas) -> Image.Image:
         return mask  # outside the view
     cos, sin = (f(math.radians(scene.rotation)) * shrink for f in (math.cos, math.sin))
     x, y = x - left, y - top
-    matrix = (cos, -sin, glyph.width / 2 - cos * x + sin * y, sin, cos, glyph.height / 2 - sin * x - cos * y)
+    matrix = (cos, -sin, u - cos * x + sin * y, sin, cos, v - sin * x - cos * y)
     turned = glyph.transform((right - left, bottom - top), Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)
     mask.paste(turned, (left, top))
     return mask
 
 
 # ---- the built-in source ----
-
-_BUILTIN_SPLITS = {"train": ("DejaVu", "cm"), "heldout": ("STIX",)}
-
-
-def builtin_fonts(split: str) -> list[Path]:
-    """The usable fonts that matplotlib ships: DejaVu and Computer Modern to train with, STIX held out."""
-    if split not in _BUILTIN_SPLITS:
-        hint = did_you_mean(str(split), _BUILTIN_SPLITS)
-        raise ValueError(f"unknown split {split!r}; {hint}the splits are {', '.join(_BUILTIN_SPLITS)}")
-    names = _BUILTIN_SPLITS[split]
-    files = sorted((Path(matplotlib.get_data_path()) / "fonts/ttf").glob("*.ttf"))
-    return [path for path in files if path.name.startswith(names) and usable(path)]
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFont
 
-from modalities.vision.glyphs import CLASSES, letter_mask, usable
+from modalities.vision.letters import CLASSES, cap_ratio, letter_mask, usable
 
 SIDE = 24  # of the small pictures that fonts are compared by, in pixels
 LEGIBLE = 20  # capitals, of 26, that another package's font must confirm
@@ -47,11 +47,13 @@ def read_font(job: tuple[str, str]) -> Font | None:
     path, package = job
     if not usable(path):
         return None
-    glyphs = [letter_mask(path, letter, _INK) for letter in CLASSES]
-    height = glyphs[CLASSES.index("H")].height - 4
+    glyphs = [letter_mask(path, letter, _INK)[0] for letter in CLASSES]
     pictures = np.stack([_fitted(glyph) for glyph in glyphs])
-    name = ImageFont.truetype(path, 16).getname()[0] or Path(path).stem
-    return Font(path, package, name, float(np.median([_stroke(glyph) for glyph in glyphs])) / height, pictures)
+    name = ImageFont.truetype(path, 16).getname()[0] or ""
+    name = name if name.isprintable() and name else Path(path).stem  # a few files hold none, or rubbish
+    return Font(
+        path, package, name, float(np.median([_stroke(glyph) for glyph in glyphs])) / (_INK * cap_ratio(path)), pictures
+    )
 
 
 def _stroke(glyph: Image.Image) -> float:

@@ -23,7 +23,8 @@ import PIL
 from PIL import features
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from modalities.vision.glyphs import CLASSES, builtin_fonts, cap_height_in, draw, heldout_example, training_example
+from modalities.vision.glyphs import cap_height_in, draw, heldout_example, training_example
+from modalities.vision.letters import CLASSES, builtin_fonts
 from tools.fetchers import fonts
 from tools.fetchers.common import FetchError, apt_download, console, pip_download, scratch, unpack_deb
 from tools.fetchers.text import Corpus

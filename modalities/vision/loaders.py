@@ -143,7 +143,7 @@ class ImageLoader(_Loader):
         super().__init__(config if train else config.with_options(mixup=0.0, cutmix=0.0), micro_batch, rank, world)
         if not len(images):
             raise ValueError(f"source {images.spec!r} has no image")
-        self.images, self.train, self.next_sample = images, train, 0
+        self.images, self.train, self.next_sample, self.loaded = images, train, 0, False
         self.report.extend(images.problems)
 
     @property
@@ -156,9 +156,10 @@ class ImageLoader(_Loader):
         return -(-len(self.images) // (self.micro_batch * self.world))
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Batches from `next_sample` on. A pass starts over when it is iterated again after its end."""
-        if not self.train and self.next_sample >= len(self.images):
+        """Batches from `next_sample` on; a pass begins anew with every iteration, but for the first after loading a state."""
+        if not self.train and not self.loaded:
             self.next_sample = 0
+        self.loaded = False
         dataset = _ImageBatches(self.images, self.config, train=self.train)
         numbers = self._numbers(self.next_sample)
         loader = DataLoader(dataset, sampler=numbers, batch_size=None, num_workers=self.config.num_workers)
@@ -180,7 +181,7 @@ class ImageLoader(_Loader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state. Other images or another seed are a ValueError; the augmentation may change."""
         self._check(state)
-        self.next_sample = int(state["next_sample"])
+        self.next_sample, self.loaded = int(state["next_sample"]), True
 
     def _identity(self) -> dict[str, Any]:
         return {"kind": "images", "fingerprint": self.images.fingerprint, "seed": self.config.seed if self.train else 0}

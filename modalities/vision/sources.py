@@ -34,6 +34,7 @@ __all__ = ["FETCHED", "ImageSet", "check_label", "data_folder", "is_held_out", "
 FETCHED = ("glyphs", "photos")
 HELDOUT_FRACTION = 0.1
 HELDOUT_NAMES = ("heldout", "val", "validation", "test")  # what a held-out folder or split may be called
+KEPT_BYTES = 256 * 2**20  # of drawn letters
 _FORMS = (*FETCHED, "glyphs-builtin", "folder:PATH", "wds:PATTERN", "hf:NAME")
 
 
@@ -156,17 +157,22 @@ class ShardImages(ImageSet):
 
 
 class BuiltinImages(ImageSet):
-    """Letters in matplotlib's fonts, drawn when asked for."""
+    """Letters in matplotlib's fonts, drawn when first asked for and kept: to draw one takes longer than to train on it."""
 
     def __init__(self, spec: str, split: str, size: int) -> None:
         self.glyphs = BuiltinGlyphs(split, size=size)
+        self.kept: dict[int, tuple[Image.Image, int]] = {}
+        self.room = KEPT_BYTES // (3 * size * size)
         self.spec, self.classes, self.fingerprint = spec, tuple(self.glyphs.classes), self.glyphs.fingerprint
 
     def __len__(self) -> int:
         return len(self.glyphs)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        return self.glyphs[index]
+        found = self.kept.get(index) or self.glyphs[index]
+        if len(self.kept) < self.room:
+            self.kept[index] = found
+        return found[0].copy(), found[1]
 
 
 class _ListedFolder(ImageFolder):

@@ -144,7 +144,12 @@ def test_heldout_is_one_pass_with_equally_many_batches(shards, folder):
             found += [n for batch in batches for n in numbers(batch)]
         counts = Counter(found)
         assert len(counts) == count and len(found) - count < 8 and max(counts.values()) <= 2
-        assert [numbers(b) for b in loader] == [numbers(b) for b in batches]  # a pass starts over
+        again = take(loader, 2)
+        state = loader.state_dict()
+        assert [numbers(b) for b in again] == [numbers(b) for b in batches[:2]]
+        assert [numbers(b) for b in loader] == [numbers(b) for b in batches]  # a pass begins anew, even a broken one
+        loader.load_state_dict(state)
+        assert [numbers(b) for b in loader] == [numbers(b) for b in batches[2:]]
 
 
 # ---- exact resume ----

@@ -57,6 +57,8 @@ def show(name: Annotated[str, typer.Argument(help="a name of `list`, with or wit
     console.print(f"[bold]{name}[/bold]  {entry.modality}, {total:,} parameters")
     _print_pairs("configuration", entry.config)
     _print_pairs("parameters", _parameter_groups(model))
+    if entry.modality == "vision":
+        _print_pairs("an image of the training size", _image_tokens(model))
     if card:
         _print_pairs("weights", {key: value for key, value in card.items() if not isinstance(value, (dict, list))})
         for key, value in card.items():
@@ -71,10 +73,12 @@ def show(name: Annotated[str, typer.Argument(help="a name of `list`, with or wit
 def plot_prior(
     name: Annotated[str, typer.Argument(help="a model's name with a tag of weights, or a saved model's folder")],
     out: Annotated[Path | None, typer.Option(help="default: NAME.prior.png in this folder")] = None,
-    length: Annotated[int | None, typer.Option(help="tokens; default 8 times the training length")] = None,
+    length: Annotated[int | None, typer.Option(help="text: tokens; default 8 times the training length")] = None,
+    size: Annotated[int | None, typer.Option(help="vision: side of the image in pixels; default as trained")] = None,
 ) -> None:
-    """Every head's log-prior against distance, retrieval heads marked, in one PNG."""
+    """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the centre of an image."""
     from zoo.prior_plot import draw_priors
+    from zoo.prior_plot_grid import draw_grid_priors
 
     with _plain_errors():
         if Path(name).is_dir():
@@ -86,7 +90,15 @@ def plot_prior(
             if tags:
                 console.print(f"note: {name} is untrained; trained ones are {', '.join(tags)}", soft_wrap=True)
         path = out or Path(f"{Path(name).name}.prior.png")
-        draw_priors(model, title, path, length=length or 8 * model.config.train_context)
+        grid = hasattr(model.config, "img_size")
+        if length is not None and grid:
+            raise ValueError("--length does not apply to a model of images; use --size, in pixels")
+        if size is not None and not grid:
+            raise ValueError("--size does not apply to a model along a line; use --length, in tokens")
+        if grid:
+            draw_grid_priors(model, title, path, size=size)
+        else:
+            draw_priors(model, title, path, length=length or 8 * model.config.train_context)
     console.print(f"written: {path}", soft_wrap=True)
 
 
@@ -118,14 +130,35 @@ def _card(name: str) -> dict[str, Any]:
 
 
 def _parameter_groups(model: Any) -> dict[str, int]:
-    """Parameters by what they belong to: embedding, attention, prior, ssmax, mlp, norm, head."""
+    """Parameters by what they belong to: embedding, attention, prior, ssmax, mlp, norm, head, …"""
     groups: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         words = name.split(".")
-        known = ("prior", "ssmax", "position_embedding", "embedding", "mlp", "attention", "head")
+        known = (
+            "prior",
+            "ssmax",
+            "position_embedding",
+            "embedding",
+            "patch_embed",
+            "prefix_tokens",
+            "mlp",
+            "attention",
+            "head",
+        )
         group = next((word for word in known if word in words), "norm" if "norm" in name else "other")
         groups[group] = groups.get(group, 0) + parameter.numel()
     return {group: groups[group] for group in sorted(groups, key=lambda g: -groups[g])}
+
+
+def _image_tokens(model: Any) -> dict[str, str]:
+    """What a training image becomes."""
+    pixels, grid = model.config.train_size, model.config.train_grid
+    prefix = model.num_prefix_tokens
+    return {
+        "pixels": f"{pixels[0]} × {pixels[1]}",
+        "patches": f"{grid[0]} × {grid[1]}",
+        "tokens": f"{grid[0] * grid[1] + prefix}, of which {prefix} class token and registers",
+    }
 
 
 def _print_pairs(title: str, pairs: dict[str, Any]) -> None:

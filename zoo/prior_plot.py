@@ -18,7 +18,6 @@ from zoo.positions import Positions
 from zoo.priors.alibi import Alibi
 from zoo.priors.base import Prior
 from zoo.priors.cable import Cable
-from zoo.priors.compose import Compose
 from zoo.priors.ggd import Ggd
 from zoo.priors.kerple import Kerple
 from zoo.priors.key_bias import KeyBias
@@ -32,7 +31,7 @@ RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion
 
 
 def layer_priors(model: nn.Module) -> list[Prior]:
-    """The prior of each layer of a model along a line.
+    """The prior of each layer of a model.
 
     Raises:
         ValueError: for a model with nothing to draw; it says why.
@@ -214,4 +213,6 @@ def _sampled(length: int) -> Tensor:
 
 
 def _parts(prior: Prior) -> list[Prior]:
-    return [deep for part in prior.parts() for deep in _parts(part)] if isinstance(prior, Compose) else [prior]
+    """The laws that a prior is made of: of a sum, and of a grid's two axes or distance."""
+    inner = [child for child in prior.children() if isinstance(child, Prior)]
+    return [deep for part in inner for deep in _parts(part)] if inner else [prior]

@@ -3,6 +3,7 @@
     sources.py     images by spec string, and the held-out split     shards.py      WebDataset tars
     loaders.py     order, ranks, workers, exact resume               images.py      decoding, and what bad images become
     transforms.py  augmentation, batches, exact evaluation sizes     glyphs.py      letters drawn from fonts
+    hf.py          Hugging Face datasets
 
 A batch is {"images": float32 (B, 3, S, S), normalised, "targets": int64 (B,)}; in training with mixup, cutmix or label
 smoothing the targets are float32 (B, num_classes).
@@ -134,8 +135,8 @@ def build_loader(
 
     "train" is endless, shuffled and augmented. Shards ("glyphs", "photos", "wds:…") are read in order by ShardLoader,
     everything else by number by ImageLoader. "heldout" is one pass without augmentation in a mixed order, the same for
-    every seed, with equally many batches on every rank: the last ones wrap round to the pass's beginning. Held-out
-    shards must be local.
+    every seed, with equally many batches on every rank: the last ones wrap round to the pass's beginning. Remote
+    held-out shards are first copied into the data folder's `cache`.
 
     Errors: ValueError for a split, rank or micro_batch that cannot be, and where the source's list of classes is longer
     than num_classes; those of the sources.

@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import webdataset
+from webdataset.cache import download
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
 from modalities.vision.images import EXTENSIONS, BadImage
 
-__all__ = ["ShardSet", "TarImages", "open_shards", "read_label", "sample_image", "write_index"]
+__all__ = ["ShardSet", "TarImages", "data_folder", "open_shards", "read_label", "sample_image", "write_index"]
 
 _REMOTE = re.compile(r"^([a-z][a-z0-9+.-]+)://|^pipe:")
 
@@ -182,15 +183,29 @@ def _scan(path: Path) -> list[dict[str, Any]]:
     return samples
 
 
+def data_folder() -> Path:
+    """$PRIORZOO_DATA, or ./data."""
+    return Path(os.environ.get("PRIORZOO_DATA") or "data")
+
+
+def local_copy(url: str) -> Path:
+    """A shard as a local file: remote ones are copied once, into the data folder's `cache`."""
+    if not _REMOTE.match(url):
+        return Path(url)
+    name = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
+    copy = data_folder() / "cache" / f"{name}-{_file_name(url)}"
+    if not copy.is_file():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        download(url, str(copy))  # under another name first, so that ranks may do it at once
+    return copy
+
+
 class TarImages:
-    """Samples of local shards by number, without reading what is not asked for. One file is open at a time."""
+    """Samples of shards by number, without reading what is not asked for. One file is open at a time."""
 
     def __init__(self, shards: ShardSet) -> None:
-        for url in shards.urls:
-            if _REMOTE.match(url):
-                raise ValueError(f"source {shards.spec!r}: images are taken by number from local shards only")
-        self.shards = shards
-        self.samples = [(shard, sample) for shard, url in enumerate(shards.urls) for sample in _scan(Path(url))]
+        self.shards, self.paths = shards, [local_copy(url) for url in shards.urls]
+        self.samples = [(shard, sample) for shard, path in enumerate(self.paths) for sample in _scan(path)]
         if len(self.samples) != len(shards):
             raise ValueError(f"source {shards.spec!r}: {len(self.samples)} samples found, its index says {len(shards)}")
         self._open: tuple[int, Any] | None = None
@@ -204,7 +219,7 @@ class TarImages:
         if self._open is None or self._open[0] != shard:
             if self._open is not None:
                 self._open[1].close()
-            self._open = (shard, open(self.shards.urls[shard], "rb", buffering=0))  # noqa: SIM115
+            self._open = (shard, self.paths[shard].open("rb", buffering=0))
         sample: dict[str, Any] = {"__key__": members["__key__"]}
         for extension, place in members.items():
             if extension != "__key__":  # pread: forked workers share the file's position

@@ -26,7 +26,7 @@ from torchvision.datasets.folder import find_classes
 
 from modalities.vision.glyphs import BuiltinGlyphs
 from modalities.vision.images import EXTENSIONS, BadImage
-from modalities.vision.shards import ShardSet, TarImages, open_shards, read_label, sample_image
+from modalities.vision.shards import ShardSet, TarImages, data_folder, open_shards, read_label, sample_image
 from zoo.naming import did_you_mean
 
 __all__ = ["FETCHED", "ImageSet", "check_label", "data_folder", "is_held_out", "open_images", "open_shard_source"]
@@ -79,11 +79,6 @@ def fingerprint_of(parts: Iterable[object]) -> str:
     for part in parts:
         digest.update(repr(part).encode("utf-8", "surrogatepass") + b"\n")
     return digest.hexdigest()
-
-
-def data_folder() -> Path:
-    """$PRIORZOO_DATA, or ./data."""
-    return Path(os.environ.get("PRIORZOO_DATA") or "data")
 
 
 def open_shard_source(spec: str, split: str) -> ShardSet | None:

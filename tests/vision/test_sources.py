@@ -211,7 +211,7 @@ def test_an_index_that_is_wrong_is_an_error(tmp_path):
         take(build_loader(config(f"wds:{tmp_path}"), micro_batch=3), 1)
 
 
-def test_remote_shards_are_streamed(tmp_path):
+def test_remote_shards_are_streamed_and_held_out_ones_copied(tmp_path, monkeypatch):
     write_shards(tmp_path, [6, 6])
     handler = functools.partial(_Quiet, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -219,8 +219,10 @@ def test_remote_shards_are_streamed(tmp_path):
         url = f"wds:http://127.0.0.1:{server.server_port}/part-{{000..001}}.tar"
         found = [n for batch in take(build_loader(config(url), micro_batch=4), 3) for n in numbers(batch)]
         assert sorted(found) == list(range(12))
-        with pytest.raises(ValueError, match="local shards only"):
-            held_out_images(url)
+        monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path / "data"))
+        held = held_out_images(url)
+        assert [held[n][0].getpixel((0, 0))[0] for n in (11, 0, 6)] == [11, 0, 6]
+        assert len(list((tmp_path / "data" / "cache").iterdir())) == 2
         (tmp_path / "index.json").unlink()
         with pytest.raises(ValueError, match="is not known"):
             build_loader(config(url), micro_batch=4)

@@ -56,13 +56,14 @@ class ShardSet:
     def read(self, shard: int, start: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """(number, sample) of samples start…stop−1 of one shard, read in order from its beginning."""
         url, found = self.urls[shard], 0
+        tar_error = tarfile.TarError  # looked up now: a reader left open is closed when the interpreter has no modules left
         with webdataset.gopen(url) as stream:
             samples = group_by_keys(tar_file_expander([{"url": url, "stream": stream}]))
             try:
                 for position, sample in enumerate(islice(samples, start, stop), start):
                     found += 1
                     yield self.starts[shard] + position, sample
-            except tarfile.TarError as error:
+            except tar_error as error:
                 raise ValueError(f"shard {url} cannot be read: {error}") from error
         if found != stop - start:
             raise ValueError(f"shard {url} ends after {start + found} samples; its index says {self.counts[shard]}")

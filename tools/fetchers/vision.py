@@ -33,8 +33,8 @@ FONT_PACKAGES = Path(__file__).with_name("font-packages.txt")
 FEWEST_PACKAGES = 380  # of the list; other releases of Debian may have dropped or renamed a few
 FEWEST_FONTS = 500  # to train with
 HELDOUT_FAMILIES = 40
-TRAIN_PER_LETTER = 1400
-TRAIN_SIZE, HELDOUT_SIZE = 128, 384  # pixels
+TRAIN_PER_LETTER = 2000
+TRAIN_SIZE, HELDOUT_SIZE = 96, 384  # pixels
 SEED = 0
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.priors.base import PriorTerms, RelativeTable
 
-__all__ = ["AttentionCall", "fold_lanes", "repeat_heads", "single_documents", "visible"]
+__all__ = ["AttentionCall", "Workspace", "fold_lanes", "repeat_heads", "single_documents", "visible"]
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,15 @@ def single_documents(segments: Tensor) -> Tensor:
     return (segments == segments[:, :1]).all(dim=1)
 
 
-def visible(call: AttentionCall) -> Tensor | None:
-    """(1 or B, 1, T, S) bool: which keys each query may see; None: all of them."""
+def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_key: int | None = None) -> Tensor | None:
+    """(1 or B, 1, T, S) bool: which keys each query may see; None: all of them. Or its part for queries [start, stop) and
+    keys [0, last_key)."""
     if not call.causal and call.window is None and call.segments is None:
         return None
-    i = torch.arange(call.offset, call.num_keys, device=call.q.device)
-    j = torch.arange(call.num_keys, device=call.q.device)
+    stop = call.num_queries if stop is None else stop
+    last_key = call.num_keys if last_key is None else last_key
+    i = torch.arange(call.offset + start, call.offset + stop, device=call.q.device)
+    j = torch.arange(last_key, device=call.q.device)
     distance = i[:, None] - j[None, :]
     mask = torch.ones_like(distance, dtype=torch.bool)
     if call.causal:
@@ -109,6 +112,21 @@ def visible(call: AttentionCall) -> Tensor | None:
         mask &= distance.abs() < call.window
     mask = mask[None, None]
     if call.segments is not None:
-        rows = call.segments[:, call.offset :]
-        mask = mask & (rows[:, None, :, None] == call.segments[:, None, None])
+        rows = call.segments[:, call.offset + start : call.offset + stop]
+        mask = mask & (rows[:, None, :, None] == call.segments[:, None, None, :last_key])
     return mask
+
+
+class Workspace:
+    """One buffer that every block uses again: fresh memory for each costs more than the arithmetic on it."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self.buffer = torch.empty(0, dtype=dtype, device=device)
+
+    def view(self, *shape: int) -> Tensor:
+        count = 1
+        for size in shape:
+            count *= size
+        if count > self.buffer.numel():
+            self.buffer = self.buffer.new_empty(count)
+        return self.buffer[:count].view(shape)

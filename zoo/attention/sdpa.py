@@ -1,24 +1,30 @@
-"""Lanes: one ordinary scaled_dot_product_attention call on wider heads."""
+"""Lanes: one ordinary scaled_dot_product_attention call on wider heads. What needs a mask gets it a block at a time."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, repeat_heads, visible
-from zoo.priors.base import PriorTerms
+from zoo.attention.base import AttentionCall, Workspace, repeat_heads, visible
+from zoo.priors.tables import UnrolledTable
 
 __all__ = ["needs_mask", "refuses", "run"]
 
-# Logits per head whose mask is made at once: 64 MiB of float32.
+# Logits per head of a block: 64 MiB of float32.
 MASK_LIMIT = 1 << 24
+# Bidirectional calls on the CPU are those of images, whose memory should stay small at any size: numbers in the mask of a
+# block over all its heads and batch rows, 26 MiB of float32.
+SMALL_LIMIT = 13 << 19
+# From this many queries on torch's fused CPU attention takes 256 at a time, a tenth faster than fewer: such a block rather
+# has fewer heads than fewer rows.
+BLOCK_ROWS = 768
 
 
 def needs_mask(call: AttentionCall) -> bool:
-    """Whether the call can only be written with a T × S mask, which costs O(T·S) memory."""
+    """Whether the call can only be written with a T × S mask, of which one block is made at a time."""
     if call.table is not None or call.terms.bias is not None or call.segments is not None or call.window is not None:
         return True
     return call.causal and call.num_queries not in (1, call.num_keys)
@@ -30,52 +36,20 @@ def refuses(call: AttentionCall) -> str | None:
 
 
 def run(call: AttentionCall) -> Tensor:
-    """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8.
-
-    A long causal call that needs a mask is made in blocks of queries, so that without gradients one block's mask is all
-    that is held.
-    """
-    rows = max(MASK_LIMIT // call.num_keys, 1)
-    if call.causal and needs_mask(call) and call.num_queries > rows:
-        starts = range(0, call.num_queries, rows)
-        return torch.cat([_run(_rows(call, a, min(a + rows, call.num_queries))) for a in starts], dim=2)
-    return _run(call)
-
-
-def _rows(call: AttentionCall, start: int, stop: int) -> AttentionCall:
-    """The causal call of queries [start, stop) over the keys up to the last of them."""
-    last, terms = stop + call.offset, call.terms
-    table = None if terms.table is None else terms.table.rows(start, stop, last)
-    bias = None if terms.bias is None else terms.bias[:, :, start:stop, :last]
-    q_lanes = None if terms.q_lanes is None else terms.q_lanes[:, :, start:stop]
-    k_lanes = None if terms.k_lanes is None else terms.k_lanes[:, :, :last]
-    return replace(
-        call,
-        q=call.q[:, :, start:stop],
-        k=call.k[:, :, :last],
-        v=call.v[:, :, :last],
-        terms=PriorTerms(q_lanes, k_lanes, table, bias),
-        query_scale=None if call.query_scale is None else call.query_scale[..., start:stop],
-        segments=None if call.segments is None else call.segments[:, :last],
-    )
-
-
-def _run(call: AttentionCall) -> Tensor:
+    """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8."""
     num_heads, width = call.q.shape[1], call.v.shape[-1]
     q, k, v = call.queries, call.keys, call.v
-    if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not needs_mask(call):
+    masked = needs_mask(call)
+    if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not masked:
         # One query: the heads of a group become rows that share its keys, which then need no copies.
         q, k, v = pad_heads(q, k, v)
         out = F.scaled_dot_product_attention(q.unflatten(1, (k.shape[1], -1)).squeeze(3), k, v, scale=1.0)
         return out.flatten(1, 2)[:, :, None, :width]
     q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
-    mask = _mask(call) if needs_mask(call) else None
-    if mask is not None and mask.dtype != torch.bool and q.dtype in (torch.bfloat16, torch.float16):
-        # In half precision a log-prior of −100 is off by a quarter. The bias stays float32, and so does this call.
-        out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask, scale=1.0)
-        return out[..., :width].to(q.dtype)
-    is_causal = call.causal and mask is None and call.num_queries > 1
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=1.0)[..., :width]
+    if masked:
+        return _masked(call, q, k, v)[..., :width]
+    is_causal = call.causal and call.num_queries > 1
+    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0)[..., :width]
 
 
 def pad_heads(*heads: Tensor) -> list[Tensor]:
@@ -84,16 +58,78 @@ def pad_heads(*heads: Tensor) -> list[Tensor]:
     return [h if h.shape[-1] == width else F.pad(h, (0, width - h.shape[-1])) for h in heads]
 
 
-def _mask(call: AttentionCall) -> Tensor:
-    """(1 or B, 1 or H, T, S): bool where only visibility matters, else the additive bias."""
-    mask = visible(call)
-    parts = [t for t in (call.table.dense() if call.table is not None else None, call.terms.bias) if t is not None]
-    if not parts:
-        assert mask is not None
-        return mask
-    bias = sum(parts[1:], parts[0])
+def _masked(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Blocks of queries and heads, so that without gradients one block's mask is all that is held."""
+    dtype = q.dtype
+    if call.table is not None or call.terms.bias is not None:
+        # In half precision a log-prior of −100 is off by a quarter. The bias stays float32, and so does its product.
+        wide = torch.promote_types(dtype, torch.float32)
+        k, v = k.to(wide), v.to(wide)
+    table = None if call.table is None else call.table.unroll(k.dtype)
+    tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *_biases(call, table)))
+    space = None if tracked or table is None or table.of.shape is None else Workspace(k.dtype, k.device)
+    rows, heads = _block_size(call)
+    columns = []
+    for group in _cut(q.shape[1], heads):
+        parts = []
+        for block in _cut(q.shape[2], rows):
+            last = block.stop + call.offset if call.causal else call.num_keys
+            mask = _mask(call, table, block, group, last, space)
+            part = F.scaled_dot_product_attention(
+                q[:, group, block].to(k.dtype), k[:, group, :last], v[:, group, :last], attn_mask=mask, scale=1.0
+            )
+            parts.append(part.to(dtype))
+        columns.append(_join(parts, dim=2))
+    return _join(columns, dim=1)
+
+
+def _cut(size: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
+
+def _join(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+
+
+def _biases(call: AttentionCall, table: UnrolledTable | None) -> list[Tensor]:
+    found = (None if table is None else table.source, call.terms.bias, call.query_scale)
+    return [t for t in found if t is not None]
+
+
+def _block_size(call: AttentionCall) -> tuple[int, int]:
+    """(queries, heads) of a block."""
+    num_heads = call.q.shape[1]
+    if call.causal or call.q.device.type != "cpu":
+        return max(MASK_LIMIT // call.num_keys, 1), num_heads
+    batched = call.segments is not None or any(
+        t.shape[0] > 1 for t in (call.terms.bias, call.query_scale) if t is not None
+    )
+    row = call.num_keys * (call.q.shape[0] if batched else 1)
+    rows = min(BLOCK_ROWS, call.num_queries)
+    heads = num_heads if call.num_queries * num_heads * row <= SMALL_LIMIT else max(SMALL_LIMIT // (row * rows), 1)
+    heads = min(heads, num_heads)
+    return max(SMALL_LIMIT // (row * heads), 1), heads
+
+
+def _mask(
+    call: AttentionCall, table: UnrolledTable | None, block: slice, heads: slice, last: int, space: Workspace | None
+) -> Tensor | None:
+    """(1 or B, 1 or heads, queries, last): bool where only visibility matters, else the additive bias."""
+    shown = visible(call, block.start, block.stop, last)
+    bias = out = None
+    if table is not None:
+        if space is not None:
+            out = space.view(1, heads.stop - heads.start, block.stop - block.start, call.num_keys)
+        bias = table.rows(block.start, block.stop, last, heads=heads, out=out)
+    if call.terms.bias is not None:
+        dense = call.terms.bias[:, heads, block, :last]
+        bias = dense if bias is None else bias + dense
+    if bias is None:
+        return shown
     if call.query_scale is not None:
-        bias = bias * call.query_scale[..., None]
-    if mask is not None:
-        bias = bias.masked_fill(~mask, -torch.inf)
+        scale = call.query_scale[:, heads, block, None]
+        mine = out is not None and call.terms.bias is None and scale.shape[0] == 1
+        bias = bias.mul_(scale) if mine else bias * scale
+    if shown is not None:
+        bias = bias.masked_fill(~shown, -torch.inf)
     return bias.to(torch.promote_types(call.q.dtype, torch.float32))

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, repeat_heads
+from zoo.attention.base import AttentionCall, Workspace, repeat_heads
 from zoo.attention.toeplitz_plan import Block, plan_blocks
 
 __all__ = ["refuses", "run"]
@@ -175,21 +175,6 @@ def _pieces(blocks: list[Block], num_heads: int, limit: int) -> Iterator[tuple[B
                 yield block.of_batch(row, row + 1), slice(begin, min(begin + step, num_heads))
 
 
-class _Workspace:
-    """One buffer that every block uses again: fresh memory for each costs more than the arithmetic on it."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.buffer = torch.empty(0, dtype=dtype)
-
-    def view(self, *shape: int) -> Tensor:
-        count = 1
-        for size in shape:
-            count *= size
-        if count > self.buffer.numel():
-            self.buffer = torch.empty(count, dtype=self.buffer.dtype)
-        return self.buffer[:count].view(shape)
-
-
 def _decode_grouped(
     call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: Tensor | None
 ) -> Tensor:
@@ -235,7 +220,7 @@ class _ToeplitzAttention(torch.autograd.Function):
 def _forward(call: AttentionCall, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Output, from the fused kernel, a block of queries at a time."""
     out = torch.empty_like(q)
-    space = _Workspace(bias.table.dtype)
+    space = Workspace(bias.table.dtype)
     num_heads, blocks = q.shape[1], plan_blocks(call, FORWARD_ROWS)
     written = bias.scale is not None or any(block.mixed for block in blocks)
     for block, heads in _pieces(blocks, num_heads, 4 * WORKSPACE if written else q.shape[0] * num_heads << 40):
@@ -305,7 +290,7 @@ def _backward(
     grad_table = torch.zeros_like(table) if needs[3] else None
     grad_scale = torch.zeros_like(scale) if scale is not None and needs[4] else None
     finite = table.clamp_min(torch.finfo(wide).min) if grad_scale is not None else None
-    p_space, dp_space, ds_space = _Workspace(wide), _Workspace(wide), _Workspace(wide)
+    p_space, dp_space, ds_space = Workspace(wide), Workspace(wide), Workspace(wide)
     padded = None
     blocks = plan_blocks(call, SHORT_ROWS if kept else max(LEAST_ROWS, min(BACKWARD_ROWS, ONE_HEAD // k.shape[2])))
     for index, (block, heads) in enumerate(_pieces(blocks, num_heads, WORKSPACE)):

@@ -8,8 +8,7 @@ A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra hea
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.positions import Positions
+from zoo.priors.tables import RelativeTable, grid_table, line_table
 
 __all__ = [
     "GridPrior",
@@ -31,55 +31,6 @@ __all__ = [
     "prior_dtype",
     "split_bf16",
 ]
-
-
-@dataclass(frozen=True)
-class RelativeTable:
-    """K[h,i,j] = table[h, q_code[i] − k_code[j] + center]; prefix tokens get 0.
-
-    Attributes:
-        table: (H, N) float32 or better, differentiable.
-        q_code, k_code: (T,), (S,) int64. On a line the row index; on a grid y·(2·width − 1) + x.
-        center: the table's column for code difference 0.
-        num_prefix: leading queries and keys without a position; their rows and columns of K are 0, and their codes unused.
-        origin: on a line the column of (first query, first key), so that K[h,i,j] = table[h, origin + i − j]; None on a grid.
-    """
-
-    table: Tensor
-    q_code: Tensor
-    k_code: Tensor
-    center: int
-    num_prefix: int = 0
-    origin: int | None = None
-
-    @staticmethod
-    def line(table: Tensor, q_pos: Positions, k_pos: Positions, *, center: int) -> RelativeTable:
-        """A table over distances of a line; `center` is its column for distance 0."""
-        codes = (q_pos.row_index(table.device), k_pos.row_index(table.device))
-        return RelativeTable(table, *codes, center, origin=center + q_pos.offset - k_pos.offset)
-
-    def dense(self) -> Tensor:
-        """(1, H, T, S): the matrix itself, for the oracle and for plots."""
-        bias = self.table[:, self.q_code[:, None] - self.k_code[None, :] + self.center]
-        if self.num_prefix:
-            patch_q = torch.arange(len(self.q_code), device=bias.device) >= self.num_prefix
-            patch_k = torch.arange(len(self.k_code), device=bias.device) >= self.num_prefix
-            bias = torch.where(patch_q[:, None] & patch_k[None, :], bias, 0.0)
-        return bias[None]
-
-    def rows(self, start: int, stop: int, last_key: int) -> RelativeTable:
-        """The part for queries [start, stop) and keys [0, last_key) of a line."""
-        origin = None if self.origin is None else self.origin + start
-        return replace(self, q_code=self.q_code[start:stop], k_code=self.k_code[:last_key], origin=origin)
-
-    def shifted(self, q_pos: Positions, k_pos: Positions) -> RelativeTable:
-        """The same table read at other positions of the line: slicing instead of computing it again."""
-        return RelativeTable.line(self.table, q_pos, k_pos, center=self.center)
-
-    def __add__(self, other: RelativeTable) -> RelativeTable:
-        if self.table.shape != other.table.shape or self.center != other.center or self.num_prefix != other.num_prefix:
-            raise ValueError("two relative tables add only over the same positions")
-        return replace(self, table=self.table + other.table)
 
 
 @dataclass(frozen=True)
@@ -260,39 +211,3 @@ class IsotropicPrior(GridPrior):
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         return self.curve(torch.hypot(dy, dx), causal=False)
-
-
-def line_table(
-    value: Callable[[Tensor], Tensor],
-    q_pos: Positions,
-    k_pos: Positions,
-    *,
-    device: torch.device | str | None,
-    dtype: torch.dtype,
-) -> RelativeTable:
-    """The (H, T+S−1) table of `value(d)` over a line's distances, which are given in `dtype`."""
-    lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
-    highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
-    distance = torch.arange(lowest, highest + 1, device=device, dtype=dtype)
-    return RelativeTable.line(value(distance), q_pos, k_pos, center=-lowest)
-
-
-def grid_table(
-    value: Callable[..., Tensor],
-    q_pos: Positions,
-    k_pos: Positions,
-    *,
-    device: torch.device | str | None,
-    dtype: torch.dtype,
-) -> RelativeTable:
-    """The (H, (2·height−1)·(2·width−1)) table of `value(dy, dx, grid=(height, width))` over a grid's displacements."""
-    if q_pos.shape is None or q_pos.shape != k_pos.shape or q_pos.num_prefix != k_pos.num_prefix:
-        raise ValueError("a 2-D table needs queries and keys on the same grid")
-    height, width = q_pos.shape
-    dy = torch.arange(1 - height, height, device=device, dtype=dtype)[:, None].expand(-1, 2 * width - 1)
-    dx = torch.arange(1 - width, width, device=device, dtype=dtype).expand(2 * height - 1, -1)
-    table = value(dy, dx, grid=(height, width)).flatten(1)
-    y, x = q_pos.yx(table.device)
-    code = F.pad(y * (2 * width - 1) + x, (q_pos.num_prefix, 0))
-    center = (height - 1) * (2 * width - 1) + width - 1
-    return RelativeTable(table, code, code, center, num_prefix=q_pos.num_prefix)

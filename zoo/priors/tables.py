@@ -1,0 +1,212 @@
+"""Relative tables: log-priors that are functions of the displacement between query and key, on a line or on a grid.
+
+The matrix of a table is Toeplitz: on a line each row is the one above it moved by one key, on a grid block-Toeplitz with
+Toeplitz blocks. So rows of it are overlapping windows of the table, and copying them needs no T × S index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo.positions import Positions
+
+__all__ = ["RelativeTable", "UnrolledTable", "grid_table", "line_table"]
+
+
+@dataclass(frozen=True)
+class RelativeTable:
+    """K[h,i,j] = table[h, q_code[i] − k_code[j] + center]; prefix tokens get 0.
+
+    Attributes:
+        table: (H, N) float32 or better, differentiable.
+        q_code, k_code: (T,), (S,) int64. On a line the row index; on a grid y·(2·width − 1) + x.
+        center: the table's column for code difference 0.
+        num_prefix: leading queries and keys without a position; their rows and columns of K are 0, and their codes unused.
+        origin: on a line the column of (first query, first key), so that K[h,i,j] = table[h, origin + i − j]; None on a grid.
+        shape: (height, width) of the grid that queries and keys share, N = (2·height − 1)·(2·width − 1); None on a line.
+    """
+
+    table: Tensor
+    q_code: Tensor
+    k_code: Tensor
+    center: int
+    num_prefix: int = 0
+    origin: int | None = None
+    shape: tuple[int, int] | None = None
+
+    @staticmethod
+    def line(table: Tensor, q_pos: Positions, k_pos: Positions, *, center: int) -> RelativeTable:
+        """A table over distances of a line; `center` is its column for distance 0."""
+        codes = (q_pos.row_index(table.device), k_pos.row_index(table.device))
+        return RelativeTable(table, *codes, center, origin=center + q_pos.offset - k_pos.offset)
+
+    @staticmethod
+    def grid(table: Tensor, pos: Positions) -> RelativeTable:
+        """A table (H, (2·height − 1)·(2·width − 1)) over the displacements (dy, dx) of a grid, dx the faster, both rising."""
+        y, x = pos.yx(table.device)
+        height, width = pos.shape or (1, 1)
+        code = F.pad(y * (2 * width - 1) + x, (pos.num_prefix, 0))
+        return RelativeTable(table, code, code, table.shape[1] // 2, pos.num_prefix, shape=(height, width))
+
+    def dense(self) -> Tensor:
+        """(1, H, T, S): the matrix itself, gathered code by code. For the oracle and for plots."""
+        bias = self.table[:, self.q_code[:, None] - self.k_code[None, :] + self.center]
+        if self.num_prefix:
+            patch_q = torch.arange(len(self.q_code), device=bias.device) >= self.num_prefix
+            patch_k = torch.arange(len(self.k_code), device=bias.device) >= self.num_prefix
+            bias = torch.where(patch_q[:, None] & patch_k[None, :], bias, 0.0)
+        return bias[None]
+
+    def unroll(self, dtype: torch.dtype | None = None) -> UnrolledTable:
+        """The form whose rows are windows, in `dtype`. On a grid 2·H·width·S numbers, on a line as many as the table."""
+        table = self.table if dtype is None else self.table.to(dtype)
+        if self.shape is not None:
+            height, width = self.shape
+            windows = table.unflatten(1, (2 * height - 1, 2 * width - 1)).flip(1, 2).unfold(2, width, 1)
+            # (H, width, 2·height−1, width): [h, x, a, x'] is the bias at dy = height−1−a, dx = x − x'.
+            return UnrolledTable(windows.flip(2).transpose(1, 2).contiguous(), self)
+        return UnrolledTable(table.flip(1) if self.origin is not None else table, self)
+
+    def rows(self, start: int, stop: int, last_key: int) -> Tensor:
+        """(1, H, stop − start, last_key) the matrix for queries [start, stop) and keys [0, last_key)."""
+        return self.unroll().rows(start, stop, last_key)
+
+    def shifted(self, q_pos: Positions, k_pos: Positions) -> RelativeTable:
+        """The same table read at other positions of the line: slicing instead of computing it again."""
+        return RelativeTable.line(self.table, q_pos, k_pos, center=self.center)
+
+    def __add__(self, other: RelativeTable) -> RelativeTable:
+        same = self.shape == other.shape and self.center == other.center and self.num_prefix == other.num_prefix
+        if not same or self.table.shape != other.table.shape:
+            raise ValueError("two relative tables add only over the same positions")
+        return replace(self, table=self.table + other.table)
+
+
+@dataclass(frozen=True)
+class UnrolledTable:
+    """A relative table written so that rows of its matrix are windows of `source`. Make it with `RelativeTable.unroll`."""
+
+    source: Tensor
+    of: RelativeTable
+
+    def rows(
+        self, start: int, stop: int, last_key: int, *, heads: slice = slice(None), out: Tensor | None = None
+    ) -> Tensor:
+        """(1, heads, stop − start, last_key) the matrix for queries [start, stop) and keys [0, last_key).
+
+        out: (1, heads, stop − start, S) memory that a grid's rows are written to, where no gradient is wanted.
+        """
+        of, source = self.of, self.source[heads]
+        if of.shape is not None:
+            place = _GridRows(of.shape, of.num_prefix, start, stop)
+            rows = _Windows.apply(source, place) if out is None else place.write(source, out[0])
+            return rows[None, ..., :last_key]
+        if of.origin is None:
+            return replace(of, table=source, q_code=of.q_code[start:stop], k_code=of.k_code[:last_key]).dense()
+        # source is the reversed table: query i starts at column N − 1 − origin − i, so the last query comes first.
+        first = source.shape[1] - of.origin - stop
+        return source.unfold(1, last_key, 1)[:, first : first + stop - start].flip(1)[None]
+
+
+@dataclass(frozen=True)
+class _GridRows:
+    """Rows [start, stop) of the matrix of a grid: which of its parts is which window of the unrolled table.
+
+    For the queries of one row of patches all keys together are one window, contiguous in memory.
+    """
+
+    shape: tuple[int, int]
+    num_prefix: int
+    start: int
+    stop: int
+
+    def parts(self, matrix: Tensor, source: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Views, of equal shape, of `matrix` (H, stop − start, S) and of `source` (H, width, 2·height−1, width)."""
+        height, width = self.shape
+        patches = matrix[..., self.num_prefix :].unflatten(2, self.shape)
+        first, last = max(self.start - self.num_prefix, 0), self.stop - self.num_prefix
+        found = []
+        for y in range(first // width, -(-last // width)):
+            x0, x1 = max(first - y * width, 0), min(last - y * width, width)
+            at = y * width + x0 + self.num_prefix - self.start
+            window = source[:, x0:x1, height - 1 - y : 2 * height - 1 - y]
+            found.append((patches[:, at : at + x1 - x0], window))
+        return found
+
+    def write(self, source: Tensor, matrix: Tensor) -> Tensor:
+        matrix[:, : max(self.num_prefix - self.start, 0)] = 0
+        matrix[:, :, : self.num_prefix] = 0
+        for part, window in self.parts(matrix, source):
+            part.copy_(window)
+        return matrix
+
+
+class _Windows(torch.autograd.Function):
+    """`_GridRows.write`: a linear map of the unrolled table, whose gradient is its transpose, and the reverse.
+
+    Autograd's own gradient of overlapping windows scatters; here each window adds to its place, in a fixed order.
+    """
+
+    @staticmethod
+    def forward(ctx, source: Tensor, place: _GridRows) -> Tensor:
+        ctx.place = place
+        num_keys = place.num_prefix + place.shape[0] * place.shape[1]
+        return place.write(source, source.new_empty(source.shape[0], place.stop - place.start, num_keys))
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return _WindowSums.apply(grad, ctx.place), None
+
+
+class _WindowSums(torch.autograd.Function):
+    """The transpose of `_Windows`."""
+
+    @staticmethod
+    def forward(ctx, matrix: Tensor, place: _GridRows) -> Tensor:
+        ctx.place = place
+        height, width = place.shape
+        sums = matrix.new_zeros(matrix.shape[0], width, 2 * height - 1, width)
+        for part, window in place.parts(matrix, sums):
+            window += part
+        return sums
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return _Windows.apply(grad, ctx.place), None
+
+
+def line_table(
+    value: Callable[[Tensor], Tensor],
+    q_pos: Positions,
+    k_pos: Positions,
+    *,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+) -> RelativeTable:
+    """The (H, T+S−1) table of `value(d)` over a line's distances, which are given in `dtype`."""
+    lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
+    highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
+    distance = torch.arange(lowest, highest + 1, device=device, dtype=dtype)
+    return RelativeTable.line(value(distance), q_pos, k_pos, center=-lowest)
+
+
+def grid_table(
+    value: Callable[..., Tensor],
+    q_pos: Positions,
+    k_pos: Positions,
+    *,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+) -> RelativeTable:
+    """The (H, (2·height−1)·(2·width−1)) table of `value(dy, dx, grid=(height, width))` over a grid's displacements."""
+    if q_pos.shape is None or q_pos.shape != k_pos.shape or q_pos.num_prefix != k_pos.num_prefix:
+        raise ValueError("a 2-D table needs queries and keys on the same grid")
+    height, width = q_pos.shape
+    dy = torch.arange(1 - height, height, device=device, dtype=dtype)[:, None].expand(-1, 2 * width - 1)
+    dx = torch.arange(1 - width, width, device=device, dtype=dtype).expand(2 * height - 1, -1)
+    return RelativeTable.grid(value(dy, dx, grid=(height, width)).flatten(1), q_pos)

@@ -56,7 +56,7 @@ class ShardSet:
     def read(self, shard: int, start: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """(number, sample) of samples start…stop−1 of one shard, read in order from its beginning."""
         url, found = self.urls[shard], 0
-        tar_error = tarfile.TarError  # looked up now: a reader left open is closed when the interpreter has no modules left
+        tar_error = tarfile.TarError  # looked up now: gone when the interpreter's end closes an open reader
         with webdataset.gopen(url) as stream:
             samples = group_by_keys(tar_file_expander([{"url": url, "stream": stream}]))
             try:

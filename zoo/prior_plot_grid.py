@@ -91,7 +91,7 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
     for n, (prior, (patches, prefix)) in enumerate(zip(priors, maps, strict=True)):
         for h, retrieval in enumerate(is_retrieval_head(prior)):
             axis = axes[n][h]
-            image = axis.imshow(patches[h], **scale)
+            image = axis.imshow(patches[h].numpy(), **scale)
             _decorate(axis, positions, trained, retrieval)
             if named:
                 axis.set_xlabel(f"prefix {float(prefix[h].mean()):+.2f}", fontsize=7, labelpad=1)

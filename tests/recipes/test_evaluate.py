@@ -5,14 +5,28 @@ from __future__ import annotations
 import csv
 import json
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch import nn
 from typer.testing import CliRunner
 
 from modalities.text.evals import EVALUATORS
 from modalities.text.model import CausalLM, TextConfig
+from modalities.vision import VisionConfig, VisionTransformer
+from modalities.vision.evals import Resolution
 from recipes import evaluate as command
-from recipes.targets import RequestError, override, parse_lengths, parse_overrides
+from recipes.targets import (
+    RequestError,
+    Target,
+    override,
+    parse_aspect,
+    parse_lengths,
+    parse_overrides,
+    parse_sizes,
+    seed_groups,
+)
 
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=96)
 
@@ -137,3 +151,151 @@ def test_parsing():
     assert parse_overrides(["a.b=1", "a.c=x", "d=true"]) == {"a": {"b": 1, "c": "x"}, "d": True}
     with pytest.raises(RequestError, match="both as a value and as a group"):
         parse_overrides(["a=1", "a.b=2"])
+
+
+# -------------------------------------------------------------------------------------------------------- images
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder source of two classes, nine held-out images of 40 pixels each."""
+    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for split in ("train", "val"):
+        for label in ("cat", "dog"):
+            (folder / split / label).mkdir(parents=True)
+            for n in range(9 if split == "val" else 1):
+                pixels = rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / label / f"{n}.png")
+    return f"folder:{folder}"
+
+
+def vision_run(folder, source, seed=0, **config):
+    torch.manual_seed(seed)
+    small = dict(img_size=16, patch_size=8, num_classes=2, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
+    options = {"position": "ggd2d"} | config
+    VisionTransformer(VisionConfig(**small, **options)).save_pretrained(folder / "model")
+    recipe = {"name": f"vision.{options['position']}_test", "modality": "vision", "data": {"source": source}}
+    (folder / "recipe.json").write_text(json.dumps(recipe))
+    return str(folder)
+
+
+def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
+    runs = [vision_run(tmp_path / "run", pictures), vision_run(tmp_path / "run-s1", pictures, seed=1)]
+    runs.append(vision_run(tmp_path / "other", pictures, position="learned"))
+    out = tmp_path / "out"
+    request = (*runs, "resolution", "--sizes", "16,24,40", "--batch-tokens", 100, "--out", out)
+    done = invoke(*request)
+    assert done.exit_code == 0, done.output
+    content = json.loads((out / "resolution.json").read_text())
+    assert [m["label"] for m in content["models"]] == [
+        f"vision.{name}" for name in ("ggd2d_test (run)", "ggd2d_test (run-s1)", "learned_test (other)")
+    ]
+    assert [m["group"] for m in content["models"]] == ["vision.ggd2d_test (run)"] * 2 + [""]
+    assert {m["train_size"] for m in content["models"]} == {16} and {m["source"] for m in content["models"]} == {
+        pictures
+    }
+    with open(out / "resolution.csv") as file:
+        table = list(csv.DictReader(file))
+    assert [row["size"] for row in table] == ["16", "24", "40"] * 3 and {row["images"] for row in table} == {"18"}
+    assert not [name for name in table[0] if "tuned" in name]
+    assert (out / "resolution.png").read_bytes().startswith(b"\x89PNG")
+    assert done.output.count("±") > 9  # the table's, at three sizes
+
+    monkeypatch.setattr(Resolution, "measure", None)  # all is there: nothing is measured again
+    alone = invoke(*request, "--no-group-seeds")
+    assert alone.exit_code == 0 and "±" not in alone.output
+    assert json.loads((out / "resolution.json").read_text())["models"][0]["rows"] == content["models"][0]["rows"]
+
+
+def test_tuned_numbers_are_called_so_everywhere(tmp_path, pictures):
+    run = vision_run(tmp_path / "run", pictures)
+    done = invoke(run, "resolution", "--sizes", "16,32", "--tune-temperature", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "tuned_top1" in done.output and "tuned_scale" in done.output
+    with open(tmp_path / "out" / "resolution.csv") as file:
+        names = next(csv.reader(file))
+    assert {"tuned_top1", "tuned_top5", "tuned_ratio", "tuned_scale"} <= set(names)
+
+
+def test_a_stopped_run_over_images_goes_on(tmp_path, pictures, monkeypatch):
+    run, measured, measure = vision_run(tmp_path / "run", pictures), [], Resolution.measure
+
+    def stopping(self, model, cell, settings):
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(cell.name)
+        return measure(self, model, cell, settings)
+
+    monkeypatch.setattr(Resolution, "measure", stopping)
+    request = (run, "resolution", "--sizes", "16,24,32", "--out", tmp_path / "out")
+    assert invoke(*request).exit_code != 0
+    monkeypatch.setattr(
+        Resolution, "measure", lambda self, *rest: measured.append(rest[1].name) or measure(self, *rest)
+    )
+    assert invoke(*request).exit_code == 0
+    assert measured == [f"{size}x{size}/images=0-18" for size in (16, 24, 32)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lengths", "128"], "--lengths does not apply to vision models; theirs are --samples, --source"),
+        (["--seed", "1"], "--seed does not apply to vision models"),
+        (["--sizes", "16,20"], "size 20 does not divide into patches of 8; nearest valid: 16 and 24"),
+        (["--sizes", "big"], "'big' is no number of pixels"),
+        (["--sizes", "48"], "has more pixels than held-out images"),
+        (["--aspect", "2"], "expected width:height"),
+        (["--mode", "upsample"], "did you mean 'upsampled'"),
+        (["--source", "folder:/nowhere"], "no folder /nowhere"),
+    ],
+)
+def test_wrong_requests_for_images(tmp_path, pictures, options, message):
+    done = invoke(vision_run(tmp_path / "run", pictures), "resolution", *options, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_images_do_not_apply_to_text():
+    for options in (["--sizes", "96"], ["--aspect", "2:1"], ["--tune-temperature"]):
+        done = invoke("text_ggd_tiny", "passkey", *options)
+        assert done.exit_code == 2
+        assert f"{options[0]} does not apply to text models; theirs are --samples" in done.stderr
+    assert "measures models of one modality" in invoke("text_ggd_tiny", "vision_ggd2d_small_patch16", "passkey").stderr
+
+
+def test_models_of_other_data_are_not_measured_together(tmp_path, pictures):
+    runs = [vision_run(tmp_path / "a", pictures), vision_run(tmp_path / "b", "glyphs-builtin")]
+    done = invoke(*runs, "resolution", "--out", tmp_path / "out")
+    assert done.exit_code == 2 and "name one with --source" in done.stderr
+    assert invoke(*runs, "resolution", "--source", pictures, "--dry-run").exit_code == 0
+
+
+def test_override_keeps_the_weights_of_a_vision_model():
+    small = dict(img_size=16, patch_size=8, num_classes=2, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
+    model = VisionTransformer(VisionConfig(**small, position="alibi"))
+    changed = override(model, {"pad": True})
+    assert changed.config.pad and changed(torch.zeros(1, 3, 20, 20)).shape == (1, 2)
+    with pytest.raises(RequestError, match="no longer fit"):
+        override(model, {"dim": 32})
+
+
+def test_groups_of_seeds():
+    def targets(*named):
+        return [Target(label, "vision", nn.Identity(), True, family, tag) for label, family, tag in named]
+
+    weights = targets(
+        ("goat.glyphs", "vision.goat", ""), ("goat (run-s1)", "vision.goat", "-s1"), ("alibi.x", "vision.alibi", "")
+    )
+    assert seed_groups(weights, None) == {"goat.glyphs": "goat.glyphs", "goat (run-s1)": "goat.glyphs"}
+    assert seed_groups(weights, False) == {}
+    twice = targets(("goat (a)", "vision.goat", ""), ("goat (b)", "vision.goat", ""))
+    assert seed_groups(twice, None) == {}
+    assert seed_groups(twice, True) == {"goat (a)": "goat (a)", "goat (b)": "goat (a)"}
+
+
+def test_parsing_of_sizes_and_aspects():
+    assert parse_sizes("96,192") == (96, 192) and parse_aspect("16:9") == (16, 9)
+    assert parse_sizes(None) is None and parse_aspect(None) is None
+    with pytest.raises(RequestError, match="--aspect 'wide'"):
+        parse_aspect("wide")

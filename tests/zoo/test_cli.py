@@ -8,9 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from zoo import create_model, create_prior
+from zoo import Positions, create_model, create_prior
 from zoo.__main__ import app
+from zoo.methods import create_grid_position
 from zoo.prior_plot import head_parameters, is_retrieval_head, layer_priors, log_prior_curve
+from zoo.prior_plot_grid import centre_log_prior
 
 
 def invoke(*arguments):
@@ -91,3 +93,71 @@ def test_composed_priors_show_the_numbers_of_their_parts():
     numbers = head_parameters(layer_priors(model)[0])
     assert set(numbers) == {"slope", "bump at key 0", "amplitude √Σ(α²+β²)"}
     assert numbers["slope"] == pytest.approx([0.25, 0.0625, 0.015625, 0.00390625], rel=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------------- images
+
+SMALL_IMAGES = dict(num_layers=2, num_heads=2, dim=128, hidden_dim=32, num_classes=2)
+
+
+def test_show_of_a_vision_model_says_what_an_image_becomes():
+    done = invoke("show", "vision_goat_small_patch16")
+    assert done.exit_code == 0
+    assert "14 × 14" in done.output and "197, of which 1" in done.output
+    assert "patch_embed" in done.output and "other" not in done.output
+    assert "tokens" not in invoke("show", "text_ggd_tiny").output.split("weights")[0].replace("tokenizer", "")
+
+
+@pytest.mark.parametrize("position", ["goat", "ggd2d_separable", "alibi", "t5", "fire", "key_bias"])
+def test_plot_prior_draws_heads_around_the_centre(tmp_path, position):
+    create_model(f"vision_{position}_small_patch16", **SMALL_IMAGES).save_pretrained(tmp_path / "saved")
+    done = invoke("plot-prior", tmp_path / "saved", "--out", tmp_path / "prior.png", "--size", 320)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "prior.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("vision_rope2d_axial_small_patch16", [], "0 everywhere"),
+        ("vision_nope_small_patch16", [], "0 everywhere"),
+        ("vision_ggd2d_small_patch16", ["--size", 100], "nearest sizes are 96 and 112"),
+        ("vision_ggd2d_small_patch16", ["--length", 128], "use --size"),
+        ("text_ggd_tiny", ["--size", 96], "use --length"),
+    ],
+)
+def test_plot_prior_of_images_says_what_is_wrong(tmp_path, name, options, why):
+    done = invoke("plot-prior", name, "--out", tmp_path / "prior.png", *options)
+    assert done.exit_code == 2 and why in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("num_prefix", [0, 2])
+@pytest.mark.parametrize(
+    "position", ["goat", "spectral2d", "key_bias", "ggd2d", "ggd2d_separable", "alibi", "t5", "kerple", "fire"]
+)
+def test_the_centre_row_is_the_oracles(position, num_prefix):
+    torch.manual_seed(0)
+    prior = create_grid_position(position, dim=64, num_heads=2, train_grid=(3, 3)).prior
+    for parameter in prior.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    positions = Positions.grid(5, 6, num_prefix=num_prefix)
+    patches, prefix = centre_log_prior(prior, positions)
+    assert patches.shape == (2, 5, 6) and prefix.shape == (2, num_prefix)
+    with torch.no_grad():
+        row = prior.log_prior(positions, positions, causal=False)[0, :, num_prefix + 2 * 6 + 3]
+    highest = row[:, num_prefix:].max(-1, keepdim=True).values
+    torch.testing.assert_close(torch.cat([prefix, patches.flatten(1)], -1), row - highest, atol=1e-5, rtol=1e-5)
+
+
+def test_a_large_grid_costs_a_row_and_not_a_matrix():
+    """128 × 128 patches: the matrix of one head would be 2 GB in float64."""
+    patches, _ = centre_log_prior(create_prior("alibi2d", num_heads=1), Positions.grid(128, 128))
+    assert float(patches[0, 64, 0]) == pytest.approx(-64 * 2.0**-8)
+
+
+def test_retrieval_heads_of_a_grid_are_found():
+    prior = create_prior("ggd2d", num_heads=2, form="separable")
+    with torch.no_grad():
+        prior.x.theta_beta[1] = -0.4
+    assert is_retrieval_head(prior) == [False, True]

@@ -1,0 +1,346 @@
+"""The resolution evaluator against direct computation, and against models whose answers are known beforehand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from modalities.cost import Meter
+from modalities.evaluation import ModelResult, SeedMean, mean_of_seeds
+from modalities.plots import resolution_figure, styles_of
+from modalities.vision import VisionConfig, VisionTransformer
+from modalities.vision import evals as module
+from modalities.vision import held_out as held_out_module
+from modalities.vision.evals import SCALES, ImageSettings, Resolution
+from modalities.vision.images import BadImage
+from modalities.vision.transforms import preprocess
+
+CLASSES = 8
+
+
+class Greys:
+    """Images of one grey each, which is the class; every 8th of the classes in turn."""
+
+    def __init__(self, count=40, size=(64, 64), broken=()):
+        self.count, self.size, self.broken = count, size, broken
+        self.classes, self.fingerprint = [str(n) for n in range(CLASSES)], "greys"
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise BadImage("truncated")
+        label = index % CLASSES
+        return Image.new("RGB", self.size, (int((label + 0.5) / CLASSES * 255),) * 3), label
+
+
+@pytest.fixture
+def images(monkeypatch):
+    """Makes `Greys(...)` what the spec "greys" stands for, and returns what makes it."""
+
+    def use(**options):
+        made = Greys(**options)
+        monkeypatch.setattr(held_out_module, "held_out_images", lambda source: {"greys": made}[source])
+        held_out_module.held_out.cache_clear()
+        return made
+
+    yield use
+    held_out_module.held_out.cache_clear()
+
+
+@dataclass
+class Config:
+    img_size: int = 16
+    train_size: tuple[int, int] = (16, 16)
+    patch_size: int = 8
+    num_classes: int = CLASSES
+    position: str = "goat"
+    ssmax: bool = False
+    pad: bool = False
+    mean: tuple = (0.0, 0.0, 0.0)
+    std: tuple = (1.0, 1.0, 1.0)
+
+
+class Reader(nn.Module):
+    """Reads the class off the grey; `answer(true classes, images, logit_scale)` may say another one."""
+
+    num_prefix_tokens = 0
+
+    def __init__(self, answer=lambda true, images, scale: true, **config):
+        super().__init__()
+        self.config, self.answer = Config(**config), answer
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.batches = []
+
+    def forward(self, images, logit_scale=1.0):
+        self.batches.append(tuple(images.shape))
+        true = (images.mean((1, 2, 3)) * CLASSES).long()
+        return nn.functional.one_hot(self.answer(true, images, logit_scale), CLASSES).float()
+
+
+def rows(model, **settings):
+    cells = dict(Resolution().run(model, ImageSettings(source="greys", **settings)))
+    return {row["size"]: row for row in Resolution().rows(cells)}
+
+
+def wrong_where(wrong):
+    return lambda true, images, scale: torch.where(wrong(true, images, scale), (true + 1) % CLASSES, true)
+
+
+# ------------------------------------------------------------------------------------------------------- scores
+
+
+def test_scores_are_the_direct_computation(images):
+    held_out = images(count=37)
+    torch.manual_seed(0)
+    config = VisionConfig(
+        img_size=16, patch_size=8, num_classes=CLASSES, dim=16, num_layers=1, num_heads=2, hidden_dim=16,
+        position_options={"rank": 1},
+    )  # fmt: skip
+    model = VisionTransformer(config).eval()
+    measured = rows(model, sizes=(16, 32), batch_tokens=50)
+    for size in (16, 32):
+        top1 = top5 = nll = 0.0
+        for image, label in (held_out[n] for n in range(37)):
+            with torch.no_grad():
+                pixels = preprocess(image, size, size, train_size=16, mean=config.mean, std=config.std)
+                logits = model(pixels[None])[0]
+            top1 += float(logits.argmax() == label)
+            top5 += float(label in logits.topk(5).indices)
+            nll -= float(logits.log_softmax(-1)[label])
+        row = measured[size]
+        assert (row["images"], row["skipped"]) == (37, 0)
+        assert row["top1"] == pytest.approx(top1 / 37) and row["top5"] == pytest.approx(top5 / 37)
+        assert row["nll"] == pytest.approx(nll / 37, abs=1e-5)
+        assert row["images_per_second"] > 0 and row["device"] == "cpu"
+
+
+def test_ratio_is_to_the_training_size_which_is_always_measured(images):
+    images()
+    quarter = wrong_where(lambda true, images, scale: (true % 4 == 0) & (images.shape[-1] > 16))
+    measured = rows(Reader(quarter), sizes=(32, 48))
+    assert sorted(measured) == [16, 32, 48]
+    assert [measured[size]["top1"] for size in (16, 32)] == [1.0, 0.75]
+    assert measured[48]["ratio"] == pytest.approx(0.75) and measured[16]["ratio"] == 1.0
+    assert measured[32]["top1_standard_error"] == pytest.approx(math.sqrt(0.75 * 0.25 / 40))
+    assert "tuned_top1" not in measured[32]
+
+
+def test_another_aspect_is_compared_with_the_training_image(images):
+    images(size=(64, 48))
+    half = wrong_where(lambda true, images, scale: (true % 2 == 0) & (images.shape[-1] > images.shape[-2]))
+    model = Reader(half)
+    measured = rows(model, sizes=(16, 24), aspect=(2, 1))
+    assert {(row["height"], row["width"]) for row in measured.values()} == {(16, 32), (24, 48)}
+    assert measured[16]["ratio"] == pytest.approx(0.5)  # of the square image's 1.0
+    assert {shape[2:] for shape in model.batches} == {(16, 16), (16, 32), (24, 48)}
+    assert {(r["height"], r["width"]) for r in rows(Reader(), sizes=(16,), aspect=(2, 4)).values()} == {(32, 16)}
+
+
+def test_a_logit_that_is_no_number_is_wrong(images):
+    images()
+    model = Reader()
+    model.forward = lambda images: torch.full((len(images), CLASSES), math.nan)
+    row = rows(model, sizes=(16,))[16]
+    assert (row["top1"], row["top5"]) == (0.0, 0.0) and math.isnan(row["ratio"])
+
+
+def test_images_that_cannot_be_decoded_are_left_out_and_counted(images):
+    images(broken=(0, 3, 39))
+    row = rows(Reader(), sizes=(16,))[16]
+    assert (row["images"], row["skipped"], row["top1"]) == (37, 3, 1.0)
+    images(broken=range(40))
+    with pytest.raises(ValueError, match="none of its first held-out images can be decoded"):
+        rows(Reader(), sizes=(16,))
+
+
+def test_batches_hold_the_asked_number_of_tokens(images):
+    images()
+    model = Reader()
+    rows(model, sizes=(16, 32), batch_tokens=64)
+    assert {shape[0] for shape in model.batches if shape[-1] == 16} == {16, 8}  # 40 images of 4 tokens
+    assert {shape[0] for shape in model.batches if shape[-1] == 32} == {4}
+
+
+# -------------------------------------------------------------------------------------------------------- sizes
+
+
+def test_default_sizes_stop_where_the_images_do(images):
+    def points(**settings):
+        return Resolution().points(Reader(), ImageSettings(source="greys", **settings))
+
+    images(size=(64, 64))
+    assert points() == (16, 24, 32, 48, 64)
+    images(size=(100, 40))
+    assert points(fit="crop") == (16, 24, 32)
+    assert points(mode="upsampled") == (16, 24, 32, 48, 64)
+    assert points(aspect=(2, 1)) == (16, 24, 32, 48)  # extended to 100 × 50
+    assert points(aspect=(3, 2)) == (16, 32, 48, 64)  # both sides whole patches; extended to 100 × 67
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sizes": (16, 20)}, "size 20 does not divide into patches of 8; nearest valid: 16 and 24"),
+        ({"sizes": (4,)}, "nearest valid: 8$"),
+        ({"sizes": (24,), "aspect": (3, 2)}, "size 24 at aspect 3:2 .* nearest valid: 16 and 32"),
+        ({"sizes": (16, 72)}, "size 72 has more pixels than held-out images of 'greys', of which one gives 64"),
+        ({"sizes": (16,), "tune_temperature": True, "samples": 1}, "at least 2 images"),
+    ],
+)
+def test_what_cannot_be_measured_is_known_before(images, settings, message):
+    images()
+    with pytest.raises(ValueError, match=message):
+        Resolution().cells(Reader(), ImageSettings(source="greys", **settings))
+
+
+def test_upsampled_images_may_be_larger_than_stored_ones(images):
+    images(size=(20, 20))
+    assert rows(Reader(), sizes=(16, 64), mode="upsampled")[64]["top1"] == 1.0
+
+
+def test_a_source_of_other_classes_is_an_error(images):
+    images()
+    with pytest.raises(ValueError, match="'greys' has 8 classes and the model 14"):
+        Resolution().cells(Reader(num_classes=14), ImageSettings(source="greys"))
+
+
+def test_settings_refuse_nonsense():
+    for wrong, message in (
+        ({"sizes": ()}, "at least 1"),
+        ({"sizes": (0,)}, "at least 1"),
+        ({"aspect": (0, 1)}, "width:height"),
+        ({"mode": "natve"}, "did you mean 'native'"),
+        ({"fit": "pad"}, "expected extend or crop"),
+        ({"samples": 0}, "samples"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ImageSettings(**wrong)
+    assert ImageSettings(sizes=(32, 16, 32), aspect=(4, 2)).sizes == (16, 32)
+    assert ImageSettings(aspect=(4, 2)).aspect == (2, 1)
+
+
+def test_cells_do_not_depend_on_how_many_images_are_asked_for(images):
+    images(count=300)
+    settings = ImageSettings(source="greys", sizes=(16,))
+    few, all_ = (Resolution().cells(Reader(), replace(settings, samples=n)) for n in (128, None))
+    assert [cell.name for cell in few] == ["16x16/images=0-128"]
+    assert [cell.name for cell in all_] == [f"16x16/images={a}-{b}" for a, b in ((0, 128), (128, 256), (256, 300))]
+    assert sum(cell.cost for cell in all_) == 300
+    identity = Resolution().identity(Reader(), settings)
+    assert identity == Resolution().identity(Reader(), replace(settings, samples=128, batch_tokens=1))
+    assert identity != Resolution().identity(Reader(), replace(settings, mode="upsampled"))
+
+
+def test_images_are_taken_in_random_order_and_stay_decoded(images, monkeypatch):
+    stored = images(count=64)
+    taken = held_out_module.held_out("greys")
+    labels = [taken[place][1] for place in range(64)]
+    assert labels != [n % CLASSES for n in range(64)] and sorted(labels) == sorted(n % CLASSES for n in range(64))
+    assert len(set(labels[:16])) > 4  # a folder's first images are all of one class
+    monkeypatch.setattr(stored, "broken", range(64))
+    assert [taken[place][1] for place in range(64)] == labels
+    monkeypatch.setattr(held_out_module, "KEPT_BYTES", 10 * 3 * 64 * 64)
+    monkeypatch.setattr(stored, "broken", ())
+    held_out_module.held_out.cache_clear()
+    taken = held_out_module.held_out("greys")
+    assert [taken[place][1] for place in range(64)] == labels and len(taken.kept) == 10
+
+
+# ------------------------------------------------------------------------------------------------------- tuning
+
+
+def test_tuning_finds_the_scale_and_says_that_it_did(images):
+    images()
+    model = Reader(wrong_where(lambda true, images, scale: torch.full_like(true, scale != 2**0.5, dtype=torch.bool)))
+    row = rows(model, sizes=(16, 32), tune_temperature=True)[32]
+    assert (row["top1"], row["tuned_top1"]) == (0.0, 1.0)
+    assert row["tuned_scale"] == pytest.approx(2**0.5)
+    assert 2**0.5 in SCALES and 1.0 in SCALES
+
+
+def test_no_image_is_scored_at_a_scale_it_helped_to_choose(images):
+    """A half that is right at its own best scale alone is wrong at the other's."""
+    images()
+    taken = held_out_module.held_out("greys")
+    # Which half an image is in shows in nothing but its place, so the model is told by the order of its calls.
+    model = Reader()
+    halves = torch.tensor([place % 2 for place in range(40)], dtype=torch.bool)
+
+    def forward(images, logit_scale=1.0):
+        true = torch.tensor([taken[place][1] for place in range(40)])
+        right = torch.where(halves, torch.tensor(logit_scale > 1), torch.tensor(logit_scale < 1))
+        return nn.functional.one_hot(torch.where(right, true, (true + 1) % CLASSES), CLASSES).float()
+
+    model.forward = forward
+    row = rows(model, sizes=(16,), tune_temperature=True)[16]
+    assert row["tuned_top1"] == 0.0
+    assert row["tuned_scale"] == pytest.approx((2**0.25 + 2**-0.25) / 2)  # of equally good ones that nearest 1
+
+
+# ------------------------------------------------------------------------------------------ seeds, figures, costs
+
+
+def result(label, top1, group="", **more):
+    table = [{"size": size, "top1": value, "ratio": value / top1[0], "device": "cpu"} | more for size, value in
+             zip((96, 192), top1, strict=True)]  # fmt: skip
+    return ModelResult(label, 96, table, {}, method=label.split(".")[0], group=group)
+
+
+def test_seeds_of_a_group_become_their_mean():
+    seeds = [result("goat.a", (0.8, 0.5), "goat"), result("goat.b", (0.9, 0.7), "goat"), result("rope.a", (0.8, 0.2))]
+    pooled = mean_of_seeds(seeds, "size")
+    assert [r.label for r in pooled] == ["goat", "rope.a"]
+    mean = pooled[0]
+    assert isinstance(mean, SeedMean) and mean.seeds == 2
+    assert mean.rows[1]["top1"] == pytest.approx(0.6) and mean.rows[1]["size"] == 192
+    assert (mean.low[1]["top1"], mean.high[1]["top1"]) == (0.5, 0.7)
+    assert mean.deviation[1]["top1"] == pytest.approx(0.1 * math.sqrt(2))
+    assert mean.rows[0]["device"] == "cpu"
+    with pytest.raises(ValueError, match="no seeds of one set-up"):
+        mean_of_seeds([seeds[0], replace(seeds[1], trained_at=128)], "size")
+
+
+def test_the_figure_draws_seeds_and_tuned_numbers(tmp_path):
+    path = tmp_path / "figure.png"
+    models = [result("goat.a", (0.8, 0.5), "g", tuned_top1=0.6, tuned_ratio=0.9),
+              result("goat.b", (0.9, 0.7), "g", tuned_top1=0.7, tuned_ratio=0.9),
+              result("nope", (0.3, 0.1))]  # fmt: skip
+    resolution_figure(models, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    with Image.open(path) as tuned, _drawn(models[2:], tmp_path / "plain.png") as plain:
+        assert tuned.height > 1.5 * plain.height  # a row of panels of its own
+
+
+def _drawn(models, path):
+    resolution_figure(models, path)
+    return Image.open(path)
+
+
+def test_styles_tell_methods_and_ssmax_apart():
+    methods = ("goat", "goat_ssmax", "ggd2d", "ggd2d_separable", "ggd2d_separable_ssmax", "rope2d_axial",
+               "rope2d_axial_ssmax", "rope2d_mixed", "alibi", "learned", "t5", "fire", "kerple")  # fmt: skip
+    styles = styles_of([SimpleNamespace(method=method, label=method) for method in methods])
+    looks = {(s["color"], s["marker"], s["markerfacecolor"]) for s in styles}
+    assert len(looks) == len(methods)
+    thick = {method for method, style in zip(methods, styles, strict=True) if style["linewidth"] > 2}
+    assert thick == {m for m in methods if m.startswith(("goat", "ggd"))}
+
+
+def test_the_meter_sees_memory_that_is_gone_again():
+    meter = Meter("cpu")
+    for _ in range(2):
+        with meter:
+            values = [torch.ones(250_000) for _ in range(64)]  # 64 MB
+            assert float(sum(v.sum() for v in values)) > 0
+        del values
+    assert meter.seconds > 0
+    assert meter.peak_bytes is None or 50e6 < meter.peak_bytes < 120e6
+    assert module.EVALUATORS["resolution"].unit == "images"

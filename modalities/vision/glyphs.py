@@ -311,7 +311,9 @@ class BuiltinGlyphs:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         self.fonts = builtin_fonts(self.split)
-        digest = hashlib.sha256(repr(("glyphs-builtin 1", self.split, self.scenes_per_letter, self.seed)).encode())
+        made_by = (HELDOUT_CAP, TRAIN_CAP, MAX_ROTATION, MIN_CONTRAST, MAX_CLUTTER_CONTRAST)
+        what = ("glyphs-builtin 2", made_by, self.split, self.scenes_per_letter, self.seed)
+        digest = hashlib.sha256(repr(what).encode())
         for font in self.fonts:
             digest.update(font.name.encode() + font.read_bytes())
         self.fingerprint = digest.hexdigest()[:16]

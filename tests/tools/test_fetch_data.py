@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import modalities  # noqa: E402, F401
+from modalities.vision import glyphs  # noqa: E402
 from modalities.vision.letters import CLASSES, builtin_fonts  # noqa: E402
 from modalities.vision.shards import TarImages, open_shards  # noqa: E402
 from tools import fetch_data  # noqa: E402
@@ -364,16 +365,17 @@ def test_no_family_is_on_both_sides(shipped):
 def test_glyphs_are_written_for_both_splits(tmp_path, shipped):
     train, heldout = shipped[:3], shipped[-2:]
     assert vision.write_glyphs(tmp_path, train, heldout, per_letter=4) == {"train": 104, "heldout": 52}
-    for split, size, used in (("train", 128, train), ("heldout", 384, heldout)):
+    for split, size, used in (("train", vision.TRAIN_SIZE, train), ("heldout", vision.HELDOUT_SIZE, heldout)):
         shards = open_shards("glyphs", str(tmp_path / split))
         read = TarImages(shards)
         assert len(read) == len(shards) and shards.classes == CLASSES
         samples = [read[number] for number in range(len(read))]
         about = [json.loads(s["json"]) for s in samples]
+        low, high = glyphs.TRAIN_CAP if split == "train" else glyphs.HELDOUT_CAP
         assert [CLASSES[int(s["cls"])] for s in samples] == [a["letter"] for a in about]
         assert np.bincount([int(s["cls"]) for s in samples]).tolist() == [len(samples) // 26] * 26
         assert {a["font"] for a in about} == {Path(font.path).name for font in used}
-        assert all(0.22 <= a["cap_height"] <= (0.95 if split == "train" else 0.32) for a in about)
+        assert all(low <= a["cap_height"] <= high for a in about)
         picture = Image.open(io.BytesIO(samples[0]["jpg"]))
         assert (picture.size, picture.mode, picture.format) == ((size, size), "RGB", "JPEG")
         index = json.loads((tmp_path / split / "index.json").read_text())

@@ -72,7 +72,7 @@ def print_plan(
     unit = "/".join(dict.fromkeys(evaluator.unit for evaluator in evaluators))
     table = Table(title=f"plan ({where})", title_justify="left")
     for column in ("evaluator", "model", axis, "cells", "finished", f"{unit} to read"):
-        table.add_column(column, justify="left" if column in ("evaluator", "model") else "right")
+        table.add_column(column, justify="left" if column in ("evaluator", "model") else "right", overflow="fold")
     for evaluator, label, points, cells, finished, todo in rows:
         shown = ",".join(AXES[evaluator.axis].tick(point) for point in points)
         table.add_row(evaluator.name, label, shown, str(cells), str(finished), f"{todo:,}")

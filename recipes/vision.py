@@ -34,7 +34,7 @@ def recipe(function: Callable[[], Recipe]) -> Callable[[], Recipe]:
 
 
 def tiny(method: str) -> Recipe:
-    """1.3M parameters, 96 pixels: the 26 capitals of a thousand fonts, in scenes.
+    """0.5M parameters, 48 pixels: the 26 capitals of a thousand fonts, in scenes.
 
     deepspeed --num_gpus 1 recipes/train.py vision.<method>_tiny
 
@@ -43,8 +43,8 @@ def tiny(method: str) -> Recipe:
     return Recipe(
         name=f"vision.{method}_tiny",
         modality="vision",
-        model=Model(f"vision_{method}_tiny_patch16"),
-        data=VisionDataConfig(source="glyphs", image_size=96, num_classes=26, augment="light"),
+        model=Model(f"vision_{method}_tiny_patch8"),
+        data=VisionDataConfig(source="glyphs", image_size=48, num_classes=26, augment="light"),
         optim=Optim("adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.05, prior_lr_scale=5.0, warmup=50, floor=0.01),
         train=Train(steps=1000, batch=64, save_every=250),
         evaluate=Evaluate(every=250, samples=1040),
@@ -127,8 +127,8 @@ def _generate() -> None:
     """`<method>_tiny` for every tiny model in the registry."""
     from zoo import list_models
 
-    for model in list_models("vision_*_tiny_patch16", modality="vision"):
-        method = model.removeprefix("vision_").removesuffix("_tiny_patch16")
+    for model in list_models("vision_*_tiny_patch8", modality="vision"):
+        method = model.removeprefix("vision_").removesuffix("_tiny_patch8")
         RECIPES.setdefault(f"{method}_tiny", partial(tiny, method))
 
 

@@ -115,7 +115,7 @@ FAMILIES = {
     "vision": Family(
         modality="vision",
         methods=("goat", "ggd2d", "alibi", "rope2d_axial", "rope2d_mixed", "learned", "sinusoidal", "nope"),
-        size="tiny_patch16",
+        size="tiny_patch8",
         tag="glyphs",
         evaluators={"resolution": ("top1", "top5", "ratio")},
         axis="size",

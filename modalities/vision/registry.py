@@ -17,18 +17,19 @@ from zoo.registry import register_model as register_zoo_model
 
 __all__ = ["SIZES", "default_cfgs", "register_vision_models"]
 
-# tiny reads the 26 capitals of the glyph data at 96 pixels; small and base are the usual ones, at 224.
+# tiny reads the 26 capitals of the glyph data at 48 pixels; small and base are the usual ones, at 224.
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny_patch16": dict(
-        img_size=96, num_classes=26, dim=128, num_layers=6, num_heads=4, hidden_dim=344, class_token=False, global_pool="avg"
+    "tiny_patch8": dict(
+        img_size=48, patch_size=8, num_classes=26, dim=96, num_layers=4, num_heads=3, hidden_dim=256, class_token=False,
+        global_pool="avg",
     ),
     "small_patch16": dict(dim=384, num_layers=12, num_heads=6, hidden_dim=1024),
     "base_patch16": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048),
 }  # fmt: skip
 # What a size needs of a method beyond its defaults: heads of 32 columns have no room for 8 pairs an axis.
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
-    ("tiny_patch16", "goat"): {"rank": 2},
-    ("tiny_patch16", "spectral2d"): {"rank": 2},
+    ("tiny_patch8", "goat"): {"rank": 2},
+    ("tiny_patch8", "spectral2d"): {"rank": 2},
 }
 
 default_cfgs: dict[str, Any] = {}  # timm looks for this name

@@ -22,8 +22,8 @@ def test_every_tiny_and_small_model_has_a_recipe():
 
 
 def test_every_tiny_vision_model_has_a_recipe():
-    for model in list_models("vision_*_tiny_patch16", modality="vision"):
-        method = model.removeprefix("vision_").removesuffix("_tiny_patch16")
+    for model in list_models("vision_*_tiny_patch8", modality="vision"):
+        method = model.removeprefix("vision_").removesuffix("_tiny_patch8")
         assert find_recipe(f"vision.{method}_tiny").model.name == model
 
 
@@ -110,7 +110,7 @@ def test_warm_up_then_cosine_to_the_floor():
     assert math.isfinite(engine.lr_factor(0, Optim(warmup=0), 1))
 
 
-@pytest.mark.parametrize("name", [*list_models("text_*_tiny"), *list_models("vision_*_tiny_patch16")])
+@pytest.mark.parametrize("name", [*list_models("text_*_tiny"), *list_models("vision_*_tiny_patch8")])
 def test_only_matrices_decay(name):
     model = create_model(name, num_layers=1)
     groups = engine.parameter_groups(model, Optim(lr=1e-3, weight_decay=0.1, prior_lr_scale=20.0))

@@ -38,15 +38,15 @@ def validate(model: torch.nn.Module, loader) -> tuple[float, float]:
 
 
 def test_timms_validation_loop(folder) -> None:
-    model = timm.create_model("vision_goat_tiny_patch16")
+    model = timm.create_model("vision_goat_tiny_patch8")
     config = resolve_model_data_config(model)
-    assert config["input_size"] == (3, 96, 96) and config["crop_pct"] == 1.0
+    assert config["input_size"] == (3, 48, 48) and config["crop_pct"] == 1.0
     options = {"use_prefetcher": False, "num_workers": 0, "batch_size": 16}
     loader = create_loader(create_dataset("", folder), is_training=False, **options, **_loader_keys(config))
     one, five = validate(model, loader)
     assert 0 <= one <= five <= 100
     larger = create_loader(
-        create_dataset("", folder), is_training=False, **options, **_loader_keys(config | {"input_size": (3, 160, 160)})
+        create_dataset("", folder), is_training=False, **options, **_loader_keys(config | {"input_size": (3, 96, 96)})
     )
     assert 0 <= validate(model, larger)[1] <= 100
 
@@ -56,7 +56,7 @@ def _loader_keys(config: dict) -> dict:
 
 
 def test_a_torchvision_dataset_and_one_step_of_training(folder) -> None:
-    model = timm.create_model("vision_ggd2d_tiny_patch16", num_layers=2)
+    model = timm.create_model("vision_ggd2d_tiny_patch8", num_layers=2)
     transform = create_transform(**resolve_model_data_config(model), is_training=True)
     loader = DataLoader(ImageFolder(str(folder), transform), batch_size=13, shuffle=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -76,7 +76,7 @@ def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypat
     names = list_models("vision_*", pretrained=True)
     if not names:
         pytest.skip("no vision weights ship yet")
-    name, images = names[0], torch.randn(1, 3, 96, 96)
+    name, images = names[0], torch.randn(1, 3, 48, 48)
     ours, theirs = create_model(name).eval(), timm.create_model(name, pretrained=True).eval()
     with torch.no_grad():
         assert torch.equal(ours(images), theirs(images))

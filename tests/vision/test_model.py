@@ -13,7 +13,7 @@ from zoo import create_model, list_models
 from zoo.methods import list_grid_positions
 from zoo.priors import Prior
 
-NAMES = list_models("vision_*_tiny_patch16", modality="vision")
+NAMES = list_models("vision_*_tiny_patch8", modality="vision")
 SMALL = dict(num_layers=2, dim=64, num_heads=2, hidden_dim=48)
 
 
@@ -44,11 +44,11 @@ def test_every_method_is_registered_in_every_size() -> None:
 def test_any_size_that_divides_square_or_not(name: str) -> None:
     model = small(name)
     with torch.no_grad():
-        for height, width in ((96, 96), (16, 16), (32, 128), (192, 96)):
+        for height, width in ((48, 48), (8, 8), (16, 64), (96, 48)):
             assert model(torch.randn(2, 3, height, width)).shape == (2, 26)
-        before = model(torch.ones(1, 3, 96, 96))
-        model(torch.ones(1, 3, 64, 32))
-        torch.testing.assert_close(model(torch.ones(1, 3, 96, 96)), before, atol=0, rtol=0)  # no state
+        before = model(torch.ones(1, 3, 48, 48))
+        model(torch.ones(1, 3, 32, 16))
+        torch.testing.assert_close(model(torch.ones(1, 3, 48, 48)), before, atol=0, rtol=0)  # no state
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "ssmax" not in n])
@@ -57,10 +57,10 @@ def test_rows_and_columns_on_a_non_square_grid(name: str) -> None:
 
     Transposing the picture of a model whose prior treats both axes alike transposes its features.
     """
-    model = moved(small(name, img_size=(32, 64), class_token=True, reg_tokens=1)).double()
-    images = torch.randn(1, 3, 32, 64, dtype=torch.float64)
+    model = moved(small(name, img_size=(16, 32), class_token=True, reg_tokens=1)).double()
+    images = torch.randn(1, 3, 16, 32, dtype=torch.float64)
     swapped = images.clone()
-    swapped[..., :16, :16], swapped[..., 16:, 48:] = images[..., 16:, 48:], images[..., :16, :16]
+    swapped[..., :8, :8], swapped[..., 8:, 24:] = images[..., 8:, 24:], images[..., :8, :8]
     with torch.no_grad():
         one, other = model.forward_features(images), model.forward_features(swapped)
     order = torch.arange(10)
@@ -69,13 +69,13 @@ def test_rows_and_columns_on_a_non_square_grid(name: str) -> None:
     assert same == (model.config.position == "nope")
 
     if name in (
-        "vision_alibi_tiny_patch16",
-        "vision_ggd2d_tiny_patch16",
-        "vision_kerple_tiny_patch16",
-        "vision_fire_tiny_patch16",
+        "vision_alibi_tiny_patch8",
+        "vision_ggd2d_tiny_patch8",
+        "vision_kerple_tiny_patch8",
+        "vision_fire_tiny_patch8",
     ):
         patch = model.patch_embed.proj.weight  # the patches' own pixels are transposed too
-        flipped = moved(small(name, img_size=(32, 64), class_token=True, reg_tokens=1)).double()
+        flipped = moved(small(name, img_size=(16, 32), class_token=True, reg_tokens=1)).double()
         flipped.load_state_dict(model.state_dict())
         with torch.no_grad():
             flipped.patch_embed.proj.weight.copy_(patch.transpose(2, 3))
@@ -88,7 +88,7 @@ def test_rows_and_columns_on_a_non_square_grid(name: str) -> None:
 def test_prefix_tokens_have_no_place(name: str) -> None:
     """The relative prior between a prefix token and anything is 0; a key bias may have its bump there."""
     model = moved(small(name, class_token=True, reg_tokens=2))
-    positions = model.positions(32, 48)
+    positions = model.positions(16, 24)
     for layer in model.layers:
         prior = layer.attention.prior
         dense = prior.log_prior(positions, positions, causal=False)
@@ -99,10 +99,10 @@ def test_prefix_tokens_have_no_place(name: str) -> None:
 
 @pytest.mark.parametrize("side", [1, 15, 90, 100])
 def test_sizes_that_do_not_divide(side: int) -> None:
-    model = small("vision_nope_tiny_patch16")
+    model = small("vision_nope_tiny_patch8")
     with pytest.raises(ValueError, match=r"no multiple; the nearest sizes are"):
         model(torch.zeros(1, 3, side, 96))
-    padded = small("vision_nope_tiny_patch16", pad=True)
+    padded = small("vision_nope_tiny_patch8", pad=True)
     assert padded(torch.zeros(1, 3, side, 96)).shape == (1, 26)
 
 
@@ -114,9 +114,9 @@ def test_bad_configs_name_the_way_out() -> None:
         ({"global_pool": "max"}, "token, avg"),
     ):
         with pytest.raises(ValueError, match=message):
-            create_model("vision_nope_tiny_patch16", **wrong)
+            create_model("vision_nope_tiny_patch8", **wrong)
     with pytest.raises(ValueError, match="none for content"):
-        create_model("vision_goat_tiny_patch16", position_options={"rank": 8})
+        create_model("vision_goat_tiny_patch8", position_options={"rank": 8})
 
 
 def test_the_usual_sizes_have_their_parameters() -> None:
@@ -130,17 +130,17 @@ def test_drop_path_layer_scale_gelu_and_registers() -> None:
     options = dict(
         class_token=True, reg_tokens=4, global_pool="token", drop_path_rate=0.5, init_values=1e-2, mlp="gelu"
     )
-    model = small("vision_ggd2d_ssmax_tiny_patch16", **options)
-    images = torch.randn(4, 3, 96, 96)
+    model = small("vision_ggd2d_ssmax_tiny_patch8", **options)
+    images = torch.randn(4, 3, 48, 48)
     assert torch.equal(model(images), model(images))
     model.train()
     assert not torch.equal(model(images), model(images))
     assert model.layers[0].drop_path.__class__ is nn.Identity and model.layers[1].drop_path.drop_prob == 0.5
 
 
-@pytest.mark.parametrize("name", ["vision_ggd2d_ssmax_tiny_patch16", "vision_goat_tiny_patch16"])
+@pytest.mark.parametrize("name", ["vision_ggd2d_ssmax_tiny_patch8", "vision_goat_tiny_patch8"])
 def test_recomputing_blocks_changes_no_gradient(name: str) -> None:
-    model, images = small(name).train(), torch.randn(2, 3, 96, 96)
+    model, images = small(name).train(), torch.randn(2, 3, 48, 48)
     grads = []
     for enable in (False, True):
         model.set_grad_checkpointing(enable)
@@ -152,10 +152,10 @@ def test_recomputing_blocks_changes_no_gradient(name: str) -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("name", ["vision_goat_tiny_patch16", "vision_ggd2d_ssmax_tiny_patch16"])
+@pytest.mark.parametrize("name", ["vision_goat_tiny_patch8", "vision_ggd2d_ssmax_tiny_patch8"])
 def test_logit_scale_multiplies_every_logit(name: str) -> None:
     """Scale 0 attends evenly, whatever the content and the prior; 1 is the model itself."""
-    model, images = moved(small(name)), torch.randn(2, 3, 96, 96)
+    model, images = moved(small(name)), torch.randn(2, 3, 48, 48)
     with torch.no_grad():
         torch.testing.assert_close(model(images, logit_scale=1.0), model(images))
         values = []
@@ -174,7 +174,7 @@ def test_timm_makes_it(name: str) -> None:
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=10, num_layers=2, drop_path_rate=0.1)
     cfg = model.default_cfg
-    assert cfg["input_size"] == (3, 96, 96) and not cfg["fixed_input_size"]
+    assert cfg["input_size"] == (3, 48, 48) and not cfg["fixed_input_size"]
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     assert cfg["classifier"] in modules and cfg["first_conv"] + ".weight" in parameters
     images = torch.randn(2, *cfg["input_size"])
@@ -202,13 +202,13 @@ def test_timm_makes_it(name: str) -> None:
 
 
 def test_timm_features_only_and_intermediates() -> None:
-    backbone = timm.create_model("vision_ggd2d_tiny_patch16", features_only=True, out_indices=(1, 3), reg_tokens=2)
-    maps = backbone(torch.randn(2, 3, 64, 96))
-    assert [tuple(m.shape) for m in maps] == [(2, 128, 4, 6)] * 2
-    assert backbone.feature_info.channels() == [128, 128] and backbone.feature_info.reduction() == [16, 16]
+    backbone = timm.create_model("vision_ggd2d_tiny_patch8", features_only=True, out_indices=(1, 3), reg_tokens=2)
+    maps = backbone(torch.randn(2, 3, 32, 48))
+    assert [tuple(m.shape) for m in maps] == [(2, 96, 4, 6)] * 2
+    assert backbone.feature_info.channels() == [96, 96] and backbone.feature_info.reduction() == [8, 8]
 
-    model = create_model("vision_ggd2d_tiny_patch16", class_token=True, reg_tokens=1).eval()
-    images = torch.randn(2, 3, 64, 96)
+    model = create_model("vision_ggd2d_tiny_patch8", class_token=True, reg_tokens=1).eval()
+    images = torch.randn(2, 3, 32, 48)
     with torch.no_grad():
         last, found = model.forward_intermediates(images, indices=2, norm=True, return_prefix_tokens=True)
         patches, prefix = found[-1]
@@ -216,7 +216,7 @@ def test_timm_features_only_and_intermediates() -> None:
         torch.testing.assert_close(patches.flatten(2).transpose(1, 2), last[:, 2:])
         torch.testing.assert_close(prefix, last[:, :2])
         (only,) = model.forward_intermediates(images, [0], stop_early=True, intermediates_only=True, output_fmt="NLC")
-    assert only.shape == (2, 24, 128)
+    assert only.shape == (2, 24, 96)
     with pytest.raises(ValueError, match="NHWC"):
         model.forward_intermediates(images, output_fmt="NHWC")
 
@@ -225,7 +225,7 @@ def test_timm_optimiser_and_layer_decay() -> None:
     """timm's own factory takes the exemptions and the depth groups."""
     from timm.optim import create_optimizer_v2
 
-    model = timm.create_model("vision_goat_tiny_patch16", num_layers=2)
+    model = timm.create_model("vision_goat_tiny_patch8", num_layers=2)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.7)
     decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
     for module in model.modules():
@@ -236,10 +236,10 @@ def test_timm_optimiser_and_layer_decay() -> None:
 
 
 def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
-    model = moved(small("vision_rope2d_mixed_ssmax_tiny_patch16", class_token=True)).eval()
+    model = moved(small("vision_rope2d_mixed_ssmax_tiny_patch8", class_token=True)).eval()
     model.save_pretrained(tmp_path)
     again = VisionTransformer.from_pretrained(tmp_path).eval()
     assert again.config == model.config == VisionConfig(**vars(model.config))
-    images = torch.randn(1, 3, 96, 64)
+    images = torch.randn(1, 3, 48, 32)
     with torch.no_grad():
         assert torch.equal(again(images), model(images))

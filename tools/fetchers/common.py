@@ -151,7 +151,7 @@ def scratch(beside: Path) -> Iterator[Path]:
     """A temporary folder on the data folder's disk, gone afterwards whatever happens."""
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=beside) as folder:
-        yield Path(folder)
+        yield Path(folder).resolve()  # tools run with other working directories
 
 
 def write_jsonl(

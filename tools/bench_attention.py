@@ -34,6 +34,7 @@ from zoo import Positions, create_prior, prior_attention
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import choose_kernel
 
+HERE = Path(__file__).parent
 MEMORY_LENGTH = 32768
 QUICK_LENGTHS = "1024,2048"
 
@@ -133,6 +134,23 @@ def no_grad(run: Callable[[], object]) -> Callable[[], object]:
             return run()
 
     return inner
+
+
+def write_record(path: Path, record: dict[str, object], console: Console) -> None:
+    """What was measured, as JSON, after what it was measured with."""
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE)
+    made_by = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "commit": commit.stdout.strip() or None,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(json.dumps(made_by | record, indent=1) + "\n")
+    os.replace(partial, path)
+    console.print(f"written to {path}")
 
 
 def target_of(shape: Shape, method: str, what: str) -> float | None:
@@ -254,20 +272,8 @@ def main(
         memories = {"ggd forward": memory("ggd", False), "ggd fwd+bwd": memory("ggd", True)}
     show(results, memories, console)
     if out is not None:
-        record = {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "threads": torch.get_num_threads(),
-            "dtype": dtype,
-            "clock": clock,
-            "results": [asdict(r) for r in results],
-            "extra_memory_mib": memories,
-        }
-        partial = out.with_name(out.name + ".part")
-        partial.write_text(json.dumps(record, indent=1) + "\n")
-        os.replace(partial, out)
-        console.print(f"written to {out}")
+        shown = {"dtype": dtype, "clock": clock, "results": [asdict(r) for r in results]}
+        write_record(out, shown | {"extra_memory_mib": memories}, console)
 
 
 if __name__ == "__main__":

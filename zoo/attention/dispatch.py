@@ -22,7 +22,10 @@ SMALL_MASK = 256 * 256
 
 
 def choose_kernel(call: AttentionCall) -> str:
-    """What `kernel="auto"` takes: `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S)."""
+    """What `kernel="auto"` takes: `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S).
+
+    What `toeplitz` refuses, a grid's table for one, stays with `sdpa`, which makes its mask a block at a time.
+    """
     if not sdpa.needs_mask(call):
         return "sdpa"
     if call.table is None and call.num_queries * call.num_keys <= SMALL_MASK:

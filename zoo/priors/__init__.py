@@ -6,7 +6,7 @@ import inspect
 
 from zoo.naming import did_you_mean
 from zoo.priors.alibi import Alibi, Alibi2d
-from zoo.priors.base import Prior, PriorTerms, RelativeTable, TablePrior
+from zoo.priors.base import GridPrior, Prior, PriorTerms, RelativeTable, TablePrior
 from zoo.priors.cable import Cable
 from zoo.priors.compose import Compose, Goat, Goat2d, compose
 from zoo.priors.fire import Fire, Fire2d
@@ -20,6 +20,7 @@ from zoo.priors.uniform import Uniform
 __all__ = [
     "PRIORS",
     "Compose",
+    "GridPrior",
     "Prior",
     "PriorTerms",
     "RelativeTable",

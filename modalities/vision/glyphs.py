@@ -5,11 +5,11 @@ that runs from one colour to another, and a few faint shapes. `draw` puts a scen
 number of pixels. Outlines are drawn anew each time, so a picture of 384 px is not an enlarged one of 96 px; and since
 nothing depends on the pixel grid (there is no pixel noise), reducing the large picture gives the small one.
 
-Held-out scenes are seen whole. The letter's cap height is log-uniform in [0.28, 0.34] of the canvas, and the letter
+Held-out scenes are seen whole. The letter's cap height is log-uniform in [0.22, 0.28] of the canvas, and the letter
 lies anywhere fully inside. Training scenes are made the same way and seen through a random window that holds the whole
-letter, so that the cap height in the view is log-uniform in [0.28, 0.95]. This is the usual random resized crop, kept
+letter, so that the cap height in the view is log-uniform in [0.22, 0.95]. This is the usual random resized crop, kept
 to crops that do not lose the object. It is what makes larger test pictures a fair question about positions: a letter
-of a held-out scene at 144 px covers as many pixels as a letter of 0.84–1.02 of a training view at 48 px, so strokes of
+of a held-out scene at 144 px covers as many pixels as a letter of 0.66–0.84 of a training view at 48 px, so strokes of
 that thickness have been seen by the patches. What has not been seen at 48 px is a letter among so many patches.
 
 Ink is always darker than paper, and both are tinted at random: which of the two is the letter is not part of the task.
@@ -42,8 +42,8 @@ __all__ = [
     "training_example",
 ]
 
-HELDOUT_CAP = (0.28, 0.34)  # cap height of a scene, in canvases
-TRAIN_CAP = (0.28, 0.95)  # cap height of a training view, in views
+HELDOUT_CAP = (0.22, 0.28)  # cap height of a scene, in canvases
+TRAIN_CAP = (0.22, 0.95)  # cap height of a training view, in views
 MARGIN = 0.01  # what is left free between a letter and the edge of a canvas or view
 MAX_ROTATION = 10.0  # degrees
 MIN_CONTRAST = 4.0  # of the letter against every colour of the background, as WCAG's ratio of luminances

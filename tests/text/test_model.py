@@ -170,7 +170,7 @@ def test_save_and_load(tmp_path, tokens: torch.Tensor) -> None:
         (lambda: create_model("text_ggd_tiny", dimm=3), "did you mean 'dim'"),
         (lambda: create_model("text_ggd_tiny", dim=130), "heads must divide"),
         (lambda: create_model("text_cable_tiny", num_heads=16), "leaves none for content"),
-        (lambda: create_model("text_rope_tiny", position_options={"thet": 1.0}), "it takes: theta"),
+        (lambda: create_model("text_rope_tiny", position_options={"thet": 1.0}), "It takes: theta"),
         (lambda: create_model("text_ggd_tiny.nonesuch"), "weights"),
         (lambda: register_model("text_ggd_tiny", CausalLM, modality="text", config={}), "registered already"),
         (lambda: register_model("text.x", CausalLM, modality="text", config={}), "dot"),

@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "goat": {"train_context": TRAIN_CONTEXT},
     "goat2d": {"rank": 2, "train_grid": (3, 5)},
     "ggd": {"train_mu": True},
-    "ggd2d": {"form": "separable"},
+    "ggd2d": {"form": "separable", "train_mu": True},
     "cable": {"d_model": WIDTH},
     "t5": {},
     "t5_2d": {"train_grid": (3, 4)},

@@ -50,15 +50,19 @@ class Ggd2d(GridPrior):
         num_heads: H.
         form: "isotropic" or "separable".
         init: as in `Ggd`.
+        train_mu: train θμ, which moves the centre of a separable law off the query, so that a head can look to one side, and
+            makes a ring of an isotropic one.
     """
 
-    def __init__(self, num_heads: int, *, form: str = "isotropic", init: str = "uniform") -> None:
+    def __init__(
+        self, num_heads: int, *, form: str = "isotropic", init: str = "uniform", train_mu: bool = False
+    ) -> None:
         super().__init__(num_heads)
         if form not in ("isotropic", "separable"):
             raise ValueError(f"unknown form {form!r} of ggd2d; known: isotropic, separable")
         self.form = form
         for axis in ("r",) if form == "isotropic" else ("y", "x"):
-            self.add_module(axis, Ggd(num_heads, init=init))
+            self.add_module(axis, Ggd(num_heads, init=init, train_mu=train_mu))
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         distances = (torch.hypot(dy, dx),) if self.form == "isotropic" else (dy, dx)

@@ -45,9 +45,9 @@ def tiny(method: str) -> Recipe:
         modality="vision",
         model=Model(f"vision_{method}_tiny_patch8"),
         data=VisionDataConfig(source="glyphs", image_size=48, num_classes=26, augment="light"),
-        optim=Optim("adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.05, prior_lr_scale=5.0, warmup=50, floor=0.01),
-        train=Train(steps=1000, batch=64, save_every=250),
-        evaluate=Evaluate(every=250, samples=1040),
+        optim=Optim("adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.05, prior_lr_scale=10.0, warmup=50, floor=0.01),
+        train=Train(steps=1500, batch=64, save_every=500),
+        evaluate=Evaluate(every=500, samples=1040),
     )
 
 

@@ -114,12 +114,15 @@ FAMILIES = {
     ),
     "vision": Family(
         modality="vision",
-        methods=("goat", "ggd2d", "alibi", "rope2d_axial", "rope2d_mixed", "learned", "sinusoidal", "nope"),
+        methods=(
+            "goat_ssmax", "ggd2d_separable_ssmax", "ggd2d_ssmax", "alibi_ssmax", "rope2d_axial_ssmax",
+            "rope2d_mixed_ssmax", "learned_ssmax", "sinusoidal_ssmax", "nope_ssmax",
+        ),
         size="tiny_patch8",
         tag="glyphs",
         evaluators={"resolution": ("top1", "top5", "ratio")},
         axis="size",
-        options=("--sizes", "96,128,192,256,288,384"),
+        options=("--sizes", "48,72,96,144,192"),
         describe=describe_vision,
         explain="Held-out font families, drawn with real detail at every size (pixels of a side), nothing tuned for any size. "
         "ratio: top-1 over top-1 at the training size.",

@@ -26,10 +26,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "small_patch16": dict(dim=384, num_layers=12, num_heads=6, hidden_dim=1024),
     "base_patch16": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048),
 }  # fmt: skip
-# What a size needs of a method beyond its defaults: heads of 32 columns have no room for 8 pairs an axis.
+# What a size ("*": every one) needs of a method beyond its defaults. Heads of 32 columns have no room for 8 pairs an axis; a
+# separable law whose centre can leave the query tells left from right, as GOAT's sines do.
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("tiny_patch8", "goat"): {"rank": 2},
     ("tiny_patch8", "spectral2d"): {"rank": 2},
+    ("*", "ggd2d_separable"): {"train_mu": True},
 }
 
 default_cfgs: dict[str, Any] = {}  # timm looks for this name
@@ -42,7 +44,7 @@ def register_vision_models() -> None:
         for position in list_grid_positions():
             for ssmax in (False, True):
                 name = f"vision_{position}{'_ssmax' if ssmax else ''}_{size}"
-                options = OPTIONS.get((size, position), {})
+                options = OPTIONS.get((size, position)) or OPTIONS.get(("*", position), {})
                 config = VisionConfig(**shape, position=position, position_options=options, ssmax=ssmax)
                 register_zoo_model(name, build, modality="vision", config=asdict(config))
                 cfgs |= _timm_cfgs(name, config)

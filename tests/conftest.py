@@ -6,4 +6,4 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["DS_ACCELERATOR"] = "cpu"
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-import modalities  # noqa: E402, F401  before anything imports torchvision: see modalities/torchvision_ops.py
+import modalities  # noqa: F401  before anything imports torchvision: see modalities/torchvision_ops.py

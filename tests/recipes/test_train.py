@@ -47,13 +47,13 @@ def deepspeed_launcher(ranks=2):
     return [program, "--num_gpus", str(ranks), "--master_port", free_port()]
 
 
-def launch(command, folder, *more, recipe=SMALL[0]):
+def launch(command, folder, *more, recipe=SMALL[0], settings=tuple(SMALL[1:])):
     """Train in a process of its own; returns the finished process."""
     environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
     return subprocess.run(
-        [*command, str(ROOT / "recipes/train.py"), recipe, *SMALL[1:], "--run-dir", str(folder), *more],
+        [*command, str(ROOT / "recipes/train.py"), recipe, *settings, "--run-dir", str(folder), *more],
         env=environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 

@@ -1,0 +1,115 @@
+"""The same loop on images: figures on the way, averaged weights, resume, ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from recipes.ema import WeightAverage
+from recipes.runs import RunFolder, load_run
+from recipes.train import main
+from tests.recipes.test_train import deepspeed_launcher, launch
+
+SMALL = [
+    *["--set", "model.options.num_layers=1", "--set", "model.options.dim=32", "--set", "model.options.num_heads=1"],
+    *[
+        "--set",
+        "model.options.hidden_dim=32",
+        "--set",
+        "data.source=glyphs-builtin",
+        "--set",
+        "data.label_smoothing=0.1",
+    ],
+    *["--set", "data.mixup=0.2", "--set", "data.image_size=24", "--set", "train.batch=8", "--set", "train.steps=4"],
+    *["--set", "train.save_every=2", "--set", "train.log_every=1", "--set", "train.ema=0.9", "--set", "optim.warmup=1"],
+    *["--set", "evaluate.every=2", "--set", "evaluate.samples=16", "--set", "optim.prior_lr_scale=1"],
+]
+
+
+def run(folder, *settings, resume=None):
+    arguments = ["vision.ggd2d_ssmax_tiny", *SMALL, "--run-dir", str(folder)] + (["--resume", resume] if resume else [])
+    return main(arguments + [part for setting in settings for part in ("--set", setting)])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert run(folder) == 0
+    return folder
+
+
+def test_accuracy_is_measured_on_the_way(whole) -> None:
+    records = [r for r in RunFolder(whole).metrics() if "held_out_loss" in r]
+    assert [r["step"] for r in records] == [2, 4]
+    for record in records:
+        assert 0 <= record["held_out_top1"] <= record["held_out_top5"] <= 1
+    assert [r["images"] for r in RunFolder(whole).metrics() if "loss" in r] == [8, 16, 24, 32]
+
+
+def test_the_averaged_weights_are_what_is_exported(whole) -> None:
+    model, _ = load_run(whole)
+    average = load_file(whole / "checkpoints" / "step_00000004" / WeightAverage.FILE)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, average[name], atol=0, rtol=0)
+    assert model.config.img_size == 24 and model.config.num_classes == 26
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_resume_is_exact_with_augmentation_and_average(stage, whole, tmp_path) -> None:
+    """Two steps, then the rest from the checkpoint: the weights are those of a run in one piece."""
+    assert run(tmp_path / "one", f"train.zero_stage={stage}") == 0
+    part = tmp_path / "two"
+    assert run(part, f"train.zero_stage={stage}") == 0
+    for left in (part / "checkpoints" / "step_00000004", part / "model"):  # as if stopped after step 2
+        (left / "complete.json").unlink(missing_ok=True)
+    assert run(part, f"train.zero_stage={stage}", resume="auto") == 0
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (part, tmp_path / "one"))
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, atol=0, rtol=0)
+
+
+def test_two_ranks_see_the_same_line_of_images(tmp_path) -> None:
+    """Without mixup, whose partners are those of a rank's own batch, two ranks train as one does."""
+    plain = ["--set", "data.mixup=0", "--set", "data.label_smoothing=0", "--set", "train.ema=0"]
+    recipe = "vision.ggd2d_ssmax_tiny"
+    assert main([recipe, *SMALL, *plain, "--run-dir", str(tmp_path / "one")]) == 0
+    done = launch(deepspeed_launcher(2), tmp_path / "two", *plain, recipe=recipe, settings=SMALL)
+    assert done.returncode == 0, done.stderr[-2000:]
+    losses = [[r["loss"] for r in RunFolder(tmp_path / n).metrics() if "loss" in r] for n in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-5)
+    assert json.loads((tmp_path / "two" / "recipe.json").read_text())["world"] == 2
+
+
+def test_no_average_at_stage_three(tmp_path, capsys) -> None:
+    assert run(tmp_path / "run", "train.zero_stage=3") == 2
+    assert "train.ema" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_an_average_says_so(whole, tmp_path, capsys) -> None:
+    folder = tmp_path / "run"
+    assert run(folder, "train.ema=0", "train.steps=2") == 0
+    assert run(folder, "train.steps=4", resume="auto") == 2
+    assert "train.ema=0" in capsys.readouterr().err
+
+
+def test_the_average_follows_its_formula() -> None:
+    model = nn.Linear(3, 2)
+    average = WeightAverage(model, 0.5)
+    expected = model.weight.detach().clone()
+    for step in (1, 2, 3):
+        with torch.no_grad():
+            model.weight.add_(step)
+        average.update(model)
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * model.weight.detach()
+    torch.testing.assert_close(average.average["weight"], expected)
+    own = model.weight.detach().clone()
+    with average.in_place(model):
+        torch.testing.assert_close(model.weight.detach(), expected)
+    assert torch.equal(model.weight.detach(), own)
+    assert math.isclose(decay, 4 / 13)

@@ -248,6 +248,8 @@ def train(args, recipe, own, given, asked) -> int:
             "weights": str(run.path / "model"),
             "loss curve": str(plot),
         }
+        if report := str(getattr(loader, "report", "")):
+            rows["data"] = report  # of this rank: what was converted, skipped or replaced
         show.table(f"{recipe.name} finished", rows)
     if board:
         board.close()

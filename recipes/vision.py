@@ -207,8 +207,10 @@ def held_out_batches(recipe: Recipe, *, rank: int, world: int) -> HeldOut:
 
 
 def weight(batch: dict[str, Any]) -> tuple[float, int]:
-    """Every image counts 1."""
-    return float(len(batch["images"])), len(batch["images"])
+    """Every image counts 1; places of the last held-out batch that are filled up have target −1 and count nothing."""
+    targets = batch["targets"]
+    count = len(targets) if targets.is_floating_point() else int((targets >= 0).sum())
+    return float(count), count
 
 
 def loss(model: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -217,9 +219,11 @@ def loss(model: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     import torch.nn.functional as F
 
     logits, targets = model(batch["images"]).float(), batch["targets"]
-    value = F.cross_entropy(logits, targets)
     if targets.is_floating_point():
-        return value, {}
+        return F.cross_entropy(logits, targets), {}
+    counted = targets >= 0
+    logits, targets = logits[counted], targets[counted]
     with torch.no_grad():
         ranked = logits.topk(min(5, logits.shape[-1])).indices == targets[:, None]
-        return value, {"top1": ranked[:, 0].float().mean(), "top5": ranked.any(dim=1).float().mean()}
+        figures = {"top1": ranked[:, 0].float().mean(), "top5": ranked.any(dim=1).float().mean()}
+    return F.cross_entropy(logits, targets), figures

@@ -12,10 +12,12 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "README.md").read_text()
 
 
-def test_the_python_example_runs(capsys) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+def test_the_python_examples_run(capsys) -> None:
+    vision, text = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     names: dict = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(vision, "README.md", "exec"), names)
+    assert names["model"].num_classes == 26 and "torch.Size([1, 26])" in capsys.readouterr().out
+    exec(compile(text, "README.md", "exec"), names)
     assert names["out"].shape == names["q"].shape
     assert len(capsys.readouterr().out) > 20
 
@@ -25,7 +27,10 @@ def test_links_lead_somewhere(target: str) -> None:
     assert (ROOT / target).exists()
 
 
-@pytest.mark.parametrize("command", re.findall(r"`(\.venv/bin/[^`]+)`", PAGE))
+COMMANDS = re.findall(r"`(\.venv/bin/[^`]+)`", PAGE) + re.findall(r"^(\.venv/bin/[^#\n]+)", PAGE, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_commands_name_files_and_recipes_that_exist(command: str) -> None:
     from recipes import list_recipes
     from zoo import list_models
@@ -34,7 +39,7 @@ def test_commands_name_files_and_recipes_that_exist(command: str) -> None:
     for word in words:
         if word.endswith(".py"):
             assert (ROOT / word).is_file()
-        elif word.startswith("text."):
+        elif word.startswith(("text.", "vision.")):
             assert word in list_recipes()
-        elif word.startswith("text_"):
+        elif word.startswith(("text_", "vision_")):
             assert list_models(word, pretrained=True)

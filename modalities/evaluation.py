@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -111,7 +112,8 @@ class SeedMean(ModelResult):
 def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult]:
     """``results`` with those of each group replaced by one `SeedMean`, at the place of the first.
 
-    A row of it is the mean over seeds of every number, where all seeds have a row of the same ``axis``.
+    A row of it is the mean over seeds of every number, where all seeds have a row of the same ``axis``. Where one seed's
+    number is NaN, mean and extremes are; a deviation is NaN unless all are finite.
 
     Raises:
         ValueError: for a group of models that were not trained at the same place.
@@ -142,17 +144,30 @@ def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
     return SeedMean(
         first.group,
         first.trained_at,
-        reduced(statistics.fmean),
+        reduced(_mean),
         {},
         method=first.method,
         seconds=sum(member.seconds for member in members),
         group=first.group,
         source=first.source,
-        low=reduced(min),
-        high=reduced(max),
-        deviation=reduced(statistics.stdev),
+        low=reduced(lambda values: _extreme(min, values)),
+        high=reduced(lambda values: _extreme(max, values)),
+        deviation=reduced(_deviation),
         seeds=len(members),
     )
+
+
+def _mean(values: list[float]) -> float:
+    # fmean refuses the sum of an infinity and its negative
+    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
+
+
+def _extreme(choose: Callable[[list[float]], float], values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else choose(values)  # where a NaN stands would decide
+
+
+def _deviation(values: list[float]) -> float:
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,11 @@ def _value(result: ModelResult, axis: str, point: int, score: str) -> str:
     if mean is None:
         return ""
     deviation = at(result.deviation) if isinstance(result, SeedMean) else None
-    return _short(mean) if deviation is None else f"{_short(mean)} ±{_short(deviation, like=mean)}"
+    return (
+        _short(mean)
+        if deviation is None or math.isnan(deviation)
+        else f"{_short(mean)} ±{_short(deviation, like=mean)}"
+    )
 
 
 def _short(value: float, *, like: float | None = None) -> str:

@@ -20,6 +20,7 @@ from modalities.vision import held_out as held_out_module
 from modalities.vision.evals import SCALES, ImageSettings, Resolution
 from modalities.vision.images import BadImage
 from modalities.vision.transforms import preprocess
+from recipes.report import print_results, write_results
 
 CLASSES = 8
 
@@ -289,7 +290,7 @@ def test_no_image_is_scored_at_a_scale_it_helped_to_choose(images):
 
 
 def result(label, top1, group="", **more):
-    table = [{"size": size, "top1": value, "ratio": value / top1[0], "device": "cpu"} | more for size, value in
+    table = [{"size": size, "top1": value, "ratio": value / top1[0] if top1[0] else math.nan, "device": "cpu"} | more for size, value in
              zip((96, 192), top1, strict=True)]  # fmt: skip
     return ModelResult(label, 96, table, {}, method=label.split(".")[0], group=group)
 
@@ -306,6 +307,24 @@ def test_seeds_of_a_group_become_their_mean():
     assert mean.rows[0]["device"] == "cpu"
     with pytest.raises(ValueError, match="no seeds of one set-up"):
         mean_of_seeds([seeds[0], replace(seeds[1], trained_at=128)], "size")
+
+
+def test_seeds_that_failed_are_no_crash(tmp_path, capsys):
+    """One seed knew nothing at the training size, so its ratios are no numbers."""
+    good, bad = result("goat.a", (0.8, 0.5), "goat"), result("goat.b", (0.0, 0.1), "goat")
+    mean = mean_of_seeds([bad, good], "size")[0].rows, mean_of_seeds([good, bad], "size")[0]
+    assert math.isnan(mean[0][1]["ratio"]) and mean[0][1]["top1"] == pytest.approx(0.3)
+    for rows in (mean[1].low, mean[1].high, mean[1].deviation):  # whichever seed comes first
+        assert math.isnan(rows[1]["ratio"])
+    infinite = [replace(good, rows=[{"size": 96, "nll": sign * math.inf}]) for sign in (1, -1)]
+    pooled = mean_of_seeds(infinite, "size")[0]
+    assert math.isnan(pooled.rows[0]["nll"]) and math.isnan(pooled.deviation[0]["nll"])
+    for models in ([good, bad], [bad], [bad, replace(bad, label="goat.c")]):
+        write_results(Resolution(), models, ImageSettings(), tmp_path)
+        print_results(Resolution(), models)
+        assert "nan" in capsys.readouterr().out
+        assert "goat.b,goat,96,96,0.0,nan" in (tmp_path / "resolution.csv").read_text()
+        assert (tmp_path / "resolution.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_figure_draws_seeds_and_tuned_numbers(tmp_path):

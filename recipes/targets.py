@@ -55,6 +55,8 @@ def find_evaluators(names: str, modality: str) -> list[Evaluator]:
             raise  # an evaluator's own dependency is missing: that is another message
         raise RequestError(f"modality {modality!r} has no evaluators") from error
     wanted = list(known) if names == "all" else [name for name in names.split(",") if name]
+    if not wanted:
+        raise RequestError(f"{names!r} names no evaluator; those of {modality} models are {', '.join(known)}")
     for name in wanted:
         if name not in known:
             raise RequestError(f"no evaluator {name!r} for {modality} models; {nearest(name, known)}")
@@ -109,6 +111,8 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
         for match in matches:
             if match not in found:
                 found[match] = _load(match, overrides, device, dtype)
+    if not found:
+        raise RequestError(f"{' '.join(names)!r} names no model; those with weights are {_listing(True)}")
     modalities = sorted({target.modality for target in found.values()})
     if len(modalities) > 1:
         raise RequestError(f"one call measures models of one modality, these are {' and '.join(modalities)}")

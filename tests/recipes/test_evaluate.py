@@ -117,6 +117,8 @@ def test_heatmap_and_ruler_write_their_figures(tmp_path, runs):
         (["text_ggd_tinny", "passkey"], "did you mean text_ggd_tiny"),
         (["text_ggd_tiny", "paskey"], "no evaluator 'paskey' for text models; did you mean 'passkey'?"),
         (["text_ggd_tiny"], "name at least one model"),
+        (["text_ggd_tiny", ","], "',' names no evaluator; those of text models are perplexity, passkey"),
+        ([",", "passkey"], "',' names no model"),
         (["text_ggd_tiny", "passkey", "--lengths", "1x"], "'1x' is no token count"),
         (["text_ggd_tiny", "passkey", "--lengths", "50"], "need at least 81"),
         (["text_ggd_tiny", "ruler", "--lengths", "128"], "too short for this RULER task"),

@@ -82,7 +82,7 @@ def plot_prior(
 
     with _plain_errors():
         if Path(name).is_dir():
-            model, title = _saved_model(Path(name)), str(name)
+            model, title = _saved_model(Path(name)), _run_title(Path(name))
         else:
             tags = [] if "." in name else list_models(f"{name}.*", pretrained=True)
             model = create_model(name)
@@ -118,6 +118,18 @@ def _saved_model(folder: Path) -> Any:
     model = builds.pop()(**config)
     model.load_state_dict(load_file(inside / "model.safetensors"))
     return model
+
+
+def _run_title(folder: Path) -> str:
+    """A run's recipe and the name of its folder, "text.ggd_tiny (20261121-0800)"; of other folders the name alone."""
+    import json
+
+    folder = folder.resolve()
+    run = folder.parent if folder.name == "model" else folder
+    try:
+        return f"{json.loads((run / 'recipe.json').read_text())['name']} ({run.name})"
+    except (OSError, ValueError, KeyError):
+        return folder.name
 
 
 def _card(name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from zoo.encodings import Rotary2d
 from zoo.priors.base import Prior
 
 __all__ = ["ZooModel"]
@@ -29,8 +30,8 @@ class ZooModel(nn.Module):
     config: Any
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that must not decay: norms, biases, SSMax's s, tokens, positions, all parameters of priors."""
-        owners = [name for name, module in self.named_modules() if isinstance(module, Prior)]
+        """Names of parameters that must not decay: norms, biases, SSMax's s, tokens, rotations, positions, all of priors."""
+        owners = [name for name, module in self.named_modules() if isinstance(module, Prior | Rotary2d)]
         owners += ["position_embedding", "prefix_tokens"]
         return {
             name
@@ -39,12 +40,12 @@ class ZooModel(nn.Module):
         }
 
     def prior_numbers(self) -> set[str]:
-        """Names of what priors hold per head, frequency or bucket, and of SSMax's s: no weights of linear layers."""
+        """Names of what priors and rotations hold per head, frequency or bucket, and of SSMax's s: no weights of layers."""
         layers = {name for name, module in self.named_modules() if isinstance(module, nn.Linear)}
         return {
             name
             for name, _ in self.named_parameters()
-            if {"prior", "ssmax"} & set(name.split(".")) and name.rpartition(".")[0] not in layers
+            if {"prior", "rotary", "ssmax"} & set(name.split(".")) and name.rpartition(".")[0] not in layers
         }
 
     def storable_state(

@@ -50,9 +50,22 @@ def register_model(name: str, build: Callable[..., nn.Module], *, modality: str,
 
 
 @cache
-def _load_modalities() -> None:
-    for point in entry_points(group="priorzoo.modalities"):
-        point.load()
+def _load_modality(name: str) -> str:
+    """Import a modality, which registers its models; what is missing where an optional package keeps it out, else ""."""
+    for point in entry_points(group="priorzoo.modalities", name=name):
+        try:
+            point.load()
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] in ("zoo", "modalities"):
+                raise
+            return f"{name} models need the package {error.name}: pip install 'priorzoo[{name}]'"
+    return ""
+
+
+def _load_modalities(name: str | None = None) -> list[str]:
+    """Import one modality, or all; returns what is missing for those that cannot be."""
+    known = entry_points(group="priorzoo.modalities").names
+    return [missing for modality in (known & {name} or known) if (missing := _load_modality(modality))]
 
 
 def model_entry(name: str) -> ModelEntry:
@@ -61,14 +74,17 @@ def model_entry(name: str) -> ModelEntry:
     Raises:
         ValueError: for an unknown name; it names the nearest known ones.
     """
-    _load_modalities()
+    missing = _load_modalities(name.partition("_")[0])
     base = name.partition(".")[0]
     if base not in _ENTRIES:
+        missing += _load_modalities()
+    if base not in _ENTRIES:
+        if not _ENTRIES and not missing:
+            raise ValueError("no modality is registered: install the package, for example with `pip install -e .`")
         near = difflib.get_close_matches(base, _ENTRIES, n=3)
         hint = f"did you mean {', '.join(near)}? " if near else ""
-        if not _ENTRIES:
-            raise ValueError("no modality is registered: install the package, for example with `pip install -e .`")
-        raise ValueError(f"unknown model {base!r}; {hint}`python -m zoo list` prints all {len(_ENTRIES)}")
+        known = f"`python -m zoo list` prints all {len(_ENTRIES)}"
+        raise ValueError("; ".join([f"unknown model {base!r}", hint + known, *dict.fromkeys(missing)]))
     return _ENTRIES[base]
 
 
@@ -97,7 +113,7 @@ def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> nn
 
 def list_models(pattern: str = "*", *, modality: str | None = None, pretrained: bool = False) -> list[str]:
     """Names that match a shell pattern: architectures, or with `pretrained` the tagged names that have weights."""
-    _load_modalities()
+    _load_modalities(modality)
     known = weights.list_weights() if pretrained else list(_ENTRIES)
     known = [name for name in known if name.partition(".")[0] in _ENTRIES]
     if modality is not None:

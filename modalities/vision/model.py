@@ -25,7 +25,7 @@ from zoo.positions import Positions
 __all__ = ["VisionConfig", "VisionTransformer", "build"]
 
 MLPS = ("swiglu", "gelu")
-POOLS = ("token", "avg")
+POOLS = ("token", "avg", "")
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,10 @@ class VisionConfig:
         position: a name of `zoo.methods.list_grid_positions()`, with `position_options` for it.
         ssmax: scale logits by s·ln n, n all tokens of the image; scale_prior: the prior's logits too.
         class_token: a learned token before the patches.  reg_tokens: learned tokens after it that nothing reads.
-        global_pool: "token" reads the class token, "avg" the mean of the patches.
+        global_pool: "token" reads the class token, "avg" the mean of the patches, "" gives every token to the classifier.
         drop_path_rate: of the last block; it rises linearly from 0.  init_values: layer scale's start, None for none.
-        pad: pad images on the right and at the bottom up to a multiple of the patch; else such sizes are an error.
+        pad: pad images with zeros on the right and at the bottom up to a multiple of the patch; else such sizes are an error.
+            Patches of padding are patches like any other.
         mean, std: what pixels in 0…1 are normalised with.
         activation_checkpointing: recompute each block in the backward pass.
     """
@@ -77,13 +78,14 @@ class VisionConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(
-                    f"{name}={value!r}; {did_you_mean(value, choices)}expected one of {', '.join(choices)}"
+                    f"{name}={value!r}; {did_you_mean(value, choices)}expected one of {', '.join(map(repr, choices))}"
                 )
         if self.global_pool == "token" and not self.class_token:
             raise ValueError("global_pool='token' reads the class token; set class_token=True, or global_pool='avg'")
-        for size in self.train_size:
-            if size < self.patch_size or size % self.patch_size:
-                raise ValueError(f"img_size={self.img_size} is not a multiple of patch_size={self.patch_size}")
+        if len(self.train_size) != 2:
+            raise ValueError(f"img_size={self.img_size}; expected a side, or (height, width)")
+        if wrong := not_multiples(self.train_size, self.patch_size):
+            raise ValueError(f"img_size={self.img_size} does not divide into patches of {self.patch_size}: {wrong}")
 
     @property
     def train_size(self) -> tuple[int, int]:
@@ -94,6 +96,16 @@ class VisionConfig:
     def train_grid(self) -> tuple[int, int]:
         """(height, width) of the training images in patches."""
         return self.train_size[0] // self.patch_size, self.train_size[1] // self.patch_size
+
+
+def not_multiples(sides: Sequence[int], patch: int) -> str:
+    """What is wrong with the sides that are no multiple of `patch`, and the nearest ones that are; "" where none is."""
+    said = []
+    for side in dict.fromkeys(sides):
+        if side < 1 or side % patch:
+            near = [size for size in (side // patch * patch, (side // patch + 1) * patch) if size > 0]
+            said.append(f"{side} is no multiple; the nearest sizes are {' and '.join(map(str, near))}")
+    return "; ".join(said)
 
 
 class VisionBlock(nn.Module):
@@ -164,6 +176,7 @@ class VisionTransformer(ZooModel):
         self._init_weights()
 
     def _init_weights(self) -> None:
+        # Of what enters the residual stream, `init_linear` scales attention's output down with depth, not timm's MLPs.
         init_linear(self, depth=self.config.num_layers)
         lecun_normal_(self.patch_embed.proj.weight.flatten(1))  # a view: fan-in counts the patch's pixels
         nn.init.zeros_(self.patch_embed.proj.bias)
@@ -182,19 +195,17 @@ class VisionTransformer(ZooModel):
             ValueError: for a size that is no multiple of the patch, unless the config pads; it names the nearest ones.
         """
         patch = self.config.patch_size
-        for side in (height, width):
-            if side < 1 or (side % patch and not self.config.pad):
-                near = [size for size in (side // patch * patch, (side // patch + 1) * patch) if size]
-                raise ValueError(
-                    f"an image of {height} × {width} pixels does not divide into patches of {patch}: {side} is no multiple; "
-                    f"the nearest sizes are {' and '.join(map(str, near))} (pad=True pads instead)"
-                )
+        wrong = not_multiples((height, width), patch)
+        if wrong and not (self.config.pad and min(height, width) > 0):
+            raise ValueError(
+                f"an image of {height} × {width} pixels does not divide into patches of {patch}: {wrong}; or set pad=True"
+            )
         return Positions.grid(-(-height // patch), -(-width // patch), num_prefix=self.num_prefix_tokens)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Positions]:
         """Tokens (B, T, C) before the first block, and their positions."""
         positions = self.positions(*images.shape[-2:])
-        x = self.patch_embed(images)
+        x = self.patch_embed(images.to(self.patch_embed.proj.weight.dtype))  # loaders give float32 to models in bf16
         if self.prefix_tokens is not None:
             x = torch.cat([self.prefix_tokens.to(x.dtype).expand(len(x), -1, -1), x], dim=1)
         if self.position_embedding is not None:
@@ -235,9 +246,8 @@ class VisionTransformer(ZooModel):
                 raise ValueError(f"global_pool={global_pool!r}; this model can do {', '.join(map(repr, possible))}")
             self.global_pool = global_pool
         self.num_classes = num_classes
-        kept = self.global_pool if self.global_pool in POOLS else self.config.global_pool
-        self.config = replace(self.config, num_classes=num_classes, global_pool=kept)
-        like = self.norm.weight
+        self.config = replace(self.config, num_classes=num_classes, global_pool=self.global_pool)
+        like = self.patch_embed.proj.weight
         self.head = nn.Linear(self.embed_dim, num_classes).to(like) if num_classes else nn.Identity()
         if num_classes:
             trunc_normal_(self.head.weight, std=0.02)
@@ -286,13 +296,15 @@ class VisionTransformer(ZooModel):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the blocks after the last of `indices`, and on request the norm and the classifier."""
+        """Drop the blocks after the last of `indices`, and on request the norm (then the model cannot be saved as one) and
+        the classifier."""
         take, last = feature_take_indices(len(self.layers), list(indices) if isinstance(indices, tuple) else indices)
         self.layers = self.layers[: last + 1]
+        self.config = replace(self.config, num_layers=last + 1)
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
-            self.num_classes, self.head = 0, nn.Identity()
+            self.reset_classifier(0)
         return take
 
 

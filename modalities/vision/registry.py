@@ -15,8 +15,6 @@ from zoo import pretrained as weights
 from zoo.methods import list_grid_positions
 from zoo.registry import register_model as register_zoo_model
 
-__all__ = ["SIZES", "default_cfgs", "register_vision_models"]
-
 # tiny reads the 26 capitals of the glyph data at 48 pixels; small and base are the usual ones, at 224.
 SIZES: dict[str, dict[str, Any]] = {
     "tiny_patch8": dict(
@@ -33,6 +31,9 @@ OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("tiny_patch8", "spectral2d"): {"rank": 2},
     ("*", "ggd2d_separable"): {"train_mu": True},
 }
+
+# timm's scripts pass these to every model.
+DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate", "drop_block_rate")
 
 default_cfgs: dict[str, Any] = {}  # timm looks for this name
 
@@ -71,6 +72,15 @@ def _timm_cfgs(name: str, config: VisionConfig) -> dict[str, dict[str, Any]]:
     return found or {name: cfg}
 
 
+def _known(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keywords without those that are not set: None, and rates of dropout that these models do not have, at 0."""
+    given = {key: value for key, value in kwargs.items() if value is not None}
+    for key in [key for key in given if key in DROPOUTS]:
+        if given.pop(key):
+            raise ValueError(f"{name} has no {key}: of timm's dropouts it has drop_path_rate")
+    return given
+
+
 def _entry_point(name: str) -> Callable[..., VisionTransformer]:
     """The function that `timm.create_model(name, …)` calls; keywords are entries of `VisionConfig`."""
 
@@ -82,8 +92,15 @@ def _entry_point(name: str) -> Callable[..., VisionTransformer]:
             for full, entry in weights.manifest().items():
                 if file and Path(file) == weights.WEIGHTS / entry["file"]:
                     weights.verified_file(full)  # timm reads the file itself, and compares no digest
-        given = {**model_entry(name).config, **{key: value for key, value in kwargs.items() if value is not None}}
-        return build_model_with_cfg(build, name, pretrained, feature_cfg={"feature_cls": "getter"}, **given)
+        config = model_entry(name).config
+        given = {**config, **_known(name, kwargs)}
+        if pretrained and given["img_size"] != config["img_size"]:
+            raise ValueError(
+                f"img_size={given['img_size']}, but the weights were trained at {config['img_size']}: leave it out, the model "
+                "takes images of any size at every call"
+            )
+        feature_cfg = {"feature_cls": "getter", "out_indices": given.pop("out_indices", 3)}
+        return build_model_with_cfg(build, name, pretrained, feature_cfg=feature_cfg, **given)
 
     create.__name__ = create.__qualname__ = name
     create.__module__ = __name__  # timm finds default_cfgs through it

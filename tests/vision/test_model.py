@@ -84,17 +84,23 @@ def test_rows_and_columns_on_a_non_square_grid(name: str) -> None:
         torch.testing.assert_close(turned, one[:, order], atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n for n in NAMES if "ssmax" not in n])
 def test_prefix_tokens_have_no_place(name: str) -> None:
-    """The relative prior between a prefix token and anything is 0; a key bias may have its bump there."""
+    """What a method gives prefix tokens: no relative prior (the key bias's bump apart), no turn, no embedding."""
     model = moved(small(name, class_token=True, reg_tokens=2))
-    positions = model.positions(16, 24)
-    for layer in model.layers:
-        prior = layer.attention.prior
-        dense = prior.log_prior(positions, positions, causal=False)
-        if dense.numel() == 1 or "goat" in name or "key_bias" in name:
-            continue
+    positions, attention = model.positions(16, 24), model.layers[0].attention
+    prior = getattr(attention.prior, "spectral", attention.prior)
+    if model.config.position not in ("key_bias", "nope", "sinusoidal", "learned") and attention.rotary is None:
+        dense = prior(positions, positions, causal=False).dense().expand(-1, 2, -1, -1)
         assert dense[..., :3, :].abs().max() == 0 and dense[..., :, :3].abs().max() == 0
+        assert dense[..., 3:, 3:].abs().max() > 0
+    if attention.rotary is not None:
+        q = torch.randn(1, 2, 9, 32)
+        turned = attention.rotary(q, positions)
+        assert torch.equal(turned[:, :, :3], q[:, :, :3]) and not torch.equal(turned[:, :, 4:], q[:, :, 4:])
+    if model.position_embedding is not None:
+        added = model.position_embedding(positions, torch.zeros(1))
+        assert added[:, :3].abs().max() == 0 and added[:, 3:].abs().max() > 0
 
 
 @pytest.mark.parametrize("side", [1, 15, 90, 100])
@@ -106,12 +112,49 @@ def test_sizes_that_do_not_divide(side: int) -> None:
     assert padded(torch.zeros(1, 3, side, 96)).shape == (1, 26)
 
 
+def test_every_wrong_side_is_named() -> None:
+    with pytest.raises(ValueError, match=r"50 is no multiple.*48 and 56; 70 is no multiple.*64 and 72"):
+        small("vision_nope_tiny_patch8")(torch.zeros(1, 3, 50, 70))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "ssmax" not in n])
+def test_weights_keep_their_meaning_in_a_model_for_another_size(name: str) -> None:
+    """Frequencies and buckets belong to the weights: neither the new model's size nor moving it changes a logit."""
+    if "learned" in name:
+        pytest.skip("its weights have the size of the grid")
+    model, other = moved(small(name)), small(name, img_size=96)
+    other.load_state_dict(model.state_dict())
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        expected = model(images)
+        torch.testing.assert_close(other(images), expected)
+        torch.testing.assert_close(other.to("cpu").float()(images), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bf16_models_take_float32_images(name: str) -> None:
+    model, images = moved(small(name)), torch.randn(2, 3, 48, 64)
+    with torch.no_grad():
+        exact, rounded = model.double()(images.double()), small(name).bfloat16()
+        rounded.load_state_dict(model.state_dict())
+        assert (rounded(images).double() - exact).abs().max() < 0.05 * exact.abs().max() + 0.02
+
+
+def test_rotations_are_positions() -> None:
+    """Learned directions of mixed RoPE do not decay, learn with the priors' numbers, and are stored in float32."""
+    model = small("vision_rope2d_mixed_tiny_patch8")
+    name = "layers.0.attention.rotary.omega"
+    assert name in model.no_weight_decay() and name in model.prior_numbers()
+    assert model.storable_state(torch.bfloat16)[name].dtype == torch.float32
+
+
 def test_bad_configs_name_the_way_out() -> None:
     for wrong, message in (
-        ({"img_size": 100}, "multiple of patch_size"),
+        ({"img_size": 100}, "nearest sizes are 96 and 104"),
+        ({"img_size": (48,)}, "height, width"),
         ({"mlp": "swigli"}, "did you mean 'swiglu'"),
         ({"global_pool": "token"}, "class_token"),
-        ({"global_pool": "max"}, "token, avg"),
+        ({"global_pool": "max"}, "'token', 'avg'"),
     ):
         with pytest.raises(ValueError, match=message):
             create_model("vision_nope_tiny_patch8", **wrong)
@@ -199,6 +242,26 @@ def test_timm_makes_it(name: str) -> None:
         assert model(images).shape == (2, 7) and model.num_classes == 7
     with pytest.raises(ValueError, match="'avg'"):
         model.reset_classifier(7, "max")
+
+
+def test_timms_usual_keywords() -> None:
+    name = "vision_goat_tiny_patch8"
+    model = timm.create_model(name, drop_rate=0.0, proj_drop_rate=0.0, drop_path_rate=0.1, in_chans=1)
+    assert model.patch_embed.proj.in_channels == 1
+    with pytest.raises(ValueError, match="has no attn_drop_rate"):
+        timm.create_model(name, attn_drop_rate=0.1)
+    tokens = timm.create_model(name, num_classes=0, global_pool="")
+    assert tokens(torch.randn(1, 3, 48, 48)).shape == (1, 36, 96)
+    assert len(timm.create_model(name, features_only=True)(torch.randn(1, 3, 48, 48))) == 3
+
+
+def test_a_pruned_model_is_saved_as_what_it_is(tmp_path) -> None:
+    model = small("vision_ggd2d_tiny_patch8").eval()
+    assert model.prune_intermediate_layers([0]) == [0]
+    model.save_pretrained(tmp_path)
+    again, images = VisionTransformer.from_pretrained(tmp_path).eval(), torch.randn(1, 3, 48, 48)
+    with torch.no_grad():
+        assert torch.equal(again(images), model(images))
 
 
 def test_timm_features_only_and_intermediates() -> None:

@@ -60,27 +60,33 @@ def pad_heads(*heads: Tensor) -> list[Tensor]:
 
 def _masked(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Blocks of queries and heads, so that without gradients one block's mask is all that is held."""
-    dtype = q.dtype
+    dtype = wide = q.dtype
     if call.table is not None or call.terms.bias is not None:
         # In half precision a log-prior of −100 is off by a quarter. The bias stays float32, and so does its product.
         wide = torch.promote_types(dtype, torch.float32)
-        k, v = k.to(wide), v.to(wide)
-    table = None if call.table is None else call.table.unroll(k.dtype)
-    tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *_biases(call, table)))
-    space = None if tracked or table is None or table.of.shape is None else Workspace(k.dtype, k.device)
+    tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *_biases(call)))
+    space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
+    out = None if tracked else torch.empty_like(q)
     rows, heads = _block_size(call)
     columns = []
     for group in _cut(q.shape[1], heads):
+        kg, vg = k[:, group].to(wide), v[:, group].to(wide)
+        table = None if call.table is None else call.table.of_heads(group).unroll(wide)
         parts = []
         for block in _cut(q.shape[2], rows):
             last = block.stop + call.offset if call.causal else call.num_keys
             mask = _mask(call, table, block, group, last, space)
-            part = F.scaled_dot_product_attention(
-                q[:, group, block].to(k.dtype), k[:, group, :last], v[:, group, :last], attn_mask=mask, scale=1.0
-            )
-            parts.append(part.to(dtype))
-        columns.append(_join(parts, dim=2))
-    return _join(columns, dim=1)
+            with torch.autocast(q.device.type, enabled=False):  # which would take the bias back to half precision
+                part = F.scaled_dot_product_attention(
+                    q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], attn_mask=mask, scale=1.0
+                )
+            if out is None:
+                parts.append(part.to(dtype))
+            else:
+                out[:, group, block] = part
+        if out is None:
+            columns.append(_join(parts, dim=2))
+    return _join(columns, dim=1) if out is None else out
 
 
 def _cut(size: int, step: int) -> Iterator[slice]:
@@ -91,8 +97,8 @@ def _join(parts: list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
-def _biases(call: AttentionCall, table: UnrolledTable | None) -> list[Tensor]:
-    found = (None if table is None else table.source, call.terms.bias, call.query_scale)
+def _biases(call: AttentionCall) -> list[Tensor]:
+    found = (None if call.table is None else call.table.table, call.terms.bias, call.query_scale)
     return [t for t in found if t is not None]
 
 
@@ -114,13 +120,16 @@ def _block_size(call: AttentionCall) -> tuple[int, int]:
 def _mask(
     call: AttentionCall, table: UnrolledTable | None, block: slice, heads: slice, last: int, space: Workspace | None
 ) -> Tensor | None:
-    """(1 or B, 1 or heads, queries, last): bool where only visibility matters, else the additive bias."""
+    """(1 or B, 1 or heads, queries, last): bool where only visibility matters, else the additive bias.
+
+    `table` is of these heads alone.
+    """
     shown = visible(call, block.start, block.stop, last)
     bias = out = None
     if table is not None:
         if space is not None:
             out = space.view(1, heads.stop - heads.start, block.stop - block.start, call.num_keys)
-        bias = table.rows(block.start, block.stop, last, heads=heads, out=out)
+        bias = table.rows(block.start, block.stop, last, out=out)
     if call.terms.bias is not None:
         dense = call.terms.bias[:, heads, block, :last]
         bias = dense if bias is None else bias + dense

@@ -100,7 +100,8 @@ def prior_dtype(module: nn.Module) -> torch.dtype:
 def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
     """A linear layer computed in the dtype of `x`, whatever the layer's: for the layers inside priors."""
     assert isinstance(layer, nn.Linear)
-    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
 def split_bf16(value: Tensor, pieces: int) -> Tensor:

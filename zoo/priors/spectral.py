@@ -49,9 +49,13 @@ class Spectral(Prior):
         self.register_buffer("omega", frequencies(rank, base, top))
 
     def _apply(self, fn, recurse=True):
-        # Angles are float64 whatever the model is cast to: 2^20 · ω has no fraction left in bfloat16.
+        # Angles are float64 whatever the model is cast to: 2^20 · ω has no fraction left in bfloat16. The frequencies are those
+        # that the weights were trained with, which a checkpoint brings along.
+        omega = self.omega
         super()._apply(fn, recurse)
-        self.omega = frequencies(self.rank, self.base, self.top).to(self.omega.device)
+        if omega.is_meta:
+            omega = frequencies(self.rank, self.base, self.top)
+        self.omega = omega.double().to(self.omega.device)
         return self
 
     def lanes(self, q_at: Tensor, k_at: Tensor) -> tuple[Tensor, Tensor]:

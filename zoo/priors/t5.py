@@ -68,13 +68,15 @@ class T5Grid(GridPrior):
                 f"t5_2d needs an even number of buckets >= 4 and max_distance >= 1, got {num_buckets}, {max_distance}"
             )
         self.num_buckets = num_buckets
-        self.max_distance = tuple(side - 1 if max_distance is None else max_distance for side in train_grid)
+        # A buffer, so that weights keep their buckets in a model made for another grid.
+        farthest = [side - 1 if max_distance is None else max_distance for side in train_grid]
+        self.register_buffer("max_distance", torch.tensor(farthest))
         self.bias = nn.Parameter(torch.zeros(num_heads, num_buckets, num_buckets))
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         y, x = (
             two_sided_bucket(d.clamp(-far, far), self.num_buckets, far)
-            for d, far in zip((dy, dx), self.max_distance, strict=True)
+            for d, far in zip((dy, dx), self.max_distance.tolist(), strict=True)
         )
         return self.bias.to(dy.dtype)[:, y, x]
 

@@ -62,6 +62,10 @@ class RelativeTable:
             bias = torch.where(patch_q[:, None] & patch_k[None, :], bias, 0.0)
         return bias[None]
 
+    def of_heads(self, heads: slice) -> RelativeTable:
+        """The table of some heads."""
+        return replace(self, table=self.table[heads])
+
     def unroll(self, dtype: torch.dtype | None = None) -> UnrolledTable:
         """The form whose rows are windows, in `dtype`. On a grid 2·H·width·S numbers, on a line as many as the table."""
         table = self.table if dtype is None else self.table.to(dtype)
@@ -94,14 +98,12 @@ class UnrolledTable:
     source: Tensor
     of: RelativeTable
 
-    def rows(
-        self, start: int, stop: int, last_key: int, *, heads: slice = slice(None), out: Tensor | None = None
-    ) -> Tensor:
-        """(1, heads, stop − start, last_key) the matrix for queries [start, stop) and keys [0, last_key).
+    def rows(self, start: int, stop: int, last_key: int, *, out: Tensor | None = None) -> Tensor:
+        """(1, H, stop − start, last_key) the matrix for queries [start, stop) and keys [0, last_key).
 
-        out: (1, heads, stop − start, S) memory that a grid's rows are written to, where no gradient is wanted.
+        out: (1, H, stop − start, S) memory that a grid's rows are written to, where no gradient is wanted.
         """
-        of, source = self.of, self.source[heads]
+        of, source = self.of, self.source
         if of.shape is not None:
             place = _GridRows(of.shape, of.num_prefix, start, stop)
             rows = _Windows.apply(source, place) if out is None else place.write(source, out[0])

@@ -7,6 +7,9 @@ How many samples every shard holds must be known, since ranks and workers share 
 `index.json` beside the shards ({"classes", "samples", "size", "shards": [{"file", "samples", "sha256"}]}, or what
 webdataset's `widsindex` writes), from timm's `_info.json`, or, for local shards, by reading their headers.
 `write_index` writes an index.json.
+
+Shards are files or have one of the schemes in `SCHEMES`. Commands (webdataset's "pipe:") are not run: a spec may come
+from a file that someone else wrote.
 """
 
 from __future__ import annotations
@@ -16,23 +19,42 @@ import json
 import os
 import posixpath
 import re
+import shutil
 import tarfile
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import webdataset
-from webdataset.cache import download
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
 from modalities.vision.images import EXTENSIONS, BadImage
 
 __all__ = ["ShardSet", "TarImages", "data_folder", "open_shards", "read_label", "sample_image", "write_index"]
 
-_REMOTE = re.compile(r"^([a-z][a-z0-9+.-]+)://|^pipe:")
+SCHEMES = ("http", "https", "hf", "gs")  # of which webdataset runs no shell
+_REMOTE = re.compile(rf"^({'|'.join(SCHEMES)})://")
+_LABELS = ("cls", "json")  # members that hold a label
+_OTHER = re.compile(r"^\s*(pipe:|[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
+
+
+def _check_place(place: str) -> str:
+    """A path or URL that may be opened. Errors: ValueError for a scheme that is not in SCHEMES."""
+    other = _OTHER.match(place)
+    if other and not _REMOTE.match(place):
+        raise ValueError(
+            f"{place!r}: {other[1]!r} cannot be opened; expected a path or {', '.join(f'{s}://…' for s in SCHEMES)}"
+        )
+    return place
+
+
+def _open(place: str) -> IO[bytes]:
+    """A path or URL for reading. Paths do not go through webdataset, which looks for schemes in them."""
+    return webdataset.gopen(place) if _REMOTE.match(_check_place(place)) else Path(place).open("rb")
 
 
 @dataclass(frozen=True)
@@ -44,6 +66,7 @@ class ShardSet:
     counts: tuple[int, ...]
     classes: tuple[str, ...] | None
     fingerprint: str
+    hashes: tuple[str | None, ...] = ()  # sha256 of each shard, where the index has it; empty: of none
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -57,11 +80,13 @@ class ShardSet:
         """(number, sample) of samples start…stop−1 of one shard, read in order from its beginning."""
         url, found = self.urls[shard], 0
         tar_error = tarfile.TarError  # looked up now: gone when the interpreter's end closes an open reader
-        with webdataset.gopen(url) as stream:
+        with _open(url) as stream:
             samples = group_by_keys(tar_file_expander([{"url": url, "stream": stream}]))
             try:
                 for position, sample in enumerate(islice(samples, start, stop), start):
                     found += 1
+                    if position + 1 == self.counts[shard] and next(samples, None) is not None:
+                        raise ValueError(f"shard {url} has more samples than the {position + 1} that its index says")
                     yield self.starts[shard] + position, sample
             except tar_error as error:
                 raise ValueError(f"shard {url} cannot be read: {error}") from error
@@ -72,11 +97,11 @@ class ShardSet:
 def open_shards(spec: str, pattern: str) -> ShardSet:
     """The shards of a folder with index.json, or of a pattern with braces such as "a/train-{000..127}.tar".
 
-    Errors: FileNotFoundError for shards that are not there; ValueError where the number of samples is not to be had.
+    Errors: FileNotFoundError for shards that are not there; ValueError for a scheme that is not in SCHEMES, and where the
+    number of samples is not to be had.
     """
     place, _, query = pattern.partition("?index=")
-    remote = bool(_REMOTE.match(place))
-    if not remote and Path(place).is_dir():
+    if Path(_check_place(place)).is_dir():
         index = _read_json(query or str(Path(place) / "index.json"))
         if index is None:
             raise FileNotFoundError(f"source {spec!r}: {place} has no index.json; give its tars as a pattern")
@@ -84,13 +109,14 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
     else:
         urls = webdataset.shardlists.expand_urls(place)
         index = _find_index(urls, query)
-    for url in urls:
-        if not remote and not Path(url).is_file():
+    local = [not _REMOTE.match(_check_place(url)) for url in urls]
+    for url, here in zip(urls, local, strict=True):
+        if here and not Path(url).is_file():
             raise FileNotFoundError(f"source {spec!r}: no shard {url}")
     known = {_file_name(entry["file"]): entry for entry in index["shards"]} if index else {}
     if all(_file_name(url) in known for url in urls):
         entries = [known[_file_name(url)] for url in urls]
-    elif remote:
+    elif not all(local):
         raise ValueError(
             f"source {spec!r}: how many samples these remote shards hold is not known. Put an index.json beside them "
             "(modalities.vision.shards.write_index writes one from a local copy), or name a local one: '…tar?index=PATH'"
@@ -100,13 +126,18 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
     if not sum(entry["samples"] for entry in entries):
         raise ValueError(f"source {spec!r}: its {len(urls)} shards hold no sample")
     classes = tuple(index["classes"]) if index and index.get("classes") else None
-    content = json.dumps([[e["file"], e["samples"], e.get("sha256")] for e in entries])
+    hashes = tuple(entry.get("sha256") for entry in entries)
+    contents = [
+        sha256 or entry.get("members") or (_digest(url) if here else None)
+        for sha256, entry, url, here in zip(hashes, entries, urls, local, strict=True)
+    ]
+    content = json.dumps([[e["file"], e["samples"], found] for e, found in zip(entries, contents, strict=True)])
     digest = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-    return ShardSet(spec, tuple(urls), tuple(int(entry["samples"]) for entry in entries), classes, digest)
+    return ShardSet(spec, tuple(urls), tuple(int(entry["samples"]) for entry in entries), classes, digest, hashes)
 
 
 def _file_name(url: str) -> str:
-    """The name of the tar in a path, URL or "pipe:" command."""
+    """The name of the tar in a path or URL."""
     return ([*re.findall(r"[^/\s?]+\.tar(?:\.gz)?", url)] or [posixpath.basename(url)])[-1]
 
 
@@ -117,7 +148,7 @@ def _find_index(urls: Sequence[str], named: str) -> dict[str, Any] | None:
             raise FileNotFoundError(f"no index {named}")
         return _as_index(index, named)
     folder = posixpath.dirname(urls[0])
-    for name in () if folder.startswith("pipe:") else ("index.json", "_info.json"):
+    for name in ("index.json", "_info.json"):
         index = _read_json(posixpath.join(folder, name))
         if index is not None:
             return _as_index(index, posixpath.join(folder, name))
@@ -139,18 +170,30 @@ def _as_index(found: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _read_json(place: str) -> dict[str, Any] | None:
-    if not _REMOTE.match(place):
+    if not _REMOTE.match(_check_place(place)):
         return json.loads(Path(place).read_text()) if Path(place).is_file() else None
     try:
-        with webdataset.gopen(place) as stream:
+        with _open(place) as stream:
             return json.loads(stream.read())
     except (OSError, ValueError):  # not there: an HTTP error, or the page that a server sends instead
         return None
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    """A local shard's line of an index; its size stands in for a hash of the content."""
-    return {"file": path.name, "samples": len(_scan(path)), "sha256": f"size {path.stat().st_size}"}
+    """A local shard's line of an index, made from its headers."""
+    samples = _scan(path)
+    return {"file": path.name, "samples": len(samples), "members": _digest(path, samples)}
+
+
+def _digest(path: str | Path, samples: Sequence[dict[str, Any]] | None = None) -> str:
+    """Stands in for a hash of a whole local tar: one of its members' names and sizes and of its labels' bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    with Path(path).open("rb") as stream:
+        for sample in _scan(Path(path)) if samples is None else samples:
+            sizes = {name: place[1] for name, place in sample.items() if name != "__key__"}
+            labels = [os.pread(stream.fileno(), sample[n][1], sample[n][0]).hex() for n in _LABELS if n in sample]
+            digest.update(json.dumps([sample["__key__"], sizes, labels]).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def write_index(folder: str | Path, classes: Sequence[str] = ()) -> Path:
@@ -189,26 +232,53 @@ def data_folder() -> Path:
     return Path(os.environ.get("PRIORZOO_DATA") or "data")
 
 
-def local_copy(url: str) -> Path:
-    """A shard as a local file: remote ones are copied once, into the data folder's `cache`."""
-    if not _REMOTE.match(url):
+def local_copy(url: str, sha256: str | None = None) -> Path:
+    """A shard as a local file: remote ones are copied once, into the data folder's `cache`.
+
+    Errors: ValueError for a copy, new or old, whose hash is not the one given.
+    """
+    if not _REMOTE.match(_check_place(url)):
         return Path(url)
     name = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     copy = data_folder() / "cache" / f"{name}-{_file_name(url)}"
-    if not copy.is_file():
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        download(url, str(copy))  # under another name first, so that ranks may do it at once
+    if copy.is_file():
+        _check_hash(copy, sha256, f"{copy}, a copy of {url} made earlier: delete it to have it made anew;")
+        return copy
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    partial = copy.with_name(f"{copy.name}.{uuid.uuid4().hex}.part")  # ranks, and machines, may do it at once
+    try:
+        with partial.open("wb") as stream, _open(url) as source:
+            shutil.copyfileobj(source, stream, 2**20)
+        _check_hash(partial, sha256, f"{url}, to be copied to {copy}:")
+        partial.replace(copy)
+    finally:
+        partial.unlink(missing_ok=True)
     return copy
+
+
+def _check_hash(path: Path, sha256: str | None, what: str) -> None:
+    if sha256 is None:
+        return
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != sha256:
+        raise ValueError(f"{what} its sha256 is {found[:12]}…, the index says {sha256[:12]}…")
 
 
 class TarImages:
     """Samples of shards by number, without reading what is not asked for. One file is open at a time."""
 
     def __init__(self, shards: ShardSet) -> None:
-        self.shards, self.paths = shards, [local_copy(url) for url in shards.urls]
-        self.samples = [(shard, sample) for shard, path in enumerate(self.paths) for sample in _scan(path)]
-        if len(self.samples) != len(shards):
-            raise ValueError(f"source {shards.spec!r}: {len(self.samples)} samples found, its index says {len(shards)}")
+        hashes = shards.hashes or [None] * len(shards.urls)
+        self.shards, self.paths = shards, [local_copy(*shard) for shard in zip(shards.urls, hashes, strict=True)]
+        self.samples = []
+        for shard, (path, count) in enumerate(zip(self.paths, shards.counts, strict=True)):
+            found = _scan(path)
+            if len(found) != count:
+                raise ValueError(
+                    f"source {shards.spec!r}: {len(found)} samples found in {path}, its index says {count}"
+                )
+            self.samples += [(shard, sample) for sample in found]
         self._open: tuple[int, Any] | None = None
 
     def __len__(self) -> int:

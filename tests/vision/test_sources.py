@@ -202,13 +202,55 @@ def test_an_index_that_is_wrong_is_an_error(tmp_path):
     write_tar(tmp_path / "part-000.tar", [(f"{n}", {"png": encoded(solid(n)), "cls": b"0"}) for n in range(3)])
     with pytest.raises(ValueError, match="ends after 3 samples; its index says 4"):
         take(build_loader(config(f"wds:{tmp_path}"), micro_batch=4), 1)
-    with pytest.raises(ValueError, match="3 samples found, its index says 4"):
+    with pytest.raises(ValueError, match=r"3 samples found in .*part-000.tar, its index says 4"):
         held_out_images(f"wds:{tmp_path}")
     whole = (tmp_path / "part-000.tar").read_bytes()
     write_index(tmp_path)
     (tmp_path / "part-000.tar").write_bytes(whole[:1800])
     with pytest.raises(ValueError, match=r"part-000.tar cannot be read|ends after"):
         take(build_loader(config(f"wds:{tmp_path}"), micro_batch=3), 1)
+
+
+def test_samples_beyond_the_index_are_an_error(tmp_path):
+    write_shards(tmp_path, [4, 3])
+    samples = [(f"{n}", {"png": encoded(solid(n)), "cls": b"0"}) for n in range(6)]
+    write_tar(tmp_path / "part-000.tar", samples)
+    with pytest.raises(ValueError, match=r"part-000.tar has more samples than the 4 that its index says"):
+        take(build_loader(config(f"wds:{tmp_path}"), micro_batch=7), 1)
+    with pytest.raises(ValueError, match="6 samples found"):
+        held_out_images(f"wds:{tmp_path}")
+
+
+def test_shards_run_no_command(tmp_path):
+    """Whatever way a command gets into a spec, an index's place or a list of shards."""
+    write_shards(tmp_path, [2])
+    ran, shard = tmp_path / "ran", tmp_path / "part-000.tar"
+    command = f"pipe:touch {ran}; cat {shard}"
+    for pattern in (
+        command,
+        f" {command}",
+        command.replace("pipe", "PIPE"),
+        f"{shard}?index={command}",
+        f"{shard}::{command}",
+        f"{shard}::pipe:touch {ran}; cat {tmp_path}/part-000.tar?index={tmp_path}/index.json",
+        f"ftp://x/a.tar?index={tmp_path}/index.json",
+    ):
+        for read in (lambda spec: build_loader(config(spec), micro_batch=2), held_out_images):
+            with pytest.raises(ValueError, match="cannot be opened; expected a path or http"):
+                read(f"wds:{pattern}")
+    assert not ran.exists()
+
+
+def test_a_local_shard_without_hashes_is_known_by_its_members(tmp_path):
+    """Labels that change leave a tar's size as it was."""
+    prints = set()
+    for label, key in ((b"0", "0000"), (b"1", "0000"), (b"1", "0001")):
+        write_tar(tmp_path / "part-000.tar", [(key, {"png": encoded(solid(1)), "cls": label})])
+        prints.add(open_shards("x", str(tmp_path / "part-000.tar")).fingerprint)
+        shardlist = [{"url": "part-000.tar", "nsamples": 1}]
+        index = write_json(tmp_path / "wids.json", {"shardlist": shardlist})
+        prints.add(open_shards("x", f"{tmp_path}/part-000.tar?index={index}").fingerprint)
+    assert len(prints) == 3
 
 
 def test_remote_shards_are_streamed_and_held_out_ones_copied(tmp_path, monkeypatch):
@@ -222,7 +264,17 @@ def test_remote_shards_are_streamed_and_held_out_ones_copied(tmp_path, monkeypat
         monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path / "data"))
         held = held_out_images(url)
         assert [held[n][0].getpixel((0, 0))[0] for n in (11, 0, 6)] == [11, 0, 6]
-        assert len(list((tmp_path / "data" / "cache").iterdir())) == 2
+        copies = sorted((tmp_path / "data" / "cache").iterdir())
+        assert len(copies) == 2
+        copies[0].write_bytes(copies[0].read_bytes().replace(b"\0\0\0\0\0\0\0\0", b"\0\0\0\0\0\0\0\1"))
+        with pytest.raises(ValueError, match=f"{copies[0].name}, a copy of http.*delete it"):
+            held_out_images(url)
+        copies[0].unlink()
+        (tmp_path / "part-000.tar").write_bytes((tmp_path / "part-001.tar").read_bytes())
+        (tmp_path / "part-001.tar").write_bytes(b"")
+        with pytest.raises(ValueError, match=f"to be copied to .*{copies[0].name}"):
+            held_out_images(url)
+        assert sorted((tmp_path / "data" / "cache").iterdir()) == copies[1:]
         (tmp_path / "index.json").unlink()
         with pytest.raises(ValueError, match="is not known"):
             build_loader(config(url), micro_batch=4)

@@ -16,8 +16,8 @@ from recipes.config import ConfigError
 class WeightAverage:
     """a ← d·a + (1 − d)·w after every step, d = min(decay, (1 + t)/(10 + t)) at step t: short runs forget their start too.
 
-    Every rank keeps the whole average, so it serves ZeRO stages 0 to 2, whose ranks hold all weights. It is float32 even of
-    bf16 weights, to which a step of 1 − d = 1e−4 would be lost.
+    Every rank keeps the whole average, so it serves ZeRO stages 0 to 2, whose ranks hold all weights. In bf16 w is what the
+    model computes with, rounded; the average is float32 all the same, since bf16 would lose a step of 1 − d = 1e−4.
     """
 
     FILE = "ema.safetensors"
@@ -51,8 +51,7 @@ class WeightAverage:
             parameter.copy_(values[name])
 
     def save(self, folder: Path) -> None:
-        metadata = {"format": "pt", "steps": str(self.steps)}
-        save_file({k: v.contiguous() for k, v in self.average.items()}, folder / self.FILE, metadata=metadata)
+        save_file({k: v.contiguous() for k, v in self.average.items()}, folder / self.FILE, metadata={"format": "pt"})
 
     def load(self, folder: Path, *, steps: int) -> None:
         """The average as `save` left it after `steps` steps."""

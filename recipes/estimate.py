@@ -28,12 +28,13 @@ def memory_per_rank(parameters: int, plan: Plan, activation_bytes: float) -> dic
     """
     weights, gradients, optimizer = (2, 2, 12) if plan.recipe.train.precision == "bf16" else (4, 4, 8)
     stage, world = plan.recipe.train.zero_stage, plan.world
-    return {
+    memory = {
         "weights": weights * parameters / (world if stage >= 3 else 1),
         "gradients": gradients * parameters / (world if stage >= 2 else 1),
         "optimiser": optimizer * parameters / (world if stage >= 1 else 1),
         "activations": activation_bytes * (plan.recipe.train.micro_batch or 1),
     }
+    return memory | ({"average": 4 * parameters} if plan.recipe.train.ema else {})
 
 
 def build_on_meta(recipe: Recipe) -> Any:

@@ -13,9 +13,12 @@ def load_weights(model: Any, source: str) -> None:
     """Copy weights into a model of the same shape, from what `model.init_from` may name.
 
     A run folder, a save_pretrained folder, a model with shipped weights (text_ggd_ssmax_tiny.passkey), or
-    "newest:RECIPE". ConfigError where there are none, or they do not fit.
+    "newest:RECIPE". A classifier for another number of classes stays as it was initialised. ConfigError where there are none,
+    or they do not fit.
     """
-    from zoo.pretrained import load_pretrained, resolve_tag
+    from safetensors.torch import load_file
+
+    from zoo.pretrained import resolve_tag, verified_file
 
     if source.startswith("newest:"):
         path: Path | None = newest_weights(source.removeprefix("newest:"))
@@ -24,14 +27,19 @@ def load_weights(model: Any, source: str) -> None:
     try:
         if path is not None:
             folder = path if (path / "config.json").exists() else model_folder(path)
-            model.load_state_dict(type(model).from_pretrained(folder).state_dict())
+            state = type(model).from_pretrained(folder).state_dict()
         elif "." in source and "/" not in source:
-            load_pretrained(model, resolve_tag(source))
+            state = load_file(verified_file(resolve_tag(source)))
         else:
             raise ValueError(
                 "expected a run folder, a save_pretrained folder, newest:RECIPE, or a model with weights such as "
                 "text_ggd_ssmax_tiny.passkey"
             )
+        own = model.state_dict()
+        if hasattr(model, "reset_classifier"):
+            heads = [name for name in state if name.startswith("head.") and name in own]
+            state |= {name: own[name] for name in heads if state[name].shape != own[name].shape}
+        model.load_state_dict(state)
     except (RuntimeError, ValueError) as error:  # torch raises RuntimeError for shapes that differ
         raise ConfigError(f"model.init_from={source}: {error}") from error
 

@@ -88,7 +88,7 @@ def describe_text(recipe: dict[str, Any]) -> dict[str, Any]:
 def describe_vision(recipe: dict[str, Any]) -> dict[str, Any]:
     data = recipe["data"]
     return {
-        "data": "the 26 capitals of some thousand freely licensed fonts, drawn in scenes with clutter "
+        "data": f"{data['source']}: capitals of freely licensed fonts, drawn in scenes with clutter "
         "(`python tools/fetch_data.py vision glyphs`); font families of the held-out images are not in it",
         "images": recipe["train"]["steps"] * recipe["train"]["batch"],
         "image_size": data["image_size"],
@@ -170,6 +170,7 @@ def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
     from safetensors.torch import save
 
     from recipes.runs import load_run
+    from zoo.registry import model_entry
 
     kind = _family(family)
     WEIGHTS.mkdir(exist_ok=True)
@@ -178,6 +179,11 @@ def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
     for method in kind.methods:
         name, run = kind.weights(method), kind.run(method, kind.seeds[0])
         model, recipe = load_run(run)
+        registered = model_entry(name).build(**model_entry(name).config).config
+        if model.config != registered:
+            raise typer.BadParameter(
+                f"{run} was not trained as {name} is registered: {model.config} against {registered}"
+            )
         content = save(model.storable_state(torch.bfloat16), metadata={"format": "pt"})
         (WEIGHTS / f"{name}.safetensors").write_bytes(content)
         manifest[name] = {

@@ -85,6 +85,35 @@ def test_two_ranks_see_the_same_line_of_images(tmp_path) -> None:
     assert json.loads((tmp_path / "two" / "recipe.json").read_text())["world"] == 2
 
 
+def test_bf16_and_the_average_through_another_number_of_ranks(tmp_path) -> None:
+    """Two ranks in bf16 at ZeRO-1 save; one rank goes on from the converted checkpoint, average included."""
+    folder = tmp_path / "run"
+    more = ["--set", "train.precision=bf16", "--set", "model.options.class_token=true", "--set", "train.save_every=4"]
+    done = launch(
+        deepspeed_launcher(2), folder, *more, "--set", "train.steps=2", recipe="vision.learned_tiny", settings=SMALL
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    before = load_file(folder / "checkpoints" / "step_00000002" / WeightAverage.FILE)
+    resumed = ["vision.learned_tiny", *SMALL, *more, "--run-dir", str(folder), "--resume", "auto"]
+    assert main(resumed) == 0
+    after = load_file(folder / "checkpoints" / "step_00000004" / WeightAverage.FILE)
+    change = {name: (after[name] - before[name]).abs().max() for name in before}
+    assert all(value.dtype == torch.float32 for value in after.values())
+    # Two steps of at most 2e-3 from the average of before: it was loaded, not begun again from other weights.
+    assert 0 < max(change.values()) < 8e-3
+
+
+def test_another_classifier_on_the_same_features(whole, tmp_path) -> None:
+    from recipes.initial import load_weights
+    from zoo import create_model
+
+    model, _ = load_run(whole)
+    fresh = create_model("vision_ggd2d_ssmax_tiny_patch8", **{**vars(model.config), "num_classes": 5})
+    load_weights(fresh, str(whole))
+    assert torch.equal(fresh.layers[0].attention.query.weight, model.layers[0].attention.query.weight)
+    assert fresh.head.out_features == 5
+
+
 def test_no_average_at_stage_three(tmp_path, capsys) -> None:
     assert run(tmp_path / "run", "train.zero_stage=3") == 2
     assert "train.ema" in capsys.readouterr().err

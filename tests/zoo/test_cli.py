@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -167,3 +169,22 @@ def test_retrieval_heads_of_a_grid_are_found():
     with torch.no_grad():
         prior.x.theta_beta[1] = -0.4
     assert is_retrieval_head(prior) == [False, True]
+
+
+def test_text_needs_no_vision_package() -> None:
+    """Without timm, text models are made and listed, and what vision lacks is said."""
+    code = """
+import sys
+sys.modules["timm"] = None
+import zoo
+assert zoo.create_model("text_ggd_tiny").config.dim == 128 and zoo.list_models("text_*")
+from recipes import list_recipes
+assert any(name.startswith("text.") for name in list_recipes())
+try:
+    zoo.create_model("vision_goat_tiny_patch8")
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "pip install 'priorzoo[vision]'" in done.stdout

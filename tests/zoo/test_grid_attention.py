@@ -165,3 +165,15 @@ def test_a_large_image_needs_no_matrix(heads: int) -> None:
         [sys.executable, "-c", MEMORY, str(heads)], capture_output=True, text=True, timeout=120, check=True
     )
     assert int(done.stdout) < 64, f"{done.stdout.strip()} MiB"
+
+
+def test_autocast_leaves_the_bias_alone() -> None:
+    """Log-priors of −100 and −100.2, which bfloat16 takes for one number."""
+    grid = Positions.grid(1, 2)
+    table = RelativeTable.grid(torch.tensor([[-100.2, -100.0, -100.2]]), grid)
+    q = torch.zeros(1, 1, 2, 8)
+    v = torch.eye(2)[None, None].repeat(1, 1, 1, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = prior_attention(q, q, v, PriorTerms(table=table), causal=False)
+    expected = torch.tensor([-100.0, -100.2]).softmax(0)
+    torch.testing.assert_close(out[0, 0, 0, :2].float(), expected, atol=2e-3, rtol=0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
 from typing import Any
 
 from PIL import Image
@@ -43,7 +44,8 @@ class VisionDataConfig:
 
     source, heldout_source: spec strings (sources.py). heldout_source is where the held-out split comes from when not
         from `source`; all of it is then held out.
-    image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1.
+    image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1; as many as the source
+        lists, where it lists its classes.
     augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is RandomResizedCrop
         with `crop_scale` (the share of the area), then flip and colour jitter where those are set; "imagenet" is the
         same, then RandAugment and, on the normalised tensor, random erasing. Pictures are resized bicubically.
@@ -138,8 +140,8 @@ def build_loader(
     every seed, with equally many batches on every rank: the last ones wrap round to the pass's beginning. Remote
     held-out shards are first copied into the data folder's `cache`.
 
-    Errors: ValueError for a split, rank or micro_batch that cannot be, and where the source's list of classes is longer
-    than num_classes; those of the sources.
+    Errors: ValueError for a split, rank or micro_batch that cannot be, where the source's list of classes is not as long
+    as num_classes, and where training and held-out images have lists that differ; those of the sources.
     """
     if split not in ("train", "heldout"):
         raise ValueError(f"split {split!r} is none of 'train', 'heldout'")
@@ -163,15 +165,40 @@ def _held_out(config: VisionDataConfig, *, size: int) -> ImageSet:
         images = open_images(config.source, "heldout", size=size)
     else:
         folders = config.source.startswith("folder:") and config.heldout_source.startswith("folder:")
-        classes = open_images(config.source, "train", hold_out=False).classes if folders else None
-        images = open_images(config.heldout_source, "all", size=size, classes=classes)
+        classes = _train_classes(config)
+        images = open_images(config.heldout_source, "all", size=size, classes=classes if folders else None)
+        _check_same(config, classes, images.classes)
     _check_classes(config, images.classes)
     return images
 
 
+def _train_classes(config: VisionDataConfig) -> tuple[str, ...] | None:
+    """The classes trained on, by label; None where they are not known, or the shards are not on this machine."""
+    try:
+        shards = open_shard_source(config.source, "train")
+    except FileNotFoundError:
+        return None
+    return (shards or open_images(config.source, "train", hold_out=False)).classes
+
+
+def _check_same(config: VisionDataConfig, train: tuple[str, ...] | None, heldout: tuple[str, ...] | None) -> None:
+    """ValueError where a label means one class in training and another in held-out images."""
+    if train is None or heldout is None or train == heldout:
+        return
+    both = (
+        f"source {config.source!r} and heldout_source {config.heldout_source!r} must list the same classes in one order"
+    )
+    for label, (one, other) in enumerate(zip_longest(train, heldout)):
+        if one != other:
+            raise ValueError(f"{both}: label {label} is {one!r} in training and {other!r} in held-out images")
+
+
 def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) -> None:
-    if classes is not None and len(classes) > config.num_classes:
-        raise ValueError(f"the source has {len(classes)} classes, num_classes is {config.num_classes}")
+    if classes is not None and len(classes) != config.num_classes:
+        raise ValueError(
+            f"the source has {len(classes)} classes, num_classes is {config.num_classes}: "
+            f"--set data.num_classes={len(classes)}"
+        )
 
 
 class HeldOut:

@@ -3,6 +3,7 @@ it; so it is imported when a source asks for it."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -13,12 +14,18 @@ from zoo.naming import did_you_mean
 
 __all__ = ["HFImages"]
 
+_SLICE = re.compile(r"^(?P<split>[^\[]+)\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\]$")
+
 
 class HFImages(ImageSet):
     """One split of a Hugging Face dataset; images stay encoded until they are read.
 
-    split "train" is the split named in the spec, else "train"; "heldout" is the dataset's validation or test split, else
-    the rows that `is_held_out` picks; "all" is the split named, else the held-out one, else everything.
+    split "train" is the split named in the spec, else "train", else the first. "heldout" is the dataset's validation or
+    test split, but never the one trained on; where there is no other, `is_held_out` picks rows of that one. "all" is the
+    split named, else the held-out one, else everything.
+
+    A spec that names a validation or test split of a dataset with others to train on means that split, held out: to train
+    on it is a ValueError.
     """
 
     def __init__(self, spec: str, split: str, *, hold_out: bool = True) -> None:
@@ -33,20 +40,23 @@ class HFImages(ImageSet):
                 raise ValueError(f"source {spec!r}: unknown option {key!r}; expected 'image' or 'label'")
         name, config, named = _parts(spec, place)
         splits = _splits(datasets, name, config)
-        heldout = next((part for part in HELDOUT_NAMES if part in splits), None)
         whole = named or ("train" if "train" in splits else next(iter(splits)))
-        if split == "all":
-            chosen = named or heldout or whole
-        else:
-            chosen = heldout if split == "heldout" and heldout is not None else whole
-        if chosen not in splits:
-            raise ValueError(
-                f"source {spec!r}: no split {chosen!r} among {', '.join(splits)}; {did_you_mean(chosen, splits)}"
-            )
-        data = splits[chosen]
+        trained = _SLICE.sub(r"\g<split>", whole)
+        heldout = next((part for part in HELDOUT_NAMES if part in splits and part != trained), None)
+        others = [part for part in splits if part not in HELDOUT_NAMES]
+        if trained in HELDOUT_NAMES and others:
+            if split == "train":
+                raise ValueError(
+                    f"source {spec!r} names a held-out split: train on {' or '.join(others)}, and give this as heldout_source"
+                )
+            heldout = whole
+        chosen = named or heldout or whole if split == "all" else heldout if split == "heldout" and heldout else whole
+        data = _rows(spec, splits, chosen)
         if split != "all" and hold_out and heldout is None:
             wanted = split == "heldout"
             data = data.select([row for row in range(len(data)) if is_held_out(f"row {row}") == wanted])
+        if not len(data):
+            raise ValueError(f"source {spec!r}: split {chosen!r} has no row for {split!r}")
         self.image = _column(spec, data, options.get("image"), datasets.Image, "an Image")
         self.label = _label_column(spec, data, options.get("label"), datasets)
         feature = data.features[self.label]
@@ -72,13 +82,29 @@ class HFImages(ImageSet):
 
 
 def _parts(spec: str, place: str) -> tuple[str, str | None, str | None]:
-    """(name, configuration, split) of NAME[:CONFIG][:SPLIT]; a split may be a slice such as "train[:80%]"."""
+    """(name, configuration, split) of NAME[:CONFIG][:SPLIT]; a split may be a slice (see `_rows`)."""
     name, config, split = [*place.split(":", 2), "", ""][:3]
     if not name:
         raise ValueError(f"source {spec!r}: expected 'hf:NAME[:CONFIG][:SPLIT]'")
     if config.partition("[")[0] in ("train", *HELDOUT_NAMES):  # "hf:name:validation" can only mean the split
         config, split = "", f"{config}:{split}" if split else config
     return name, config or None, split or None
+
+
+def _rows(spec: str, splits: dict[str, Any], named: str) -> Any:
+    """The rows of a split, or of a slice such as "train[:80%]" or "train[100:-50]"; percentages to the nearest row."""
+    found = _SLICE.match(named)
+    split = found["split"] if found else named
+    if split not in splits:
+        raise ValueError(
+            f"source {spec!r}: no split {split!r} among {', '.join(splits)}; {did_you_mean(split, splits)}"
+        )
+    data = splits[split]
+    if not found:
+        return data
+    ends = [found["start"], found["stop"]]
+    places = [round(len(data) * int(e[:-1]) / 100) if e and e.endswith("%") else e and int(e) for e in ends]
+    return data.select(range(*slice(*places).indices(len(data))) or [])
 
 
 def _splits(datasets: Any, name: str, config: str | None) -> dict[str, Any]:

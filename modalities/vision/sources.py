@@ -7,7 +7,7 @@
     "wds:PATTERN"                   WebDataset shards, local or remote, "wds:a/train-{0000..1023}.tar", or a folder with
                                     index.json; "…tar?index=PATH" names an index that lies elsewhere
     "hf:NAME[:CONFIG][:SPLIT]"      a Hugging Face dataset by name or local path, image and label columns found by type;
-                                    "…?image=COLUMN&label=COLUMN" names them
+                                    "…?image=COLUMN&label=COLUMN" names them; SPLIT may be a slice, "train[:80%]"
 
 A folder or dataset without a held-out part of its own holds out a tenth, by a hash of each image's name (its row number
 in a dataset), unless `heldout_source` is set; shards hold out nothing. The data folder is $PRIORZOO_DATA, or ./data.

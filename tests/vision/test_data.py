@@ -21,7 +21,6 @@ IMAGENET = {
     "augment": "imagenet",
     "crop_scale": (0.08, 1.0),
     "hflip": 0.5,
-    "color_jitter": 0.3,
     "rand_augment": "rand-m9-n2-mstd0.5",
     "random_erasing": 0.5,
     "mixup": 0.8,
@@ -251,7 +250,7 @@ def test_mixup_mixes_images_as_it_mixes_targets(folder):
 @pytest.mark.parametrize("name", ["crop_scale", "hflip", "color_jitter", "rand_augment", "random_erasing"])
 def test_each_augmentation_changes_the_images_and_depends_on_the_epoch(name, tmp_path):
     data = encoded(picture(3))
-    write_shards(tmp_path, [2], "ab", damage={n: {"png": data, "cls": b"0"} for n in range(2)})
+    write_shards(tmp_path, [2], damage={n: {"png": data, "cls": b"0"} for n in range(2)})
     values = {"crop_scale": (0.3, 0.6), "hflip": 0.5, "color_jitter": 0.4, "rand_augment": "rand-m9-n2-p1"}
     options = {**PLAIN, "source": f"wds:{tmp_path}", "augment": "imagenet", "crop_scale": (1.0, 1.0), "image_size": 32}
     options[name] = values.get(name, 0.9)
@@ -263,10 +262,10 @@ def test_each_augmentation_changes_the_images_and_depends_on_the_epoch(name, tmp
 def test_the_papers_recipe_can_be_written_and_runs():
     """ImageNet as ViT-S/16 is trained on it: RandAugment 2/9, mixup 0.8, cutmix 1.0, smoothing 0.1, erasing 0.25."""
     options = VisionDataConfig(
-        source="glyphs-builtin", image_size=32, num_classes=1000, **{**IMAGENET, "random_erasing": 0.25}
+        source="glyphs-builtin", image_size=32, num_classes=26, **{**IMAGENET, "random_erasing": 0.25}
     )
     batch = take(build_loader(options, micro_batch=4), 1)[0]
-    assert batch["targets"].shape == (4, 1000) and torch.isfinite(batch["images"]).all()
+    assert batch["targets"].shape == (4, 26) and torch.isfinite(batch["images"]).all()
 
 
 def test_normalisation(folder):
@@ -305,10 +304,25 @@ def test_held_out_builtin_letters_are_large():
     )
 
 
-def test_a_config_with_too_few_classes_is_refused(shards, folder):
+@pytest.mark.parametrize("classes", [3, 5])
+def test_a_config_with_another_number_of_classes_is_refused(classes, shards, folder):
+    for source, own in ((f"wds:{shards}", {"heldout_source": f"wds:{shards}"}), (f"folder:{folder}", {})):
+        for split in ("train", "heldout"):
+            with pytest.raises(ValueError, match=f"4 classes, num_classes is {classes}: --set data.num_classes=4"):
+                build_loader(config(source, num_classes=classes, **own), split=split, micro_batch=2)
+
+
+def test_training_and_held_out_images_have_the_same_classes_in_one_order(shards, folder, tmp_path):
+    swapped = f"wds:{write_shards(tmp_path / 'swapped', [4], 'abdc')}"
+    unknown = f"wds:{write_shards(tmp_path / 'unknown', [4], indexed=False)}/part-000.tar"
     for source in (f"wds:{shards}", f"folder:{folder}"):
-        with pytest.raises(ValueError, match="4 classes, num_classes is 3"):
-            build_loader(config(source, num_classes=3), micro_batch=2)
+        pair = config(source, heldout_source=swapped)
+        for read in (held_out_images, lambda c: build_loader(c, split="heldout", micro_batch=2)):
+            with pytest.raises(ValueError, match="label 2 is 'c' in training and 'd' in held-out images"):
+                read(pair)
+        assert len(held_out_images(pair.with_options(heldout_source=unknown))) == 4
+        assert len(held_out_images(pair.with_options(heldout_source=f"wds:{shards}"))) == 60
+    assert len(held_out_images(config(unknown, heldout_source=swapped))) == 4
 
 
 def test_shards_without_a_split_ask_for_one(shards):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from modalities.vision.data import VisionDataConfig, build_loader, eval_transform, held_out_images
-from modalities.vision.images import BadImage
+from modalities.vision.images import BadImage, decode_image
 from modalities.vision.shards import open_shards, write_index
 from modalities.vision.sources import is_held_out, open_images
 from tests.vision.image_files import encoded, numbers, picture, solid, take, write_json, write_shards, write_tar
@@ -133,7 +133,7 @@ def test_nothing_left_is_an_error(tmp_path):
     for path in (tmp_path / "train").rglob("*.png"):
         path.write_bytes(b"broken")
     with pytest.raises(ValueError, match=r"all 3 images were skipped.*unknown format"):
-        take(build_loader(config(f"folder:{tmp_path}"), micro_batch=2), 1)
+        take(build_loader(config(f"folder:{tmp_path}", num_classes=2), micro_batch=2), 1)
     (tmp_path / "none" / "train" / "a").mkdir(parents=True)
     with pytest.raises(ValueError, match="no image for split"):
         build_loader(config(f"folder:{tmp_path / 'none'}"), micro_batch=2)
@@ -321,6 +321,68 @@ def test_hugging_face_datasets(tmp_path):
         with pytest.raises(BadImage) as error:
             held[index]
         assert error.value.reason == reason
+
+
+def _parts(folder, *names):
+    """A dataset saved with parts of 30 rows each, labelled x, y; row n of part p shows number 100·p + n."""
+    import datasets
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["x", "y"])})
+    parts = {
+        name: datasets.Dataset.from_dict(
+            {"image": [solid(100 * p + n) for n in range(30)], "label": [n % 2 for n in range(30)]}, features=features
+        )
+        for p, name in enumerate(names)
+    }
+    datasets.DatasetDict(parts).save_to_disk(folder)
+    return f"hf:{folder}"
+
+
+def _shown(spec, split, **options):
+    images = open_images(spec, split, **options)
+    colours = [decode_image(images.read(n)[0])[0].getpixel((0, 0)) for n in range(len(images))]
+    return {red + 256 * green for red, green, _ in colours}
+
+
+PART = [set(range(100 * p, 100 * p + 30)) for p in range(3)]
+HASHED = {n for n in range(30) if is_held_out(f"row {n}")}
+
+
+@pytest.mark.parametrize(
+    ("parts", "named", "train", "heldout", "whole"),
+    [
+        (["test"], "", PART[0] - HASHED, HASHED, PART[0]),
+        (["test"], ":test", PART[0] - HASHED, HASHED, PART[0]),
+        (["train"], ":train[:80%]", set(range(24)) - HASHED, set(range(24)) & HASHED, set(range(24))),
+        (["train"], "::train[3:-2]", None, None, set(range(3, 28))),
+        (["validation", "test"], "", PART[0], PART[1], PART[1]),
+        (["validation", "test"], ":validation", PART[0], PART[1], PART[0]),
+        (["train", "validation", "test"], "", PART[0], PART[1], PART[1]),
+        (["train", "validation", "test"], ":train[50%:]", set(range(15, 30)), PART[1], set(range(15, 30))),
+        (["train", "validation", "test"], ":validation", "held-out split: train on train", PART[1], PART[1]),
+        (["train", "validation", "test"], ":test[:10]", "held-out split: train on train", None, set(range(200, 210))),
+    ],
+)
+def test_what_is_trained_on_is_never_held_out(parts, named, train, heldout, whole, tmp_path):
+    spec = _parts(tmp_path / "data", *parts) + named
+    assert _shown(spec, "all") == whole
+    held = _shown(spec, "heldout")
+    if isinstance(train, str):
+        with pytest.raises(ValueError, match=train):
+            open_images(spec, "train")
+    else:
+        trained = _shown(spec, "train")
+        assert not trained & held and trained and held
+        assert train is None or trained == train
+    assert heldout is None or held == heldout
+
+
+def test_a_slice_of_nothing_is_an_error(tmp_path):
+    spec = _parts(tmp_path / "data", "train")
+    with pytest.raises(ValueError, match=r"split 'train\[30:\]' has no row"):
+        open_images(f"{spec}:train[30:]", "train")
+    with pytest.raises(ValueError, match=r"no split 'train\[a:\]'"):
+        open_images(f"{spec}:train[a:]", "train")
 
 
 def test_torchvision_datasets_and_a_plain_data_loader(tmp_path):

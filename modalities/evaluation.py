@@ -119,8 +119,8 @@ def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult
         ValueError: for a group of models that were not trained at the same place.
     """
     groups: dict[tuple[str, str], list[ModelResult]] = {}
-    for result in results:
-        key = ("group", result.group) if result.group else ("single", result.label)
+    for n, result in enumerate(results):
+        key = ("group", result.group) if result.group else ("single", str(n))
         groups.setdefault(key, []).append(result)
     return [members[0] if len(members) == 1 else _seed_mean(members, axis) for members in groups.values()]
 
@@ -186,12 +186,11 @@ class Evaluator(ABC):
     summary: ClassVar[str]  # one line, for --help and error texts
     version: ClassVar[int] = 1  # raised when prompts or scoring change, so that cells of before are not reused
     headline: ClassVar[tuple[str, ...]]  # the columns of a row that a person looks at first; rows may lack some
+    exceptions: ClassVar[tuple[str, ...]] = ()  # counts among them that are shown where they are not 0
     settings: ClassVar[type[Settings]] = EvalSettings
     axis: ClassVar[str] = "length"  # the column of a row that curves run along
     unit: ClassVar[str] = "tokens"  # what the cost of a cell counts
     trained: ClassVar[str] = "train_context"  # what files call the place of training on the axis
-    trained_source: ClassVar[bool] = False  # without a source asked for, held-out data is that of the model's training
-    default_source: ClassVar[str | None] = None  # where that is unknown
 
     def trained_at(self, model: nn.Module) -> int:
         """The place of training on the axis."""
@@ -200,6 +199,15 @@ class Evaluator(ABC):
     def points(self, model: nn.Module, settings: Any) -> tuple[int, ...]:
         """The places on the axis that ``settings`` ask for."""
         return settings.resolved_lengths(self.trained_at(model))
+
+    def source_of(self, data: Mapping[str, Any]) -> Any:
+        """What ``settings.source`` becomes where none was asked for, from the data section of the recipe a model was trained
+        by; None leaves it to the evaluator. Raises ValueError where the recipe does not say what is held out."""
+        return None
+
+    def source_name(self, settings: Any) -> str | None:
+        """What files call the held-out data."""
+        return settings.source
 
     @abstractmethod
     def identity(self, model: nn.Module, settings: Any) -> dict[str, Any]:

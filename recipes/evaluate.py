@@ -7,9 +7,9 @@
 The last argument names the evaluators, comma-separated; the others name models of one modality: registry names,
 patterns of names with weights, or run folders. Written to --out: EVAL.json (everything), EVAL.csv (a row per model and
 length or size), EVAL.png (all models in one figure), overview.png where passkey and perplexity were both measured, and
-cells/, from which a run that was stopped goes on. Models whose tags differ by -s1, -s2, … alone are seeds of one set-up:
-tables and figures show their mean, files keep every model. Options of another modality are refused. Exit codes: 0 done,
-2 the request cannot be served as written.
+cells/, from which a run that was stopped goes on. Run folders whose recipe.json differ in the seeds alone, and shipped
+weights of the same recipe, are seeds of one set-up: tables and figures show their mean, files keep every model. Options
+of another modality are refused. Exit codes: 0 done, 2 the request cannot be served as written.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def evaluate(
 
 
 def _own(settings: Settings, evaluator: Evaluator, target: Target) -> Settings:
-    """The settings for one model: where no source was asked for, some evaluators take the one it was trained on."""
-    if settings.source is None and evaluator.trained_source:
-        return dataclasses.replace(settings, source=target.source or evaluator.default_source)
+    """The settings for one model: where no source was asked for, some evaluators take what its training held out."""
+    if settings.source is None and target.data:
+        return dataclasses.replace(settings, source=evaluator.source_of(target.data))
     return settings
 
 
@@ -101,7 +101,7 @@ def _measure(
         cells=values,
         weights=store.key["weights"],
         seconds=time.perf_counter() - started,
-        source=settings.source,
+        source=evaluator.source_name(settings),
     )
 
 
@@ -126,7 +126,7 @@ def _plan(
     """The rows of the plan. All samples are drawn for it, so impossible requests fail here."""
     rows = []
     for evaluator in evaluators:
-        sources = {target.label: _own(settings, evaluator, target).source for target in targets}
+        sources = {t.label: evaluator.source_name(_own(settings, evaluator, t)) for t in targets}
         if len(set(sources.values())) > 1:
             differ = ", ".join(f"{label} from {source}" for label, source in sources.items())
             raise RequestError(f"models of different data ({differ}) are not comparable; name one with --source")
@@ -160,17 +160,21 @@ def main(
     ] = None,
     aspect: Annotated[str | None, typer.Option(help="vision: width:height, as 2:1; default as trained")] = None,
     mode: Annotated[
-        str | None, typer.Option(help="vision: native (default) or upsampled from the training size")
+        str | None,
+        typer.Option(
+            help="vision: native (default), resized (too small images too), or upsampled from the training size"
+        ),
     ] = None,
-    fit: Annotated[str | None, typer.Option(help="vision: how images get the aspect: extend (default) or crop")] = None,
+    fit: Annotated[
+        str | None,
+        typer.Option(help="vision: crop (default), or extend to the aspect (default with --aspect)"),
+    ] = None,
     tune_temperature: Annotated[
         bool, typer.Option("--tune-temperature", help="vision: besides, logits scaled at each size; marked as tuned")
     ] = False,
     group_seeds: Annotated[
         bool | None,
-        typer.Option(
-            help="show the mean of models of one architecture; default: where tags differ by -s1, -s2, … alone"
-        ),
+        typer.Option(help="show the mean of seeds of one set-up; default: where each has a seed of its own"),
     ] = None,
     set_: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="change the model's configuration")

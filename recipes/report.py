@@ -58,9 +58,13 @@ def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
         name = result.method if len(methods) == len(results) else result.label  # short where that tells them apart
         if isinstance(result, SeedMean):
             name += f" ({result.seeds} seeds)"
-        scores = [score for score in evaluator.headline if any(score in row for row in result.rows)]
+        scores = [
+            score
+            for score in evaluator.headline
+            if any(row.get(score) if score in evaluator.exceptions else score in row for row in result.rows)
+        ]
         for k, score in enumerate(scores):
-            shown = [_value(result, evaluator.axis, point, score) for point in points]
+            shown = [_value(result, evaluator.axis, point, score, score in evaluator.exceptions) for point in points]
             table.add_row(name if k == 0 else "", score, *shown, end_section=k + 1 == len(scores))
     console.print(table)
 
@@ -93,8 +97,8 @@ def progress_bar(quiet: bool) -> Progress:
     )
 
 
-def _value(result: ModelResult, axis: str, point: int, score: str) -> str:
-    """One number of a table; empty where there is none."""
+def _value(result: ModelResult, axis: str, point: int, score: str, count: bool) -> str:
+    """One number of a table, a count as it is; empty where there is none."""
 
     def at(rows: list[dict[str, Any]]) -> Any:
         return next((row.get(score) for row in rows if row[axis] == point), None)
@@ -102,6 +106,8 @@ def _value(result: ModelResult, axis: str, point: int, score: str) -> str:
     mean = at(result.rows)
     if mean is None:
         return ""
+    if count:
+        return f"{mean:g}"
     deviation = at(result.deviation) if isinstance(result, SeedMean) else None
     return (
         _short(mean)

@@ -6,7 +6,8 @@ import dataclasses
 import importlib
 import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ class Target:
 
     Attributes:
         label: what tables and figures call it.
-        family: what seeds of one set-up have in common: the recipe, or the architecture where that is unknown, and overrides.
-        seed_tag: "-s1" at the end of a tag of weights or of a run folder; mostly empty.
-        source: where its recipe's held-out data comes from; None where unknown.
+        family: what seeds of one set-up have in common: of a run all that recipe.json says but the seeds, and the model's
+            configuration; of shipped weights their name without "-s1".
+        setup: as much of it as is known of runs and shipped weights alike: recipe, steps and the model's configuration.
+        seed: (of the loop, of the data).
+        shipped: whether it is weights of the zoo and no run.
+        data: what it was trained on, the data section of its recipe; empty where unknown.
     """
 
     label: str
@@ -37,8 +41,10 @@ class Target:
     model: nn.Module
     trained: bool
     family: str = ""
-    seed_tag: str = ""
-    source: str | None = None
+    setup: str = ""
+    seed: tuple[Any, ...] = ()
+    shipped: bool = False
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -82,17 +88,22 @@ def make_settings(evaluators: list[Evaluator], modality: str, given: dict[str, A
 def seed_groups(targets: list[Target], asked: bool | None) -> dict[str, str]:
     """Label → name of the group of seeds it belongs to, for labels in a group of at least two.
 
-    True groups models of one family, False none. None groups a family whose members differ in their seed tags
-    (`goat_tiny.glyphs`, `goat_tiny.glyphs-s1`, and a run folder `…-s2` of the same recipe).
+    Runs are of one group where their recipe.json are equal in everything but `train.seed` and `data.seed`, shipped weights
+    where their names are but for -s1, -s2, …; weights join the runs of their set-up where those are of one group. None
+    leaves a group out in which a seed occurs twice, True keeps it; False groups nothing. A group is called by its first.
     """
+    runs: dict[str, set[str]] = {}
+    for target in targets:
+        if not target.shipped:
+            runs.setdefault(target.setup, set()).add(target.family)
     families: dict[str, list[Target]] = {}
     for target in targets if asked is not False else []:
-        families.setdefault(target.family, []).append(target)
+        joined = runs.get(target.setup, set()) if target.shipped else set()
+        families.setdefault(next(iter(joined)) if len(joined) == 1 else target.family, []).append(target)
     groups = {}
     for members in families.values():
-        if len(members) > 1 and (asked or len({member.seed_tag for member in members}) == len(members)):
-            first = min(members, key=lambda member: member.seed_tag)
-            groups |= {member.label: first.label for member in members}
+        if len(members) > 1 and (asked or len({member.seed for member in members}) == len(members)):
+            groups |= {member.label: members[0].label for member in members}
     return groups
 
 
@@ -128,7 +139,9 @@ def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Targ
 
         model, recipe = load_run(name)
         label, modality, trained = _run_label(name, recipe), recipe["modality"], True
-        family, source = recipe.get("name", "run"), _heldout_source(recipe.get("data", {}))
+        data, family = recipe.get("data", {}), _without_seeds(recipe)
+        known = recipe.get("name"), recipe.get("train", {}).get("steps")
+        seed = recipe.get("train", {}).get("seed"), data.get("seed")
     else:
         if "/" in name:
             raise RequestError(f"no run folder {name!r}")
@@ -139,30 +152,34 @@ def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Targ
         trained = "." in name
         label, modality = (name if trained else f"{name} (untrained)"), entry.modality
         card = manifest()[resolve_tag(name)] if trained else {}
-        family, source = card.get("recipe", entry.name), _card_source(card)
+        data, family = _card_data(card), re.sub(r"-s\d+$", "", name)
+        known, seed = (card.get("recipe"), card.get("steps")), (card.get("seed"),) * 2
         if not trained:
             torch.manual_seed(0)  # so that a random model is the same one each time
         model = create_model(name)
     if overrides:
         model = override(model, overrides)
-        changes = " " + ",".join(f"{key}={value}" for key, value in _leaves(overrides))
-        label, family = label + changes, family + changes
+        label += " " + ",".join(f"{key}={value}" for key, value in _leaves(overrides))
     model = model.to(device=device, dtype=getattr(torch, dtype)).eval()
-    tag = re.search(r"-s\d+$", Path(name).resolve().name)
-    return Target(label, modality, model, trained, family, tag[0] if tag else "", source)
+    setup = json.dumps([*known, dataclasses.asdict(model.config)], sort_keys=True)
+    shipped = not Path(name).is_dir()
+    family += "" if shipped else setup
+    return Target(label, modality, model, trained, family, setup, seed, shipped, data)
 
 
-def _card_source(card: dict[str, Any]) -> str | None:
-    """What shipped weights are measured on: what their card says, or the recipe that it names."""
+def _without_seeds(recipe: dict[str, Any]) -> str:
+    """All of a recipe.json but the seeds, as text."""
+    rest = {key: {**part} if isinstance(part, dict) else part for key, part in recipe.items()}
+    for section in ("train", "data"):
+        rest.get(section, {}).pop("seed", None)
+    return json.dumps(rest, sort_keys=True)
+
+
+def _card_data(card: dict[str, Any]) -> dict[str, Any]:
+    """What shipped weights were trained on, by the recipe that their card names."""
     from recipes import find_recipe
 
-    if "source" in card or "recipe" not in card:
-        return card.get("source")
-    return _heldout_source(vars(find_recipe(card["recipe"]).data))
-
-
-def _heldout_source(data: dict[str, Any]) -> str | None:
-    return data.get("heldout_source") or data.get("source")
+    return dataclasses.asdict(find_recipe(card["recipe"]).data) if "recipe" in card else {}
 
 
 def override(model: nn.Module, overrides: dict[str, Any]) -> nn.Module:

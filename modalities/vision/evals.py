@@ -6,21 +6,24 @@ always the same, so that the first N of them are a fair sample whatever order th
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from modalities.cost import Meter, device_name
 from modalities.evaluation import Cell, CellValue, Evaluator, ModelResult, Settings, batches
-from modalities.vision.held_out import DEFAULT_SOURCE, HeldOutImages, held_out
+from modalities.vision.data import VisionDataConfig
+from modalities.vision.held_out import PROBED, HeldOutImages, Shape, fitted, held_out, held_out_by
 from modalities.vision.images import BadImage
 from modalities.vision.transforms import preprocess
 from zoo.naming import did_you_mean
@@ -28,7 +31,8 @@ from zoo.naming import did_you_mean
 CHUNK = 128  # images in a cell
 FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
 SCALES = tuple(2 ** (k / 4) for k in range(-4, 5))  # of the logits, among which tuning chooses
-_CHOICES = {"mode": ("native", "upsampled"), "fit": ("extend", "crop")}
+ENOUGH = 0.9  # share of the images that have to be large enough for a default size
+_CHOICES = {"mode": ("native", "resized", "upsampled"), "fit": ("extend", "crop")}
 
 
 @dataclass(frozen=True)
@@ -37,18 +41,20 @@ class ImageSettings(Settings):
 
     Args:
         sizes: pixels of the shorter side, ascending once built; None takes 1, 1.5, 2, 3 and 4 times the training size,
-            rounded to whole patches, as far as the held-out images are large enough.
+            rounded to whole patches; in native mode as far as nine in ten of the held-out images are large enough.
         aspect: (width, height) in lowest terms once built; None takes that of the training images.
-        mode: "native" reduces stored images to the size, so that a larger one has real detail; "upsampled" reduces them to the
-            training size first, then enlarges: the control without new detail.
-        fit: how an image gets the aspect: "extend" repeats its edge pixels, "crop" cuts the centre out.
+        mode: "native" reduces stored images to the size, so that a larger one has real detail; images too small for one of
+            the sizes are left out of all, and counted. "resized" takes every image and enlarges those, as papers do.
+            "upsampled" reduces them to the training size first, then enlarges: the control without new detail.
+        fit: how an image gets the aspect: "extend" repeats its edge pixels, "crop" cuts the centre out. None is "extend" where
+            an aspect is asked for, else "crop", as in the evaluation during training.
         tune_temperature: measure besides what one factor on all attention logits, chosen at each size, gives.
     """
 
     sizes: tuple[int, ...] | None = None
     aspect: tuple[int, int] | None = None
     mode: str = "native"
-    fit: str = "extend"
+    fit: str | None = None
     tune_temperature: bool = False
 
     def __post_init__(self) -> None:
@@ -63,37 +69,51 @@ class ImageSettings(Settings):
             object.__setattr__(self, "aspect", _lowest_terms(*self.aspect))
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in choices:
+            if value is not None and value not in choices:
                 hint = did_you_mean(value, choices)
                 raise ValueError(f"--{name} {value!r}; {hint}expected {' or '.join(choices)}")
+
+    @property
+    def fitting(self) -> str:
+        return self.fit or ("crop" if self.aspect is None else "extend")
 
 
 class Resolution(Evaluator):
     """Top-1 and top-5 of held-out images at every size, and the ratio of top-1 to that at the training size.
 
     The training size is always measured. If the asked aspect is another than that of training, it is no point of the
-    curve and only the ratio's denominator. Images that cannot be decoded are left out and counted as ``skipped``.
+    curve and only the ratio's denominator. Images that cannot be decoded, and in native mode those too small for one of
+    the sizes, are left out and counted as ``skipped``. With five classes or fewer there is no top-5.
 
     ``tuned_*`` columns exist with ``tune_temperature`` alone: every image is scored at the factor of the logits, one of
     ``SCALES``, that was best at that size for the other half of the images (even and odd places of the order), never for
     its own. ``tuned_scale`` is the mean of the two; ``tuned_ratio`` is to the untuned top-1 at the training size.
 
     images_per_second is the median over cells of images per wall time of the forward pass alone; peak_memory_mib is its
-    memory beyond weights and input, at ``batch`` images in a pass (see ``Meter``). A cell measured before keeps the cost
+    memory beyond weights and input, at ``batch`` images in a pass (see ``Meter``). The first batch of every size goes
+    through once before anything is timed. A cell measured before keeps the cost
     it had then, on the ``device`` it names.
     """
 
     name = "resolution"
+    version = 2
     summary = "top-1 and top-5 of held-out images against their size, without fine-tuning"
     headline = (
         "top1", "top5", "ratio", "tuned_top1", "tuned_ratio", "tuned_scale", "images_per_second", "peak_memory_mib",
+        "skipped",
     )  # fmt: skip
     settings = ImageSettings
     axis = "size"
     unit = "images"
     trained = "train_size"
-    trained_source = True
-    default_source = DEFAULT_SOURCE
+    exceptions = ("skipped",)
+    _warm: ClassVar[WeakKeyDictionary[nn.Module, set[Shape]]] = WeakKeyDictionary()  # shapes that each model has seen
+
+    def source_of(self, data: Mapping[str, Any]) -> VisionDataConfig:
+        return held_out_by(data)
+
+    def source_name(self, settings: ImageSettings) -> str:
+        return held_out(settings.source).source
 
     def trained_at(self, model: nn.Module) -> int:
         return min(model.config.train_size)
@@ -104,7 +124,7 @@ class Resolution(Evaluator):
     def identity(self, model: nn.Module, settings: ImageSettings) -> dict[str, Any]:
         images = held_out(settings.source)
         scales = list(SCALES) if settings.tune_temperature else []
-        return {"images": images.fingerprint, "mode": settings.mode, "fit": settings.fit, "scales": scales}
+        return {"images": images.fingerprint, "mode": settings.mode, "fit": settings.fitting, "scales": scales}
 
     def cells(self, model: nn.Module, settings: ImageSettings) -> list[Cell]:
         images = held_out(settings.source)
@@ -114,49 +134,71 @@ class Resolution(Evaluator):
         named = [("", shape) for shape in shapes]
         if trained not in shapes:
             named = [("reference ", trained), *named]
-        if settings.mode == "native":
-            _check_detail(named[-1][1], images, settings.fit)
-            _check_detail(trained, images, settings.fit)
+        every = [shape for _, shape in named] + [trained]
         count = min(settings.samples or len(images), len(images))
-        if settings.tune_temperature and count < 2:
+        small = set() if settings.mode != "native" else images.too_small(range(count), every, settings.fitting)
+        if len(small) == count:
+            raise _no_detail(every, images, settings.fitting, _step(model, settings), count)
+        if settings.tune_temperature and count - len(small) < 2:
             raise ValueError("--tune-temperature needs at least 2 images: it scores one half at what suits the other")
+        needed = "+".join(f"{h}x{w}" for h, w in dict.fromkeys((trained, shapes[-1])))
         cells = []
         for role, (height, width) in named:
             for part in batches(count, CHUNK):
-                name = f"{role}{height}x{width}/images={part.start}-{part.stop}"
-                data = {"shape": (height, width), "places": range(part.start, part.stop)}
-                cells.append(Cell(name, cost=part.stop - part.start, data=data))
+                places = range(part.start, part.stop)
+                without = small.intersection(
+                    places
+                )  # the cell's numbers depend on the other sizes here, and so its name
+                name = f"{role}{height}x{width}/images={part.start}-{part.stop}" + (f"/of {needed}" if without else "")
+                cells.append(
+                    Cell(name, cost=len(places), data={"shape": (height, width), "places": places, "small": without})
+                )
         return cells
 
+    @torch.inference_mode()
     def measure(self, model: nn.Module, cell: Cell, settings: ImageSettings) -> CellValue:
-        height, width = cell.data["shape"]
-        images, labels, places = _load(model, settings, cell.data["places"], height, width)
+        height, width = shape = cell.data["shape"]
         batch = min(settings.batch_size(_tokens(model, height, width)), CHUNK)
         meter = Meter(next(model.parameters()).device)
-        value: CellValue = {
+        skipped: Counter[str] = Counter({"too small": len(cell.data["small"])} if cell.data["small"] else {})
+        sums: dict[str, Any] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in _ranks(model)}
+        if settings.tune_temperature:
+            sums |= {f"half_top{k}": np.zeros((2, len(SCALES)), int) for k in _ranks(model)}
+        places = [place for place in cell.data["places"] if place not in cell.data["small"]]
+        for images, labels, kept in _loaded(model, settings, places, shape, batch, skipped):
+            self._warm_up(model, images, shape)
+            with meter:
+                logits = model(images)
+            logits = logits.float().cpu()
+            sums["images"] += len(labels)
+            sums["nll_sum"] += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+            for k in _ranks(model):
+                sums[f"top{k}"] += int(_right(logits, labels, k).sum())
+            if settings.tune_temperature:
+                for name, counts in _by_scale(model, images, labels, kept, logits).items():
+                    sums[name] += counts
+        return {
             "size": min(height, width),
             "height": height,
             "width": width,
-            "images": len(labels),
             "trained": (height, width) == tuple(model.config.train_size),
-            "skipped": len(cell.data["places"]) - len(labels),
+            "skipped": dict(skipped),
             "batch": batch,
             "device": device_name(meter.device),
-        }
-        logits = _logits(model, images, batch, meter)
-        value |= {
-            "top1": int(_right(logits, labels, 1).sum()),
-            "top5": int(_right(logits, labels, 5).sum()),
-            "nll_sum": float(nn.functional.cross_entropy(logits, labels, reduction="sum")),
+            **{name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in sums.items()},
             "seconds": meter.seconds,
             "peak_bytes": meter.peak_bytes,
         }
-        if settings.tune_temperature:
-            value |= _by_scale(model, images, labels, places, batch, logits)
-        return value
+
+    def _warm_up(self, model: nn.Module, images: Tensor, shape: Shape) -> None:
+        """One pass that nobody times: the first at a size is slower, by kernels that are chosen and memory that is got."""
+        seen = self._warm.setdefault(model, set())
+        if shape not in seen:
+            seen.add(shape)
+            model(images)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        by_shape: dict[tuple[int, int], list[CellValue]] = {}
+        by_shape: dict[Shape, list[CellValue]] = {}
         for name, cell in cells.items():
             if not name.startswith("reference "):
                 by_shape.setdefault((cell["height"], cell["width"]), []).append(cell)
@@ -173,22 +215,34 @@ class Resolution(Evaluator):
 
         resolution_figure(results, path)
 
-    def _shapes(self, model: nn.Module, settings: ImageSettings) -> list[tuple[int, int]]:
+    def _shapes(self, model: nn.Module, settings: ImageSettings) -> list[Shape]:
         """(height, width) of every point, ascending; that of training among them where it has the asked aspect."""
         height, width = model.config.train_size
-        aspect = settings.aspect or _lowest_terms(width, height)
-        step = (1 if model.config.pad else model.config.patch_size) * min(aspect)  # of the shorter side
+        aspect, step = _aspect(model, settings), _step(model, settings)
         if settings.sizes is None:
             sizes = {max(1, round(factor * min(height, width) / step)) * step for factor in FACTORS}
             if settings.mode == "native":
-                largest = held_out(settings.source).smallest_side(aspect, settings.fit)
-                sizes = {size for size in sizes if size <= largest}
+                images, shape = held_out(settings.source), _shape(step, aspect)
+                most = images.largest(shape, settings.fitting, share=ENOUGH, count=PROBED)
+                least, sizes = min(sizes), {size for size in sizes if size <= most}
         else:
             _check_sizes(settings.sizes, step, model.config.patch_size, aspect)
             sizes = set(settings.sizes)
         if aspect == _lowest_terms(width, height):
             sizes.add(min(height, width))
+        if not sizes:
+            raise _no_detail([_shape(least, aspect)], images, settings.fitting, step, PROBED, share=ENOUGH)
         return [_shape(size, aspect) for size in sorted(sizes)]
+
+
+def _aspect(model: nn.Module, settings: ImageSettings) -> tuple[int, int]:
+    height, width = model.config.train_size
+    return settings.aspect or _lowest_terms(width, height)
+
+
+def _step(model: nn.Module, settings: ImageSettings) -> int:
+    """What the shorter side is a multiple of, for both sides to be whole patches at the aspect."""
+    return (1 if model.config.pad else model.config.patch_size) * min(_aspect(model, settings))
 
 
 def _lowest_terms(width: int, height: int) -> tuple[int, int]:
@@ -196,7 +250,7 @@ def _lowest_terms(width: int, height: int) -> tuple[int, int]:
     return width // common, height // common
 
 
-def _shape(size: int, aspect: tuple[int, int]) -> tuple[int, int]:
+def _shape(size: int, aspect: tuple[int, int]) -> Shape:
     """(height, width) with ``size`` pixels on the shorter side."""
     longer = size * max(aspect) // min(aspect)
     return (size, longer) if aspect[0] >= aspect[1] else (longer, size)
@@ -213,21 +267,24 @@ def _check_sizes(sizes: tuple[int, ...], step: int, patch: int, aspect: tuple[in
             )
 
 
-def _check_detail(shape: tuple[int, int], images: HeldOutImages, fit: str) -> None:
-    """ValueError for a size that stored images do not have."""
-    height, width = shape
-    least = images.smallest_side(_lowest_terms(width, height), fit)
-    if min(shape) > least:
-        raise ValueError(
-            f"size {min(shape)} has more pixels than held-out images of {images.source!r}, of which one gives {least} on "
-            "the shorter side at this aspect: choose sizes up to that, or --mode upsampled"
-        )
+def _no_detail(
+    shapes: list[Shape], images: HeldOutImages, fit: str, step: int, count: int, share: float = 0
+) -> ValueError:
+    """What to raise for sizes that no stored image has; it names the largest that can be had."""
+    largest = {shape: images.largest(shape, fit, share=share, count=count) for shape in shapes}
+    shape = max(shapes, key=lambda shape: min(shape) / largest[shape])
+    most = largest[shape] // step * step
+    can = f"the largest size that can be had at this aspect is {most}" if most else "no size can be had at this aspect"
+    return ValueError(
+        f"size {min(shape)} has more pixels than held-out images of {images.source!r} have: {can}. "
+        "Choose sizes up to that, or --mode resized"
+    )
 
 
 def _check_classes(model: nn.Module, images: HeldOutImages) -> None:
-    """ValueError where the source's list of classes is not as long as the model's."""
-    classes = model.config.num_classes
-    if images.classes and len(images.classes) != classes:
+    """ValueError where the source's list of classes is not that of the model, as far as its length tells."""
+    found, classes = len(images.classes or ()), model.config.num_classes
+    if found > classes or (0 < found < classes and not images.of_run):  # a run may have classes to spare
         raise ValueError(
             f"source {images.source!r} has {len(images.classes)} classes and the model {classes}; "
             "name the data it was trained on with --source"
@@ -239,43 +296,38 @@ def _tokens(model: nn.Module, height: int, width: int) -> int:
     return model.num_prefix_tokens + -(-height // patch) * -(-width // patch)
 
 
-def _load(
-    model: nn.Module, settings: ImageSettings, places: range, height: int, width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Images (N, 3, height, width), labels (N,) and places (N,) of those at ``places`` of the order that can be decoded."""
-    images, config = held_out(settings.source), model.config
-    options = {"mode": settings.mode, "fit": settings.fit, "mean": config.mean, "std": config.std}
-    found = []
-    for place in places:
+def _loaded(
+    model: nn.Module, settings: ImageSettings, places: list[int], shape: Shape, batch: int, skipped: Counter[str]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Images (B, 3, height, width) on the model's device, labels (B,) and places (B,), a batch of images at a time; those that
+    cannot be decoded are counted by reason in ``skipped``."""
+    images, like = held_out(settings.source), next(model.parameters())
+    found: list[tuple[Tensor, int, int]] = []
+    for n, place in enumerate(places):
         try:
             image, label = images[place]
-        except BadImage:
-            continue
-        if not 0 <= label < config.num_classes:
-            raise ValueError(
-                f"{images.source!r} has an image of class {label}; the model has {config.num_classes} classes"
-            )
-        pixels = preprocess(image, height, width, train_size=min(config.train_size), **options)
-        found.append((pixels, label, place))
-    if not found:
-        empty = torch.zeros(0, dtype=torch.int64)
-        return torch.zeros(0, 3, height, width), empty, empty
-    pixels, labels, kept = zip(*found, strict=True)
-    return torch.stack(pixels), torch.tensor(labels), torch.tensor(kept)
+            if not 0 <= label < model.config.num_classes:
+                raise ValueError(
+                    f"{images.source!r} has an image of class {label}; the model has {model.config.num_classes} classes"
+                )
+            found.append((_pixels(image, shape, model.config, settings), label, place))
+        except BadImage as error:
+            skipped[error.reason] += 1
+        if found and (len(found) == batch or n + 1 == len(places)):
+            pixels, labels, kept = zip(*found, strict=True)
+            found.clear()
+            yield torch.stack(pixels).to(like), torch.tensor(labels), torch.tensor(kept)
 
 
-@torch.inference_mode()
-def _logits(model: nn.Module, images: Tensor, batch: int, meter: Meter | None = None, scale: float = 1.0) -> Tensor:
-    """(N, classes) float32 on the CPU. ``scale`` multiplies all attention logits."""
-    like = next(model.parameters())
-    options = {} if scale == 1.0 else {"logit_scale": scale}
-    parts = [torch.zeros(0, model.config.num_classes)]
-    for part in batches(len(images), batch):
-        pixels = images[part].to(like)
-        with meter or contextlib.nullcontext():
-            logits = model(pixels, **options)
-        parts.append(logits.float().cpu())
-    return torch.cat(parts)
+def _pixels(image: Image.Image, shape: Shape, config: Any, settings: ImageSettings) -> Tensor:
+    fit, mode, reduced = settings.fitting, settings.mode, min(config.train_size)
+    if mode == "resized":  # reduced to what it is, then resized, up or down
+        mode, reduced = "upsampled", min(fitted(image.size, shape, fit))
+    return preprocess(image, *shape, mode=mode, train_size=reduced, fit=fit, mean=config.mean, std=config.std)
+
+
+def _ranks(model: nn.Module) -> tuple[int, ...]:
+    return (1, 5) if model.config.num_classes > 5 else (1,)
 
 
 def _right(logits: Tensor, labels: Tensor, k: int) -> Tensor:
@@ -284,13 +336,15 @@ def _right(logits: Tensor, labels: Tensor, k: int) -> Tensor:
     return (top == labels[:, None]).any(1) & logits.isfinite().all(1)
 
 
-def _by_scale(model: nn.Module, images: Tensor, labels: Tensor, places: Tensor, batch: int, plain: Tensor) -> CellValue:
-    """How many are right at each of ``SCALES``, images at even and odd places apart: what tuning chooses from."""
-    logits = [plain if scale == 1.0 else _logits(model, images, batch, scale=scale) for scale in SCALES]
-    halves = [places % 2 == half for half in (0, 1)]
-    return {
-        f"half_top{k}": [[int(_right(at, labels, k)[half].sum()) for at in logits] for half in halves] for k in (1, 5)
-    }
+def _by_scale(model: nn.Module, images: Tensor, labels: Tensor, places: Tensor, plain: Tensor) -> dict[str, np.ndarray]:
+    """(2, scales): how many are right at each of ``SCALES``, images at even and odd places apart. Tuning chooses from it."""
+    counts = {f"half_top{k}": np.zeros((2, len(SCALES)), int) for k in _ranks(model)}
+    for n, scale in enumerate(SCALES):
+        logits = plain if scale == 1.0 else model(images, logit_scale=scale).float().cpu()
+        for k in _ranks(model):
+            right = _right(logits, labels, k)
+            counts[f"half_top{k}"][:, n] = [int(right[places % 2 == half].sum()) for half in (0, 1)]
+    return counts
 
 
 def _row(cells: list[CellValue]) -> dict[str, Any]:
@@ -298,13 +352,15 @@ def _row(cells: list[CellValue]) -> dict[str, Any]:
     count = sum(cell["images"] for cell in cells)
     if not count:
         raise ValueError("none of the held-out images could be decoded")
-    top1, top5, nll = (sum(cell[name] for cell in cells) / count for name in ("top1", "top5", "nll_sum"))
+    skipped = sum((Counter(cell["skipped"]) for cell in cells), Counter())
+    top1, nll = (sum(cell[name] for cell in cells) / count for name in ("top1", "nll_sum"))
     row = {name: cells[0][name] for name in ("size", "height", "width")} | {
         "images": count,
-        "skipped": sum(cell["skipped"] for cell in cells),
+        "skipped": skipped.total(),
+        "skipped_because": ", ".join(f"{number} {reason}" for reason, number in skipped.most_common()),
         "top1": top1,
         "top1_standard_error": math.sqrt(top1 * (1 - top1) / count),
-        "top5": top5,
+        **({"top5": sum(cell["top5"] for cell in cells) / count} if "top5" in cells[0] else {}),
         "nll": nll,
         "ratio": math.nan,
     }
@@ -319,12 +375,11 @@ def _row(cells: list[CellValue]) -> dict[str, Any]:
 
 def _tuned(cells: list[CellValue], count: int) -> dict[str, float]:
     """Each half scored at the factor that is best for the other; among equals, the one nearest 1."""
-    top1, top5 = (np.sum([cell[name] for cell in cells], axis=0) for name in ("half_top1", "half_top5"))
+    top = {k: np.sum([cell[f"half_top{k}"] for cell in cells], axis=0) for k in (1, 5) if f"half_top{k}" in cells[0]}
     order = sorted(range(len(SCALES)), key=lambda k: abs(math.log(SCALES[k])))
-    chosen = [max(order, key=lambda k, half=half: top1[1 - half][k]) for half in (0, 1)]
+    chosen = [max(order, key=lambda k, half=half: top[1][1 - half][k]) for half in (0, 1)]
     return {
-        "tuned_top1": sum(int(top1[half][k]) for half, k in enumerate(chosen)) / count,
-        "tuned_top5": sum(int(top5[half][k]) for half, k in enumerate(chosen)) / count,
+        **{f"tuned_top{k}": sum(int(right[h][at]) for h, at in enumerate(chosen)) / count for k, right in top.items()},
         "tuned_ratio": math.nan,
         "tuned_scale": sum(SCALES[k] for k in chosen) / 2,
     }

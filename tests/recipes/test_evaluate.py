@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,14 +14,19 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
+from modalities.evaluation import ModelResult, mean_of_seeds
 from modalities.text.evals import EVALUATORS
 from modalities.text.model import CausalLM, TextConfig
 from modalities.vision import VisionConfig, VisionTransformer
+from modalities.vision.data import VisionDataConfig, held_out_images
 from modalities.vision.evals import Resolution
+from modalities.vision.transforms import preprocess
 from recipes import evaluate as command
+from recipes import find_recipe
 from recipes.targets import (
     RequestError,
     Target,
+    find_targets,
     override,
     parse_aspect,
     parse_lengths,
@@ -27,6 +34,7 @@ from recipes.targets import (
     parse_sizes,
     seed_groups,
 )
+from zoo import create_model
 
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=96)
 
@@ -171,14 +179,72 @@ def pictures(tmp_path_factory):
     return f"folder:{folder}"
 
 
-def vision_run(folder, source, seed=0, **config):
+def vision_run(folder, source, seed=0, *, data=None, train=None, **config):
     torch.manual_seed(seed)
     small = dict(img_size=16, patch_size=8, num_classes=2, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
     options = {"position": "ggd2d"} | config
-    VisionTransformer(VisionConfig(**small, **options)).save_pretrained(folder / "model")
-    recipe = {"name": f"vision.{options['position']}_test", "modality": "vision", "data": {"source": source}}
+    VisionTransformer(VisionConfig(**(small | options))).save_pretrained(folder / "model")
+    recipe = {"name": f"vision.{options['position']}_test", "modality": "vision"}
+    recipe["data"] = {"source": source, "num_classes": 2, "seed": seed} | (data or {})
+    recipe["train"] = {"steps": 9, "seed": seed} | (train or {})
     (folder / "recipe.json").write_text(json.dumps(recipe))
     return str(folder)
+
+
+def labelled_folder(root, *classes, count=6, size=40):
+    rng = np.random.default_rng(len(classes))
+    for label in classes:
+        (root / label).mkdir(parents=True)
+        for n in range(count):
+            Image.fromarray(rng.integers(0, 255, (size, size, 3), dtype=np.uint8)).save(root / label / f"{n}.png")
+    return f"folder:{root}"
+
+
+def test_a_run_is_measured_on_what_its_training_held_out(tmp_path):
+    """All of another folder, under the classes of the one trained on; not the tenth that the other would hold out."""
+    train = labelled_folder(tmp_path / "train_images", "ant", "bee", "cat")
+    other = labelled_folder(tmp_path / "other_images", "bee", "cat")
+    data = {"heldout_source": other, "num_classes": 3}
+    runs = [vision_run(tmp_path / name, train, n, data=data, num_classes=3) for n, name in enumerate("ab")]
+    out = tmp_path / "out"
+    done = invoke(*runs, "resolution", "--sizes", "16", "--out", out)
+    assert done.exit_code == 0, done.output
+    models = json.loads((out / "resolution.json").read_text())["models"]
+    assert {model["source"] for model in models} == {f"all of {other}, classes of {train}"}
+    config = find_targets(runs[:1], {}, "cpu", "float32")[0].data
+    held_out = held_out_images(VisionDataConfig().with_options(**config))
+    labels = [held_out[n][1] for n in range(len(held_out))]
+    assert sorted(labels) == [1] * 6 + [2] * 6
+    model = VisionTransformer.from_pretrained(tmp_path / "a" / "model").eval()
+    with torch.no_grad():
+        right = sum(
+            int(model(preprocess(held_out[n][0], 16, 16, train_size=16)[None]).argmax()) == label
+            for n, label in enumerate(labels)
+        )
+    row = models[0]["rows"][0]
+    assert (row["images"], row["top1"]) == (12, pytest.approx(right / 12))
+
+
+def test_a_run_on_shards_that_hold_nothing_out_asks_for_a_source(tmp_path, pictures):
+    run = vision_run(tmp_path / "run", "wds:shards-{000..009}.tar")
+    done = invoke(run, "resolution", "--out", tmp_path / "out")
+    assert done.exit_code == 2 and "name the held-out images with --source" in done.stderr
+    assert invoke(run, "resolution", "--source", pictures, "--dry-run").exit_code == 0
+
+
+def test_images_left_out_are_in_the_table_and_the_files(tmp_path):
+    source = labelled_folder(tmp_path / "images" / "val", "cat", "dog")
+    labelled_folder(tmp_path / "images" / "train", "cat", "dog", count=1)
+    Image.new("RGB", (24, 24)).save(tmp_path / "images" / "val" / "cat" / "0.png")
+    run, out = vision_run(tmp_path / "run", source.removesuffix("/val")), tmp_path / "out"
+    done = invoke(run, "resolution", "--sizes", "16,32", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert [line.split()[-3:] for line in done.output.splitlines() if "skipped" in line] == [["skipped", "1", "1"]]
+    with open(out / "resolution.csv") as file:
+        assert {(row["skipped"], row["skipped_because"]) for row in csv.DictReader(file)} == {("1", "1 too small")}
+    assert json.loads((out / "resolution.json").read_text())["models"][0]["rows"][0]["skipped"] == 1
+    done = invoke(run, "resolution", "--sizes", "16,32", "--mode", "resized", "--out", out)
+    assert done.exit_code == 0 and "skipped" not in done.output
 
 
 def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
@@ -201,7 +267,7 @@ def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
     assert [row["size"] for row in table] == ["16", "24", "40"] * 3 and {row["images"] for row in table} == {"18"}
     assert not [name for name in table[0] if "tuned" in name]
     assert (out / "resolution.png").read_bytes().startswith(b"\x89PNG")
-    assert done.output.count("±") > 9  # the table's, at three sizes
+    assert done.output.count("±") > 6  # the table's, at three sizes
 
     monkeypatch.setattr(Resolution, "measure", None)  # all is there: nothing is measured again
     alone = invoke(*request, "--no-group-seeds")
@@ -245,7 +311,8 @@ def test_a_stopped_run_over_images_goes_on(tmp_path, pictures, monkeypatch):
         (["--seed", "1"], "--seed does not apply to vision models"),
         (["--sizes", "16,20"], "size 20 does not divide into patches of 8; nearest valid: 16 and 24"),
         (["--sizes", "big"], "'big' is no number of pixels"),
-        (["--sizes", "48"], "has more pixels than held-out images"),
+        (["--sizes", "48"], "has more pixels than held-out images of"),
+        (["--sizes", "48"], "the largest size that can be had at this aspect is 40"),
         (["--aspect", "2"], "expected width:height"),
         (["--mode", "upsample"], "did you mean 'upsampled'"),
         (["--source", "folder:/nowhere"], "no folder /nowhere"),
@@ -282,18 +349,58 @@ def test_override_keeps_the_weights_of_a_vision_model():
         override(model, {"dim": 32})
 
 
-def test_groups_of_seeds():
-    def targets(*named):
-        return [Target(label, "vision", nn.Identity(), True, family, tag) for label, family, tag in named]
+def test_seeds_are_equal_in_everything_else(tmp_path, pictures):
+    def grouped(*runs, asked=None):
+        return seed_groups(find_targets([str(run) for run in runs], {}, "cpu", "float32"), asked)
 
-    weights = targets(
-        ("goat.glyphs", "vision.goat", ""), ("goat (run-s1)", "vision.goat", "-s1"), ("alibi.x", "vision.alibi", "")
-    )
-    assert seed_groups(weights, None) == {"goat.glyphs": "goat.glyphs", "goat (run-s1)": "goat.glyphs"}
-    assert seed_groups(weights, False) == {}
-    twice = targets(("goat (a)", "vision.goat", ""), ("goat (b)", "vision.goat", ""))
-    assert seed_groups(twice, None) == {}
-    assert seed_groups(twice, True) == {"goat (a)": "goat (a)", "goat (b)": "goat (a)"}
+    first = vision_run(tmp_path / "goat", pictures)
+    second = vision_run(tmp_path / "any-name", pictures, 1)
+    label = "vision.ggd2d_test (goat)"
+    assert grouped(first, second) == {label: label, "vision.ggd2d_test (any-name)": label}
+    assert grouped(first, second, asked=False) == {}
+    for n, options in enumerate(({"train": {"steps": 10}}, {"data": {"augment": "none"}}, {"dim": 32})):
+        other = vision_run(tmp_path / f"goat-s{n + 2}", pictures, n + 2, **options)
+        assert grouped(first, other) == {}
+    again = vision_run(tmp_path / "again", pictures)  # the same seed
+    assert grouped(first, again) == {} and set(grouped(first, again, asked=True).values()) == {label}
+
+
+def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
+    """What `tools/train_zoo.py measure` asks for: the published first seed, and run folders of the others."""
+    name = "text_ggd_ssmax_tiny"
+
+    def run(folder, seed, **changes):
+        create_model(name).save_pretrained(tmp_path / folder / "model")
+        recipe = dataclasses.asdict(find_recipe("text.ggd_ssmax_tiny"))
+        recipe["train"] |= {"seed": seed} | changes
+        recipe["data"]["seed"] = seed
+        (tmp_path / folder / "recipe.json").write_text(json.dumps(recipe))
+        return str(tmp_path / folder)
+
+    def grouped(*names):
+        return seed_groups(find_targets(list(names), {}, "cpu", "float32"), None)
+
+    weights, runs = f"{name}.passkey", [run("ggd_ssmax-s1", 1), run("ggd_ssmax-s2", 2)]
+    labels = [weights, "text.ggd_ssmax_tiny (ggd_ssmax-s1)", "text.ggd_ssmax_tiny (ggd_ssmax-s2)"]
+    assert grouped(weights, "text_rope_ssmax_tiny.passkey", *runs) == dict.fromkeys(labels, weights)
+    longer = run("longer-s3", 3, steps=801)
+    assert grouped(weights, longer) == {}
+    assert grouped(weights, run("other-rate", 4, batch=8), *runs) == dict.fromkeys(labels[1:], labels[1])
+    assert grouped(weights, run("the-same", 0)) == {}  # the weights' own run: no second seed
+
+
+def test_weights_of_further_seeds_are_one_group_by_name():
+    def target(label, seed):
+        family = re.sub(r"-s\d+$", "", label)
+        return Target(label, "vision", nn.Identity(), True, family, "set-up", (seed, seed), True)
+
+    both = [target("goat.glyphs", 0), target("goat.glyphs-s1", 1), target("alibi.glyphs", 0)]
+    assert seed_groups(both, None) == dict.fromkeys(["goat.glyphs", "goat.glyphs-s1"], "goat.glyphs")
+
+
+def test_models_of_one_label_are_not_averaged():
+    results = [ModelResult("run (a)", 16, [{"size": 16, "top1": top1}], {}) for top1 in (0.2, 0.4)]
+    assert [result.rows[0]["top1"] for result in mean_of_seeds(results, "size")] == [0.2, 0.4]
 
 
 def test_parsing_of_sizes_and_aspects():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -19,7 +21,7 @@ from modalities.vision import evals as module
 from modalities.vision import held_out as held_out_module
 from modalities.vision.evals import SCALES, ImageSettings, Resolution
 from modalities.vision.images import BadImage
-from modalities.vision.transforms import preprocess
+from modalities.vision.transforms import eval_transform, preprocess
 from recipes.report import print_results, write_results
 
 CLASSES = 8
@@ -31,6 +33,7 @@ class Greys:
     def __init__(self, count=40, size=(64, 64), broken=()):
         self.count, self.size, self.broken = count, size, broken
         self.classes, self.fingerprint = [str(n) for n in range(CLASSES)], "greys"
+        self.images = self  # what `HeldOut` reads stored images from
 
     def __len__(self):
         return self.count
@@ -39,7 +42,11 @@ class Greys:
         if index in self.broken:
             raise BadImage("truncated")
         label = index % CLASSES
-        return Image.new("RGB", self.size, (int((label + 0.5) / CLASSES * 255),) * 3), label
+        size = self.size[index] if isinstance(self.size, list) else self.size
+        return Image.new("RGB", size, (int((label + 0.5) / CLASSES * 255),) * 3), label
+
+    def read(self, index):
+        return self[index]
 
 
 @pytest.fixture
@@ -157,9 +164,12 @@ def test_images_that_cannot_be_decoded_are_left_out_and_counted(images):
     images(broken=(0, 3, 39))
     row = rows(Reader(), sizes=(16,))[16]
     assert (row["images"], row["skipped"], row["top1"]) == (37, 3, 1.0)
+    assert row["skipped_because"] == "3 truncated"
     images(broken=range(40))
-    with pytest.raises(ValueError, match="none of its first held-out images can be decoded"):
+    with pytest.raises(ValueError, match="none of the held-out images could be decoded"):
         rows(Reader(), sizes=(16,))
+    with pytest.raises(ValueError, match="none of its first held-out images can be decoded"):
+        rows(Reader())
 
 
 def test_batches_hold_the_asked_number_of_tokens(images):
@@ -168,6 +178,43 @@ def test_batches_hold_the_asked_number_of_tokens(images):
     rows(model, sizes=(16, 32), batch_tokens=64)
     assert {shape[0] for shape in model.batches if shape[-1] == 16} == {16, 8}  # 40 images of 4 tokens
     assert {shape[0] for shape in model.batches if shape[-1] == 32} == {4}
+
+
+def test_no_more_images_than_a_batch_are_made_ready(images, monkeypatch):
+    images()
+    ready = []
+    monkeypatch.setattr(module, "preprocess", lambda *a, **k: ready.append(1) or preprocess(*a, **k))
+    model, most = Reader(), []
+    answer = model.answer
+    model.answer = lambda true, pixels, scale: most.append(len(ready)) or ready.clear() or answer(true, pixels, scale)
+    row = rows(model, sizes=(16,), batch_tokens=16)[16]
+    assert (max(most), row["images"], row["top1"]) == (4, 40, 1.0)
+
+
+def test_the_first_pass_at_a_size_is_not_timed(images):
+    images(count=300)
+    model, timed = Reader(), []
+
+    class Clock(Meter):
+        def __enter__(self):
+            timed.append(len(model.batches))
+            return super().__enter__()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "Meter", Clock)
+        rows(model, sizes=(16, 32))
+    assert [shape[-1] for shape in model.batches] == [16] * 4 + [32] * 4  # three cells each, and one pass before them
+    assert timed == [1, 2, 3, 5, 6, 7]
+
+
+def test_five_classes_have_no_top_five(images):
+    images(count=5)
+    held_out_module.held_out("greys").classes = None  # of which only five occur
+    model = Reader(num_classes=5)
+    model.forward = lambda pixels, logit_scale=1.0: torch.eye(5)[torch.zeros(len(pixels), dtype=torch.long)]
+    cells = dict(Resolution().run(model, ImageSettings(source="greys", sizes=(16,), tune_temperature=True)))
+    row = Resolution().rows(cells)[0]
+    assert "top1" in row and "tuned_top1" in row and not [name for name in row if "top5" in name]
 
 
 # -------------------------------------------------------------------------------------------------------- sizes
@@ -182,6 +229,8 @@ def test_default_sizes_stop_where_the_images_do(images):
     images(size=(100, 40))
     assert points(fit="crop") == (16, 24, 32)
     assert points(mode="upsampled") == (16, 24, 32, 48, 64)
+    assert points() == points(mode="native", fit="crop")  # as in training, where no aspect is asked for
+    assert points(mode="resized") == (16, 24, 32, 48, 64)
     assert points(aspect=(2, 1)) == (16, 24, 32, 48)  # extended to 100 × 50
     assert points(aspect=(3, 2)) == (16, 32, 48, 64)  # both sides whole patches; extended to 100 × 67
 
@@ -192,7 +241,9 @@ def test_default_sizes_stop_where_the_images_do(images):
         ({"sizes": (16, 20)}, "size 20 does not divide into patches of 8; nearest valid: 16 and 24"),
         ({"sizes": (4,)}, "nearest valid: 8$"),
         ({"sizes": (24,), "aspect": (3, 2)}, "size 24 at aspect 3:2 .* nearest valid: 16 and 32"),
-        ({"sizes": (16, 72)}, "size 72 has more pixels than held-out images of 'greys', of which one gives 64"),
+        ({"sizes": (16, 72)}, "size 72 has more pixels than held-out images of 'greys' have: the largest .* is 64"),
+        ({"sizes": (16, 40), "aspect": (1, 2), "fit": "crop"}, "size 40 .* the largest .* at this aspect is 32"),
+        ({"aspect": (9, 1), "fit": "crop"}, "size 16 has more pixels .* no size can be had"),
         ({"sizes": (16,), "tune_temperature": True, "samples": 1}, "at least 2 images"),
     ],
 )
@@ -200,6 +251,55 @@ def test_what_cannot_be_measured_is_known_before(images, settings, message):
     images()
     with pytest.raises(ValueError, match=message):
         Resolution().cells(Reader(), ImageSettings(source="greys", **settings))
+
+
+def test_images_too_small_for_one_size_are_left_out_of_all(images):
+    """Sizes are compared on the same images, and none of them is enlarged."""
+    sizes = [(64, 64)] * 40
+    sizes[3] = sizes[7] = (64, 20)  # by its shorter side large enough for 16 pixels, not for 32
+    images(size=sizes)
+    measured = rows(Reader(), sizes=(16, 32))
+    assert {(row["images"], row["skipped"], row["skipped_because"]) for row in measured.values()} == {
+        (38, 2, "2 too small")
+    }
+    assert rows(Reader(), sizes=(16,))[16]["images"] == 40
+    resized = rows(Reader(), sizes=(16, 32), mode="resized")
+    assert {(row["images"], row["skipped"], row["top1"]) for row in resized.values()} == {(40, 0, 1.0)}
+    names = [[cell.name for cell in Resolution().cells(Reader(), ImageSettings(source="greys", sizes=sizes))]
+             for sizes in ((16,), (16, 32), (16, 64))]  # fmt: skip
+    assert names[0] == ["16x16/images=0-40"]  # a cell that depends on the other sizes is called by them
+    assert names[1][0] == "16x16/images=0-40/of 16x16+32x32" and names[2][0] == "16x16/images=0-40/of 16x16+64x64"
+
+
+def test_default_sizes_let_one_image_in_ten_go(images):
+    images(size=[(64, 64)] * 37 + [(17, 17)] * 3)
+    assert Resolution().points(Reader(), ImageSettings(source="greys")) == (16, 24, 32, 48, 64)
+    images(size=[(64, 64)] * 30 + [(17, 17)] * 10)
+    assert Resolution().points(Reader(), ImageSettings(source="greys")) == (16,)
+
+
+def test_a_header_tells_the_size_of_the_upright_image():
+    def size(image, **options):
+        image.save(stored := io.BytesIO(), **options)
+        return held_out_module._upright_size(stored.getvalue())
+
+    lying, turned = Image.new("RGB", (30, 20)), Image.Exif()
+    turned[0x0112] = 6
+    assert size(lying, format="PNG") == size(lying, format="JPEG") == (30, 20)
+    assert size(lying, format="JPEG", exif=turned) == (20, 30)
+    with pytest.raises(BadImage):
+        held_out_module._upright_size(b"no image")
+
+
+def test_resized_images_are_those_of_training(images):
+    """Cut out of the centre and resized, up or down: what `eval_transform` does, but for the order of the two."""
+    images()
+    ramp = Image.fromarray(np.linspace(0, 255, 40 * 24).reshape(24, 40).astype(np.uint8)).convert("RGB")
+    for size in (16, 48):
+        settings = ImageSettings(source="greys", mode="resized")
+        pixels = module._pixels(ramp, (size, size), Config(), settings)
+        expected = eval_transform(size, (0, 0, 0), (1, 1, 1))(ramp)
+        assert pixels.shape == expected.shape and float((pixels - expected).abs().mean()) < 0.01
 
 
 def test_upsampled_images_may_be_larger_than_stored_ones(images):
@@ -290,8 +390,10 @@ def test_no_image_is_scored_at_a_scale_it_helped_to_choose(images):
 
 
 def result(label, top1, group="", **more):
-    table = [{"size": size, "top1": value, "ratio": value / top1[0] if top1[0] else math.nan, "device": "cpu"} | more for size, value in
-             zip((96, 192), top1, strict=True)]  # fmt: skip
+    table = [
+        {"size": size, "top1": value, "ratio": value / top1[0] if top1[0] else math.nan, "device": "cpu"} | more
+        for size, value in zip((96, 192), top1, strict=True)
+    ]
     return ModelResult(label, 96, table, {}, method=label.split(".")[0], group=group)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from modalities.cost import Meter, device_name
 from modalities.evaluation import Cell, CellValue, Evaluator, ModelResult, Settings, batches
 from modalities.vision.data import VisionDataConfig
-from modalities.vision.held_out import PROBED, HeldOutImages, Shape, fitted, held_out, held_out_by
+from modalities.vision.held_out import PROBED, HeldOutImages, Shape, fitted, held_out, held_out_by, source_name
 from modalities.vision.images import BadImage
 from modalities.vision.transforms import preprocess
 from zoo.naming import did_you_mean
@@ -113,7 +113,7 @@ class Resolution(Evaluator):
         return held_out_by(data)
 
     def source_name(self, settings: ImageSettings) -> str:
-        return held_out(settings.source).source
+        return source_name(settings.source)
 
     def trained_at(self, model: nn.Module) -> int:
         return min(model.config.train_size)
@@ -146,13 +146,11 @@ class Resolution(Evaluator):
         for role, (height, width) in named:
             for part in batches(count, CHUNK):
                 places = range(part.start, part.stop)
-                without = small.intersection(
-                    places
-                )  # the cell's numbers depend on the other sizes here, and so its name
-                name = f"{role}{height}x{width}/images={part.start}-{part.stop}" + (f"/of {needed}" if without else "")
-                cells.append(
-                    Cell(name, cost=len(places), data={"shape": (height, width), "places": places, "small": without})
-                )
+                without = small.intersection(places)
+                name = f"{role}{height}x{width}/images={part.start}-{part.stop}"
+                name += f"/of {needed}" if without else ""  # here the numbers depend on the other sizes
+                data = {"shape": (height, width), "places": places, "small": without}
+                cells.append(Cell(name, cost=len(places), data=data))
         return cells
 
     @torch.inference_mode()
@@ -283,8 +281,8 @@ def _no_detail(
 
 def _check_classes(model: nn.Module, images: HeldOutImages) -> None:
     """ValueError where the source's list of classes is not that of the model, as far as its length tells."""
-    found, classes = len(images.classes or ()), model.config.num_classes
-    if found > classes or (0 < found < classes and not images.of_run):  # a run may have classes to spare
+    classes = model.config.num_classes
+    if images.classes and len(images.classes) != classes:
         raise ValueError(
             f"source {images.source!r} has {len(images.classes)} classes and the model {classes}; "
             "name the data it was trained on with --source"

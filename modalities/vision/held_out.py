@@ -32,12 +32,11 @@ class HeldOutImages:
     """Images in one random order that is always the same, whatever order they are stored in: `[place]` is (RGB, label).
 
     The first that fit into KEPT_BYTES stay decoded: every size and every model asks for the same ones again. `source` is
-    what files call them, `of_run` whether they are what a run's own configuration holds out.
+    what files call them.
     """
 
     def __init__(self, source: str | VisionDataConfig) -> None:
-        self.of_run = not isinstance(source, str)
-        self.source = source if isinstance(source, str) else _described(source)
+        self.source = source_name(source)
         self.images = held_out_images(source)
         self.classes, self.fingerprint = self.images.classes, self.images.fingerprint
         self.order = np.random.default_rng(0).permutation(len(self.images))
@@ -127,12 +126,14 @@ def held_out_by(data: Mapping[str, Any]) -> VisionDataConfig:
     return replace(config, **{name: defaults[name] for name in _TRAINING_ALONE})
 
 
-def _described(config: VisionDataConfig) -> str:
-    """ "glyphs", or "all of folder:photos, classes of folder:train"."""
-    if config.heldout_source is None:
-        return config.source
-    folders = config.source.startswith("folder:") and config.heldout_source.startswith("folder:")
-    return f"all of {config.heldout_source}" + (f", classes of {config.source}" if folders else "")
+def source_name(source: str | VisionDataConfig | None) -> str:
+    """What files call held-out images: "glyphs", or "all of folder:photos, classes of folder:train"."""
+    if not isinstance(source, VisionDataConfig):
+        return source or DEFAULT_SOURCE
+    if source.heldout_source is None:
+        return source.source
+    folders = source.source.startswith("folder:") and source.heldout_source.startswith("folder:")
+    return f"all of {source.heldout_source}" + (f", classes of {source.source}" if folders else "")
 
 
 @lru_cache(maxsize=2)

@@ -6,7 +6,7 @@
     hf.py          Hugging Face datasets
 
 A batch is {"images": float32 (B, 3, S, S), normalised, "targets": int64 (B,)}; in training with mixup, cutmix or label
-smoothing the targets are float32 (B, num_classes).
+smoothing the targets are float32 (B, num_classes). In held-out passes the target of a place that does not count is −1.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def build_loader(
 
     "train" is endless, shuffled and augmented. Shards ("glyphs", "photos", "wds:…") are read in order by ShardLoader,
     everything else by number by ImageLoader. "heldout" is one pass without augmentation in a mixed order, the same for
-    every seed, with equally many batches on every rank: the last ones wrap round to the pass's beginning. Remote
-    held-out shards are first copied into the data folder's `cache`.
+    every seed, with equally many batches on every rank: the last ones wrap round to the pass's beginning, with targets
+    −1, as in the places of skipped images. Remote held-out shards are first copied into the data folder's `cache`.
 
     Errors: ValueError for a split, rank or micro_batch that cannot be, where the source's list of classes is not as long
     as num_classes, and where training and held-out images have lists that differ; those of the sources.

@@ -4,6 +4,9 @@ Both are endless in training, resumable to the byte, and skip bad images in the 
 taken by the next good one of the order, so that where a batch begins never depends on what was skipped. An epoch is not
 cut to whole batches: its last samples share a batch with the next one's first. So all ranks can go on equally
 long, and every sample is had exactly once per epoch.
+
+What happens to an image follows from the seed and its place in the order, wherever it is read; but mixup's and CutMix's λ
+and the images that are paired follow from the batch that it is in.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ __all__ = ["ImageLoader", "ShardLine", "ShardLoader", "load_image"]
 # First word of every random key after the seed, so that no two uses share a stream; transforms.py has its own.
 _ORDER, _SHARDS, _BLOCK = 0, 1, 2
 Event = tuple[str, str, str]  # "skipped" or "converted", reason, name
+_Block = list[tuple[int, dict[str, Any]]]  # (number, sample)
 
 
 def _decode(payload: bytes | Image.Image, name: str, events: list[Event]) -> Image.Image:
@@ -78,7 +82,9 @@ class _ImageBatches(Dataset):
         for step in range(len(order)):
             index = int(order[(position + step) % len(order)])
             try:
-                return load_image(self.images, index, self.num_classes, events)
+                image, label = load_image(self.images, index, self.num_classes, events)
+                again = not self.train and (epoch or step)  # filled up, or in a skipped one's place
+                return image, -1 if again else label
             except BadImage as error:
                 events.append(("skipped", error.reason, self.images.name(index)))
         raise ValueError(f"source {self.images.spec!r}: all {len(order)} images were skipped: {_reasons(events)}")
@@ -95,8 +101,6 @@ def _reasons(events: Sequence[Event]) -> str:
 
 class _Loader:
     """What both loaders share: checked ranks, the report, and the state's form."""
-
-    kind = ""
 
     def __init__(self, config: VisionDataConfig, micro_batch: int, rank: int, world: int) -> None:
         if micro_batch < 1:
@@ -123,11 +127,12 @@ class ImageLoader(_Loader):
     Epoch e serves all N images in an order drawn from (seed, e). Micro-batch k of rank r holds samples
     start + (k·B + b)·world + r, b < B, of that endless line: any step's global batch is one run of consecutive
     samples, whatever the world size, the micro-batch and the number of workers; those may change between saving and
-    resuming. The state is the same on all ranks. What happens to an image follows from (seed, its number).
+    resuming. The state is the same on all ranks. What happens to an image follows from (seed, its place on that line);
+    only mixup's and CutMix's λ and partners follow from its batch.
 
     train=False is one pass, augmented by nothing, in an order that is the same for every seed. All ranks get equally
-    many batches: the last ones are filled up from the pass's beginning (wrapped), so up to world·B − 1 images are seen
-    twice.
+    many batches: the last ones are filled up from the pass's beginning (wrapped). Every image counts once: places that
+    are filled up, and those of skipped images, have target −1, which may be all places of a rank's last batch.
     """
 
     def __init__(
@@ -145,11 +150,6 @@ class ImageLoader(_Loader):
             raise ValueError(f"source {images.spec!r} has no image")
         self.images, self.train, self.next_sample, self.loaded = images, train, 0, False
         self.report.extend(images.problems)
-
-    @property
-    def epoch_samples(self) -> int:
-        """Images of one epoch, over all ranks."""
-        return len(self.images)
 
     def __len__(self) -> int:
         """Batches of one pass; of an epoch, rounded up."""
@@ -214,7 +214,7 @@ class ShardLine:
                 yield int(shard), start, stop
             at += count
 
-    def blocks(self, slot: int, done: int) -> Iterator[tuple[int, list[tuple[int, dict[str, Any]]], int]]:
+    def blocks(self, slot: int, done: int) -> Iterator[tuple[int, _Block, int]]:
         """A slot's endless blocks after its first `done` samples: (epoch, mixed (number, sample), how many are done)."""
         epoch, done = done // len(self.shards) * self.slots, done % len(self.shards)  # `slots` epochs are N samples
         while True:
@@ -230,7 +230,9 @@ class ShardLine:
             for cut, length in zip(cuts, lengths, strict=True):
                 block = list(islice(samples, length))
                 order = np.random.default_rng([self.seed, _BLOCK, epoch, cut]).permutation(length)
-                yield epoch, [block[place] for place in order], done
+                block = [block[place] for place in order]
+                yield epoch, block, done
+                del block  # before the next one is read; the reader does the same
                 done = 0
             epoch += 1
 
@@ -259,14 +261,19 @@ class _ShardBatches(IterableDataset):
             batch += 1
 
     def _samples(self, slot: int, done: int, events: list[Event]) -> Iterator[tuple[tuple[int, int], Image.Image, int]]:
+        end = done
         for epoch, block, first in self.line.blocks(slot, done):
+            end += len(block) - first
+            spare = None  # for all places of a block of which nothing is left
             for place in range(first, len(block)):
-                image, label = self._good(block, place, events)
-                yield (epoch, block[place][0]), image, label
+                found = spare or self._good(block, place, events)
+                if found is None:
+                    found = spare = self._good_after(slot, end, events)
+                yield (epoch, block[place][0]), *found
+            del block
 
-    def _good(
-        self, block: list[tuple[int, dict[str, Any]]], place: int, events: list[Event]
-    ) -> tuple[Image.Image, int]:
+    def _good(self, block: _Block, place: int, events: list[Event]) -> tuple[Image.Image, int] | None:
+        """The first good image from a place of a block on, round to the place before; None if there is none."""
         shards = self.line.shards
         for step in range(len(block)):
             sample = block[(place + step) % len(block)][1]
@@ -277,9 +284,21 @@ class _ShardBatches(IterableDataset):
                 return _decode(data, name, events), label
             except BadImage as error:
                 events.append(("skipped", error.reason, name))
-        raise ValueError(
-            f"source {shards.spec!r}: all {len(block)} images of a shuffled block were skipped: {_reasons(events)}"
-        )
+        return None
+
+    def _good_after(self, slot: int, done: int, events: list[Event]) -> tuple[Image.Image, int]:
+        """The next good image of a slot after its first `done` samples. Errors: ValueError if as many samples as an epoch
+        has hold none."""
+        tried, shards = 0, self.line.shards
+        for _, block, _ in self.line.blocks(slot, done):
+            found = self._good(block, 0, events)
+            tried += len(block)
+            if found is not None:
+                return found
+            if tried >= len(shards):
+                break
+            del block
+        raise ValueError(f"source {shards.spec!r}: all of {tried} images in turn were skipped: {_reasons(events)}")
 
 
 class ShardLoader(_Loader):
@@ -287,7 +306,8 @@ class ShardLoader(_Loader):
 
     The order is ShardLine's. The state counts batches handed out, not those that workers have fetched ahead; it is the
     same on all ranks, and fits the same number of ranks and workers, the same micro-batch, buffer and seed. What
-    happens to an image follows from (seed, epoch, its number).
+    happens to an image follows from (seed, epoch, its number); only mixup's and CutMix's λ and partners follow from its
+    batch.
     """
 
     def __init__(
@@ -296,11 +316,6 @@ class ShardLoader(_Loader):
         super().__init__(config, micro_batch, rank, world)
         self.shards, self.batches = shards, 0
         self.workers = max(1, config.num_workers)
-
-    @property
-    def epoch_samples(self) -> int:
-        """Images of one epoch, over all ranks."""
-        return len(self.shards)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         config = self.config

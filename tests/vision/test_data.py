@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -140,15 +141,63 @@ def test_heldout_is_one_pass_with_equally_many_batches(shards, folder):
             batches = list(loader)
             assert len(batches) == len(loader) == -(-count // 8)
             assert all(batch["targets"].dtype == torch.int64 and len(batch["targets"]) == 4 for batch in batches)
-            found += [n for batch in batches for n in numbers(batch)]
-        counts = Counter(found)
-        assert len(counts) == count and len(found) - count < 8 and max(counts.values()) <= 2
+            found += [pair for batch in batches for pair in zip(numbers(batch), batch["targets"].tolist(), strict=True)]
+        assert len(found) == -(-count // 8) * 8 > count  # filled up, with places that do not count
+        assert sorted(n for n, label in found if label >= 0) == list(range(count))
+        assert all(label == n % 4 for n, label in found if label >= 0)
         again = take(loader, 2)
         state = loader.state_dict()
         assert [numbers(b) for b in again] == [numbers(b) for b in batches[:2]]
         assert [numbers(b) for b in loader] == [numbers(b) for b in batches]  # a pass begins anew, even a broken one
         loader.load_state_dict(state)
         assert [numbers(b) for b in loader] == [numbers(b) for b in batches[2:]]
+
+
+def test_what_stands_in_for_a_bad_held_out_image_does_not_count(tmp_path):
+    spec = f"wds:{write_shards(tmp_path, [8], damage={3: {'png': b'', 'cls': b'3'}})}"
+    batch = next(iter(build_loader(config("wds:none", heldout_source=spec), split="heldout", micro_batch=8)))
+    counted = [n for n, label in zip(numbers(batch), batch["targets"].tolist(), strict=True) if label >= 0]
+    assert sorted(counted) == [0, 1, 2, 4, 5, 6, 7] and len(batch["targets"]) == 8
+
+
+@pytest.mark.parametrize(("world", "workers", "buffer"), [(1, 0, 1), (1, 0, 3), (2, 2, 8), (15, 0, 1)])
+def test_blocks_of_bad_images_alone_do_not_stop_training(world, workers, buffer, tmp_path):
+    """One good image in ten; most blocks hold none. Every place is filled, and resuming stays exact."""
+    damage = {n: {"png": b"", "cls": b"0"} for n in range(30) if n % 10}
+    options = config(
+        f"wds:{write_shards(tmp_path, [14, 16], damage=damage)}", num_workers=workers, shuffle_buffer=buffer
+    )
+    loaders = [build_loader(options, rank=world - 1, world=world, micro_batch=3) for _ in range(2)]
+    batches = iter(loaders[0])
+    found = [n for batch in take(batches, 10) for n in numbers(batch)]
+    assert len(set(found)) > 1 and set(found) <= {0, 10, 20}
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    assert [numbers(b) for b in take(batches, 4)] == [numbers(b) for b in take(loaders[1], 4)]
+
+
+def test_shards_without_a_good_image_are_an_error(tmp_path):
+    write_shards(tmp_path, [5, 3], damage={n: {"png": b"", "cls": b"0"} for n in range(8)})
+    with pytest.raises(ValueError, match=r"all of 8 images in turn were skipped: skipped \d+ × empty"):
+        take(build_loader(config(f"wds:{tmp_path}", shuffle_buffer=2), micro_batch=2), 1)
+
+
+def test_a_block_is_dropped_before_the_next_is_read(shards, monkeypatch):
+    class Sample(dict):
+        pass
+
+    alive, most, read = set(), [], ShardSet.read
+
+    def counted(self, *span):
+        for number, sample in read(self, *span):
+            held = Sample(sample)
+            alive.add(id(held))
+            weakref.finalize(held, alive.discard, id(held))
+            most.append(len(alive))
+            yield number, held
+
+    monkeypatch.setattr(ShardSet, "read", counted)
+    take(build_loader(config(f"wds:{shards}", shuffle_buffer=10), micro_batch=5), 36)
+    assert len(most) >= 170 and max(most) <= 12
 
 
 # ---- exact resume ----

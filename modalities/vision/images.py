@@ -15,6 +15,7 @@
     ends too early                              skipped, never filled up with grey                 skipped: truncated
     broken otherwise                            skipped                                            skipped: corrupt
     float, LAB, integers beyond 16 bits         skipped: they have no defined range                skipped: unsupported mode
+    what Pillow cannot convert                  skipped                                            skipped: unsupported mode
     more than MAX_PIXELS pixels                 skipped before a pixel is decoded                  skipped: too large
 
 What the sources add:
@@ -24,11 +25,13 @@ What the sources add:
     a tar sample without a label, or an unreadable one   skipped                                   skipped: no label, bad label
     a label outside 0…num_classes−1             list of classes known (folder, index.json, hf ClassLabel): ValueError;
                                                 otherwise skipped                                  skipped: label out of range
+                                                taken as it is where num_classes is not known either (`held_out_images`
+                                                of a spec); −1 in an hf ClassLabel is no label     skipped: no label
     a class folder without images               the class keeps its number                         skipped: empty class
     a tar that ends too early, or has another number of samples than its index says                ValueError
 
-In training the place of a skipped image is taken by the next good one of the epoch's order. A set of which nothing is
-left is a ValueError. Asked for by its number (`HeldOut[i]`) a bad image raises BadImage, a ValueError.
+The place of a skipped image is taken by the next good one of the order; in held-out passes it then has target −1. A set of
+which nothing is left is a ValueError. Asked for by its number (`HeldOut[i]`) a bad image raises BadImage, a ValueError.
 """
 
 from __future__ import annotations
@@ -77,6 +80,7 @@ class ImageReport:
     """
 
     NAMES = 5
+    SHOWN = 60  # characters of a name in the table
 
     def __init__(self) -> None:
         self.skipped: Counter[str] = Counter()
@@ -100,12 +104,17 @@ class ImageReport:
             self.add(*event)
 
     def __str__(self) -> str:
+        """One line: "skipped 9 × corrupt (such as NAME), 1 × empty (such as NAME); converted 4 × grey (such as NAME)"."""
         if not self.names:
             return "every image was taken as it is"
-        lines = []
-        for kind, counts in (("skipped", self.skipped), ("converted", self.converted)):
-            lines += [f"{kind} {n} × {reason} (such as {self.names[reason][0]})" for reason, n in counts.most_common()]
-        return "; ".join(lines)
+        kinds = [("skipped", self.skipped), ("converted", self.converted)]
+        return "; ".join(
+            f"{kind} {', '.join(map(self._line, counts.most_common()))}" for kind, counts in kinds if counts
+        )
+
+    def _line(self, counted: tuple[str, int]) -> str:
+        (reason, count), name = counted, self.names[counted[0]][0]
+        return f"{count} × {reason} (such as {name if len(name) <= self.SHOWN else '…' + name[1 - self.SHOWN :]})"
 
 
 def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
@@ -132,7 +141,8 @@ def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
 
 
 def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
-    """(upright 8-bit RGB image, what was converted). Errors: BadImage for a mode without a defined range."""
+    """(upright 8-bit RGB image, what was converted). Errors: BadImage for a mode without a defined range, and for what
+    Pillow cannot convert."""
     notes: list[str] = []
     turn = _UPRIGHT.get(_orientation(image))
     if turn is not None:
@@ -143,21 +153,32 @@ def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     mode = image.mode
     if mode == "RGB" and "transparency" not in image.info:
         return image, tuple(notes)
+    if mode.startswith("I"):
+        notes.append("16-bit")
+        image = _eight_bits(image)  # with alpha where it had a transparent colour
+    try:
+        return _eight_bit_rgb(image, notes), tuple(notes)
+    except (ValueError, TypeError, OSError) as error:
+        raise error if isinstance(error, BadImage) else BadImage("unsupported mode", f"{mode}: {error}") from error
+
+
+def _eight_bit_rgb(image: Image.Image, notes: list[str]) -> Image.Image:
+    """An image of an 8-bit mode in RGB; what was converted is added to notes."""
+    mode = image.mode
     if mode == "P":
         notes.append("palette")
-    if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+    keyed = (
+        mode in ("RGB", "L", "1", "P") and "transparency" in image.info
+    )  # what PNG and GIF have; Pillow tries others
+    if keyed or mode in ("RGBA", "LA", "PA", "La", "RGBa"):
         notes.append("alpha")
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    elif mode.startswith("I"):
-        notes.append("16-bit")
-        image = _eight_bits(image).convert("RGB")
-    elif mode in ("L", "1", "P", "CMYK", "YCbCr", "HSV"):
-        notes += {"L": ["grey"], "1": ["grey"], "P": []}.get(mode, [mode.lower()])
-        image = image.convert("RGB")
-    else:
+        image = (image.convert("LA") if mode == "La" else image).convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    if mode not in ("L", "1", "P", "CMYK", "YCbCr", "HSV"):
         raise BadImage("unsupported mode", mode)
-    return image, tuple(notes)
+    if "16-bit" not in notes:
+        notes += {"L": ["grey"], "1": ["grey"], "P": []}.get(mode, [mode.lower()])
+    return image.convert("RGB")
 
 
 def _orientation(image: Image.Image) -> int:
@@ -171,7 +192,12 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey of 16 bits in 8; a transparent colour is looked for before, and becomes alpha."""
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
         raise BadImage("unsupported mode", f"{image.mode} with values {values.min()}…{values.max()}")
-    return Image.fromarray((values // 257).astype(np.uint8))
+    grey = Image.fromarray((values // 257).astype(np.uint8))
+    transparent = image.info.get("transparency")
+    if transparent is None:
+        return grey
+    return Image.merge("LA", (grey, Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8))))

@@ -25,7 +25,7 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms import v2
 
-from modalities.vision.images import to_rgb
+from modalities.vision.images import MAX_PIXELS, BadImage, to_rgb
 
 if TYPE_CHECKING:
     from modalities.vision.data import VisionDataConfig
@@ -78,6 +78,24 @@ class ToRGB(torch.nn.Module):
         return to_rgb(image)[0]
 
 
+class LessThin(torch.nn.Module):
+    """PIL -> PIL, cut from the centre to sides of at most 1 : THINNEST.
+
+    Before an image's shorter side is resized to S and a square cut out: a picture of 60000 × 2 pixels would be S·30000
+    pixels long in between. What is cut away is far from the square, so that the result stays the same.
+    """
+
+    THINNEST = 8
+
+    def forward(self, image: Image.Image) -> Image.Image:
+        longest = self.THINNEST * min(image.size)
+        if max(image.size) <= longest:
+            return image
+        width, height = min(image.width, longest), min(image.height, longest)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        return image.crop((left, top, left + width, top + height))
+
+
 def rand_augment(spec: str, size: int, mean: Sequence[float]) -> Callable[[Image.Image], Image.Image]:
     """timm's RandAugment of a string such as "rand-m9-n2-mstd0.5"; areas moved in are filled with the mean colour."""
     hparams = {"translate_const": int(0.45 * size), "img_mean": tuple(min(255, round(255 * m)) for m in mean)}
@@ -91,7 +109,7 @@ def train_transform(config: VisionDataConfig) -> v2.Compose:
     """PIL -> PIL (image_size, image_size), as `augment` says. Draws from the global generators: see `seeded`."""
     size, steps = config.image_size, []
     if config.augment == "none":
-        return v2.Compose([v2.Resize(size, _BICUBIC), v2.CenterCrop(size)])
+        return v2.Compose([LessThin(), v2.Resize(size, _BICUBIC), v2.CenterCrop(size)])
     steps.append(v2.RandomResizedCrop(size, scale=config.crop_scale, interpolation=_BICUBIC))
     if config.hflip > 0:
         steps.append(v2.RandomHorizontalFlip(config.hflip))
@@ -110,7 +128,7 @@ def eval_transform(
 
     It is an ordinary torchvision transform, so that `torchvision.datasets` and a plain DataLoader can use it.
     """
-    steps = [ToRGB(), v2.Resize(image_size, _BICUBIC), v2.CenterCrop(image_size)]
+    steps = [ToRGB(), LessThin(), v2.Resize(image_size, _BICUBIC), v2.CenterCrop(image_size)]
     return v2.Compose(
         [*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]
     )
@@ -202,7 +220,8 @@ def preprocess(
         asked size: the control, as large but without new detail.
 
     Errors: ValueError for an unknown mode or fit, and where "native" would have to enlarge; it names the largest size
-    of the asked aspect that can be had.
+    of the asked aspect that can be had. BadImage "too large" (a ValueError) where "extend" would make more than MAX_PIXELS
+    pixels of a thin picture.
     """
     if mode not in ("native", "upsampled"):
         raise ValueError(f"mode {mode!r} is none of 'native', 'upsampled'")
@@ -237,6 +256,8 @@ def _to_aspect(image: Image.Image, aspect: float, fit: str) -> Image.Image:
     tall, wide = max(height, round(width * aspect)), max(width, round(height / aspect))
     if (tall, wide) == (height, width):
         return image
+    if tall * wide > MAX_PIXELS:
+        raise BadImage("too large", f"{width}×{height} pixels, extended to {wide}×{tall}; fit='crop' takes it")
     top, left = (tall - height) // 2, (wide - width) // 2
     padding = ((top, tall - height - top), (left, wide - width - left), (0, 0))
     return Image.fromarray(np.pad(np.asarray(image), padding, mode="edge"))

@@ -14,8 +14,9 @@ import torch
 from PIL import Image
 
 from modalities.vision import images
-from modalities.vision.data import eval_transform, preprocess
+from modalities.vision.data import VisionDataConfig, eval_transform, preprocess
 from modalities.vision.images import BadImage, ImageReport, decode_image, to_rgb
+from modalities.vision.transforms import train_transform
 from tests.vision.image_files import encoded, picture, solid
 
 RED = (200, 30, 40)
@@ -41,6 +42,18 @@ def huge_png():
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
 
 
+def wide_grey(value, **options):
+    """A 16-bit PNG; its last column is `transparency`, where it has one."""
+    pixels = np.full((4, 6), value, np.uint16)
+    pixels[:, 5] = options.get("transparency", value)
+    if not options:
+        return encoded(Image.fromarray(pixels))
+    plain = encoded(Image.fromarray(pixels))
+    body = b"tRNS" + struct.pack(">H", options["transparency"])
+    end = plain.index(b"IDAT") - 4
+    return plain[:end] + struct.pack(">I", 2) + body + struct.pack(">I", zlib.crc32(body)) + plain[end:]
+
+
 CONVERTED = {
     "grey": (encoded(red("L")), "grey", None),
     "1-bit": (encoded(Image.new("1", (6, 4), 1)), "grey", (255, 255, 255)),
@@ -50,7 +63,10 @@ CONVERTED = {
     "ycbcr": (encoded(red("YCbCr"), "TIFF"), "ycbcr", RED),
     "alpha": (encoded(half_transparent()), "alpha", RED),
     "grey and alpha": (encoded(half_transparent().convert("LA")), "alpha", None),
-    "16-bit": (encoded(Image.fromarray(np.full((4, 6), 40000, np.uint16))), "16-bit", (155, 155, 155)),
+    "16-bit": (wide_grey(40000), "16-bit", (155, 155, 155)),
+    "16-bit transparent": (wide_grey(40000, transparency=40000), "alpha", (255, 255, 255)),
+    "16-bit beside the transparent colour": (wide_grey(40000, transparency=40001), "alpha", (155, 155, 155)),
+    "32-bit integers within 16 bits": (encoded(Image.new("I", (6, 4), 40000), "TIFF"), "16-bit", (155, 155, 155)),
     "16-bit tiff": (encoded(Image.fromarray(np.full((4, 6), 65535, np.uint16)), "TIFF"), "16-bit", (255, 255, 255)),
     "16-bit pgm": (b"P5 6 4 65535\n" + struct.pack(">H", 257 * 90) * 24, "16-bit", (90, 90, 90)),
 }
@@ -62,7 +78,7 @@ def test_every_kind_becomes_rgb(kind):
     image, notes = decode_image(data)
     assert image.mode == "RGB" and image.size == (6, 4) and notes[-1] == note
     if colour is not None:
-        assert np.abs(np.subtract(image.getpixel((0, 0)), colour)).max() <= (0 if "16" in note else 3)
+        assert np.abs(np.subtract(image.getpixel((0, 0)), colour)).max() <= (0 if "16" in notes[0] else 3)
     if note == "alpha":
         assert image.getpixel((5, 0)) == (255, 255, 255)
     again, more = to_rgb(image)
@@ -118,6 +134,15 @@ SKIPPED = {
 }
 
 
+@pytest.mark.parametrize(("mode", "transparency"), [("F", 0.5), ("LAB", (0, 0, 0)), ("RGB", "none"), ("P", 3.5)])
+def test_what_cannot_be_converted_is_bad(mode, transparency):
+    image = Image.new(mode, (6, 4))
+    image.info["transparency"] = transparency
+    with pytest.raises(BadImage) as error:
+        to_rgb(image)
+    assert error.value.reason == "unsupported mode"
+
+
 @pytest.mark.parametrize("kind", SKIPPED)
 def test_bad_images_have_a_reason(kind):
     data, reason = SKIPPED[kind]
@@ -154,7 +179,10 @@ def test_the_report_counts_and_logs_the_first_of_each_kind(caplog):
     assert report.skipped == {"corrupt": 9} and report.converted == {"grey": 1}
     assert report.names["corrupt"] == [f"image {n}" for n in range(5)]
     assert len(caplog.records) == 1 and "corrupt" in caplog.text and "image 0" in caplog.text
-    assert "skipped 9 × corrupt" in str(report)
+    assert str(report) == "skipped 9 × corrupt (such as image 0); converted 1 × grey (such as g)"
+    report.add("skipped", "empty", "/a/long/way/to" * 20 + "/the-image.png")
+    assert "), 1 × empty (such as …" in str(report) and "/the-image.png); converted" in str(report)
+    assert len(str(report)) < 200 and "\n" not in str(report)
 
 
 # ---- images for evaluation ----
@@ -201,6 +229,39 @@ def test_extend_keeps_the_picture_and_repeats_its_edges():
     assert (found[0, :, :50] == found[0, :, 50:51]).all() and (found[0, :, 150:] == found[0, :, 149:150]).all()
     tall = preprocess(ramp(100, 100), 90, 45, fit="extend", mode="upsampled", train_size=48, **NORMAL)
     assert tall.shape == (3, 90, 45) and abs(tall[1, 0] - 0).max() < 0.02 and tall[1, -1].min() > 0.98
+
+
+@pytest.mark.parametrize("size", [(60_000, 2), (2, 60_000)])
+def test_thin_pictures_take_no_memory(size, monkeypatch):
+    """No picture in between is larger than a few training sizes, and the middle is what comes out."""
+    image = Image.new("RGB", size, "white")
+    middle = (size[0] // 2 - 1, size[1] // 2 - 1)
+    image.paste(RED, (*middle, middle[0] + 2, middle[1] + 2))
+    areas, resize = [], Image.Image.resize
+
+    def watched(self, to, *args, **kwargs):
+        areas.append(to[0] * to[1])
+        return resize(self, to, *args, **kwargs)
+
+    monkeypatch.setattr(Image.Image, "resize", watched)
+    plain = train_transform(VisionDataConfig(augment="none", image_size=32))
+    for pixels in (eval_transform(32, (0, 0, 0), (1, 1, 1))(image), torch.tensor(np.array(plain(image))) / 255):
+        assert max(areas) <= 8 * 32**2 and pixels.numel() == 3 * 32**2
+        assert pixels.min() < 0.2
+    crop = preprocess(image, 2, 2, train_size=2, fit="crop", **NORMAL)
+    torch.testing.assert_close(crop, (torch.tensor(RED) / 255)[:, None, None].expand(3, 2, 2))
+    with pytest.raises(BadImage, match=r"too large.*extended to 60000×60000"):
+        preprocess(image, 2, 2, train_size=2, fit="extend")
+
+
+def test_pictures_that_are_not_thin_are_resized_as_ever():
+    from torchvision.transforms import v2
+
+    for size in ((320, 40), (40, 41), (75, 300)):
+        image = picture(7, size)
+        usual = v2.Compose([v2.Resize(32, v2.InterpolationMode.BICUBIC), v2.CenterCrop(32)])(image)
+        found = eval_transform(32, (0, 0, 0), (1, 1, 1))(image)
+        assert torch.equal((255 * found).round().to(torch.uint8), v2.functional.pil_to_tensor(usual))
 
 
 def test_preprocess_refuses_unknown_ways():

@@ -54,6 +54,8 @@ class T5Grid(GridPrior):
         max_distance: in patches; None: on each axis the longest displacement of the training grid.
     """
 
+    max_distance: Tensor
+
     def __init__(
         self,
         num_heads: int,

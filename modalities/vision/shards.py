@@ -22,19 +22,29 @@ import re
 import shutil
 import tarfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import webdataset
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
 from modalities.vision.images import EXTENSIONS, BadImage
 
-__all__ = ["ShardSet", "TarImages", "data_folder", "open_shards", "read_label", "sample_image", "write_index"]
+__all__ = [
+    "PackedStrings",
+    "ShardSet",
+    "TarImages",
+    "data_folder",
+    "open_shards",
+    "read_label",
+    "sample_image",
+    "write_index",
+]
 
 SCHEMES = ("http", "https", "hf", "gs")  # of which webdataset runs no shell
 _REMOTE = re.compile(rf"^({'|'.join(SCHEMES)})://")
@@ -265,36 +275,70 @@ def _check_hash(path: Path, sha256: str | None, what: str) -> None:
         raise ValueError(f"{what} its sha256 is {found[:12]}…, the index says {sha256[:12]}…")
 
 
+class PackedStrings(Sequence[str]):
+    """Strings in two buffers. A list of as many objects is copied, page by page, by every forked worker that reads it."""
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        encoded = [os.fsencode(string) for string in strings]
+        self.data, self.ends = b"".join(encoded), np.cumsum([0, *map(len, encoded)])
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        if not 0 <= number < len(self):
+            raise IndexError(f"string {number} is outside 0..{len(self) - 1}")
+        return os.fsdecode(self.data[self.ends[number] : self.ends[number + 1]])
+
+
 class TarImages:
     """Samples of shards by number, without reading what is not asked for. One file is open at a time."""
 
     def __init__(self, shards: ShardSet) -> None:
         hashes = shards.hashes or [None] * len(shards.urls)
         self.shards, self.paths = shards, [local_copy(*shard) for shard in zip(shards.urls, hashes, strict=True)]
-        self.samples = []
-        for shard, (path, count) in enumerate(zip(self.paths, shards.counts, strict=True)):
+        samples = []
+        for path, count in zip(self.paths, shards.counts, strict=True):
             found = _scan(path)
             if len(found) != count:
                 raise ValueError(
                     f"source {shards.spec!r}: {len(found)} samples found in {path}, its index says {count}"
                 )
-            self.samples += [(shard, sample) for sample in found]
+            samples += found
+        members = [[(ext, *place) for ext, place in s.items() if ext != "__key__"] for s in samples]
+        self.keys = PackedStrings(sample["__key__"] for sample in samples)
+        self.extensions = sorted({ext for sample in members for ext, _, _ in sample})
+        numbers = {ext: number for number, ext in enumerate(self.extensions)}
+        # Members (M, 3) as extension, offset, size; those of sample n are rows ends[n]…ends[n + 1]−1.
+        flat = [(numbers[ext], offset, size) for sample in members for ext, offset, size in sample]
+        self.members = np.array(flat, dtype=np.int64).reshape(-1, 3)
+        self.ends = np.cumsum([0, *map(len, members)])
+        self.shard_ends = np.cumsum(shards.counts)
         self._open: tuple[int, Any] | None = None
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.keys)
+
+    def shard(self, number: int) -> int:
+        """The shard that holds a sample."""
+        return int(np.searchsorted(self.shard_ends, number, side="right"))
+
+    def name(self, number: int) -> str:
+        """SHARD:KEY of a sample."""
+        return f"{self.shards.urls[self.shard(number)]}:{self.keys[number]}"
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """The sample as webdataset gives it: {"__key__", extension: bytes}."""
-        shard, members = self.samples[number]
+        shard, sample = self.shard(number), {"__key__": self.keys[number]}
         if self._open is None or self._open[0] != shard:
             if self._open is not None:
                 self._open[1].close()
             self._open = (shard, self.paths[shard].open("rb", buffering=0))
-        sample: dict[str, Any] = {"__key__": members["__key__"]}
-        for extension, place in members.items():
-            if extension != "__key__":  # pread: forked workers share the file's position
-                sample[extension] = os.pread(self._open[1].fileno(), place[1], place[0])
+        for extension, offset, size in self.members[self.ends[number] : self.ends[number + 1]].tolist():
+            # pread: forked workers share the file's position
+            sample[self.extensions[extension]] = os.pread(self._open[1].fileno(), size, offset)
         return sample
 
     def __getstate__(self) -> dict[str, Any]:  # an open file is not shared between processes

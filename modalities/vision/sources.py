@@ -20,13 +20,22 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import find_classes
 
 from modalities.vision.glyphs import BuiltinGlyphs
 from modalities.vision.images import EXTENSIONS, BadImage
-from modalities.vision.shards import ShardSet, TarImages, data_folder, open_shards, read_label, sample_image
+from modalities.vision.shards import (
+    PackedStrings,
+    ShardSet,
+    TarImages,
+    data_folder,
+    open_shards,
+    read_label,
+    sample_image,
+)
 from zoo.naming import did_you_mean
 
 __all__ = ["FETCHED", "ImageSet", "check_label", "data_folder", "is_held_out", "open_images", "open_shard_source"]
@@ -147,8 +156,7 @@ class ShardImages(ImageSet):
         return sample_image(sample), read_label(sample)
 
     def name(self, index: int) -> str:
-        shard, members = self.samples.samples[index]
-        return f"{self.samples.shards.urls[shard]}:{members['__key__']}"
+        return self.samples.name(index)
 
 
 class BuiltinImages(ImageSet):
@@ -210,29 +218,30 @@ class FolderImages(ImageSet):
         root = path if not own else train if split == "train" else heldout
         listed = _ListedFolder(root, classes)
         self.spec, self.root, self.classes = spec, root, tuple(listed.classes)
-        self.samples = listed.samples
+        samples = listed.samples
         if not own and hold_out and split != "all":
             wanted = split == "heldout"
-            self.samples = [sample for sample in self.samples if is_held_out(self._relative(sample[0])) == wanted]
+            samples = [sample for sample in samples if is_held_out(self._relative(sample[0])) == wanted]
         empty = sorted(set(range(len(self.classes))) - {label for _, label in listed.samples})
         self.problems = [("skipped", "unknown extension", name) for name in listed.left_out]
         self.problems += [("skipped", "empty class", str(root / self.classes[label])) for label in empty]
-        if not self.samples:
+        if not samples:
             raise ValueError(f"source {spec!r}: no image for split {split!r} in {root}")
         sizes = split != "train"  # which files a training set holds is enough; asking for each size would take minutes
         self.fingerprint = fingerprint_of(
-            (self._relative(path), label, os.path.getsize(path) if sizes else 0) for path, label in self.samples
+            (self._relative(path), label, os.path.getsize(path) if sizes else 0) for path, label in samples
         )
+        self.paths = PackedStrings(path for path, _ in samples)
+        self.labels = np.array([label for _, label in samples])
 
     def _relative(self, path: str) -> str:
         return os.path.relpath(path, self.root).replace(os.sep, "/")
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.paths)
 
     def read(self, index: int) -> tuple[bytes, int]:
-        path, label = self.samples[index]
-        return Path(path).read_bytes(), label
+        return Path(self.paths[index]).read_bytes(), int(self.labels[index])
 
     def name(self, index: int) -> str:
-        return self.samples[index][0]
+        return self.paths[index]

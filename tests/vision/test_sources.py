@@ -13,7 +13,7 @@ import torch
 
 from modalities.vision.data import VisionDataConfig, build_loader, eval_transform, held_out_images
 from modalities.vision.images import BadImage, decode_image
-from modalities.vision.shards import open_shards, write_index
+from modalities.vision.shards import PackedStrings, open_shards, write_index
 from modalities.vision.sources import is_held_out, open_images
 from tests.vision.image_files import encoded, numbers, picture, solid, take, write_json, write_shards, write_tar
 
@@ -74,7 +74,7 @@ def test_a_folder_without_split_holds_out_a_tenth(tmp_path):
     spec = f"folder:{tmp_path}"
     train, heldout = (open_images(spec, split) for split in ("train", "heldout"))
     assert len(train) + len(heldout) == 200 and 10 <= len(heldout) <= 32
-    assert not {sample[0] for sample in train.samples} & {sample[0] for sample in heldout.samples}
+    assert not set(train.paths) & set(heldout.paths)
     assert [n for n in range(200) if is_held_out(f"row {n}")][:4] == PINNED  # never to change: weights depend on it
     assert len(open_images(spec, "all")) == len(open_images(spec, "train", hold_out=False)) == 200
     assert train.fingerprint != heldout.fingerprint
@@ -375,6 +375,30 @@ def test_what_is_trained_on_is_never_held_out(parts, named, train, heldout, whol
         assert not trained & held and trained and held
         assert train is None or trained == train
     assert heldout is None or held == heldout
+
+
+def test_names_are_kept_in_two_buffers():
+    names = ["a", "", "ü/日本", "b\udcff"]  # the last as Linux gives names that are not UTF-8
+    packed = PackedStrings(names)
+    assert list(packed) == names and len(packed) == 4 and packed[1:3] == names[1:3]
+    with pytest.raises(IndexError):
+        packed[4]
+
+
+def test_listed_samples_are_no_python_objects(tmp_path):
+    """What grows with the number of images is in buffers, so that forked workers share it."""
+    write_folder(tmp_path / "folder", "ab", 50)
+    write_shards(tmp_path / "shards", [30, 20])
+    for images in (
+        open_images(f"folder:{tmp_path / 'folder'}", "all"),
+        open_images(f"wds:{tmp_path / 'shards'}", "all"),
+    ):
+        assert len(images) == 50 and images.read(49)[1] in (1, 0)
+        for part in (images, getattr(images, "samples", images)):
+            large = [
+                name for name, value in vars(part).items() if isinstance(value, list | tuple | dict) and len(value) > 20
+            ]
+            assert not large
 
 
 def test_a_slice_of_nothing_is_an_error(tmp_path):

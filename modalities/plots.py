@@ -305,9 +305,8 @@ def _finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
     seeds = {getattr(result, "seeds", 1) for result in results}
     names = [named[label].method if short else label for label in labels]
     if len(seeds) > 1:
-        names = [
-            f"{name}, {getattr(named[label], 'seeds', 1)} seeds" for name, label in zip(names, labels, strict=True)
-        ]
+        counts = [getattr(named[label], "seeds", 1) for label in labels]
+        names = [f"{name}, {n} seed{'s' * (n > 1)}" for name, n in zip(names, counts, strict=True)]
     title = (
         None
         if seeds == {1}

@@ -112,7 +112,7 @@ def _value(result: ModelResult, axis: str, point: int, score: str, count: bool) 
     return (
         _short(mean)
         if deviation is None or math.isnan(deviation)
-        else f"{_short(mean)} ±{_short(deviation, like=mean)}"
+        else f"{_short(mean)}\n±{_short(deviation, like=mean)}"  # under it, so that narrow terminals hold both
     )
 
 

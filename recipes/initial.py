@@ -40,7 +40,9 @@ def load_weights(model: Any, source: str) -> None:
             heads = [name for name in state if name.startswith("head.") and name in own]
             state |= {name: own[name] for name in heads if state[name].shape != own[name].shape}
         model.load_state_dict(state)
-    except (RuntimeError, ValueError) as error:  # torch raises RuntimeError for shapes that differ
+    except RuntimeError as error:  # torch's, for shapes that differ
+        raise ConfigError(f"model.init_from={source}: its weights do not fit this model: {error}") from error
+    except ValueError as error:
         raise ConfigError(f"model.init_from={source}: {error}") from error
 
 

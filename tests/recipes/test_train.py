@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from modalities.text.tokenizers import load_tokenizer
 from recipes import engine, text
 from recipes.config import ConfigError
+from recipes.initial import newest_weights
 from recipes.runs import RunFolder, load_run, model_folder, prepare_run
 from recipes.train import main
 from zoo import create_model, pretrained
@@ -270,7 +271,7 @@ def test_the_newest_finished_run_of_a_recipe_is_a_start(whole, tmp_path, monkeyp
     base.mkdir(parents=True)
     (base / "20200101-000000").symlink_to(whole)
     (base / "20200102-000000").mkdir()  # not finished
-    assert text.newest_weights("text.base").name == "20200101-000000"
+    assert newest_weights("text.base").name == "20200101-000000"
     model = text.load_model(whole / "model")
     with torch.no_grad():
         model.embedding.weight.zero_()

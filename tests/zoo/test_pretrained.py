@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from modalities.vision.glyphs import BuiltinGlyphs
+from modalities.vision.transforms import eval_transform
 from zoo import create_model, list_models, pretrained
 
 SHIPPED = list_models(pretrained=True)
@@ -28,6 +30,18 @@ def test_the_promised_methods_ship() -> None:
         "t5",
     ]
     assert {f"text_{method}_tiny.passkey" for method in promised} <= set(SHIPPED)
+    promised = [
+        "goat",
+        "ggd2d",
+        "ggd2d_separable",
+        "alibi",
+        "rope2d_axial",
+        "rope2d_mixed",
+        "learned",
+        "sinusoidal",
+        "nope",
+    ]
+    assert {f"vision_{method}_ssmax_tiny_patch8.glyphs" for method in promised} <= set(SHIPPED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -41,6 +55,15 @@ def test_weights_load_and_have_a_card(name: str) -> None:
         dtypes = {tensors.get_slice(key).get_dtype() for key in tensors.keys() if "query" in key}  # noqa: SIM118
     assert dtypes == {"BF16"}
     model = create_model(name).eval()
+    if name.startswith("vision"):
+        assert model.config.img_size == entry["image_size"]
+        letters = BuiltinGlyphs("heldout", size=72, scenes_per_letter=1, seed=0)
+        images, labels = zip(*(letters[n] for n in range(104)), strict=True)
+        logits = model(torch.stack([eval_transform(48, model.config.mean, model.config.std)(i) for i in images]))
+        assert (
+            logits.argmax(1) == torch.tensor(labels)
+        ).float().mean() > 0.4  # of fonts not trained with; chance is 0.04
+        return
     assert model.config.train_context == entry["train_context"]
     text = torch.tensor([[256, *b"Mr. Speaker, Mr. Vice President, Members of Congress, my fellow citizens:"]])
     logits = model(text[:, :-1])

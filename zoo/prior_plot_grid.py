@@ -133,11 +133,12 @@ def _caption(title: str, priors: list[Prior], positions: Positions, trained: Pos
     assert positions.shape is not None
     height, width = positions.shape
     lines = [
-        f"{title}: log-prior of every head from the patch in the centre (at the ticks)",
+        title,
+        "log-prior of every head from the patch in the centre (at the ticks)",
         f"{pixels[0]} × {pixels[1]} pixels, {height} × {width} patches",
     ]
     if _extrapolates(positions, trained):
-        lines[1] += "; dashed: displacements seen in training"
+        lines[2] += "; dashed: displacements seen in training"
     if any(flag for prior in priors for flag in is_retrieval_head(prior)):
         lines.append("framed in vermilion: retrieval heads (β < 0)")
     return "\n".join(lines)

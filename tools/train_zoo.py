@@ -199,6 +199,8 @@ def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
             "steps": recipe["train"]["steps"],
             "seed": recipe["train"]["seed"],
             "commit": json.loads((run / "environment.json").read_text())["commit"],
+            "position": f"{model.config.position}, options {json.dumps(model.config.position_options)}, "
+            f"SSMax {'on' if model.config.ssmax else 'off'}",
             **kind.describe(recipe),
         }
     write_json(path, manifest)

@@ -13,12 +13,12 @@ import numpy as np
 from PIL import Image
 
 from modalities.vision.data import VisionDataConfig, held_out_images
-from modalities.vision.images import BadImage
+from modalities.vision.images import BadImage, orientation
 
 DEFAULT_SOURCE = "glyphs"
 PROBED = 256  # images that the default sizes are chosen by
 KEPT_BYTES = 512 * 2**20  # of decoded images
-_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF: stored lying on a side
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that are stored lying on a side
 # What changes training and not what it holds out, so that seeds and variants share their images.
 _TRAINING_ALONE = (
     "augment", "hflip", "color_jitter", "rand_augment", "random_erasing", "mixup", "cutmix", "label_smoothing",
@@ -107,11 +107,7 @@ def _upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
         image = stored if isinstance(stored, Image.Image) else Image.open(io.BytesIO(stored))
     except Exception as error:  # a broken file can make Pillow's readers raise nearly anything
         raise BadImage("unknown format") from error
-    try:
-        turned = image.getexif().get(_ORIENTATION) in _TURNED
-    except Exception:  # broken EXIF does not make the picture bad
-        turned = False
-    return (image.height, image.width) if turned else image.size
+    return (image.height, image.width) if orientation(image) in _TURNED else image.size
 
 
 def held_out_by(data: Mapping[str, Any]) -> VisionDataConfig:

@@ -45,7 +45,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-__all__ = ["EXTENSIONS", "MAX_PIXELS", "BadImage", "ImageReport", "decode_image", "to_rgb"]
+__all__ = ["EXTENSIONS", "MAX_PIXELS", "BadImage", "ImageReport", "decode_image", "orientation", "to_rgb"]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
 MAX_PIXELS = 89_478_485  # a quarter of a GiB in RGB: Pillow's own bound
@@ -144,7 +144,7 @@ def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     """(upright 8-bit RGB image, what was converted). Errors: BadImage for a mode without a defined range, and for what
     Pillow cannot convert."""
     notes: list[str] = []
-    turn = _UPRIGHT.get(_orientation(image))
+    turn = _UPRIGHT.get(orientation(image))
     if turn is not None:
         transparency = image.info.get("transparency")
         image = image.transpose(turn)
@@ -181,7 +181,7 @@ def _eight_bit_rgb(image: Image.Image, notes: list[str]) -> Image.Image:
     return image.convert("RGB")
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 (upright) where there is none or the EXIF data is broken."""
     if "exif" not in image.info and image.format == "JPEG":
         return 1

@@ -15,11 +15,12 @@ from typing import Any
 
 from modalities.text.data import TextDataConfig
 from recipes.config import ConfigError, Evaluate, Model, Optim, Recipe, Train
-from recipes.estimate import Cost
+from recipes.decoder import decoder_cost, first_held_out, target_weight
 from recipes.initial import load_weights
 
 UNIT = "tokens"  # what throughput is counted in: next-token targets
 FIGURES = ()  # what `loss` measures besides the loss, for held-out data
+cost, weight = decoder_cost, target_weight
 RECIPES: dict[str, Callable[[], Recipe]] = {}
 
 # The tokenizer.json of Mistral-7B-v0.3 (32,768 entries), which the hub gives to those who accept its terms.
@@ -293,22 +294,6 @@ def vocabulary(recipe: Recipe) -> dict[str, Any]:
     return {"tokenizer": spec, "vocab_size": load_tokenizer(spec).vocab_size}
 
 
-def cost(recipe: Recipe, model: Any) -> Cost:
-    """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key) pair and layer.
-
-    (Attention's two products are 4·C forward and 8·C backward a pair, and half of the L² pairs are visible.)
-    Activations in numbers a token: per layer 10·C + 4·hidden (norms, q, k, v, output, residuals, SwiGLU), or 2·C where
-    blocks are recomputed; at the head three float32 copies of the logits.
-    """
-    config, length = model.config, recipe.data.context
-    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embedding.weight")
-    matrices += config.vocab_size * config.dim if config.tied else 0  # tied: the embedding is the head's matrix
-    flops = 6.0 * matrices * length + 6.0 * config.dim * length**2 * config.num_layers
-    per_layer = 2 * config.dim if config.activation_checkpointing else 10 * config.dim + 4 * config.hidden_dim
-    width = 2 if recipe.train.precision == "bf16" else 4
-    return Cost(length, flops, length * (width * config.num_layers * per_layer + 3 * 4 * config.vocab_size))
-
-
 def load_model(folder: Any) -> Any:
     """A model from its save_pretrained folder."""
     from modalities.text.model import CausalLM
@@ -324,22 +309,10 @@ def train_loader(recipe: Recipe, *, rank: int, world: int) -> Any:
 
 
 def held_out_batches(recipe: Recipe, *, rank: int, world: int) -> list[dict[str, Any]]:
-    """The batches of this rank among the first `evaluate.samples` held-out samples; equally many on every rank."""
-    from itertools import islice
-
+    """What is measured on the way."""
     from modalities.text.data import build_loader
 
-    micro = min(recipe.train.micro_batch, -(-recipe.evaluate.samples // world))
-    loader = build_loader(recipe.data, split="heldout", rank=rank, world=world, micro_batch=micro)
-    return list(islice(loader, -(-recipe.evaluate.samples // (micro * world))))
-
-
-def weight(batch: dict[str, Any]) -> tuple[float, int]:
-    """What a batch's targets weigh together, which its mean loss is to be weighted by, and how many they are."""
-    from modalities.text.model import target_weights
-
-    weights = target_weights(batch)
-    return float(weights.sum()), int((weights > 0).sum())
+    return first_held_out(recipe, build_loader, rank=rank, world=world)
 
 
 def loss(model: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

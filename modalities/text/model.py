@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,7 +20,17 @@ from zoo.model import ZooModel
 from zoo.positions import Positions
 from zoo.registry import register_model
 
-__all__ = ["SIZES", "CausalLM", "TextConfig", "causal_lm_loss", "register_text_models", "target_weights"]
+__all__ = [
+    "SIZES",
+    "CausalLM",
+    "TextConfig",
+    "causal_lm_loss",
+    "register_decoders",
+    "register_text_models",
+    "target_weights",
+]
+
+IGNORED = -100  # in place of a target that does not count
 
 
 @dataclass(frozen=True)
@@ -159,7 +170,9 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, 
     # Rows of one document, the usual case, need no document mask.
     packed = None if bool(single_documents(segments).all()) else segments[:, :-1]
     logits = model(tokens[:, :-1], segments=packed)
-    nll = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is no number.
+    targets = tokens[:, 1:].masked_fill(weights == 0, IGNORED)
+    nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
     return (nll * weights.flatten()).sum() / weights.sum(), {"tokens": (weights > 0).sum()}
 
 
@@ -190,14 +203,21 @@ def _block(config: TextConfig, position: Position) -> Block:
     return Block(config.dim, attention, SwiGLU(config.dim, config.hidden_dim))
 
 
-def register_text_models() -> None:
-    """Every position method × SSMax on and off × size, from the tables above."""
-    for size, shape in SIZES.items():
+def register_decoders(
+    modality: str, sizes: Mapping[str, Mapping[str, Any]], config: type[TextConfig], build: Callable[..., CausalLM]
+) -> None:
+    """`<modality>_<position>[_ssmax]_<size>` for every position method, with SSMax on and off, and every size."""
+    for size, shape in sizes.items():
         for position in list_positions():
             for ssmax in (False, True):
-                name = f"text_{position}{'_ssmax' if ssmax else ''}_{size}"
-                config = asdict(TextConfig(**shape, position=position, ssmax=ssmax))
-                register_model(name, build, modality="text", config=config)
+                name = f"{modality}_{position}{'_ssmax' if ssmax else ''}_{size}"
+                made = asdict(config(**shape, position=position, ssmax=ssmax))
+                register_model(name, build, modality=modality, config=made)
+
+
+def register_text_models() -> None:
+    """Every position method × SSMax on and off × size, from the tables above."""
+    register_decoders("text", SIZES, TextConfig, build)
 
 
 def build(**config: Any) -> CausalLM:

@@ -1,0 +1,116 @@
+"""The decoder of text, reading DNA: another vocabulary, and likelihoods that may count both strands.
+
+A causal decoder reads one strand from 5' to 3'; what it says of a sequence and of its reverse complement are two estimates of
+the same number. `strands="both"` makes their mean the model's likelihood, in training and in scoring, which no longer depends
+on the strand that happens to be written down: reverse-complement equivariance by averaging over the strands. (Tying the
+channels of embedding and head to those of the complement makes a bidirectional model equivariant; in a causal one it would
+equate a sequence with its complement read in the same direction, which biology does not.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from modalities.dna.tokenizers import load_tokenizer
+from modalities.text.model import CausalLM, TextConfig, causal_lm_loss, register_decoders
+
+__all__ = ["SIZES", "DnaConfig", "DnaDecoder", "both_strands", "next_token_loss", "register_dna_models"]
+
+
+@dataclass(frozen=True)
+class DnaConfig(TextConfig):
+    """`TextConfig` with DNA's vocabulary.
+
+    Attributes:
+        num_targets: ids below it may be predicted; those of unknown bases, start and padding lie above.
+        strands: "one", or "both": likelihoods are means over a sequence and its reverse complement.
+    """
+
+    vocab_size: int = 7
+    num_targets: int = 4
+    train_context: int = 256
+    tokenizer: str = "bases"
+    strands: str = "one"
+
+    def __post_init__(self) -> None:
+        if self.strands not in ("one", "both"):
+            raise ValueError(f"strands {self.strands!r}: expected 'one' or 'both'")
+        if not 0 < self.num_targets <= self.vocab_size:
+            raise ValueError(f"num_targets {self.num_targets} must lie in 1..vocab_size={self.vocab_size}")
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
+    "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
+    # GOAT, human genome: the released script's, and the paper's
+    "25m": dict(dim=512, num_layers=8, num_heads=8, hidden_dim=1376, train_context=1024),
+    "125m": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=1024),
+}
+
+
+class DnaDecoder(CausalLM):
+    """A decoder of DNA. Ids that are no targets (unknown bases, start, padding) have logits of −inf: with single bases an
+    untrained model's mean cost is near 2 bits a base, not log₂ 7."""
+
+    config_class = DnaConfig
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """(…, V) float32 logits from (…, C) features; −inf from `num_targets` on."""
+        logits = super().forward_head(features)
+        never = torch.arange(logits.shape[-1], device=logits.device) >= self.config.num_targets
+        return logits.masked_fill(never, -torch.inf)
+
+
+def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:
+    """The rows of a batch, and after them the reverse complement of each: start first, padding last, weights turned too.
+
+    Args:
+        batch: tokens, segments (B, L+1), weights if any; a row is one window, with padding (segment −1) at its end.
+        tokenizer: the spec of one whose tokens have reverse complements.
+
+    Raises:
+        ValueError: for a tokenizer without them (BPE).
+    """
+    tokens, segments = batch["tokens"], batch["segments"]
+    place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    last = (segments >= 0).sum(1, keepdim=True) - 1  # the start at 0, the window's tokens from 1 to here
+    source = torch.where((place >= 1) & (place <= last), last + 1 - place, place)
+    turned = {"tokens": _complements(tokenizer).to(tokens.device)[tokens.gather(1, source)], "segments": segments}
+    if "weights" in batch:
+        turned["weights"] = batch["weights"].gather(1, source)
+    return {name: torch.cat([batch[name], rows]) for name, rows in turned.items()}
+
+
+def next_token_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """`causal_lm_loss` of a batch, of both its strands where the model's configuration says so; and its bits per base.
+
+    bits_per_base is the loss over ln 2 and the tokenizer's mean number of bases a token.
+    """
+    config = model.config
+    loss, _ = causal_lm_loss(model, both_strands(batch, config.tokenizer) if config.strands == "both" else batch)
+    bits = loss.detach() / (math.log(2) * load_tokenizer(config.tokenizer).bases_per_token)
+    return loss, {"bits_per_base": bits}
+
+
+@cache
+def _complements(tokenizer: str) -> Tensor:
+    """(V,): the id of each token's reverse complement; start, padding and unknown are their own."""
+    every = load_tokenizer(tokenizer)
+    return torch.from_numpy(every.reverse_complement(np.arange(every.vocab_size))[::-1].copy())
+
+
+def register_dna_models() -> None:
+    """Every position method × SSMax on and off × size."""
+    register_decoders("dna", SIZES, DnaConfig, build)
+
+
+def build(**config: Any) -> DnaDecoder:
+    """A decoder from the entries of a `DnaConfig`."""
+    return DnaDecoder(DnaConfig(**config))

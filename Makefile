@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := train,vision,hf,test
+EXTRAS := train,vision,dna,hf,test
 
 .PHONY: setup demo test lint bench weights figures clean
 

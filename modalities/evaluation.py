@@ -7,7 +7,9 @@ big_vision an evaluator yields ``(name, value)`` pairs; unlike there, a value is
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import math
 import os
@@ -227,7 +229,15 @@ class Evaluator(ABC):
 
     @abstractmethod
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """All models in one figure, written to ``path``."""
+        """All models in one figure, written to ``path``; further ones next to it, by names that start with the evaluator's."""
+
+    def show(self, results: list[ModelResult], console: Any) -> None:
+        """What a rich ``console`` shows besides the table; nothing unless an evaluator has more to say."""
+        return None
+
+    def write(self, results: list[ModelResult], out: Path) -> None:
+        """Files in folder ``out`` besides JSON, CSV and PNG; none unless an evaluator has its own."""
+        return None
 
     def run(
         self, model: nn.Module, settings: Any, *, finished: Mapping[str, CellValue] | None = None
@@ -237,6 +247,31 @@ class Evaluator(ABC):
         for cell in self.cells(model, settings):
             value = finished.get(cell.name)
             yield cell.name, self.measure(model, cell, settings) if value is None else value
+
+
+class Listing(Evaluator):
+    """An evaluator of the entries of a file: a row for each, in the file's order, and no places on an axis.
+
+    ``show`` prints instead of the table of the others. ``write`` gives every model a table of its own, EVAL.MODEL.tsv.
+    """
+
+    axis = "name"
+
+    def points(self, model: nn.Module, settings: Any) -> tuple[int, ...]:
+        return ()
+
+    @abstractmethod
+    def show(self, results: list[ModelResult], console: Any) -> None:
+        """The rows that a person looks at first, and totals."""
+
+    def write(self, results: list[ModelResult], out: Path) -> None:
+        for result in results:
+            text = io.StringIO()
+            columns = list(result.rows[0]) if result.rows else []
+            table = csv.DictWriter(text, fieldnames=columns, delimiter="\t", lineterminator="\n")
+            table.writeheader()
+            table.writerows(result.rows)
+            write_text(out / f"{self.name}.{_file_safe(result.label)}.tsv", text.getvalue())
 
 
 class CellStore:

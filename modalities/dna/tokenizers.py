@@ -1,0 +1,291 @@
+"""Tokenizers of DNA behind one small interface: codes of bases in, int64 ids out.
+
+`load_tokenizer(spec)` knows three kinds:
+
+    "bases"      one token a base: A, C, G, T are 0, 1, 2, 3; the smallest vocabulary and the finest likelihood
+    "kmer:K"     K bases a token, 1 to 8, not overlapping: the number in base 4, first base most significant
+    "FILE.json"  BPE saved by the `tokenizers` library whose tokens are strings of A, C, G and T (`train_bpe` makes one)
+
+Targets come first: ids below `num_targets` are what a model may predict. Then follow UNKNOWN, start and padding, which no
+model is asked to predict. A k-mer that holds an unknown base is UNKNOWN as a whole; BPE keeps the bases around it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modalities.dna.bases import BASES, UNKNOWN, decode, encode
+from zoo.naming import did_you_mean
+
+if TYPE_CHECKING:
+    from modalities.dna.genome import Genome
+    from modalities.dna.splits import Region
+
+__all__ = ["BpeTokenizer", "DnaTokenizer", "Encoded", "KmerTokenizer", "load_tokenizer", "train_bpe"]
+
+LONGEST_KMER = 8  # 65,536 targets
+PIECE = 4096  # bases that BPE merges at once: bounds memory and time, which grow faster than a piece
+WORD = 512  # bases a training word of BPE has at most
+SPECIALS = 3  # unknown, start, padding
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a sequence became: ids (N,) int64; spans (N,) int64, the bases each stands for, in order; and how many bases
+    at the sequence's end made no token."""
+
+    ids: np.ndarray
+    spans: np.ndarray
+    left_over: int
+
+
+class DnaTokenizer:
+    """What the rest of the package may ask of a tokenizer.
+
+    Attributes:
+        name: the spec's own name.
+        num_targets, unknown_id, bos_id, pad_id, vocab_size: T, T, T + 1, T + 2 and T + 3.
+        widths: (vocab_size,) int64, bases each id stands for; 0 for start and padding.
+        bases_per_token: mean number of bases a token.
+        complements: (vocab_size,) int64, the id of each token's reverse complement, where every token has one; else None.
+        fingerprint: hex; equal fingerprints give equal ids for every sequence.
+    """
+
+    def __init__(
+        self, name: str, widths: np.ndarray, unknown_width: int, bases_per_token: float, fingerprint: str
+    ) -> None:
+        self.name, self.bases_per_token = name, bases_per_token
+        self.num_targets = self.unknown_id = len(widths)
+        self.bos_id, self.pad_id, self.vocab_size = len(widths) + 1, len(widths) + 2, len(widths) + SPECIALS
+        self.widths = np.concatenate([widths, [unknown_width, 0, 0]]).astype(np.int64)
+        self.complements: np.ndarray | None = None
+        self.fingerprint = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
+
+    def encode(self, codes: np.ndarray) -> Encoded:
+        """Tokens of codes (T,) uint8, 0..4. No start or padding is added."""
+        raise NotImplementedError
+
+    def decode(self, ids: Iterable[int]) -> np.ndarray:
+        """Codes (T,) uint8 of ids; start and padding are left out. ValueError for an id outside the vocabulary."""
+        ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
+            raise ValueError(f"ids {ids.min()}..{ids.max()} are outside 0..{self.vocab_size - 1} of {self.name!r}")
+        return self._codes_of(ids[ids <= self.unknown_id])
+
+    def reverse_complement(self, ids: np.ndarray) -> np.ndarray:
+        """Ids (…, N) of the other strand. Unknown, start and padding are their own complements, in reversed places.
+
+        Raises:
+            ValueError: for BPE, whose cuts of a strand are not those of the other.
+        """
+        if self.complements is None:
+            raise ValueError(
+                f"tokens of {self.name!r} have no reverse complements: turn the bases and encode them anew, "
+                "or use 'bases' or 'kmer:K'"
+            )
+        return self.complements[np.asarray(ids)[..., ::-1]]
+
+    def _codes_of(self, ids: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, vocab_size={self.vocab_size})"
+
+
+class KmerTokenizer(DnaTokenizer):
+    """K bases a token; K = 1 is "bases". `left_over` is what is left of a sequence after its last whole k-mer."""
+
+    def __init__(self, k: int, name: str) -> None:
+        super().__init__(name, np.full(4**k, k), k, float(k), f"kmer-{k}")
+        self.k = k
+        self._powers = 4 ** np.arange(k - 1, -1, -1)
+        codes = (np.arange(4**k)[:, None] // self._powers % 4).astype(np.uint8)  # (4^K, K)
+        self._table = np.concatenate([codes, np.full((1, k), UNKNOWN, np.uint8)])
+        turned = (3 - codes[:, ::-1].astype(np.int64)) @ self._powers
+        self.complements = np.concatenate([turned, np.arange(4**k, 4**k + SPECIALS)])
+
+    def encode(self, codes: np.ndarray) -> Encoded:
+        count = len(codes) // self.k
+        if self.k == 1:
+            ids = codes.astype(np.int64)  # UNKNOWN is the first id after the four targets
+        else:
+            whole = codes[: count * self.k].reshape(count, self.k)
+            ids = whole @ self._powers
+            ids[(whole == UNKNOWN).any(1)] = self.unknown_id
+        return Encoded(ids, np.full(count, self.k, np.int64), len(codes) - count * self.k)
+
+    def _codes_of(self, ids: np.ndarray) -> np.ndarray:
+        return self._table[ids].reshape(-1)
+
+
+class BpeTokenizer(DnaTokenizer):
+    """Byte-pair encoding of bases by the `tokenizers` library. Each unknown base is a token of its own.
+
+    Sequences are cut into pieces of `PIECE` bases, and no token spans two. `bases_per_token` is measured on random bases,
+    for which it is some percent lower than for a genome: a window of that many bases seldom has more tokens than fit.
+    """
+
+    def __init__(self, backend: Any, name: str) -> None:
+        vocabulary = sorted((number, token) for token, number in backend.get_vocab().items())
+        targets = [(number, token) for number, token in vocabulary if re.fullmatch(f"[{BASES}]+", token)]
+        missing = set(BASES) - {token for _, token in targets}
+        if missing:
+            raise ValueError(f"tokenizer {name!r}: no token {min(missing)!r}: is it a tokenizer of DNA in upper case?")
+        super().__init__(name, np.array([len(token) for _, token in targets]), 1, 1.0, backend.to_str())
+        self._backend = backend
+        self._codes = [encode(token) for _, token in targets] + [np.full(1, UNKNOWN, np.uint8)]
+        self._ids = np.full(vocabulary[-1][0] + 1, -1, np.int64)  # of this tokenizer, by those of the library
+        self._ids[[number for number, _ in targets]] = np.arange(len(targets))
+        random = np.random.default_rng(0).integers(0, 4, 16 * PIECE).astype(np.uint8)
+        self.bases_per_token = len(random) / len(self.encode(random).ids)
+
+    def encode(self, codes: np.ndarray) -> Encoded:
+        parts = [np.empty(0, np.int64)]
+        for start, stop, known in _runs(codes):
+            if not known:
+                parts.append(np.full(stop - start, self.unknown_id))
+                continue
+            for at in range(start, stop, PIECE):
+                text = decode(codes[at : min(at + PIECE, stop)])
+                parts.append(self._ids[self._backend.encode(text, add_special_tokens=False).ids])
+        ids = np.concatenate(parts)
+        spans = self.widths[ids]
+        if len(ids) and (ids.min() < 0 or int(spans.sum()) != len(codes)):
+            raise ValueError(
+                f"tokenizer {self.name!r} does not keep every base as it is; expected BPE over the letters {BASES} alone"
+            )
+        return Encoded(ids, spans, 0)
+
+    def _codes_of(self, ids: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.empty(0, np.uint8), *(self._codes[number] for number in ids)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_backend": self._backend.to_str()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(
+            state | {"_backend": _library(self.__class__.__name__).Tokenizer.from_str(state["_backend"])}
+        )
+
+
+def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
+    """The tokenizer of a spec string (the three kinds: the module's docstring). The same one for the same spec.
+
+    Raises:
+        ValueError: for an unknown spec, naming the nearest; for a K outside 1..8; for a file that is no BPE of DNA.
+        FileNotFoundError: where the file is missing.
+        ImportError: where it needs `tokenizers` and that is not installed.
+    """
+    if not isinstance(spec, str) or not spec:
+        raise ValueError(f"tokenizer must be a non-empty string such as 'bases', got {spec!r}")
+    if spec == "bases":
+        return _kmers(1, spec)
+    kind, _, number = spec.partition(":")
+    if kind == "kmer":
+        if not number.isdecimal() or not 1 <= int(number) <= LONGEST_KMER:
+            raise ValueError(f"tokenizer {spec!r}: K must be a whole number from 1 to {LONGEST_KMER}, as in 'kmer:6'")
+        return _kmers(int(number), spec)
+    if spec.endswith(".json"):
+        path = Path(spec)
+        if not path.is_file():
+            beside = [str(other) for other in path.parent.glob("*.json")]
+            raise FileNotFoundError(f"tokenizer {spec!r}: no such file; {did_you_mean(spec, beside)}".rstrip("; "))
+        return _bpe(spec, path.stat().st_mtime_ns, path.stat().st_size)
+    hint = did_you_mean(spec, ["bases", "kmer:6", "tokenizer.json"])
+    raise ValueError(f"unknown tokenizer {spec!r}; {hint}expected 'bases', 'kmer:K' or 'FILE.json'")
+
+
+_kmers = lru_cache(KmerTokenizer)
+
+
+@lru_cache(maxsize=8)
+def _bpe(spec: str, *version: int) -> BpeTokenizer:
+    """`version`, the file's time and size, makes a changed file another tokenizer."""
+    library = _library(spec)
+    try:
+        backend = library.Tokenizer.from_file(spec)
+    except Exception as error:  # the library raises a bare Exception for every malformed file
+        raise ValueError(f"tokenizer {spec!r} is not a `tokenizers` JSON file: {error}") from error
+    backend.no_padding()
+    backend.no_truncation()
+    return BpeTokenizer(backend, spec)
+
+
+def train_bpe(
+    genome: Genome,
+    regions: Sequence[Region],
+    vocab_size: int,
+    path: str | os.PathLike[str],
+    *,
+    most_bases: int = 10_000_000,
+) -> None:
+    """Train BPE on regions of a genome and save it as JSON that the `tokenizers` library reads, too.
+
+    Words are at most `WORD` known bases of one strand; of more than `most_bases`, evenly spread words are taken, because
+    memory grows with what is trained on. vocab_size counts unknown, start and padding, too; a genome too small for it
+    gives fewer.
+
+    Raises:
+        ValueError: for a vocabulary without room for the four bases, or regions without a known base.
+    """
+    if vocab_size < len(BASES) + SPECIALS:
+        raise ValueError(
+            f"vocab_size {vocab_size} must be at least {len(BASES) + SPECIALS}: four bases and {SPECIALS} more"
+        )
+    library = _library(str(path))
+    every = max(1, -(-sum(region.stop - region.start for region in regions) // most_bases))
+    backend = library.Tokenizer(library.models.BPE())
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size - SPECIALS, initial_alphabet=list(BASES), show_progress=False
+    )
+    words = _words(genome, regions, every)
+    first = next(words, None)
+    if first is None:
+        raise ValueError(f"no known base in {len(regions)} regions to train BPE on")
+    backend.train_from_iterator(chain([first], words), trainer)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(backend.to_str(), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _words(genome: Genome, regions: Sequence[Region], every: int) -> Iterator[str]:
+    """Every so many-th stretch of `WORD` bases, cut at unknown ones."""
+    stretches = (
+        (region.contig, start, min(start + WORD, region.stop))
+        for region in regions
+        for start in range(region.start, region.stop, WORD)
+    )
+    for stretch in islice(stretches, 0, None, every):
+        codes = genome.codes(*stretch)
+        yield from (decode(codes[start:stop]) for start, stop, known in _runs(codes) if known)
+
+
+def _runs(codes: np.ndarray) -> Iterator[tuple[int, int, bool]]:
+    """(start, stop, known) of the stretches of known and of unknown bases, in turn."""
+    known = codes != UNKNOWN
+    edges = np.flatnonzero(np.diff(known)) + 1
+    bounds = [0, *edges.tolist(), len(codes)] if len(codes) else []
+    for start, stop in pairwise(bounds):
+        yield start, stop, bool(known[start])
+
+
+def _library(spec: str) -> Any:
+    try:
+        import tokenizers
+        import tokenizers.models
+        import tokenizers.trainers
+    except ImportError as error:
+        raise ImportError(f"tokenizer {spec!r} needs the package `tokenizers`: pip install tokenizers") from error
+    return tokenizers

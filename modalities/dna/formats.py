@@ -1,0 +1,304 @@
+"""Files of sequences, parsed once from start to end: FASTA, 2bit and GenBank, plain or compressed with gzip or bgzip.
+
+`read_codes(path)` yields `Start(name, place)` and after it the sequence in pieces of at most a few million letters, a
+byte each: the base's code, + SOFT where the letter is lower-case (soft-masked). A piece may hold two codes that no other
+file knows, so that the caller can count what is converted: AMBIGUITY (an IUPAC code other than N) and URACIL.
+
+2bit and GenBank are Biopython's to parse. FASTA is not: its parser takes a record at a time as text, which for a human
+chromosome is three times its 250 million letters in memory, joins lines in Python, and drops the line numbers that an
+error has to name. Ours translates a megabyte at a time in C.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from modalities.dna.bases import AMBIGUOUS, BASES, UNKNOWN, why_not_a_base
+
+__all__ = ["AMBIGUITY", "CODE", "NORMAL", "SOFT", "SUFFIXES", "URACIL", "Start", "read_codes"]
+
+AMBIGUITY, URACIL = 5, 6  # counted by the reader, stored as UNKNOWN and T
+SOFT, CODE = 8, 7  # a stored byte is code | SOFT
+NORMAL = bytes([*range(5), UNKNOWN, 3, 7, *range(8, 13), UNKNOWN | SOFT, 3 | SOFT, 15, *range(16, 256)])
+_BAD = 255
+_WHITE = b"\r\n \t"
+_CHUNK = 1 << 20
+_BLOCKS = 1 << 24  # bases of 2bit at a time: each read walks all blocks of N and of soft mask
+_LONGEST_HEADER = 1 << 20
+_FORMATS = {"FASTA": (".fa", ".fasta", ".fna"), "2bit": (".2bit",), "GenBank": (".gb", ".gbk", ".gbff")}
+_COMPRESSED = (".gz", ".bgz")
+SUFFIXES = tuple(suffix for suffixes in _FORMATS.values() for suffix in suffixes)
+_TWO_BIT = (b"\x43\x27\x41\x1a", b"\x1a\x41\x27\x43")
+_OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+_BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
+
+
+def _table() -> bytes:
+    table = bytearray([_BAD]) * 256
+    for code, letters in enumerate([*BASES, "N", AMBIGUOUS, "U"]):
+        for letter in letters:
+            table[ord(letter)] = code
+            table[ord(letter.lower())] = code | SOFT
+    return bytes(table)
+
+
+_TABLE = _table()
+
+
+class Start(NamedTuple):
+    """A sequence begins: its name, and where in its file that is ("line 12", "sequence 3")."""
+
+    name: str
+    place: str
+
+
+def is_sequence_file(name: str) -> bool:
+    """Whether a file's name ends as one of the formats, with or without .gz or .bgz behind it."""
+    return _format_of(name) is not None
+
+
+def _format_of(name: str) -> str | None:
+    name = name.lower()
+    for suffix in _COMPRESSED:
+        name = name.removesuffix(suffix)
+    return next((format for format, suffixes in _FORMATS.items() if name.endswith(suffixes)), None)
+
+
+def read_codes(path: Path, advance: Callable[[int], object] = lambda at: None) -> Iterator[Start | bytes]:
+    """The sequences of one file, in its order. `advance(at)` is told how many bytes of the file have been read.
+
+    The name's ending says the format; what the file begins with says whether it is compressed, and must fit the format.
+    ValueError with file, line (or sequence) and reason for all that is malformed, cut short or no DNA.
+    """
+    format = _format_of(path.name)
+    if format is None:
+        raise ValueError(f"{path}: is none of {', '.join(SUFFIXES)}, with or without {' or '.join(_COMPRESSED)}")
+    with open(path, "rb") as raw:
+        start = raw.read(64)
+        _check_compression(path, start, format)
+        raw.seek(0)
+        compressed = start.startswith(b"\x1f\x8b")
+        if format == "2bit":
+            yield from _read_2bit(path, raw, advance)
+            return
+        if _BGZIP.match(start):
+            _check_bgzip_end(path)
+        stream = _Watched(gzip.GzipFile(fileobj=raw) if compressed else raw, raw, path, advance)
+        yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
+
+
+def _check_compression(path: Path, start: bytes, format: str) -> None:
+    if not start:
+        raise ValueError(f"{path}: the file is empty")
+    for magic, name in _OTHERS.items():
+        if start.startswith(magic):
+            raise ValueError(f"{path}: is compressed with {name}; only gzip and bgzip are read, so decompress it")
+    if start.startswith(b"\x1f\x8b") and format == "2bit":
+        raise ValueError(f"{path}: a 2bit file is read at random and cannot be compressed; decompress it (gunzip)")
+
+
+def _check_bgzip_end(path: Path) -> None:
+    """bgzip ends in an empty block: without it whole blocks are gone, which gzip alone would not notice."""
+    from Bio import bgzf
+
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - len(bgzf._bgzf_eof)))
+        if file.read() != bgzf._bgzf_eof:
+            raise ValueError(f"{path}: truncated: the empty block that ends every bgzip file is missing")
+
+
+class _Watched(io.RawIOBase):
+    """A stream of decompressed bytes that tells how far it is, and whose errors name the file and the place."""
+
+    def __init__(self, stream: BinaryIO | gzip.GzipFile, raw: BinaryIO, path: Path, advance: Callable) -> None:
+        self.stream, self.raw, self.path, self.advance = stream, raw, path, advance
+        self.place = "at its start"
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:  # for io.TextIOWrapper
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            data = self.stream.read(size)
+        except EOFError as error:
+            raise ValueError(f"{self.path}: truncated: the gzip stream stops short {self.place}") from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{self.path}: damaged: the gzip stream fails {self.place} ({error})") from error
+        self.advance(self.raw.tell())
+        return data
+
+
+def _read_fasta(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
+    line, begun, at_line_start = 1, False, True
+    header: bytes | None = None  # what has been read of a header whose end is still to come
+    while chunk := stream.read(_CHUNK):
+        if line == 1 and not begun and header is None:
+            chunk = chunk.removeprefix(b"\xef\xbb\xbf")
+        at = 0
+        while at < len(chunk):
+            if header is not None:
+                end = chunk.find(b"\n", at)
+                header += chunk[at : end if end >= 0 else len(chunk)]
+                if end < 0:
+                    if len(header) > _LONGEST_HEADER:
+                        raise ValueError(f"{path}, line {line}: a header of more than {_LONGEST_HEADER:,} bytes")
+                    break
+                start = _start(header, path, line)
+                stream.place = f"after line {line}, in sequence {start.name!r}"
+                yield start
+                header, begun, at_line_start, at, line = None, True, True, end + 1, line + 1
+                continue
+            stop = chunk.find(b">", at)
+            piece = chunk[at : stop if stop >= 0 else len(chunk)]
+            codes = piece.translate(_TABLE, _WHITE)
+            if codes and not begun:
+                raise ValueError(_no_header(path, piece, line))
+            if _BAD in codes:
+                raise _bad_letter(path, piece, line)
+            if codes:
+                yield codes
+            line += piece.count(b"\n")
+            at_line_start = piece.endswith(b"\n") if piece else at_line_start
+            at += len(piece)
+            if stop >= 0:
+                if not at_line_start:
+                    raise ValueError(f"{path}, line {line}: '>' in the middle of a line")
+                header, at = b"", at + 1
+    if header is not None:  # a last line without its end
+        yield _start(header, path, line)
+
+
+def _start(header: bytes, path: Path, line: int) -> Start:
+    try:
+        text = header.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}, line {line}: invalid UTF-8 in the header (byte 0x{header[error.start]:02x}); mend the name"
+        ) from error
+    if not text.split():
+        raise ValueError(f"{path}, line {line}: '>' without a name behind it")
+    if "\r" in text.rstrip():
+        raise ValueError(f"{path}, line {line}: lines end in a lone carriage return; write them with a line feed")
+    return Start(text.split()[0], f"line {line}")
+
+
+def _bad_letter(path: Path, piece: bytes, line: int) -> ValueError:
+    place = next(at for at, byte in enumerate(piece) if _TABLE[byte] == _BAD and byte not in _WHITE)
+    line += piece.count(b"\n", 0, place)
+    return ValueError(f"{path}, line {line}: {why_not_a_base(chr(piece[place]))}")
+
+
+def _no_header(path: Path, piece: bytes, line: int) -> str:
+    before = len(piece) - len(piece.lstrip())
+    line += piece.count(b"\n", 0, before)
+    found = piece.lstrip()[:40].splitlines()[0]
+    if found.startswith(b"LOCUS"):
+        return f"{path}, line {line}: this is GenBank, not FASTA; name it {path.stem}.gb"
+    if found.startswith(_TWO_BIT):
+        return f"{path}: this is 2bit, not FASTA; name it {path.stem}.2bit"
+    if not found.decode("latin-1").isprintable() or not found.isascii():
+        return f"{path}: expected '>' and a name, found bytes that are no text ({found[:8].hex(' ')}): a binary file?"
+    return f"{path}, line {line}: FASTA begins with '>' and a name, found {found.decode('ascii')!r}"
+
+
+class _Lines:
+    """What Biopython's scanner reads from: lines of text, counted, so that errors can name them."""
+
+    def __init__(self, stream: _Watched, path: Path) -> None:
+        self.text, self.path, self.stream = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8"), path, stream
+        self.number = self.record = self.sequence = 0  # lines read; the line of the last LOCUS; of the last ORIGIN
+
+    def readline(self) -> str:
+        try:
+            line = self.text.readline()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path}, after line {self.number}: invalid UTF-8 ({error.reason})") from error
+        self.number += 1
+        self.stream.place = f"after line {self.number}"
+        if line.startswith("LOCUS"):
+            self.record = self.number
+        elif line.startswith("ORIGIN"):
+            self.sequence = self.number
+        return line
+
+
+def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
+    """One record of a file at a time in memory. GenBank writes every base in lower case, so nothing is soft-masked."""
+    from Bio.GenBank.Scanner import GenBankScanner
+    from Bio.Seq import UndefinedSequenceError
+
+    lines = _Lines(stream, path)
+    records = GenBankScanner().parse_records(lines, do_features=False)  # SeqIO's own parser; features take most time
+    while True:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of dates and spaces; what follows means that bases are missing
+            warnings.filterwarnings("error", "Premature end|Expected sequence length|Attempting to parse malformed")
+            try:
+                record = next(records, None)
+            except (ValueError, AssertionError, Warning) as error:
+                if str(error).startswith(str(path)):
+                    raise
+                where = f"line {lines.number}, in the record that begins at line {lines.record}"
+                raise ValueError(f"{path}, {where}: {error or 'this is not GenBank'}") from error
+        if record is None:
+            break
+        name = record.name if record.id in ("", "<unknown id>", ".") else record.id
+        yield Start(name, f"line {lines.record}")
+        try:
+            letters = bytes(record.seq)
+        except UndefinedSequenceError as error:
+            raise ValueError(
+                f"{path}, line {lines.record}: record {name!r} holds no sequence (no ORIGIN); "
+                "fetch it with its sequence ('gbwithparts' at the NCBI)"
+            ) from error
+        codes = letters.upper().translate(_TABLE)
+        if (place := codes.find(_BAD)) >= 0:  # 60 letters a line
+            line = lines.sequence + 1 + place // 60
+            raise ValueError(f"{path}, line {line} (record {name!r}): {why_not_a_base(chr(letters[place]))}")
+        yield codes
+    if not lines.record:
+        raise ValueError(f"{path}: this is not GenBank: no line begins with LOCUS")
+
+
+def _read_2bit(path: Path, raw: BinaryIO, advance: Callable[[int], object]) -> Iterator[Start | bytes]:
+    from Bio.SeqIO.TwoBitIO import TwoBitIterator
+
+    head, size = raw.read(16), path.stat().st_size
+    if not head.startswith(_TWO_BIT):
+        raise ValueError(f"{path}: this is not 2bit: it begins with {head[:4].hex(' ')}, not with 1a 41 27 43")
+    count = int.from_bytes(head[8:12], "little" if head.startswith(_TWO_BIT[0]) else "big")
+    if len(head) < 16 or 16 + 6 * count > size:
+        raise ValueError(f"{path}: truncated: {size:,} bytes cannot hold the index of {count:,} sequences")
+    raw.seek(0)
+    try:
+        sequences = TwoBitIterator(raw)
+    except ValueError as error:
+        raise ValueError(f"{path}: truncated or damaged: its index cannot be read ({error})") from error
+    names = list(sequences.keys())
+    if len(names) < count:  # Biopython keeps the last of those that share a name
+        raise ValueError(f"{path}: a name occurs twice among its {count:,} sequences")
+    for number, name in enumerate(names, start=1):
+        yield Start(name, f"sequence {number}")
+        sequence = sequences[name].seq
+        for start in range(0, len(sequence), _BLOCKS):
+            stop = min(start + _BLOCKS, len(sequence))
+            try:
+                letters = bytes(sequence[start:stop])
+            except (ValueError, RuntimeError) as error:
+                raise ValueError(f"{path}, sequence {number} ({name!r}): truncated or damaged ({error})") from error
+            if raw.tell() > size or len(letters) < stop - start:
+                raise ValueError(f"{path}, sequence {number} ({name!r}): truncated")
+            advance(raw.tell())
+            yield letters.translate(_TABLE)

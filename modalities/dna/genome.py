@@ -1,0 +1,355 @@
+"""Genomes: a spec string in, contigs with random access to their bases out.
+
+    "yeast-chr01"             chromosome I of baker's yeast, which ships with the package (the default)
+    "genomes"                 every genome that `tools/fetch_data.py dna` put into the data folder ($PRIORZOO_DATA, ./data)
+    "genomes:yeast,ustilago"  those of them
+    "PATH or GLOB"            .fa .fasta .fna .2bit .gb .gbk .gbff, also with .gz or .bgz (2bit: not); several with commas
+
+Whatever the format, a file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is
+then a slice of it. Small files are kept in memory. Larger ones are stored under the cache folder, under a name made of
+paths, sizes and times, and memory-mapped: every worker and process reads the same pages. A store is complete or absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import glob
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modalities.dna.bases import UNKNOWN
+from modalities.dna.formats import AMBIGUITY, CODE, NORMAL, SOFT, SUFFIXES, URACIL, Start, is_sequence_file, read_codes
+from modalities.text.sources import data_folder
+from zoo.naming import did_you_mean
+
+__all__ = ["DEFAULT_SOURCE", "Contig", "Genome", "genome_names", "open_genome", "source_files"]
+
+DEFAULT_SOURCE = "yeast-chr01"
+_ASSETS = Path(__file__).parent / "assets"
+_FORMAT = 1  # raise when the store or the reading of files changes
+_IN_MEMORY = 32 * 2**20  # bytes of files
+_BAR_FROM_BYTES = 16 * 2**20  # smaller files take about a second and need no bar
+
+
+@dataclass(frozen=True)
+class Contig:
+    """One sequence. unknown: (n, 2) int64, the runs [start, stop) of UNKNOWN codes, sorted and apart."""
+
+    name: str
+    length: int
+    file: str
+    unknown: np.ndarray = field(compare=False, repr=False)
+
+    @property
+    def known(self) -> int:
+        """Bases that are A, C, G or T."""
+        return self.length - int((self.unknown[:, 1] - self.unknown[:, 0]).sum())
+
+
+class Genome:
+    """Contigs in the order of their files. `open_genome` makes one; it never changes.
+
+    fingerprint: 16 hex digits; equal ones mean equal names, lengths, bases and soft masks, whatever the files' format.
+    files: where it was read from. report: what was converted on reading ("3 IUPAC codes read as N, 120 U as T"), or "".
+    """
+
+    def __init__(self, table: dict[str, Any], unknown: np.ndarray, files: tuple[str, ...], store: Path | np.ndarray):
+        runs = np.cumsum([0, *(row[3] for row in table["contigs"])])
+        unknown.flags.writeable = False
+        self.files, self.fingerprint, self.report = files, table["fingerprint"], table["report"]
+        self.contigs = tuple(
+            Contig(name, length, files[file], unknown[runs[i] : runs[i + 1]])
+            for i, (name, length, file, _) in enumerate(table["contigs"])
+        )
+        starts = np.cumsum([0, *(contig.length for contig in self.contigs)])
+        self._places = {contig.name: (contig, int(at)) for contig, at in zip(self.contigs, starts, strict=False)}
+        self.bases = int(starts[-1])
+        self.known = sum(contig.known for contig in self.contigs)
+        self._from = store
+        self._store = _mapped(store)
+
+    def __getstate__(self) -> dict[str, Any]:  # a worker maps the file again, and is not sent its content
+        return {key: value for key, value in self.__dict__.items() if key != "_store"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._store = _mapped(self._from)
+
+    def __getitem__(self, name: str) -> Contig:
+        return self._place(name)[0]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def codes(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Codes 0..4 of the bases [start, stop) of a contig, uint8, a fresh array. ValueError beyond its ends."""
+        return self._read(name, start, stop) & CODE
+
+    def soft_masked(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Which bases of [start, stop) are lower-case in the file (repeats, by convention): bool."""
+        return self._read(name, start, stop) & SOFT != 0
+
+    def _read(self, name: str, start: int, stop: int | None) -> np.ndarray:
+        contig, at = self._place(name)
+        stop = contig.length if stop is None else stop
+        if not 0 <= start <= stop <= contig.length:
+            raise ValueError(f"bases [{start}, {stop}) are outside contig {name!r}, which has {contig.length:,}")
+        return self._store[at + start : at + stop]
+
+    def _place(self, name: str) -> tuple[Contig, int]:
+        if name not in self._places:
+            names = [contig.name for contig in self.contigs]
+            few = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
+            raise ValueError(f"no contig {name!r}; {did_you_mean(str(name), names)}there are {len(names)}: {few}")
+        return self._places[name]
+
+
+def open_genome(spec: str = DEFAULT_SOURCE, *, cache_dir: str | os.PathLike[str] | None = None) -> Genome:
+    """The genome of a spec string (grammar: the module's docstring). Opened again, it costs nothing.
+
+    cache_dir: where its store goes. None: in memory where the files have 32 MiB or less, else <data folder>/cache.
+    Errors: FileNotFoundError where files are missing, naming what is near or the command that fetches them; ValueError
+    with file, line and reason for files that are malformed.
+    """
+    files = source_files(spec)
+    stats = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    if cache_dir is None and sum(size for _, size, _ in stats) > _IN_MEMORY:
+        cache_dir = data_folder() / "cache"
+    return _open(stats, None if cache_dir is None else str(Path(cache_dir).absolute()))
+
+
+def source_files(spec: str) -> tuple[Path, ...]:
+    """The files behind a spec string. Errors: those of open_genome."""
+    if not isinstance(spec, str) or not spec.strip():
+        raise ValueError(f"source must be a non-empty string such as {DEFAULT_SOURCE!r}, got {spec!r}")
+    if spec == DEFAULT_SOURCE:
+        return (_ASSETS / "yeast_chr01.fa.gz",)
+    if (names := genome_names(spec)) is not None:
+        return tuple(data_folder() / "genomes" / f"{name}.fa" for name in names)
+    if Path(spec).is_file():  # a name may have a comma in it
+        return (_known_suffix(spec, Path(spec)),)
+    return tuple(path for part in spec.split(",") for path in _find_files(spec, part.strip()))
+
+
+def genome_names(spec: str) -> list[str] | None:
+    """The fetched genomes that "genomes" or "genomes:a,b" means; None for any other spec. FileNotFoundError if missing."""
+    if spec != "genomes" and not spec.startswith("genomes:"):
+        return None
+    folder = data_folder() / "genomes"
+    there = sorted(path.stem for path in folder.glob("*.fa"))
+    fetch = "`python tools/fetch_data.py dna`"
+    if not there:
+        raise FileNotFoundError(f"source {spec!r}: no *.fa in {folder}; {fetch} fetches them")
+    wanted = [name.strip() for name in spec.partition(":")[2].split(",")] if ":" in spec else there
+    for name in wanted:
+        if name not in there:
+            hint = did_you_mean(name, there)
+            raise FileNotFoundError(
+                f"source {spec!r}: no genome {name!r} in {folder}; {hint}there are {', '.join(there)}; {fetch} fetches"
+            )
+    return wanted
+
+
+def _find_files(spec: str, place: str) -> list[Path]:
+    if any(mark in place for mark in "*?["):
+        found = sorted(Path(path) for path in glob.glob(place, recursive=True) if os.path.isfile(path))
+        if not found:
+            raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
+        return [_known_suffix(spec, path) for path in found]
+    path = Path(place)
+    if not path.is_file():
+        raise FileNotFoundError(_missing(spec, place))
+    return [_known_suffix(spec, path)]
+
+
+def _known_suffix(spec: str, path: Path) -> Path:
+    if not is_sequence_file(path.name):
+        raise ValueError(f"source {spec!r}: {path} is none of {', '.join(SUFFIXES)}, with or without .gz or .bgz")
+    return path
+
+
+def _missing(spec: str, place: str) -> str:
+    path, names = Path(place), [DEFAULT_SOURCE, "genomes"]
+    if path.is_dir():
+        return f"source {spec!r}: {place} is a folder; give its files, such as '{place.rstrip('/')}/*.fa'"
+    folder = path.parent
+    beside = [str(folder / p.name) for p in folder.iterdir() if is_sequence_file(p.name)] if folder.is_dir() else []
+    near = difflib.get_close_matches(place, [*names, *beside], n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"source {spec!r}: no file {place!r}, and not one of {', '.join(names)}, genomes:NAME{hint}"
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4)
+def _open(stats: tuple[tuple[str, int, int], ...], cache_dir: str | None) -> Genome:
+    files = tuple(path for path, _, _ in stats)
+    if cache_dir is None:
+        memory = bytearray()
+        table, unknown = _parse(stats, memory.extend)
+        return Genome(table, unknown, files, np.frombuffer(memory, np.uint8))
+    absolute = [os.path.abspath(path) for path in files]
+    same_files = f"genome-{_digest(absolute)}-"
+    folder = Path(cache_dir) / (same_files + _digest([_FORMAT, *(stat[1:] for stat in stats)]))
+    if not _is_whole(folder):
+        _write_store(folder, stats)
+        for old in folder.parent.glob(f"{same_files}*"):
+            if old != folder:  # of these files as they were
+                shutil.rmtree(old, ignore_errors=True)
+    table = json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
+    return Genome(table, np.load(folder / "unknown.npy"), files, folder / "bases.u8")
+
+
+def _mapped(store: Path | np.ndarray) -> np.ndarray:
+    array = np.asarray(np.memmap(store, np.uint8, mode="r")) if isinstance(store, Path) else store
+    if array.flags.writeable:
+        array.flags.writeable = False
+    return array
+
+
+def _digest(values: Any) -> str:
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=8).hexdigest()
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a store is there with all its bases; what is left of a damaged one is taken away."""
+    try:
+        table = json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
+        whole = (folder / "bases.u8").stat().st_size == sum(row[1] for row in table["contigs"])
+        whole = whole and len(np.load(folder / "unknown.npy")) == sum(row[3] for row in table["contigs"])
+    except (FileNotFoundError, ValueError, KeyError):
+        whole = False
+    if not whole:
+        shutil.rmtree(folder, ignore_errors=True)
+    return whole
+
+
+def _write_store(folder: Path, stats: tuple[tuple[str, int, int], ...]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        with open(temporary / "bases.u8", "wb") as file:
+            table, unknown = _parse(stats, file.write)
+        np.save(temporary / "unknown.npy", unknown)
+        (temporary / "contigs.json").write_text(json.dumps(table), encoding="utf-8")
+        temporary.chmod(0o755)  # mkdtemp's 0700 would lock out a shared cache
+        try:
+            os.rename(temporary, folder)  # atomic; fails when another process was first
+        except OSError:
+            if not (folder / "contigs.json").is_file():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _parse(
+    stats: tuple[tuple[str, int, int], ...], write: Callable[[bytes], object]
+) -> tuple[dict[str, Any], np.ndarray]:
+    """All files, their bases written out as they come -> (table for JSON, unknown runs of all contigs)."""
+    contigs = _Contigs(write)
+    with _bar(sum(size for _, size, _ in stats)) as advance:
+        done = 0
+        for number, (name, size, mtime) in enumerate(stats):
+            path = Path(name)
+            for piece in read_codes(path, lambda at, done=done: advance(done + at)):
+                if isinstance(piece, Start):
+                    contigs.start(piece, number, path)
+                else:
+                    contigs.add(piece)
+            contigs.end(path)
+            if (path.stat().st_size, path.stat().st_mtime_ns) != (size, mtime):
+                raise ValueError(f"{path}: changed while it was being read; open it again when it is complete")
+            done += size
+    return contigs.table(), np.concatenate([np.empty((0, 2), np.int64), *contigs.unknown])
+
+
+class _Contigs:
+    """The table of contigs, filled as pieces come in."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self.write = write
+        self.rows: list[list[Any]] = []  # name, length, number of the file, number of unknown runs
+        self.unknown: list[np.ndarray] = []
+        self.places: dict[str, str] = {}
+        self.digest = hashlib.blake2b(digest_size=8)
+        self.ambiguous = self.uracil = 0
+        self.open_place: str | None = None
+
+    def start(self, start: Start, file: int, path: Path) -> None:
+        self._close(path)
+        place = f"{path}, {start.place}"
+        if start.name in self.places:
+            raise ValueError(f"{place}: a second contig {start.name!r}; the first is in {self.places[start.name]}")
+        self.places[start.name] = self.open_place = place
+        self.rows.append([start.name, 0, file, 0])
+
+    def end(self, path: Path) -> None:
+        """The file is over."""
+        if self.open_place is None:
+            raise ValueError(f"{path}: holds no sequence")
+        self._close(path)
+        self.open_place = None
+
+    def _close(self, path: Path) -> None:
+        if self.open_place is not None and self.rows[-1][1] == 0:
+            raise ValueError(f"{self.open_place}: contig {self.rows[-1][0]!r} is empty: no base follows its header")
+
+    def add(self, piece: bytes) -> None:
+        """The next bases of the contig that was started last."""
+        if any(code in piece for code in (AMBIGUITY, URACIL, AMBIGUITY | SOFT, URACIL | SOFT)):
+            self.ambiguous += piece.count(AMBIGUITY) + piece.count(AMBIGUITY | SOFT)
+            self.uracil += piece.count(URACIL) + piece.count(URACIL | SOFT)
+            piece = piece.translate(NORMAL)
+        row = self.rows[-1]
+        if UNKNOWN in piece or UNKNOWN | SOFT in piece:
+            runs = _runs(np.frombuffer(piece, np.uint8) & CODE == UNKNOWN) + row[1]
+            if row[3] and self.unknown[-1][-1, 1] == runs[0, 0]:  # goes on from the last piece
+                self.unknown[-1][-1, 1] = runs[0, 1]
+                runs = runs[1:]
+            if len(runs):
+                self.unknown.append(runs)
+                row[3] += len(runs)
+        row[1] += len(piece)
+        self.digest.update(piece)
+        self.write(piece)
+
+    def table(self) -> dict[str, Any]:
+        self.digest.update(json.dumps([row[:2] for row in self.rows]).encode())
+        counts = ((self.ambiguous, "IUPAC codes read as N"), (self.uracil, "U as T"))
+        report = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+        return {"contigs": self.rows, "fingerprint": self.digest.hexdigest(), "report": report}
+
+
+def _runs(mask: np.ndarray) -> np.ndarray:
+    """[start, stop) of every run of True: (n, 2) int64."""
+    padded = np.zeros(len(mask) + 2, np.int8)
+    padded[1:-1] = mask
+    return np.flatnonzero(np.diff(padded)).reshape(-1, 2)
+
+
+@contextlib.contextmanager
+def _bar(total: int) -> Iterator[Callable[[int], object]]:
+    """A progress bar over the files' bytes, on a terminal and when they are many."""
+    if total < _BAR_FROM_BYTES or not sys.stderr.isatty():
+        yield lambda at: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("indexing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("indexing", total=total)
+        yield lambda at: progress.update(task, completed=at)

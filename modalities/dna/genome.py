@@ -34,10 +34,10 @@ from modalities.dna.formats import AMBIGUITY, CODE, NORMAL, SOFT, SUFFIXES, URAC
 from modalities.text.sources import data_folder
 from zoo.naming import did_you_mean
 
-__all__ = ["DEFAULT_SOURCE", "Contig", "Genome", "genome_names", "open_genome", "source_files"]
+__all__ = ["ASSETS", "DEFAULT_SOURCE", "Contig", "Genome", "genome_names", "open_genome", "source_files"]
 
 DEFAULT_SOURCE = "yeast-chr01"
-_ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parent / "assets"
 _FORMAT = 1  # raise when the store or the reading of files changes
 _IN_MEMORY = 32 * 2**20  # bytes of files
 _BAR_FROM_BYTES = 16 * 2**20  # smaller files take about a second and need no bar
@@ -135,7 +135,7 @@ def source_files(spec: str) -> tuple[Path, ...]:
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(f"source must be a non-empty string such as {DEFAULT_SOURCE!r}, got {spec!r}")
     if spec == DEFAULT_SOURCE:
-        return (_ASSETS / "yeast_chr01.fa.gz",)
+        return (ASSETS / "yeast_chr01.fa.gz",)
     if (names := genome_names(spec)) is not None:
         return tuple(data_folder() / "genomes" / f"{name}.fa" for name in names)
     if Path(spec).is_file():  # a name may have a comma in it

@@ -1,0 +1,225 @@
+"""Which parts of a genome are trained on and which are held out: a BED file of four columns, or whole contigs by rule.
+
+    chr1    0    248956422    train
+    chr20   0    64444167     heldout
+
+Bounds are 0-based and half-open. "valid", "validation", "val" and "test" are held out too, and can be asked for by name.
+What no row covers is not used at all. Two rows of different splits may not share a base.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modalities.dna.genome import ASSETS, DEFAULT_SOURCE, Contig, Genome, genome_names
+from modalities.text.sources import data_folder
+from zoo.naming import did_you_mean
+
+__all__ = [
+    "HELDOUT_FRACTION",
+    "HELD_OUT",
+    "Region",
+    "default_split",
+    "describe",
+    "load_regions",
+    "select",
+    "split_contigs",
+    "write_bed",
+]
+
+HELD_OUT = ("heldout", "valid", "validation", "val", "test")
+HELDOUT_FRACTION = 0.05
+HELDOUT_OF_ONE = 0.1  # of a genome that is a single contig
+_MOST = 3  # a contig that would make the held-out share more than this many times what is asked for stays in training
+_SPLITS = ("train", *HELD_OUT)
+_SPLIT_KEY = b"priorzoo held-out contigs"  # never to change: weights were trained on what this key leaves to training
+
+
+@dataclass(frozen=True)
+class Region:
+    """Bases [start, stop) of a contig, 0-based, and the split they are in."""
+
+    contig: str
+    start: int
+    stop: int
+    split: str
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def load_regions(spec: str, genome: Genome, bed: str | os.PathLike[str] | None = None) -> tuple[Region, ...]:
+    """The regions of a source: of `bed` if given, of its own BED if it has a name, else of `default_split`.
+
+    "genomes" and "genomes:NAME" share one BED, of which the rows of contigs that were not asked for are left out.
+    Errors: FileNotFoundError; ValueError with file, line and reason for a malformed BED.
+    """
+    if bed is not None:
+        return read_bed(Path(bed), genome)
+    if spec == DEFAULT_SOURCE:
+        return read_bed(ASSETS / "yeast_chr01.bed", genome)
+    if genome_names(spec) is not None:
+        return read_bed(data_folder() / "genomes" / "split.bed", genome, others=":" in spec)
+    return default_split(genome)
+
+
+def default_split(genome: Genome) -> tuple[Region, ...]:
+    """Whole contigs, held out in an order fixed by their names until they hold 5% of the known bases."""
+    return split_contigs(genome.contigs)
+
+
+def split_contigs(contigs: Sequence[Contig], fraction: float = HELDOUT_FRACTION) -> tuple[Region, ...]:
+    """Every contig as a region, in order; whole ones are held out until they hold `fraction` of the known bases.
+
+    They are tried in the order of blake2b of their names. One that would take the held-out share above 3 · fraction is
+    passed over, and if all are, the one with the fewest known bases is held out. A single contig is cut: its last tenth
+    is held out, or `fraction` of it where that is more. Neither seed nor the order of files matters.
+    """
+    if not 0 < fraction < 0.5:
+        raise ValueError(f"fraction {fraction} of bases to hold out must be above 0 and below 0.5")
+    usable = [contig for contig in contigs if contig.known]
+    if not usable:
+        raise ValueError("no contig has a known base: nothing to split")
+    if len(usable) == 1:
+        name, length = usable[0].name, usable[0].length
+        cut = int(length * (1 - max(fraction, HELDOUT_OF_ONE)))
+        if not 0 < cut < length:
+            raise ValueError(f"contig {name!r} has {length} bases: too few to hold some out")
+        return Region(name, 0, cut, "train"), Region(name, cut, length, "heldout")
+    total, held = sum(contig.known for contig in usable), 0
+    names: set[str] = set()
+    for contig in sorted(usable, key=lambda contig: _rank(contig.name)):
+        if held < fraction * total and held + contig.known <= _MOST * fraction * total:
+            held += contig.known
+            names.add(contig.name)
+    names = names or {min(usable, key=lambda contig: (contig.known, _rank(contig.name))).name}
+    return tuple(Region(c.name, 0, c.length, "heldout" if c.name in names else "train") for c in usable)
+
+
+def _rank(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=8, key=_SPLIT_KEY).digest()
+
+
+def select(regions: Iterable[Region], split: str) -> tuple[Region, ...]:
+    """The regions of a split: "train"; "heldout", with all that are held out by another name; "all"; or a name there is.
+
+    ValueError where there is none, naming those there are.
+    """
+    regions = tuple(regions)
+    wanted = {"all": _SPLITS, "heldout": HELD_OUT}.get(split, (split,))
+    found = tuple(region for region in regions if region.split in wanted)
+    if not found:
+        there = list(dict.fromkeys(region.split for region in regions))
+        hint = did_you_mean(split, [*there, "all"]) if split not in _SPLITS else ""
+        raise ValueError(f"no region is in the split {split!r}; {hint}there are {', '.join(there) or 'none at all'}")
+    return found
+
+
+def describe(regions: Iterable[Region]) -> str:
+    """ "train: 3 regions of 2 contigs, 1,234 bases (95.00%); heldout: …", in the order in which the splits appear."""
+    regions = tuple(regions)
+    total = sum(map(len, regions))
+    parts = []
+    for split in dict.fromkeys(region.split for region in regions):
+        mine = [region for region in regions if region.split == split]
+        contigs, bases = len({region.contig for region in mine}), sum(map(len, mine))
+        parts.append(
+            f"{split}: {_plural(len(mine), 'region')} of {_plural(contigs, 'contig')}, "
+            f"{bases:,} bases ({bases / total:.2%})"
+        )
+    return "; ".join(parts)
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
+def write_bed(regions: Iterable[Region], path: str | os.PathLike[str]) -> None:
+    """Write four columns with tabs; the file is whole or absent."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        temporary.write_text(
+            "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions), encoding="utf-8"
+        )
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_bed(path: Path, genome: Genome, *, others: bool = False) -> tuple[Region, ...]:
+    """The regions of a BED file, in its order. others: leave out rows of contigs that the genome does not have.
+
+    Columns are parted by tabs or spaces; those after the fourth, comments (#), `track`, `browser` and blank lines are
+    passed over.
+    """
+    rows: list[tuple[int, Region]] = []
+    for number, line in enumerate(_lines(path), start=1):
+        columns = line.split()
+        if not columns or columns[0].startswith("#") or columns[0] in ("track", "browser"):
+            continue
+        if others and columns[0] not in genome:
+            continue
+        try:
+            rows.append((number, _region(columns, genome)))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    if not rows:
+        raise ValueError(f"{path}: no row for any of the {len(genome.contigs)} contigs")
+    _check_overlaps(path, rows)
+    return tuple(region for _, region in rows)
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        beside = [str(p) for p in path.parent.glob("*.bed")] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(str(path), beside, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise FileNotFoundError(f"no BED file {path}{hint}")
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: invalid UTF-8 at byte {error.start}: a BED file is plain text") from error
+
+
+def _region(columns: list[str], genome: Genome) -> Region:
+    if len(columns) < 4:
+        raise ValueError(
+            f"{len(columns)} columns, expected 4: contig, start, stop, split (such as {' '.join(_SPLITS)})"
+        )
+    name, *bounds, split = columns[:4]
+    contig = genome[name]
+    if not all(bound.isascii() and bound.isdigit() for bound in bounds):
+        raise ValueError(f"start {bounds[0]!r} and stop {bounds[1]!r} must be whole numbers from 0")
+    start, stop = map(int, bounds)
+    if start >= stop:
+        raise ValueError(f"start {start} is not below stop {stop}: the region is empty")
+    if stop > contig.length:
+        raise ValueError(f"stop {stop:,} is beyond the end of {name!r}, which has {contig.length:,} bases")
+    if split not in _SPLITS:
+        hint = did_you_mean(split.lower(), _SPLITS)
+        raise ValueError(f"split {split!r}; {hint}expected one of {', '.join(_SPLITS)}")
+    return Region(name, start, stop, split)
+
+
+def _check_overlaps(path: Path, rows: list[tuple[int, Region]]) -> None:
+    """No base may be in two splits: sweep each contig, keeping the farthest row of every split."""
+    farthest: dict[str, tuple[int, Region]] = {}
+    contig = None
+    for number, region in sorted(rows, key=lambda row: (row[1].contig, row[1].start)):
+        if region.contig != contig:
+            farthest, contig = {}, region.contig
+        for split, (other, before) in farthest.items():
+            if split != region.split and region.start < before.stop:
+                first, last = sorted((number, other))
+                raise ValueError(
+                    f"{path}, line {last}: overlaps line {first} on {contig!r} ({region.split} and {split} share bases "
+                    f"{region.start:,} to {min(region.stop, before.stop):,}): held-out bases would be trained on"
+                )
+        if region.split not in farthest or region.stop > farthest[region.split][1].stop:
+            farthest[region.split] = (number, region)

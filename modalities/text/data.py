@@ -2,8 +2,8 @@
 
     sources.py     documents by spec string, and the held-out split
     tokenizers.py  text -> ids                     corpus.py     a source tokenised once, cached on disk
-    data.py        packing, order, loaders         streaming.py  the same samples from an endless stream
-    passkey.py     passkey documents
+    data.py        packing, order                  streaming.py  the same samples from an endless stream
+    passkey.py     passkey documents               ../rows.py    the loader: ranks, workers, resume
 
 A sample is a row of L+1 tokens with the document number of each: inputs are tokens[:-1], targets tokens[1:]. A target
 counts where its segment equals its input's and is not −1; −1 marks padding.
@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from modalities.rows import RowLoader
 from modalities.text.corpus import TokenCorpus, corpus_of, tokenize_corpus
 from modalities.text.passkey import NUM_DIGITS, make_passkey_document, minimum_length
 from modalities.text.sources import Document, HFSource, document_split, open_source
@@ -33,7 +34,6 @@ __all__ = [
     "TextDataConfig",
     "TokenCorpus",
     "build_loader",
-    "collate",
     "corpus_of",
     "document_split",
     "heldout_documents",
@@ -167,6 +167,23 @@ class PackedDataset(Dataset):
         order, ends, windows = self._epoch(epoch)
         return self._window(order, ends, int(windows[position]) * self.context)
 
+    def identity(self) -> dict[str, Any]:
+        """What decides a sample besides its number; see `modalities.rows`."""
+        return {
+            "kind": "packed",
+            "fingerprint": self.corpus.fingerprint,
+            "seed": self.seed,
+            "context": self.context,
+            "passkey_fraction": self.passkey_fraction,
+            "passkey_weight": self.passkey_weight,
+            "shuffle": self.shuffle,
+        }
+
+    def padding_row(self) -> dict[str, torch.Tensor]:
+        """A row of nothing but padding: it adds no target."""
+        tokens = torch.full((self.context + 1,), self.tokenizer.pad_id, dtype=torch.int64)
+        return {"tokens": tokens, "segments": torch.full_like(tokens, -1)}
+
     def _lay_out(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(document order, where each ends on the line, window order) of one epoch."""
         if self.shuffle:
@@ -177,7 +194,7 @@ class PackedDataset(Dataset):
         return order, np.cumsum(self.lengths[order]), windows
 
     def _window(self, order: np.ndarray, ends: np.ndarray, start: int) -> dict[str, torch.Tensor]:
-        row = padding_row(self.context, self.tokenizer)
+        row = self.padding_row()
         tokens, segments = row["tokens"].numpy(), row["segments"].numpy()
         stop = min(start + self.context + 1, self.epoch_tokens)
         rank, at, segment = int(np.searchsorted(ends, start, side="right")), start, 0
@@ -196,12 +213,6 @@ class PackedDataset(Dataset):
         return row
 
 
-def padding_row(context: int, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
-    """A row of nothing but padding: it adds no target."""
-    tokens = torch.full((context + 1,), tokenizer.pad_id, dtype=torch.int64)
-    return {"tokens": tokens, "segments": torch.full_like(tokens, -1)}
-
-
 def passkey_row(context: int, rng: np.random.Generator, tokenizer: Tokenizer, weight: float) -> dict[str, torch.Tensor]:
     """A row that one passkey document fills; with "weights" float32 (L+1,) where its answer does not count 1."""
     tokens = torch.from_numpy(make_passkey_document(context + 1, rng, tokenizer))
@@ -212,94 +223,7 @@ def passkey_row(context: int, rng: np.random.Generator, tokenizer: Tokenizer, we
     return row
 
 
-def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Rows to a batch: {"tokens", "segments"}, both int64 (B, L+1); "weights", float32, if a row has them (else 1)."""
-    batch = {key: torch.stack([row[key] for row in rows]) for key in ("tokens", "segments")}
-    if any("weights" in row for row in rows):
-        batch["weights"] = torch.stack([row.get("weights", torch.ones(len(row["tokens"]))) for row in rows])
-    return batch
-
-
-class _PaddedRows(Dataset):
-    """A finite dataset that answers with padding beyond its end, so that all ranks get equally many batches."""
-
-    def __init__(self, dataset: PackedDataset) -> None:
-        self.dataset = dataset
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if self.dataset.size is not None and index >= self.dataset.size:
-            return padding_row(self.dataset.context, self.dataset.tokenizer)
-        return self.dataset[index]
-
-
-class PackedLoader:
-    """Batches of a PackedDataset for one rank, resumable to the sample.
-
-    Micro-batch k of rank r holds samples start + (k·B + b)·world + r, b < B. So any step's global batch is one run of
-    consecutive samples, whatever the world size, the micro-batch and the number of workers; those may change between
-    saving and resuming. A finite dataset is padded with rows that have no target until all ranks have equally many
-    batches.
-
-    `state_dict()` counts batches handed out, not those that workers have fetched ahead. It is the same on all ranks.
-    """
-
-    def __init__(
-        self, dataset: PackedDataset, micro_batch: int, *, rank: int = 0, world: int = 1, num_workers: int = 0
-    ) -> None:
-        if micro_batch < 1:
-            raise ValueError(f"micro_batch {micro_batch} must be at least 1")
-        if not 0 <= rank < world:
-            raise ValueError(f"rank {rank} is outside 0..{world - 1}")
-        self.dataset, self.micro_batch, self.rank, self.world = dataset, micro_batch, rank, world
-        self.num_workers = num_workers
-        self.next_sample = 0
-
-    def __len__(self) -> int:
-        """Batches of a finite dataset, counted from its start."""
-        return -(-len(self.dataset) // (self.micro_batch * self.world))
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Batches from `next_sample` on. A finite dataset starts over when it is iterated again after its end."""
-        size = self.dataset.size
-        if size is not None and self.next_sample >= size:
-            self.next_sample = 0
-        loader = DataLoader(
-            _PaddedRows(self.dataset),
-            batch_sampler=self._indices(self.next_sample),
-            num_workers=self.num_workers,
-            collate_fn=collate,
-        )
-        for batch in loader:
-            self.next_sample += self.micro_batch * self.world
-            yield batch
-
-    def _indices(self, start: int) -> Iterator[list[int]]:
-        step = self.micro_batch * self.world
-        while self.dataset.size is None or start < self.dataset.size:
-            yield list(range(start + self.rank, start + step, self.world))
-            start += step
-
-    def state_dict(self) -> dict[str, Any]:
-        """The next global sample and what makes its number meaningful; plain JSON values."""
-        return {"kind": "packed", "next_sample": self.next_sample, **self._identity()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state. Another corpus, seed, context or passkey share is a ValueError."""
-        for key, mine in {"kind": "packed", **self._identity()}.items():
-            if state.get(key) != mine:
-                raise ValueError(f"data state has {key}={state.get(key)!r}, this loader {mine!r}: samples would differ")
-        self.next_sample = int(state["next_sample"])
-
-    def _identity(self) -> dict[str, Any]:
-        data = self.dataset
-        return {
-            "fingerprint": data.corpus.fingerprint,
-            "seed": data.seed,
-            "context": data.context,
-            "passkey_fraction": data.passkey_fraction,
-            "passkey_weight": data.passkey_weight,
-            "shuffle": data.shuffle,
-        }
+PackedLoader = RowLoader  # of a PackedDataset
 
 
 def load_corpus(config: TextDataConfig, split: str, tokenizer: Tokenizer | None = None) -> TokenCorpus:

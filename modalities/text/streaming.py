@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from modalities.rows import collate
 from modalities.text.sources import HFSource, document_split, open_source
 from modalities.text.tokenizers import Tokenizer
 
@@ -123,8 +124,6 @@ class StreamingDataset(IterableDataset):
         self.turn = 0  # the logical worker that the next batch comes from
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, torch.Tensor], dict[str, Any]]]:
-        from modalities.text.data import collate
-
         info = get_worker_info()
         # A DataLoader asks its workers in turn, starting with its worker 0; after resuming that one plays the worker
         # whose turn it is.

@@ -1,0 +1,175 @@
+"""How a model of DNA is asked for numbers: what each token of a window costs, and how many bases it stands for.
+
+A window is T base codes. Tokens are scored from its first base on, after BOS: of the model's tokenizer, or, of a baseline,
+single bases. Tokens that hold an unknown base are read, but neither counted nor scored; nor are bases at the end that make no
+whole token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from modalities.dna.bases import reverse_complement
+from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
+from modalities.evaluation import batches
+from modalities.text.scoring import LOGIT_BUDGET, device_of
+
+BATCH_TOKENS = 16384
+
+
+@dataclass
+class Scores:
+    """What windows cost, token by token, on the CPU; rows of fewer tokens end in tokens that do not count.
+
+    Attributes:
+        nll: (B, N) float64, nats of each counted token; 0 elsewhere.
+        bases: (B, N) int64, bases that each counted token stands for; 0 elsewhere.
+        correct: (B, N) float64, 1 where the likeliest token is the true one (the mean over strands of that, where both were
+            read; the chance to be right where several tie); 0 elsewhere, NaN where nothing is predicted.
+        left_over: bases of all windows, at their ends, that make no token, and are not counted.
+    """
+
+    nll: Tensor
+    bases: Tensor
+    correct: Tensor
+    left_over: int = 0
+
+    @property
+    def nats(self) -> Tensor:
+        """(B,) nats of a window."""
+        return self.nll.sum(1)
+
+    @property
+    def counted(self) -> Tensor:
+        """(B,) bases of a window that count."""
+        return self.bases.sum(1)
+
+    @property
+    def bits_per_base(self) -> Tensor:
+        """(B,) NaN where no base counts."""
+        return self.nats / math.log(2) / self.counted
+
+
+def score_windows(
+    model: nn.Module, windows: np.ndarray, *, strands: str | None = "one", batch_tokens: int = BATCH_TOKENS
+) -> Scores:
+    """Score windows (B, T) of base codes; memory is bounded by ``batch_tokens`` in a pass, at least one window.
+
+    strands="both" is the mean over a window and its reverse complement, aligned base by base:
+    nll_i = (nll⁺_i + nll⁻_{T−1−i}) / 2. So the scores of reverse_complement(x) are those of x in reverse order, bit for bit.
+    They are of tokens where each has a reverse complement and they fill the window, else of bases, which share the cost of
+    their token evenly and count where they do on both strands. None is what the model's configuration says.
+
+    Raises:
+        ValueError: for windows that are no (B, T) array, and other values of ``strands``.
+    """
+    windows = np.asarray(windows)
+    if windows.ndim != 2:
+        raise ValueError(f"windows must be (B, T) base codes, got shape {windows.shape}")
+    strands = strands or getattr(model.config, "strands", "one")
+    if strands not in ("one", "both"):
+        raise ValueError(f"strands {strands!r}: expected 'one' or 'both'")
+    size = max(1, batch_tokens // max(1, windows.shape[1]))
+    parts = [_score(model, windows[part], strands == "both") for part in batches(len(windows), size)]
+    return _joined(parts) if parts else _joined([Scores(*(torch.zeros(0, 0, dtype=d) for d in _DTYPES))])
+
+
+_DTYPES = (torch.float64, torch.int64, torch.float64)
+
+
+def _score(model: nn.Module, windows: np.ndarray, both: bool) -> Scores:
+    if hasattr(model, "score"):  # a baseline scores single bases
+        score = model.score
+    else:
+        score = partial(_score_tokens, model, by_base=both and not _aligned(model.config.tokenizer, windows.shape[1]))
+    forth = score(windows)
+    if not both:
+        return forth
+    back = score(np.stack([reverse_complement(window) for window in windows]))
+    counted = (forth.bases > 0) & (back.bases.flip(1) > 0)
+    nll, correct = (
+        torch.where(counted, (a + b.flip(1)) / 2, 0.0)
+        for a, b in ((forth.nll, back.nll), (forth.correct, back.correct))
+    )
+    return Scores(nll, torch.where(counted, forth.bases, 0), correct, forth.left_over + back.left_over)
+
+
+def _aligned(tokenizer: str, length: int) -> bool:
+    """Whether the tokens of a reverse complement are those of the sequence, each turned round, in reverse order."""
+    every = load_tokenizer(tokenizer)
+    try:
+        every.reverse_complement(np.zeros(1, np.int64))
+    except ValueError:  # BPE
+        return False
+    return length % round(every.bases_per_token) == 0
+
+
+@torch.inference_mode()
+def _score_tokens(model: nn.Module, windows: np.ndarray, *, by_base: bool = False) -> Scores:
+    """Scores of one strand, of tokens, or of the bases that share a token's cost evenly.
+
+    The softmax is taken in float64 over the model's logits, for a slice of positions at a time.
+    """
+    tokenizer = load_tokenizer(model.config.tokenizer)
+    ids, spans, left_over = _tokens(tokenizer, windows)
+    device = device_of(model)
+    targets = torch.as_tensor(ids, device=device)
+    start = torch.full_like(targets[:, :1], tokenizer.bos_id)
+    features = model.forward_features(torch.cat([start, targets[:, :-1]], dim=1))
+    counts = targets < tokenizer.num_targets
+    targets = targets.where(counts, 0)
+    nll, correct = (torch.zeros(targets.shape, dtype=torch.float64) for _ in range(2))
+    step = max(1, LOGIT_BUDGET // (len(targets) * model.config.vocab_size))
+    for at in range(0, targets.shape[1], step):
+        part = slice(at, at + step)
+        logits = model.forward_head(features[:, part]).double()
+        picked = logits.gather(-1, targets[:, part, None]).squeeze(-1)
+        nll[:, part] = (logits.logsumexp(-1) - picked).cpu()
+        correct[:, part] = (logits.argmax(-1) == targets[:, part]).double().cpu()
+    counts = counts.cpu()
+    scores = Scores(
+        nll.where(counts, 0.0), torch.from_numpy(spans).where(counts, 0), correct.where(counts, 0.0), left_over
+    )
+    return _by_base(scores, spans, windows.shape[1]) if by_base else scores
+
+
+def _tokens(tokenizer: DnaTokenizer, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Ids and spans (B, N) int64, shorter rows ending in padding of span 0, and the bases that made no token."""
+    rows = [tokenizer.encode(window) for window in windows]
+    longest = max(len(row.ids) for row in rows)
+    if not longest:
+        raise ValueError(f"windows of {windows.shape[1]} bases make no token of {tokenizer.name!r}; choose longer ones")
+    ids = np.full((len(rows), longest), tokenizer.pad_id, np.int64)
+    spans = np.zeros_like(ids)
+    for n, row in enumerate(rows):
+        ids[n, : len(row.ids)], spans[n, : len(row.ids)] = row.ids, row.spans
+    return ids, spans, sum(row.left_over for row in rows)
+
+
+def _by_base(scores: Scores, spans: np.ndarray, length: int) -> Scores:
+    """Token scores (B, N) as scores (B, length) of the bases that the tokens span."""
+    nll, bases, correct = (torch.zeros(len(spans), length, dtype=d) for d in _DTYPES)
+    for n, row in enumerate(torch.from_numpy(spans)):
+        token = torch.repeat_interleave(row)  # of each base
+        part = slice(0, len(token))
+        nll[n, part] = scores.nll[n, token] / row[token]
+        bases[n, part] = (scores.bases[n, token] > 0).long()
+        correct[n, part] = scores.correct[n, token]
+    return Scores(nll, bases, correct, scores.left_over)
+
+
+def _joined(parts: list[Scores]) -> Scores:
+    """Rows of all parts, the shorter ones ending in tokens that do not count."""
+    longest = max(part.nll.shape[1] for part in parts)
+
+    def rows(name: str) -> Tensor:
+        return torch.cat([F.pad(getattr(part, name), (0, longest - part.nll.shape[1])) for part in parts])
+
+    return Scores(rows("nll"), rows("bases"), rows("correct"), sum(part.left_over for part in parts))

@@ -131,7 +131,7 @@ class _Watched(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         try:
-            data = self.stream.read(size)
+            data = self.stream.read1(size)  # read() would keep back what comes before an error, and with it the place
         except EOFError as error:
             raise ValueError(f"{self.path}: truncated: the gzip stream stops short {self.place}") from error
         except (gzip.BadGzipFile, zlib.error) as error:

@@ -230,7 +230,7 @@ def _is_whole(folder: Path) -> bool:
         table = json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
         whole = (folder / "bases.u8").stat().st_size == sum(row[1] for row in table["contigs"])
         whole = whole and len(np.load(folder / "unknown.npy")) == sum(row[3] for row in table["contigs"])
-    except (FileNotFoundError, ValueError, KeyError):
+    except (FileNotFoundError, EOFError, ValueError, KeyError):
         whole = False
     if not whole:
         shutil.rmtree(folder, ignore_errors=True)

@@ -87,7 +87,7 @@ def split_contigs(contigs: Sequence[Contig], fraction: float = HELDOUT_FRACTION)
         raise ValueError("no contig has a known base: nothing to split")
     if len(usable) == 1:
         name, length = usable[0].name, usable[0].length
-        cut = int(length * (1 - max(fraction, HELDOUT_OF_ONE)))
+        cut = length - int(length * max(fraction, HELDOUT_OF_ONE))
         if not 0 < cut < length:
             raise ValueError(f"contig {name!r} has {length} bases: too few to hold some out")
         return Region(name, 0, cut, "train"), Region(name, cut, length, "heldout")

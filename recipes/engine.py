@@ -7,6 +7,7 @@ a shared-memory operator and an Adam that would be compiled on first use, no gra
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -82,6 +83,24 @@ def stop() -> None:
     """Leave the process group."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with `code`: exit handlers run and streams are flushed, Python's finalisation is left out.
+
+    For scripts that called `start`. DeepSpeed keeps its process groups, so `stop` does not join gloo's threads, and one
+    may still drop the tensors of a finished collective. That takes the lock of the interpreter. Once Python finalises, a
+    thread that waits for it is unwound out of a C++ destructor and the process aborts ("terminate called without an
+    active exception", SIGABRT; https://github.com/pytorch/pytorch/issues/190489): a finished run would count as failed,
+    now and then. The threads have no handle to wait for; what they meet must not happen.
+    """
+    atexit._run_exitfuncs()  # data loader workers, logging: prints what one of them raises
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # the reader of a pipe is gone, or the stream is closed
+            code = code or 120  # as Python itself leaves then
+    os._exit(code)
 
 
 def _quiet() -> None:

@@ -283,8 +283,10 @@ def check_finite(what: str, value: float | None, step: int, run) -> None:
 
 if __name__ == "__main__":
     code = main()
-    if code in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT) and "torch" in sys.modules:
-        from recipes.engine import stop
+    if "torch" in sys.modules:
+        from recipes.engine import leave, stop
 
-        stop()  # only where every rank comes here: after a failure it could wait for one that does not
+        if code in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
+            stop()  # only where every rank comes here: after a failure it could wait for one that does not
+        leave(code)
     sys.exit(code)

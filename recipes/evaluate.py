@@ -3,6 +3,8 @@
     python recipes/evaluate.py MODEL|RUN_DIR [MODEL|RUN_DIR ...] EVAL --lengths 128,512,4096 --out results
     python recipes/evaluate.py 'text_*_tiny.*' passkey,perplexity          every shipped tiny model, one figure
     python recipes/evaluate.py 'vision_*.glyphs*' resolution --sizes 96,192,384
+    python recipes/evaluate.py 'dna_*.genomes' 'markov-*' uniform bits,contigs      beside baselines
+    python recipes/evaluate.py dna_goat_tiny.genomes score --fasta FILE             log-likelihood of every record, as TSV
 
 The last argument names the evaluators, comma-separated; the others name models of one modality: registry names,
 patterns of names with weights, or run folders. Written to --out: EVAL.json (everything), EVAL.csv (a row per model and
@@ -114,7 +116,7 @@ def _store_key(target: Target, evaluator: Evaluator, settings: Settings, overrid
         "model": target.label,
         "weights": weights_hash(target.model),
         "config": dataclasses.asdict(target.model.config),
-        "dtype": str(next(target.model.parameters()).dtype),
+        "dtype": str(next((p.dtype for p in target.model.parameters()), None)),
         "overrides": overrides,
         "settings": evaluator.identity(target.model, settings),
     }
@@ -153,8 +155,10 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for JSON, CSV, PNG and finished cells")] = Path("results"),
     samples: Annotated[int | None, typer.Option(help="in each cell, or images; default: the evaluator's own")] = None,
     source: Annotated[str | None, typer.Option(help="where held-out data comes from, as in a recipe")] = None,
-    lengths: Annotated[str | None, typer.Option(help="text: as 128,512,4096 or 4k; default 1x to 32x trained")] = None,
-    seed: Annotated[int | None, typer.Option(help="text: of every random draw; default 42")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="text, dna: as 128,512,4096 or 4k; default from 1x trained up")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="text, dna: of every random draw; default 42")] = None,
     sizes: Annotated[
         str | None, typer.Option(help="vision: pixels of the shorter side, as 96,192,384; default 1x to 4x trained")
     ] = None,
@@ -172,6 +176,16 @@ def main(
     tune_temperature: Annotated[
         bool, typer.Option("--tune-temperature", help="vision: besides, logits scaled at each size; marked as tuned")
     ] = False,
+    fasta: Annotated[str | None, typer.Option(help="dna: the file that score or variants reads")] = None,
+    variants: Annotated[str | None, typer.Option(help="dna: VCF, or a table of chrom, pos, ref, alt")] = None,
+    strands: Annotated[
+        str | None, typer.Option(help="dna: one, or both: the mean of a window and its reverse complement")
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(help="dna: tokens of a window of score and variants, as 4096 or 4k")
+    ] = None,
+    new_bases: Annotated[int | None, typer.Option(help="dna: length of a completion; default 200")] = None,
+    temperature: Annotated[float | None, typer.Option(help="dna: of sampling; 0 takes the likeliest")] = None,
     group_seeds: Annotated[
         bool | None,
         typer.Option(help="show the mean of seeds of one set-up; default: where each has a seed of its own"),
@@ -193,6 +207,8 @@ def main(
         overrides = asked.parse_overrides(set_ or [])
         given = {"samples": samples, "source": source, "seed": seed, "mode": mode, "fit": fit}
         given |= {"lengths": asked.parse_lengths(lengths), "sizes": asked.parse_sizes(sizes)}
+        given |= {"fasta": fasta, "variants": variants, "strands": strands, "window": asked.parse_window(window)}
+        given |= {"new_bases": new_bases, "temperature": temperature}
         given |= {"aspect": asked.parse_aspect(aspect), "tune_temperature": tune_temperature or None}
         targets = asked.find_targets(arguments[:-1], overrides, device, dtype)
         modality = targets[0].modality

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import importlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from modalities.evaluation import Evaluator, Settings
+from recipes import MODALITIES
 from recipes.config import nearest
 
 
@@ -108,11 +110,15 @@ def seed_groups(targets: list[Target], asked: bool | None) -> dict[str, str]:
 
 
 def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype: str) -> list[Target]:
-    """Load every model named: run folders, registry names, and patterns of names that have weights."""
+    """Load every model named: run folders, registry names, patterns of names that have weights, and baselines."""
     from zoo import list_models
 
     found: dict[str, Target] = {}
+    baselines: dict[str, tuple[str, Callable[..., nn.Module]]] = {}
     for name in dict.fromkeys(part for argument in names for part in argument.split(",") if part):
+        if known := find_baselines(name):
+            baselines |= known
+            continue
         if any(c in name for c in "*?["):
             matches = list_models(name, pretrained=True)
             if not matches:
@@ -122,12 +128,41 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
         for match in matches:
             if match not in found:
                 found[match] = _load(match, overrides, device, dtype)
+    for name, (modality, make) in baselines.items():
+        found[name] = _load_baseline(name, modality, make, next(iter(found.values()), None))
     if not found:
         raise RequestError(f"{' '.join(names)!r} names no model; those with weights are {_listing(True)}")
     modalities = sorted({target.modality for target in found.values()})
     if len(modalities) > 1:
         raise RequestError(f"one call measures models of one modality, these are {' and '.join(modalities)}")
     return list(found.values())
+
+
+def find_baselines(pattern: str) -> dict[str, tuple[str, Callable[..., nn.Module]]]:
+    """Baselines by name, each with its modality and what makes it: those of all modalities that match a shell pattern.
+
+    A modality lists what its models are to beat, and what is no model of the zoo, in `modalities.<modality>.evals.BASELINES`.
+    """
+    if pattern.partition("_")[0] in MODALITIES or set(pattern) <= set("*?") or Path(pattern).is_dir():
+        return {}
+    found = {}
+    for modality in MODALITIES:
+        try:
+            listed = getattr(importlib.import_module(f"modalities.{modality}.evals"), "BASELINES", {})
+        except ModuleNotFoundError as error:  # a modality whose packages are not installed
+            if (error.name or "").partition(".")[0] in ("zoo", "modalities", "recipes"):
+                raise
+            continue
+        found |= {name: (modality, make) for name, make in listed.items() if fnmatch.fnmatch(name, pattern)}
+    return found
+
+
+def _load_baseline(name: str, modality: str, make: Callable[..., nn.Module], beside: Target | None) -> Target:
+    """A baseline, measured at the lengths and on the data of the model it stands beside."""
+    if beside is None:
+        return Target(name, modality, make(), trained=True, shipped=True, family=name)
+    model = make(train_context=beside.model.config.train_context)
+    return Target(name, modality, model, trained=True, shipped=True, family=name, data=beside.data)
 
 
 def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Target:
@@ -239,6 +274,13 @@ def parse_counts(text: str | None, option: str, what: str) -> tuple[int, ...] | 
 
 def parse_lengths(text: str | None) -> tuple[int, ...] | None:
     return parse_counts(text, "--lengths", "token count")
+
+
+def parse_window(text: str | None) -> int | None:
+    counts = parse_counts(text, "--window", "token count")
+    if counts is not None and len(counts) != 1:
+        raise RequestError(f"--window {text!r}: expected one token count, such as 4096")
+    return counts[0] if counts else None
 
 
 def parse_sizes(text: str | None) -> tuple[int, ...] | None:

@@ -201,9 +201,8 @@ def styles_of(results: Sequence[ModelResult]) -> list[dict[str, Any]]:
         known = OURS | OTHERS | BASELINES
         base = result.method if result.method in known else result.method.removesuffix("_ssmax")
         ours = base in OURS
-        dash = again + (
-            list(BASELINES).index(base) if base in BASELINES else 0
-        )  # without markers, dashes tell greys apart
+        # without markers, dashes tell greys apart
+        dash = again + (list(BASELINES).index(base) if base in BASELINES else 0)
         color, marker = known.get(base) or SPARE[len(seen) % len(SPARE)]
         styles.append(
             {

@@ -81,8 +81,8 @@ class Compressor(Baseline):
     def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
         known = [window[window < UNKNOWN] for window in windows]
         sizes = [len(COMPRESSORS[self.config.position](decode(codes).encode())) for codes in known]
-        each = torch.tensor([8 * BIT * size / max(1, len(k)) for size, k in zip(sizes, known, strict=True)])
-        nll = each.double()[:, None].expand(windows.shape)
+        each = np.array([8 * BIT * size / max(1, len(k)) for size, k in zip(sizes, known, strict=True)])
+        nll = torch.from_numpy(each)[:, None].expand(windows.shape)
         return nll, torch.full(windows.shape, math.nan, dtype=torch.float64)
 
 

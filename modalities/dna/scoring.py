@@ -52,9 +52,9 @@ class Scores:
         return self.bases.sum(1)
 
     @property
-    def bits_per_base(self) -> Tensor:
-        """(B,) NaN where no base counts."""
-        return self.nats / math.log(2) / self.counted
+    def bits(self) -> Tensor:
+        """(B,) bits of a window, summed as bits: 2 for every base are 2 a base exactly."""
+        return (self.nll / math.log(2)).sum(1)
 
 
 def score_windows(

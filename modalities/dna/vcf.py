@@ -1,0 +1,126 @@
+"""Variants from files: the fixed columns of VCF, or a table with a header. Plain or gzipped; read line by line.
+
+A record with several alternative alleles becomes one `Variant` for each. What a reader cannot turn into two sequences
+(symbolic alleles, breakends, missing alleles) is a `Variant` too, with the reason, so that nothing is lost without a word.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from zoo.naming import did_you_mean
+
+__all__ = ["Variant", "read_variants"]
+
+COLUMNS = ("chrom", "pos", "ref", "alt")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One alternative allele. Positions count from 1, as in VCF; alleles are upper case; `line` is that of the file."""
+
+    chrom: str
+    pos: int
+    id: str
+    ref: str
+    alt: str
+    line: int
+    reason: str = ""  # why there is nothing to score
+
+    @property
+    def kind(self) -> str:
+        """snv, mnv (equal lengths above 1), insertion or deletion (by the lengths), or "" where nothing can be scored."""
+        if self.reason:
+            return ""
+        if len(self.ref) == len(self.alt):
+            return "snv" if len(self.ref) == 1 else "mnv"
+        return "insertion" if len(self.alt) > len(self.ref) else "deletion"
+
+
+def read_variants(path: str | Path) -> Iterator[Variant]:
+    """Every alternative allele of a VCF (first line `##…` or `#CHROM`) or of a TSV or CSV with a header that names chrom,
+    pos, ref, alt and, if it likes, id.
+
+    Raises:
+        FileNotFoundError: where there is no such file.
+        ValueError: with file, line and reason: no header, too few columns, a position that is no number, a file that is cut
+            short or is no text.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"no file of variants {str(path)!r}; expected a VCF, or a table of {', '.join(COLUMNS)}"
+        )
+    with open(path, "rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+    try:
+        with (gzip.open if zipped else open)(path, "rt", encoding="utf-8", newline="") as file:
+            first = file.readline()
+            vcf = first.startswith(("##", "#CHROM"))
+            yield from _vcf(file, path) if vcf else _table(file, first, path)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: the gzip file is cut short or damaged ({error})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: a BCF is read after `bcftools view -Ov`") from error
+
+
+def _vcf(file: TextIO, path: str | Path) -> Iterator[Variant]:
+    for number, line in enumerate(file, start=2):
+        if line.startswith("#") or not line.strip():
+            continue
+        columns = line.rstrip("\r\n").split("\t")
+        if len(columns) < 5:
+            raise ValueError(
+                f"{path} line {number}: {len(columns)} tab-separated columns; expected CHROM, POS, ID, REF, ALT"
+            )
+        yield from _alleles(*columns[:5], f"{path} line {number}", number)
+
+
+def _table(file: TextIO, header: str, path: str | Path) -> Iterator[Variant]:
+    separator = "\t" if "\t" in header else ","
+    names = [name.strip().lower().lstrip("#\ufeff") for name in header.split(separator)]
+    for wanted in COLUMNS:
+        if wanted not in names:
+            raise ValueError(
+                f"{path} line 1: no column {wanted!r} in {header.strip()[:80]!r}; {did_you_mean(wanted, names)}"
+                f"expected a VCF, whose first line is '##fileformat=VCFv4…', or a header with {', '.join(COLUMNS)}"
+            )
+    reader = csv.reader(file, delimiter=separator)
+    for columns in reader:
+        number = reader.line_num + 1  # the header was read before
+        if not any(columns):
+            continue
+        if len(columns) < len(names):
+            raise ValueError(f"{path} line {number}: {len(columns)} columns; the header has {len(names)}")
+        row = {name: column.strip() for name, column in zip(names, columns, strict=False)}
+        alleles = (row["chrom"], row["pos"], row.get("id") or ".", row["ref"], row["alt"])
+        yield from _alleles(*alleles, f"{path} line {number}", number)
+
+
+def _alleles(chrom: str, pos: str, name: str, ref: str, alts: str, where: str, line: int) -> Iterator[Variant]:
+    if not (pos.isascii() and pos.isdigit()):
+        raise ValueError(f"{where}: position {pos!r} is no whole number")
+    for alt in alts.upper().split(","):
+        yield Variant(chrom, int(pos), name, ref.upper(), alt, line, _unscorable(int(pos), ref.upper(), alt))
+
+
+def _unscorable(pos: int, ref: str, alt: str) -> str:
+    """Why two alleles are not two sequences; "" where they are."""
+    if pos == 0:
+        return "position 0: positions count from 1"
+    if alt in ("", "."):
+        return "no alternative allele"
+    if alt == "*":
+        return "an allele lost in a deletion upstream (*)"
+    if alt.startswith("<"):
+        return f"a symbolic allele: {alt}"
+    if "[" in alt or "]" in alt or alt.startswith(".") or alt.endswith("."):
+        return f"a breakend: {alt}"
+    if not ref or set(ref + alt) - set("ACGT"):
+        return f"alleles that are not all A, C, G, T: {ref or 'none'}, {alt}"
+    return "ALT is REF" if ref == alt else ""

@@ -3,7 +3,7 @@
     python tools/train_zoo.py train text           every method, one run folder each under runs/zoo; finished ones are kept
     python tools/train_zoo.py publish text         weights in bf16, SHA-256 and manifest into zoo/weights
     python tools/train_zoo.py measure text         all published weights at once; writes benchmarks and cards
-    python tools/train_zoo.py train vision …       the same for vision
+    python tools/train_zoo.py train vision …       the same for vision, and for dna
 
 Same data, budget, learning rate and seed for all. A family of models is one entry of FAMILIES. Where it names several seeds,
 weights of the first are published, and figures show the spread of all.
@@ -43,7 +43,7 @@ class Family:
         modality: of all of them.  methods: `<modality>.<method>_tiny` is each one's recipe.  size: the end of their names.
         tag: of their weights.  seeds: the first is published.
         evaluators: column names of each, as a card's table shows them; `axis` is the column that says where.
-        options: of `recipes/evaluate.py` when they are measured.
+        calls: of `recipes/evaluate.py`, in which they are measured: baselines beside them, evaluators, options.
         describe: a card's entries out of the resolved recipe.
         explain: what the card's columns mean.
     """
@@ -54,7 +54,7 @@ class Family:
     tag: str
     evaluators: dict[str, tuple[str, ...]]
     axis: str
-    options: tuple[str, ...]
+    calls: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...]
     describe: Callable[[dict[str, Any]], dict[str, Any]]
     explain: str
     seeds: tuple[int, ...] = (0,)
@@ -97,6 +97,17 @@ def describe_vision(recipe: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def describe_dna(recipe: dict[str, Any]) -> dict[str, Any]:
+    data = recipe["data"]
+    return {
+        "data": f"{data['source']} (`python tools/fetch_data.py dna`), either strand with probability "
+        f"{data['reverse_complement']:g}; yeast_chr04 and zymoseptoria_chr01 are held out whole",
+        "tokens": recipe["train"]["steps"] * recipe["train"]["batch"] * data["context"],
+        "train_context": data["context"],
+        "tokenizer": f"{data['tokenizer']}: one token a base; N and IUPAC codes are read, and never a target",
+    }
+
+
 FAMILIES = {
     "text": Family(
         modality="text",
@@ -107,7 +118,7 @@ FAMILIES = {
         tag="passkey",
         evaluators={"passkey": ("teacher_forced", "free_generation"), "perplexity": ("nll", "bits_per_byte")},
         axis="length",
-        options=("--lengths", "128,256,512,1024,2048,4096"),
+        calls=(((), "passkey,perplexity", ("--lengths", "128,256,512,1024,2048,4096")),),
         describe=describe_text,
         explain="Passkey: share of 20 depths × trials answered exactly, scored with the true digits fed back (teacher_forced) "
         "and by free generation (free_generation). nll: nats per byte on held-out speeches.",
@@ -122,10 +133,28 @@ FAMILIES = {
         tag="glyphs",
         evaluators={"resolution": ("top1", "top5", "ratio")},
         axis="size",
-        options=("--sizes", "48,72,96,144,192"),
+        calls=(((), "resolution", ("--sizes", "48,72,96,144,192")),),
         describe=describe_vision,
         explain="Held-out font families, drawn with real detail at every size (pixels of a side), nothing tuned for any size. "
         "ratio: top-1 over top-1 at the training size.",
+        seeds=(0, 1, 2),
+    ),
+    "dna": Family(
+        modality="dna",
+        methods=("goat", "rope", "ggd_ssmax", "alibi", "nope", "cable"),
+        size="tiny",
+        tag="genomes",
+        evaluators={"bits": ("nll", "bits_per_base", "accuracy")},
+        axis="length",
+        calls=(
+            (("markov-*", "uniform", "gzip", "xz"), "bits", ()),
+            (("markov-*", "uniform", "gzip", "xz"), "contigs", ("--lengths", "4096")),
+            ((), "strands,spectrum", ()),
+            (("markov-11",), "completion", ()),
+        ),
+        describe=describe_dna,
+        explain="Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any "
+        "length. nll: nats a base; bits_per_base: uniform is 2; accuracy: of the likeliest next base.",
         seeds=(0, 1, 2),
     ),
 }  # fmt: skip
@@ -215,8 +244,9 @@ def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
     models += [
         str(run) for seed in kind.seeds[1:] for method in kind.methods if (run := kind.run(method, seed)).is_dir()
     ]
-    command = [sys.executable, str(ROOT / "recipes/evaluate.py"), *models, ",".join(kind.evaluators)]
-    subprocess.run([*command, *kind.options, "--out", str(kind.measured)], check=True)
+    for beside, evaluators, options in kind.calls:
+        command = [sys.executable, str(ROOT / "recipes/evaluate.py"), *models, *beside, evaluators, *options]
+        subprocess.run([*command, "--out", str(kind.measured)], check=True)
     manifest = json.loads((WEIGHTS / "manifest.json").read_text())
     for name, table in measured_tables(kind).items():
         manifest[name]["measured"] = table

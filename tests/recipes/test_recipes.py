@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from recipes import engine, find_recipe, list_recipes, text, vision
+from recipes import dna, engine, find_recipe, list_recipes, text, vision
 from recipes.config import ConfigError, Optim, resolve
 from recipes.estimate import describe
 from zoo import create_model, list_models
@@ -16,8 +16,8 @@ from zoo.priors import Prior
 
 
 def test_every_tiny_and_small_model_has_a_recipe():
-    for size in ("tiny", "small"):
-        for model in list_models(f"text_*_{size}", modality="text"):
+    for modality, size in itertools.product(("text", "dna"), ("tiny", "small")):
+        for model in list_models(f"{modality}_*_{size}", modality=modality):
             assert find_recipe(model.replace("_", ".", 1)).model.name == model
 
 
@@ -31,7 +31,7 @@ def test_every_tiny_vision_model_has_a_recipe():
 def test_a_dry_run_counts_without_data(name):
     recipe = find_recipe(name)
     figures = describe(resolve(recipe, world=1 if name.endswith("_tiny") else 8))
-    unit = {"text": "tokens", "vision": "images"}[recipe.modality]
+    unit = {"text": "tokens", "vision": "images", "dna": "tokens"}[recipe.modality]
     assert set(figures) >= {"model", "batch", unit, "estimated FLOPs", "estimated memory per rank"}
 
 
@@ -51,6 +51,20 @@ def test_goats_imagenet_set_up():
     with torch.device("meta"):
         prior = vision.build_model(recipe).layers[0].attention.prior
     assert prior.spectral.y.rank + prior.spectral.x.rank == 16  # pairs in all
+
+
+@pytest.mark.parametrize("name", ["goat_human", "human_125m"])
+def test_goats_dna_set_ups(name):
+    """Single bases at L 1024, AdamW at 3e-4, R = 2, M = 8; the released script's 8/8/512 and the paper's 125M."""
+    recipe = find_recipe(f"dna.{name}")
+    assert (recipe.data.tokenizer, recipe.data.context) == ("bases", 1024)
+    assert (recipe.optim.name, recipe.optim.lr) == ("adamw", 3e-4)
+    with torch.device("meta"):
+        model = dna.build_model(recipe)
+    config, prior = model.config, model.layers[0].attention.prior
+    shape = (config.num_layers, config.num_heads, config.dim)
+    assert shape == {"goat_human": (8, 8, 512), "human_125m": (12, 12, 768)}[name]
+    assert (prior.spectral.rank, prior.key_bias.rank) == (2, 8)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,157 @@
+"""tools/prepare_genome.py as a person runs it: what it writes, prints, refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from modalities.dna.genome import open_genome  # noqa: E402
+from modalities.dna.splits import load_regions  # noqa: E402
+from tools import prepare_genome  # noqa: E402
+
+SIZES = {"chr1": 900, "chr2": 700, "chr20": 100, "chrUn_KI270302v1": 60, "chr1_KI270706v1_random": 50}
+
+
+@pytest.fixture
+def fasta(tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "human.fa"
+    path.write_text("".join(f">{name}\n{''.join(rng.choice(list('ACGt'), size))}\n" for name, size in SIZES.items()))
+    return path
+
+
+def prepare(*arguments):
+    import typer
+
+    app = typer.Typer(add_completion=False)
+    app.command()(prepare_genome.main)
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
+
+
+def splits(out):
+    return {row.split("\t")[0]: row.split("\t")[3] for row in (out / "split.bed").read_text().splitlines()}
+
+
+def test_the_whole_command(fasta, tmp_path):
+    out = tmp_path / "out"
+    script = [sys.executable, ROOT / "tools/prepare_genome.py", fasta, "--out", out, "--hold-out", "chr20", "--primary"]
+    done = subprocess.run(list(map(str, script)), capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
+    assert done.returncode == 0, done.stderr
+    assert splits(out) == {"chr1": "train", "chr2": "train", "chr20": "heldout"}
+    said = json.loads((out / "statistics.json").read_text())
+    assert said["total"]["length"] == sum(SIZES.values()) and len(said["contigs"]) == len(SIZES)
+    assert said["fingerprint"] == open_genome(str(fasta)).fingerprint and "train: 2 regions" in said["split"]
+    assert "not used" in done.stdout and f"{said['total']['gc']:.1%}" in done.stdout
+    command = shlex.split(done.stdout.split("train on it: ")[1].replace("\n", " "))
+    assert command[:3] == ["python", "recipes/train.py", "dna.human_125m"]
+    settings = dict(part.split("=", 1) for part in command if "=" in part)
+    genome = open_genome(settings["data.source"])
+    assert len(load_regions(settings["data.source"], genome, settings["data.split"])) == 3
+
+
+def test_the_split_by_rule_and_by_fraction(fasta, tmp_path):
+    assert prepare(fasta, "--out", tmp_path / "rule").exit_code == 0
+    by_rule = load_regions(str(fasta), open_genome(str(fasta)))
+    assert splits(tmp_path / "rule") == {region.contig: region.split for region in by_rule}
+    assert prepare(fasta, "--out", tmp_path / "more", "--fraction", "0.3").exit_code == 0
+    share = lambda out: sum(SIZES[n] for n, split in splits(out).items() if split == "heldout") / sum(SIZES.values())  # noqa: E731
+    assert 0.05 <= share(tmp_path / "rule") <= 0.15 and share(tmp_path / "more") >= 0.3
+
+
+def test_a_bed_of_ones_own_and_a_tokenizer(fasta, tmp_path):
+    pytest.importorskip("tokenizers")
+    bed = tmp_path / "mine.bed"
+    bed.write_text("# mine\nchr1 0 800 train\nchr1 800 900 valid\n")
+    done = prepare(fasta, "--out", tmp_path / "out", "--bed", bed, "--bpe", "16")
+    assert done.exit_code == 0 and f"data.tokenizer={tmp_path}/out/bpe.json" in done.stdout
+    assert (tmp_path / "out/split.bed").read_text() == "chr1\t0\t800\ttrain\nchr1\t800\t900\tvalid\n"
+    assert json.loads((tmp_path / "out/bpe.json").read_text())["model"]["type"] == "BPE"
+
+
+def test_many_contigs_are_summarised(tmp_path):
+    path = tmp_path / "many.fa"
+    path.write_text("".join(f">c{n}\n{'ACGT' * (n + 5)}\n" for n in range(60)))
+    done = prepare(path, "--out", tmp_path / "out")
+    assert "20 shorter" in done.stdout and "c59" in done.stdout and "c3 " not in done.stdout
+    assert len(splits(tmp_path / "out")) == 60
+
+
+def test_dry_run_writes_nothing(fasta, tmp_path):
+    done = prepare(fasta, "--out", tmp_path / "out", "--bpe", "512", "--dry-run")
+    assert done.exit_code == 0 and not (tmp_path / "out").exists()
+    for name in ("split.bed", "statistics.json", "bpe.json"):
+        assert f"would write {tmp_path}/out/{name}" in done.stdout
+
+
+def test_another_split_is_not_replaced_unasked(fasta, tmp_path):
+    out = tmp_path / "out"
+    assert prepare(fasta, "--out", out, "--hold-out", "chr20").exit_code == 0
+    assert prepare(fasta, "--out", out, "--hold-out", "chr20").exit_code == 0  # the same one
+    other = prepare(fasta, "--out", out, "--hold-out", "chr2")
+    assert other.exit_code == 2 and "split.bed holds another split; --force replaces it" in other.stderr
+    assert splits(out)["chr20"] == "heldout"
+    assert prepare(fasta, "--out", out, "--hold-out", "chr2", "--force").exit_code == 0
+    assert splits(out)["chr2"] == "heldout"
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--hold-out", "chr21"], "--hold-out: no contig 'chr21'; did you mean 'chr2'?"),
+        (["--hold-out", "chrUn_KI270302v1", "--primary"], "--primary leaves it out"),
+        (["--hold-out", ","], "holds out 0 of 5 contigs"),
+        (["--hold-out", ",".join(SIZES)], "holds out 5 of 5 contigs"),
+        (["--fraction", "0"], "fraction 0.0 of bases to hold out must be above 0"),
+        (["--fraction", "0.1", "--hold-out", "chr1"], "give one of --bed, --hold-out and --fraction"),
+        (["--bed", "x.bed", "--primary"], "--bed itself says which contigs are used"),
+        (["--bed", "no.bed"], "no BED file no.bed"),
+        (["--bpe", "3"], "vocab_size 3 must be at least"),
+    ],
+)
+def test_what_cannot_be_done_is_said(fasta, tmp_path, options, message):
+    done = prepare(fasta, "--out", tmp_path / "out", *options)
+    assert done.exit_code == 2 and message in " ".join(done.stderr.replace("│", " ").split())
+    assert not (tmp_path / "out/statistics.json").exists()
+
+
+def test_bad_files_are_named(tmp_path, fasta):
+    (tmp_path / "bad.fa").write_text(">a\nACGT\nMKVL\n")
+    done = prepare(tmp_path / "bad.fa", "--out", tmp_path / "out")
+    assert done.exit_code == 2 and "bad.fa, line 3: 'L', is no base: is this protein?" in done.stderr
+    missing = prepare(tmp_path / "humna.fa", "--out", tmp_path / "out")
+    assert missing.exit_code == 2 and "did you mean" in missing.stderr and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "name, primary",
+    [
+        *(
+            (name, True)
+            for name in ("chr1", "chrX", "chrM", "1", "X", "MT", "NC_000001.11", "NC_012920.1", "CM000663.2")
+        ),
+        *(
+            (name, False)
+            for name in ("chrUn_GL000195v1", "chr4_GL383527v1_alt", "KI270728.1", "GL000009.2", "NT_113793.3")
+        ),
+        *(
+            (name, False)
+            for name in ("NW_003571030.1", "chrEBV", "hs37d5", "NC_007605", "HLA-A*01:01:01:01", "chr22_x_decoy")
+        ),
+    ],
+)
+def test_which_contigs_are_primary(name, primary):
+    assert (prepare_genome.NOT_PRIMARY.search(name) is None) == primary

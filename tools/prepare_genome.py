@@ -1,0 +1,202 @@
+"""Make a genome ready to train on: index it, split it, count what it is made of, and print the command that trains on it.
+
+    python tools/prepare_genome.py hg38.fa.gz --out data/human --primary --hold-out chr20,chr21
+    python tools/prepare_genome.py genome.2bit --out data/mine --fraction 0.1 --bpe 4096
+
+writes DIR/split.bed (what trains and what is held out, whole contigs), DIR/statistics.json and, with --bpe, DIR/bpe.json.
+FASTA, 2bit and GenBank are read, compressed or not (modalities/dna/genome.py). Without --bed and --hold-out, contigs are held
+out in an order fixed by their names, until they hold --fraction of the known bases.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+
+from modalities.dna.genome import Genome, open_genome, source_files
+from modalities.dna.splits import HELDOUT_FRACTION, Region, describe, read_bed, select, split_contigs, write_bed
+from modalities.dna.statistics import Composition, contig_statistics, total
+from recipes.runs import write_json
+from zoo.naming import did_you_mean
+
+RECIPE = "dna.human_125m"
+LONGEST_TABLE = 40
+# Unplaced, alternative and decoy sequences as UCSC, NCBI and Ensembl name them in human assemblies. NC_ are chromosomes, but
+# NC_007605 is Epstein-Barr virus.
+NOT_PRIMARY = re.compile(r"^(?!NC_).*_|^NC_007605|^(KI|GL)\d|^(chrUn|HLA|hs37d5)|random|alt|decoy|EBV", re.IGNORECASE)
+
+console = Console(highlight=False)
+
+
+def main(
+    files: Annotated[
+        list[str], typer.Argument(help="FASTA, 2bit or GenBank files, also compressed; together one genome")
+    ],
+    out: Annotated[Path, typer.Option(help="folder for split.bed, statistics.json, bpe.json")],
+    bed: Annotated[Path | None, typer.Option(help="take this split (contig, start, stop, train|heldout)")] = None,
+    hold_out: Annotated[str | None, typer.Option(help="contigs to hold out, with commas: chr20,chr21")] = None,
+    fraction: Annotated[float | None, typer.Option(help="share of known bases to hold out; default 0.05")] = None,
+    primary: Annotated[bool, typer.Option("--primary", help="leave unplaced, alternative, decoy contigs out")] = False,
+    bpe: Annotated[int | None, typer.Option(help="train a BPE tokenizer with this many ids")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a split.bed that says something else")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="say what would be written; read and write nothing")
+    ] = False,
+) -> None:
+    """Index a genome, split it, count what it is made of; print the command that trains on it."""
+    if sum(option is not None for option in (bed, hold_out, fraction)) > 1:
+        raise typer.BadParameter("give one of --bed, --hold-out and --fraction")
+    if bed is not None and primary:
+        raise typer.BadParameter("--bed itself says which contigs are used; leave --primary out")
+    source = ",".join(files)
+    try:
+        found = source_files(source)
+        if dry_run:
+            _say_what_would_be(found, out, bpe)
+            return
+        genome = open_genome(source)
+        regions = (
+            read_bed(bed, genome)
+            if bed
+            else _split(genome, hold_out, HELDOUT_FRACTION if fraction is None else fraction, primary)
+        )
+        train = select(regions, "train")
+        select(regions, "heldout")
+        out.mkdir(parents=True, exist_ok=True)
+        _write_split(regions, out / "split.bed", genome, force)
+        if bpe is not None:
+            from modalities.dna.tokenizers import train_bpe
+
+            train_bpe(genome, train, bpe, out / "bpe.json")
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    parts = [contig_statistics(genome, contig) for contig in _tracked(genome)]
+    whole = total(parts)
+    write_json(out / "statistics.json", _record(source, genome, regions, whole, parts))
+    _show(genome, regions, whole, parts)
+    _next(source, out, bpe)
+
+
+def _say_what_would_be(found: tuple[Path, ...], out: Path, bpe: int | None) -> None:
+    size = sum(path.stat().st_size for path in found)
+    console.print(escape(f"would index {len(found)} file(s), {size / 1e6:,.1f} MB: {', '.join(map(str, found))}"))
+    for name in ("split.bed", "statistics.json", *(["bpe.json"] if bpe is not None else [])):
+        there = " (replacing the one there)" if (out / name).exists() else ""
+        console.print(escape(f"would write {out / name}{there}"), soft_wrap=True)
+
+
+def _split(genome: Genome, hold_out: str | None, fraction: float, primary: bool) -> tuple[Region, ...]:
+    """Whole contigs: those named, or by rule.
+
+    Raises:
+        ValueError: for a name that is no contig in use, or where nothing would be left to train on.
+    """
+    contigs = [c for c in genome.contigs if not (primary and NOT_PRIMARY.search(c.name))]
+    if not contigs:
+        raise ValueError(
+            f"--primary leaves none of the {len(genome.contigs)} contigs, such as {genome.contigs[0].name!r}"
+        )
+    if hold_out is None:
+        return split_contigs(contigs, fraction)
+    names = [contig.name for contig in contigs]
+    wanted = [name.strip() for name in hold_out.split(",") if name.strip()]
+    for name in wanted:
+        if name not in names:
+            why = "--primary leaves it out" if name in genome else f"there are {len(names)}: {', '.join(names[:5])}, …"
+            raise ValueError(f"--hold-out: no contig {name!r}; {did_you_mean(name, names)}{why}")
+    if not 0 < len(set(wanted)) < len(names):
+        raise ValueError(f"--hold-out {hold_out!r} holds out {len(set(wanted))} of {len(names)} contigs")
+    return tuple(Region(c.name, 0, c.length, "heldout" if c.name in wanted else "train") for c in contigs)
+
+
+def _write_split(regions: tuple[Region, ...], path: Path, genome: Genome, force: bool) -> None:
+    """A split that models may have been trained with is not replaced by another one unasked."""
+    if path.exists() and not force and read_bed(path, genome) != regions:
+        raise ValueError(f"{path} holds another split; --force replaces it, another --out keeps both")
+    write_bed(regions, path)
+
+
+def _tracked(genome: Genome):
+    stderr = Console(stderr=True)
+    return track(genome.contigs, "counting", console=stderr, transient=True, disable=not stderr.is_terminal)
+
+
+def _record(
+    source: str, genome: Genome, regions: tuple[Region, ...], whole: Composition, parts: list[Composition]
+) -> dict:
+    return {
+        "source": source,
+        "fingerprint": genome.fingerprint,
+        "converted": genome.report,
+        "split": describe(regions),
+        "total": whole.as_dict(),
+        "contigs": [part.as_dict() for part in parts],
+    }
+
+
+def _show(genome: Genome, regions: tuple[Region, ...], whole: Composition, parts: list[Composition]) -> None:
+    """A row per contig; of very many, the longest."""
+    splits: dict[str, dict[str, None]] = defaultdict(dict)
+    for region in regions:
+        splits[region.contig][region.split] = None
+    longest = sorted(parts, key=lambda part: -part.length)[:LONGEST_TABLE]
+    shown = {part.name for part in longest}
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("contig", overflow="fold")
+    table.add_column("split", overflow="fold")
+    for name in ("bases", "known", "GC", "masked", "CpG o/e", "N runs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part in parts:
+        if part.name in shown:
+            table.add_row(escape(part.name), " + ".join(splits[part.name]) or "not used", *_cells(part))
+    if len(parts) > len(longest):
+        rest = total([part for part in parts if part.name not in shown], f"{len(parts) - len(longest):,} shorter")
+        table.add_row(rest.name, "", *_cells(rest))
+    table.add_section()
+    table.add_row("total", "", *_cells(whole))
+    console.print(table)
+    if genome.report:
+        console.print(escape(genome.report))
+    console.print(escape(describe(regions)), soft_wrap=True)
+
+
+def _cells(part: Composition) -> list[str]:
+    share = lambda value: "–" if value is None else f"{value:.1%}"  # noqa: E731
+    ratio = "–" if part.cpg_ratio is None else f"{part.cpg_ratio:.2f}"
+    known = part.known / part.length
+    return [
+        f"{part.length:,}",
+        share(known),
+        share(part.gc),
+        share(part.soft_masked_share),
+        ratio,
+        f"{part.unknown_runs:,}",
+    ]
+
+
+def _next(source: str, out: Path, bpe: int | None) -> None:
+    options = {"data.source": source, "data.split": str(out / "split.bed")}
+    if bpe is not None:
+        options["data.tokenizer"] = str(out / "bpe.json")
+    settings = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in options.items())
+    written = ", ".join(str(out / name) for name in ("split.bed", "statistics.json", *(["bpe.json"] if bpe else [])))
+    console.print(escape(f"written: {written}"), soft_wrap=True)
+    console.print(escape(f"train on it: python recipes/train.py {RECIPE} {settings}"), soft_wrap=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

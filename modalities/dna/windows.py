@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -87,7 +87,7 @@ class WindowDataset(Dataset):
                 raise ValueError(f"{name} {share} is outside 0..1")
         if not soft_mask_weight >= 0:
             raise ValueError(f"soft_mask_weight {soft_mask_weight} is negative")
-        self.genome, self.regions, self.context, self.tokenizer = genome, tuple(regions), context, tokenizer
+        self.genome, self.regions, self.context, self.tokenizer = genome, _joined(regions), context, tokenizer
         self.seed, self.reverse_complement, self.soft_mask_weight = seed, reverse_complement, soft_mask_weight
         self.max_unknown, self.shuffle, self.one_pass = max_unknown, shuffle, epochs is not None
         self.window = max(1, round(context * tokenizer.bases_per_token))
@@ -111,17 +111,20 @@ class WindowDataset(Dataset):
                 self._short[1] += int((bounds[~long, 1] - bounds[~long, 0]).sum())
                 bounds = bounds[long]
             found.append(bounds)
-        if not sum(map(len, found)):
+        self._region = np.repeat(np.arange(len(found)), [len(bounds) for bounds in found])
+        self._start, self._stop = np.concatenate([np.empty((0, 2), np.int64), *found]).T
+        # A stretch too short for one token, which of BPE is a base, has no window.
+        least = 1 if isinstance(self.tokenizer, BpeTokenizer) else width // self.context
+        tokens = (self._stop - self._start) // least * least
+        self._left_over = self._stop - self._start - tokens
+        self._windows = -(-tokens // width) if self.one_pass else np.maximum(tokens // width, tokens > 0)
+        self._ends = np.cumsum(self._windows)  # of each stretch's windows on the line of all
+        self.epoch_windows = int(self._windows.sum())
+        if not self.epoch_windows:
             raise ValueError(
                 f"{len(self.regions)} regions have no stretch of known bases for windows of {width}; "
                 f"{self._cut[1]:,} bases in them are unknown"
             )
-        self._region = np.repeat(np.arange(len(found)), [len(bounds) for bounds in found])
-        self._start, self._stop = np.concatenate(found).T
-        length = self._stop - self._start
-        self._windows = -(-length // width) if self.one_pass else np.maximum(length // width, 1)
-        self._ends = np.cumsum(self._windows)  # of each stretch's windows on the line of all
-        self.epoch_windows = int(self._ends[-1])
 
     def __len__(self) -> int:
         if self.size is None:
@@ -267,7 +270,7 @@ class WindowDataset(Dataset):
     def report(self) -> str:
         """What was converted on reading, and what is not trained on (or not measured, in a single pass), in words."""
         said = [self.genome.report] if self.genome.report else []
-        said.append(f"{self.epoch_windows:,} windows of {self.window} bases in {len(self._start):,} stretches")
+        said.append(f"{self.epoch_windows:,} windows of {self.window} bases, stretches of bases: {len(self._start):,}")
         if self._cut[0]:
             said.append(f"{self._cut[1]:,} unknown bases cut out ({self._cut[0]:,} runs)")
         if self._short[0]:
@@ -290,7 +293,7 @@ class WindowDataset(Dataset):
             runs = self.genome[self.regions[self._region[n]].contig].unknown
             runs = runs[np.searchsorted(runs[:, 1], start, "right") : np.searchsorted(runs[:, 0], stop)]
             if len(runs):
-                touched = np.unique(np.concatenate([(runs - [0, 1] - start).reshape(-1) // self.window]))
+                touched = np.unique((runs - [0, 1] - start).reshape(-1) // self.window)
                 touched = touched[touched < self._windows[n]]
                 at = start + touched * self.window
                 bad += int(self._too_unknown(np.full(len(at), n), at, np.minimum(at + self.window, stop)).sum())
@@ -299,9 +302,10 @@ class WindowDataset(Dataset):
     def _tokens_report(self) -> list[str]:
         """Bases at the ends of stretches that make no whole token; what BPE cuts and pads."""
         if not isinstance(self.tokenizer, BpeTokenizer):
-            short = (self._stop - self._start)[self._windows * self.window > self._stop - self._start]
-            left = int((short % round(self.tokenizer.bases_per_token)).sum())
-            return [f"{left:,} bases at the ends make no whole token"] if left else []
+            left = int(self._left_over.sum())
+            said = [f"{left:,} bases at the ends make no whole token"] if left and self.one_pass else []
+            wide = self.window > self.context
+            return said + ["tokens that hold an unknown base have weight 0"] * (wide and bool(self._unknown))
         number = min(_LOOKED_AT, self.epoch_windows)
         counts, cut = [], 0
         for sample in self.samples(range(number)):
@@ -337,6 +341,17 @@ class _UnknownBases:
     def _before(self, place: np.ndarray) -> np.ndarray:
         run = np.searchsorted(self._runs[:, 0], place, side="right") - 1
         return self._total[run] - np.maximum(self._runs[run, 1] - place, 0)
+
+
+def _joined(regions: Sequence[Region]) -> tuple[Region, ...]:
+    """Regions that share bases made one, so that no base counts twice; as they are where none do."""
+    joined: list[Region] = []
+    for region in sorted(regions, key=lambda region: (region.contig, region.start)):
+        if joined and joined[-1].contig == region.contig and region.start < joined[-1].stop:
+            joined[-1] = replace(joined[-1], stop=max(joined[-1].stop, region.stop))
+        else:
+            joined.append(region)
+    return tuple(joined if len(joined) < len(regions) else regions)
 
 
 def _stretches(region: Region, unknown: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:

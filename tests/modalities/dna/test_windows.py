@@ -1,0 +1,352 @@
+"""Windows of a genome: where they lie, what is left out, strands, weights, and that nothing grows with their number."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from modalities.dna import windows
+from modalities.dna.bases import UNKNOWN, decode, encode, reverse_complement
+from modalities.dna.splits import Region
+from modalities.dna.tokenizers import load_tokenizer, train_bpe
+from modalities.dna.windows import Sample, WindowDataset
+from modalities.rows import hash64, permuted
+
+BASES = load_tokenizer("bases")
+
+
+@dataclass(frozen=True)
+class FakeContig:
+    name: str
+    length: int
+    unknown: np.ndarray
+
+
+class FakeGenome:
+    """A genome from letters; lower case is soft-masked."""
+
+    fingerprint, report = "0123456789abcdef", "2 IUPAC codes read as N"
+
+    def __init__(self, **sequences: str) -> None:
+        self.letters = sequences
+        found = []
+        for name, letters in sequences.items():
+            edges = np.flatnonzero(np.diff(np.pad(encode(letters) == UNKNOWN, 1).astype(int)))
+            found.append(FakeContig(name, len(letters), edges.reshape(-1, 2)))
+        self.contigs = tuple(found)
+
+    def __getitem__(self, name):
+        return next(contig for contig in self.contigs if contig.name == name)
+
+    def codes(self, name, start=0, stop=None):
+        return encode(self.letters[name][start:stop])
+
+    def soft_masked(self, name, start=0, stop=None):
+        return np.array([letter.islower() for letter in self.letters[name][start:stop]], dtype=bool)
+
+    def regions(self):
+        return tuple(Region(contig.name, 0, contig.length, "train") for contig in self.contigs)
+
+
+def letters(count, seed=0, unknown=(), soft=()):
+    """Random bases with runs [start, stop) of N and of lower case."""
+    made = np.random.default_rng(seed).choice(list("ACGT"), count)
+    for start, stop in unknown:
+        made[start:stop] = "N"
+    for start, stop in soft:
+        made[start:stop] = np.char.lower(made[start:stop])
+    return "".join(made)
+
+
+GENOME = FakeGenome(
+    a=letters(1000, 1, unknown=[(0, 7), (300, 420), (500, 503), (990, 1000)], soft=[(100, 200)]),
+    b=letters(37, 2),
+    c=letters(641, 3, unknown=[(64, 128)], soft=[(600, 641)]),
+)
+
+
+def dataset(context=32, genome=GENOME, tokenizer=BASES, regions=None, **options):
+    return WindowDataset(genome, regions or genome.regions(), context, tokenizer, **options)
+
+
+def epoch_of(data, epoch=0):
+    return data.samples(range(epoch * data.epoch_windows, (epoch + 1) * data.epoch_windows))
+
+
+# ---- one pass ----
+
+
+@pytest.mark.parametrize("spec", ["bases", "kmer:3"])
+@pytest.mark.parametrize("context", [1, 16, 64, 2000])
+def test_one_pass_has_every_known_base_as_a_target_once(spec, context):
+    tokenizer = load_tokenizer(spec)
+    width = int(tokenizer.bases_per_token)
+    data = dataset(context, tokenizer=tokenizer, epochs=1)
+    seen = {contig.name: np.zeros(contig.length, int) for contig in GENOME.contigs}
+    for row in data:
+        sample = data.provenance(int(row["sample"]))
+        ids = row["tokens"][row["segments"] >= 0].numpy()
+        assert ids[0] == tokenizer.bos_id and sample.strand == "+"
+        assert (row["tokens"][row["segments"] < 0] == tokenizer.pad_id).all()
+        codes = GENOME.codes(sample.contig, sample.start, sample.stop)
+        assert np.array_equal(ids[1:], tokenizer.encode(codes).ids)
+        counts = row["weights"][1:].numpy()[: len(ids) - 1]
+        assert np.array_equal(counts, ids[1:] < tokenizer.num_targets) and not row["weights"][len(ids) :].any()
+        assert len(counts) and (counts.any() or width > 1)  # no row without a target, but for k-mers with an N
+        seen[sample.contig][sample.start : sample.start + len(counts) * width] += np.repeat(counts, width).astype(int)
+    for name, times in seen.items():
+        known = GENOME.codes(name) != UNKNOWN
+        assert times[~known].max(initial=0) == 0 and times.max() == 1
+        if width == 1:
+            assert (times == known).all()
+        else:  # a k-mer is lost with an unknown base or at a stretch's end: at most two for each run and one more
+            assert (known & (times == 0)).sum() <= (width - 1) * (2 * len(GENOME[name].unknown) + 2)
+
+
+def test_one_pass_is_mixed_finite_and_alike_for_windows_of_all_regions():
+    data = dataset(epochs=1)
+    places = [(s.contig, s.start) for s in epoch_of(data)]
+    assert len(data) == len(set(places)) and places != sorted(places)
+    assert {name for name, _ in places[:12]} >= {"a", "c"}
+    in_order = dataset(epochs=1, shuffle=False)
+    assert [(s.contig, s.start) for s in epoch_of(in_order)] == sorted(places)
+    with pytest.raises(IndexError, match=rf"sample {len(data)} is outside 0\.\.{len(data) - 1}"):
+        data[len(data)]
+    with pytest.raises(IndexError, match=r"sample -1 is outside"):
+        data.provenance(-1)
+    with pytest.raises(TypeError, match="epoch_windows"):
+        len(dataset())
+
+
+# ---- training windows ----
+
+
+def test_windows_stay_inside_their_stretch_and_few_bases_are_left_out():
+    data = dataset(32)
+    stretches = {"a": [(7, 300), (420, 990)], "b": [(0, 37)], "c": [(0, 64), (128, 641)]}
+    for epoch in range(6):
+        times = {contig.name: np.zeros(contig.length, int) for contig in GENOME.contigs}
+        for sample in epoch_of(data, epoch):
+            assert sample.epoch == epoch and sample.stop - sample.start == 32
+            assert any(start <= sample.start and sample.stop <= stop for start, stop in stretches[sample.contig])
+            times[sample.contig][sample.start : sample.stop] += 1
+        for name, bounds in stretches.items():
+            for start, stop in bounds:
+                assert (times[name][start:stop] == 0).sum() < 32
+                assert times[name][start:stop].sum() == (stop - start) // 32 * 32  # ⌊n / w⌋ whole windows
+                assert (times[name][start:stop] > 1).sum() < 32
+
+
+def test_offsets_move_from_epoch_to_epoch_and_every_base_has_its_turn():
+    data = dataset(32)
+    starts = [frozenset(s.start % 32 for s in epoch_of(data, epoch) if s.contig == "c") for epoch in range(8)]
+    assert len(set(starts)) > 4
+    times = np.zeros(641, int)
+    for epoch in range(200):
+        for s in epoch_of(data, epoch):
+            if s.contig == "c":
+                times[s.start : s.stop] += 1
+    assert times[:64].min() > 20 and times[128:].min() > 20 and times[64:128].max() == 0
+    still = dataset(32, shuffle=False)
+    assert [s.start for s in epoch_of(still, 0)] == [s.start for s in epoch_of(still, 3)]
+
+
+def test_a_sample_follows_from_seed_and_number():
+    first, same, other = dataset(seed=5), dataset(seed=5), dataset(seed=6)
+    numbers = [0, 3, 40, 1_000_003, 10**12]
+    assert first.samples(numbers) == [same.provenance(n) for n in numbers] != other.samples(numbers)
+    # Pinned: a change here would make a run that is resumed see other windows than it would have seen.
+    assert dataset(32, seed=1, reverse_complement=0.5).samples([0, 1, 10**9]) == PINNED
+
+
+PINNED = [
+    Sample("a", 744, 776, "+", 0),
+    Sample("c", 128, 160, "+", 0),
+    Sample("c", 386, 418, "+", 22222222),
+]
+
+
+def test_regions_shorter_than_a_window_are_one_padded_row():
+    data = dataset(64, regions=[Region("b", 0, 37, "train")])
+    assert data.epoch_windows == 1
+    for index in (0, 1, 9):
+        row = data[index]
+        assert row["tokens"].tolist() == [BASES.bos_id, *GENOME.codes("b").tolist(), *[BASES.pad_id] * 27]
+        assert row["segments"].tolist() == [0] * 38 + [-1] * 27 and not row["weights"][38:].any()
+    padding = data.padding_row()
+    assert {name: (t.shape, t.dtype) for name, t in padding.items()} == {
+        name: (t.shape, t.dtype) for name, t in row.items()
+    }
+    assert not padding["weights"].any() and (padding["segments"] == -1).all() and padding["sample"] == -1
+
+
+def test_regions_that_share_bases_count_them_once():
+    regions = [Region("c", 200, 300, "train"), Region("b", 0, 9, "train"), Region("c", 128, 264, "train")]
+    data = dataset(16, regions=regions, epochs=1)
+    assert sum(float(row["weights"][1:].sum()) for row in data) == 9 + (300 - 128)
+    assert sorted(r.start for r in data.regions) == [0, 128]
+
+
+# ---- unknown bases ----
+
+
+def test_windows_with_too_many_unknown_bases_are_passed_over(monkeypatch):
+    genome = FakeGenome(a=letters(4000, 4, unknown=[(at, at + 3) for at in range(1000, 3000, 10)]))
+    for most in (0.0, 0.1, 0.25):
+        data = dataset(50, genome=genome, max_unknown=most)
+        shares = [(genome.codes("a", s.start, s.stop) == UNKNOWN).mean() for s in data.samples(range(600))]
+        assert max(shares) <= most
+        assert (
+            min(s.start for s in data.samples(range(600))) < 900 < 3000 < max(s.stop for s in data.samples(range(600)))
+        )
+    assert (
+        max(
+            (genome.codes("a", s.start, s.stop) == UNKNOWN).mean()
+            for s in epoch_of(dataset(50, genome=genome, max_unknown=1))
+        )
+        > 0.25
+    )
+    assert "40 windows passed over for more than 10% unknown" in dataset(50, genome=genome).report
+    monkeypatch.setattr(windows, "_MOST_TRIES", 1000)
+    with pytest.raises(ValueError, match=r"1,000 windows of 50 bases have each more than max_unknown=0\.1 unknown"):
+        dataset(50, genome=genome, regions=[Region("a", 1000, 3000, "train")])
+    with pytest.raises(ValueError, match="no stretch of known bases for windows of 50; 3 bases in them are unknown"):
+        dataset(50, genome=genome, regions=[Region("a", 1000, 1003, "train")])
+
+
+def test_a_good_window_is_served_in_every_epoch_whatever_is_passed_over():
+    genome = FakeGenome(a=letters(3200, 4, unknown=[(at, at + 3) for at in range(800, 1600, 10)]))
+    data = dataset(32, genome=genome, shuffle=False)
+    good = {at for at in range(0, 3200, 32) if (genome.codes("a", at, at + 32) == UNKNOWN).mean() <= 0.1}
+    assert {s.start for s in epoch_of(data)} == good and len(good) < data.epoch_windows
+
+
+def test_the_report_says_what_is_left_out():
+    report = dataset(32).report
+    assert report.startswith("2 IUPAC codes read as N; ")
+    for part in ("45 windows of 32 bases", "201 unknown bases cut out (4 runs)", "bases beyond whole windows"):
+        assert part in report
+    assert "weight 0" not in report and "weight 0" in dataset(32, soft_mask_weight=0).report
+    short = FakeGenome(a="ACGT" * 20 + "N" * 40 + "ACGTA" + "N" * 40 + "ACGT" * 20)
+    assert "5 bases left out in 1 stretches too short" in dataset(32, genome=short).report
+    assert "left out" not in dataset(32, genome=short, epochs=1).report
+    kmers = dataset(10, tokenizer=load_tokenizer("kmer:3"), epochs=1).report
+    assert "bases at the ends make no whole token" in kmers and "hold an unknown base have weight 0" in kmers
+
+
+# ---- strands and weights ----
+
+
+def test_the_other_strand_turns_tokens_and_weights():
+    genome = FakeGenome(
+        a=letters(900, 5, unknown=[(at, at + 1) for at in range(10, 900, 60)], soft=[(0, 333), (500, 650)])
+    )
+    plain = dataset(40, genome=genome, seed=2, soft_mask_weight=0.25)
+    turned = dataset(40, genome=genome, seed=2, soft_mask_weight=0.25, reverse_complement=1.0)
+    for n in range(60):
+        here, there = plain[n], turned[n]
+        assert plain.provenance(n).strand == "+" and turned.provenance(n).strand == "-"
+        assert (plain.provenance(n).start, plain.provenance(n).stop) == (
+            turned.provenance(n).start,
+            turned.provenance(n).stop,
+        )
+        assert np.array_equal(there["tokens"][1:], reverse_complement(here["tokens"][1:].numpy().astype(np.uint8)))
+        assert torch.equal(there["weights"][1:], here["weights"][1:].flip(0))
+        codes = genome.codes("a", plain.provenance(n).start, plain.provenance(n).stop)
+        soft = genome.soft_masked("a", plain.provenance(n).start, plain.provenance(n).stop)
+        assert here["weights"][1:].tolist() == np.where(codes == UNKNOWN, 0, np.where(soft, 0.25, 1)).tolist()
+    half = dataset(40, genome=genome, reverse_complement=0.5)
+    minus = sum(s.strand == "-" for s in half.samples(range(1000)))
+    assert 440 < minus < 560
+    # The same window comes on either strand in different epochs.
+    assert len({s.strand for s in half.samples(range(0, 40 * half.epoch_windows, half.epoch_windows))}) == 2
+
+
+def test_a_token_counts_as_soft_masked_when_most_of_its_bases_are():
+    genome = FakeGenome(a="acgACGacGAcgACGTac")
+    tokenizer = load_tokenizer("kmer:3")
+    options = {"genome": genome, "tokenizer": tokenizer, "soft_mask_weight": 0.5, "epochs": 1}
+    assert dataset(6, **options)[0]["weights"][1:].tolist() == [0.5, 1, 0.5, 0.5, 1, 0.5]
+    assert dataset(6, **options, reverse_complement=1.0)[0]["weights"][1:].tolist() == [0.5, 1, 0.5, 0.5, 1, 0.5][::-1]
+
+
+def test_bpe_windows_are_cut_and_padded_and_the_report_says_how_much(tmp_path):
+    pytest.importorskip("tokenizers")
+    genome = FakeGenome(a=letters(24_000, 6))
+    train_bpe(genome, genome.regions(), 64, tmp_path / "bpe.json")
+    tokenizer = load_tokenizer(str(tmp_path / "bpe.json"))
+    data = dataset(32, genome=genome, tokenizer=tokenizer, reverse_complement=0.5)
+    assert data.window == round(32 * tokenizer.bases_per_token) > 64
+    cut = padded = 0
+    for n in range(100):
+        row, sample = data[n], data.provenance(n)
+        codes = genome.codes("a", sample.start, sample.stop)
+        codes = reverse_complement(codes) if sample.strand == "-" else codes
+        read = tokenizer.decode(row["tokens"].numpy())
+        assert decode(codes).startswith(decode(read))
+        cut += len(read) < len(codes)
+        padded += bool((row["segments"] < 0).any())
+        assert row["weights"][1:].sum() == (row["segments"][1:] == 0).sum()
+    assert cut and padded
+    assert "of bases cut" in data.report and "of places padded in 256 samples" in data.report
+
+
+# ---- order without a list ----
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 1000, 4097])
+def test_permuted_is_a_permutation(size):
+    index = np.arange(size)
+    orders = [permuted(index, size, 7, epoch) for epoch in range(3)]
+    for order in orders:
+        assert sorted(order.tolist()) == index.tolist()
+    if size >= 1000:
+        assert not np.array_equal(orders[0], orders[1])
+        assert abs(np.corrcoef(index, orders[0])[0, 1]) < 0.1
+        assert abs(np.corrcoef(orders[0], orders[1])[0, 1]) < 0.1
+        assert np.abs(np.diff(orders[0])).mean() > size / 5  # neighbours part; size / 3 if wholly random
+    keys = np.arange(size) % 3
+    assert permuted(index, size, 7, keys).tolist() == [orders[key][n] for n, key in enumerate(keys)]
+
+
+def test_hashes_are_spread_and_depend_on_every_word():
+    bits = hash64(3, np.arange(4096)) >> np.uint64(60)
+    assert np.bincount(bits.astype(int), minlength=16).min() > 190  # 256 expected
+    assert len({int(hash64(*words)[0]) for words in [(0,), (0, 0), (1,), (0, 1), (1, 0), (-1,), (2**64 - 2,)]}) == 7
+
+
+def test_a_genome_of_three_billion_bases_takes_no_memory_for_its_windows():
+    class Huge(FakeGenome):
+        def __init__(self) -> None:
+            length = 10**9
+            runs = np.arange(10**6, length, 10**6)
+            self.contigs = tuple(FakeContig(n, length, np.stack([runs, runs + 1000], 1)) for n in "abc")
+
+        def codes(self, name, start=0, stop=None):
+            return (hash64(ord(name), np.arange(start, stop)) % np.uint64(4)).astype(np.uint8)
+
+    genome = Huge()
+    tracemalloc.start()
+    data = dataset(256, genome=genome, regions=genome.regions(), reverse_complement=0.5)
+    rows = [data[n] for n in (0, 10**6, 10**9, 10**12)]
+    assert "epoch" in data.report and data.epoch_windows > 11_000_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * 2**20 and all(row["weights"].sum() == 257 for row in rows)
+
+
+def test_wrong_settings_are_refused():
+    for options, message in (
+        ({"context": 0}, "context 0 must be at least 1"),
+        ({"reverse_complement": 1.5}, r"reverse_complement 1\.5 is outside 0\.\.1"),
+        ({"max_unknown": -0.1}, r"max_unknown -0\.1 is outside"),
+        ({"soft_mask_weight": -1.0}, r"soft_mask_weight -1\.0 is negative"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dataset(**options)
+    with pytest.raises(ValueError, match="0 regions have no stretch"):
+        WindowDataset(GENOME, (), 32, BASES)

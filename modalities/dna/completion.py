@@ -14,14 +14,15 @@ from torch import nn
 
 from modalities.dna.bases import decode, encode
 from modalities.dna.held_out import MAX_UNKNOWN, DnaSource, held_out, unknown_bases
+from modalities.dna.likelihood import ENOUGH, window_of
 from modalities.dna.settings import DnaEvaluator, DnaSettings
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, batches
+from modalities.text.evals import _standard_error
 from modalities.text.generation import stream
 
 WINDOW = 25  # bases of the sliding window that GC content is read in
 FACTORS = (1, 4, 16)  # default prompts, in training lengths
-ENOUGH = 0.9  # share of the held-out bases whose contigs have to have room for a default prompt
 
 
 def complete(model: nn.Module, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int) -> np.ndarray:
@@ -73,6 +74,7 @@ class Continued(DnaEvaluator):
         temperature = self.temperature(settings)
         return {
             "held_out": held_out(settings.source).fingerprint,
+            "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             "seed": settings.seed,
             "samples": settings.samples or self.default_samples,
             "longest": max(self.prompt_lengths(model, settings)),
@@ -82,8 +84,7 @@ class Continued(DnaEvaluator):
         }
 
     def cells(self, model: nn.Module, settings: DnaSettings) -> list[Cell]:
-        per_token = load_tokenizer(model.config.tokenizer).bases_per_token
-        lengths = {length: round(length * per_token) for length in self.prompt_lengths(model, settings)}
+        lengths = {length: window_of(model, length) for length in self.prompt_lengths(model, settings)}
         longest, count = max(lengths.values()), settings.samples or self.default_samples
         places = _places(settings.source, longest, settings.new_bases, count, settings.seed)
         return [
@@ -133,10 +134,9 @@ class Completion(Continued):
     def prompt_lengths(self, model: nn.Module, settings: DnaSettings) -> tuple[int, ...]:
         if settings.lengths:
             return settings.lengths
-        per_token = load_tokenizer(model.config.tokenizer).bases_per_token
         lengths = [self.trained_at(model) * factor for factor in FACTORS]
         most = held_out(settings.source).reaching(ENOUGH) - settings.new_bases
-        return tuple(length for length in lengths if round(length * per_token) <= most) or (lengths[0],)
+        return tuple(length for length in lengths if window_of(model, length) <= most) or (lengths[0],)
 
     def points(self, model: nn.Module, settings: DnaSettings) -> tuple[int, ...]:
         return self.prompt_lengths(model, settings)
@@ -158,10 +158,10 @@ class Completion(Continued):
                 {
                     "length": length,
                     "accuracy": float(hits.mean()),
-                    "accuracy_standard_error": standard_error(hits),
+                    "accuracy_standard_error": _standard_error(hits),
                     "chance": float(chance(truth).mean()),
                     "gc_r": float(defined.mean()) if len(defined) else math.nan,
-                    "gc_r_standard_error": standard_error(defined),
+                    "gc_r_standard_error": _standard_error(defined),
                     "gc_error": float(np.abs(gc_trajectory(truth) - gc_trajectory(written)).mean()),
                     "undefined": len(r) - len(defined),
                     "prompts": len(r),
@@ -274,10 +274,6 @@ def jensen_shannon(a: np.ndarray, b: np.ndarray) -> float:
 def _entropy(p: np.ndarray) -> float:
     p = p[p > 0]
     return float(-(p * np.log2(p)).sum())
-
-
-def standard_error(values: np.ndarray) -> float:
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
 @lru_cache(maxsize=8)

@@ -14,6 +14,7 @@ from torch import nn
 from modalities.dna.bases import UNKNOWN, reverse_complement
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.held_out import held_out
+from modalities.dna.likelihood import strands_of, window_of
 from modalities.dna.scoring import score_windows
 from modalities.dna.settings import DnaEvaluator, DnaSettings
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
@@ -65,14 +66,11 @@ class Score(DnaEvaluator, Listing):
         return f"{settings.fasta}"
 
     def identity(self, model: nn.Module, settings: DnaSettings) -> dict[str, Any]:
-        genome = _opened(settings)
-        window = window_of(model, settings.window, FACTOR, even=True)
-        strands = strands_of(model, settings)
-        content = {"bases": genome.fingerprint, "learnt_from": learnt_from(model, settings)}
-        return content | {"window": window, "strands": strands}
+        window = read_at_once(model, settings.window, FACTOR, even=True)
+        return {"bases": _opened(settings).fingerprint} | reading(model, settings, window)
 
     def cells(self, model: nn.Module, settings: DnaSettings) -> list[Cell]:
-        genome, half = _opened(settings), window_of(model, settings.window, FACTOR, even=True) // 2
+        genome, half = _opened(settings), read_at_once(model, settings.window, FACTOR, even=True) // 2
         size = max(LEAST_PART, genome.bases // MOST_PARTS)
         times = 2 if strands_of(model, settings) == "both" else 1
         parts = _parts(genome, half, size)
@@ -153,27 +151,27 @@ def step_of(tokenizer: DnaTokenizer) -> int:
     return int(widths[0]) if len(widths) == 1 else 1
 
 
-def window_of(model: nn.Module, asked: int | None, factor: int, *, even: bool) -> int:
+def read_at_once(model: nn.Module, asked: int | None, factor: int, *, even: bool) -> int:
     """``asked`` bases, or ``factor`` training lengths, rounded down to whole k-mers, an even number of them if ``even``.
 
     Raises ValueError where none is left.
     """
     tokenizer = load_tokenizer(model.config.tokenizer)
     step = step_of(tokenizer) * (2 if even else 1)
-    window = asked or round(factor * model.config.train_context * tokenizer.bases_per_token)
+    window = asked or window_of(model, factor * model.config.train_context)
     if window < step:
         raise ValueError(f"window {window}: tokenizer {tokenizer.name!r} needs at least {step} bases")
     return window // step * step
 
 
-def strands_of(model: nn.Module, settings: DnaSettings) -> str:
-    """What was asked for, else what the model's configuration says."""
-    return settings.strands or getattr(model.config, "strands", "one")
-
-
-def learnt_from(model: nn.Module, settings: DnaSettings) -> str | None:
-    """What the numbers of a baseline that learns depend on: the genome and split it is fitted to. None for others."""
-    return held_out(settings.source).fingerprint if hasattr(model, "learn_from") else None
+def reading(model: nn.Module, settings: DnaSettings, window: int) -> dict[str, Any]:
+    """What the numbers of ``window`` bases depend on besides the bases: of a baseline that learns, also what it learns from."""
+    return {
+        "window": window,
+        "strands": strands_of(model, settings),
+        "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
+        "learnt_from": held_out(settings.source).fingerprint if hasattr(model, "learn_from") else None,
+    }
 
 
 def _opened(settings: DnaSettings) -> Genome:

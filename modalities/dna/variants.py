@@ -15,7 +15,8 @@ from torch import nn
 
 from modalities.dna.bases import decode, encode
 from modalities.dna.genome import Genome, open_genome
-from modalities.dna.records import learnt_from, step_of, strands_of, window_of
+from modalities.dna.likelihood import strands_of
+from modalities.dna.records import read_at_once, reading, step_of
 from modalities.dna.scoring import score_windows
 from modalities.dna.settings import DnaEvaluator, DnaSettings
 from modalities.dna.tokenizers import load_tokenizer
@@ -66,12 +67,11 @@ class Variants(DnaEvaluator, Listing):
 
     def identity(self, model: nn.Module, settings: DnaSettings) -> dict[str, Any]:
         genome, digest = _opened(settings)
-        window, strands = window_of(model, settings.window, 1, even=False), strands_of(model, settings)
-        content = {"reference": genome.fingerprint, "variants": digest, "learnt_from": learnt_from(model, settings)}
-        return content | {"window": window, "strands": strands}
+        window = read_at_once(model, settings.window, 1, even=False)
+        return {"reference": genome.fingerprint, "variants": digest} | reading(model, settings, window)
 
     def cells(self, model: nn.Module, settings: DnaSettings) -> list[Cell]:
-        window = window_of(model, settings.window, 1, even=False)
+        window = read_at_once(model, settings.window, 1, even=False)
         step = step_of(load_tokenizer(model.config.tokenizer))
         placed = _placed(settings.variants, settings.fasta, _opened(settings)[1], window, step)
         size = max(LEAST_PART, math.ceil(len(placed) / MOST_PARTS))

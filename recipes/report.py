@@ -14,14 +14,23 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from modalities.evaluation import Evaluator, ModelResult, SeedMean, Settings, mean_of_seeds, write_json, write_text
+from modalities.evaluation import (
+    Evaluator,
+    Listing,
+    ModelResult,
+    SeedMean,
+    Settings,
+    mean_of_seeds,
+    write_json,
+    write_text,
+)
 from modalities.plots import AXES
 
 console = Console(highlight=False)
 
 
 def write_results(evaluator: Evaluator, results: list[ModelResult], settings: Settings, out: Path) -> None:
-    """EVAL.json and EVAL.csv, which keep every model for itself, and EVAL.png; each replaced as a whole."""
+    """EVAL.json and EVAL.csv, which keep every model for itself, EVAL.png, and an evaluator's own; each replaced as a whole."""
     models = []
     for result in results:
         fields = dataclasses.asdict(result)
@@ -40,10 +49,20 @@ def write_results(evaluator: Evaluator, results: list[ModelResult], settings: Se
     table.writerows(rows)
     write_text(out / f"{evaluator.name}.csv", text.getvalue())
     evaluator.draw(results, out / f"{evaluator.name}.png")
+    evaluator.write(results, out)
 
 
 def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
-    """A row for each model and score, a column for each place on the axis; seeds of one set-up as mean ± deviation."""
+    """A row for each model and score, a column for each place on the axis; seeds of one set-up as mean ± deviation.
+
+    Then what the evaluator shows besides; a listing shows itself.
+    """
+    if not isinstance(evaluator, Listing):
+        _print_table(evaluator, results)
+    evaluator.show(results, console)
+
+
+def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
     results = mean_of_seeds(results, evaluator.axis)
     points = sorted({row[evaluator.axis] for result in results for row in result.rows})
     pooled = any(isinstance(result, SeedMean) for result in results)

@@ -7,7 +7,7 @@ tenth of unknown bases; which they are depends on (source, length, how many, see
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -89,14 +89,14 @@ class HeldOut:
         """One place at random in each of ``count`` equal shares of the places there are on a grid."""
         contig = regions[0].contig
         name = int.from_bytes(hashlib.blake2b(contig.encode(), digest_size=8).digest(), "little")
-        rng = np.random.default_rng([seed, length, name])
-        starts = []
-        for region in sorted(regions, key=lambda r: r.start):
-            places, rest = divmod(region.stop - region.start, length)
-            starts.append(region.start + int(rng.integers(rest + 1)) + np.arange(places) * length)
+        rng, runs = np.random.default_rng([seed, length, name]), self.genome[contig].unknown
+        starts = [np.zeros(0, np.int64)]
+        gaps = runs[runs[:, 1] - runs[:, 0] > MAX_UNKNOWN * length]  # the grid begins anew after each
+        for start, stop in _between(regions, gaps):
+            places, rest = divmod(stop - start, length)
+            starts.append(start + int(rng.integers(rest + 1)) + np.arange(places) * length)
         places = np.concatenate(starts)
-        unknown = unknown_bases(self.genome[contig].unknown, places, length)
-        places = places[unknown <= MAX_UNKNOWN * length]
+        places = places[unknown_bases(runs, places, length) <= MAX_UNKNOWN * length]
         bounds = np.arange(count + 1) * len(places) // count
         if len(places) > count:
             places = places[rng.integers(bounds[:-1], bounds[1:])]
@@ -105,6 +105,14 @@ class HeldOut:
     def codes(self, stretch: Stretch) -> np.ndarray:
         """Base codes (length,) uint8."""
         return self.genome.codes(stretch.contig, stretch.start, stretch.stop)
+
+
+def _between(regions: Sequence[Region], gaps: np.ndarray) -> Iterator[tuple[int, int]]:
+    """[start, stop) of the pieces that sorted, disjoint ``gaps`` (G, 2) leave of regions, in order."""
+    for region in sorted(regions, key=lambda r: r.start):
+        inside = gaps[(gaps[:, 1] > region.start) & (gaps[:, 0] < region.stop)]
+        edges = [region.start, *inside.ravel().tolist(), region.stop]
+        yield from ((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
 
 
 def unknown_bases(runs: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:

@@ -76,7 +76,7 @@ def load(genome: Genome, regions: Sequence[Region]) -> Markov:
     path = data_folder() / "cache" / f"markov-{digest}.npy"
     notes = path.with_suffix(".json")
     if not (path.exists() and notes.exists()):  # the notes are written last
-        chain = fit(genome, train)
+        chain = fit(genome, train, ORDER)
         _save(path, chain.tables[-1].reshape(-1))
         write_json(notes, {"genome": genome.fingerprint, "order": ORDER, "taus": chain.taus})
         return chain

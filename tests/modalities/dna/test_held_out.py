@@ -1,0 +1,109 @@
+"""Held-out stretches: where they lie, that they stay, and what is said where there is no room."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from modalities.dna.bases import decode
+from modalities.dna.held_out import DnaSource, HeldOut, held_out, source_name, unknown_bases
+from modalities.dna.settings import DnaEvaluator, DnaSettings
+
+
+def write(folder, contigs, rows):
+    """A FASTA and a BED in `folder`, as a source."""
+    folder.mkdir(exist_ok=True)
+    fasta, bed = folder / "g.fa", folder / "g.bed"
+    fasta.write_text("".join(f">{name}\n{letters}\n" for name, letters in contigs.items()))
+    bed.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    return DnaSource(str(fasta), str(bed))
+
+
+def texts(data):
+    return {contig.name: decode(data.genome.codes(contig.name)) for contig in data.genome.contigs}
+
+
+@pytest.fixture
+def source(tmp_path):
+    rng = np.random.default_rng(0)
+    a, b = (decode(rng.integers(0, 4, n).astype(np.uint8)) for n in (4000, 900))
+    a = a[:1500] + "N" * 700 + a[2200:]
+    rows = [("a", 0, 1000, "train"), ("a", 1000, 3000, "heldout"), ("a", 3100, 4000, "test"), ("b", 0, 900, "heldout")]
+    return write(tmp_path, {"a": a, "b": b}, rows)
+
+
+def test_stretches_lie_apart_inside_held_out_regions_with_few_unknown_bases(source):
+    data = HeldOut(source)
+    found = data.stretches(50, 12, seed=1)
+    assert {name: len(stretches) for name, stretches in found.items()} == {"a": 12, "b": 12}
+    for name, stretches in found.items():
+        assert all(before.stop <= after.start for before, after in pairwise(stretches))
+        for s in stretches:
+            assert any(r.start <= s.start and s.stop <= r.stop for r in data.contigs[name])
+            assert (data.codes(s) == 4).mean() <= 0.1
+    starts = [s.start for s in found["a"]]
+    assert min(starts) < 1500 and max(starts) > 3100, "spread over all regions"
+
+
+def test_stretches_depend_on_the_seed_and_on_nothing_else(source, tmp_path):
+    data = HeldOut(source)
+    assert data.stretches(64, 4, seed=3) == HeldOut(source).stretches(64, 4, seed=3)
+    assert data.stretches(64, 4, seed=3) != data.stretches(64, 4, seed=4)
+    alone = write(tmp_path, {"b": decode(data.genome.codes("b"))}, [("b", 0, 900, "heldout")])
+    assert HeldOut(alone).stretches(64, 4, seed=3)["b"] == data.stretches(64, 4, seed=3)["b"]
+
+
+def test_contigs_without_room_are_left_out_and_none_at_all_is_an_error(source, tmp_path):
+    data = HeldOut(source)
+    assert list(data.stretches(800, 5, seed=0)) == ["a", "b"]
+    (stretch,) = data.stretches(900, 5, seed=0)["a"]  # 1000 to 3000 has no 900 bases beside its gap
+    assert (stretch.start, stretch.stop) == (3100, 4000)
+    tail = [("a", 0, 1000, "train"), ("a", 1000, 4000, "heldout"), ("b", 0, 900, "heldout")]
+    assert list(HeldOut(write(tmp_path / "tail", texts(data), tail)).stretches(1800, 5, seed=0)) == ["a"]
+    with pytest.raises(
+        ValueError, match=r"no held-out region .* has 2001 bases in one piece.* longest region has 2000"
+    ):
+        data.stretches(2001, 1, seed=0)
+    with pytest.raises(ValueError, match="at most 10% of them unknown"):
+        data.stretches(2000, 1, seed=0)
+
+
+def test_reaching_is_the_length_that_most_held_out_bases_have_room_for(source):
+    data = HeldOut(source)
+    assert data.reaching(0.5) == 2000  # a has 2900 of 3800 bases, in pieces of 2000 and 900
+    assert data.reaching(0.9) == 900
+
+
+def test_unknown_bases_are_counted_from_runs():
+    rng = np.random.default_rng(0)
+    codes = np.where(rng.random(500) < 0.3, 4, 0)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], codes == 4, [0]]).astype(int)))
+    starts = np.arange(440)
+    expected = [int((codes[s : s + 60] == 4).sum()) for s in starts]
+    assert unknown_bases(edges.reshape(-1, 2), starts, 60).tolist() == expected
+    assert unknown_bases(np.zeros((0, 2), np.int64), starts, 60).tolist() == [0] * 440
+
+
+def test_fingerprint_follows_bases_and_split(source, tmp_path):
+    before = HeldOut(source).fingerprint
+    bed = tmp_path / "other.bed"
+    bed.write_text("a\t0\t1000\ttrain\nb\t0\t900\theldout\n")
+    assert HeldOut(DnaSource(source.source, str(bed))).fingerprint != before
+    assert HeldOut(source).fingerprint == before
+
+
+def test_a_source_has_a_name_and_comes_from_a_recipe():
+    source = DnaEvaluator.source_of(None, {"source": "x.fa", "split": "x.bed", "tokenizer": "kmer:6", "context": 9})
+    assert source == DnaSource("x.fa", "x.bed")
+    assert source_name(source) == "x.fa split by x.bed"
+    assert source_name(None) == source_name(DnaSource()) == source_name("yeast-chr01") == "yeast-chr01"
+    assert held_out(None) is held_out("yeast-chr01")
+
+
+def test_settings_are_checked():
+    assert DnaSettings().resolved_lengths(10) == (10, 20, 40, 80, 160, 320, 640)
+    for bad in ({"strands": "bot"}, {"new_bases": 0}, {"temperature": -1.0}, {"window": 0}):
+        with pytest.raises(ValueError, match=str(next(iter(bad)))):
+            DnaSettings(**bad)
+    with pytest.raises(ValueError, match="did you mean 'both'"):
+        DnaSettings(strands="bot")

@@ -12,6 +12,7 @@ error has to name. Ours translates a megabyte at a time in C.
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import io
 import re
 import warnings
@@ -37,6 +38,7 @@ _COMPRESSED = (".gz", ".bgz")
 SUFFIXES = tuple(suffix for suffixes in _FORMATS.values() for suffix in suffixes)
 _TWO_BIT = (b"\x43\x27\x41\x1a", b"\x1a\x41\x27\x43")
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+_BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")  # an empty block: SAM, 4.1.2
 _BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
 
 
@@ -80,6 +82,8 @@ def read_codes(path: Path, advance: Callable[[int], object] = lambda at: None) -
     format = _format_of(path.name)
     if format is None:
         raise ValueError(f"{path}: is none of {', '.join(SUFFIXES)}, with or without {' or '.join(_COMPRESSED)}")
+    if format != "FASTA" and importlib.util.find_spec("Bio") is None:
+        raise ImportError(f"{path}: {format} needs the package `biopython`: pip install biopython")
     with open(path, "rb") as raw:
         start = raw.read(64)
         _check_compression(path, start, format)
@@ -106,11 +110,9 @@ def _check_compression(path: Path, start: bytes, format: str) -> None:
 
 def _check_bgzip_end(path: Path) -> None:
     """bgzip ends in an empty block: without it whole blocks are gone, which gzip alone would not notice."""
-    from Bio import bgzf
-
     with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - len(bgzf._bgzf_eof)))
-        if file.read() != bgzf._bgzf_eof:
+        file.seek(max(0, path.stat().st_size - len(_BGZIP_END)))
+        if file.read() != _BGZIP_END:
             raise ValueError(f"{path}: truncated: the empty block that ends every bgzip file is missing")
 
 

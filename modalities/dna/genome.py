@@ -204,13 +204,13 @@ def _open(stats: tuple[tuple[str, int, int], ...], cache_dir: str | None) -> Gen
     absolute = [os.path.abspath(path) for path in files]
     same_files = f"genome-{_digest(absolute)}-"
     folder = Path(cache_dir) / (same_files + _digest([_FORMAT, *(stat[1:] for stat in stats)]))
-    if not _is_whole(folder):
-        _write_store(folder, stats)
+    stored = _stored(folder)
+    if stored is None:
+        stored = _write_store(folder, stats)
         for old in folder.parent.glob(f"{same_files}*"):
             if old != folder:  # of these files as they were
                 shutil.rmtree(old, ignore_errors=True)
-    table = json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
-    return Genome(table, np.load(folder / "unknown.npy"), files, folder / "bases.u8")
+    return Genome(*stored, files, folder / "bases.u8")
 
 
 def _mapped(store: Path | np.ndarray) -> np.ndarray:
@@ -224,20 +224,21 @@ def _digest(values: Any) -> str:
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=8).hexdigest()
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether a store is there with all its bases; what is left of a damaged one is taken away."""
+def _stored(folder: Path) -> tuple[dict[str, Any], np.ndarray] | None:
+    """The table and the unknown runs of a store that is there with all its bases; a damaged one is taken away."""
     try:
         table = json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
-        whole = (folder / "bases.u8").stat().st_size == sum(row[1] for row in table["contigs"])
-        whole = whole and len(np.load(folder / "unknown.npy")) == sum(row[3] for row in table["contigs"])
+        unknown = np.load(folder / "unknown.npy")
+        bases, runs = (sum(row[column] for row in table["contigs"]) for column in (1, 3))
+        if (folder / "bases.u8").stat().st_size == bases and len(unknown) == runs:
+            return table, unknown
     except (FileNotFoundError, EOFError, ValueError, KeyError):
-        whole = False
-    if not whole:
-        shutil.rmtree(folder, ignore_errors=True)
-    return whole
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
 
 
-def _write_store(folder: Path, stats: tuple[tuple[str, int, int], ...]) -> None:
+def _write_store(folder: Path, stats: tuple[tuple[str, int, int], ...]) -> tuple[dict[str, Any], np.ndarray]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -251,6 +252,7 @@ def _write_store(folder: Path, stats: tuple[tuple[str, int, int], ...]) -> None:
         except OSError:
             if not (folder / "contigs.json").is_file():
                 raise
+        return table, unknown
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import multiprocessing
 import os
 import pickle
 import struct
+import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -101,6 +103,7 @@ def test_every_format_gives_the_same_genome(tmp_path):
         written(tmp_path / "b.fa", text.replace("\n", "  \n\n").replace(">", "\n>").lstrip().rstrip()),
         written(tmp_path / "a.fa.gz", gzip.compress(text.encode())),
         written(tmp_path / "c.fa", gzip.compress(text[:200].encode()) + gzip.compress(text[200:].encode())),
+        written(tmp_path / "plain.fa.gz", text),  # as a browser leaves it that decompressed on its way
         bgzipped(tmp_path / "d.fa.gz", text.encode()),
         bgzipped(tmp_path / "d.fa.bgz", text.encode()),
         written(tmp_path / "a.2bit", two_bit(MIXED)),
@@ -281,6 +284,14 @@ def test_malformed_genbank(tmp_path):
         open_genome(str(written(tmp_path / "x.gb.gz", gzip.compress(whole.encode())[:-20])))
 
 
+def test_fasta_needs_no_biopython(tmp_path, monkeypatch):
+    path = bgzipped(tmp_path / "a.fa.gz", b">a\nACGT\n")
+    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
+    assert open_genome(str(path)).bases == 4
+    with pytest.raises(ImportError, match=r"a\.gb: GenBank needs the package `biopython`: pip install biopython"):
+        open_genome(str(written(tmp_path / "a.gb", genbank({"a": "ACGT"}))))
+
+
 def test_specs(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     assert [contig.name for contig in open_genome().contigs] == ["yeast_chr01"] and open_genome().bases == 230_218
@@ -357,6 +368,20 @@ def test_a_file_that_grows_while_it_is_read(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"a\.fa: changed while it was being read"):
         open_genome(str(path), cache_dir=tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_bar_on_terminals_alone(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    for terminal, least, shown in ((Terminal(), 0, True), (Terminal(), 1 << 20, False), (io.StringIO(), 0, False)):
+        monkeypatch.setattr(genome, "_BAR_FROM_BYTES", least)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        genome._open.cache_clear()
+        open_genome(str(written(tmp_path / "a.fa", fasta(MIXED))))
+        assert ("indexing" in terminal.getvalue()) == shown
 
 
 def _index(path, cache, barrier, results):

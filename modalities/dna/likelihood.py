@@ -34,7 +34,7 @@ class Likelihood(DnaEvaluator):
     """Evaluators that score windows of held-out stretches, ``samples`` of them in every held-out contig that has room; by
     default so many that a length reads about ``default_bases`` in all."""
 
-    default_bases = 1 << 19
+    default_bases = 1 << 18
 
     def points(self, model: nn.Module, settings: DnaSettings) -> tuple[int, ...]:
         """The lengths asked for, or the default ones that held-out contigs have room for."""
@@ -186,7 +186,7 @@ class Strands(Likelihood):
     summary = "bits per base of windows and of their reverse complements, against length"
     headline = ("difference", "pearson_r", "one_strand_bits", "both_strands_bits", "contigs_left_out")
     exceptions = ("contigs_left_out",)
-    default_bases = 1 << 18  # each read twice
+    default_bases = 1 << 17  # each read twice
 
     def measure(self, model: nn.Module, cell: Cell, settings: DnaSettings) -> CellValue:
         forth, back = [], []

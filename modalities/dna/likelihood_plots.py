@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from modalities.dna.baselines import COMPRESSORS
 from modalities.evaluation import ModelResult, SeedMean, mean_of_seeds
 from modalities.plots import (
     BASELINES,
@@ -46,7 +47,7 @@ def _positions(axis, results: Sequence[ModelResult]) -> None:
     longest = max(row["length"] for result in results for row in result.rows)
     for result, style in zip(results, styles_of(results), strict=True):
         row = max(result.rows, key=lambda row: row["length"])
-        if "position_bits" in row and result.method not in ("uniform", "gzip", "xz"):  # those know no position
+        if "position_bits" in row and result.method not in ("uniform", *COMPRESSORS):  # those know no position
             axis.plot(row["position_to"], row["position_bits"], **style)
     _title(axis, f"by position in windows of {compact(longest)}")
     axis.set(ylabel="bits per base", xlabel="tokens seen, up to (log₂)", xscale="log")
@@ -69,7 +70,7 @@ def contigs_figure(results: Sequence[ModelResult], path: Path) -> None:
             lift = 0.62 * ((k + 0.5) / len(results) - 0.5)
             rows = [row for row in result.rows if column in row]
             places = [contigs.index(row["contig"]) + lift for row in rows]
-            plain = {"marker": "|", "markersize": 9.0} if result.method in BASELINES else {}
+            plain = {"marker": "|", "markersize": 9.0, "alpha": 1.0} if result.method in BASELINES else {}
             axis.plot([row[column] for row in rows], places, **style | {"linestyle": "none"} | plain)
             if isinstance(result, SeedMean):
                 ends = ([row[column] for row in r if column in row] for r in (result.low, result.high))
@@ -111,12 +112,26 @@ def _filled(results: Sequence[ModelResult], column: str) -> list[ModelResult]:
 def _look_at_models(
     axis, results: Sequence[ModelResult], column: str, chance: float, *, horizontal: bool = False
 ) -> None:
-    """Bounds that hold every model, Markov chain and ``chance``. Compressors pay for headers in short windows: their lines may
-    leave the view."""
-    shown = [r for r in results if r.method not in ("gzip", "xz")]
-    values = [row[column] for r in shown for row in r.rows if math.isfinite(row.get(column, math.nan))] + [chance]
-    room = ROOM * (max(values) - min(values)) or ROOM * chance
-    (axis.set_xlim if horizontal else axis.set_ylim)(min(values) - room, max(values) + room)
+    """Bounds that hold every model, Markov chain and ``chance``. Compressors pay for headers in short windows: those that leave
+    the view are named at its edge."""
+
+    def values(of: ModelResult) -> list[float]:
+        return [row[column] for row in of.rows if math.isfinite(row.get(column, math.nan))]
+
+    shown = [chance, *(v for r in results if r.method not in COMPRESSORS for v in values(r))]
+    room = ROOM * (max(shown) - min(shown)) or ROOM * chance
+    low, high = min(shown) - room, max(shown) + room
+    (axis.set_xlim if horizontal else axis.set_ylim)(low, high)
+    beyond = [f"{r.label} to {max(values(r)):.2f}" for r in results if values(r) and max(values(r)) > high]
+    if beyond:
+        axis.annotate(
+            "out of view: " + ", ".join(beyond),
+            (0.01, 0.99),
+            xycoords="axes fraction",
+            va="top",
+            fontsize=7,
+            color="0.35",
+        )
 
 
 def _rule(axis, value: float, text: str) -> None:

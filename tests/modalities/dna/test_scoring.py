@@ -1,0 +1,172 @@
+"""Scores of windows against logits worked out by hand, both strands, and baselines that are exact."""
+
+import gzip
+import lzma
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from modalities.dna import scoring
+from modalities.dna.baselines import BASELINES, create_baseline
+from modalities.dna.bases import encode, reverse_complement
+from modalities.dna.genome import open_genome
+from modalities.dna.model import DnaConfig, DnaDecoder
+from modalities.dna.scoring import score_windows
+from modalities.dna.splits import Region
+from modalities.dna.tokenizers import load_tokenizer, train_bpe
+
+WIDTH = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=32, position="goat")
+
+
+def decoder(tokenizer="bases", **changes):
+    torch.manual_seed(0)
+    every = load_tokenizer(tokenizer)
+    sizes = dict(vocab_size=every.vocab_size, num_targets=every.num_targets, tokenizer=tokenizer)
+    return DnaDecoder(DnaConfig(**WIDTH | sizes | changes)).eval()
+
+
+def windows(count, length, unknown=0.1, seed=0):
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 4, (count, length)).astype(np.uint8)
+    codes[rng.random(codes.shape) < unknown] = 4
+    return codes
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bpe")
+    rng = np.random.default_rng(3)
+    (folder / "g.fa").write_text(">a\n" + "".join(rng.choice(["ACG", "TT", "A", "GATTACA"], 4000)) + "\n")
+    genome = open_genome(str(folder / "g.fa"))
+    train_bpe(genome, (Region("a", 0, genome["a"].length, "train"),), 40, folder / "bpe.json")
+    return str(folder / "bpe.json")
+
+
+def expected(model, window):
+    """(nll, bases, correct) of the counted tokens of one window, from one pass over all of it."""
+    tokenizer = load_tokenizer(model.config.tokenizer)
+    ids, spans = tokenizer.encode(window).ids, tokenizer.encode(window).spans
+    with torch.inference_mode():
+        logits = model(torch.tensor([[tokenizer.bos_id, *ids[:-1]]]))[0].double()
+    found = []
+    for row, token, span in zip(logits, ids, spans, strict=True):
+        counts = token < tokenizer.num_targets
+        row = row[: tokenizer.num_targets]
+        nll = float(-torch.log_softmax(row, -1)[token]) if counts else 0.0
+        found.append((nll, int(span) if counts else 0, float(counts and row.argmax() == token)))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("tokenizer", ["bases", "kmer:3", "bpe"])
+def test_scores_are_those_of_the_logits(tokenizer, bpe):
+    model, codes = decoder(bpe if tokenizer == "bpe" else tokenizer), windows(5, 50)
+    scores = score_windows(model, codes)
+    left = 0
+    for row, window in enumerate(codes):
+        truth = expected(model, window)
+        count = len(truth)
+        np.testing.assert_allclose(scores.nll[row, :count], truth[:, 0], atol=2e-5)
+        assert scores.bases[row, :count].tolist() == truth[:, 1].tolist()
+        assert scores.correct[row, :count].tolist() == truth[:, 2].tolist()
+        assert not scores.bases[row, count:].any() and not scores.nll[row, count:].any()
+        left += load_tokenizer(model.config.tokenizer).encode(window).left_over
+    assert scores.left_over == left == (10 if tokenizer == "kmer:3" else 0)
+    assert scores.nll.dtype == torch.float64
+    torch.testing.assert_close(scores.bits, scores.nats / math.log(2))
+
+
+def test_the_softmax_is_exact_in_float64():
+    model = decoder().double()
+    codes = windows(2, 40)
+    scores = score_windows(model, codes)
+    logits = torch.stack([model(torch.tensor([[5, *w[:-1].tolist()]]))[0] for w in codes]).detach().numpy()[..., :4]
+    log_p = logits.astype(np.longdouble) - np.log(np.exp(logits.astype(np.longdouble)).sum(-1, keepdims=True))
+    for row, window in enumerate(codes):
+        for at, code in enumerate(window):
+            if code < 4:
+                # forward_head hands out float32 logits, of which a softmax in float64 adds no error that is seen
+                assert float(scores.nll[row, at]) == pytest.approx(-float(log_p[row, at, code]), rel=1e-13, abs=1e-13)
+
+
+def test_slices_of_logits_and_batches_change_nothing(monkeypatch):
+    model, codes = decoder(), windows(7, 30)
+    whole = score_windows(model, codes)
+    monkeypatch.setattr(scoring, "LOGIT_BUDGET", 100)
+    torch.testing.assert_close(score_windows(model, codes).nll, whole.nll)
+    parts = score_windows(model, codes, batch_tokens=60)
+    torch.testing.assert_close(parts.nll, whole.nll, atol=1e-5, rtol=1e-5)
+    assert parts.bases.equal(whole.bases)
+
+
+@pytest.mark.parametrize("tokenizer", ["bases", "kmer:2", "kmer:3", "bpe"])
+def test_both_strands_are_the_mean_and_exactly_equivariant(tokenizer, bpe):
+    model, codes = decoder(bpe if tokenizer == "bpe" else tokenizer), windows(6, 50)
+    turned = np.stack([reverse_complement(window) for window in codes])
+    scores, mirror = (score_windows(model, w, strands="both") for w in (codes, turned))
+    for name in ("nll", "bases", "correct"):
+        assert getattr(scores, name).flip(1).equal(getattr(mirror, name)), name
+    assert scores.bases.shape[1] == (25 if tokenizer == "kmer:2" else 50)
+    forth, back = score_windows(model, codes), score_windows(model, turned)
+    if tokenizer in ("bases", "kmer:2"):
+        torch.testing.assert_close(scores.nll, (forth.nll + back.nll.flip(1)) / 2)
+
+
+def test_both_strands_without_unknown_bases_are_the_mean_of_sums(bpe):
+    codes = windows(4, 60, unknown=0)
+    turned = np.stack([reverse_complement(window) for window in codes])
+    for tokenizer in ("bases", "kmer:4", bpe):
+        model = decoder(tokenizer)
+        mean = (score_windows(model, codes).nats + score_windows(model, turned).nats) / 2
+        torch.testing.assert_close(score_windows(model, codes, strands="both").nats, mean)
+
+
+def test_the_configuration_says_which_strands():
+    model, codes = decoder(strands="both"), windows(2, 20)
+    assert score_windows(model, codes, strands=None).nll.equal(score_windows(model, codes, strands="both").nll)
+    assert not score_windows(model, codes).nll.equal(score_windows(model, codes, strands="both").nll)
+
+
+def test_what_cannot_be_scored_is_said():
+    model = decoder("kmer:8")
+    with pytest.raises(ValueError, match="5 bases make no token of 'kmer:8'"):
+        score_windows(model, windows(2, 5))
+    with pytest.raises(ValueError, match=r"got shape \(5,\)"):
+        score_windows(model, windows(2, 5)[0])
+    with pytest.raises(ValueError, match="strands 'two'"):
+        score_windows(model, windows(2, 50), strands="two")
+    assert score_windows(model, windows(0, 50)).counted.shape == (0,)
+
+
+def test_uniform_is_two_bits_exactly():
+    codes = windows(9, 777)
+    for strands in ("one", "both"):
+        scores = score_windows(create_baseline("uniform"), codes, strands=strands)
+        assert (scores.bits / scores.counted == 2.0).all()
+        assert scores.counted.tolist() == (codes < 4).sum(1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"),
+    [("gzip", lambda d: gzip.compress(d, 9)), ("xz", lambda d: lzma.compress(d, preset=9 | lzma.PRESET_EXTREME))],
+)
+def test_compressors_cost_the_bytes_of_their_files(name, compress):
+    codes = np.stack([windows(1, 3000)[0], encode("ACGGT" * 600)])
+    scores = score_windows(create_baseline(name), codes)
+    for row, window in enumerate(codes):
+        letters = "".join("ACGT"[code] for code in window if code < 4).encode()
+        assert float(scores.bits[row]) == pytest.approx(8 * len(compress(letters)))
+    assert scores.bits[1] / 3000 < 0.3, "repeats compress"
+    assert scores.correct[:, 1].isnan().all()
+
+
+def test_baselines_go_by_names():
+    assert {"uniform", "gzip", "xz", "markov-0", "markov-12"} <= BASELINES.keys() and len(BASELINES) == 16
+    config = BASELINES["markov-3"](train_context=64).config
+    assert (config.position, config.train_context, config.ssmax, config.tokenizer) == ("markov-3", 64, False, "bases")
+    assert not list(BASELINES["gzip"]().parameters())
+    with pytest.raises(ValueError, match="no baseline 'markov-13'; orders go to 12"):
+        create_baseline("markov-13")
+    with pytest.raises(ValueError, match="did you mean 'uniform'"):
+        create_baseline("unifrom")

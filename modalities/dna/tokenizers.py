@@ -232,8 +232,8 @@ def train_bpe(
     """Train BPE on regions of a genome and save it as JSON that the `tokenizers` library reads, too.
 
     Words are at most `WORD` known bases of one strand; of more than `most_bases`, evenly spread words are taken, because
-    memory grows with what is trained on. vocab_size counts unknown, start and padding, too; a genome too small for it
-    gives fewer.
+    memory grows with what is trained on (ten million bases: 1 GB). vocab_size counts unknown, start and padding, too; a
+    genome too small for it gives fewer.
 
     Raises:
         ValueError: for a vocabulary without room for the four bases, or regions without a known base.

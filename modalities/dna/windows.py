@@ -270,7 +270,8 @@ class WindowDataset(Dataset):
     def report(self) -> str:
         """What was converted on reading, and what is not trained on (or not measured, in a single pass), in words."""
         said = [self.genome.report] if self.genome.report else []
-        said.append(f"{self.epoch_windows:,} windows of {self.window} bases, stretches of bases: {len(self._start):,}")
+        stretches = f"{len(self._start):,} stretch{'es' * (len(self._start) != 1)}"
+        said.append(f"{self.epoch_windows:,} windows of {self.window} bases from {stretches}")
         if self._cut[0]:
             said.append(f"{self._cut[1]:,} unknown bases cut out ({self._cut[0]:,} runs)")
         if self._short[0]:

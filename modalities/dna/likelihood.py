@@ -90,7 +90,7 @@ class Likelihood(DnaEvaluator):
 class Bits(Likelihood):
     """NLL, bits per base and next-base accuracy against length, and bits by position in windows of the longest length.
 
-    The standard error is that of the mean over stretches, drawn contig by contig; NaN where a contig has a single one.
+    The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one.
     Positions are in tokens, in octaves, and are left out where both strands count: a base is then at two of them. A
     tokenizer of more than single bases has a token accuracy instead; what predicts nothing has none.
     """
@@ -271,10 +271,14 @@ def _ratio(bits: np.ndarray, bases: np.ndarray) -> np.ndarray:
 
 
 def _standard_error(contigs: Sequence[np.ndarray]) -> float:
-    """Of the mean over contigs of the means over each one's stretches: √(Σ s²_c / n_c) / C."""
-    if not contigs or min(map(len, contigs)) < 2:
+    """Of the mean over C contigs of the means over each one's n stretches: √(Σ s² / n) / C. A contig of a single stretch
+    takes the mean s² of the others; NaN where all have one."""
+    known = [values.var(ddof=1) for values in contigs if len(values) > 1]
+    if not known:
         return math.nan
-    return math.sqrt(sum(values.var(ddof=1) / len(values) for values in contigs)) / len(contigs)
+    other = np.mean(known)
+    variances = [values.var(ddof=1) if len(values) > 1 else other for values in contigs]
+    return math.sqrt(sum(s2 / len(values) for s2, values in zip(variances, contigs, strict=True))) / len(contigs)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,0 +1,218 @@
+"""bits, contigs and strands: what they average over which bases, for models of any tokenizer and for baselines."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from modalities.dna import likelihood, markov
+from modalities.dna.baselines import MarkovChain, create_baseline
+from modalities.dna.bases import decode, reverse_complement
+from modalities.dna.evals import EVALUATORS, DnaSettings
+from modalities.dna.held_out import DnaSource, held_out
+from modalities.dna.model import DnaConfig, DnaDecoder
+from modalities.dna.scoring import score_windows
+from modalities.dna.tokenizers import load_tokenizer
+from modalities.evaluation import ModelResult
+
+SHAPE = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=16, position="goat")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Two held-out contigs of different composition and one too short for most lengths; a training contig like the first."""
+    folder, rng = tmp_path_factory.mktemp("genome"), np.random.default_rng(0)
+
+    def chain(length, stay):
+        codes = rng.integers(0, 4, length).astype(np.uint8)
+        for at in range(1, length):
+            if rng.random() < stay:
+                codes[at] = (codes[at - 1] + 1) % 4  # A C G T A C ...
+        return codes
+
+    contigs = {"train": chain(20000, 0.7), "near": chain(6000, 0.7), "far": chain(3000, 0.0), "short": chain(50, 0.0)}
+    contigs["near"][2000:2020] = 4
+    (folder / "g.fa").write_text("".join(f">{name}\n{decode(codes)}\n" for name, codes in contigs.items()))
+    rows = [f"{name}\t0\t{len(c)}\t{'train' if name == 'train' else 'heldout'}\n" for name, c in contigs.items()]
+    (folder / "g.bed").write_text("".join(rows))
+    return DnaSource(str(folder / "g.fa"), str(folder / "g.bed"))
+
+
+@pytest.fixture(autouse=True)
+def small_chains(monkeypatch, tmp_path_factory):
+    monkeypatch.setattr(markov, "ORDER", 2)
+    monkeypatch.setattr(MarkovChain, "_kept", None)
+    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path_factory.getbasetemp() / "data"))
+
+
+def decoder(tokenizer="bases", **changes):
+    torch.manual_seed(0)
+    every = load_tokenizer(tokenizer)
+    sizes = dict(vocab_size=every.vocab_size, num_targets=every.num_targets, tokenizer=tokenizer)
+    return DnaDecoder(DnaConfig(**SHAPE | sizes | changes)).eval()
+
+
+def measure(name, model, settings, finished=None):
+    evaluator = EVALUATORS[name]
+    values = dict(evaluator.run(model, settings, finished=finished))
+    return evaluator.rows(json.loads(json.dumps(values))), values
+
+
+def test_uniform_is_exactly_two_bits_everywhere(source):
+    settings = DnaSettings(lengths=(10, 48, 100), samples=5, source=source)
+    for name in ("bits", "contigs"):
+        for row in measure(name, create_baseline("uniform", 16), settings)[0]:
+            assert row["bits_per_base"] == 2.0 and row["accuracy"] == 0.25
+            assert row["nll"] == pytest.approx(2 * math.log(2), rel=1e-15)
+    for row in measure("strands", create_baseline("uniform", 16), settings)[0]:
+        assert row["one_strand_bits"] == row["both_strands_bits"] == 2.0 and row["difference"] == 0.0
+        assert math.isnan(row["pearson_r"])
+
+
+def test_every_length_reads_the_same_bases(source):
+    model = create_baseline("uniform", 16)
+    settings = DnaSettings(lengths=(16, 64, 256), samples=4, source=source)
+    seen = {}
+    for cell in EVALUATORS["bits"].cells(model, settings):
+        length = cell.data["facts"]["length"]
+        windows = EVALUATORS["bits"].windows(model, cell, settings)
+        assert all(w.shape[1] == length for w in windows)
+        seen.setdefault(length, []).append(np.concatenate([w.ravel() for w in windows]))
+    first, *others = (np.concatenate(parts) for parts in seen.values())
+    assert len(first) == 2 * 4 * 256 and all((first == other).all() for other in others)
+
+
+@pytest.mark.parametrize("tokenizer", ["bases", "kmer:2"])
+def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
+    model = decoder(tokenizer)
+    settings = DnaSettings(lengths=(16, 40), samples=3, source=source, batch_tokens=100)
+    rows, _ = measure("bits", model, settings)
+    width = 1 if tokenizer == "bases" else 2
+    data, means, errors = held_out(source), [], []
+    for stretches in data.stretches(40 * width, 3, 42).values():
+        costs = []
+        for stretch in stretches:
+            windows = data.codes(stretch)[: 32 * width].reshape(2, 16 * width)
+            scores = score_windows(model, windows)
+            costs.append((float(scores.bits.sum()), int(scores.counted.sum())))
+        bits, bases = np.array(costs).T
+        means.append(bits.sum() / bases.sum())
+        errors.append((bits / bases).var(ddof=1) / 3 if len(stretches) == 3 else None)
+    if None in errors:  # "short" has room for one stretch of 40
+        assert errors[2] is None
+        errors[2] = (errors[0] * 3 + errors[1] * 3) / 2
+    assert rows[0]["bits_per_base"] == pytest.approx(np.mean(means), rel=1e-5)
+    assert rows[0]["standard_error"] == pytest.approx(math.sqrt(sum(errors)) / len(errors), rel=1e-4)
+    assert rows[0]["left_over"] == 8 * width * rows[0]["stretches"]
+    assert rows[1]["window_bases"] == 40 * width and rows[1]["left_over"] == 0
+    assert ("accuracy" in rows[0]) == (width == 1) and ("token_accuracy" in rows[0]) == (width == 2)
+
+
+def test_bits_by_position_add_up(source):
+    model = decoder()
+    (row,), cells = measure("bits", model, DnaSettings(lengths=(100,), samples=2, source=source))
+    assert row["position_to"] == [1, 2, 4, 8, 16, 32, 64, 128]
+    total = sum(sum(cell["bucket_bits"]) for cell in cells.values())
+    assert total == pytest.approx(sum(sum(cell["bits"]) for cell in cells.values()))
+    assert sum(sum(cell["bucket_bases"]) for cell in cells.values()) == row["bases"]
+    firsts = [
+        score_windows(model, windows).nll[:, 0] / math.log(2)
+        for cell in EVALUATORS["bits"].cells(model, DnaSettings(lengths=(100,), samples=2, source=source))
+        for windows in EVALUATORS["bits"].windows(model, cell, DnaSettings(source=source, lengths=(100,)))
+    ]
+    assert row["position_bits"][0] == pytest.approx(float(torch.cat(firsts).mean()), rel=1e-5)
+
+
+def test_contigs_too_short_for_the_longest_length_are_counted_or_read_whole(source):
+    settings = DnaSettings(lengths=(20, 64), samples=2, source=source)
+    rows, _ = measure("bits", create_baseline("uniform", 16), settings)
+    assert [(row["contigs"], row["contigs_left_out"]) for row in rows] == [(2, 1), (2, 1)]
+    rows, _ = measure("contigs", create_baseline("uniform", 16), settings)
+    assert [(row["contig"], row["bases"], row["window_bases"]) for row in rows] == [
+        ("near", 128, 64),
+        ("far", 128, 64),
+        ("short", 50, 50),
+    ]
+    assert EVALUATORS["contigs"].points(create_baseline("uniform", 16), settings) == ("near", "far", "short")
+
+
+def test_default_lengths_end_where_held_out_contigs_do(source):
+    bits, settings = EVALUATORS["bits"], DnaSettings(source=source)
+    assert bits.points(create_baseline("uniform", 16), settings) == (16, 32, 64, 128, 256, 512, 1024)
+    assert bits.points(create_baseline("uniform", 100), settings) == (100, 200, 400, 800, 1600)
+    assert bits.points(decoder("kmer:4", train_context=100), settings) == (100, 200, 400)
+    with pytest.raises(ValueError, match="longest region has 6000"):
+        bits.cells(create_baseline("uniform", 16), DnaSettings(lengths=(7000,), source=source))
+    with pytest.raises(ValueError, match="longest region has 6000"):
+        bits.cells(create_baseline("uniform", 7000), settings)
+
+
+def test_a_markov_chain_knows_contigs_like_those_it_learnt_from(source):
+    settings = DnaSettings(lengths=(256,), samples=5, source=source)
+    rows, _ = measure("contigs", create_baseline("markov-1", 16), settings)
+    found = {row["contig"]: row for row in rows}
+    truth = -(0.775 * math.log2(0.775) + 0.225 * math.log2(0.075))  # the entropy of the chain that made it
+    assert found["near"]["bits_per_base"] == pytest.approx(truth, abs=0.1)
+    assert found["near"]["accuracy"] == pytest.approx(0.775, abs=0.04)
+    assert found["far"]["bits_per_base"] > 2
+    (zero,), _ = measure("bits", create_baseline("markov-0", 16), settings)
+    assert zero["bits_per_base"] == pytest.approx(2, abs=0.01)
+
+
+def test_strands_compare_windows_with_their_reverse_complements(source):
+    model, settings = decoder(), DnaSettings(lengths=(32, 128), samples=4, source=source)
+    rows, _ = measure("strands", model, settings)
+    data = held_out(source)
+    pairs = []
+    for stretches in data.stretches(128, 4, 42).values():
+        windows = np.stack([data.codes(stretch) for stretch in stretches])
+        turned = np.stack([reverse_complement(window) for window in windows])
+        scores = [score_windows(model, w) for w in (windows, turned)]
+        pairs.append(np.stack([(s.bits / s.counted).numpy() for s in scores]))
+    every = np.concatenate(pairs, axis=1)
+    assert rows[1]["difference"] == pytest.approx(np.abs(every[0] - every[1]).mean(), rel=1e-4)
+    assert rows[1]["pearson_r"] == pytest.approx(np.corrcoef(every)[0, 1], rel=1e-4)
+    assert rows[1]["one_strand_bits"] == pytest.approx(every[0].mean(), rel=1e-5)
+    assert rows[1]["both_strands_bits"] == pytest.approx(every.mean(), rel=1e-5)
+    assert [row["windows"] for row in rows] == [32, 8]
+    both, _ = measure("bits", model, DnaSettings(lengths=(128,), samples=4, source=source, strands="both"))
+    assert both[0]["bits_per_base"] == pytest.approx(rows[1]["both_strands_bits"], rel=1e-5)
+    assert "position_bits" not in both[0]
+
+
+def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monkeypatch):
+    monkeypatch.setattr(likelihood, "CELL_BASES", 120)
+    bits, model = EVALUATORS["bits"], decoder()
+    settings = DnaSettings(lengths=(20, 60), samples=5, source=source)
+    rows, values = measure("bits", model, settings)
+    assert len(values) == 2 * 2 * 3, "two stretches in a cell"
+    half = dict(itertools.islice(values.items(), 6))
+    again, _ = measure("bits", model, settings, finished=half)
+    assert again == rows
+    keys = [
+        bits.identity(model, DnaSettings(**{"lengths": (20, 60), "samples": 5, "source": source} | change))
+        for change in ({}, {"seed": 1}, {"samples": 4}, {"lengths": (20, 70)}, {"strands": "both"}, {"source": None})
+    ]
+    assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
+    assert bits.identity(model, DnaSettings(lengths=(60,), samples=5, source=source)) == keys[0]
+    assert bits.identity(decoder("kmer:2"), settings) != keys[0]
+    assert bits.identity(decoder(strands="both"), settings) == keys[4]
+
+
+def test_figures_hold_models_and_baselines(source, tmp_path):
+    settings = DnaSettings(lengths=(16, 64, 128), samples=2, source=source)
+    models = {"goat": decoder(), "kmer": decoder("kmer:2")}
+    models |= {name: create_baseline(name, 16) for name in ("uniform", "gzip", "markov-2")}
+    for name in ("bits", "contigs", "strands"):
+        results = []
+        for label, model in models.items():
+            rows, values = measure(name, model, settings)
+            method = model.config.position
+            results.append(ModelResult(label, 16, rows, values, method=method, group="g" if label == "goat" else ""))
+        twin = ModelResult("goat-s1", 16, results[0].rows, results[0].cells, method="goat", group="g")
+        EVALUATORS[name].draw([*results, twin], tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        EVALUATORS[name].draw(results[1:2], tmp_path / f"{name}-one.png")

@@ -28,8 +28,10 @@ from modalities.dna.bases import UNKNOWN, decode
 from modalities.dna.held_out import HeldOut
 from modalities.dna.markov import ORDER, Markov, load
 from modalities.dna.scoring import Scores
+from modalities.evaluation import batches
 from zoo.naming import did_you_mean
 
+CHUNK = 1 << 18  # bases that Markov chains work on at a time
 BIT = math.log(2)
 UNIFORM = 2 * BIT  # nats of one base in four: over BIT exactly 2
 MARKOV = tuple(f"markov-{order}" for order in range(ORDER + 1))
@@ -109,12 +111,16 @@ class MarkovChain(Baseline):
         return MarkovChain._kept[1]
 
     def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
-        p = self.chain.probabilities(windows, self.order)
-        true = np.minimum(windows, UNKNOWN - 1).astype(np.int64)[..., None]
-        picked = np.take_along_axis(p, true, axis=-1)
-        best = p == p.max(-1, keepdims=True)
-        correct = np.take_along_axis(best, true, axis=-1) / best.sum(-1, keepdims=True)
-        return torch.from_numpy(-np.log(picked[..., 0])), torch.from_numpy(correct[..., 0])
+        nll, correct = np.empty(windows.shape), np.empty(windows.shape)
+        for part in batches(windows.shape[1], max(1, CHUNK // len(windows))):
+            before = min(part.start, self.order)  # a context is all that a chunk needs of the one before
+            read = windows[:, part.start - before : part.stop]
+            p = self.chain.probabilities(read, self.order)[:, before:]
+            true = np.minimum(read[:, before:], UNKNOWN - 1).astype(np.int64)[..., None]
+            nll[:, part] = -np.log(np.take_along_axis(p, true, axis=-1)[..., 0])
+            best = p == p.max(-1, keepdims=True)
+            correct[:, part] = (np.take_along_axis(best, true, axis=-1) / best.sum(-1, keepdims=True))[..., 0]
+        return torch.from_numpy(nll), torch.from_numpy(correct)
 
     def complete(self, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int) -> np.ndarray:
         """(B, new_bases) codes after prompts (B, P): drawn from p^(1/temperature), the likeliest at temperature 0."""

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from modalities.dna import markov
+from modalities.dna import baselines, markov
 from modalities.dna.baselines import MarkovChain, create_baseline
 from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.genome import open_genome
@@ -181,7 +181,7 @@ def test_a_damaged_cache_is_named(small, tmp_path):
         markov.load(data.genome, data.regions)
 
 
-def test_a_baseline_learns_before_it_scores(small):
+def test_a_baseline_learns_before_it_scores(small, monkeypatch):
     model = create_baseline("markov-2", train_context=64)
     windows = np.stack([encode(letters(np.random.default_rng(2), 50, unknown=0.1))] * 2)
     with pytest.raises(RuntimeError, match="markov-2 has learnt nothing"):
@@ -195,6 +195,8 @@ def test_a_baseline_learns_before_it_scores(small):
         assert scores.correct[row, at].item() == (p[row, at].argmax() == windows[row, at])
     assert scores.bases.tolist() == known.astype(int).tolist()
     assert not scores.nll[~known].any() and not scores.correct[~known].any()
+    monkeypatch.setattr(baselines, "CHUNK", 14)  # columns of a chunk: 7
+    assert model.score(windows).nll.equal(scores.nll)
 
 
 def test_completions_are_drawn_from_the_chain(small):

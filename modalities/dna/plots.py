@@ -30,7 +30,7 @@ LINES = 5  # models in a panel of trajectories
 
 
 def completion_figure(results: Sequence[ModelResult], path: Path) -> None:
-    """Agreement and Pearson r against prompt length; below, GC trajectories beside the truth for a few prompts."""
+    """Agreement and Pearson r against prompt length, with standard errors; below, GC trajectories beside the truth."""
     shown = examples(results, TRAJECTORIES)
     means = mean_of_seeds(results, LENGTH.column)
     figure, axes = _panels(2, 6, width=2.05, height=3.7)
@@ -41,6 +41,11 @@ def completion_figure(results: Sequence[ModelResult], path: Path) -> None:
     below = [figure.add_subplot(grid[1, 2 * n : 2 * n + 2]) for n in range(TRAJECTORIES)]
     _curves(top[0], means, "accuracy", "share of bases equal", PROMPT, linear=True)
     _curves(top[1], means, "gc_r", f"mean Pearson r, windows of {WINDOW}", PROMPT, linear=True)
+    for axis, column in zip(top, ("accuracy", "gc_r"), strict=True):
+        for result, style in zip(means, styles_of(means), strict=True):
+            values = [(r["length"], r[column], r[f"{column}_standard_error"]) for r in result.rows]
+            lengths, middle, error = np.array(values, float).T
+            axis.errorbar(lengths, middle, error, fmt="none", ecolor=style["color"], alpha=0.6, capsize=2, zorder=2)
     _title(top[0], "Agreement with the truth")
     _title(top[1], "GC content")
     chance = means[0].rows
@@ -127,31 +132,32 @@ def spectrum_figure(results: Sequence[ModelResult], path: Path) -> None:
 
 def records_figure(results: Sequence[ModelResult], path: Path) -> None:
     """Bits per base against length (dots, or quantiles where they are many), and how often each is found."""
-    many = len(results[0].rows) >= FEW_RECORDS
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    many, crowded = (len(results[0].rows) > most for most in (FEW_RECORDS, MOST_DOTS))
     every = [row["bits_per_base"] for result in results for row in result.rows if math.isfinite(row["bits_per_base"])]
     figure, axes = _panels(1, 2 if many else 1, width=5.2, height=4.0)
     for result, style in zip(results, styles_of(results), strict=True):
         lengths, bits = (np.array([row[name] for row in result.rows], float) for name in ("length", "bits_per_base"))
         lengths, bits = lengths[np.isfinite(bits)], bits[np.isfinite(bits)]
-        if len(bits) > MOST_DOTS:
+        if crowded and len(bits):
             _quantiles(axes[0], lengths, bits, style)
         else:
-            size = 6.0 if len(bits) < 200 else 3.0
-            axes[0].plot(
-                lengths,
-                bits,
-                **(style | {"linestyle": "", "marker": style["marker"] or ".", "markersize": size, "alpha": 0.7}),
-            )
+            dots = {"linestyle": "", "marker": style["marker"] or ".", "alpha": 0.7}
+            axes[0].plot(lengths, bits, **(style | dots | {"markersize": 6.0 if len(bits) < 200 else 3.0}))
         if many and len(bits):
             outline = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.6}
             axes[1].hist(bits, bins=_bins(every, 60), histtype="step", **outline)
     axes[0].set_xscale("log")
+    axes[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes[0].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes[0].xaxis.set_minor_formatter(NullFormatter())
     axes[0].axhline(2.0, **REFERENCE)
     axes[0].annotate(
         "uniform", (0.01, 2.0), xycoords=("axes fraction", "data"), fontsize=7.5, color="0.35", va="bottom"
     )
-    axes[0].set(xlabel="length of the record (bases, log)", ylabel="bits per base", title="every record")
+    title = "median, and a band with nine tenths of the records" if crowded else "every record"
+    axes[0].set(xlabel="length of the record (bases, log)", ylabel="bits per base", title=title)
     if many:
         axes[1].set(xlabel="bits per base", ylabel="records", title=f"{len(results[0].rows):,} records")
         axes[1].axvline(2.0, **REFERENCE)
@@ -169,9 +175,8 @@ def variants_figure(results: Sequence[ModelResult], path: Path) -> None:
         changes = {"transitions": [], "transversions": []}
         for row in rows:
             if row["kind"] == "snv":
-                changes["transitions" if (row["ref"], row["alt"]) in TRANSITIONS else "transversions"].append(
-                    row["llr_nats"]
-                )
+                change = "transitions" if (row["ref"], row["alt"]) in TRANSITIONS else "transversions"
+                changes[change].append(row["llr_nats"])
         _histograms(left, kinds, list(KINDS.values()))
         _histograms(right, changes, ["#0072B2", "#D55E00"])
         left.set_title(f"{short_name(result, results)}: by kind", fontsize=9)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from modalities.evaluation import ModelResult
+from modalities.evaluation import ModelResult, batches
 
 MATCH, MISMATCH = "bold blue", "dark_orange"  # and upper against lower case, for eyes that tell no colours apart
 MOST_MODELS = 12
@@ -97,11 +97,17 @@ def show_completions(results: Sequence[ModelResult], console: Console, count: in
 
 
 def show_records(results: Sequence[ModelResult], console: Console, count: int = 20) -> None:
-    """The first records of the file, a column of bits per base for each model, and the totals."""
+    """The first records of the file and the totals: bits per base, a column a model, as many as the terminal has room for."""
+    for part in batches(len(results), max(1, (console.width - 46) // 12)):
+        console.print(_records(results[part], [short_name(result, results) for result in results[part]], count))
+    if (more := len(results[0].rows) - count) > 0:
+        console.print(f"{more:,} more records in the files")
+
+
+def _records(results: Sequence[ModelResult], names: Sequence[str], count: int) -> Table:
     first = results[0].rows
-    table = _table("score: log-likelihood of every record", ["record"], ["bases", "unknown", "GC"])
-    for result in results:
-        table.add_column(f"{short_name(result, results)}\nbits per base", justify="right")
+    table = _table("score: bits per base of every record", ["record"], ["length", "unknown", "GC", *names])
+    table.columns[0].min_width = 14
     for n, row in enumerate(first[:count]):
         bits = (_number(result.rows[n]["bits_per_base"]) for result in results)
         table.add_row(row["name"], f"{row['length']:,}", f"{row['unknown']:,}", _number(row["gc"], ".1%"), *bits)
@@ -109,9 +115,7 @@ def show_records(results: Sequence[ModelResult], console: Console, count: int = 
     bits = (_number(total_bits_per_base(result)) for result in results)
     length, unknown = (sum(row[name] for row in first) for name in ("length", "unknown"))
     table.add_row(f"all {len(first):,} records", f"{length:,}", f"{unknown:,}", "", *bits, style="bold")
-    console.print(table)
-    if len(first) > count:
-        console.print(f"{len(first) - count:,} more records in the files")
+    return table
 
 
 def total_bits_per_base(result: ModelResult) -> float:
@@ -144,7 +148,7 @@ def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
     for name in left:
         table.add_column(name, overflow="fold")
     for name in right:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold", min_width=6)
     return table
 
 

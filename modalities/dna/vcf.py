@@ -123,4 +123,4 @@ def _unscorable(pos: int, ref: str, alt: str) -> str:
         return f"a breakend: {alt}"
     if not ref or set(ref + alt) - set("ACGT"):
         return f"alleles that are not all A, C, G, T: {ref or 'none'}, {alt}"
-    return "ALT is REF" if ref == alt else ""
+    return "ALT equal to REF" if ref == alt else ""

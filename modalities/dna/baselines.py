@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from modalities.dna.bases import UNKNOWN, decode
 from modalities.dna.held_out import HeldOut
-from modalities.dna.markov import ORDER, Markov, load
+from modalities.dna.markov import ORDER, VERSION, Markov, load
 from modalities.dna.scoring import Scores
 from modalities.evaluation import batches
 from zoo.naming import did_you_mean
@@ -44,6 +44,7 @@ class BaselineConfig:
     Attributes:
         position: the baseline's name, for its style in figures.
         train_context: what default lengths are multiples of; that of the models beside it.
+        version: of what a chain learns and how, so that stored numbers of before are not reused.
     """
 
     position: str
@@ -51,6 +52,7 @@ class BaselineConfig:
     ssmax: bool = False
     tokenizer: str = "bases"
     strands: str = "one"
+    version: int = VERSION
 
 
 class Baseline(nn.Module):

@@ -182,7 +182,7 @@ def main(
         str | None, typer.Option(help="dna: one, or both: the mean of a window and its reverse complement")
     ] = None,
     window: Annotated[
-        str | None, typer.Option(help="dna: tokens of a window of score and variants, as 4096 or 4k")
+        str | None, typer.Option(help="dna: bases that score and variants read at once, as 4096 or 4k")
     ] = None,
     new_bases: Annotated[int | None, typer.Option(help="dna: length of a completion; default 200")] = None,
     temperature: Annotated[float | None, typer.Option(help="dna: of sampling; 0 takes the likeliest")] = None,

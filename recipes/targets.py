@@ -277,9 +277,9 @@ def parse_lengths(text: str | None) -> tuple[int, ...] | None:
 
 
 def parse_window(text: str | None) -> int | None:
-    counts = parse_counts(text, "--window", "token count")
+    counts = parse_counts(text, "--window", "number of bases")
     if counts is not None and len(counts) != 1:
-        raise RequestError(f"--window {text!r}: expected one token count, such as 4096")
+        raise RequestError(f"--window {text!r}: expected one number of bases, such as 4096")
     return counts[0] if counts else None
 
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.text.model import CausalLM, TextConfig, causal_lm_loss, register_decoders
+from modalities.text.model import CausalLM, TextConfig, causal_lm_loss, register_decoders, target_weights
 
 __all__ = ["SIZES", "DnaConfig", "DnaDecoder", "both_strands", "next_token_loss", "register_dna_models"]
 
@@ -78,11 +76,17 @@ def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:
     Raises:
         ValueError: for a tokenizer without them (BPE).
     """
+    complements = load_tokenizer(tokenizer).complements
+    if complements is None:
+        raise ValueError(
+            f"tokens of {tokenizer!r} have no reverse complements, which strands='both' turns; expected bases or kmer:K"
+        )
     tokens, segments = batch["tokens"], batch["segments"]
     place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     last = (segments >= 0).sum(1, keepdim=True) - 1  # the start at 0, the window's tokens from 1 to here
     source = torch.where((place >= 1) & (place <= last), last + 1 - place, place)
-    turned = {"tokens": _complements(tokenizer).to(tokens.device)[tokens.gather(1, source)], "segments": segments}
+    other = torch.from_numpy(complements).to(tokens.device)
+    turned = {"tokens": other[tokens.gather(1, source)], "segments": segments}
     if "weights" in batch:
         turned["weights"] = batch["weights"].gather(1, source)
     return {name: torch.cat([batch[name], rows]) for name, rows in turned.items()}
@@ -91,19 +95,15 @@ def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:
 def next_token_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """`causal_lm_loss` of a batch, of both its strands where the model's configuration says so; and its bits per base.
 
-    bits_per_base is the loss over ln 2 and the tokenizer's mean number of bases a token.
+    bits_per_base is the loss in bits over the mean number of bases that a target which counts stands for.
     """
     config = model.config
-    loss, _ = causal_lm_loss(model, both_strands(batch, config.tokenizer) if config.strands == "both" else batch)
-    bits = loss.detach() / (math.log(2) * load_tokenizer(config.tokenizer).bases_per_token)
-    return loss, {"bits_per_base": bits}
-
-
-@cache
-def _complements(tokenizer: str) -> Tensor:
-    """(V,): the id of each token's reverse complement; start, padding and unknown are their own."""
-    every = load_tokenizer(tokenizer)
-    return torch.from_numpy(every.reverse_complement(np.arange(every.vocab_size))[::-1].copy())
+    if config.strands == "both":
+        batch = both_strands(batch, config.tokenizer)
+    loss, _ = causal_lm_loss(model, batch)
+    weights, widths = target_weights(batch), torch.from_numpy(load_tokenizer(config.tokenizer).widths)
+    bases = (weights * widths.to(weights.device)[batch["tokens"][:, 1:]]).sum() / weights.sum()
+    return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}
 
 
 def register_dna_models() -> None:

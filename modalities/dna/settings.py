@@ -27,7 +27,7 @@ class DnaSettings(EvalSettings):
         temperature: of sampling; 0 is the likeliest base each time.
         fasta: file of sequences to score.
         variants: file of variants to score.
-        window: tokens of a sequence, or around a variant, that are read at once; None is the evaluator's default.
+        window: bases of a sequence, or around a variant, that are read at once; None is the evaluator's default.
     """
 
     strands: str | None = None

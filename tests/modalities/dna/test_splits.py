@@ -88,7 +88,7 @@ def test_touching_regions_do_not_overlap(tmp_path, genome):
 
 def test_named_sources_have_their_own_bed(tmp_path, monkeypatch):
     shipped = load_regions("yeast-chr01", open_genome())
-    assert [region.split for region in shipped] == ["train", "heldout"] and sum(map(len, shipped)) == 230_218
+    assert [region.split for region in shipped] == ["train", "heldout", "train"] and sum(map(len, shipped)) == 230_218
 
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     folder = tmp_path / "genomes"

@@ -17,7 +17,7 @@ from typing import Any
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.splits import Region, load_regions, select
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
-from modalities.dna.windows import Sample, WindowDataset
+from modalities.dna.windows import Sample, WindowDataset, check_settings
 from modalities.rows import RowLoader
 from zoo.naming import did_you_mean
 
@@ -60,13 +60,7 @@ class DnaDataConfig:
     num_workers: int = 0
 
     def __post_init__(self) -> None:
-        if self.context < 1:
-            raise ValueError(f"context {self.context} must be at least 1")
-        for name in ("reverse_complement", "max_unknown"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} {getattr(self, name)} is outside 0..1")
-        if not self.soft_mask_weight >= 0:
-            raise ValueError(f"soft_mask_weight {self.soft_mask_weight} is negative")
+        check_settings(self.context, self.reverse_complement, self.soft_mask_weight, self.max_unknown)
         if self.num_workers < 0:
             raise ValueError(f"num_workers {self.num_workers} is negative")
 

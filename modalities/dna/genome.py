@@ -7,7 +7,8 @@
 
 Whatever the format, a file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is
 then a slice of it. Small files are kept in memory. Larger ones are stored under the cache folder, under a name made of
-paths, sizes and times, and memory-mapped: every worker and process reads the same pages. A store is complete or absent.
+paths, what links lead to, sizes and times, and memory-mapped: every worker and process reads the same pages. A store is
+complete or absent.
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ def open_genome(spec: str = DEFAULT_SOURCE, *, cache_dir: str | os.PathLike[str]
     with file, line and reason for files that are malformed.
     """
     files = source_files(spec)
-    stats = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-    if cache_dir is None and sum(size for _, size, _ in stats) > _IN_MEMORY:
+    stats = tuple((str(path.absolute()), _version(path)) for path in files)
+    if cache_dir is None and sum(size for _, (_, size, _) in stats) > _IN_MEMORY:
         cache_dir = data_folder() / "cache"
     return _open(stats, None if cache_dir is None else str(Path(cache_dir).absolute()))
 
@@ -140,7 +141,10 @@ def source_files(spec: str) -> tuple[Path, ...]:
         return tuple(data_folder() / "genomes" / f"{name}.fa" for name in names)
     if Path(spec).is_file():  # a name may have a comma in it
         return (_known_suffix(spec, Path(spec)),)
-    return tuple(path for part in spec.split(",") for path in _find_files(spec, part.strip()))
+    parts = [part.strip() for part in spec.split(",")]
+    if not all(parts):
+        raise ValueError(f"source {spec!r}: no name before or after a comma")
+    return tuple(path for part in parts for path in _find_files(spec, part))
 
 
 def genome_names(spec: str) -> list[str] | None:
@@ -194,16 +198,23 @@ def _missing(spec: str, place: str) -> str:
 # --- the store -------------------------------------------------------------------------------------------------------
 
 
+_Version = tuple[str, int, int]  # of a file: where its name leads to, through links; its size; its time
+_Files = tuple[tuple[str, _Version], ...]  # absolute paths
+
+
+def _version(path: Path) -> _Version:
+    return str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns
+
+
 @lru_cache(maxsize=4)
-def _open(stats: tuple[tuple[str, int, int], ...], cache_dir: str | None) -> Genome:
-    files = tuple(path for path, _, _ in stats)
+def _open(stats: _Files, cache_dir: str | None) -> Genome:
+    files = tuple(path for path, _ in stats)
     if cache_dir is None:
         memory = bytearray()
         table, unknown = _parse(stats, memory.extend)
         return Genome(table, unknown, files, np.frombuffer(memory, np.uint8))
-    absolute = [os.path.abspath(path) for path in files]
-    same_files = f"genome-{_digest(absolute)}-"
-    folder = Path(cache_dir) / (same_files + _digest([_FORMAT, *(stat[1:] for stat in stats)]))
+    same_files = f"genome-{_digest(files)}-"
+    folder = Path(cache_dir) / (same_files + _digest([_FORMAT, *(version for _, version in stats)]))
     stored = _stored(folder)
     if stored is None:
         stored = _write_store(folder, stats)
@@ -226,6 +237,8 @@ def _digest(values: Any) -> str:
 
 def _stored(folder: Path) -> tuple[dict[str, Any], np.ndarray] | None:
     """The table and the unknown runs of a store that is there with all its bases; a damaged one is taken away."""
+    if not folder.is_dir():  # nothing to take away, least of all what another process is about to put there
+        return None
     try:
         table = json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
         unknown = np.load(folder / "unknown.npy")
@@ -238,9 +251,15 @@ def _stored(folder: Path) -> tuple[dict[str, Any], np.ndarray] | None:
     return None
 
 
-def _write_store(folder: Path, stats: tuple[tuple[str, int, int], ...]) -> tuple[dict[str, Any], np.ndarray]:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+def _write_store(folder: Path, stats: _Files) -> tuple[dict[str, Any], np.ndarray]:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise OSError(
+            f"no place to keep the bases of {stats[0][0]}: {folder.parent} cannot be written ({error.strerror}); "
+            "give cache_dir, or $PRIORZOO_DATA, a folder that can"
+        ) from error
     try:
         with open(temporary / "bases.u8", "wb") as file:
             table, unknown = _parse(stats, file.write)
@@ -257,14 +276,12 @@ def _write_store(folder: Path, stats: tuple[tuple[str, int, int], ...]) -> tuple
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _parse(
-    stats: tuple[tuple[str, int, int], ...], write: Callable[[bytes], object]
-) -> tuple[dict[str, Any], np.ndarray]:
+def _parse(stats: _Files, write: Callable[[bytes], object]) -> tuple[dict[str, Any], np.ndarray]:
     """All files, their bases written out as they come -> (table for JSON, unknown runs of all contigs)."""
     contigs = _Contigs(write)
-    with _bar(sum(size for _, size, _ in stats)) as advance:
+    with _bar(sum(size for _, (_, size, _) in stats)) as advance:
         done = 0
-        for number, (name, size, mtime) in enumerate(stats):
+        for number, (name, version) in enumerate(stats):
             path = Path(name)
             for piece in read_codes(path, lambda at, done=done: advance(done + at)):
                 if isinstance(piece, Start):
@@ -272,9 +289,9 @@ def _parse(
                 else:
                     contigs.add(piece)
             contigs.end(path)
-            if (path.stat().st_size, path.stat().st_mtime_ns) != (size, mtime):
+            if _version(path) != version:
                 raise ValueError(f"{path}: changed while it was being read; open it again when it is complete")
-            done += size
+            done += version[1]
     return contigs.table(), np.concatenate([np.empty((0, 2), np.int64), *contigs.unknown])
 
 

@@ -64,7 +64,15 @@ def load_regions(spec: str, genome: Genome, bed: str | os.PathLike[str] | None =
     if spec == DEFAULT_SOURCE:
         return read_bed(ASSETS / "yeast_chr01.bed", genome)
     if genome_names(spec) is not None:
-        return read_bed(data_folder() / "genomes" / "split.bed", genome, others=":" in spec)
+        path = data_folder() / "genomes" / "split.bed"
+        regions = read_bed(path, genome, others=":" in spec)
+        covered = {region.contig for region in regions}
+        for contig in genome.contigs:
+            if contig.name not in covered:  # a file of the user's own: not to be left out unsaid
+                raise ValueError(
+                    f"{path}: no row for {contig.name!r} of {contig.file}; add one, or give another BED file"
+                )
+        return regions
     return default_split(genome)
 
 
@@ -182,7 +190,7 @@ def _lines(path: Path) -> list[str]:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise FileNotFoundError(f"no BED file {path}{hint}")
     try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        return path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() also splits at what no editor counts
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: invalid UTF-8 at byte {error.start}: a BED file is plain text") from error
 
@@ -219,7 +227,7 @@ def _check_overlaps(path: Path, rows: list[tuple[int, Region]]) -> None:
                 first, last = sorted((number, other))
                 raise ValueError(
                     f"{path}, line {last}: overlaps line {first} on {contig!r} ({region.split} and {split} share bases "
-                    f"{region.start:,} to {min(region.stop, before.stop):,}): held-out bases would be trained on"
+                    f"{region.start:,} to {min(region.stop, before.stop):,}): each base is in one split"
                 )
         if region.split not in farthest or region.stop > farthest[region.split][1].stop:
             farthest[region.split] = (number, region)

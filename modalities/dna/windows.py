@@ -46,6 +46,17 @@ class Sample:
     epoch: int
 
 
+def check_settings(context: int, reverse_complement: float, soft_mask_weight: float, max_unknown: float) -> None:
+    """ValueError for a value out of range."""
+    if context < 1:
+        raise ValueError(f"context {context} must be at least 1")
+    for name, share in (("reverse_complement", reverse_complement), ("max_unknown", max_unknown)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} {share} is outside 0..1")
+    if not 0 <= soft_mask_weight < math.inf:
+        raise ValueError(f"soft_mask_weight {soft_mask_weight} must be 0 or more, and finite")
+
+
 class WindowDataset(Dataset):
     """Rows of [start] + `context` tokens. Sample n depends on (genome, regions, settings, n) alone.
 
@@ -80,13 +91,7 @@ class WindowDataset(Dataset):
         shuffle: bool = True,
         epochs: int | None = None,
     ) -> None:
-        if context < 1:
-            raise ValueError(f"context {context} must be at least 1")
-        for name, share in (("reverse_complement", reverse_complement), ("max_unknown", max_unknown)):
-            if not 0.0 <= share <= 1.0:
-                raise ValueError(f"{name} {share} is outside 0..1")
-        if not soft_mask_weight >= 0:
-            raise ValueError(f"soft_mask_weight {soft_mask_weight} is negative")
+        check_settings(context, reverse_complement, soft_mask_weight, max_unknown)
         self.genome, self.regions, self.context, self.tokenizer = genome, _joined(regions), context, tokenizer
         self.seed, self.reverse_complement, self.soft_mask_weight = seed, reverse_complement, soft_mask_weight
         self.max_unknown, self.shuffle, self.one_pass = max_unknown, shuffle, epochs is not None
@@ -143,12 +148,13 @@ class WindowDataset(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         """Rows of many samples. IndexError outside 0..size − 1."""
         shape = (len(indices), self.context + 1)
-        tokens, segments = torch.full(shape, self.tokenizer.pad_id), torch.full(shape, -1)
-        weights, numbers = torch.zeros(shape), torch.tensor(indices)
-        for row, sample in enumerate(self.samples(indices)):
-            self._fill(sample, tokens[row].numpy(), segments[row].numpy(), weights[row].numpy())
+        tokens, segments = np.full(shape, self.tokenizer.pad_id), np.full(shape, -1)
+        weights, numbers = np.zeros(shape, np.float32), np.array(indices, np.int64)
+        for sample, *row in zip(self.samples(indices), tokens, segments, weights, strict=True):
+            self._fill(sample, *row)
+        tensors = map(torch.from_numpy, (tokens, segments, weights, numbers))
         names = ("tokens", "segments", "weights", "sample")
-        return [dict(zip(names, row, strict=True)) for row in zip(tokens, segments, weights, numbers, strict=True)]
+        return [dict(zip(names, row, strict=True)) for row in zip(*tensors, strict=True)]
 
     def provenance(self, index: int) -> Sample:
         """Where a sample is from. IndexError outside 0..size − 1."""
@@ -358,6 +364,8 @@ def _joined(regions: Sequence[Region]) -> tuple[Region, ...]:
 def _stretches(region: Region, unknown: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """A region cut at runs of `limit` or more unknown bases, and freed of any at its ends: (stretches, runs), (n, 2)."""
     runs = unknown[np.searchsorted(unknown[:, 1], region.start, "right") : np.searchsorted(unknown[:, 0], region.stop)]
+    if not len(runs):
+        return np.array([[region.start, region.stop]]), runs
     runs = runs.clip(region.start, region.stop)
     at_end = (runs[:, 0] == region.start) | (runs[:, 1] == region.stop)
     cut = runs[(runs[:, 1] - runs[:, 0] >= limit) | at_end]

@@ -59,6 +59,25 @@ def test_the_default_trains_and_measures():
         assert (batch["tokens"][:, 0] == 5).all() and target_weights(batch).sum() > 1000
 
 
+def test_the_order_that_weights_were_trained_in():
+    dataset = build_loader(DnaDataConfig(), micro_batch=1).dataset
+    assert [(s.start, s.stop, s.strand, s.epoch) for s in dataset.samples([0, 1, 2, 31_999, 123_456_789])] == [
+        (98871, 99127, "+", 0), (61751, 62007, "-", 0), (86839, 87095, "-", 0), (1582, 1838, "+", 39),
+        (207721, 207977, "-", 152793),
+    ]  # fmt: skip
+
+
+def test_batches_from_workers_have_the_types_of_rows(config):
+    for batch in take(build_loader(config.with_options(num_workers=1), micro_batch=2), 2):
+        assert {name: tensor.dtype for name, tensor in batch.items()} == {
+            "tokens": torch.int64, "segments": torch.int64, "weights": torch.float32, "sample": torch.int64
+        }  # fmt: skip
+    loader = build_loader(config.with_options(num_workers=1), micro_batch=1)
+    for first in (100, 2**31, 2**40):  # numbers of each width
+        loader.next_sample = first
+        assert next(iter(loader))["sample"].tolist() == [first]
+
+
 def test_the_global_order_does_not_depend_on_ranks_batches_or_workers(config):
     whole = global_batches(config)
     assert whole["sample"].tolist() == list(range(48))
@@ -161,8 +180,8 @@ def test_wrong_settings_are_refused():
         ({"context": 0}, "context 0 must be at least 1"),
         ({"reverse_complement": 2.0}, r"reverse_complement 2\.0 is outside 0\.\.1"),
         ({"max_unknown": -1.0}, r"max_unknown -1\.0 is outside 0\.\.1"),
-        ({"soft_mask_weight": -0.5}, r"soft_mask_weight -0\.5 is negative"),
-        ({"soft_mask_weight": float("nan")}, "soft_mask_weight nan is negative"),
+        ({"soft_mask_weight": -0.5}, r"soft_mask_weight -0\.5 must be 0 or more"),
+        ({"soft_mask_weight": float("nan")}, "soft_mask_weight nan must be 0 or more"),
         ({"num_workers": -1}, "num_workers -1 is negative"),
         ({"contxt": 3}, "DNA data has no option 'contxt'; did you mean 'context'"),
     ):

@@ -315,6 +315,7 @@ def test_specs(tmp_path, monkeypatch):
         (f"{there}/*.2bit", FileNotFoundError, r"no file matches"),
         (str(written(tmp_path / "a.txt", ">a\nA\n")), ValueError, r"a\.txt is none of \.fa, \.fasta, \.fna, \.2bit"),
         ("", ValueError, "source must be a non-empty string"),
+        (f"{there}/worm.fa,", ValueError, r"worm\.fa,': no name before or after a comma"),
     ):
         with pytest.raises(error, match=message):
             open_genome(spec)
@@ -339,6 +340,45 @@ def test_the_store_follows_the_file(tmp_path):
     written(path, ">a\nTTTTT\n")
     os.utime(path, ns=(1, 1))
     assert open_genome(str(path), cache_dir=cache).bases == 5
+
+
+def test_one_name_for_two_files_of_one_size_and_time(tmp_path, monkeypatch):
+    for folder, letters in (("1", "ACGT"), ("2", "TTTT")):
+        (tmp_path / folder).mkdir()
+        os.utime(written(tmp_path / folder / "a.fa", f">a\n{letters}\n"), ns=(5, 5))
+        monkeypatch.chdir(tmp_path / folder)
+        assert sequences_of(open_genome("a.fa")) == {"a": letters}  # of the folder one is in
+    link = tmp_path / "link.fa"
+    for folder, letters in (("1", "ACGT"), ("2", "TTTT")):
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / folder / "a.fa")
+        assert sequences_of(open_genome(str(link), cache_dir=tmp_path / "cache")) == {"a": letters}
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_store_that_another_process_puts_there_is_not_taken_away(tmp_path, monkeypatch):
+    path, cache = written(tmp_path / "a.fa", fasta(MIXED)), tmp_path / "cache"
+    open_genome(str(path), cache_dir=cache)
+    (folder,) = cache.iterdir()
+    aside, is_dir = tmp_path / "aside", Path.is_dir
+    folder.rename(aside)
+
+    def then_it_is_there(self):
+        found = is_dir(self)
+        if self == folder and aside.exists():
+            aside.rename(folder)
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", then_it_is_there)
+    assert genome._stored(folder) is None
+    assert genome._stored(folder) is not None
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    path, cache = written(tmp_path / "a.fa", fasta(MIXED)), written(tmp_path / "file", "")
+    for place in (cache, cache / "below"):
+        with pytest.raises(OSError, match=rf"bases of {path}: {place} cannot be written .*; give cache_dir, or"):
+            open_genome(str(path), cache_dir=place)
 
 
 def test_a_damaged_store_and_leftovers_are_replaced(tmp_path):

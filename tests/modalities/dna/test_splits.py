@@ -81,6 +81,12 @@ def test_bed_files_that_are_no_text_or_not_there(tmp_path, genome):
         load_regions("x", genome, tmp_path / "splits.bed")
 
 
+def test_lines_are_numbered_as_editors_number_them(tmp_path, genome):
+    (tmp_path / "a.bed").write_bytes("# a\x0cb\u2028c\r\nchr1\t0\t5\ttrian\r\n".encode())
+    with pytest.raises(ValueError, match=r"a\.bed, line 2: split 'trian'"):
+        load_regions("x", genome, tmp_path / "a.bed")
+
+
 def test_touching_regions_do_not_overlap(tmp_path, genome):
     (tmp_path / "a.bed").write_text("chr1 50 100 heldout\nchr1 0 50 train\nchr1 10 20 train\n")
     assert [len(region) for region in load_regions("x", genome, tmp_path / "a.bed")] == [50, 50, 10]
@@ -104,6 +110,9 @@ def test_named_sources_have_their_own_bed(tmp_path, monkeypatch):
     (folder / "split.bed").write_text("a1 0 8 train\na3 0 4 heldout\n")
     with pytest.raises(ValueError, match=r"line 2: no contig 'a3'; there are 4: a1, a2, b1, b2"):
         load_regions("genomes", open_genome("genomes"))
+    (folder / "split.bed").write_text("a1 0 8 train\na2 0 4 heldout\nb2 0 4 heldout\n")
+    with pytest.raises(ValueError, match=r"split\.bed: no row for 'b1' of .*b\.fa; add one"):
+        load_regions("genomes:a,b", open_genome("genomes:a,b"))
     assert load_regions(str(folder / "a.fa"), open_genome(str(folder / "a.fa"))) != only  # by rule, not by that BED
 
 

@@ -344,7 +344,7 @@ def test_wrong_settings_are_refused():
         ({"context": 0}, "context 0 must be at least 1"),
         ({"reverse_complement": 1.5}, r"reverse_complement 1\.5 is outside 0\.\.1"),
         ({"max_unknown": -0.1}, r"max_unknown -0\.1 is outside"),
-        ({"soft_mask_weight": -1.0}, r"soft_mask_weight -1\.0 is negative"),
+        ({"soft_mask_weight": -1.0}, r"soft_mask_weight -1\.0 must be 0 or more"),
     ):
         with pytest.raises(ValueError, match=message):
             dataset(**options)

@@ -13,10 +13,13 @@ PAGE = (ROOT / "README.md").read_text()
 
 
 def test_the_python_examples_run(capsys) -> None:
-    vision, text = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    vision, dna, text = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     names: dict = {}
     exec(compile(vision, "README.md", "exec"), names)
     assert names["model"].num_classes == 26 and "torch.Size([1, 26])" in capsys.readouterr().out
+    exec(compile(dna, "README.md", "exec"), names)
+    assert 1.5 < names["scores"].bits / names["scores"].counted < 2.5 and len(names["written"]) == 60
+    capsys.readouterr()
     exec(compile(text, "README.md", "exec"), names)
     assert names["out"].shape == names["q"].shape
     assert len(capsys.readouterr().out) > 20
@@ -39,7 +42,7 @@ def test_commands_name_files_and_recipes_that_exist(command: str) -> None:
     for word in words:
         if word.endswith(".py"):
             assert (ROOT / word).is_file()
-        elif word.startswith(("text.", "vision.")):
+        elif word.startswith(("text.", "vision.", "dna.")):
             assert word in list_recipes()
-        elif word.startswith(("text_", "vision_")):
+        elif word.startswith(("text_", "vision_", "dna_")):
             assert list_models(word, pretrained=True)

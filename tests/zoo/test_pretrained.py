@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from modalities.dna.genome import open_genome
+from modalities.dna.scoring import score_windows
+from modalities.dna.splits import load_regions, select
 from modalities.vision.glyphs import BuiltinGlyphs
 from modalities.vision.transforms import eval_transform
 from zoo import create_model, list_models, pretrained
@@ -42,6 +45,8 @@ def test_the_promised_methods_ship() -> None:
         "nope",
     ]
     assert {f"vision_{method}_ssmax_tiny_patch8.glyphs" for method in promised} <= set(SHIPPED)
+    promised = ["goat", "ggd_ssmax", "alibi", "rope", "nope", "cable"]
+    assert {f"dna_{method}_tiny.genomes" for method in promised} <= set(SHIPPED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -65,6 +70,14 @@ def test_weights_load_and_have_a_card(name: str) -> None:
         ).float().mean() > 0.4  # of fonts not trained with; chance is 0.04
         return
     assert model.config.train_context == entry["train_context"]
+    if name.startswith("dna"):
+        genome, held_out = open_genome("yeast-chr01"), select(load_regions("yeast-chr01", open_genome()), "heldout")[0]
+        codes = genome.codes(held_out.contig, held_out.start, held_out.start + 16 * 512).reshape(16, 512)
+        scores = score_windows(model, codes)
+        assert (
+            1.85 < scores.bits.sum() / scores.counted.sum() < 1.965
+        )  # a base by the composition of its genome alone costs 1.966
+        return
     text = torch.tensor([[256, *b"Mr. Speaker, Mr. Vice President, Members of Congress, my fellow citizens:"]])
     logits = model(text[:, :-1])
     loss = torch.nn.functional.cross_entropy(logits[0], text[0, 1:])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import json
 import math
 import os
@@ -17,9 +16,10 @@ import statistics
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import torch
 from torch import nn
@@ -266,12 +266,7 @@ class Listing(Evaluator):
 
     def write(self, results: list[ModelResult], out: Path) -> None:
         for result in results:
-            text = io.StringIO()
-            columns = list(result.rows[0]) if result.rows else []
-            table = csv.DictWriter(text, fieldnames=columns, delimiter="\t", lineterminator="\n")
-            table.writeheader()
-            table.writerows(result.rows)
-            write_text(out / f"{self.name}.{_file_safe(result.label)}.tsv", text.getvalue())
+            write_table(out / f"{self.name}.{_file_safe(result.label)}.tsv", result.rows, delimiter="\t")
 
 
 class CellStore:
@@ -344,13 +339,28 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write to a temporary neighbour, then rename: a reader sees the old file or the new one, never half of one."""
+    with replacing(path) as file:
+        file.write(text)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]], *, delimiter: str = ",") -> None:
+    """Rows under a header of all their columns, in the order in which they appear; lists are left out."""
+    columns = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, list))
+    with replacing(path) as file:
+        table = csv.DictWriter(file, list(columns), delimiter=delimiter, lineterminator="\n", extrasaction="ignore")
+        table.writeheader()
+        table.writerows(rows)
+
+
+@contextmanager
+def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """A file beside ``path`` that takes its place when all is written: a reader sees the old one or the new one, whole."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
+        with os.fdopen(handle, mode, **({} if "b" in mode else {"newline": "", "encoding": "utf-8"})) as file:
+            yield file
         os.chmod(temporary, 0o644)  # mkstemp makes private files; results are for reading
         os.replace(temporary, path)
     except BaseException:

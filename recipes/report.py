@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from modalities.evaluation import (
     Settings,
     mean_of_seeds,
     write_json,
-    write_text,
+    write_table,
 )
 from modalities.plots import AXES
 
@@ -30,24 +28,25 @@ console = Console(highlight=False)
 
 
 def write_results(evaluator: Evaluator, results: list[ModelResult], settings: Settings, out: Path) -> None:
-    """EVAL.json and EVAL.csv, which keep every model for itself, EVAL.png, and an evaluator's own; each replaced as a whole."""
+    """EVAL.json and EVAL.csv, which keep every model for itself, EVAL.png, and an evaluator's own; each replaced as a whole.
+
+    The entries of a listing are in the tables that it writes of its own, and nowhere else.
+    """
     models = []
     for result in results:
-        fields = dataclasses.asdict(result)
+        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        if isinstance(evaluator, Listing):
+            fields = {name: value for name, value in fields.items() if name not in ("rows", "cells")}
         models.append({"label": fields.pop("label"), evaluator.trained: fields.pop("trained_at"), **fields})
     content = {"evaluator": evaluator.name, "settings": dataclasses.asdict(settings), "models": models}
     write_json(out / f"{evaluator.name}.json", content)
-    rows = [
-        {"model": result.label, "method": result.method, evaluator.trained: result.trained_at}
-        | {name: value for name, value in row.items() if not isinstance(value, list)}
-        for result in results
-        for row in result.rows
-    ]
-    text = io.StringIO()
-    table = csv.DictWriter(text, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
-    table.writeheader()
-    table.writerows(rows)
-    write_text(out / f"{evaluator.name}.csv", text.getvalue())
+    if not isinstance(evaluator, Listing):
+        rows = [
+            {"model": result.label, "method": result.method, evaluator.trained: result.trained_at} | row
+            for result in results
+            for row in result.rows
+        ]
+        write_table(out / f"{evaluator.name}.csv", rows)
     evaluator.draw(results, out / f"{evaluator.name}.png")
     evaluator.write(results, out)
 

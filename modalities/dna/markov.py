@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -23,7 +20,7 @@ from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
 from modalities.dna.held_out import fingerprint
 from modalities.dna.splits import Region, select
-from modalities.evaluation import batches, write_json
+from modalities.evaluation import batches, replacing, write_json
 from modalities.text.sources import data_folder
 
 ORDER = 12
@@ -77,7 +74,8 @@ def load(genome: Genome, regions: Sequence[Region]) -> Markov:
     notes = path.with_suffix(".json")
     if not (path.exists() and notes.exists()):  # the notes are written last
         chain = fit(genome, train, ORDER)
-        _save(path, chain.tables[-1].reshape(-1))
+        with replacing(path, "wb") as file:
+            np.save(file, chain.tables[-1].reshape(-1), allow_pickle=False)
         write_json(notes, {"genome": genome.fingerprint, "order": ORDER, "taus": chain.taus})
         return chain
     try:
@@ -206,17 +204,3 @@ def _lower_orders(table: np.ndarray) -> tuple[np.ndarray, ...]:
     while len(tables[0]) > 1:
         tables.insert(0, tables[0].reshape(4, -1, 4).sum(0, dtype=np.int64))
     return tuple(tables)
-
-
-def _save(path: Path, array: np.ndarray) -> None:
-    """Write to a temporary neighbour, then rename, as `write_text` does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.save(file, array, allow_pickle=False)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -31,7 +31,7 @@ NO_ROOM = "no room for windows of equal length"
 UNEVEN = "unknown bases in one window alone"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Placed:
     """A variant and its windows: ``size`` bases from ``start`` on; or the reason why there are none."""
 
@@ -85,7 +85,7 @@ class Variants(DnaEvaluator, Listing):
         ]
 
     def measure(self, model: nn.Module, cell: Cell, settings: DnaSettings) -> CellValue:
-        genome, placed = _opened(settings)[0], cell.data["placed"]
+        genome, placed = open_genome(settings.fasta), cell.data["placed"]
         nats = np.full((len(placed), 2), math.nan)
         counted = np.zeros((len(placed), 2), np.int64)
         for size in sorted({one.size for one in placed if not one.reason}):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ __all__ = ["Variant", "read_variants"]
 COLUMNS = ("chrom", "pos", "ref", "alt")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One alternative allele. Positions count from 1, as in VCF; alleles are upper case; `line` is that of the file."""
 
@@ -59,7 +60,7 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
     with open(path, "rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
     try:
-        with (gzip.open if zipped else open)(path, "rt", encoding="utf-8", newline="") as file:
+        with (gzip.open if zipped else open)(path, "rt", encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             vcf = first.startswith(("##", "#CHROM"))
             yield from _vcf(file, path) if vcf else _table(file, first, path)
@@ -106,7 +107,7 @@ def _alleles(chrom: str, pos: str, name: str, ref: str, alts: str, where: str, l
     if not (pos.isascii() and pos.isdigit()):
         raise ValueError(f"{where}: position {pos!r} is no whole number")
     for alt in alts.upper().split(","):
-        yield Variant(chrom, int(pos), name, ref.upper(), alt, line, _unscorable(int(pos), ref.upper(), alt))
+        yield Variant(sys.intern(chrom), int(pos), name, ref.upper(), alt, line, _unscorable(int(pos), ref.upper(), alt))
 
 
 def _unscorable(pos: int, ref: str, alt: str) -> str:

@@ -75,12 +75,13 @@ def main(
         )
         train = select(regions, "train")
         select(regions, "heldout")
-        out.mkdir(parents=True, exist_ok=True)
-        _write_split(regions, out / "split.bed", genome, force)
+        if not force:
+            _keep_split(regions, out / "split.bed", genome)
         if bpe is not None:
             from modalities.dna.tokenizers import train_bpe
 
             train_bpe(genome, train, bpe, out / "bpe.json")
+        write_bed(regions, out / "split.bed")
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
@@ -123,11 +124,16 @@ def _split(genome: Genome, hold_out: str | None, fraction: float, primary: bool)
     return tuple(Region(c.name, 0, c.length, "heldout" if c.name in wanted else "train") for c in contigs)
 
 
-def _write_split(regions: tuple[Region, ...], path: Path, genome: Genome, force: bool) -> None:
-    """A split that models may have been trained with is not replaced by another one unasked."""
-    if path.exists() and not force and read_bed(path, genome) != regions:
-        raise ValueError(f"{path} holds another split; --force replaces it, another --out keeps both")
-    write_bed(regions, path)
+def _keep_split(regions: tuple[Region, ...], path: Path, genome: Genome) -> None:
+    """ValueError where another split is there: models may have been trained with it."""
+    if not path.exists():
+        return
+    try:
+        same, why = read_bed(path, genome) == regions, ""
+    except ValueError as error:  # of another genome
+        same, why = False, f" ({error})"
+    if not same:
+        raise ValueError(f"{path} holds another split{why}; --force replaces it, another --out keeps both")
 
 
 def _tracked(genome: Genome):

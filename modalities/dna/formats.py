@@ -245,8 +245,9 @@ def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
     records = GenBankScanner().parse_records(lines, do_features=False)  # SeqIO's own parser; features take most time
     while True:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of dates and spaces; what follows means that bases are missing
-            warnings.filterwarnings("error", "Premature end|Expected sequence length|Attempting to parse malformed")
+            # Ignored: dates, and LOCUS lines out of column, which annotators write. Not ignored: bases are missing.
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", "Premature end|Expected sequence length")
             try:
                 record = next(records, None)
             except (ValueError, AssertionError, Warning) as error:

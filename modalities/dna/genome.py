@@ -167,15 +167,15 @@ def genome_names(spec: str) -> list[str] | None:
 
 
 def _find_files(spec: str, place: str) -> list[Path]:
+    path = Path(place)
+    if path.is_file():  # a name may have brackets in it
+        return [_known_suffix(spec, path)]
     if any(mark in place for mark in "*?["):
         found = sorted(Path(path) for path in glob.glob(place, recursive=True) if os.path.isfile(path))
         if not found:
             raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
         return [_known_suffix(spec, path) for path in found]
-    path = Path(place)
-    if not path.is_file():
-        raise FileNotFoundError(_missing(spec, place))
-    return [_known_suffix(spec, path)]
+    raise FileNotFoundError(_missing(spec, place))
 
 
 def _known_suffix(spec: str, path: Path) -> Path:

@@ -13,10 +13,11 @@ import difflib
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modalities.dna.genome import ASSETS, DEFAULT_SOURCE, Contig, Genome, genome_names
+from modalities.evaluation import write_text
 from modalities.text.sources import data_folder
 from zoo.naming import did_you_mean
 
@@ -26,6 +27,7 @@ __all__ = [
     "Region",
     "default_split",
     "describe",
+    "joined",
     "load_regions",
     "select",
     "split_contigs",
@@ -128,6 +130,17 @@ def select(regions: Iterable[Region], split: str) -> tuple[Region, ...]:
     return found
 
 
+def joined(regions: Sequence[Region]) -> tuple[Region, ...]:
+    """Regions that share bases made one, so that no base counts twice; as they are where none do."""
+    found: list[Region] = []
+    for region in sorted(regions, key=lambda region: (region.contig, region.start)):
+        if found and found[-1].contig == region.contig and region.start < found[-1].stop:
+            found[-1] = replace(found[-1], stop=max(found[-1].stop, region.stop))
+        else:
+            found.append(region)
+    return tuple(found if len(found) < len(regions) else regions)
+
+
 def describe(regions: Iterable[Region]) -> str:
     """ "train: 3 regions of 2 contigs, 1,234 bases (95.00%); heldout: …", in the order in which the splits appear."""
     regions = tuple(regions)
@@ -149,15 +162,7 @@ def _plural(count: int, word: str) -> str:
 
 def write_bed(regions: Iterable[Region], path: str | os.PathLike[str]) -> None:
     """Write four columns with tabs; the file is whole or absent."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        temporary.write_text(
-            "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions), encoding="utf-8"
-        )
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(Path(path), "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions))
 
 
 def read_bed(path: Path, genome: Genome, *, others: bool = False) -> tuple[Region, ...]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modalities.dna.bases import BASES, UNKNOWN, decode, encode
+from modalities.evaluation import write_text
 from zoo.naming import did_you_mean
 
 if TYPE_CHECKING:
@@ -253,11 +254,7 @@ def train_bpe(
     if first is None:
         raise ValueError(f"no known base in {len(regions)} regions to train BPE on")
     backend.train_from_iterator(chain([first], words), trainer)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(backend.to_str(), encoding="utf-8")
-    os.replace(partial, path)
+    write_text(Path(path), backend.to_str())
 
 
 def _words(genome: Genome, regions: Sequence[Region], every: int) -> Iterator[str]:

@@ -48,10 +48,16 @@ def test_the_rate_is_bases_over_time():
     assert found.batches == 10 and found.bases_per_s == pytest.approx(10 * 4 * 50 / 11)
 
 
+def test_the_processor_time_of_workers_counts(monkeypatch):
+    ended = iter([3.0, 5.0])
+    monkeypatch.setattr(bench, "processor_of_ended_children", lambda: next(ended))
+    found = bench.read(bench.DnaDataConfig(context=50, num_workers=2), 4, 0.0, bench.time.process_time)
+    assert found.batches == 1 and found.bases_per_s == pytest.approx(4 * 50 / 2.0 / 2)
+
+
 def test_wrong_values_are_refused():
     for arguments, message in (
         (("--clock", "sun"), "must be one of wall, cpu"),
-        (("--clock", "cpu", "--workers", "0,1"), "sees this process alone"),
         (("--source", "yeast-chr1"), "did you mean 'yeast-chr01'"),
         (("--tokenizers", "base"), "did you mean 'bases'"),
         (("--contexts", "0"), "context 0 must be at least 1"),

@@ -106,6 +106,10 @@ def test_another_split_is_not_replaced_unasked(fasta, tmp_path):
     assert splits(out)["chr20"] == "heldout"
     assert prepare(fasta, "--out", out, "--hold-out", "chr2", "--force").exit_code == 0
     assert splits(out)["chr2"] == "heldout"
+    (tmp_path / "other.fa").write_text(">x\nACGTACGT\n>y\nACGTACGT\n")
+    other = prepare(tmp_path / "other.fa", "--out", out)
+    assert other.exit_code == 2 and "no contig 'chr1'" in other.stderr and "--force replaces it" in other.stderr
+    assert prepare(tmp_path / "other.fa", "--out", out, "--force").exit_code == 0 and set(splits(out)) == {"x", "y"}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_another_split_is_not_replaced_unasked(fasta, tmp_path):
 def test_what_cannot_be_done_is_said(fasta, tmp_path, options, message):
     done = prepare(fasta, "--out", tmp_path / "out", *options)
     assert done.exit_code == 2 and message in " ".join(done.stderr.replace("│", " ").split())
-    assert not (tmp_path / "out/statistics.json").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_files_are_named(tmp_path, fasta):

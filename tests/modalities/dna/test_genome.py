@@ -284,6 +284,20 @@ def test_malformed_genbank(tmp_path):
         open_genome(str(written(tmp_path / "x.gb.gz", gzip.compress(whole.encode())[:-20])))
 
 
+def test_genbank_as_annotators_write_it(tmp_path):
+    record = """LOCUS       contig_1  20 bp DNA linear
+ACCESSION   contig_1
+FEATURES             Location/Qualifiers
+ORIGIN
+        1 acgtacgtac gtnrytacgu
+//
+"""
+    opened = open_genome(str(written(tmp_path / "a.gbk", record.replace("\n", "\r\n") + "\r\n")))
+    assert sequences_of(opened) == {"contig_1": "ACGTACGTACGTNNNTACGT"}
+    with pytest.raises(ValueError, match=r"b\.gbk, line 6, .*: Expected sequence length 30, found 20"):
+        open_genome(str(written(tmp_path / "b.gbk", record.replace("20 bp", "30 bp"))))
+
+
 def test_fasta_needs_no_biopython(tmp_path, monkeypatch):
     path = bgzipped(tmp_path / "a.fa.gz", b">a\nACGT\n")
     monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
@@ -306,6 +320,8 @@ def test_specs(tmp_path, monkeypatch):
         open_genome("genomes:yaest")
     there = tmp_path / "genomes"
     assert open_genome(f"{there}/worm.fa, {there}/f*.fa").files == (f"{there}/worm.fa", f"{there}/fly.fa")
+    bracket = written(tmp_path / "a[1].fa", ">c\nA\n")
+    assert open_genome(f"{bracket},{there}/f*.fa").files == (str(bracket), f"{there}/fly.fa")
     comma = written(tmp_path / "a,b.fa", ">c\nA\n")
     assert open_genome(str(comma)).files == (str(comma),)
     for spec, error, message in (

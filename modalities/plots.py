@@ -79,64 +79,64 @@ AXES = {axis.column: axis for axis in (LENGTH, SIZE, CONTIG, KMER)}
 def recall_figure(results: Sequence[ModelResult], path: Path) -> None:
     """Retrieval against length in two panels, free generation and teacher forcing, which are never mixed."""
     results = mean_of_seeds(results, LENGTH.column)
-    figure, axes = _panels(1, 2, width=4.6, height=3.9)
-    _curves(axes[0], results, "free_generation", "exact match", unit_interval=True)
-    _curves(axes[1], results, "teacher_forced", "exact match", unit_interval=True)
-    _title(axes[0], "free generation")
-    _title(axes[1], "teacher-forced")
-    _finish(figure, axes, results, path)
+    figure, axes = panels(1, 2, width=4.6, height=3.9)
+    curves(axes[0], results, "free_generation", "exact match", unit_interval=True)
+    curves(axes[1], results, "teacher_forced", "exact match", unit_interval=True)
+    name_panel(axes[0], "free generation")
+    name_panel(axes[1], "teacher-forced")
+    finish(figure, axes, results, path)
 
 
 def perplexity_figure(results: Sequence[ModelResult], path: Path) -> None:
     """Perplexity and bits per byte against length, and NLL by position inside windows of the longest length."""
     results = mean_of_seeds(results, LENGTH.column)
-    figure, axes = _panels(1, 3, width=4.2, height=3.9)
-    _curves(axes[0], results, "perplexity", "perplexity")
-    _curves(axes[1], results, "bits_per_byte", "bits per byte")
-    _title(axes[0], "perplexity per token")
-    _title(axes[1], "bits per byte")
+    figure, axes = panels(1, 3, width=4.2, height=3.9)
+    curves(axes[0], results, "perplexity", "perplexity")
+    curves(axes[1], results, "bits_per_byte", "bits per byte")
+    name_panel(axes[0], "perplexity per token")
+    name_panel(axes[1], "bits per byte")
     styles = styles_of(results)
     for result, style in zip(results, styles, strict=True):
         row = max(result.rows, key=lambda r: r["length"])
         axes[2].plot(row["position_to"], row["position_nll"], **style)
     longest = max(row["length"] for result in results for row in result.rows)
-    _title(axes[2], f"NLL by position in windows of {compact(longest)}")
+    name_panel(axes[2], f"NLL by position in windows of {compact(longest)}")
     axes[2].set_ylabel("nats per token")
     axes[2].set_xlabel("tokens seen, up to (log₂)")
     axes[2].set_xscale("log", base=2)
     axes[2].xaxis.set_major_formatter(lambda value, _: compact(value))
     _log_if_wide(axes[2], [v for r in results for v in max(r.rows, key=lambda row: row["length"])["position_nll"]])
-    _mark_training(axes[2], results)
-    _finish(figure, axes, results, path)
+    mark_training(axes[2], results)
+    finish(figure, axes, results, path)
 
 
 def overview_figure(passkey: Sequence[ModelResult], perplexity: Sequence[ModelResult], path: Path) -> None:
     """What extrapolates: passkey retrieval and bits per byte of the same models side by side."""
     passkey, perplexity = (mean_of_seeds(results, LENGTH.column) for results in (passkey, perplexity))
-    figure, axes = _panels(1, 2, width=4.9, height=4.2)
-    _curves(axes[0], passkey, "free_generation", "keys written exactly", unit_interval=True)
-    _curves(axes[1], perplexity, "bits_per_byte", "bits per byte, less is better")
-    _title(axes[0], "Passkey retrieval")
-    _title(axes[1], "Held-out text")
-    _finish(figure, axes, passkey, path)
+    figure, axes = panels(1, 2, width=4.9, height=4.2)
+    curves(axes[0], passkey, "free_generation", "keys written exactly", unit_interval=True)
+    curves(axes[1], perplexity, "bits_per_byte", "bits per byte, less is better")
+    name_panel(axes[0], "Passkey retrieval")
+    name_panel(axes[1], "Held-out text")
+    finish(figure, axes, passkey, path)
 
 
 def ruler_figure(results: Sequence[ModelResult], path: Path, *, tasks: Sequence[str]) -> None:
     """The average and every task against length."""
     results, names = mean_of_seeds(results, LENGTH.column), ["average", *tasks]
     columns = 3
-    figure, axes = _panels(math.ceil(len(names) / columns), columns, width=3.7, height=2.7)
+    figure, axes = panels(math.ceil(len(names) / columns), columns, width=3.7, height=2.7)
     for axis, name in zip(axes, names, strict=True):
-        _curves(axis, results, name, "references found", unit_interval=True)
-        _title(axis, name, fontweight="bold" if name == "average" else "normal")
-    _finish(figure, axes, results, path)
+        curves(axis, results, name, "references found", unit_interval=True)
+        name_panel(axis, name, fontweight="bold" if name == "average" else "normal")
+    finish(figure, axes, results, path)
 
 
 def resolution_figure(results: Sequence[ModelResult], path: Path) -> None:
     """Top-1 against size and its ratio to the top-1 at the training size; tuned numbers, if any, in panels of their own."""
     results = mean_of_seeds(results, SIZE.column)
     tuned = [r for r in results if any("tuned_top1" in row for row in r.rows)]
-    figure, axes = _panels(2 if tuned else 1, 2, width=4.9, height=4.2)
+    figure, axes = panels(2 if tuned else 1, 2, width=4.9, height=4.2)
     _resolution_panels(axes[:2], results, "")
     if tuned:
         _resolution_panels(axes[2:], tuned, "tuned_")
@@ -144,16 +144,16 @@ def resolution_figure(results: Sequence[ModelResult], path: Path) -> None:
             low, high = (choose(above.get_ylim()[n], below.get_ylim()[n]) for n, choose in enumerate((min, max)))
             above.set_ylim(low, high)
             below.set_ylim(low, high)
-    _finish(figure, axes, results, path)
+    finish(figure, axes, results, path)
 
 
 def _resolution_panels(axes, results: Sequence[ModelResult], kind: str) -> None:
     tuned, note = ("TUNED ", ", TUNED at each size") if kind else ("", "")
-    _curves(axes[0], results, f"{kind}top1", f"{tuned}top-1 accuracy", SIZE, linear=True)
-    _curves(axes[1], results, f"{kind}ratio", f"{tuned}top-1 / top-1 at the training size", SIZE, linear=True)
+    curves(axes[0], results, f"{kind}top1", f"{tuned}top-1 accuracy", SIZE, linear=True)
+    curves(axes[1], results, f"{kind}ratio", f"{tuned}top-1 / top-1 at the training size", SIZE, linear=True)
     axes[1].axhline(1.0, color="0.35", linewidth=1.0, zorder=1)
-    _title(axes[0], f"Top-1{note}")
-    _title(axes[1], f"Share kept{note}")
+    name_panel(axes[0], f"Top-1{note}")
+    name_panel(axes[1], f"Share kept{note}")
 
 
 def heatmap_figure(results: Sequence[ModelResult], path: Path, *, title: str, score: str = "free_generation") -> None:
@@ -165,7 +165,7 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, title: str, sc
     width = max(
         3.0 if columns > 1 else 5.0, 1.2 + 0.55 * max(len({c["length"] for c in r.cells.values()}) for r in results)
     )
-    figure, axes = _panels(rows, columns, width=width, height=3.1)
+    figure, axes = panels(rows, columns, width=width, height=3.1)
     for axis in axes[len(results) :]:
         axis.set_visible(False)
     image, beyond = None, False
@@ -220,7 +220,7 @@ def styles_of(results: Sequence[ModelResult]) -> list[dict[str, Any]]:
     return styles
 
 
-def _panels(rows: int, columns: int, *, width: float, height: float):
+def panels(rows: int, columns: int, *, width: float, height: float):
     import matplotlib
 
     matplotlib.use("Agg")
@@ -232,7 +232,7 @@ def _panels(rows: int, columns: int, *, width: float, height: float):
     return figure, list(axes.flat)
 
 
-def _curves(
+def curves(
     axis,
     results: Sequence[ModelResult],
     column: str,
@@ -269,7 +269,7 @@ def _curves(
         axis.set_ylim(-0.04, 1.04)
     elif not linear:
         _log_if_wide(axis, [row[column] for result in results for row in result.rows])
-    _mark_training(axis, results, along)
+    mark_training(axis, results, along)
 
 
 def _log_if_wide(axis, values: Sequence[float]) -> None:
@@ -288,7 +288,7 @@ def _log_if_wide(axis, values: Sequence[float]) -> None:
     axis.yaxis.set_minor_locator(LogLocator(subs=()))
 
 
-def _mark_training(axis, results: Sequence[ModelResult], along: Axis = LENGTH) -> None:
+def mark_training(axis, results: Sequence[ModelResult], along: Axis = LENGTH) -> None:
     """A dashed line at each place of training in view, named above the panel, where no curve runs."""
     low, high = axis.get_xlim()
     for trained_at in sorted({result.trained_at for result in results}):
@@ -300,11 +300,11 @@ def _mark_training(axis, results: Sequence[ModelResult], along: Axis = LENGTH) -
             )
 
 
-def _title(axis, text: str, **style: Any) -> None:
+def name_panel(axis, text: str, **style: Any) -> None:
     axis.set_title(text, pad=17, **style)  # above the line that names the training length
 
 
-def _finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
+def finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
     """One legend for all panels, to their right, in the order of the models."""
     handles, labels = axes[0].get_legend_handles_labels()
     named = {result.label: result for result in results}

@@ -18,6 +18,7 @@ from modalities.evaluation import (
     ModelResult,
     SeedMean,
     Settings,
+    batches,
     mean_of_seeds,
     write_json,
     write_table,
@@ -63,7 +64,11 @@ def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
 
 def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
     results = mean_of_seeds(results, evaluator.axis)
-    points = sorted({row[evaluator.axis] for result in results for row in result.rows})
+    points = _points(evaluator, results)
+    if any(isinstance(point, str) for point in points):
+        for score in evaluator.headline:
+            _print_names(evaluator, results, points, score)
+        return
     pooled = any(isinstance(result, SeedMean) for result in results)
     title = f"{evaluator.name}: {evaluator.summary}" + ("; mean ± standard deviation over seeds" if pooled else "")
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
@@ -87,6 +92,28 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
     console.print(table)
 
 
+def _points(evaluator: Evaluator, results: list[ModelResult]) -> list[Any]:
+    """Numbers in order, names as they come."""
+    points = dict.fromkeys(row[evaluator.axis] for result in results for row in result.rows)
+    return list(points) if any(isinstance(point, str) for point in points) else sorted(points)
+
+
+def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[str], score: str) -> None:
+    """A row for each name on the axis and a column for each model, as many in a table as the terminal has room for."""
+    results = [result for result in results if any(row.get(score) is not None for row in result.rows)]
+    methods = {result.method for result in results}
+    for part in batches(len(results), max(1, (console.width - 26) // 14)):
+        table = Table(title=f"{evaluator.name}: {score}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column(evaluator.axis, overflow="fold")
+        for result in results[part]:
+            name = result.method if len(methods) == len(results) else result.label
+            table.add_column(name, justify="right", overflow="fold", min_width=9)
+        for point in points:
+            shown = (_value(result, evaluator.axis, point, score, False) for result in results[part])
+            table.add_row(point, *shown)
+        console.print(table)
+
+
 def print_plan(
     evaluators: list[Evaluator], rows: list[tuple[Evaluator, str, tuple[int, ...], int, int, int]], where: str
 ) -> None:
@@ -97,7 +124,8 @@ def print_plan(
     for column in ("evaluator", "model", axis, "cells", "finished", f"{unit} to read"):
         table.add_column(column, justify="left" if column in ("evaluator", "model") else "right", overflow="fold")
     for evaluator, label, points, cells, finished, todo in rows:
-        shown = ",".join(AXES[evaluator.axis].tick(point) for point in points)
+        names = any(isinstance(point, str) for point in points)
+        shown = str(len(points)) if names else ",".join(AXES[evaluator.axis].tick(point) for point in points)
         table.add_row(evaluator.name, label, shown, str(cells), str(finished), f"{todo:,}")
     console.print(table)
 

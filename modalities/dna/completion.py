@@ -33,10 +33,9 @@ def complete(model: nn.Module, prompts: np.ndarray, *, new_bases: int, temperatu
     Raises:
         ValueError: for a model that has no way to write, such as a compressor.
     """
+    _check_writes(model)
     if hasattr(model, "complete"):
         return model.complete(prompts, new_bases=new_bases, temperature=temperature, seed=seed)
-    if not hasattr(model, "new_cache"):
-        raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out of what is completed")
     tokenizer = load_tokenizer(model.config.tokenizer)
     rows = [_read(tokenizer, prompt) for prompt in prompts]
     steps, bases = [], np.zeros(len(rows), np.int64)
@@ -46,6 +45,11 @@ def complete(model: nn.Module, prompts: np.ndarray, *, new_bases: int, temperatu
         if bases.min() >= new_bases:
             break
     return np.stack([tokenizer.decode(ids)[:new_bases] for ids in np.stack(steps, axis=1)])
+
+
+def _check_writes(model: nn.Module) -> None:
+    if not (hasattr(model, "complete") or hasattr(model, "new_cache")):
+        raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out of what is completed")
 
 
 def _read(tokenizer: DnaTokenizer, prompt: np.ndarray) -> np.ndarray:
@@ -84,6 +88,7 @@ class Continued(DnaEvaluator):
         }
 
     def cells(self, model: nn.Module, settings: DnaSettings) -> list[Cell]:
+        _check_writes(model)  # before the models in front of it are measured
         lengths = {length: window_of(model, length) for length in self.prompt_lengths(model, settings)}
         longest, count = max(lengths.values()), settings.samples or self.default_samples
         places = _places(settings.source, longest, settings.new_bases, count, settings.seed)

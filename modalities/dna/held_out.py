@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from modalities.dna.genome import Genome, open_genome
-from modalities.dna.splits import Region, load_regions, select
+from modalities.dna.splits import Region, joined, load_regions, select
 
 DEFAULT_SOURCE = "yeast-chr01"
 MAX_UNKNOWN = 0.1  # of a stretch
@@ -44,8 +44,9 @@ class HeldOut:
         self.name = source_name(source)
         self.genome: Genome = open_genome(source.source)
         self.regions: tuple[Region, ...] = load_regions(source.source, self.genome, source.split)
+        order = {contig.name: n for n, contig in enumerate(self.genome.contigs)}
         self.contigs: dict[str, tuple[Region, ...]] = {}
-        for region in select(self.regions, "heldout"):
+        for region in sorted(joined(select(self.regions, "heldout")), key=lambda r: order[r.contig]):
             self.contigs[region.contig] = (*self.contigs.get(region.contig, ()), region)
         self.fingerprint = fingerprint(self.genome, self.regions)
 

@@ -13,12 +13,12 @@ from modalities.plots import (
     BASELINES,
     CONTIG,
     LENGTH,
-    _curves,
-    _finish,
-    _mark_training,
-    _panels,
-    _title,
     compact,
+    curves,
+    finish,
+    mark_training,
+    name_panel,
+    panels,
     styles_of,
 )
 
@@ -29,18 +29,18 @@ ROOM = 0.08  # of the span of the models, left above and below it
 def bits_figure(results: Sequence[ModelResult], path: Path) -> None:
     """Bits per base and accuracy against length, and bits by position inside windows of the longest length."""
     results = mean_of_seeds(results, LENGTH.column)
-    figure, axes = _panels(1, 3, width=4.2, height=3.9)
-    _curves(axes[0], results, "bits_per_base", "bits per base", linear=True)
-    _curves(axes[1], _filled(results, "accuracy"), "accuracy", "accuracy", linear=True)
-    _title(axes[0], "bits per base, less is better")
-    _title(axes[1], "next base guessed right")
+    figure, axes = panels(1, 3, width=4.2, height=3.9)
+    curves(axes[0], results, "bits_per_base", "bits per base", linear=True)
+    curves(axes[1], _filled(results, "accuracy"), "accuracy", "accuracy", linear=True)
+    name_panel(axes[0], "bits per base, less is better")
+    name_panel(axes[1], "next base guessed right")
     _rule(axes[0], 2.0, "2.000, uniform")
     _rule(axes[1], 0.25, "0.25, chance")
     _positions(axes[2], results)
     for axis, column in zip(axes, ("bits_per_base", "accuracy", None), strict=True):
         if column:
             _look_at_models(axis, results, column, 2.0 if column == "bits_per_base" else 0.25)
-    _finish(figure, axes, results, path)
+    finish(figure, axes, results, path)
 
 
 def _positions(axis, results: Sequence[ModelResult]) -> None:
@@ -49,13 +49,13 @@ def _positions(axis, results: Sequence[ModelResult]) -> None:
         row = max(result.rows, key=lambda row: row["length"])
         if "position_bits" in row and result.method not in ("uniform", *COMPRESSORS):  # those know no position
             axis.plot(row["position_to"], row["position_bits"], **style)
-    _title(axis, f"by position in windows of {compact(longest)}")
+    name_panel(axis, f"by position in windows of {compact(longest)}")
     axis.set(ylabel="bits per base", xlabel="tokens seen, up to (log₂)", xscale="log")
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(lambda value, _: compact(value))
     axis.grid(alpha=0.25, linewidth=0.6)
     _rule(axis, 2.0, "")
-    _mark_training(axis, results)
+    mark_training(axis, results)
 
 
 def contigs_figure(results: Sequence[ModelResult], path: Path) -> None:
@@ -63,7 +63,7 @@ def contigs_figure(results: Sequence[ModelResult], path: Path) -> None:
     results = mean_of_seeds(results, CONTIG.column)
     contigs = list(dict.fromkeys(row["contig"] for result in results for row in result.rows))
     scored = any("accuracy" in row for result in results for row in result.rows)
-    figure, axes = _panels(1, 1 + scored, width=5.2, height=1.6 + max(0.42, 0.07 * len(results)) * len(contigs))
+    figure, axes = panels(1, 1 + scored, width=5.2, height=1.6 + max(0.42, 0.07 * len(results)) * len(contigs))
     labels = {"bits_per_base": "bits per base, less is better", "accuracy": "next base guessed right"}
     for axis, (column, label) in zip(axes, labels.items(), strict=False):
         for k, (result, style) in enumerate(zip(results, styles_of(results), strict=True)):
@@ -83,20 +83,20 @@ def contigs_figure(results: Sequence[ModelResult], path: Path) -> None:
             axis.axhline(edge - 0.5, color="0.85", linewidth=0.6, zorder=0)
         _look_at_models(axis, results, column, 2.0 if column == "bits_per_base" else 0.25, horizontal=True)
     windows = compact(max(row["length"] for result in results for row in result.rows))
-    _title(axes[0], f"held-out contigs, windows of {windows} tokens")
-    _finish(figure, axes, results, path)
+    name_panel(axes[0], f"held-out contigs, windows of {windows} tokens")
+    finish(figure, axes, results, path)
 
 
 def strands_figure(results: Sequence[ModelResult], path: Path) -> None:
     """How much the bits of the two strands of a window differ, and how alike windows rank by either."""
     results = mean_of_seeds(results, LENGTH.column)
-    figure, axes = _panels(1, 2, width=4.6, height=3.9)
-    _curves(axes[0], results, "difference", "mean |difference|, bits per base", linear=True)
-    _curves(axes[1], results, "pearson_r", "Pearson r", linear=True)
-    _title(axes[0], "a window and its reverse complement")
-    _title(axes[1], "windows and their reverse complements")
+    figure, axes = panels(1, 2, width=4.6, height=3.9)
+    curves(axes[0], results, "difference", "mean |difference|, bits per base", linear=True)
+    curves(axes[1], results, "pearson_r", "Pearson r", linear=True)
+    name_panel(axes[0], "a window and its reverse complement")
+    name_panel(axes[1], "windows and their reverse complements")
     axes[0].set_ylim(bottom=0)
-    _finish(figure, axes, results, path)
+    finish(figure, axes, results, path)
 
 
 def _filled(results: Sequence[ModelResult], column: str) -> list[ModelResult]:

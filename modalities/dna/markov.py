@@ -19,7 +19,7 @@ import numpy as np
 from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
 from modalities.dna.held_out import fingerprint
-from modalities.dna.splits import Region, select
+from modalities.dna.splits import Region, joined, select
 from modalities.evaluation import batches, replacing, write_json
 from modalities.text.sources import data_folder
 
@@ -68,7 +68,7 @@ def load(genome: Genome, regions: Sequence[Region]) -> Markov:
     Raises:
         ValueError: for a damaged file, which it names, and for regions without a training split.
     """
-    train = select(regions, "train")
+    train = joined(select(regions, "train"))
     digest = hashlib.sha256(f"{VERSION} {ORDER} {fingerprint(genome, train)}".encode()).hexdigest()[:16]
     path = data_folder() / "cache" / f"markov-{digest}.npy"
     notes = path.with_suffix(".json")
@@ -90,7 +90,7 @@ def load(genome: Genome, regions: Sequence[Region]) -> Markov:
 
 def fit(genome: Genome, regions: Sequence[Region], order: int = ORDER) -> Markov:
     """The chain of the training regions among ``regions``; the pieces that choose the τ are counted last."""
-    train = select(regions, "train")
+    train = joined(select(regions, "train"))
     counted, held_back = _pieces(train)
     table = np.zeros(4 ** (order + 1), np.uint32)  # a count fits: it is at most twice the longest run of one k-mer
     for region in counted:

@@ -14,7 +14,7 @@ from modalities.dna.bases import encode
 from modalities.dna.completion import WINDOW, gc_trajectory
 from modalities.dna.terminal import MOST_MODELS, agreement, examples, lines_of, short_name
 from modalities.evaluation import ModelResult, mean_of_seeds
-from modalities.plots import KMER, LENGTH, _curves, _finish, _panels, _title, styles_of
+from modalities.plots import KMER, LENGTH, curves, finish, name_panel, panels, styles_of
 from zoo.prior_plot import save_figure
 
 PROMPT = dataclasses.replace(LENGTH, label="prompt (tokens, log₂)")
@@ -33,21 +33,21 @@ def completion_figure(results: Sequence[ModelResult], path: Path) -> None:
     """Agreement and Pearson r against prompt length, with standard errors; below, GC trajectories beside the truth."""
     shown = examples(results, TRAJECTORIES)
     means = mean_of_seeds(results, LENGTH.column)
-    figure, axes = _panels(2, 6, width=2.05, height=3.7)
+    figure, axes = panels(2, 6, width=2.05, height=3.7)
     grid = axes[0].get_gridspec()
     for axis in axes:
         axis.remove()
     top = [figure.add_subplot(grid[0, 3 * n : 3 * n + 3]) for n in range(2)]
     below = [figure.add_subplot(grid[1, 2 * n : 2 * n + 2]) for n in range(TRAJECTORIES)]
-    _curves(top[0], means, "accuracy", "share of bases equal", PROMPT, linear=True)
-    _curves(top[1], means, "gc_r", f"mean Pearson r, windows of {WINDOW}", PROMPT, linear=True)
+    curves(top[0], means, "accuracy", "share of bases equal", PROMPT, linear=True)
+    curves(top[1], means, "gc_r", f"mean Pearson r, windows of {WINDOW}", PROMPT, linear=True)
     for axis, column in zip(top, ("accuracy", "gc_r"), strict=True):
         for result, style in zip(means, styles_of(means), strict=True):
             values = [(r["length"], r[column], r[f"{column}_standard_error"]) for r in result.rows]
             lengths, middle, error = np.array(values, float).T
             axis.errorbar(lengths, middle, error, fmt="none", ecolor=style["color"], alpha=0.6, capsize=2, zorder=2)
-    _title(top[0], "Agreement with the truth")
-    _title(top[1], "GC content")
+    name_panel(top[0], "Agreement with the truth")
+    name_panel(top[1], "GC content")
     chance = means[0].rows
     top[0].plot([row["length"] for row in chance], [row["chance"] for row in chance], **REFERENCE)
     note = {"fontsize": 7.5, "color": "0.35", "ha": "right", "va": "bottom"}
@@ -65,15 +65,19 @@ def completion_figure(results: Sequence[ModelResult], path: Path) -> None:
         axis.title.set_fontsize(8)
         axis.grid(alpha=0.25, linewidth=0.6)
     below[0].set_ylabel(f"GC content, windows of {WINDOW}")
-    below[0].legend([below[0].lines[-1]], ["truth"], fontsize=8, frameon=False)
+    if shown:
+        below[0].legend([below[0].lines[-1]], ["truth"], fontsize=8, frameon=False)
     for axis in below[len(shown) :]:
         axis.set_visible(False)
-    _finish(figure, top, means, path)
+    finish(figure, top, means, path)
 
 
 def completion_text_figure(results: Sequence[ModelResult], path: Path, *, width: int = 100, count: int = 3) -> None:
     """The truth above what models wrote: bases that agree in upper case and blue, others in lower case and orange."""
     shown = examples(results, count)
+    if not shown:
+        path.unlink(missing_ok=True)  # that of other models
+        return
     blocks = [
         (f"{one.place} after {one.length} tokens", dict(one.written), one.truth, list(lines_of(one, width)))
         for one in shown
@@ -112,7 +116,7 @@ def completion_text_figure(results: Sequence[ModelResult], path: Path, *, width:
 def spectrum_figure(results: Sequence[ModelResult], path: Path) -> None:
     """Divergence against k, above the floor that two halves of the truth have."""
     results = mean_of_seeds(results, KMER.column)
-    figure, (axis,) = _panels(1, 1, width=6.8, height=4.2)
+    figure, (axis,) = panels(1, 1, width=6.8, height=4.2)
     for result, style in zip(results, styles_of(results), strict=True):
         axis.plot([row["k"] for row in result.rows], [max(row["divergence"], 1e-6) for row in result.rows], **style)
     rows = results[0].rows
@@ -127,7 +131,7 @@ def spectrum_figure(results: Sequence[ModelResult], path: Path) -> None:
         xlabel=KMER.label, ylabel="Jensen-Shannon divergence (bits)", title="k-mers written, against the true ones"
     )
     axis.grid(alpha=0.25, linewidth=0.6)
-    _finish(figure, [axis], results, path)
+    finish(figure, [axis], results, path)
 
 
 def records_figure(results: Sequence[ModelResult], path: Path) -> None:
@@ -136,7 +140,7 @@ def records_figure(results: Sequence[ModelResult], path: Path) -> None:
 
     many, crowded = (len(results[0].rows) > most for most in (FEW_RECORDS, MOST_DOTS))
     every = [row["bits_per_base"] for result in results for row in result.rows if math.isfinite(row["bits_per_base"])]
-    figure, axes = _panels(1, 2 if many else 1, width=5.2, height=4.0)
+    figure, axes = panels(1, 2 if many else 1, width=5.2, height=4.0)
     for result, style in zip(results, styles_of(results), strict=True):
         lengths, bits = (np.array([row[name] for row in result.rows], float) for name in ("length", "bits_per_base"))
         lengths, bits = lengths[np.isfinite(bits)], bits[np.isfinite(bits)]
@@ -163,12 +167,12 @@ def records_figure(results: Sequence[ModelResult], path: Path) -> None:
         axes[1].axvline(2.0, **REFERENCE)
     for axis in axes:
         axis.grid(alpha=0.25, linewidth=0.6)
-    _finish(figure, axes, results, path)
+    finish(figure, axes, results, path)
 
 
 def variants_figure(results: Sequence[ModelResult], path: Path) -> None:
     """Histograms of the log-likelihood ratio: by kind of variant, and of transitions beside transversions; a row a model."""
-    figure, axes = _panels(len(results), 2, width=5.2, height=2.9)
+    figure, axes = panels(len(results), 2, width=5.2, height=2.9)
     for result, left, right in zip(results, axes[::2], axes[1::2], strict=True):
         rows = [row for row in result.rows if not row["reason"]]
         kinds = {kind: [row["llr_nats"] for row in rows if row["kind"] == kind] for kind in KINDS}

@@ -16,6 +16,7 @@ from modalities.evaluation import ModelResult, batches
 
 MATCH, MISMATCH = "bold blue", "dark_orange"  # and upper against lower case, for eyes that tell no colours apart
 MOST_MODELS = 12
+NOTHING_SHARED = "no text is shown: these models wrote after prompts of different lengths; choose them with --lengths"
 LABEL = 22  # letters of a model's name
 
 
@@ -30,10 +31,15 @@ class Example:
 
 
 def examples(results: Sequence[ModelResult], count: int) -> list[Example]:
-    """The first continuations after prompts of the length next to that of training, of one model of each group of seeds."""
+    """The first continuations that models share, after prompts of the shared length next to that of training, of one model
+    of each group of seeds. Models whose longest prompts differ continue other places and share none: there are no examples."""
     shown = {result.group or result.label: result for result in reversed(results)}
     models = list(reversed(shown.values()))[:MOST_MODELS]
-    texts = [_texts(result) for result in models]
+    lengths = set.intersection(*({cell["length"] for cell in result.cells.values()} for result in models))
+    if not lengths:
+        return []
+    length = min(lengths, key=lambda n: abs(math.log(n / models[0].trained_at)))
+    texts = [_texts(result, length) for result in models]
     places = [place for place in texts[0] if all(place in others for others in texts)]
     names = [short_name(result, models) for result in models]
     return [
@@ -42,9 +48,7 @@ def examples(results: Sequence[ModelResult], count: int) -> list[Example]:
     ]
 
 
-def _texts(result: ModelResult) -> dict[tuple[str, int], tuple[str, str]]:
-    lengths = {cell["length"] for cell in result.cells.values()}
-    length = min(lengths, key=lambda n: abs(math.log(n / result.trained_at)))
+def _texts(result: ModelResult, length: int) -> dict[tuple[str, int], tuple[str, str]]:
     return {
         (place, length): (truth, written)
         for cell in result.cells.values()
@@ -82,7 +86,10 @@ def lines_of(example: Example, width: int) -> Iterator[list[tuple[str, str, str]
 
 def show_completions(results: Sequence[ModelResult], console: Console, count: int = 1) -> None:
     """The truth above what each model wrote."""
-    for example in examples(results, count):
+    shown = examples(results, count)
+    if not shown:
+        console.print(NOTHING_SHARED)
+    for example in shown:
         console.print(f"{example.place} after {example.length} tokens; AGREES in upper case, differs in lower case")
         share = {name: agreement(example.truth, text) for name, text in example.written}
         for rows in lines_of(example, max(20, min(100, console.width - LABEL - 6))):

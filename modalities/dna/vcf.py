@@ -107,7 +107,9 @@ def _alleles(chrom: str, pos: str, name: str, ref: str, alts: str, where: str, l
     if not (pos.isascii() and pos.isdigit()):
         raise ValueError(f"{where}: position {pos!r} is no whole number")
     for alt in alts.upper().split(","):
-        yield Variant(sys.intern(chrom), int(pos), name, ref.upper(), alt, line, _unscorable(int(pos), ref.upper(), alt))
+        yield Variant(
+            sys.intern(chrom), int(pos), name, ref.upper(), alt, line, _unscorable(int(pos), ref.upper(), alt)
+        )
 
 
 def _unscorable(pos: int, ref: str, alt: str) -> str:

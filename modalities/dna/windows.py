@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from modalities.dna.bases import reverse_complement
 from modalities.dna.genome import Genome
-from modalities.dna.splits import Region
+from modalities.dna.splits import Region, joined
 from modalities.dna.tokenizers import BpeTokenizer, DnaTokenizer
 from modalities.rows import hash64, permuted
 
@@ -92,7 +92,7 @@ class WindowDataset(Dataset):
         epochs: int | None = None,
     ) -> None:
         check_settings(context, reverse_complement, soft_mask_weight, max_unknown)
-        self.genome, self.regions, self.context, self.tokenizer = genome, _joined(regions), context, tokenizer
+        self.genome, self.regions, self.context, self.tokenizer = genome, joined(regions), context, tokenizer
         self.seed, self.reverse_complement, self.soft_mask_weight = seed, reverse_complement, soft_mask_weight
         self.max_unknown, self.shuffle, self.one_pass = max_unknown, shuffle, epochs is not None
         self.window = max(1, round(context * tokenizer.bases_per_token))
@@ -348,17 +348,6 @@ class _UnknownBases:
     def _before(self, place: np.ndarray) -> np.ndarray:
         run = np.searchsorted(self._runs[:, 0], place, side="right") - 1
         return self._total[run] - np.maximum(self._runs[run, 1] - place, 0)
-
-
-def _joined(regions: Sequence[Region]) -> tuple[Region, ...]:
-    """Regions that share bases made one, so that no base counts twice; as they are where none do."""
-    joined: list[Region] = []
-    for region in sorted(regions, key=lambda region: (region.contig, region.start)):
-        if joined and joined[-1].contig == region.contig and region.start < joined[-1].stop:
-            joined[-1] = replace(joined[-1], stop=max(joined[-1].stop, region.stop))
-        else:
-            joined.append(region)
-    return tuple(joined if len(joined) < len(regions) else regions)
 
 
 def _stretches(region: Region, unknown: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:

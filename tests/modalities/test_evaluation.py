@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from modalities.evaluation import CellStore
+from modalities.evaluation import CellStore, write_table
 
 KEY = {"evaluator": "bits", "model": "a model", "weights": "00", "settings": {"seed": 1}}
 
@@ -57,3 +57,12 @@ def test_a_cell_is_appended_and_those_before_are_not_written_again(tmp_path):
     after = store.path.read_bytes()
     assert after.startswith(before) and store.path.stat().st_ino == inode
     assert after.count(b"\n") == before.count(b"\n") + 1
+
+
+def test_a_table_is_whole_or_absent(tmp_path):
+    rows = [{"a": 1, "positions": [1, 2]}, {"a": 2, "b": "x"}]
+    write_table(tmp_path / "t.csv", rows)
+    assert (tmp_path / "t.csv").read_bytes() == b"a,b\n1,\n2,x\n"
+    with pytest.raises(UnicodeEncodeError):
+        write_table(tmp_path / "t.csv", [{"a": "\ud800"}])
+    assert (tmp_path / "t.csv").read_bytes() == b"a,b\n1,\n2,x\n" and len(list(tmp_path.iterdir())) == 1

@@ -304,3 +304,20 @@ def test_figures_and_terminal(tmp_path, source):
     upper, lower = by_agreement(cell["truth"][0], cell["written"][0])
     expected = "".join(u if u != " " else low for u, low in zip(upper, lower, strict=True))
     assert cell["places"][0] in text and cell["truth"][0] in text and expected in text and "100%" in text
+
+
+def test_models_without_a_shared_continuation_are_drawn_without_texts(tmp_path, source):
+    results = []
+    for n, lengths in enumerate(((16,), (24,))):
+        cells = dict(Completion().run(Writer(after(source[1])), settings(source, samples=3, lengths=lengths)))
+        results.append(ModelResult(f"model {n}", 16, Completion().rows(cells), cells, method=("goat", "ggd")[n]))
+    Completion().draw(results, tmp_path / "completion.png")
+    assert {p.name for p in tmp_path.iterdir()} == {"completion.png"}
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    Completion().show(results, console)
+    assert "no text is shown" in console.export_text()
+
+
+def test_what_cannot_write_is_refused_before_anything_is_measured(source):
+    with pytest.raises(ValueError, match="gzip cannot continue a sequence"):
+        Completion().cells(create_baseline("gzip", 16), settings(source, samples=3, lengths=(16,)))

@@ -7,6 +7,7 @@ import pytest
 
 from modalities.dna.bases import decode
 from modalities.dna.held_out import DnaSource, HeldOut, held_out, source_name, unknown_bases
+from modalities.dna.markov import fit
 from modalities.dna.settings import DnaEvaluator, DnaSettings
 
 
@@ -107,3 +108,16 @@ def test_settings_are_checked():
             DnaSettings(**bad)
     with pytest.raises(ValueError, match="did you mean 'both'"):
         DnaSettings(strands="bot")
+
+
+def test_regions_that_share_bases_count_once(tmp_path):
+    letters = decode(np.random.default_rng(3).integers(0, 4, 6000).astype(np.uint8))
+    once = [("a", 0, 3000, "heldout"), ("a", 3000, 6000, "train")]
+    twice = [("a", 0, 2000, "heldout"), ("a", 1000, 3000, "heldout"), *once[1:], ("a", 3500, 5000, "train")]
+    plain, shared = (
+        HeldOut(write(tmp_path / name, {"a": letters}, rows)) for name, rows in (("once", once), ("twice", twice))
+    )
+    assert shared.stretches(500, 100, 0) == plain.stretches(500, 100, 0)
+    tables = [fit(data.genome, data.regions, 2).tables[-1] for data in (plain, shared)]
+    np.testing.assert_array_equal(*tables)
+    assert tables[0].sum() == 2 * (3000 - 2)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from modalities.dna import likelihood, markov
 from modalities.dna.baselines import MarkovChain, create_baseline
@@ -17,6 +18,7 @@ from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import ModelResult
+from recipes import report
 
 SHAPE = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=16, position="goat")
 
@@ -216,3 +218,17 @@ def test_figures_hold_models_and_baselines(source, tmp_path):
         EVALUATORS[name].draw([*results, twin], tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         EVALUATORS[name].draw(results[1:2], tmp_path / f"{name}-one.png")
+
+
+def test_contigs_are_rows_of_the_table(source, monkeypatch):
+    settings = DnaSettings(lengths=(16,), samples=2, source=source)
+    results = []
+    for name in ("uniform", "markov-2"):
+        rows, values = measure("contigs", create_baseline(name, 16), settings)
+        results.append(ModelResult(name, 16, rows, values, method=name))
+    console = Console(width=60, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    monkeypatch.setattr(report, "console", console)
+    report.print_results(EVALUATORS["contigs"], results)
+    lines = console.export_text().splitlines()
+    for row in results[0].rows:
+        assert any(line.split()[:2] == [row["contig"], "2.000"] for line in lines if line.strip())

@@ -247,7 +247,10 @@ def curves(
     for k, (result, style) in enumerate(zip(results, styles, strict=True)):
         dodge = 2 ** (0.36 * ((k + 0.5) / len(results) - 0.5)) if unit_interval else 1.0
         places = [row[along.column] * dodge for row in result.rows]
-        axis.plot(places, [row[column] for row in result.rows], **style)
+        alone = (
+            {"marker": "_", "markersize": 12.0} if len(places) == 1 and not style["marker"] else {}
+        )  # no line to see
+        axis.plot(places, [row[column] for row in result.rows], **style | alone)
         if isinstance(result, SeedMean):
             low, high = ([row[column] for row in rows] for rows in (result.low, result.high))
             axis.fill_between(places, low, high, color=style["color"], alpha=0.18, linewidth=0, zorder=2)

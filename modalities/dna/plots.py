@@ -49,7 +49,10 @@ def completion_figure(results: Sequence[ModelResult], path: Path) -> None:
     name_panel(top[0], "Agreement with the truth")
     name_panel(top[1], "GC content")
     chance = means[0].rows
-    top[0].plot([row["length"] for row in chance], [row["chance"] for row in chance], **REFERENCE)
+    if len(chance) > 1:
+        top[0].plot([row["length"] for row in chance], [row["chance"] for row in chance], **REFERENCE)
+    else:
+        top[0].axhline(chance[0]["chance"], **REFERENCE)
     note = {"fontsize": 7.5, "color": "0.35", "ha": "right", "va": "bottom"}
     top[0].annotate("chance", (0.99, chance[-1]["chance"]), xycoords=("axes fraction", "data"), **note)
     top[1].axhline(0.0, **REFERENCE)

@@ -7,11 +7,12 @@
     python recipes/evaluate.py dna_goat_tiny.genomes score --fasta FILE             log-likelihood of every record, as TSV
 
 The last argument names the evaluators, comma-separated; the others name models of one modality: registry names,
-patterns of names with weights, or run folders. Written to --out: EVAL.json (everything), EVAL.csv (a row per model and
-length or size), EVAL.png (all models in one figure), overview.png where passkey and perplexity were both measured, and
-cells/, from which a run that was stopped goes on. Run folders whose recipe.json differ in the seeds alone, and shipped
-weights of the same recipe, are seeds of one set-up: tables and figures show their mean, files keep every model. Options
-of another modality are refused. Exit codes: 0 done, 2 the request cannot be served as written.
+patterns of names with weights, run folders, or baselines. Written to --out: EVAL.json (everything), EVAL.csv (a row per
+model and length or size), EVAL.png (all models in one figure), overview.png where passkey and perplexity were both
+measured, and cells/, from which a run that was stopped goes on. Evaluators that list a file's entries write
+EVAL.MODEL.tsv and no CSV. Run folders whose recipe.json differ in the seeds alone, and shipped weights of the same
+recipe, are seeds of one set-up: tables and figures show their mean, files keep every model. Options of another modality
+are refused. Exit codes: 0 done, 2 the request cannot be served as written.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ if __name__ == "__main__":  # `recipes` from the checkout, and this folder's fil
 import torch
 import typer
 
-from modalities.evaluation import CellStore, Evaluator, ModelResult, Settings, weights_hash
+from modalities.evaluation import Evaluator, ModelResult, Settings
+from modalities.store import CellStore, weights_hash
 from recipes import targets as asked
 from recipes.config import nearest
 from recipes.console import short
@@ -155,6 +157,7 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for JSON, CSV, PNG and finished cells")] = Path("results"),
     samples: Annotated[int | None, typer.Option(help="in each cell, or images; default: the evaluator's own")] = None,
     source: Annotated[str | None, typer.Option(help="where held-out data comes from, as in a recipe")] = None,
+    split: Annotated[str | None, typer.Option(help="dna: BED file of what --source holds out")] = None,
     lengths: Annotated[
         str | None, typer.Option(help="text, dna: as 128,512,4096 or 4k; default from 1x trained up")
     ] = None,
@@ -208,7 +211,7 @@ def main(
         given = {"samples": samples, "source": source, "seed": seed, "mode": mode, "fit": fit}
         given |= {"lengths": asked.parse_lengths(lengths), "sizes": asked.parse_sizes(sizes)}
         given |= {"fasta": fasta, "variants": variants, "strands": strands, "window": asked.parse_window(window)}
-        given |= {"new_bases": new_bases, "temperature": temperature}
+        given |= {"new_bases": new_bases, "temperature": temperature, "split": split}
         given |= {"aspect": asked.parse_aspect(aspect), "tune_temperature": tune_temperature or None}
         targets = asked.find_targets(arguments[:-1], overrides, device, dtype)
         modality = targets[0].modality

@@ -12,18 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from modalities.evaluation import (
-    Evaluator,
-    Listing,
-    ModelResult,
-    SeedMean,
-    Settings,
-    batches,
-    mean_of_seeds,
-    write_json,
-    write_table,
-)
+from modalities.evaluation import Evaluator, Listing, ModelResult, SeedMean, Settings, batches, mean_of_seeds
 from modalities.plots import AXES
+from modalities.store import write_json, write_table
 
 console = Console(highlight=False)
 

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from modalities.evaluation import write_text
+from modalities.store import write_text
 from recipes.config import ConfigError, Plan
 
 

@@ -17,8 +17,7 @@ from modalities.dna.held_out import MAX_UNKNOWN, DnaSource, held_out, unknown_ba
 from modalities.dna.likelihood import ENOUGH, window_of
 from modalities.dna.settings import DnaEvaluator, DnaSettings
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
-from modalities.evaluation import Cell, CellValue, ModelResult, batches
-from modalities.text.evals import _standard_error
+from modalities.evaluation import Cell, CellValue, ModelResult, batches, standard_error
 from modalities.text.generation import stream
 
 WINDOW = 25  # bases of the sliding window that GC content is read in
@@ -163,10 +162,10 @@ class Completion(Continued):
                 {
                     "length": length,
                     "accuracy": float(hits.mean()),
-                    "accuracy_standard_error": _standard_error(hits),
+                    "accuracy_standard_error": standard_error(hits),
                     "chance": float(chance(truth).mean()),
                     "gc_r": float(defined.mean()) if len(defined) else math.nan,
-                    "gc_r_standard_error": _standard_error(defined),
+                    "gc_r_standard_error": standard_error(defined),
                     "gc_error": float(np.abs(gc_trajectory(truth) - gc_trajectory(written)).mean()),
                     "undefined": len(r) - len(defined),
                     "prompts": len(r),

@@ -20,7 +20,8 @@ from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
 from modalities.dna.held_out import fingerprint
 from modalities.dna.splits import Region, joined, select
-from modalities.evaluation import batches, replacing, write_json
+from modalities.evaluation import batches
+from modalities.store import replacing, write_json
 from modalities.text.sources import data_folder
 
 ORDER = 12

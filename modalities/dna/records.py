@@ -70,6 +70,8 @@ class Score(DnaEvaluator, Listing):
         return {"bases": _opened(settings).fingerprint} | reading(model, settings, window)
 
     def cells(self, model: nn.Module, settings: DnaSettings) -> list[Cell]:
+        if settings.samples is not None:
+            raise ValueError(f"{self.name} reads every record of its file; samples ({settings.samples}) do not apply")
         genome, half = _opened(settings), read_at_once(model, settings.window, FACTOR, even=True) // 2
         size = max(LEAST_PART, genome.bases // MOST_PARTS)
         times = 2 if strands_of(model, settings) == "both" else 1

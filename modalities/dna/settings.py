@@ -27,6 +27,7 @@ class DnaSettings(EvalSettings):
         temperature: of sampling; 0 is the likeliest base each time.
         fasta: file of sequences to score.
         variants: file of variants to score.
+        split: BED that says what of ``source`` is held out, where its own does not.
         window: bases of a sequence, or around a variant, that are read at once; None is the evaluator's default.
     """
 
@@ -36,9 +37,14 @@ class DnaSettings(EvalSettings):
     fasta: str | None = None
     variants: str | None = None
     window: int | None = None
+    split: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.split is not None and not isinstance(self.source, DnaSource):
+            if self.source is None:
+                raise ValueError(f"split {self.split!r} needs the source that it splits")
+            object.__setattr__(self, "source", DnaSource(self.source, self.split))
         if self.strands not in (None, *STRANDS):
             raise ValueError(
                 f"strands {self.strands!r}: {did_you_mean(str(self.strands), STRANDS)}expected 'one' or 'both'"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modalities.dna.genome import ASSETS, DEFAULT_SOURCE, Contig, Genome, genome_names
-from modalities.evaluation import write_text
+from modalities.store import write_text
 from modalities.text.sources import data_folder
 from zoo.naming import did_you_mean
 

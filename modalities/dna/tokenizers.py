@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modalities.dna.bases import BASES, UNKNOWN, decode, encode
-from modalities.evaluation import write_text
+from modalities.store import write_text
 from zoo.naming import did_you_mean
 
 if TYPE_CHECKING:

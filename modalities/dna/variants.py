@@ -71,6 +71,8 @@ class Variants(DnaEvaluator, Listing):
         return {"reference": genome.fingerprint, "variants": digest} | reading(model, settings, window)
 
     def cells(self, model: nn.Module, settings: DnaSettings) -> list[Cell]:
+        if settings.samples is not None:
+            raise ValueError(f"{self.name} reads every variant of its file; samples ({settings.samples}) do not apply")
         window = read_at_once(model, settings.window, 1, even=False)
         step = step_of(load_tokenizer(model.config.tokenizer))
         placed = _placed(settings.variants, settings.fasta, _opened(settings)[1], window, step)

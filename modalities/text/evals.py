@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from modalities.evaluation import Cell, CellValue, EvalSettings, Evaluator, ModelResult, batches
+from modalities.evaluation import Cell, CellValue, EvalSettings, Evaluator, ModelResult, batches, standard_error
 from modalities.text.held_out import DEFAULT_SOURCE, held_out_documents, held_out_fingerprint
 from modalities.text.needles import NeedleGrid
 from modalities.text.passkey import make_passkey
@@ -88,7 +88,7 @@ class Perplexity(Evaluator):
                 {
                     "length": length,
                     "nll": nll,
-                    "nll_standard_error": _standard_error(means),
+                    "nll_standard_error": standard_error(means),
                     "perplexity": math.exp(min(nll, 700.0)),
                     "bits_per_byte": nll * sum(c["tokens"] for c in mine) / math.log(2) / sum(c["bytes"] for c in mine),
                     "tokens": sum(c["tokens"] for c in mine),
@@ -164,10 +164,6 @@ def _passkeys(tokenizer_name: str, length: int, depth: float, count: int, seed: 
     rng = np.random.default_rng([seed, length, round(depth * 1e6)])
     pairs = [make_passkey(length, depth, rng, tokenizer) for _ in range(count)]
     return np.stack([p for p, _ in pairs]), np.stack([a for _, a in pairs])
-
-
-def _standard_error(values: np.ndarray) -> float:
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
 EVALUATORS: dict[str, Evaluator] = {e.name: e for e in (Perplexity(), Passkey(), NeedleGrid(), Ruler())}

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from modalities.evaluation import CellStore, EvalSettings, weights_hash
+from modalities.evaluation import EvalSettings
+from modalities.store import CellStore, weights_hash
 from modalities.text.evals import EVALUATORS, Passkey, Perplexity, bucket_of
 from modalities.text.held_out import held_out_documents
 from modalities.text.model import CausalLM, TextConfig

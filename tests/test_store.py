@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from modalities.evaluation import CellStore, write_table
+from modalities.store import CellStore, write_table
 
 KEY = {"evaluator": "bits", "model": "a model", "weights": "00", "settings": {"seed": 1}}
 

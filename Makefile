@@ -34,10 +34,14 @@ weights: setup  ## train every shipped tiny model again
 	$(BIN)/python tools/fetch_data.py vision glyphs
 	$(BIN)/python tools/train_zoo.py train vision
 	$(BIN)/python tools/train_zoo.py publish vision
+	$(BIN)/python tools/fetch_data.py dna genomes
+	$(BIN)/python tools/train_zoo.py train dna
+	$(BIN)/python tools/train_zoo.py publish dna
 
 figures: setup  ## the README's pictures and the cards' tables, from the shipped weights
 	$(BIN)/python tools/train_zoo.py measure text
 	$(BIN)/python tools/train_zoo.py measure vision
+	$(BIN)/python tools/train_zoo.py measure dna
 
 clean:
 	rm -rf $(VENV) runs results

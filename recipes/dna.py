@@ -3,7 +3,7 @@
 `dna.<method>_tiny` and `dna.<method>_small` exist for every method in the registry (`python recipes/train.py --list`); the
 functions below that are not generated are the papers' own set-ups. A new recipe is one decorated function.
 
-tiny needs the genomes (`python tools/fetch_data.py dna`), or `--set data.source=yeast-chr01`, the chromosome that ships
+tiny needs the genomes (`python tools/fetch_data.py dna genomes`), or `--set data.source=yeast-chr01`, the chromosome that ships
 with the package. The human recipes run on any FASTA of the genome: `python tools/prepare_genome.py hg38.fa --out data/human
 --primary` writes the split and the statistics, and prints the command.
 """
@@ -57,7 +57,7 @@ def tiny(method: str) -> Recipe:
 
 
 def small(method: str) -> Recipe:
-    """About 10M parameters, context 1024, on every genome that `python tools/fetch_data.py dna` brings.
+    """About 10M parameters, context 1024, on every genome that `python tools/fetch_data.py dna genomes` brings.
 
     deepspeed --num_gpus 1 recipes/train.py dna.<method>_small         one GPU
     """
@@ -106,7 +106,7 @@ def goat_human() -> Recipe:
     Beside it, with the same budget: --set model.name=dna_rope_25m. The paper reports 1.83 GB of peak memory against RoPE's
     2.86, and a Pearson r of GC trajectories of 0.466 against 0.320. Its schedule is not published: 20,000 steps of 64 × 1024
     bases here. Needs data/human (`tools/prepare_genome.py`), or --set data.source=genomes:human --set data.split=none for
-    the part of it that `tools/fetch_data.py dna` brings. Hardware: one 24 GB GPU.
+    the part of it that `tools/fetch_data.py dna genomes` brings. Hardware: one 24 GB GPU.
     """
     return human("goat_human", "dna_goat_25m", steps=20_000, batch=64, micro_batch=8)
 

@@ -1,7 +1,7 @@
 """Genomes: a spec string in, contigs with random access to their bases out.
 
     "yeast-chr01"             chromosome I of baker's yeast, which ships with the package (the default)
-    "genomes"                 every genome that `tools/fetch_data.py dna` put into the data folder ($PRIORZOO_DATA, ./data)
+    "genomes"                 all that `tools/fetch_data.py dna genomes` put into the data folder ($PRIORZOO_DATA, or ./data)
     "genomes:yeast,ustilago"  those of them
     "PATH or GLOB"            .fa .fasta .fna .2bit .gb .gbk .gbff, also with .gz or .bgz (2bit: not); several with commas
 
@@ -153,7 +153,7 @@ def genome_names(spec: str) -> list[str] | None:
         return None
     folder = data_folder() / "genomes"
     there = sorted(path.stem for path in folder.glob("*.fa"))
-    fetch = "`python tools/fetch_data.py dna`"
+    fetch = "`python tools/fetch_data.py dna genomes`"
     if not there:
         raise FileNotFoundError(f"source {spec!r}: no *.fa in {folder}; {fetch} fetches them")
     wanted = [name.strip() for name in spec.partition(":")[2].split(",")] if ":" in spec else there

@@ -309,7 +309,9 @@ def test_fasta_needs_no_biopython(tmp_path, monkeypatch):
 def test_specs(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     assert [contig.name for contig in open_genome().contigs] == ["yeast_chr01"] and open_genome().bases == 230_218
-    with pytest.raises(FileNotFoundError, match=r"no \*\.fa in .*genomes; `python tools/fetch_data.py dna` fetches"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no \*\.fa in .*genomes; `python tools/fetch_data.py dna genomes` fetches"
+    ):
         open_genome("genomes")
     (tmp_path / "genomes").mkdir()
     for name in ("yeast", "worm", "fly"):

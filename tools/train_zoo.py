@@ -150,7 +150,7 @@ FAMILIES = {
             (("markov-*", "uniform", "gzip", "xz"), "bits", ()),
             (("markov-*", "uniform", "gzip", "xz"), "contigs", ("--lengths", "4096", "--samples", "64")),
             ((), "strands", ("--lengths", "256,4096")),
-            (("markov-12",), "completion,spectrum", ("--lengths", "256,1024")),
+            (("markov-12",), "completion,spectrum", ("--lengths", "256,1024", "--samples", "32")),
         ),
         describe=describe_dna,
         explain="Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any "

@@ -316,12 +316,17 @@ def finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
     names = [named[label].method if short else label for label in labels]
     if len(seeds) > 1:
         counts = [getattr(named[label], "seeds", 1) for label in labels]
-        names = [f"{name}, {n} seed{'s' * (n > 1)}" for name, n in zip(names, counts, strict=True)]
+        learned = [named[label].method not in BASELINES for label in labels]
+        names = [
+            f"{name}, {n} seed{'s' * (n > 1)}" if t else name for name, n, t in zip(names, counts, learned, strict=True)
+        ]
     title = (
         None
         if seeds == {1}
         else f"mean of {seeds.pop() if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest"
     )
-    legend = figure.legend(handles, names, loc="outside right center", fontsize=8.5, frameon=False, handlelength=2.8)
+    columns = 1 + (len(names) > 16)  # more would not fit under each other
+    style: dict[str, Any] = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns)
+    legend = figure.legend(handles, names, loc="outside right center", **style)
     legend.set_title(title, prop={"size": 8.5})
     save_figure(figure, path)

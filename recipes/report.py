@@ -62,8 +62,8 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
         return
     pooled = any(isinstance(result, SeedMean) for result in results)
     title = f"{evaluator.name}: {evaluator.summary}" + ("; mean ± standard deviation over seeds" if pooled else "")
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("model", overflow="fold")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("model", overflow="fold", min_width=7)  # never squeezed out by many columns
     table.add_column("score", style="dim", no_wrap=True)
     for point in points:  # numbers are never cut; on a narrow terminal names wrap
         table.add_column(AXES[evaluator.axis].tick(point), justify="right", no_wrap=True, min_width=5)
@@ -94,11 +94,17 @@ def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[
     results = [result for result in results if any(row.get(score) is not None for row in result.rows)]
     methods = {result.method for result in results}
     for part in batches(len(results), max(1, (console.width - 26) // 14)):
-        table = Table(title=f"{evaluator.name}: {score}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            title=f"{evaluator.name}: {score}",
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
         table.add_column(evaluator.axis, overflow="fold")
         for result in results[part]:
             name = result.method if len(methods) == len(results) else result.label
-            table.add_column(name, justify="right", overflow="fold", min_width=9)
+            table.add_column(name, justify="right", overflow="fold", min_width=7)
         for point in points:
             shown = (_value(result, evaluator.axis, point, score, False) for result in results[part])
             table.add_row(point, *shown)

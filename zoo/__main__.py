@@ -110,7 +110,10 @@ def _saved_model(folder: Path) -> Any:
     if not (inside / "config.json").is_file():
         raise ValueError(f"{folder} holds no saved model (no config.json in it, nor in its model/)")
     config = json.loads((inside / "config.json").read_text())
-    builds = {model_entry(name).build for name in list_models() if set(config) <= set(model_entry(name).config)}
+    entries = [entry for entry in map(model_entry, list_models()) if set(config) <= set(entry.config)]
+    # One modality's configuration may hold all of another's: the one that asks for the least besides is meant.
+    least = min((len(entry.config) for entry in entries), default=0)
+    builds = {entry.build for entry in entries if len(entry.config) == least}
     if len(builds) != 1:
         raise ValueError(f"{inside / 'config.json'} is the configuration of no model known here")
     from safetensors.torch import load_file

@@ -61,17 +61,21 @@ def test_plot_prior_says_why_there_is_nothing_to_draw(tmp_path, position, why):
     assert not list(tmp_path.iterdir())
 
 
-def test_plot_prior_reads_saved_models(tmp_path, monkeypatch):
-    model = create_model("text_ggd_tiny", dim=32, num_layers=2, num_heads=2, hidden_dim=32)
+@pytest.mark.parametrize("modality", ["text", "dna"])
+def test_plot_prior_reads_saved_models(modality, tmp_path, monkeypatch):
+    model = create_model(f"{modality}_ggd_tiny", dim=32, num_layers=2, num_heads=2, hidden_dim=32)
     model.save_pretrained(tmp_path / "run" / "model")
-    titles = []
-    monkeypatch.setattr("zoo.prior_plot.draw_priors", lambda model, title, path, **options: titles.append(title))
+    titles, read = [], []
+    monkeypatch.setattr(
+        "zoo.prior_plot.draw_priors", lambda model, title, path, **options: (titles.append(title), read.append(model))
+    )
     done = invoke("plot-prior", tmp_path / "run", "--out", tmp_path / "prior.png")
     assert done.exit_code == 0, done.output
     (tmp_path / "run" / "recipe.json").write_text('{"name": "text.ggd_tiny"}')
     for folder in ("run", "run/model"):
         assert invoke("plot-prior", tmp_path / folder).exit_code == 0
     assert titles == ["run", "text.ggd_tiny (run)", "text.ggd_tiny (run)"]  # never the path
+    assert all(found.config == model.config for found in read)
     assert invoke("plot-prior", tmp_path).exit_code == 2
 
 

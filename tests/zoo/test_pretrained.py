@@ -74,9 +74,9 @@ def test_weights_load_and_have_a_card(name: str) -> None:
         genome, held_out = open_genome("yeast-chr01"), select(load_regions("yeast-chr01", open_genome()), "heldout")[0]
         codes = genome.codes(held_out.contig, held_out.start, held_out.start + 16 * 512).reshape(16, 512)
         scores = score_windows(model, codes)
-        assert (
-            1.85 < scores.bits.sum() / scores.counted.sum() < 1.965
-        )  # a base by the composition of its genome alone costs 1.966
+        shares = torch.bincount(torch.from_numpy(codes).flatten().int(), minlength=4) / codes.size
+        by_composition = -(shares * shares.log2()).sum()  # of the stretch itself: 1.975
+        assert 1.85 < scores.bits.sum() / scores.counted.sum() < by_composition - 0.005
         return
     text = torch.tensor([[256, *b"Mr. Speaker, Mr. Vice President, Members of Congress, my fellow citizens:"]])
     logits = model(text[:, :-1])

@@ -34,6 +34,7 @@ from zoo.methods import list_positions
 from zoo.naming import did_you_mean
 
 PLAIN = "rope"
+PARTS = {"Attention": "attention", "SwiGLU": "MLP", "RMSNorm": "norms", "Rotary": "rotary"}
 
 
 class Problem:
@@ -72,15 +73,15 @@ class Problem:
         handles = []
         for module in self.model.modules():
             kind = type(module).__name__
-            if kind in ("Attention", "SwiGLU", "RMSNorm", "Rotary"):
-                handles.append(module.register_forward_pre_hook(lambda _, __, kind=kind: inside.append(kind)))
+            if kind in PARTS:
+                handles.append(module.register_forward_pre_hook(lambda _, __, part=PARTS[kind]: inside.append(part)))
                 handles.append(module.register_forward_hook(lambda *_: inside.pop() and None))
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             loss, _ = next_token_loss(self.model, self.batch)
         del loss
         for handle in handles:
             handle.remove()
-        return {kind or "head and loss": size for kind, size in sums.items()}
+        return {kind or "head": size for kind, size in sums.items()}
 
 
 def measure_memory(name: str, batch: int, context: int, device: str, dtype: str) -> dict[str, Any]:
@@ -100,14 +101,15 @@ def in_own_process(*words: str) -> dict[str, Any]:
 def show(record: dict[str, Any], console: Console) -> None:
     table = Table(
         title=f"{record['batch']} × {record['context']} bases, {record['model']}, {record['dtype']} on {record['device']}; "
-        f"ratios to {PLAIN}; last columns: kept for the backward pass",
+        f"ratios to {PLAIN}; last columns: MiB kept for the backward pass",
         title_justify="left",
         box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     kinds = sorted({kind for row in record["results"] for kind in row["kept_bytes"]})
-    columns = ("method", "tokens/s", "ratio", "peak MiB", "ratio", *(f"{kind} MiB" for kind in kinds))
+    columns = ("method", "tokens/s", "ratio", "peak MiB", "ratio", *kinds)
     for column in columns:
-        table.add_column(column, justify="left" if column == "method" else "right")
+        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for row in record["results"]:
         peak = row["peak_bytes"]
         table.add_row(

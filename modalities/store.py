@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -115,6 +116,26 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+@contextmanager
+def new_folder(folder: Path, mark: str) -> Iterator[Path]:
+    """A temporary neighbour to fill, which then takes the name ``folder`` in one step, or is gone.
+
+    Where another process was first, and its folder holds the file ``mark``, that one stays.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)  # mkdtemp's 0700 would lock out a shared cache
+        try:
+            os.rename(temporary, folder)  # atomic; fails when another process was first
+        except OSError:
+            if not (folder / mark).is_file():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def weights_hash(model: nn.Module) -> str:

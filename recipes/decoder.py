@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
-from recipes.config import Recipe
+from recipes.config import ConfigError, Recipe
 from recipes.estimate import Cost
 
 
@@ -24,6 +25,29 @@ def decoder_cost(recipe: Recipe, model: Any) -> Cost:
     per_layer = 2 * config.dim if config.activation_checkpointing else 10 * config.dim + 4 * config.hidden_dim
     width = 2 if recipe.train.precision == "bf16" else 4
     return Cost(length, flops, length * (width * config.num_layers * per_layer + 3 * 4 * config.vocab_size))
+
+
+def every_method(modality: str, sizes: dict[str, Callable[[str], Recipe]]) -> dict[str, Callable[[], Recipe]]:
+    """`<method>_<size>` for every model of those sizes in the registry, by what builds a size's recipe of a method."""
+    from zoo import list_models
+
+    found = {}
+    for size, build in sizes.items():
+        for model in list_models(f"{modality}_*_{size}", modality=modality):
+            method = model.removeprefix(f"{modality}_").removesuffix(f"_{size}")
+            found[f"{method}_{size}"] = partial(build, method)
+    return found
+
+
+def tokenizer_of(recipe: Recipe) -> str:
+    """The data's tokenizer, which is the model's too; ConfigError where model.options names another."""
+    spec = recipe.data.tokenizer
+    given = recipe.model.options.get("tokenizer", spec)
+    if given != spec:
+        raise ConfigError(
+            f"model.options.tokenizer={given} and data.tokenizer={spec} disagree; set data.tokenizer alone"
+        )
+    return spec
 
 
 def first_held_out(recipe: Recipe, build_loader: Callable[..., Any], *, rank: int, world: int) -> list[dict[str, Any]]:

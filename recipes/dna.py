@@ -11,12 +11,11 @@ with the package. The human recipes run on any FASTA of the genome: `python tool
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from modalities.dna.data import DnaDataConfig
-from recipes.config import ConfigError, Evaluate, Model, Optim, Recipe, Train
-from recipes.decoder import decoder_cost, first_held_out, target_weight
+from recipes.config import Evaluate, Model, Optim, Recipe, Train
+from recipes.decoder import decoder_cost, every_method, first_held_out, target_weight, tokenizer_of
 from recipes.initial import load_weights
 
 UNIT = "tokens"  # what throughput is counted in: next-token targets; with the default tokenizer, bases
@@ -25,7 +24,7 @@ cost, weight = decoder_cost, target_weight
 RECIPES: dict[str, Callable[[], Recipe]] = {}
 
 # Two Plasmodium, two fungi and yeast: 121 Mb from 19% to 54% GC. What decides how a tiny model does on it is reading the
-# composition and the codons of a window; a human genome is mostly repeats, which it takes larger models to know.
+# composition and the codons of a window.
 SMALL_GENOMES = "genomes:falciparum,knowlesi,ustilago,zymoseptoria,yeast"
 
 
@@ -119,22 +118,13 @@ def human_125m() -> Recipe:
 
     Needs data/human: `python tools/prepare_genome.py GENOME.fa.gz --out data/human --primary` writes the split and prints the
     two settings that name the FASTA. 75,000 steps of 512 × 1024 bases are about 13 passes over one strand. Hardware: 8 × 80
-    GB GPUs. Expected: below the order-12 Markov model on held-out chromosomes from the first thousands of steps on.
+    GB GPUs. Not run yet.
     """
     return human("human_125m", "dna_goat_125m", steps=75_000, batch=512, micro_batch=32)
 
 
-def _generate() -> None:
-    """`<method>_tiny` and `<method>_small` for every model of those sizes in the registry."""
-    from zoo import list_models
-
-    for size, build in {"tiny": tiny, "small": small}.items():
-        for model in list_models(f"dna_*_{size}", modality="dna"):
-            method = model.removeprefix("dna_").removesuffix(f"_{size}")
-            RECIPES.setdefault(f"{method}_{size}", partial(build, method))
-
-
-_generate()
+for _name, _build in every_method("dna", {"tiny": tiny, "small": small}).items():
+    RECIPES.setdefault(_name, _build)
 
 
 # ------------------------------------------------------------------------------------------ what the loop asks for
@@ -148,14 +138,12 @@ def build_model(recipe: Recipe, *, start: bool = True) -> Any:
     from modalities.dna.tokenizers import load_tokenizer
     from zoo import create_model
 
-    spec, given = recipe.data.tokenizer, recipe.model.options
-    if given.get("tokenizer", spec) != spec:
-        raise ConfigError(
-            f"model.options.tokenizer={given['tokenizer']} and data.tokenizer={spec} disagree; set data.tokenizer alone"
-        )
+    spec = tokenizer_of(recipe)
     tokenizer = load_tokenizer(spec)
     vocabulary = {"tokenizer": spec, "vocab_size": tokenizer.vocab_size, "num_targets": tokenizer.num_targets}
-    model = create_model(recipe.model.name, **{"train_context": recipe.data.context, **vocabulary, **given})
+    model = create_model(
+        recipe.model.name, **{"train_context": recipe.data.context, **vocabulary, **recipe.model.options}
+    )
     if start and recipe.model.init_from:
         load_weights(model, recipe.model.init_from)
     return model

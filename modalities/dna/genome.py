@@ -21,7 +21,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -32,6 +31,7 @@ import numpy as np
 
 from modalities.dna.bases import UNKNOWN
 from modalities.dna.formats import AMBIGUITY, CODE, NORMAL, SOFT, SUFFIXES, URACIL, Start, is_sequence_file, read_codes
+from modalities.store import new_folder
 from modalities.text.sources import data_folder
 from zoo.naming import did_you_mean
 
@@ -252,28 +252,19 @@ def _stored(folder: Path) -> tuple[dict[str, Any], np.ndarray] | None:
 
 
 def _write_store(folder: Path, stats: _Files) -> tuple[dict[str, Any], np.ndarray]:
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise OSError(
-            f"no place to keep the bases of {stats[0][0]}: {folder.parent} cannot be written ({error.strerror}); "
-            "give cache_dir, or $PRIORZOO_DATA, a folder that can"
-        ) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            temporary = stack.enter_context(new_folder(folder, "contigs.json"))
+        except OSError as error:
+            raise OSError(
+                f"no place to keep the bases of {stats[0][0]}: {folder.parent} cannot be written ({error.strerror}); "
+                "give cache_dir, or $PRIORZOO_DATA, a folder that can"
+            ) from error
         with open(temporary / "bases.u8", "wb") as file:
             table, unknown = _parse(stats, file.write)
         np.save(temporary / "unknown.npy", unknown)
         (temporary / "contigs.json").write_text(json.dumps(table), encoding="utf-8")
-        temporary.chmod(0o755)  # mkdtemp's 0700 would lock out a shared cache
-        try:
-            os.rename(temporary, folder)  # atomic; fails when another process was first
-        except OSError:
-            if not (folder / "contigs.json").is_file():
-                raise
-        return table, unknown
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    return table, unknown
 
 
 def _parse(stats: _Files, write: Callable[[bytes], object]) -> tuple[dict[str, Any], np.ndarray]:

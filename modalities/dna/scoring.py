@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from modalities.dna.bases import reverse_complement
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from modalities.evaluation import batches
-from modalities.text.scoring import LOGIT_BUDGET, device_of
+from modalities.text.scoring import device_of, logits_by_slice
 
 BATCH_TOKENS = 16384
 
@@ -104,11 +104,7 @@ def _score(model: nn.Module, windows: np.ndarray, both: bool) -> Scores:
 def _aligned(tokenizer: str, length: int) -> bool:
     """Whether the tokens of a reverse complement are those of the sequence, each turned round, in reverse order."""
     every = load_tokenizer(tokenizer)
-    try:
-        every.reverse_complement(np.zeros(1, np.int64))
-    except ValueError:  # BPE
-        return False
-    return length % round(every.bases_per_token) == 0
+    return every.complements is not None and length % round(every.bases_per_token) == 0
 
 
 @torch.inference_mode()
@@ -126,10 +122,7 @@ def _score_tokens(model: nn.Module, windows: np.ndarray, *, by_base: bool = Fals
     counts = targets < tokenizer.num_targets
     targets = targets.where(counts, 0)
     nll, correct = (torch.zeros(targets.shape, dtype=torch.float64) for _ in range(2))
-    step = max(1, LOGIT_BUDGET // (len(targets) * model.config.vocab_size))
-    for at in range(0, targets.shape[1], step):
-        part = slice(at, at + step)
-        logits = model.forward_head(features[:, part]).double()
+    for part, logits in logits_by_slice(model, features):
         picked = logits.gather(-1, targets[:, part, None]).squeeze(-1)
         nll[:, part] = (logits.logsumexp(-1) - picked).cpu()
         correct[:, part] = (logits.argmax(-1) == targets[:, part]).double().cpu()

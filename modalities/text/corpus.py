@@ -13,14 +13,13 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from modalities.store import new_folder
 from modalities.text.sources import SPLITS, Document, Source, document_split
 from modalities.text.tokenizers import Tokenizer
 
@@ -55,22 +54,12 @@ class TokenCorpus:
         folder = Path(folder)
         if folder.exists():
             raise FileExistsError(f"{folder} exists; a saved corpus is never overwritten")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
+        with new_folder(folder, "corpus.json") as temporary:
             np.save(temporary / "tokens.npy", self.tokens)
             np.save(temporary / "offsets.npy", self.offsets)
             facts = {"format": _FORMAT, "tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
             facts |= {"num_bytes": self.num_bytes, "num_tokens": len(self.tokens), "ids": self.ids}
             (temporary / "corpus.json").write_text(json.dumps(facts), encoding="utf-8")
-            temporary.chmod(0o755)  # mkdtemp's 0700 would lock out a shared cache
-            try:
-                os.rename(temporary, folder)  # atomic; fails when another process was first
-            except OSError:
-                if not (folder / "corpus.json").is_file():
-                    raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> TokenCorpus:

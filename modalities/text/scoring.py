@@ -6,7 +6,7 @@ positions at a time and dropped once reduced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -25,6 +25,14 @@ def device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
+def logits_by_slice(model: nn.Module, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of the T positions of ``features`` (B, T, C), each with its float64 logits (B, ·, V), at most LOGIT_BUDGET."""
+    step = max(1, LOGIT_BUDGET // (len(features) * model.config.vocab_size))
+    for start in range(0, features.shape[1], step):
+        part = slice(start, start + step)
+        yield part, model.forward_head(features[:, part]).double()
+
+
 @torch.inference_mode()
 def token_nll(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """Negative log-likelihood in nats of ``targets`` (B, T) after ``inputs`` (B, T), as (B, T) float64.
@@ -33,12 +41,8 @@ def token_nll(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     rounding of ours.
     """
     features = model.forward_features(inputs)
-    batch, length = targets.shape
-    step = max(1, LOGIT_BUDGET // (batch * model.config.vocab_size))
-    losses = torch.empty(batch, length, dtype=torch.float64, device=inputs.device)
-    for start in range(0, length, step):
-        part = slice(start, start + step)
-        logits = model.forward_head(features[:, part]).double()
+    losses = torch.empty(targets.shape, dtype=torch.float64, device=inputs.device)
+    for part, logits in logits_by_slice(model, features):
         picked = logits.gather(-1, targets[:, part, None]).squeeze(-1)
         losses[:, part] = logits.logsumexp(-1) - picked
     return losses

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from modalities.dna import scoring
 from modalities.dna.baselines import BASELINES, create_baseline
 from modalities.dna.bases import encode, reverse_complement
 from modalities.dna.genome import open_genome
@@ -16,6 +15,7 @@ from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import score_windows
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
+from modalities.text import scoring
 
 WIDTH = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=32, position="goat")
 

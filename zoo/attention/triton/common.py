@@ -1,0 +1,142 @@
+"""What the kernels share: the shape of a call, and the pieces of a tile of logits.
+
+Kernels work in base 2: z2 = (q·k)·log2 e + row_scale·table2 with table2 = table·log2 e, and weights are exp2(z2 − lse2).
+A tile of BM × BN logits meets BM + BN − 1 entries of a line's table, which stay in the first-level cache.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["Geometry", "index_of", "last_axis_contiguous", "mm", "narrow", "on_device", "padded_width", "visible_of"]
+
+INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+LOG2E = tl.constexpr(1.4426950408889634)
+
+# Rows and keys of the smallest block, and of a tile of the plan. Tests make it smaller, so that short calls have several.
+TILE = 64
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of a call and what its queries may see.
+
+    Attributes:
+        batch, heads, groups, queries, keys: B, H, G, T, S.
+        width_k, width_v: columns of q and k, lanes included, and of v.
+        lanes: how many of the first columns of q and k are lanes.
+        causal: keys after the query are hidden.
+        window: keys a query sees on each side, itself included; 0 for all.
+        origin: on a line the table's column of (first query, first key).
+        grid_height, grid_width: patches of the grid; 0 on a line.
+        prefix: leading tokens of a grid without a place on it.
+    """
+
+    batch: int
+    heads: int
+    groups: int
+    queries: int
+    keys: int
+    width_k: int
+    width_v: int
+    lanes: int = 0
+    causal: bool = True
+    window: int = 0
+    origin: int = 0
+    grid_height: int = 0
+    grid_width: int = 0
+    prefix: int = 0
+
+    @property
+    def offset(self) -> int:
+        """Position of the first query; queries are the last T of the S positions."""
+        return self.keys - self.queries
+
+
+def padded_width(width: int) -> int:
+    """Columns of a tile that holds `width`: the power of two, at least 16, that the matrix units take."""
+    return max(16, triton.next_power_of_2(width))
+
+
+def last_axis_contiguous(x: Tensor) -> Tensor:
+    """`x`, copied if its last axis is strided: kernels read rows of columns side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+@contextmanager
+def on_device(x: Tensor) -> Iterator[None]:
+    """Launch on the device that holds `x`, whichever is current."""
+    if x.device.type == "cuda":
+        with torch.cuda.device(x.device):
+            yield
+    else:
+        yield
+
+
+@triton.jit
+def mm(a, b):
+    """a @ b with float32 sums; float32 operands are not rounded to tf32.
+
+    The interpreter would multiply the bit patterns of bfloat16; as float32 the products are the same as on the device.
+    """
+    if INTERPRET:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """float32 `x` rounded to nearest in `dtype`; the interpreter would cut bfloat16 off."""
+    if INTERPRET and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits += 0x7FFF + ((bits >> 16) & 1)
+        x = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def visible_of(
+    rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr
+):  # fmt: skip
+    """(BM, BN) bool: which keys `cols` (BN,) the queries `rows` (BM,) may see; ids of documents as loaded, if IDS."""
+    seen = (rows[:, None] < queries) & (cols[None, :] < keys)
+    distance = rows[:, None] + offset - cols[None, :]
+    if CAUSAL:
+        seen &= distance >= 0
+    if WINDOW:
+        seen &= (distance < window) & (distance > -window)
+    if IDS:
+        seen &= row_ids[:, None] == col_ids[None, :]
+    return seen
+
+
+@triton.jit
+def index_of(rows, cols, origin, grid_width, prefix, GRID: tl.constexpr):
+    """(BM, BN) column of the table for queries `rows` and keys `cols`; on a grid `origin` is the table's middle, and the
+    columns of prefix tokens, where K is 0, may lie outside the table: mask them with `placed_of`."""
+    if GRID:
+        q_code = code_of(rows, grid_width, prefix)
+        k_code = code_of(cols, grid_width, prefix)
+        return q_code[:, None] - k_code[None, :] + origin
+    return rows[:, None] - cols[None, :] + origin
+
+
+@triton.jit
+def code_of(tokens, grid_width, prefix):
+    """y·(2·width − 1) + x of patches; differences of codes are columns of the table."""
+    patch = tokens - prefix
+    return (patch // grid_width) * (2 * grid_width - 1) + patch % grid_width
+
+
+@triton.jit
+def placed_of(rows, cols, prefix):
+    """(BM, BN) bool: query and key are both on the grid."""
+    return (rows[:, None] >= prefix) & (cols[None, :] >= prefix)

@@ -1,9 +1,20 @@
-"""The suite runs on the CPU wherever it runs: a CUDA machine would change precisions, losses and process groups."""
+"""The suite runs on the CPU wherever it runs: a CUDA machine would change precisions, losses and process groups.
+
+Triton's kernels run in its interpreter then. PRIORZOO_TEST_DEVICE=cuda leaves the GPU visible and compiles them, for the
+tests that place their tensors on `tests.device.DEVICE`.
+"""
 
 import os
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ["DS_ACCELERATOR"] = "cpu"
+_DEVICE = os.environ.get("PRIORZOO_TEST_DEVICE", "cpu")
+if _DEVICE not in ("cpu", "cuda"):
+    raise ValueError(f"PRIORZOO_TEST_DEVICE must be cpu or cuda, got {_DEVICE!r}")
+if _DEVICE == "cpu":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ["TRITON_INTERPRET"] = "1"  # read once, when triton is imported
+else:
+    os.environ.pop("TRITON_INTERPRET", None)
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-import modalities  # noqa: F401  before anything imports torchvision: see modalities/torchvision_ops.py
+import modalities  # noqa: E402, F401  before anything imports torchvision: see modalities/torchvision_ops.py

@@ -16,7 +16,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Geometry", "index_of", "last_axis_contiguous", "mm", "narrow", "on_device", "padded_width", "visible_of"]
+__all__ = [
+    "Geometry",
+    "bias_of",
+    "code_of",
+    "index_of",
+    "key_range",
+    "last_axis_contiguous",
+    "mm",
+    "narrow",
+    "on_device",
+    "padded_width",
+    "placed_of",
+    "visible_of",
+]
 
 INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -140,3 +153,63 @@ def code_of(tokens, grid_width, prefix):
 def placed_of(rows, cols, prefix):
     """(BM, BN) bool: query and key are both on the grid."""
     return (rows[:, None] >= prefix) & (cols[None, :] >= prefix)
+
+
+@triton.jit
+def bias_of(
+    table, rows, cols, scale, seen, origin, grid_width, prefix,
+    SCALE: tl.constexpr, GRID: tl.constexpr, PREFIX: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
+    """(BM, BN) float32: row_scale·table[index] of one head, in the base of `table`; 0 where not `seen`, if MASKED.
+
+    A tile that is not MASKED lies in the call whole, away from prefix tokens, so its loads need no bounds.
+    """
+    index = index_of(rows, cols, origin, grid_width, prefix, GRID)
+    if MASKED:
+        if PREFIX:
+            seen = seen & placed_of(rows, cols, prefix)
+        bias = tl.load(table + index, mask=seen, other=0.0)
+    else:
+        bias = tl.load(table + index)
+    if SCALE:
+        bias *= scale[:, None]
+    return bias
+
+
+@triton.jit
+def key_range(
+    first, plan_rows, tile, queries, keys, offset, window, prefix,
+    BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    IDS: tl.constexpr, PLAN: tl.constexpr, PREFIX: tl.constexpr
+):  # fmt: skip
+    """Blocks of BN keys for the BM queries from `first` on: (lo, full_lo, full_hi, hi); in [full_lo, full_hi) nothing is
+    masked. `plan_rows` points at the [lo, hi) of this head's query tiles, `tile` entries apart."""
+    last = tl.minimum(first + BM, queries) - 1 + offset  # position of the last query
+    lo, hi = 0, keys
+    if CAUSAL:
+        hi = tl.minimum(hi, last + 1)
+    if WINDOW:
+        lo = tl.maximum(first + offset - window + 1, 0)
+        if not CAUSAL:
+            hi = tl.minimum(hi, last + window)
+    if PLAN:
+        entry = first // TILE + tl.arange(0, BM // TILE)
+        inside = entry * TILE < queries
+        lo = tl.maximum(lo, tl.min(tl.load(plan_rows + entry, mask=inside, other=0x7FFFFFF)) * TILE)
+        hi = tl.minimum(hi, tl.max(tl.load(plan_rows + tile + entry, mask=inside, other=0)) * TILE)
+    lo, hi = lo // BN, tl.cdiv(tl.maximum(hi, 0), BN)
+    full_lo, full_hi = lo, tl.minimum(keys // BN, hi)
+    if CAUSAL:
+        full_hi = tl.minimum(full_hi, (first + offset + 1) // BN)
+    if WINDOW:
+        full_lo = tl.maximum(full_lo, tl.maximum(last - window + BN, 0) // BN)
+        if not CAUSAL:
+            full_hi = tl.minimum(full_hi, tl.maximum(first + offset + window, 0) // BN)
+    if PREFIX:
+        full_lo = tl.maximum(full_lo, tl.cdiv(prefix, BN))
+        full_hi = tl.where(first < prefix, 0, full_hi)
+    if IDS:
+        full_hi = 0
+    full_hi = tl.where(first + BM > queries, 0, full_hi)
+    none = full_lo >= full_hi
+    return lo, tl.where(none, lo, full_lo), tl.where(none, lo, full_hi), hi

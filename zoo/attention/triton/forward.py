@@ -1,0 +1,175 @@
+"""The forward pass: one program a block of queries, the softmax kept up as key blocks go by (FlashAttention, 2205.14135)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from zoo.attention.triton import common
+from zoo.attention.triton.common import (
+    LOG2E,
+    Geometry,
+    bias_of,
+    key_range,
+    mm,
+    narrow,
+    on_device,
+    padded_width,
+    visible_of,
+)
+
+if TYPE_CHECKING:
+    from zoo.attention.triton.plan import Plan
+
+__all__ = ["attention_forward"]
+
+# (queries, keys, warps, stages) of a block by padded width, for two-byte numbers and for float32, which is multiplied on
+# the ordinary units. Chosen so that none spills registers on compute capability 9.0; not yet timed.
+BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (128, 64, 8, 2)}
+BLOCKS_32 = {16: (64, 32, 4, 2), 32: (64, 32, 4, 2), 64: (64, 32, 4, 2), 128: (64, 32, 8, 2), 256: (64, 16, 8, 2)}
+
+
+@triton.jit
+def _attend(
+    acc, total, top, q, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, lo, hi, sks, svs,
+    queries, keys, offset, window, origin, grid_width, prefix, width_k, width_v,
+    DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr,
+    TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr, PREFIX: tl.constexpr, EVEN: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
+    """Key blocks [lo, hi): the sums of weights (BM,) and weighted values (BM, DV), both relative to exp2 of `top` (BM,)."""
+    dk, dv = tl.arange(0, DK), tl.arange(0, DV)
+    for n in range(lo, hi):
+        cols = n * BN + tl.arange(0, BN)
+        k_at, v_at = k_ptr + cols[:, None] * sks + dk[None, :], v_ptr + cols[:, None] * svs + dv[None, :]
+        if MASKED or not EVEN:
+            k = tl.load(k_at, mask=(cols[:, None] < keys) & (dk[None, :] < width_k), other=0.0)
+            v = tl.load(v_at, mask=(cols[:, None] < keys) & (dv[None, :] < width_v), other=0.0)
+        else:
+            k, v = tl.load(k_at), tl.load(v_at)
+        z = mm(q, tl.trans(k)) * LOG2E
+        seen = rows[:, None] >= 0
+        if MASKED:
+            col_ids = cols
+            if IDS:
+                col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
+            seen = visible_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
+        if TABLE:
+            z += bias_of(table, rows, cols, scale, seen, origin, grid_width, prefix, SCALE, GRID, PREFIX, MASKED)
+        if MASKED:
+            z = tl.where(seen, z, float("-inf"))
+        new_top = tl.maximum(top, tl.max(z, 1))
+        # A row that has seen nothing yet stays at −∞, and −∞ − (−∞) is no number.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        p = tl.exp2(z - base[:, None])
+        fade = tl.exp2(top - base)
+        total = total * fade + tl.sum(p, 1)
+        acc = acc * fade[:, None] + mm(narrow(p, v.dtype), v)
+        top = new_top
+    return acc, total, top
+
+
+@triton.jit
+def _forward(
+    q_ptr, k_ptr, v_ptr, table, scale_ptr, ids_ptr, plan, out_ptr, lse_ptr,
+    sqb, sqh, sqt, skb, skg, sks, svb, svg, svs, sob, soh, sot, ssb, sth,
+    heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, width_k, width_v,
+    DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
+    PREFIX: tl.constexpr, PLAN: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    # The last queries of a causal call have the most keys: they start first, so that no long program is left at the end.
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    row = tl.program_id(1).to(tl.int64)
+    b, h = row // heads, row % heads
+    q_ptr += b * sqb + h * sqh
+    k_ptr += b * skb + h // group * skg
+    v_ptr += b * svb + h // group * svg
+    out_ptr += b * sob + h * soh
+    table += h * sth
+    ids_ptr += b * keys
+    rows = first + tl.arange(0, BM)
+    dk, dv = tl.arange(0, DK), tl.arange(0, DV)
+    q = tl.load(
+        q_ptr + rows[:, None] * sqt + dk[None, :], mask=(rows[:, None] < queries) & (dk[None, :] < width_k), other=0.0
+    )
+    row_ids, scale = rows, rows.to(tl.float32)
+    if IDS:
+        row_ids = tl.load(ids_ptr + offset + rows, mask=rows < queries, other=-2)
+    if SCALE:
+        scale = tl.load(scale_ptr + b * ssb + h * queries + rows, mask=rows < queries, other=0.0)
+    lo, full_lo, full_hi, hi = key_range(
+        first, plan + row * tiles, tl.num_programs(1) * tiles, queries, keys, offset, window, prefix,
+        BM, BN, TILE, CAUSAL, WINDOW, IDS, PLAN, PREFIX,
+    )  # fmt: skip
+    acc = tl.zeros([BM, DV], tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    acc, total, top = _attend(
+        acc, total, top, q, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, lo, full_lo, sks, svs,
+        queries, keys, offset, window, origin, grid_width, prefix, width_k, width_v,
+        DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
+    )  # fmt: skip
+    acc, total, top = _attend(
+        acc, total, top, q, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, full_lo, full_hi, sks, svs,
+        queries, keys, offset, window, origin, grid_width, prefix, width_k, width_v,
+        DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, False,
+    )  # fmt: skip
+    acc, total, top = _attend(
+        acc, total, top, q, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, full_hi, hi, sks, svs,
+        queries, keys, offset, window, origin, grid_width, prefix, width_k, width_v,
+        DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
+    )  # fmt: skip
+    total = tl.where(total == 0.0, 1.0, total)  # rows beyond the last query
+    out = narrow(acc / total[:, None], out_ptr.dtype.element_ty)
+    tl.store(out_ptr + rows[:, None] * sot + dv[None, :], out, mask=(rows[:, None] < queries) & (dv[None, :] < width_v))
+    tl.store(lse_ptr + row * queries + rows, top + tl.log2(total), mask=rows < queries)
+
+
+def attention_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table2: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    plan: Plan | None,
+    geometry: Geometry,
+) -> tuple[Tensor, Tensor]:
+    """Attention of base-2 logits  z2[i,j] = <q_i, k_j>·log2 e + row_scale[h,i]·table2[h, index(i, j)].
+
+    Args:
+        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), last axis contiguous; lanes first, all scales inside q.
+        table2: (H, N) float32, the table times log2 e; row_scale: (1 or B, H, T) float32; segments: (B, S) int32.
+        plan: which tiles to compute; None for every visible one.
+        geometry: the call's shape.
+
+    Returns:
+        out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j 2^z2[i,j].
+    """
+    g = geometry
+    out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
+    lse2 = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=q.device)
+    dk, dv = padded_width(g.width_k), padded_width(g.width_v)
+    bm, bn, warps, stages = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[max(dk, dv)]
+    if common.TILE < 64:
+        bm = bn = common.TILE
+    empty = lse2  # a pointer that is never read
+    with on_device(q):
+        _forward[triton.cdiv(g.queries, bm), g.batch * g.heads](
+            q, k, v, empty if table2 is None else table2, empty if row_scale is None else row_scale,
+            q if segments is None else segments, q if plan is None else plan.rows, out, lse2,
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+            0 if row_scale is None or row_scale.shape[0] == 1 else row_scale.stride(0),
+            0 if table2 is None else table2.stride(0),
+            g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window, g.origin,
+            max(g.grid_width, 1), g.prefix, g.width_k, g.width_v,
+            DK=dk, DV=dv, BM=bm, BN=bn, TILE=common.TILE, CAUSAL=g.causal, WINDOW=g.window > 0, IDS=segments is not None,
+            TABLE=table2 is not None, SCALE=row_scale is not None, GRID=g.grid_width > 0, PREFIX=g.prefix > 0,
+            PLAN=plan is not None, EVEN=dk == g.width_k and dv == g.width_v,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    return out, lse2

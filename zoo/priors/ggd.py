@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor, nn
 
+from zoo.positions import Positions
 from zoo.priors.alibi import alibi_slopes
-from zoo.priors.base import GridPrior, TablePrior
+from zoo.priors.base import GridPrior, PriorTerms, TablePrior, prior_dtype
+from zoo.priors.tables import Law
 
-__all__ = ["EPSILON", "Ggd", "Ggd2d"]
+__all__ = ["EPSILON", "Ggd", "Ggd2d", "GgdLaw"]
 
 EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class GgdLaw(Law):
+    """table = Σ over axes of t,  t = −exp(θα)·r^θβ,  r = |x| + 1e−5,  x = −d − μ,  μ = 2·sinh θμ,  and so
+
+        ∂t/∂θα = t,    ∂t/∂θβ = t·ln r,    ∂t/∂θμ = 2·cosh θμ · exp(θα)·θβ·r^(θβ−1) · sign x.
+
+    Attributes:
+        theta: (A, 3, H) θα, θβ, θμ of each axis.
+        axes: which displacement d of the table each is about: "d" of a line; "y", "x", or "r" = √(y² + x²), of a grid.
+        train_mu: whether θμ is among the numbers, which are those of each axis in turn.
+    """
+
+    theta: Tensor
+    axes: tuple[str, ...]
+    train_mu: bool
+
+    @staticmethod
+    def of(laws: Sequence[Ggd], axes: tuple[str, ...]) -> GgdLaw:
+        """Of priors, one per axis. Copies their parameters: whoever shards them may take them away after the prior ran."""
+        rows = [p.to(prior_dtype(law)) for law in laws for p in (law.theta_alpha, law.theta_beta, law.theta_mu)]
+        return GgdLaw(torch.stack(rows).unflatten(0, (-1, 3)), axes, any(law.theta_mu.requires_grad for law in laws))
+
+    @property
+    def numbers(self) -> Tensor:
+        return (self.theta if self.train_mu else self.theta[:, :2]).flatten(0, 1)
+
+    def of_heads(self, heads: slice) -> GgdLaw:
+        return replace(self, theta=self.theta[:, :, heads])
+
+    def tangents(self, displacements: dict[str, Tensor]) -> Tensor:
+        rows = []
+        for axis, numbers in zip(self.axes, self.theta.detach()[..., None], strict=True):
+            distance = torch.hypot(displacements["y"], displacements["x"]) if axis == "r" else displacements[axis]
+            alpha, beta, mu = numbers
+            x = -distance - 2 * mu.sinh()
+            r = x.abs() + EPSILON
+            t = -alpha.exp() * r**beta
+            rows += [t, t * r.log()]
+            if self.train_mu:
+                rows.append(2 * mu.cosh() * alpha.exp() * beta * r ** (beta - 1) * x.sign())
+        return torch.stack(rows)
 
 
 class Ggd(TablePrior):
@@ -39,6 +87,11 @@ class Ggd(TablePrior):
         alpha, beta, mu = (p.to(dtype).view(lead) for p in (self.theta_alpha, self.theta_beta, self.theta_mu))
         return -alpha.exp() * ((-distance - 2 * mu.sinh()).abs() + EPSILON) ** beta
 
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        return _with_law(super().forward(q_pos, k_pos, causal=causal, x=x), GgdLaw.of([self], ("d",)))
+
 
 class Ggd2d(GridPrior):
     """The same law over the grid of patches; prefix tokens get 0.
@@ -66,6 +119,20 @@ class Ggd2d(GridPrior):
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         distances = (torch.hypot(dy, dx),) if self.form == "isotropic" else (dy, dx)
-        laws = [law for law in self.children() if isinstance(law, Ggd)]
-        curves = [law.curve(distance, causal=False) for law, distance in zip(laws, distances, strict=True)]
+        curves = [law.curve(distance, causal=False) for law, distance in zip(self.laws(), distances, strict=True)]
         return sum(curves[1:], curves[0])
+
+    def laws(self) -> list[Ggd]:
+        """One per axis: of r, or of y and x."""
+        return [law for law in self.children() if isinstance(law, Ggd)]
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        axes = ("r",) if self.form == "isotropic" else ("y", "x")
+        return _with_law(super().forward(q_pos, k_pos, causal=causal, x=x), GgdLaw.of(self.laws(), axes))
+
+
+def _with_law(terms: PriorTerms, law: GgdLaw) -> PriorTerms:
+    assert terms.table is not None
+    return replace(terms, table=replace(terms.table, law=law))

@@ -15,7 +15,30 @@ from torch import Tensor
 
 from zoo.positions import Positions
 
-__all__ = ["RelativeTable", "UnrolledTable", "grid_table", "line_table"]
+__all__ = ["Law", "RelativeTable", "UnrolledTable", "grid_table", "line_table"]
+
+
+class Law:
+    """How a table follows from P numbers per head.
+
+    A kernel that meets dL/dK entry by entry can sum it straight to the numbers' gradient, Σ dL/dK · ∂table/∂number, and
+    needs none of the table. See `RelativeTable.tangents`.
+
+    Attributes:
+        numbers: (P, H) float32 or better, differentiable with respect to the prior's parameters.
+    """
+
+    @property
+    def numbers(self) -> Tensor:
+        raise NotImplementedError
+
+    def tangents(self, displacements: dict[str, Tensor]) -> Tensor:
+        """(P, H, N) ∂table/∂number at every column, without gradient; see `RelativeTable.displacements`."""
+        raise NotImplementedError
+
+    def of_heads(self, heads: slice) -> Law:
+        """The law of some heads."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -29,6 +52,8 @@ class RelativeTable:
         num_prefix: leading queries and keys without a position; their rows and columns of K are 0, and their codes unused.
         origin: on a line the column of (first query, first key), so that K[h,i,j] = table[h, origin + i − j]; None on a grid.
         shape: (height, width) of the grid that queries and keys share, N = (2·height − 1)·(2·width − 1); None on a line.
+        law: how the table follows from a few numbers per head, where a prior says so. It is about columns, so it holds for
+            other positions; a sum of tables has none.
     """
 
     table: Tensor
@@ -38,6 +63,7 @@ class RelativeTable:
     num_prefix: int = 0
     origin: int | None = None
     shape: tuple[int, int] | None = None
+    law: Law | None = None
 
     @staticmethod
     def line(table: Tensor, q_pos: Positions, k_pos: Positions, *, center: int) -> RelativeTable:
@@ -64,7 +90,26 @@ class RelativeTable:
 
     def of_heads(self, heads: slice) -> RelativeTable:
         """The table of some heads."""
-        return replace(self, table=self.table[heads])
+        return replace(self, table=self.table[heads], law=None if self.law is None else self.law.of_heads(heads))
+
+    def displacements(self) -> dict[str, Tensor]:
+        """What each column is about, (N,) in the table's dtype: "d" = i − j on a line; "y", "x" = query − key on a grid."""
+        if self.shape is None:
+            column = torch.arange(self.table.shape[1], device=self.table.device, dtype=self.table.dtype)
+            return {"d": column - self.center}
+        dy, dx = _grid_displacements(self.shape, device=self.table.device, dtype=self.table.dtype)
+        return {"y": dy.flatten(), "x": dx.flatten()}
+
+    def tangents(self) -> Tensor:
+        """(P, H, N) ∂table/∂number for the numbers of the law, without gradient.
+
+        Raises:
+            ValueError: for a table without a law.
+        """
+        if self.law is None:
+            raise ValueError("only a table with a law has tangents, and this one has none: use its own gradient")
+        with torch.no_grad():
+            return self.law.tangents(self.displacements())
 
     def unroll(self, dtype: torch.dtype | None = None) -> UnrolledTable:
         """The form whose rows are windows, in `dtype`. On a grid 2·H·width·S numbers, on a line as many as the table."""
@@ -82,13 +127,13 @@ class RelativeTable:
 
     def shifted(self, q_pos: Positions, k_pos: Positions) -> RelativeTable:
         """The same table read at other positions of the line: slicing instead of computing it again."""
-        return RelativeTable.line(self.table, q_pos, k_pos, center=self.center)
+        return replace(RelativeTable.line(self.table, q_pos, k_pos, center=self.center), law=self.law)
 
     def __add__(self, other: RelativeTable) -> RelativeTable:
         same = self.shape == other.shape and self.center == other.center and self.num_prefix == other.num_prefix
         if not same or self.table.shape != other.table.shape:
             raise ValueError("two relative tables add only over the same positions")
-        return replace(self, table=self.table + other.table)
+        return replace(self, table=self.table + other.table, law=None)
 
 
 @dataclass(frozen=True)
@@ -208,7 +253,15 @@ def grid_table(
     """The (H, (2·height−1)·(2·width−1)) table of `value(dy, dx, grid=(height, width))` over a grid's displacements."""
     if q_pos.shape is None or q_pos.shape != k_pos.shape or q_pos.num_prefix != k_pos.num_prefix:
         raise ValueError("a 2-D table needs queries and keys on the same grid")
-    height, width = q_pos.shape
+    dy, dx = _grid_displacements(q_pos.shape, device=device, dtype=dtype)
+    return RelativeTable.grid(value(dy, dx, grid=q_pos.shape).flatten(1), q_pos)
+
+
+def _grid_displacements(
+    shape: tuple[int, int], *, device: torch.device | str | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(2·height−1, 2·width−1) dy and dx of a grid's table, in its order."""
+    height, width = shape
     dy = torch.arange(1 - height, height, device=device, dtype=dtype)[:, None].expand(-1, 2 * width - 1)
     dx = torch.arange(1 - width, width, device=device, dtype=dtype).expand(2 * height - 1, -1)
-    return RelativeTable.grid(value(dy, dx, grid=(height, width)).flatten(1), q_pos)
+    return dy, dx

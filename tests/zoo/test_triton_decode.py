@@ -1,0 +1,255 @@
+"""Decoding kernels beside dense attention in float64: how keys are split, what queries see, and pages that are missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from tests.device import DEVICE
+from zoo.attention.triton import common, decode
+from zoo.attention.triton.common import Geometry
+
+LOG2E = math.log2(math.e)
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Steps of 16 keys, so that short calls have several."""
+    monkeypatch.setattr(common, "TILE", 8)
+    yield
+
+
+@dataclass
+class Case:
+    """A call; `kept` (B, G, S) bool is which keys a cache still holds."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor | None
+    row_scale: Tensor | None
+    segments: Tensor | None
+    g: Geometry
+
+    @property
+    def arguments(self) -> tuple:
+        table2 = None if self.table is None else self.table * LOG2E
+        return table2, self.row_scale
+
+    def dense(self, splits: int | None = None) -> Tensor:
+        return decode.decode(self.q, self.k, self.v, *self.arguments, self.segments, self.g, splits=splits)
+
+    def paged(self, pages: Pages, splits: int | None = None) -> Tensor:
+        return decode.decode_paged(self.q, pages, *self.arguments, self.g, splits=splits)
+
+    def oracle(self, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(B,H,T,Dv) float64 output, and Σ_j p·|v| of the same shape, which bounds what rounding can do to it."""
+        g = self.g
+        k, v = (x.double().repeat_interleave(g.heads // g.groups, 1) for x in (self.k, self.v))
+        logits = self.q.double() @ k.transpose(-1, -2)
+        i, j = torch.arange(g.queries, device=DEVICE)[:, None], torch.arange(g.keys, device=DEVICE)[None]
+        distance = i + g.offset - j
+        seen = torch.ones(g.batch, 1, g.queries, g.keys, dtype=torch.bool, device=DEVICE)
+        if g.causal:
+            seen = seen & (distance >= 0)
+        if g.window:
+            seen = seen & (distance.abs() < g.window)
+        if self.segments is not None:
+            ids = self.segments[:, : g.keys]
+            seen = seen & (ids[:, None, g.offset :, None] == ids[:, None, None, :])
+        if kept is not None:
+            seen = seen & kept.repeat_interleave(g.heads // g.groups, 1)[:, :, None]
+        if self.table is not None:
+            column = (g.origin + i - j).clamp(0, self.table.shape[1] - 1)
+            scale = 1.0 if self.row_scale is None else self.row_scale.double()[..., None]
+            logits = logits + scale * self.table.double()[:, column]
+        weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
+        return weights @ v, weights @ v.abs()
+
+
+@dataclass
+class Pages:
+    """What a block cache hands to the kernel."""
+
+    keys: Tensor
+    values: Tensor
+    index: Tensor
+    start: Tensor
+    count: Tensor
+    length: int
+    segments: Tensor | None
+
+
+def make(
+    batch: int, heads: int, groups: int, queries: int, keys: int, width: int = 8, *, width_v: int | None = None,
+    table: bool = True, scale: int = 0, documents: bool = False, lanes: int = 0, dtype: torch.dtype = torch.float32, **seen: int
+) -> Case:  # fmt: skip
+    """Random numbers; k and v are views into buffers with room for more, whose rest is not a number."""
+    torch.manual_seed(0)
+    width_v = width_v or width
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=DEVICE)
+
+    k, v = (
+        torch.full((batch, groups, keys + 5, w + 8), math.nan, device=DEVICE, dtype=dtype)[:, :, :keys, :w]
+        for w in (lanes + width, width_v)
+    )
+    k.copy_(numbers(*k.shape))
+    v.copy_(numbers(*v.shape))
+    if lanes:
+        k[..., 0], k[..., 1:lanes] = 1.0, 0.01 * torch.arange(keys, device=DEVICE)[:, None]
+    q = (numbers(batch, queries, heads, lanes + width) / math.sqrt(width)).to(dtype).transpose(1, 2)
+    origin = keys - queries + 3
+    far = 0 if seen.get("causal", 1) else queries
+    g = Geometry(
+        batch, heads, groups, queries, keys, lanes + width, width_v, lanes,
+        causal=bool(seen.get("causal", 1)), window=seen.get("window", 0), origin=origin + far,
+    )  # fmt: skip
+    segments = None
+    if documents:
+        segments = (
+            torch.arange(keys + 7, device=DEVICE)[None] * (2 + torch.arange(batch, device=DEVICE))[:, None]
+        ) // keys
+        segments = segments.to(torch.int32)
+    return Case(
+        q, k, v, numbers(heads, keys + queries + 8) if table else None,
+        1.0 + 0.3 * numbers(scale, heads, queries) if scale else None, segments, g,
+    )  # fmt: skip
+
+
+CASES = {
+    "one query": make(2, 2, 2, 1, 53),
+    "grouped": make(1, 6, 2, 2, 61, scale=1),
+    "eight, several tiles of rows": make(1, 10, 1, 8, 47, 16, scale=1),
+    "window": make(2, 2, 1, 5, 75, window=19, scale=2),
+    "no table": make(1, 3, 3, 5, 40, table=False),
+    "documents": make(2, 4, 2, 5, 50, documents=True),
+    "lanes, odd widths": make(1, 4, 2, 2, 37, 19, width_v=21, lanes=2),
+    "both directions": make(1, 2, 2, 3, 35, causal=0, window=9),
+    "fewer keys than queries": make(1, 2, 2, 5, 3, causal=0),
+}
+# float32: sums of at most 80 products and 80 weights, and logits of size 8 rounded before exp2, stay within 2^-17.
+FLOAT32 = 2.0**-17
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dense_is_attention(name: str) -> None:
+    case = CASES[name]
+    wanted, scale = case.oracle()
+    for splits in (1, 2, 7):
+        ours = case.dense(splits)
+        assert ours.dtype == case.q.dtype
+        excess = ((ours.double() - wanted).abs() / scale).max().item()
+        assert excess <= FLOAT32, (splits, excess)
+
+
+def test_the_same_from_run_to_run() -> None:
+    case = CASES["grouped"]
+    assert torch.equal(case.dense(3), case.dense(3))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_bfloat16_rounds_weights_and_output_once(splits: int) -> None:
+    """Each weight and the output are rounded to 8 bits, a relative 2^-9 each; the sum of the weights is not rounded."""
+    case = make(1, 4, 2, 2, 45, 24, dtype=torch.bfloat16, scale=1)
+    wanted, scale = case.oracle()
+    error = (case.dense(splits).double() - wanted).abs()
+    assert (error <= 2.0**-9 * (scale + wanted.abs()) * (1 + 2.0**-7) + FLOAT32 * scale).all()
+
+
+def store(case: Case, block: int, kept: Tensor) -> Pages:
+    """Pages of the blocks with a key in `kept` (B, G, blocks), in shuffled places; the rest of the pools is not a number."""
+    g = case.g
+    blocks = kept.shape[2]
+    order = iter(torch.randperm(int(kept.sum()) + 2).tolist())
+    keys, values = (
+        torch.full((int(kept.sum()) + 2, block, w), math.nan, device=DEVICE) for w in (g.width_k, g.width_v)
+    )
+    index = torch.full((g.batch, g.groups, blocks + 1), -1, dtype=torch.int32)
+    start = torch.full_like(index, -1)
+    for b in range(g.batch):
+        for head in range(g.groups):
+            for n, place in enumerate(kept[b, head].nonzero()[:, 0].tolist()):
+                page, first = next(order), place * block
+                index[b, head, n], start[b, head, n] = page, first
+                held = case.k[b, head, first : first + block]
+                keys[page, : len(held)], values[page, : len(held)] = held, case.v[b, head, first : first + block]
+    count = kept.sum(-1).to(torch.int32)
+    return Pages(keys, values, index.to(DEVICE), start.to(DEVICE), count.to(DEVICE), g.keys, case.segments)
+
+
+def some_blocks(g: Geometry, block: int) -> Tensor:
+    """(B, G, blocks) bool, different for every key head; those of the queries' own keys are always kept."""
+    blocks = -(-g.keys // block)
+    kept = torch.rand(g.batch, g.groups, blocks, generator=torch.Generator().manual_seed(1)) < 0.4
+    kept[0, 0] = True
+    kept[:, :, g.offset // block :] = True
+    kept[-1, -1, : g.offset // block] = False
+    return kept
+
+
+@pytest.mark.parametrize("name", ["grouped", "window", "documents", "lanes, odd widths", "no table"])
+@pytest.mark.parametrize("block", [16, 32])
+def test_pages_hold_what_a_dense_cache_holds(name: str, block: int) -> None:
+    """All pages: dense attention. Some: dense attention with the absent keys masked."""
+    case = CASES[name]
+    every = torch.ones(case.g.batch, case.g.groups, -(-case.g.keys // block), dtype=torch.bool)
+    some = some_blocks(case.g, block)
+    assert every.sum() > some.sum()
+    for kept, counts in ((every, (None,)), (some, (1, 3))):
+        pages = store(case, block, kept)
+        wanted, scale = case.oracle(kept.repeat_interleave(block, -1)[..., : case.g.keys].to(DEVICE))
+        for splits in counts:
+            excess = ((case.paged(pages, splits).double() - wanted).abs() / scale).max().item()
+            assert excess <= FLOAT32, (splits, excess)
+
+
+def test_a_chunk_of_a_prompt_over_pages() -> None:
+    """More than 64 rows: tiles of rows, each with its own range of pages."""
+    case = make(1, 4, 2, 40, 90, scale=1)
+    kept = some_blocks(case.g, 16)
+    wanted, scale = case.oracle(kept.repeat_interleave(16, -1)[..., :90].to(DEVICE))
+    assert ((case.paged(store(case, 16, kept), 2).double() - wanted).abs() / scale).max() <= FLOAT32
+
+
+def test_splits_fill_the_device_without_needless_ones() -> None:
+    assert decode.split_count(12, 1 << 19, 264) == 22  # 264 programs at once: one whole wave
+    assert decode.split_count(300, 1 << 19, 264) == 3  # four waves over a third of the keys, not two over all
+    assert decode.split_count(264, 1 << 19, 264) == 1
+    assert decode.split_count(1, 1000, 264) == 3  # no fewer than 256 keys each
+    assert decode.split_count(1, 1, 264) == 1
+    for programs in (1, 7, 40, 133, 265, 5000):
+        for keys in (1, 300, 5000, 1 << 20):
+            assert 1 <= decode.split_count(programs, keys, 264) <= decode.MOST_SPLITS
+
+
+def test_what_the_kernels_do_not_serve_is_named() -> None:
+    case = CASES["one query"]
+    table2, row_scale = case.arguments
+    with pytest.raises(ValueError, match="grid of 2 × 3"):
+        decode.decode(
+            case.q, case.k, case.v, None, None, None, Geometry(2, 2, 2, 1, 53, 8, 8, grid_height=2, grid_width=3)
+        )
+    with pytest.raises(ValueError, match="k's last stride is 53"):
+        decode.decode(case.q, case.k.mT.contiguous().mT, case.v, table2, row_scale, None, case.g)
+    with pytest.raises(ValueError, match="table of 50 columns: expected columns 3 to 55"):
+        decode.decode(case.q, case.k, case.v, torch.zeros(2, 50, device=DEVICE), None, None, case.g)
+    with pytest.raises(ValueError, match=r"v's dtype is torch\.float64"):
+        decode.decode(case.q, case.k, case.v.double(), table2, row_scale, None, case.g)
+    with pytest.raises(ValueError, match="0 splits"):
+        case.dense(0)
+    pages = store(case, 16, torch.ones(2, 2, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"pages\.length is 52"):
+        pages.length = 52
+        case.paged(pages)
+    pages.keys = pages.keys[:, :12]
+    with pytest.raises(ValueError, match="pages of 12 keys"):
+        case.paged(pages)

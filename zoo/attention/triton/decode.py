@@ -1,0 +1,381 @@
+"""Few queries against many keys: the keys are split among programs, and a second kernel puts their sums together.
+
+Decoding is bound by the bytes of the cache, so keys and values are read once for all heads of a group: a program's rows are
+the queries of those heads, row ρ = query ρ // r of head ρ % r with r = H/G. (FlashDecoding; ours adds tables and pages.)
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from zoo.attention.triton import common
+from zoo.attention.triton.common import LOG2E, Geometry, bias_of, mm, narrow, on_device, padded_width, visible_of
+
+if TYPE_CHECKING:
+    from zoo.attention.paged import Pages
+
+__all__ = ["decode", "decode_paged", "split_count"]
+
+# Chosen so that nothing spills on compute capability 9.0 and two programs fit a multiprocessor; not yet timed.
+STEP_BYTES = 16384  # of keys, and of values, that a program reads at a time
+MOST_ROWS = 64
+STAGES = 3
+WARPS = 4
+PROGRAMS = 2  # that a multiprocessor runs at once
+FEWEST_KEYS = 256  # of a split, unless there are no more
+PROGRAM_COST = 128  # what a program costs besides its keys, counted in keys
+MOST_SPLITS = 512
+# Pages are counted on the device, so the host cannot know how few heads hold most of them. Splitting as if a quarter did
+# leaves programs without keys, which end at once, and shares the full heads' keys among the others.
+FULL_SHARE = 4
+CHUNK = tl.constexpr(16)  # splits added up at a time
+
+
+@triton.jit
+def _span(first, last, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Positions [lo, hi) that hold every key the queries first..last see."""
+    lo, hi = 0, keys
+    if CAUSAL:
+        hi = tl.minimum(hi, last + offset + 1)
+    if WINDOW:
+        lo = tl.maximum(first + offset - window + 1, 0)
+        if not CAUSAL:
+            hi = tl.minimum(hi, last + offset + window)
+    return lo, tl.maximum(hi, lo)
+
+
+@triton.jit
+def _slots(lo, hi, count, keys, PAGE: tl.constexpr):
+    """The part of a list of `count` pages that can hold keys at [lo, hi), in slots from the first page's first.
+
+    A page is at least as far along as its place in the list, and at most as far before the last key as its place before
+    the end: pages may be absent, but they ascend and the newest is there.
+    """
+    newest = (keys - 1) // PAGE
+    begin = tl.maximum(count - 1 - (newest - lo // PAGE), 0)
+    end = tl.minimum(count, tl.cdiv(hi, PAGE))
+    return begin * PAGE, tl.maximum(end, begin) * PAGE
+
+
+@triton.jit
+def _page(index_ptr, start_ptr, slot, end, PAGE: tl.constexpr):
+    """The page of a slot and the position of its first key."""
+    return (
+        tl.load(index_ptr + slot // PAGE, mask=slot < end, other=0),
+        tl.load(start_ptr + slot // PAGE, mask=slot < end, other=0),
+    )
+
+
+@triton.jit(do_not_specialize=["queries", "keys", "offset", "window", "origin", "listed", "splits", "fewest"])
+def _partial(
+    q_ptr, k_ptr, v_ptr, index_ptr, start_ptr, count_ptr, table, scale_ptr, ids_ptr, out_ptr, lse_ptr,
+    sqb, sqh, sqt, skb, skg, sks, svb, svg, svs, sob, soh, sot, ssb, ssh, sth, sib,
+    groups, group, queries, keys, offset, window, origin, listed, splits, fewest,
+    WK: tl.constexpr, WV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    UNIT: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr,
+    TABLE: tl.constexpr, SCALE: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """One split of one key head's keys for BM rows. Strides of keys and values are in UNITs, which tells how wide a load may
+    be; PAGE is 0 where keys lie side by side; WHOLE: there is one split."""
+    bg, split, first_row = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * BM
+    b, g = bg // groups, bg % groups
+    row = first_row + tl.arange(0, BM)
+    dk, dv = tl.arange(0, DK), tl.arange(0, DV)
+    t, held = row // group, row < group * queries
+    h = g * group + row % group
+    q = tl.load(
+        q_ptr + b * sqb + (h * sqh + t.to(tl.int64) * sqt)[:, None] + dk[None, :],
+        mask=held[:, None] & (dk[None, :] < WK), other=0.0,
+    )  # fmt: skip
+    table += (h * sth)[:, None]
+    ids_ptr += b * sib
+    row_ids, scale = t, t.to(tl.float32)
+    if IDS:
+        row_ids = tl.load(ids_ptr + offset + t, mask=held, other=-2)
+    if SCALE:
+        scale = tl.load(scale_ptr + b * ssb + h * ssh + t, mask=held, other=0.0)
+
+    last = tl.minimum((first_row + BM - 1) // group, queries - 1)
+    lo, hi = _span(first_row // group, last, keys, offset, window, CAUSAL, WINDOW)
+    if PAGE:
+        index_ptr += bg * listed
+        start_ptr += bg * listed
+        count = tl.load(count_ptr + bg)
+        lo, hi = _slots(lo, hi, count, keys, PAGE)
+    else:
+        k_ptr += (b * skb + g * skg) * UNIT
+        v_ptr += (b * svb + g * svg) * UNIT
+    lo = lo // BN * BN
+    per = tl.cdiv(tl.maximum(tl.cdiv(hi - lo, splits), fewest), BN) * BN
+    lo += split * per
+    hi = tl.minimum(hi, lo + per)
+
+    acc = tl.zeros([BM, DV], tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    top = tl.full([BM], float("-inf"), tl.float32)
+    page, begin = 0, 0
+    if PAGE:
+        page, begin = _page(index_ptr, start_ptr, lo, hi, PAGE)
+    for n in range(lo, hi, BN):
+        if PAGE:  # a step lies on one page
+            slot = n % PAGE + tl.arange(0, BN)
+            cols = begin + slot
+            k_at = page.to(tl.int64) * skb * UNIT + slot * sks * UNIT
+            v_at = page.to(tl.int64) * svb * UNIT + slot * svs * UNIT
+            # Looked up one step ahead: inside its own step the look-up would keep Triton from reading keys ahead.
+            page, begin = _page(index_ptr, start_ptr, n + BN, hi, PAGE)
+        else:
+            cols = n + tl.arange(0, BN)
+            k_at, v_at = cols.to(tl.int64) * sks * UNIT, cols.to(tl.int64) * svs * UNIT
+        there = (cols < keys)[:, None]  # slots not yet filled may hold anything, infinities too
+        k = tl.load(k_ptr + k_at[:, None] + dk[None, :], mask=there & (dk[None, :] < WK), other=0.0)
+        v = tl.load(v_ptr + v_at[:, None] + dv[None, :], mask=there & (dv[None, :] < WV), other=0.0)
+        col_ids = cols
+        if IDS:
+            col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
+        seen = visible_of(t, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
+        z = mm(q, tl.trans(k)) * LOG2E
+        if TABLE:
+            z += bias_of(table, t, cols, scale, seen, origin, 1, 0, SCALE, False, False, True)
+        z = tl.where(seen, z, float("-inf"))
+        new_top = tl.maximum(top, tl.max(z, 1))
+        # A row that has seen nothing yet stays at −∞, and −∞ − (−∞) is no number.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        p = tl.exp2(z - base[:, None])
+        fade = tl.exp2(top - base)
+        total = total * fade + tl.sum(p, 1)
+        acc = acc * fade[:, None] + mm(narrow(p, v.dtype), v)
+        top = new_top
+
+    some = held & (total > 0.0)
+    total = tl.where(some, total, 1.0)
+    out = acc / total[:, None]
+    if WHOLE:
+        out_at = b * sob + (h * soh + t.to(tl.int64) * sot)[:, None] + dv[None, :]
+        tl.store(out_ptr + out_at, narrow(out, out_ptr.dtype.element_ty), mask=held[:, None] & (dv[None, :] < WV))
+    else:
+        at = (bg * splits + split) * (group * queries) + row
+        tl.store(lse_ptr + at, top + tl.log2(total), mask=held)
+        # A row that saw nothing is told by its −∞; its sums are not read.
+        tl.store(out_ptr + at[:, None] * WV + dv[None, :], out, mask=some[:, None] & (dv[None, :] < WV))
+
+
+@triton.jit(do_not_specialize=["queries", "splits"])
+def _combine(
+    part_ptr, lse_ptr, out_ptr, sob, soh, sot, groups, group, queries, splits,
+    WV: tl.constexpr, DV: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    """out = Σ_s 2^(lse_s − max lse)·part_s / Σ_s 2^(lse_s − max lse) of one row, splits in ascending order."""
+    rows = group * queries
+    at = tl.program_id(0).to(tl.int64)
+    bg, row = at // rows, (at % rows).to(tl.int32)
+    dv = tl.arange(0, DV)
+    first = bg * splits * rows + row
+    every = tl.arange(0, SPLITS)
+    lse = tl.load(lse_ptr + first + every.to(tl.int64) * rows, mask=every < splits, other=float("-inf"))
+    top = tl.max(lse, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp2(lse - top), 0)
+    acc = tl.zeros([DV], tl.float32)
+    for s in range(0, splits, CHUNK):
+        some = s + tl.arange(0, CHUNK)
+        part = first + some.to(tl.int64) * rows
+        logs = tl.load(lse_ptr + part, mask=some < splits, other=float("-inf"))
+        there = (logs > float("-inf"))[:, None] & (dv[None, :] < WV)
+        values = tl.load(part_ptr + part[:, None] * WV + dv[None, :], mask=there, other=0.0)
+        acc += tl.sum(tl.exp2(logs - top)[:, None] * values, 0)
+    out = narrow(acc / tl.where(total > 0.0, total, 1.0), out_ptr.dtype.element_ty)
+    out_at = bg // groups * sob + (bg % groups * group + row % group) * soh + (row // group).to(tl.int64) * sot
+    tl.store(out_ptr + out_at + dv, out, mask=dv < WV)
+
+
+def split_count(programs: int, keys: int, slots: int) -> int:
+    """Into how many splits `keys` go when one split makes `programs` programs and the device runs `slots` at once.
+
+    The count that minimises  waves · (keys/splits + PROGRAM_COST)  among those that fill one to four waves of programs.
+    """
+    most = max(1, min(MOST_SPLITS, keys // FEWEST_KEYS))
+    choices = sorted({1, *(min(max(wave * slots // programs, 1), most) for wave in (1, 2, 3, 4))})
+    return min(choices, key=lambda splits: -(-programs * splits // slots) * (keys / splits + PROGRAM_COST))
+
+
+@cache
+def _slots_of(device: torch.device) -> int:
+    """Programs that the device runs at once; the interpreter runs one."""
+    if device.type != "cuda":
+        return 1
+    return PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table2: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    geometry: Geometry,
+    *,
+    splits: int | None = None,
+) -> Tensor:
+    """Attention of few queries,  z2[i,j] = <q_i, k_j>·log2 e + row_scale[h,i]·table2[h, origin + i − j],  on a line.
+
+    Keys are read once per 64 rows of T·H/G. No gradient. The result is the same from run to run.
+
+    Args:
+        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv) of one dtype; k and v may be views into a cache, last axis contiguous.
+        table2: (H, N) float32, the table times log2 e; row_scale: (1 or B, H, T) float32; segments: (B, S) int32.
+        geometry: the call's shape.
+        splits: parts to cut the keys into; chosen for the device if None.
+
+    Returns:
+        (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv).
+
+    Raises:
+        ValueError: on a grid; for shapes, dtypes or strides other than these; for a table that lacks a column in use.
+    """
+    g = geometry
+    _check(q, table2, row_scale, segments, g, splits)
+    for name, x, width in (("k", k, g.width_k), ("v", v, g.width_v)):
+        _expect(f"{name}'s shape", tuple(x.shape), (g.batch, g.groups, g.keys, width))
+        _expect(f"{name}'s dtype", x.dtype, q.dtype)
+        _expect(f"{name}'s last stride", x.stride(-1), 1)
+    return _launch(q, k, v, None, table2, row_scale, segments, g, splits, k.stride()[:3], v.stride()[:3])
+
+
+def decode_paged(
+    q: Tensor,
+    pages: Pages,
+    table2: Tensor | None,
+    row_scale: Tensor | None,
+    geometry: Geometry,
+    *,
+    splits: int | None = None,
+) -> Tensor:
+    """`decode` over the pages that a cache has kept; a key that is on none of them is not attended to.
+
+    The S positions include those of dropped keys. The queries' own keys are on pages, the newest page last.
+
+    Args:
+        q: (B,H,T,Dk), any T: chunks of a prompt too.
+        pages: keys (P, block, Dk), values (P, block, Dv), index, start (B,G,n), count (B,G), segments (B, ≥ S) or None.
+        table2, row_scale, geometry, splits, and the result: as for `decode`.
+
+    Raises:
+        ValueError: as `decode`; for a block that is no power of two ≥ 16.
+    """
+    g = geometry
+    _check(q, table2, row_scale, pages.segments, g, splits)
+    block, listed = pages.keys.shape[1], pages.index.shape[2]
+    if block < 16 or block & (block - 1):
+        raise ValueError(f"pages of {block} keys: expected a power of two, at least 16")
+    _expect("pages.length", pages.length, g.keys)
+    for name, x, width in (("keys", pages.keys, g.width_k), ("values", pages.values, g.width_v)):
+        _expect(f"the width of pages.{name}", x.shape[2], width)
+        _expect(f"the dtype of pages.{name}", x.dtype, q.dtype)
+        _expect(f"the last stride of pages.{name}", x.stride(-1), 1)
+    for name, x, shape in (
+        ("index", pages.index, (listed,)),
+        ("start", pages.start, (listed,)),
+        ("count", pages.count, ()),
+    ):
+        _expect(f"the shape of pages.{name}", tuple(x.shape), (g.batch, g.groups, *shape))
+        _expect(f"the dtype of pages.{name}", x.dtype, torch.int32)
+    k_strides, v_strides = ((x.stride(0), 0, x.stride(1)) for x in (pages.keys, pages.values))
+    return _launch(
+        q, pages.keys, pages.values, pages, table2, row_scale, pages.segments, g, splits, k_strides, v_strides
+    )
+
+
+def _launch(q, k, v, pages, table2, row_scale, segments, g: Geometry, splits, k_strides, v_strides) -> Tensor:
+    """Both kernels, or only the first where one split is enough."""
+    q = common.last_axis_contiguous(q)
+    out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
+    group, block, listed = g.heads // g.groups, 0, 0
+    index = start = count = q  # pointers that are never read, as those below
+    if pages is not None:
+        index, start, count = pages.index.contiguous(), pages.start.contiguous(), pages.count.contiguous()
+        block, listed = pages.keys.shape[1], pages.index.shape[2]
+    rows = group * g.queries
+    dk, dv = padded_width(g.width_k), padded_width(g.width_v)
+    bm = min(MOST_ROWS, max(16, triton.next_power_of_2(rows)))
+    bn = max(16, min(2 * common.TILE, STEP_BYTES // (max(dk, dv) * q.element_size())))
+    bn = min(bn, block) if block else bn
+    programs = g.batch * g.groups * triton.cdiv(rows, bm)
+    fewest = bn
+    if splits is None:
+        held = min(listed * block, g.keys) if block else g.keys
+        seen = min(held, (2 - g.causal) * g.window + g.queries) if g.window else held
+        splits = split_count(programs, seen, _slots_of(q.device) * (FULL_SHARE if block else 1))
+        fewest = FEWEST_KEYS
+    unit = math.gcd(16 // q.element_size(), *k_strides, *v_strides)
+    part, lse = out, out
+    if splits > 1:
+        part = q.new_empty(g.batch * g.groups, splits, rows, g.width_v, dtype=torch.float32)
+        lse = q.new_empty(g.batch * g.groups, splits, rows, dtype=torch.float32)
+    with on_device(q):
+        _partial[g.batch * g.groups, splits, triton.cdiv(rows, bm)](
+            q, k, v, index, start, count, q if table2 is None else table2, q if row_scale is None else row_scale,
+            q if segments is None else segments, part, lse,
+            *q.stride()[:3], *(n // unit for n in (*k_strides, *v_strides)), *out.stride()[:3],
+            0 if row_scale is None or row_scale.shape[0] == 1 else row_scale.stride(0),
+            0 if row_scale is None else row_scale.stride(1), 0 if table2 is None else table2.stride(0),
+            0 if segments is None else segments.stride(0),
+            g.groups, group, g.queries, g.keys, g.offset, g.window, g.origin, listed, splits, fewest,
+            WK=g.width_k, WV=g.width_v, DK=dk, DV=dv, BM=bm, BN=bn, UNIT=unit, PAGE=block, CAUSAL=g.causal, WINDOW=g.window > 0,
+            IDS=segments is not None, TABLE=table2 is not None, SCALE=row_scale is not None, WHOLE=splits == 1,
+            num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
+        if splits > 1:
+            _combine[g.batch * g.groups * rows,](
+                part, lse, out, *out.stride()[:3], g.groups, group, g.queries, splits,
+                WV=g.width_v, DV=dv, SPLITS=triton.next_power_of_2(splits), num_warps=WARPS,
+            )  # fmt: skip
+    return out
+
+
+def _expect(what: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise ValueError(f"{what} is {found}, expected {wanted}")
+
+
+def _check(
+    q: Tensor, table2: Tensor | None, row_scale: Tensor | None, segments: Tensor | None, g: Geometry, splits: int | None
+) -> None:
+    """What both ways to hold keys ask of the rest of a call."""
+    if g.grid_width:
+        raise ValueError(f"a grid of {g.grid_height} × {g.grid_width}: decoding kernels serve lines only")
+    _expect("q's shape", tuple(q.shape), (g.batch, g.heads, g.queries, g.width_k))
+    if splits is not None and not 1 <= splits <= MOST_SPLITS:
+        raise ValueError(f"{splits} splits: expected 1 to {MOST_SPLITS}")
+    if g.causal and g.offset < 0:
+        raise ValueError(f"{g.queries} causal queries of {g.keys} keys: expected at least as many keys")
+    if table2 is not None:
+        near = -g.offset if g.causal else max(1 - g.keys, -g.offset - g.window + 1 if g.window else 1 - g.keys)
+        far = g.queries - 1 if not g.window else min(g.queries - 1, g.window - 1 - g.offset)
+        if g.origin + near < 0 or g.origin + far >= table2.shape[1]:
+            raise ValueError(
+                f"a table of {table2.shape[1]} columns: expected columns {g.origin + near} to {g.origin + far} of origin "
+                f"{g.origin} to lie inside"
+            )
+        _expect("table2's dtype and last stride", (table2.dtype, table2.stride(-1)), (torch.float32, 1))
+        _expect("table2's rows", table2.shape[0], g.heads)
+    if row_scale is not None:
+        _expect("row_scale's dtype and last stride", (row_scale.dtype, row_scale.stride(-1)), (torch.float32, 1))
+        _expect("row_scale's shape", tuple(row_scale.shape[1:]), (g.heads, g.queries))
+        if row_scale.shape[0] not in (1, g.batch):
+            raise ValueError(f"row_scale for a batch of {row_scale.shape[0]}, expected 1 or {g.batch}")
+    if segments is not None:
+        _expect("segments' dtype and last stride", (segments.dtype, segments.stride(-1)), (torch.int32, 1))
+        if g.offset < 0 or segments.shape[0] != g.batch or segments.shape[1] < g.keys:
+            raise ValueError(
+                f"segments {tuple(segments.shape)} for {g.queries} queries of {g.keys} keys in a batch of {g.batch}: "
+                f"expected ({g.batch}, at least {g.keys}) and no more queries than keys"
+            )

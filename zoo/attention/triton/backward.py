@@ -1,0 +1,445 @@
+"""Gradients of q, k, v, the row scale and a law's numbers; the table's own is in table_grad.py.
+
+With weights p = exp2(z2 − lse2), δ = rowsum(dO ∘ O) and ds = p ∘ (dO·vᵀ − δ), the gradient of the natural-log logits:
+
+    dq = ds·k      dk = dsᵀ·q      dv = pᵀ·dO      d row_scale[i] = Σ_j ds·table[index]
+    d numbers[p] = Σ_ij ds·row_scale[i]·∂table/∂number_p[index]
+
+(FlashAttention, arXiv:2205.14135, algorithm 4, as two kernels.) One program owns each block of dk and dv and adds up the
+query heads of its key head in registers, another owns each block of dq; every sum has a fixed order and nothing is
+added atomically, so two runs agree to the bit. Tiles that lie wholly inside the mask take a path without comparisons.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from zoo.attention.triton import common
+from zoo.attention.triton.common import (
+    LOG2E,
+    Geometry,
+    code_of,
+    last_axis_contiguous,
+    mm,
+    narrow,
+    on_device,
+    padded_width,
+)
+
+if TYPE_CHECKING:
+    from zoo.attention.triton.plan import Plan
+
+__all__ = ["attention_backward", "row_delta"]
+
+# (queries, keys, warps, stages) of a block by padded width, for two-byte numbers and for float32, which is multiplied on
+# the ordinary units. Chosen so that none spills registers on compute capability 9.0; not yet timed.
+DKDV_16 = {16: (64, 128, 8, 2), 32: (64, 128, 8, 2), 64: (64, 128, 8, 2), 128: (64, 128, 8, 2), 256: (64, 64, 8, 1)}
+DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 64, 8, 2), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1)}
+DQ_16 = {16: (128, 64, 8, 2), 32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (128, 64, 8, 2), 256: (64, 64, 8, 1)}
+DQ_32 = {16: (64, 32, 8, 2), 32: (64, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 32, 8, 1), 256: (32, 16, 8, 1)}
+
+# Lengths and the like change from call to call and must not each cost a compilation.
+LENGTHS = [
+    "heads", "share", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix", "q_tiles", "k_tiles"
+]  # fmt: skip
+
+
+@triton.jit
+def tile_at(
+    matrix, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
+):
+    """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column and, if MASKED, row."""
+    r, c = tl.arange(0, BLOCK), tl.arange(0, PADDED)
+    # The first row's offset may pass 2^31, offsets inside the tile do not.
+    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
+    if MASKED:
+        return tl.load(at, mask=(start + r[:, None] < count) & (c[None, :] < WIDTH), other=0.0)
+    if WIDTH < PADDED:
+        return tl.load(at, mask=c[None, :] < WIDTH, other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
+def store_tile(matrix, tile, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    """The rows of `tile` that a (count, WIDTH) matrix has, rounded to its dtype."""
+    r, c = tl.arange(0, BLOCK), tl.arange(0, PADDED)
+    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
+    tl.store(at, narrow(tile, matrix.dtype.element_ty), mask=(start + r[:, None] < count) & (c[None, :] < WIDTH))
+
+
+@triton.jit
+def seen_of(
+    rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr
+):  # fmt: skip
+    """`visible_of` for rows and cols that broadcast as they are, so that a tile may be held keys × queries."""
+    seen = (rows < queries) & (cols < keys)
+    distance = rows + offset - cols
+    if CAUSAL:
+        seen &= distance >= 0
+    if WINDOW:
+        seen &= (distance < window) & (distance > -window)
+    if IDS:
+        seen &= row_ids == col_ids
+    return seen
+
+
+@triton.jit
+def place_of(tokens, grid_width, prefix, GRID: tl.constexpr):
+    """What a column of the table is a difference of: the token's number on a line, its code on a grid."""
+    if GRID:
+        return code_of(tokens, grid_width, prefix)
+    return tokens
+
+
+@triton.jit
+def entries(table, rows, cols, q_place, k_place, seen, origin, prefix, PREFIX: tl.constexpr, MASKED: tl.constexpr):
+    """Table entries of a tile, 0 where the table may not reach: where nothing is seen, and for tokens off the grid."""
+    column = q_place - k_place + origin
+    if MASKED:
+        if PREFIX:
+            seen = seen & (rows >= prefix) & (cols >= prefix)
+        return tl.load(table + column, mask=seen, other=0.0)
+    return tl.load(table + column)
+
+
+@triton.jit
+def planned(plan, row, all_rows, tiles, start, other, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """[lo, hi) in tokens of the other axis, of length `other`, that the plan asks of the block at `start`."""
+    COUNT: tl.constexpr = (BLOCK + TILE - 1) // TILE
+    tile = start // TILE + tl.arange(0, COUNT)
+    lo = tl.min(tl.load(plan + row * tiles + tile, mask=tile < tiles, other=2147483647), 0)
+    hi = tl.max(tl.load(plan + (all_rows + row) * tiles + tile, mask=tile < tiles, other=0), 0)
+    return tl.minimum(lo, other) * TILE, hi * TILE
+
+
+@triton.jit
+def split(first, last, full_first, full_last, BLOCK: tl.constexpr):
+    """Blocks [lo, hi) that hold tokens [first, last), and [full_lo, full_hi) of them wholly in [full_first, full_last)."""
+    lo = tl.maximum(first, 0) // BLOCK
+    hi = tl.maximum(tl.cdiv(tl.maximum(last, 0), BLOCK), lo)
+    full_lo = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(full_first, 0), BLOCK), lo), hi)
+    full_hi = tl.minimum(tl.maximum(tl.maximum(full_last, 0) // BLOCK, full_lo), hi)
+    return lo, full_lo, full_hi, hi
+
+
+@triton.jit(do_not_specialize=["heads", "queries"])
+def _delta(
+    grad_out, out, delta, gob, goh, got, ob, oh, ot, heads, queries, WIDTH: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr
+):  # fmt: skip
+    """One block of rows of one head of δ = rowsum(dO ∘ O)."""
+    blocks = tl.cdiv(queries, BM)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    start = tl.program_id(0) % blocks * BM
+    b, h = row // heads, row % heads
+    do = tile_at(grad_out + b * gob + h * goh, start, got, queries, WIDTH, DV, BM, True)
+    o = tile_at(out + b * ob + h * oh, start, ot, queries, WIDTH, DV, BM, True)
+    rows = start + tl.arange(0, BM)
+    tl.store(delta + row * queries + rows, tl.sum(do.to(tl.float32) * o.to(tl.float32), 1), mask=rows < queries)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _dkdv(
+    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, dk, dv,
+    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dkb, dkg, dks, dvb, dvg, dvs, scale_b, table_h,
+    heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles,
+    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr, PREFIX: tl.constexpr
+):  # fmt: skip
+    """One block of keys of one key head. Tiles are keys × queries, so that p and ds enter their products from registers."""
+    IDS: tl.constexpr = segments is not None
+    blocks = tl.cdiv(keys, BN)
+    groups = heads // share
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    start = tl.program_id(0) % blocks * BN
+    b, g = row // groups, row % groups
+    batch_rows = tl.num_programs(0) // blocks * share
+    cols = (start + tl.arange(0, BN))[:, None]
+    k_place = place_of(cols, grid_width, prefix, GRID)
+    k_tile = tile_at(k + b * kb + g * kg, start, ks, keys, WIDTH_K, DK, BN, True)
+    v_tile = tile_at(v + b * vb + g * vg, start, vs, keys, WIDTH_V, DV, BN, True)
+    col_ids = cols
+    if IDS:
+        col_ids = tl.load(segments + b * keys + cols, mask=cols < keys, other=0)
+    # Queries that can see a key of this block, and those that see all of it.
+    first, last, full_first, full_last = 0 * start, 0 * start + queries, 0 * start, 0 * start + queries
+    if CAUSAL:
+        first, full_first = tl.maximum(first, start - offset), start + BN - 1 - offset
+    if WINDOW:
+        last, full_last = tl.minimum(last, start + BN - 1 + window - offset), tl.minimum(last, start + window - offset)
+        if not CAUSAL:
+            first, full_first = tl.maximum(first, start - window + 1 - offset), start + BN - window - offset
+    if PREFIX:
+        full_first = tl.maximum(full_first, prefix)
+        full_last = tl.where(start < prefix, 0, full_last)
+    full_last = tl.where(start + BN > keys, 0, full_last)
+    dk_sum = tl.zeros([BN, DK], tl.float32)
+    dv_sum = tl.zeros([BN, DV], tl.float32)
+    for member in range(0, share):
+        h = g * share + member
+        head_row = b * heads + h
+        q_head, do_head = q + b * qb + h * qh, grad_out + b * gob + h * goh
+        lo_token, hi_token = first, last
+        if plan is not None:
+            lo_plan, hi_plan = planned(plan, head_row, batch_rows, k_tiles, start, queries, BN, TILE)
+            lo_token, hi_token = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
+        lo, full_lo, full_hi, hi = split(lo_token, hi_token, full_first, full_last, BM)
+        if IDS:
+            full_hi = full_lo
+        for part in tl.static_range(2 - IDS):  # first the tiles on the edges of the mask, then those inside it
+            count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
+            for t in range(0, count):
+                m = full_lo + t
+                if part == 0:
+                    m = lo + t + tl.where(t >= full_lo - lo, full_hi - full_lo, 0)
+                at = m * BM
+                rows = (at + tl.arange(0, BM))[None, :]
+                q_tile = tile_at(q_head, at, qt, queries, WIDTH_K, DK, BM, part == 0)
+                do_tile = tile_at(do_head, at, got, queries, WIDTH_V, DV, BM, part == 0)
+                z = mm(k_tile, tl.trans(q_tile)) * LOG2E
+                seen = rows < queries
+                if part == 0:
+                    row_ids = rows
+                    if IDS:
+                        row_ids = tl.load(segments + b * keys + offset + rows, mask=rows < queries, other=0)
+                    seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
+                if table is not None:
+                    q_place = place_of(rows, grid_width, prefix, GRID)
+                    entry = entries(
+                        table + h * table_h, rows, cols, q_place, k_place, seen, origin, prefix, PREFIX, part == 0
+                    )
+                    if row_scale is not None:
+                        entry *= tl.load(row_scale + b * scale_b + h * queries + rows, mask=rows < queries, other=0.0)
+                    z += entry
+                p = tl.exp2(z - tl.load(lse + head_row * queries + rows, mask=rows < queries, other=float("inf")))
+                if part == 0:
+                    p = tl.where(seen, p, 0.0)
+                dv_sum += mm(narrow(p, do_tile.dtype), do_tile)
+                dp = mm(v_tile, tl.trans(do_tile))
+                ds = p * (dp - tl.load(delta + head_row * queries + rows, mask=rows < queries, other=0.0))
+                dk_sum += mm(narrow(ds, q_tile.dtype), q_tile)
+    store_tile(dk + b * dkb + g * dkg, dk_sum, start, dks, keys, WIDTH_K, DK, BN)
+    store_tile(dv + b * dvb + g * dvg, dv_sum, start, dvs, keys, WIDTH_V, DV, BN)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _dq(
+    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, tangents, dq, d_scale, d_numbers,
+    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dqb, dqh, dqt, scale_b, table_h, tangent_p,
+    heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles,
+    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr, PREFIX: tl.constexpr,
+    NUMBERS: tl.constexpr
+):  # fmt: skip
+    """One block of queries of one head: dq, the row scale's gradient, and this block's part of the numbers' gradients."""
+    IDS: tl.constexpr = segments is not None
+    blocks = tl.cdiv(queries, BM)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    block = blocks - 1 - tl.program_id(0) % blocks  # causal, the last have the most keys: they start first
+    start = block * BM
+    batch_rows = tl.num_programs(0) // blocks
+    b, h = row // heads, row % heads
+    rows = (start + tl.arange(0, BM))[:, None]
+    inside = rows < queries
+    q_place = place_of(rows, grid_width, prefix, GRID)
+    q_tile = tile_at(q + b * qb + h * qh, start, qt, queries, WIDTH_K, DK, BM, True)
+    do_tile = tile_at(grad_out + b * gob + h * goh, start, got, queries, WIDTH_V, DV, BM, True)
+    lse_rows = tl.load(lse + row * queries + rows, mask=inside, other=float("inf"))
+    delta_rows = tl.load(delta + row * queries + rows, mask=inside, other=0.0)
+    k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
+    row_ids = rows
+    if IDS:
+        row_ids = tl.load(segments + b * keys + offset + rows, mask=inside, other=0)
+    scale = tl.full([BM, 1], 1.0, tl.float32)
+    if row_scale is not None:
+        scale = tl.load(row_scale + b * scale_b + h * queries + rows, mask=inside, other=0.0)
+    # Keys that a query of this block can see, and those that all of them see.
+    first, last, full_first, full_last = 0 * start, 0 * start + keys, 0 * start, 0 * start + keys
+    if CAUSAL:
+        last, full_last = tl.minimum(last, start + BM + offset), tl.minimum(last, start + offset + 1)
+    if WINDOW:
+        first, full_first = tl.maximum(first, start + offset - window + 1), start + BM + offset - window
+        if not CAUSAL:
+            last = tl.minimum(last, start + BM - 1 + offset + window)
+            full_last = tl.minimum(full_last, start + offset + window)
+    if PREFIX:
+        full_first = tl.maximum(full_first, prefix)
+        full_last = tl.where(start < prefix, 0, full_last)
+    full_last = tl.where(start + BM > queries, 0, full_last)
+    if plan is not None:
+        lo_plan, hi_plan = planned(plan, row, batch_rows, q_tiles, start, keys, BM, TILE)
+        first, last = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
+    lo, full_lo, full_hi, hi = split(first, last, full_first, full_last, BN)
+    if IDS:
+        full_hi = full_lo
+    dq_sum = tl.zeros([BM, DK], tl.float32)
+    scale_sum = tl.zeros([BM], tl.float32)
+    law_sums = (tl.zeros([BM], tl.float32),) * NUMBERS
+    for part in tl.static_range(2 - IDS):  # first the tiles on the edges of the mask, then those inside it
+        count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
+        for t in range(0, count):
+            n = full_lo + t
+            if part == 0:
+                n = lo + t + tl.where(t >= full_lo - lo, full_hi - full_lo, 0)
+            at = n * BN
+            cols = (at + tl.arange(0, BN))[None, :]
+            k_tile = tile_at(k_head, at, ks, keys, WIDTH_K, DK, BN, part == 0)
+            v_tile = tile_at(v_head, at, vs, keys, WIDTH_V, DV, BN, part == 0)
+            z = mm(q_tile, tl.trans(k_tile)) * LOG2E
+            seen = inside
+            if part == 0:
+                col_ids = cols
+                if IDS:
+                    col_ids = tl.load(segments + b * keys + cols, mask=cols < keys, other=0)
+                seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
+            k_place = place_of(cols, grid_width, prefix, GRID)
+            entry = z
+            if table is not None:
+                entry = entries(
+                    table + h * table_h, rows, cols, q_place, k_place, seen, origin, prefix, PREFIX, part == 0
+                )
+                z += scale * entry
+            p = tl.exp2(z - lse_rows)
+            if part == 0:
+                p = tl.where(seen, p, 0.0)
+            ds = p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
+            if d_scale is not None:
+                scale_sum += tl.sum(ds * entry, 1)
+            if NUMBERS > 0:
+                new_sums = ()
+                for number in tl.static_range(NUMBERS):
+                    tangent = entries(
+                        tangents + number * tangent_p + h * table_h,
+                        rows, cols, q_place, k_place, seen, origin, prefix, PREFIX, part == 0,
+                    )  # fmt: skip
+                    new_sums = new_sums + (law_sums[number] + tl.sum(ds * tangent, 1),)  # noqa: RUF005
+                law_sums = new_sums
+            dq_sum += mm(narrow(ds, k_tile.dtype), k_tile)
+    store_tile(dq + b * dqb + h * dqh, dq_sum, start, dqt, queries, WIDTH_K, DK, BM)
+    tokens = start + tl.arange(0, BM)
+    if d_scale is not None:
+        tl.store(d_scale + row * queries + tokens, scale_sum / LOG2E, mask=tokens < queries)
+    for number in tl.static_range(NUMBERS):
+        sum_rows = law_sums[number][:, None] * scale / LOG2E
+        tl.store(d_numbers + (number * batch_rows + row) * blocks + block, tl.sum(sum_rows))
+
+
+def block_sizes(table: dict[int, tuple[int, int, int, int]], width: int) -> tuple[int, int, int, int]:
+    """(queries, keys, warps, stages) of a block; with a smaller TILE than 64, smaller in proportion."""
+    rows, cols, warps, stages = table[width]
+    return max(16, rows * common.TILE // 64), max(16, cols * common.TILE // 64), warps, stages
+
+
+def shape_arguments(g: Geometry, table2: Tensor | None) -> tuple[int, ...]:
+    """The integers named in LENGTHS, in that order."""
+    tiles = triton.cdiv(g.queries, common.TILE), triton.cdiv(g.keys, common.TILE)
+    origin = g.origin if table2 is None or not g.grid_width else table2.shape[-1] // 2
+    return (
+        g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window, origin, max(g.grid_width, 1), g.prefix, *tiles
+    )  # fmt: skip
+
+
+def shape_options(g: Geometry) -> dict[str, int | bool]:
+    """What every kernel is compiled for."""
+    return {
+        "WIDTH_K": g.width_k,
+        "WIDTH_V": g.width_v,
+        "DK": padded_width(g.width_k),
+        "DV": padded_width(g.width_v),
+        "CAUSAL": g.causal,
+        "WINDOW": g.window > 0,
+    }
+
+
+def scale_stride(row_scale: Tensor | None) -> int:
+    """From one batch row's scales (H, T) to the next's: 0 where all share them."""
+    return 0 if row_scale is None or row_scale.shape[0] == 1 else row_scale.stride(0)
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    """Memory in the order of `x`, except that its last axis is contiguous."""
+    like = torch.empty_like(x)
+    return like if like.stride(-1) == 1 else x.new_empty(x.shape)
+
+
+def row_delta(grad_out: Tensor, out: Tensor, geometry: Geometry) -> Tensor:
+    """(B, H, T) float32 δ = Σ_d dO·O, what the softmax takes from every ds of a row; both arguments (B, H, T, Dv)."""
+    g = geometry
+    grad_out, out = last_axis_contiguous(grad_out), last_axis_contiguous(out)
+    delta = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=out.device)
+    block = common.TILE
+    with on_device(out):
+        _delta[(triton.cdiv(g.queries, block) * g.batch * g.heads,)](
+            grad_out, out, delta, *grad_out.stride()[:3], *out.stride()[:3], g.heads, g.queries,
+            WIDTH=g.width_v, DV=padded_width(g.width_v), BM=block, num_warps=4,
+        )  # fmt: skip
+    return delta
+
+
+def attention_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table2: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    out: Tensor,
+    lse2: Tensor,
+    plan: Plan | None,
+    geometry: Geometry,
+    tangents2: Tensor | None = None,
+    delta: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of all but the table.
+
+    Args:
+        grad_out, out: (B, H, T, Dv); q, k, v, table2, row_scale, segments, plan, geometry: as the forward pass had them.
+        lse2: (B, H, T) float32 from the forward pass.
+        tangents2: (P, H, N) float32, ∂table2/∂number, that is ∂table/∂number times log2 e; same columns as table2.
+        delta: `row_delta(grad_out, out)`, where the caller has it already.
+
+    Returns:
+        dq (B,H,T,Dk), dk (B,G,S,Dk), dv (B,G,S,Dv) in the dtypes of q, k, v; d_row_scale (B,H,T) float32, not yet summed
+        over a batch that shares its scales, or None without row_scale; d_numbers (P,H) float32, or None without tangents2.
+        The last two are gradients with respect to natural units.
+    """
+    g = geometry
+    if tangents2 is not None and (table2 is None or tangents2.shape[1:] != table2.shape):
+        have = None if table2 is None else tuple(table2.shape)
+        raise ValueError(f"tangents2 must be (P, H, N) over a table2 (H, N), got {tuple(tangents2.shape)} over {have}")
+    grad_out, q, k, v = (last_axis_contiguous(x) for x in (grad_out, q, k, v))
+    table2, row_scale, segments, tangents2 = (
+        None if x is None else x.contiguous() for x in (table2, row_scale, segments, tangents2)
+    )
+    delta = row_delta(grad_out, out, g) if delta is None else delta
+    dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+    shared = (*shape_arguments(g, table2),)
+    options = shape_options(g) | {"TILE": common.TILE, "GRID": g.grid_width > 0, "PREFIX": g.prefix > 0}
+    columns = 0 if table2 is None else table2.shape[-1]
+    width = max(padded_width(g.width_k), padded_width(g.width_v))
+    small = q.element_size() == 2
+    strides = [s for x in (grad_out, q, k, v) for s in x.stride()[:3]]
+    with on_device(q):
+        bm, bn, warps, stages = block_sizes(DKDV_16 if small else DKDV_32, width)
+        _dkdv[(triton.cdiv(g.keys, bn) * g.batch * g.groups,)](
+            grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.cols, dk, dv,
+            *strides, *dk.stride()[:3], *dv.stride()[:3], scale_stride(row_scale), columns, *shared,
+            BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
+        )  # fmt: skip
+        bm, bn, warps, stages = block_sizes(DQ_16 if small else DQ_32, width)
+        blocks, numbers = triton.cdiv(g.queries, bm), 0 if tangents2 is None else tangents2.shape[0]
+        d_scale = None if row_scale is None or table2 is None else torch.empty_like(lse2)
+        partial = lse2.new_empty(numbers, g.batch, g.heads, blocks) if numbers else None
+        _dq[(blocks * g.batch * g.heads,)](
+            grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.rows, tangents2,
+            dq, d_scale, partial,
+            *strides, *dq.stride()[:3], scale_stride(row_scale), columns, g.heads * columns, *shared,
+            BM=bm, BN=bn, NUMBERS=numbers, num_warps=warps, num_stages=stages, **options,
+        )  # fmt: skip
+    d_numbers = None if partial is None else partial.sum((1, 3), dtype=torch.float64).float()
+    return dq, dk, dv, d_scale, d_numbers

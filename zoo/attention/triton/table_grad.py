@@ -1,0 +1,240 @@
+"""The gradient of a relative table: one program walks a diagonal of blocks, all of which meet the same table entries.
+
+    d table[h, c] = Σ_b Σ_{i,j: index(i,j)=c} row_scale[b,h,i]·ds[b,h,i,j]
+
+Tiles of BLOCK queries × BLOCK keys with the same (query block − key block) have i − j = BLOCK·diagonal + r − c for their
+row r and column c, so their row_scale∘ds add up in one (BLOCK, BLOCK) tile in registers, over the diagonal and over the
+batch. Mask and table depend on r − c alone and are made once. At the end the tile is sheared: turning row r by r brings
+the entries of one diagonal into one column, and 2·BLOCK column sums leave the program. A second pass adds the halves that
+neighbouring diagonals share. On a grid the line is one row of patches, and there is one set of diagonals for each
+difference of rows. Sums have a fixed order, nothing is added atomically, and memory is O(N).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from zoo.attention.triton import common
+from zoo.attention.triton.backward import scale_stride, shape_options, tile_at
+from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous, mm, on_device, padded_width
+
+if TYPE_CHECKING:
+    from zoo.attention.triton.plan import Plan
+
+__all__ = ["table_gradient"]
+
+# (rows = keys, warps, stages) of a block by padded width; see backward.py.
+BLOCKS_16 = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 2), 256: (64, 8, 1)}
+BLOCKS_32 = {16: (64, 8, 2), 32: (64, 8, 2), 64: (32, 4, 2), 128: (32, 8, 1), 256: (16, 4, 1)}
+
+# Diagonals are split until about this many programs run, in at most so many parts.
+PROGRAMS, MOST_PARTS = 1024, 8
+
+LENGTHS = [
+    "batch", "heads", "share", "queries", "keys", "offset", "window", "origin", "columns", "lines", "line_q", "line_k",
+    "prefix", "low", "diagonals", "batch_parts", "tile_parts", "q_tiles",
+]  # fmt: skip
+
+
+@triton.jit
+def _needed(plan, row, all_rows, q_tiles, diagonal, lo, hi, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """The part of query blocks [lo, hi) on a diagonal between the first and the last that the plan asks for."""
+    first, last = hi, lo
+    for start in range(lo * BLOCK // TILE, tl.cdiv(hi * BLOCK, TILE), 128):
+        tile = start + tl.arange(0, 128)
+        left = tl.load(plan + row * q_tiles + tile, mask=tile < q_tiles, other=2147483647)
+        right = tl.load(plan + (all_rows + row) * q_tiles + tile, mask=tile < q_tiles, other=0)
+        block, end = tile * TILE // BLOCK, ((tile + 1) * TILE - 1) // BLOCK + 1
+        # Keys of the blocks that this tile of queries meets on the diagonal, in tiles, rounded outwards.
+        key_lo, key_hi = (block - diagonal) * BLOCK // TILE, ((end - diagonal) * BLOCK + TILE - 1) // TILE
+        asked = (left < key_hi) & (right > key_lo) & (left < right)
+        first = tl.minimum(first, tl.min(tl.where(asked, block, hi), 0))
+        last = tl.maximum(last, tl.max(tl.where(asked, end, lo), 0))
+    return tl.maximum(first, lo), tl.minimum(last, hi)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def _diagonal(
+    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, partial,
+    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, scale_b,
+    batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
+    batch_parts, tile_parts, q_tiles,
+    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr
+):  # fmt: skip
+    """One part of the walk down one diagonal of blocks, of one head and, on a grid, one difference of rows of patches.
+
+    `partial` is (batch parts, tile parts, H, differences, diagonals, 2·BLOCK): columns BLOCK·diagonal + (−BLOCK … BLOCK−1).
+    """
+    IDS: tl.constexpr = segments is not None
+    turn = tl.program_id(0) % diagonals
+    rest = tl.program_id(0) // diagonals
+    differences = 2 * lines - 1
+    dy = rest % differences - (lines - 1)
+    h = (rest // differences % heads).to(tl.int64)
+    part = rest // differences // heads
+    batch_part, tile_part = part // tile_parts, part % tile_parts
+    # Longest diagonals first: causal, they shrink from the first on; else from the middle outwards.
+    place = turn
+    if not CAUSAL:
+        place = (diagonals - 1) // 2 + tl.where(turn % 2 == 1, (turn + 1) // 2, -(turn // 2))
+    diagonal = low + place
+    r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    dx = diagonal * BLOCK + r - c
+    distance = dx + offset
+    if GRID:
+        distance += dy * line_q
+    met = (dx > -line_k) & (dx < line_q)
+    if CAUSAL:
+        met &= distance >= 0
+    if WINDOW:
+        met &= (distance < window) & (distance > -window)
+    column = dx + origin
+    if GRID:
+        column += dy * (2 * line_q - 1)
+    bias = tl.load(table + h * columns + column, mask=met, other=0.0)
+    # Query blocks on the diagonal, and the first that reaches beyond a line's end on either axis.
+    lo = tl.maximum(diagonal, 0)
+    hi = tl.minimum(tl.cdiv(line_q, BLOCK), tl.cdiv(line_k, BLOCK) + diagonal)
+    edge = tl.minimum(line_q // BLOCK, line_k // BLOCK + diagonal)
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for b_at in range(batch_part * batch // batch_parts, (batch_part + 1) * batch // batch_parts):
+        b = b_at + 0 * h
+        row = b * heads + h
+        first, last = lo, hi
+        if plan is not None:
+            first, last = _needed(plan, row, batch * heads, q_tiles, diagonal, lo, hi, BLOCK, TILE)
+        length = tl.cdiv(tl.maximum(last - first, 0), tile_parts)
+        first = first + tile_part * length
+        last = tl.maximum(tl.minimum(last, first + length), first)
+        middle = tl.minimum(tl.maximum(edge, first), last)
+        if IDS:
+            middle = first
+        q_head, do_head = q + b * qb + h * qh, grad_out + b * gob + h * goh
+        k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
+        for edges in tl.static_range(IDS + 0, 2):  # the tiles inside the lines, then those at their ends
+            begin = middle if edges == 1 else first
+            count = last - middle if edges == 1 else middle - first
+            walk = count
+            if GRID:
+                walk = count * (lines - tl.abs(dy))
+            for t in range(0, walk):
+                m, q_base, k_base = begin + t, 0 * dy, 0 * dy
+                if GRID:
+                    m, y = begin + t % count, t // count + tl.maximum(dy, 0)
+                    q_base, k_base = prefix + y * line_q, prefix + (y - dy) * line_q
+                q_at, k_at = q_base + m * BLOCK, k_base + (m - diagonal) * BLOCK
+                q_end, k_end = q_base + line_q, k_base + line_k
+                rows, cols = q_at + r, k_at + c
+                q_tile = tile_at(q_head, q_at, qt, q_end, WIDTH_K, DK, BLOCK, edges == 1)
+                k_tile = tile_at(k_head, k_at, ks, k_end, WIDTH_K, DK, BLOCK, edges == 1)
+                z = mm(q_tile, tl.trans(k_tile)) * LOG2E
+                # Rows beyond the end weigh 2^−∞.
+                lse_rows = tl.load(lse + row * queries + rows, mask=rows < q_end, other=float("inf"))
+                delta_rows = tl.load(delta + row * queries + rows, mask=rows < q_end, other=0.0)
+                if row_scale is not None:
+                    scale = tl.load(row_scale + b * scale_b + h * queries + rows, mask=rows < q_end, other=0.0)
+                    p = tl.exp2(z + scale * bias - lse_rows) * scale
+                else:
+                    p = tl.exp2(z + bias - lse_rows)
+                if edges == 1:
+                    inside = (rows < q_end) & (cols < k_end)
+                    if IDS:
+                        row_ids = tl.load(segments + b * keys + offset + rows, mask=rows < q_end, other=0)
+                        inside &= row_ids == tl.load(segments + b * keys + cols, mask=cols < k_end, other=0)
+                    p = tl.where(inside, p, 0.0)
+                do_tile = tile_at(do_head, q_at, got, q_end, WIDTH_V, DV, BLOCK, edges == 1)
+                v_tile = tile_at(v_head, k_at, vs, k_end, WIDTH_V, DV, BLOCK, edges == 1)
+                total += p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
+    # Hidden entries, whatever they have become, are hidden in every tile of the diagonal.
+    total = tl.where(met, total, 0.0)
+    sheared = tl.gather(total, (r - c + BLOCK) % BLOCK, 1)  # column s: r − c = s from row s on, s − BLOCK above it
+    at = partial + (part * heads + h) * (differences * diagonals * 2 * BLOCK)
+    at += ((dy + lines - 1) * diagonals + place) * 2 * BLOCK + tl.arange(0, BLOCK)
+    tl.store(at, tl.sum(tl.where(r < c, sheared, 0.0), 0))
+    tl.store(at + BLOCK, tl.sum(tl.where(r < c, 0.0, sheared), 0))
+
+
+def _diagonal_range(g: Geometry, line_q: int, line_k: int, block: int) -> tuple[int, int]:
+    """First diagonal of blocks and how many: those that meet a visible pair. On a grid only the lines' ends count."""
+    low, high = 1 - line_k, line_q - 1  # of i − j
+    if not g.grid_width:
+        if g.causal:
+            low = max(low, -g.offset)
+        if g.window:
+            low, high = max(low, 1 - g.window - g.offset), min(high, g.window - 1 - g.offset)
+    # Block diagonal d holds differences d·block ± (block − 1).
+    first, last = -((block - 1 - low) // block), (high + block - 1) // block
+    return first, max(last - first + 1, 1)
+
+
+def _assemble(partial: Tensor, low: int, origin: int, columns: int) -> Tensor:
+    """(…, columns) from (…, diagonals, 2·BLOCK): diagonal d's second half is where d + 1's first half is."""
+    block = partial.shape[-1] // 2
+    lower, upper = partial[..., :block], partial[..., block:]
+    line = (F.pad(upper, (0, 0, 1, 0)) + F.pad(lower, (0, 0, 0, 1))).flatten(-2)
+    start = (low - 1) * block + origin  # column of the first number
+    begin, end = max(start, 0), min(start + line.shape[-1], columns)
+    if end <= begin:
+        return line.new_zeros(*line.shape[:-1], columns)
+    return F.pad(line[..., begin - start : end - start], (begin, columns - end))
+
+
+def table_gradient(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table2: Tensor,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    lse2: Tensor,
+    delta: Tensor,
+    plan: Plan | None,
+    geometry: Geometry,
+) -> Tensor:
+    """(H, N) float32: the gradient of the table in natural units, summed over the batch.
+
+    Args:
+        grad_out: (B, H, T, Dv); q, k, v, table2 (H, N), row_scale, segments, plan, geometry: as the forward pass had them.
+        lse2, delta: (B, H, T) float32 from the forward pass and from `row_delta`.
+        plan: on a line, stretches at the ends of a diagonal that no tile of the plan meets are not walked; unused on a grid.
+    """
+    g = geometry
+    grad_out, q, k, v = (last_axis_contiguous(x) for x in (grad_out, q, k, v))
+    table2 = table2.contiguous()
+    row_scale, segments = (None if x is None else x.contiguous() for x in (row_scale, segments))
+    grid = g.grid_width > 0
+    line_q, line_k, lines = (g.grid_width, g.grid_width, g.grid_height) if grid else (g.queries, g.keys, 1)
+    width = max(padded_width(g.width_k), padded_width(g.width_v))
+    block, warps, stages = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[width]
+    block = max(16, block * common.TILE // 64)
+    if grid:
+        block = min(block, padded_width(g.grid_width))
+    low, diagonals = _diagonal_range(g, line_q, line_k, block)
+    programs = g.heads * (2 * lines - 1) * diagonals
+    parts = min(MOST_PARTS, triton.cdiv(PROGRAMS, programs))
+    batch_parts = min(parts, g.batch)
+    tile_parts = 1 if grid else max(1, min(parts // batch_parts, triton.cdiv(min(line_q, line_k), block)))
+    parts = batch_parts * tile_parts
+    partial = lse2.new_empty(parts, g.heads, 2 * lines - 1, diagonals, 2 * block)
+    strides = [s for x in (grad_out, q, k, v) for s in x.stride()[:3]]
+    columns = table2.shape[-1]
+    with on_device(q):
+        _diagonal[(parts * programs,)](
+            grad_out, q, k, v, table2, row_scale, segments, lse2, delta,
+            None if plan is None or grid else plan.rows, partial, *strides, scale_stride(row_scale),
+            g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window,
+            columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
+            batch_parts, tile_parts, triton.cdiv(g.queries, common.TILE),
+            BLOCK=block, TILE=common.TILE, GRID=grid, num_warps=warps, num_stages=stages, **shape_options(g),
+        )  # fmt: skip
+    partial = partial.sum(0)
+    if grid:
+        return _assemble(partial, low, g.grid_width - 1, 2 * g.grid_width - 1).flatten(1)
+    return _assemble(partial[:, 0], low, g.origin, columns)

@@ -100,6 +100,10 @@ class Alibi(Prior):
         i, j = q_pos.row_index(slopes.device), k_pos.row_index(slopes.device)
         return (-slopes[:, None, None] * (i[:, None] - j).abs())[None]
 
+    def tail(self, distance: Tensor, horizon: int) -> Tensor:
+        """(H, n) float64: −m_h·distance, exactly."""
+        return -self.slopes(distance.device)[:, None] * distance
+
 
 class Alibi2d(IsotropicPrior, Alibi):
     """K = −m_h·√(dy² + dx²) over the grid of patches, with ALiBi's slopes m; prefix tokens get 0.

@@ -8,6 +8,8 @@ A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra hea
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +27,7 @@ __all__ = [
     "PriorTerms",
     "RelativeTable",
     "TablePrior",
+    "farther",
     "grid_table",
     "line_table",
     "linear_in",
@@ -152,6 +155,28 @@ class Prior(nn.Module):
         """(1 or B, H, T, S) float64: the formula itself, entry by entry. The oracle of tests and plots; O(T·S)."""
         raise NotImplementedError
 
+    def tail(self, distance: Tensor, horizon: int) -> Tensor:
+        """(H, n) float64: at least  sup K[h,i,j] − K[h,i,i]  over all i < horizon and all keys j ≤ i − distance.
+
+        What a cache may forget follows from it (`zoo.attention.forget`): how far the prior can still lift a key so far
+        away above the query's own. Without a law that says more it is +∞, and nothing is forgotten.
+
+        Args:
+            distance: (n,) int64, 0 or more.
+            horizon: tokens of the longest sequence.
+        """
+        return torch.full((self.num_heads, len(distance)), math.inf, dtype=torch.float64, device=distance.device)
+
+
+def farther(curve: Callable[[Tensor], Tensor], distance: Tensor, horizon: int) -> Tensor:
+    """(H, n) float64: sup of curve(d) − curve(0) over the integers d in [distance, horizon); O(H·horizon) memory.
+
+    From `horizon` on, where there is no such integer, the value at horizon − 1.
+    """
+    every = curve(torch.arange(horizon, dtype=torch.float64, device=distance.device))
+    highest = every.flip(-1).cummax(-1).values.flip(-1)
+    return highest[:, distance.clamp(max=horizon - 1)] - every[:, :1]
+
 
 class TablePrior(Prior):
     """A prior that is a function of distance: subclasses give `curve`, a line's table and oracle follow."""
@@ -172,6 +197,10 @@ class TablePrior(Prior):
         device = next((p.device for p in self.parameters()), None)
         i, j = q_pos.row_index(device), k_pos.row_index(device)
         return self.curve((i[:, None] - j[None, :]).double(), causal=causal)[None]
+
+    def tail(self, distance: Tensor, horizon: int) -> Tensor:
+        """(H, n) float64: sup of K[h,d'] − K[h,0] over the integers d' in [distance, horizon). See `Prior.tail`."""
+        return farther(partial(self.curve, causal=True), distance, horizon)
 
 
 class GridPrior(Prior):
@@ -201,6 +230,10 @@ class GridPrior(Prior):
         dy, dx = (q_y[:, None] - k_y).double(), (q_x[:, None] - k_x).double()
         patches = self.surface(dy, dx, grid=k_pos.shape or (1, 1))
         return F.pad(patches, (k_pos.num_prefix, 0, q_pos.num_prefix, 0))[None]
+
+    def tail(self, distance: Tensor, horizon: int) -> Tensor:
+        """+∞ whatever the law along a line says: a grid has no order in which keys could be forgotten."""
+        return Prior.tail(self, distance, horizon)
 
 
 class IsotropicPrior(GridPrior):

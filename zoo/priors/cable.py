@@ -72,3 +72,7 @@ class Cable(Prior):
         total = decay.cumsum(-1)
         first = k_pos.length - q_pos.length
         return -weight[..., first:, None] * (total[..., first:, None] - total[..., None, :])
+
+    def tail(self, distance: Tensor, horizon: int) -> Tensor:
+        """(H, n) 0: rates are 0 at least, so no key stands above the query's own, but tokens may choose not to decay."""
+        return torch.zeros(self.num_heads, len(distance), dtype=torch.float64, device=distance.device)

@@ -93,6 +93,13 @@ class KeyBias(_Sink):
         bias = self.bias(k_pos.index(self.gain.device), causal, torch.float64)
         return bias[:, :, None].expand(-1, -1, q_pos.length, -1)
 
+    def tail(self, distance: Tensor, horizon: int) -> Tensor:
+        """(H, n) float64: −slope_h·distance + (max − min) of the sink, u_h without its slope, over positions < horizon."""
+        at = torch.arange(horizon, device=self.gain.device)[None]
+        sink = self.bias(at, False, torch.float64)[0]
+        reach = sink.amax(-1) - sink.amin(-1)
+        return (reach[:, None] - self.slopes()[:, None] * distance.to(reach.device)).to(distance.device)
+
 
 class KeyBias2d(_Sink):
     """The sink of an image: u_h(patch) = g_h·MLP(z), and b_h on prefix tokens; no slope; 1 lane.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, prior_dtype
+from zoo.priors.base import Prior, PriorTerms, farther, prior_dtype
 
 __all__ = ["Spectral", "Spectral2d"]
 
@@ -83,6 +83,15 @@ class Spectral(Prior):
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         i, j = q_pos.row_index(self.omega.device), k_pos.row_index(self.omega.device)
         return self.series(i[:, None] - j)[None]
+
+    def tail(self, distance: Tensor, horizon: int) -> Tensor:
+        """(H, n) float64: sup of K[h,d'] − K[h,0] over the integers d' in [distance, horizon), + Σ_r (|α|+|β|)/64.
+
+        The last is what lanes in bfloat16 can be off: four products per frequency, in K[h,d'] and in K[h,0], of two
+        factors that each are off by 2^−9.
+        """
+        size = (self.alpha.abs() + self.beta.abs()).double().sum(-1, keepdim=True)
+        return farther(self.series, distance.to(self.omega.device), horizon).to(distance.device) + size / 64
 
 
 class Spectral2d(Prior):

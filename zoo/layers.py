@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import fold_lanes
 from zoo.attention.cache import LayerCache
 from zoo.attention.dispatch import prior_attention
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms
+from zoo.priors.base import Prior
 
 __all__ = ["Attention", "Block", "SSMax", "SwiGLU", "init_linear"]
 
@@ -147,38 +146,15 @@ class Attention(nn.Module):
             q, scale = (q * scale[..., None]).to(q.dtype), None
         if logit_scale != 1.0:
             scale = logit_scale * (q.new_ones(q.shape[1:3], dtype=torch.float32) if scale is None else scale)
+        options: dict[str, Any] = dict(query_scale=scale, segments=segments, window=self.window, kernel=kernel)
         if cache is None:
             terms = self.prior(positions, positions, causal=self.causal, x=x)
+            out = prior_attention(q, k, v, terms, causal=self.causal, **options)
         else:
-            terms, k, v = self._cached(x, k, v, positions, cache)
-        out = prior_attention(
-            q,
-            k,
-            v,
-            terms,
-            causal=self.causal,
-            query_scale=scale,
-            segments=segments,
-            window=self.window,
-            kernel=kernel,
-        )
+            if not self.causal or logit_scale != 1.0:
+                raise ValueError("a KV cache serves causal attention only, at logit_scale 1")
+            out = cache.attend(self.prior, x, q, k, v, positions, **options)
         return self.out(out.transpose(1, 2).flatten(2))
-
-    def _cached(
-        self, x: Tensor, k: Tensor, v: Tensor, positions: Positions, cache: LayerCache
-    ) -> tuple[PriorTerms, Tensor, Tensor]:
-        """Terms for the new queries over all keys; lanes of the new keys go into the cache with them."""
-        if not self.causal:
-            raise ValueError("a KV cache serves causal attention only")
-        terms = self.prior(positions, positions, causal=True, x=x, carry=cache.carry)
-        cache.carry = terms.carry
-        if terms.k_lanes is not None:
-            k = fold_lanes(k, terms.k_lanes)
-        k, v = cache.append(k, v)
-        everything = Positions.line(k.shape[2])
-        table = None if terms.table is None else cache.table(self.prior, positions, everything)
-        bias = None if terms.bias is None else self.prior(positions, everything, causal=True, x=x).bias
-        return replace(terms, k_lanes=None, table=table, bias=bias), k, v
 
 
 class Block(nn.Module):

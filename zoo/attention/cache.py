@@ -2,24 +2,116 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakSet
+
 import torch
 from torch import Tensor
 
+from zoo.attention.base import fold_lanes
+from zoo.attention.dispatch import prior_attention
 from zoo.positions import Positions
-from zoo.priors.base import Prior, RelativeTable
+from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
-__all__ = ["KVCache", "LayerCache"]
+__all__ = ["Cache", "DenseLayer", "KVCache", "LayerCache", "Mark"]
 
 
 class LayerCache:
-    """Keys (with their lanes), values, the prior's table and its running sum, of one layer."""
+    """What one layer keeps of the tokens before: subclasses say how keys and values are held and attended to.
 
-    def __init__(self, owner: KVCache) -> None:
+    Attributes:
+        carry: what the prior's next tokens start from, as in `PriorTerms`.
+    """
+
+    def __init__(self, owner: Cache) -> None:
         self.owner = owner
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
         self.carry: Tensor | None = None
         self._table: RelativeTable | None = None
+
+    def attend(
+        self,
+        prior: Prior,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Positions,
+        *,
+        query_scale: Tensor | None = None,
+        segments: Tensor | None = None,
+        window: int | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        """Keep k and v of the new tokens, and attend to all tokens so far: (B, H, T, D). Arguments as in `prior_attention`.
+
+        Args:
+            prior: of this layer.
+            x: (B, T, C) the layer's input at the new tokens.
+            q, k, v: (B, H, T, d_c), (B, G, T, d_c), (B, G, T, D) of the new tokens.
+            positions: theirs.
+            segments: (B, S) document ids of all tokens, or None.
+        """
+        raise NotImplementedError
+
+    def memory(self) -> int:
+        """Bytes of keys and values that are reserved."""
+        raise NotImplementedError
+
+    def terms(self, prior: Prior, x: Tensor, k: Tensor, positions: Positions) -> tuple[PriorTerms, Tensor]:
+        """The prior's terms among the new tokens, key lanes moved into the keys, which are returned with them."""
+        terms = prior(positions, positions, causal=True, x=x, carry=self.carry)
+        self.carry = terms.carry
+        if terms.k_lanes is not None:
+            k = fold_lanes(k, terms.k_lanes)
+        return replace(terms, k_lanes=None), k
+
+    def distances(self, prior: Prior, reach: int) -> RelativeTable | None:
+        """The prior's table over distances 0 … `reach` − 1 at least, computed once per capacity; column = distance."""
+        if self._table is None or self._table.table.shape[1] < reach:
+            far = max(self.owner.capacity, reach)
+            self._table = prior(Positions.line(1, offset=far - 1), Positions.line(far), causal=True).table
+        return self._table
+
+
+class DenseLayer(LayerCache):
+    """Every key and value of one layer, side by side: (B, Gk, capacity, R+d_c) and (B, G, capacity, D)."""
+
+    def __init__(self, owner: Cache) -> None:
+        super().__init__(owner)
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def attend(
+        self,
+        prior: Prior,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Positions,
+        *,
+        query_scale: Tensor | None = None,
+        segments: Tensor | None = None,
+        window: int | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        terms, k = self.terms(prior, x, k, positions)
+        k, v = self.append(k, v)
+        everything = Positions.line(k.shape[2])
+        table = None if terms.table is None else self.table(prior, positions, everything)
+        bias = None if terms.bias is None else prior(positions, everything, causal=True, x=x).bias
+        return prior_attention(
+            q,
+            k,
+            v,
+            replace(terms, table=table, bias=bias),
+            causal=True,
+            query_scale=query_scale,
+            segments=segments,
+            window=window,
+            kernel=kernel,
+        )
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store (B, Gk, T, R+d_c) and (B, G, T, D) after what is held; returns views of all S tokens."""
@@ -33,50 +125,62 @@ class LayerCache:
         """The prior's relative table for these positions; for one query a slice of a table computed once."""
         if q_pos.length > 1:
             return prior(q_pos, k_pos, causal=True).table
-        if self._table is None or self._table.table.shape[1] < k_pos.length:
-            far = self.owner.capacity
-            self._table = prior(Positions.line(1, offset=far - 1), Positions.line(far), causal=True).table
-        return None if self._table is None else self._table.shifted(q_pos, k_pos)
+        table = self.distances(prior, k_pos.length)
+        return None if table is None else table.shifted(q_pos, k_pos)
+
+    def memory(self) -> int:
+        return sum(held.numel() * held.element_size() for held in (self.keys, self.values) if held is not None)
 
 
-class KVCache:
-    """Keys and values of all layers for batched causal decoding.
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """A state of a cache, to come back to with `rewind`."""
 
-    Args:
-        num_layers: layers of the model.
-        capacity: tokens to reserve at once; 0 reserves as they come, in blocks. A full cache grows by half, or one block.
-        block: tokens per block.
+    length: int
+    segments: Tensor | None
+    within: Tensor | None
+    carries: list[Tensor | None]
+
+
+class Cache:
+    """What caches share: how many tokens there are, where the next ones are, and the way back to a marked state.
+
+    Attributes:
+        length: tokens held.
+        capacity: tokens there is room for.
+        layers: one `LayerCache` per layer of the model.
     """
 
-    def __init__(self, num_layers: int, *, capacity: int = 0, block: int = 256) -> None:
-        if block < 1 or capacity < 0:
-            raise ValueError(f"a cache needs block >= 1 and capacity >= 0, got {block} and {capacity}")
-        self.block = block
-        self.length = 0
-        self.capacity = -(-capacity // block) * block
-        self.layers = [LayerCache(self) for _ in range(num_layers)]
+    layers: Sequence[LayerCache]
+
+    def __init__(self) -> None:
+        self.length = self.capacity = 0
         self.segments: Tensor | None = None
         self._within: Tensor | None = None
+        self._marks: WeakSet[Mark] = WeakSet()
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more."""
-        needed = self.length + tokens
-        if needed > self.capacity:
-            grown = max(needed, self.capacity + self.capacity // 2)
-            self.capacity = -(-grown // self.block) * self.block
+        raise NotImplementedError
 
     def advance(self, tokens: int) -> None:
-        """Count `tokens` as held, after every layer appended them."""
+        """Count `tokens` as held, after every layer kept them."""
         self.length += tokens
 
-    def mark(self) -> tuple:
-        """This state, for `rewind`."""
-        return self.length, self.segments, self._within, [layer.carry for layer in self.layers]
+    def memory(self) -> int:
+        """Bytes of keys and values that all layers have reserved."""
+        return sum(layer.memory() for layer in self.layers)
 
-    def rewind(self, mark: tuple) -> None:
+    def mark(self) -> Mark:
+        """This state, for `rewind`."""
+        mark = Mark(self.length, self.segments, self._within, [layer.carry for layer in self.layers])
+        self._marks.add(mark)
+        return mark
+
+    def rewind(self, mark: Mark) -> None:
         """Forget what came after `mark`; the next keys overwrite those of the forgotten tokens."""
-        self.length, self.segments, self._within, carries = mark
-        for layer, carry in zip(self.layers, carries, strict=True):
+        self.length, self.segments, self._within = mark.length, mark.segments, mark.within
+        for layer, carry in zip(self.layers, mark.carries, strict=True):
             layer.carry = carry
 
     def positions(self, tokens: int, segments: Tensor | None) -> tuple[Positions, Tensor | None]:
@@ -100,6 +204,30 @@ class KVCache:
         self._within = within[:, -1:]
         self.segments = segments if self.segments is None else torch.cat([self.segments, segments], dim=1)
         return Positions(tokens, self.length, within=within), self.segments
+
+
+class KVCache(Cache):
+    """Keys and values of all layers for batched causal decoding.
+
+    Args:
+        num_layers: layers of the model.
+        capacity: tokens to reserve at once; 0 reserves as they come, in blocks. A full cache grows by half, or one block.
+        block: tokens per block.
+    """
+
+    def __init__(self, num_layers: int, *, capacity: int = 0, block: int = 256) -> None:
+        super().__init__()
+        if block < 1 or capacity < 0:
+            raise ValueError(f"a cache needs block >= 1 and capacity >= 0, got {block} and {capacity}")
+        self.block = block
+        self.capacity = -(-capacity // block) * block
+        self.layers: list[DenseLayer] = [DenseLayer(self) for _ in range(num_layers)]
+
+    def reserve(self, tokens: int) -> None:
+        needed = self.length + tokens
+        if needed > self.capacity:
+            grown = max(needed, self.capacity + self.capacity // 2)
+            self.capacity = -(-grown // self.block) * self.block
 
 
 def _store(held: Tensor | None, new: Tensor, start: int, capacity: int) -> Tensor:

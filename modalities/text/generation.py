@@ -26,6 +26,7 @@ def generate(
     tokenizer: Any = None,
     eos_id: int | None = None,
     seed: int | None = None,
+    cache: str = "dense",
 ) -> list[list[int]]:
     """New tokens of each prompt, without the prompt, its end token, or the stop string.
 
@@ -38,6 +39,7 @@ def generate(
         stop: strings that end a row when they appear; needs `tokenizer`, whose decode(ids) finds them.
         eos_id: a token that ends a row.
         seed: of the sampling.
+        cache: "dense", or "paged", which drops keys that decaying heads can never use again.
 
     Raises:
         ValueError: for empty prompts or settings out of range.
@@ -46,9 +48,8 @@ def generate(
     if stop and tokenizer is None:
         raise ValueError("stop strings are found in decoded text: pass tokenizer as well")
     done = [False] * len(rows)
-    for tokens in stream(
-        model, prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-    ):
+    sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    for tokens in stream(model, prompts, max_new_tokens=max_new_tokens, cache=cache, **sampling):
         for n, token in enumerate(tokens.tolist()):
             if done[n]:
                 continue
@@ -73,6 +74,7 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
+    cache: str = "dense",
 ) -> Iterator[Tensor]:
     """Yields (B,) int64, the next token of every row, as soon as it is known. Arguments as in `generate`."""
     if max_new_tokens < 1 or temperature < 0 or (top_k is not None and top_k < 1):
@@ -84,10 +86,11 @@ def stream(
     device = model.embedding.weight.device
     tokens, segments = _left_pad(prompts, device)
     generator = torch.Generator(device).manual_seed(seed) if seed is not None else None
-    cache = model.new_cache(capacity=tokens.shape[1] + max_new_tokens)
+    capacity = tokens.shape[1] + max_new_tokens
+    held = model.new_cache(capacity) if cache == "dense" else model.new_cache(capacity, cache)
     real = None if segments is None else torch.zeros_like(segments[:, :1])
     for _ in range(max_new_tokens):
-        features = model.forward_features(tokens, segments=segments, cache=cache)[:, -1]
+        features = model.forward_features(tokens, segments=segments, cache=held)[:, -1]
         tokens = _pick(model.forward_head(features), temperature, top_k, top_p, generator)[:, None]
         segments = real
         yield tokens[:, 0]

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modalities.text.generation import generate
-from zoo.attention import KVCache
+from zoo.attention import Cache, KVCache, PagedCache
 from zoo.attention.base import single_documents
+from zoo.attention.forget import Certificate
 from zoo.layers import Attention, Block, SSMax, SwiGLU, init_linear
 from zoo.methods import Position, create_position, list_positions
 from zoo.model import ZooModel
+from zoo.naming import did_you_mean
 from zoo.positions import Positions
 from zoo.registry import register_model
 
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 IGNORED = -100  # in place of a target that does not count
+PAGE = 64  # tokens on a page of a paged cache
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,30 @@ class CausalLM(ZooModel):
         init_linear(self, depth=config.num_layers)
         nn.init.normal_(self.embedding.weight, std=(2 / (5 * config.dim)) ** 0.5)
 
-    def new_cache(self, capacity: int = 0) -> KVCache:
-        """An empty KV cache with room for `capacity` tokens; it grows when needed."""
-        return KVCache(self.config.num_layers, capacity=capacity)
+    def new_cache(self, capacity: int = 0, kind: str = "dense") -> Cache:
+        """An empty KV cache with room for `capacity` tokens.
+
+        Args:
+            capacity: tokens; a dense cache grows beyond when needed, a paged one ends there.
+            kind: "dense", or "paged": heads whose prior decays drop the keys that no token up to `capacity` can use. That
+                is proven from the weights as they are now: make a new cache after changing them.
+
+        Raises:
+            ValueError: for another kind, or a paged cache without a capacity.
+        """
+        if kind not in ("dense", "paged"):
+            raise ValueError(
+                f"unknown kind of cache {kind!r}; {did_you_mean(kind, ('dense', 'paged'))}Known: dense, paged"
+            )
+        if kind == "dense":
+            return KVCache(self.config.num_layers, capacity=capacity)
+        if capacity < 1:
+            raise ValueError(f"a paged cache needs its capacity, the most tokens it will hold, got {capacity}")
+        proofs = [Certificate.of(layer, capacity, PAGE) for layer in self.layers]
+        return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, certificates=proofs)
 
     def forward_features(
-        self, tokens: Tensor, *, segments: Tensor | None = None, cache: KVCache | None = None, kernel: str = "auto"
+        self, tokens: Tensor, *, segments: Tensor | None = None, cache: Cache | None = None, kernel: str = "auto"
     ) -> Tensor:
         """(B, T, C) after the last norm, from tokens (B, T) and document ids (B, T) if rows are packed or padded."""
         if cache is None:
@@ -138,7 +159,7 @@ class CausalLM(ZooModel):
         return F.linear(features, weight).float()
 
     def forward(
-        self, tokens: Tensor, *, segments: Tensor | None = None, cache: KVCache | None = None, kernel: str = "auto"
+        self, tokens: Tensor, *, segments: Tensor | None = None, cache: Cache | None = None, kernel: str = "auto"
     ) -> Tensor:
         """(B, T, V) float32 logits. With a cache, `tokens` and `segments` are the new ones only."""
         return self.forward_head(self.forward_features(tokens, segments=segments, cache=cache, kernel=kernel))

@@ -1,0 +1,340 @@
+"""The paged KV cache: what it drops is proven useless, what it computes is what a dense cache computes, and what it holds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from modalities.text.model import CausalLM, TextConfig
+from tests.zoo.priors_table import LINE, inputs, make
+from zoo import Positions, create_prior
+from zoo.attention import KVCache, PagedCache
+from zoo.attention.forget import Certificate
+from zoo.encodings import Rotary
+from zoo.layers import Attention, Block, SSMax, SwiGLU
+from zoo.methods import list_positions
+from zoo.priors import Prior
+
+METHODS = [name for name in list_positions() if name != "fire"]
+CHUNKS = [13, 3, 9, 1, 1, 1, 1, 1]  # an empty cache, part of a page, more than a page, single tokens
+LENGTH = sum(CHUNKS)
+
+
+def tokens(length: int = LENGTH, rows: int = 2) -> torch.Tensor:
+    return torch.randint(0, 40, (rows, length), generator=torch.Generator().manual_seed(3))
+
+
+def small(position: str, **config) -> CausalLM:
+    """A two-layer model in float64 whose priors are moved off their inits."""
+    torch.manual_seed(0)
+    shape = dict(vocab_size=40, dim=64, num_layers=2, num_heads=2, hidden_dim=32, train_context=40)
+    model = CausalLM(TextConfig(position=position, **(shape | config))).double().eval()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Prior):
+                for parameter in module.parameters():
+                    parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def fading(*, heads: int = 6, retrieval: int = 3, slope: float = 10.0, **config) -> CausalLM:
+    """GGD heads of a steep linear decay, but for `retrieval` first ones: θβ = 0 (no prior), and θβ < 0 for the last of them."""
+    model = small("ggd", num_heads=heads, dim=16 * heads, position_options={"init": "alibi"}, **config)
+    with torch.no_grad():
+        for layer in model.layers:
+            prior = layer.attention.prior
+            prior.theta_alpha.fill_(math.log(slope))
+            prior.theta_beta.fill_(1.0)
+            prior.theta_alpha[:retrieval], prior.theta_beta[:retrieval] = 0.0, 0.0
+            prior.theta_beta[retrieval - 1] = -0.3
+    return model
+
+
+def proofs(model: CausalLM, horizon: int, block: int) -> list[Certificate]:
+    return [Certificate.of(layer, horizon, block) for layer in model.layers]
+
+
+def paged(model: CausalLM, horizon: int, *, block: int = 4) -> PagedCache:
+    return PagedCache(len(model.layers), horizon=horizon, block=block, certificates=proofs(model, horizon, block))
+
+
+def read(model: CausalLM, cache, ids: torch.Tensor, chunks=CHUNKS, segments=None, **options) -> torch.Tensor:
+    parts = ids.split(chunks, dim=1)
+    marks = [None] * len(parts) if segments is None else segments.split(chunks, dim=1)
+    return torch.cat(
+        [model.forward_features(t, segments=s, cache=cache, **options) for t, s in zip(parts, marks, strict=True)],
+        dim=1,
+    )
+
+
+def same(found: torch.Tensor, expected: torch.Tensor, budget: float = 1e-12) -> None:
+    """Float64 sums in another order."""
+    assert (found - expected).abs().max() <= budget * expected.abs().max()
+
+
+# ------------------------------------------------------------------------------------------------------ what a tail is
+
+
+@pytest.mark.parametrize("name", LINE)
+def test_tail_is_above_every_key_so_far_away(name: str) -> None:
+    """sup of K[i,j] − K[i,i] over i < horizon and j ≤ i − d, taken entry by entry of the oracle, is never above `tail`."""
+    horizon = 40
+    for seed in range(2):
+        prior, pos = make(name, seed=seed), Positions.line(horizon)
+        dense = prior.log_prior(pos, pos, causal=True, x=inputs(horizon)).amax(0)
+        lifted = dense - dense.diagonal(dim1=1, dim2=2)[..., None]
+        away = torch.arange(horizon)[:, None] - torch.arange(horizon)
+        distance = torch.arange(horizon)
+        tail = prior.tail(distance, horizon)
+        assert tail.shape == (prior.num_heads, horizon) and tail.dtype == torch.float64
+        for d in distance.tolist():
+            highest = lifted.masked_fill(away < d, -torch.inf).amax((1, 2))
+            assert (highest <= tail[:, d] + 1e-9).all(), f"{name} at distance {d}"
+
+
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [("alibi", True), ("ggd", True), ("kerple", True), ("t5", True), ("uniform", True), ("fire", False)],
+)
+def test_tail_is_the_least_bound_of_priors_of_distance(name: str, exact: bool) -> None:
+    horizon, prior = 300, make(name)
+    distance = torch.tensor([0, 1, 7, 100, 299, 400])
+    tail = prior.tail(distance, horizon)
+    if not exact:
+        assert (tail == torch.inf).all()
+        return
+    every = prior.log_prior(Positions.line(1, offset=horizon - 1), Positions.line(horizon), causal=True)[0, :, 0].flip(
+        1
+    )
+    for n, d in enumerate(distance.tolist()[:-1]):
+        torch.testing.assert_close(tail[:, n], every[:, d:].amax(1) - every[:, 0], atol=1e-9, rtol=0)
+    assert (tail[:, -1] <= tail[:, -2]).all()
+
+
+def test_grids_are_never_forgotten() -> None:
+    for name in ("alibi2d", "kerple2d", "ggd2d"):
+        assert (create_prior(name, num_heads=2).tail(torch.arange(9), 9) == torch.inf).all()
+
+
+# ------------------------------------------------------------------------------------------------------ the certificate
+
+
+def extreme_block(ssmax: bool = False, scale_prior: bool = True, rotary: Rotary | None = None) -> Block:
+    """One head whose content columns all read one input: inputs ±(√C, 0, …) reach the bounds on queries and keys."""
+    dim, slope = 4, 0.5
+    prior = create_prior("ggd", num_heads=1, init="alibi")
+    prior.theta_alpha.data.fill_(math.log(slope))
+    scale = SSMax(1, train_context=40) if ssmax else None
+    attention = Attention(dim, 1, prior=prior, rotary=rotary, ssmax=scale, scale_prior=scale_prior)
+    block = Block(dim, attention, SwiGLU(dim, 4)).double()
+    with torch.no_grad():
+        block.attention_norm.weight.copy_(torch.tensor([1.5, 1, 1, 1]))
+        for linear, size in ((attention.query, 0.7), (attention.key, -0.4)):
+            linear.weight.zero_()
+            linear.weight[0, 0] = size
+    return block
+
+
+@pytest.mark.parametrize(("ssmax", "scale_prior"), [(False, True), (True, True), (True, False)])
+@torch.no_grad()
+def test_the_bound_is_reached_and_never_crossed(ssmax: bool, scale_prior: bool) -> None:
+    """The worst input is a key aligned with a query whose own key is opposed to it. A page is dead exactly when that key's
+    weight, at any position to come, is below 2^-24/horizon of the own key's: to the 1% that rounding is given, and 2^-7."""
+    horizon = 400
+    block = extreme_block(ssmax, scale_prior)
+    attention, proof = block.attention, Certificate.of(block, horizon, 1)
+    ahead = block.attention_norm(torch.tensor([1.0, 0, 0, 0], dtype=torch.float64))
+    q, k_own, k_past = attention.query(ahead), attention.key(ahead), attention.key(-ahead)
+    content = float(q @ (k_past - k_own)) / math.sqrt(attention.content_dim)
+    assert content > 0
+    limit, now = 24 * math.log(2) + math.log(horizon), 300
+    last = torch.arange(now)[None, None]
+    dead = proof.dead(k_past.norm().expand(1, 1, now), last, now, documents=False)[0, 0]
+    position = torch.arange(now, horizon, dtype=torch.float64)
+    row = attention.ssmax.s[0] * (position + 1).log() if ssmax else torch.ones_like(position)
+    key = torch.arange(now, dtype=torch.float64)
+    fall = prior_fall(attention.prior, position[:, None] - key)
+    gap = row[:, None] * content + fall * (row[:, None] if scale_prior else 1.0)
+    worst = gap.amax(0)
+    assert (worst[dead] < -limit).all() and dead.any() and not dead.all()
+    kept = worst[~dead]
+    slack = 0.021 * float(row.max()) * content + 0.01 * float(fall.abs().max()) + (1e-3 if scale_prior else 0.0)
+    if ssmax and not scale_prior:  # the row scale is taken at the horizon, where the prior has fallen further
+        slack += content * float(row.max() - row.min())
+    assert (kept > -limit - slack).all()
+    shorter = proof.dead(k_past.norm().expand(1, 1, now) * 3, last, now, documents=False)[0, 0]
+    assert shorter.sum() < dead.sum()  # longer keys stay longer
+
+
+def prior_fall(prior: Prior, distance: torch.Tensor) -> torch.Tensor:
+    return (prior.curve(distance, causal=True) - prior.curve(torch.zeros_like(distance), causal=True))[0]
+
+
+@torch.no_grad()
+def test_a_negative_row_scale_and_a_young_document_forget_nothing() -> None:
+    block = extreme_block(ssmax=True)
+    last, highest = torch.arange(300)[None, None], torch.full((1, 1, 300), 0.5)
+    old = Certificate.of(block, 400, 1).dead(highest, last, 300, documents=False)
+    young = Certificate.of(block, 400, 1).dead(highest, last, 300, documents=True)
+    assert old.any() and not (young & ~old).any() and young.sum() < old.sum()
+    block.attention.ssmax.s.fill_(-0.1)
+    assert not Certificate.of(block, 400, 1).dead(highest, last, 300, documents=False).any()
+
+
+@torch.no_grad()
+def test_yarn_lengthens_queries_and_keys() -> None:
+    plain = Certificate.of(extreme_block(rotary=Rotary(4)), 40, 1)
+    yarn = Certificate.of(extreme_block(rotary=Rotary(4, train_context=16, scaling="yarn", factor=4.0)), 40, 1)
+    torch.testing.assert_close(yarn.query / plain.query, torch.tensor([0.1 * math.log(4) + 1], dtype=torch.float64))
+    torch.testing.assert_close(yarn.key / plain.key, yarn.query / plain.query)
+
+
+# ------------------------------------------------------------------------------------------------------ the cache
+
+
+@pytest.mark.parametrize("ssmax", [False, True])
+@pytest.mark.parametrize("name", METHODS)
+@torch.no_grad()
+def test_pages_compute_what_a_dense_cache_does(name: str, ssmax: bool) -> None:
+    model, ids = small(name, ssmax=ssmax), tokens()
+    same(read(model, paged(model, LENGTH), ids), read(model, KVCache(2), ids))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("name", ["ggd", "alibi", "rope", "t5"])
+@torch.no_grad()
+def test_grouped_heads(name: str, groups: int) -> None:
+    model, ids = small(name, num_heads=4, num_kv_heads=groups, ssmax=True), tokens()
+    cache = paged(model, LENGTH)
+    same(read(model, cache, ids), read(model, KVCache(2), ids))
+    assert cache.held().shape == (2, 2, 4 if name == "alibi" else groups)  # its lanes differ from head to head
+
+
+@torch.no_grad()
+def test_documents_and_padding() -> None:
+    segments = torch.tensor([[0] * 9 + [1] * (LENGTH - 9), [-1] * 5 + [0] * 12 + [1] * (LENGTH - 17)])
+    for model in (fading(ssmax=True, slope=30.0), small("goat"), small("local", train_context=11)):
+        found = read(model, paged(model, LENGTH), tokens(), segments=segments)
+        same(found, read(model, KVCache(2), tokens(), segments=segments), 2.0**-20)
+
+
+@pytest.mark.parametrize("config", [{}, {"ssmax": True}, {"ssmax": True, "scale_prior": False}, {"num_kv_heads": 2}])
+@torch.no_grad()
+def test_memory_follows_the_retrieval_heads(config: dict) -> None:
+    """Three of six heads hold every page, the others the few that their decay leaves; outputs are those of a dense cache."""
+    length, ids = 100, tokens(100)
+    model = fading(**config)
+    cache = paged(model, length)
+    chunks = [50, 3, 20] + [1] * (length - 73)
+    same(read(model, cache, ids, chunks), read(model, KVCache(2), ids, chunks), 2.0**-20)
+    held, every = cache.held(), length // 4
+    retrieving = 1 if "num_kv_heads" in config else 3
+    assert (held[:, :, :retrieving] == every).all()
+    assert (held[:, :, retrieving:] <= 5).all() and (held >= 1).all()
+    for layer in cache.layers:
+        pages, pool = layer.store.pages, len(layer.store.pages.keys)
+        total = int(pages.count.sum())
+        assert total <= pool <= 1.25 * (total + 3 * held[0].numel())  # what was dropped is what others took
+        ids_held = [pages.index[b, g, :n].tolist() for b in range(2) for g, n in enumerate(pages.count[b].tolist())]
+        flat = [page for row in ids_held for page in row]
+        assert len(set(flat)) == len(flat)  # a page has one holder
+        assert layer.store.counts == pages.count.flatten().tolist()
+        starts = [pages.start[b, g, :n] for b in range(2) for g, n in enumerate(pages.count[b].tolist())]
+        assert all((row.diff() > 0).all() and (row % 4 == 0).all() and row[-1] == length - 4 for row in starts)
+    dense = KVCache(2)
+    read(model, dense, ids, chunks)
+    assert cache.memory() < 0.8 * dense.memory()
+
+
+@torch.no_grad()
+def test_a_dropped_key_would_have_changed_nothing_a_kept_one_would() -> None:
+    """Without certificates nothing is dropped; and dropping one page more than they allow shows in the output."""
+    length, ids = 60, tokens(60, rows=1)
+    model = fading(slope=1.0)
+    chunks = [length - 1, 1]
+    everything = PagedCache(2, horizon=length, block=4)
+    expected = read(model, everything, ids, chunks)[:, -1]
+    assert (everything.held() == length // 4).all()
+    cache = paged(model, length)
+    model.forward_features(ids[:, :-1], cache=cache)
+    store = cache.layers[0].store
+    store.pages.start[:, :3] += length  # a retrieval head's pages, moved behind every query
+    with pytest.raises(AssertionError):
+        same(model.forward_features(ids[:, -1:], cache=cache)[:, 0], expected, 2.0**-20)
+
+
+@torch.no_grad()
+def test_a_window_drops_what_left_it() -> None:
+    model, length = small("local", train_context=10), 60
+    cache, chunks = paged(model, length), [20] + [1] * 40
+    same(read(model, cache, tokens(length), chunks), read(model, KVCache(2), tokens(length), chunks))
+    assert (cache.held() <= 10 // 4 + 2).all()
+
+
+@torch.no_grad()
+def test_mark_and_rewind() -> None:
+    """What follows a mark is forgotten, dropped pages included: while the mark is kept none is dropped."""
+    model, ids, length = fading(), tokens(80), 80
+    cache = paged(model, length)
+    read(model, cache, ids[:, :30], [30])
+    before = cache.held()
+    mark = cache.mark()
+    first = read(model, cache, ids[:, 30:70], [20] + [1] * 20)
+    assert (cache.held()[..., -1] >= before[..., -1] + 10).all()
+    cache.rewind(mark)
+    assert cache.length == 30 and torch.equal(cache.held(), before)
+    other = tokens(80).flip(1)
+    read(model, cache, other[:, 30:47], [1] * 17)
+    cache.rewind(mark)
+    again = read(model, cache, ids[:, 30:70], [20] + [1] * 20)
+    assert torch.equal(first, again)
+    del mark
+    last = read(model, cache, ids[:, 70:], [1] * 10)
+    assert (cache.held()[..., -1] <= 5).all()
+    same(last, read(model, KVCache(2), ids, [30, 40, 10])[:, 70:], 2.0**-20)
+
+
+@pytest.mark.parametrize("config", [{}, {"ssmax": True}])
+@torch.no_grad()
+def test_greedy_generation_is_the_same(config: dict) -> None:
+    model = fading(**config)
+    prompts = [tokens(70)[0].tolist(), tokens(70)[1, :31].tolist()]
+    dense = model.generate(prompts, max_new_tokens=8)
+    assert model.generate(prompts, max_new_tokens=8, cache="paged") == dense
+    assert dense[0] != dense[1]
+
+
+@pytest.mark.parametrize("name", ["ggd", "alibi", "rope"])
+@torch.no_grad()
+def test_the_decoding_kernel_reads_the_same_pages(name: str) -> None:
+    """Triton's kernel in its interpreter, float32, against gathered pages: sums in another order, 24 bits."""
+    config = dict(num_layers=1, dim=64, num_heads=4, num_kv_heads=2) if name == "rope" else dict(num_layers=1)
+    model = (fading(heads=2, retrieval=1, **config) if name == "ggd" else small(name, **config)).float()
+    ids, chunks = tokens(40), [37, 2, 1]
+    segments = torch.tensor([[0] * 40, [-1] * 5 + [0] * 35])
+    for marks in (None, segments):
+        by_kernel, gathered = paged(model, 40, block=16), paged(model, 40, block=16)
+        read(model, by_kernel, ids[:, :37], [37], None if marks is None else marks[:, :37])
+        rest = None if marks is None else marks[:, 37:]
+        found = read(model, by_kernel, ids[:, 37:], chunks[1:], rest, kernel="triton")
+        expected = read(model, gathered, ids, chunks, marks)[:, 37:]
+        same(found, expected, 2.0**-16)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: small("fire").generate([[1, 2]], max_new_tokens=2, cache="paged"), "Fire hands over a dense bias"),
+        (lambda: small("ggd").new_cache(8, "page"), "did you mean 'paged'"),
+        (lambda: small("ggd").new_cache(kind="paged"), "needs its capacity"),
+        (lambda: PagedCache(1, horizon=0), "horizon >= 1"),
+        (lambda: PagedCache(2, horizon=9, certificates=proofs(small("ggd"), 8, 4)), "up to 9 tokens"),
+        (lambda: small("ggd").forward_features(tokens(9), cache=paged(small("ggd"), 8)), "made for 8 tokens"),
+    ],
+)
+@torch.no_grad()
+def test_bad_requests_are_named(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,175 @@
+"""The fused kernels as operators of torch: shapes for its compiler, gradients for autograd.
+
+`priorzoo::attention` is opaque to torch.compile, so a whole model compiles without a break around it, and what it saves for
+the backward pass is O(T + S): the output, a number a row, and the interval of tiles that each tile of the plan needs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zoo.attention.triton.backward import attention_backward, row_delta
+from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous
+from zoo.attention.triton.forward import attention_forward
+from zoo.attention.triton.plan import Plan, make_plan
+from zoo.attention.triton.table_grad import table_gradient
+
+__all__ = ["fused_attention", "geometry_of"]
+
+_LOG2E = LOG2E.value
+
+
+def geometry_of(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, origin: int, grid: list[int], lanes: int
+) -> Geometry:
+    """q (B,H,T,Dk), k (B,G,S,Dk), v (B,G,S,Dv); grid [height, width, prefix], or [] on a line."""
+    height, width, prefix = grid or (0, 0, 0)
+    return Geometry(
+        batch=q.shape[0],
+        heads=q.shape[1],
+        groups=k.shape[1],
+        queries=q.shape[2],
+        keys=k.shape[2],
+        width_k=q.shape[3],
+        width_v=v.shape[3],
+        lanes=lanes,
+        causal=causal,
+        window=window,
+        origin=origin,
+        grid_height=height,
+        grid_width=width,
+        prefix=prefix,
+    )
+
+
+@torch.library.custom_op("priorzoo::attention", mutates_args=())
+def fused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    numbers: Tensor | None,
+    tangents: Tensor | None,
+    causal: bool,
+    window: int,
+    origin: int,
+    grid: list[int],
+    lanes: int,
+    skip: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """softmax( q·kᵀ + row_scale ∘ table[index] ) v over the visible keys.
+
+    Args:
+        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first, all scales inside q.
+        table: (H, N) float32. row_scale: (1 or B, H, T) float32. segments: (B, S) int32.
+        numbers, tangents: (P, H) and (P, H, N) float32 of a table's law: the gradient then goes to the numbers, as
+            Σ_ij dS_ij·row_scale_i·tangents[p, h, index(i, j)], and none to the table.
+        causal, window (0: none), origin, grid, lanes: see `geometry_of`.
+        skip: leave out tiles that the plan proves irrelevant.
+
+    Returns:
+        out (B,H,T,Dv); log2-sum-exp (B,H,T); the plan's rows and columns, empty without one.
+    """
+    g = geometry_of(q, k, v, causal, window, origin, grid, lanes)
+    plan = make_plan(q, k, table, row_scale, segments, g) if skip else None
+    table2 = None if table is None else table * _LOG2E
+    out, lse2 = attention_forward(q, k, v, table2, row_scale, segments, plan, g)
+    if plan is None:
+        none = torch.empty(2, 0, 0, dtype=torch.int32, device=q.device)
+        return out, lse2, none, none.clone()
+    return out, lse2, plan.rows, plan.cols
+
+
+@torch.library.custom_op("priorzoo::attention_backward", mutates_args=())
+def _backward_op(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    tangents: Tensor | None,
+    out: Tensor,
+    lse2: Tensor,
+    rows: Tensor,
+    cols: Tensor,
+    causal: bool,
+    window: int,
+    origin: int,
+    grid: list[int],
+    lanes: int,
+    needs_table: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, table, row_scale and numbers; empty where there is none."""
+    g = geometry_of(q, k, v, causal, window, origin, grid, lanes)
+    plan = Plan(rows, cols) if rows.numel() else None
+    table2 = None if table is None else table * _LOG2E
+    grad_out = last_axis_contiguous(grad_out)
+    delta = row_delta(grad_out, out, g)
+    tangents2 = None if tangents is None else tangents * _LOG2E
+    dq, dk, dv, d_scale, d_numbers = attention_backward(
+        grad_out, q, k, v, table2, row_scale, segments, out, lse2, plan, g, tangents2, delta
+    )
+    d_table = None
+    if needs_table and table2 is not None:
+        d_table = table_gradient(grad_out, q, k, v, table2, row_scale, segments, lse2, delta, plan, g)
+    if d_scale is not None and row_scale is not None and row_scale.shape[0] == 1 != g.batch:
+        d_scale = d_scale.sum(0, keepdim=True)
+    none = torch.empty(0, device=q.device)
+    d_table, d_scale, d_numbers = (none.clone() if x is None else x for x in (d_table, d_scale, d_numbers))
+    return dq, dk, dv, d_table, d_scale, d_numbers
+
+
+def _tiles(length: int) -> int:
+    from zoo.attention.triton import common
+
+    return -(-length // common.TILE)
+
+
+@fused_attention.register_fake
+def _(q, k, v, table, row_scale, segments, numbers, tangents, causal, window, origin, grid, lanes, skip):
+    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+    lse2 = q.new_empty(q.shape[:3], dtype=torch.float32)
+    heads = q.shape[0] * q.shape[1]
+    rows = q.new_empty((2, heads, _tiles(q.shape[2])) if skip else (2, 0, 0), dtype=torch.int32)
+    cols = q.new_empty((2, heads, _tiles(k.shape[2])) if skip else (2, 0, 0), dtype=torch.int32)
+    return out, lse2, rows, cols
+
+
+@_backward_op.register_fake
+def _(grad_out, q, k, v, table, row_scale, segments, tangents, *rest):
+    def like(x: Tensor | None) -> Tensor:
+        return q.new_empty(0 if x is None else x.shape, dtype=torch.float32)
+
+    needs_table = rest[-1]
+    d_table = like(table if needs_table else None)
+    numbers = q.new_empty(0 if tangents is None else tangents.shape[:2], dtype=torch.float32)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, like(row_scale), numbers
+
+
+def _setup_context(ctx, inputs, output):
+    q, k, v, table, row_scale, segments, numbers, tangents, *scalars, _ = inputs
+    ctx.save_for_backward(q, k, v, table, row_scale, segments, tangents if numbers is not None else None, *output)
+    ctx.scalars = scalars
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _gradients(ctx, grad_out, *_):
+    if torch.is_grad_enabled() and grad_out.requires_grad:
+        raise RuntimeError("kernel 'triton' has no second derivative; use kernel='reference' with create_graph=True")
+    needs = ctx.needs_input_grad
+    dq, dk, dv, d_table, d_scale, d_numbers = _backward_op(
+        grad_out, *ctx.saved_tensors[:7], *ctx.saved_tensors[7:], *ctx.scalars, needs[3]
+    )
+    d_table, d_scale, d_numbers = (
+        g if need else None
+        for g, need in zip((d_table, d_scale, d_numbers), (needs[3], needs[4], needs[6]), strict=True)
+    )
+    return (dq, dk, dv, d_table, d_scale, None, d_numbers, None, *[None] * 6)
+
+
+fused_attention.register_autograd(_gradients, setup_context=_setup_context)

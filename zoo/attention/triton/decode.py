@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.common import LOG2E, Geometry, bias_of, mm, narrow, on_device, padded_width, visible_of
+from zoo.attention.triton.common import LOG2E, Geometry, mm, narrow, on_device, padded_width, visible_of
 
 if TYPE_CHECKING:
     from zoo.attention.paged import Pages
@@ -25,10 +25,7 @@ __all__ = ["decode", "decode_paged", "split_count"]
 
 # Chosen so that nothing spills on compute capability 9.0 and two programs fit a multiprocessor; not yet timed.
 STEP_BYTES = 16384  # of keys, and of values, that a program reads at a time
-MOST_ROWS = 64
 STAGES = 3
-WARPS = 4
-PROGRAMS = 2  # that a multiprocessor runs at once
 FEWEST_KEYS = 256  # of a split, unless there are no more
 PROGRAM_COST = 128  # what a program costs besides its keys, counted in keys
 MOST_SPLITS = 512
@@ -120,7 +117,7 @@ def _partial(
     acc = tl.zeros([BM, DV], tl.float32)
     total = tl.zeros([BM], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
-    page, begin = 0, 0
+    page, begin = lo, lo
     if PAGE:
         page, begin = _page(index_ptr, start_ptr, lo, hi, PAGE)
     for n in range(lo, hi, BN):
@@ -137,13 +134,16 @@ def _partial(
         there = (cols < keys)[:, None]  # slots not yet filled may hold anything, infinities too
         k = tl.load(k_ptr + k_at[:, None] + dk[None, :], mask=there & (dk[None, :] < WK), other=0.0)
         v = tl.load(v_ptr + v_at[:, None] + dv[None, :], mask=there & (dv[None, :] < WV), other=0.0)
-        col_ids = cols
-        if IDS:
-            col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
-        seen = visible_of(t, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
+        seen = visible_of(t, cols, t, cols, queries, keys, offset, window, CAUSAL, WINDOW, False)
         z = mm(q, tl.trans(k)) * LOG2E
         if TABLE:
-            z += bias_of(table, t, cols, scale, seen, origin, 1, 0, SCALE, False, False, True)
+            bias = tl.load(table + (t[:, None] - cols[None, :] + origin), mask=seen, other=0.0)
+            if SCALE:
+                bias *= scale[:, None]
+            z += bias
+        if IDS:  # after the table, whose loads would wait for the ids
+            col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
+            seen &= row_ids[:, None] == col_ids[None, :]
         z = tl.where(seen, z, float("-inf"))
         new_top = tl.maximum(top, tl.max(z, 1))
         # A row that has seen nothing yet stays at −∞, and −∞ − (−∞) is no number.
@@ -206,12 +206,19 @@ def split_count(programs: int, keys: int, slots: int) -> int:
     return min(choices, key=lambda splits: -(-programs * splits // slots) * (keys / splits + PROGRAM_COST))
 
 
+def _blocks(rows: int, width: int, size: int) -> tuple[int, int, int]:
+    """Rows and keys of a step, and warps, for heads padded to `width` numbers of `size` bytes."""
+    bm = min(64 if size == 2 else 32, max(16, triton.next_power_of_2(rows)))
+    bn = max(16, min(common.TILE if bm == 64 else 2 * common.TILE, STEP_BYTES // (width * size)))
+    return bm, bn, 4 if bm == 16 and size == 2 else 8
+
+
 @cache
-def _slots_of(device: torch.device) -> int:
-    """Programs that the device runs at once; the interpreter runs one."""
+def _slots_of(device: torch.device, warps: int) -> int:
+    """Programs that the device runs at once, by the registers and shared memory that they take; the interpreter runs one."""
     if device.type != "cuda":
         return 1
-    return PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.cuda.get_device_properties(device).multi_processor_count * (2 if warps == 4 else 1)
 
 
 def decode(
@@ -227,7 +234,7 @@ def decode(
 ) -> Tensor:
     """Attention of few queries,  z2[i,j] = <q_i, k_j>·log2 e + row_scale[h,i]·table2[h, origin + i − j],  on a line.
 
-    Keys are read once per 64 rows of T·H/G. No gradient. The result is the same from run to run.
+    Keys are read once per 64 rows of T·H/G, in float32 per 32. No gradient. The result is the same from run to run.
 
     Args:
         q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv) of one dtype; k and v may be views into a cache, last axis contiguous.
@@ -305,15 +312,14 @@ def _launch(q, k, v, pages, table2, row_scale, segments, g: Geometry, splits, k_
         block, listed = pages.keys.shape[1], pages.index.shape[2]
     rows = group * g.queries
     dk, dv = padded_width(g.width_k), padded_width(g.width_v)
-    bm = min(MOST_ROWS, max(16, triton.next_power_of_2(rows)))
-    bn = max(16, min(2 * common.TILE, STEP_BYTES // (max(dk, dv) * q.element_size())))
+    bm, bn, warps = _blocks(rows, max(dk, dv), q.element_size())
     bn = min(bn, block) if block else bn
     programs = g.batch * g.groups * triton.cdiv(rows, bm)
     fewest = bn
     if splits is None:
         held = min(listed * block, g.keys) if block else g.keys
         seen = min(held, (2 - g.causal) * g.window + g.queries) if g.window else held
-        splits = split_count(programs, seen, _slots_of(q.device) * (FULL_SHARE if block else 1))
+        splits = split_count(programs, seen, _slots_of(q.device, warps) * (FULL_SHARE if block else 1))
         fewest = FEWEST_KEYS
     unit = math.gcd(16 // q.element_size(), *k_strides, *v_strides)
     part, lse = out, out
@@ -331,12 +337,12 @@ def _launch(q, k, v, pages, table2, row_scale, segments, g: Geometry, splits, k_
             g.groups, group, g.queries, g.keys, g.offset, g.window, g.origin, listed, splits, fewest,
             WK=g.width_k, WV=g.width_v, DK=dk, DV=dv, BM=bm, BN=bn, UNIT=unit, PAGE=block, CAUSAL=g.causal, WINDOW=g.window > 0,
             IDS=segments is not None, TABLE=table2 is not None, SCALE=row_scale is not None, WHOLE=splits == 1,
-            num_warps=WARPS, num_stages=STAGES,
+            num_warps=warps, num_stages=STAGES,
         )  # fmt: skip
         if splits > 1:
             _combine[g.batch * g.groups * rows,](
                 part, lse, out, *out.stride()[:3], g.groups, group, g.queries, splits,
-                WV=g.width_v, DV=dv, SPLITS=triton.next_power_of_2(splits), num_warps=WARPS,
+                WV=g.width_v, DV=dv, SPLITS=triton.next_power_of_2(splits), num_warps=4,
             )  # fmt: skip
     return out
 

@@ -2,7 +2,8 @@
 
     python tools/train_zoo.py train text           every method, one run folder each under runs/zoo; finished ones are kept
     python tools/train_zoo.py publish text         weights in bf16, SHA-256 and manifest into zoo/weights
-    python tools/train_zoo.py measure text         all published weights at once; writes benchmarks and cards
+    python tools/train_zoo.py measure text         all published weights at once; writes benchmarks and cards. Further seeds
+                                                   are measured where their runs are, else their stored results stay
     python tools/train_zoo.py train vision …       the same for vision, and for dna
 
 Same data, budget, learning rate and seed for all. A family of models is one entry of FAMILIES. Where it names several seeds,
@@ -20,10 +21,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
 from recipes.runs import write_json
 
@@ -71,6 +75,12 @@ class Family:
         """The run folder of a method and seed."""
         name = method if self.modality == "text" else f"{self.modality}_{method}"
         return RUNS / (name if seed == self.seeds[0] else f"{name}-s{seed}")
+
+    def label(self, method: str, seed: int) -> str:
+        """What results call it: published weights by their name, a run by its recipe and folder."""
+        if seed == self.seeds[0]:
+            return self.weights(method)
+        return f"{self.modality}.{method}_tiny ({self.run(method, seed).name})"
 
 
 def describe_text(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -237,17 +247,39 @@ def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
 
 
 @app.command()
-def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> None:
-    """All published weights, and the runs of further seeds, in one figure; then the cards."""
+def measure(
+    family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
+    force: Annotated[bool, typer.Option("--force", help="leave out stored seeds that cannot be kept")] = False,
+) -> None:
+    """All published weights, and the runs of further seeds, in one figure; then the cards.
+
+    Of further seeds without a finished run here the stored results are kept. Where those were measured otherwise, nothing
+    is overwritten.
+    """
+    from tools.stored_seeds import StoredSeedsError, keep_stored
+
     kind = _family(family)
     published = [kind.weights(method) for method in kind.methods]
     further = [kind.run(method, seed) for seed in kind.seeds[1:] for method in kind.methods]
-    further = [str(run) for run in further if run.is_dir()]
+    further = [str(run) for run in further if (run / "model" / "config.json").is_file()]
+    cells = kind.measured / "cells"
+    cells.mkdir(parents=True, exist_ok=True)
     for beside, evaluators, options in kind.calls:
         # What is on the cards is measured for every seed, the rest for what is published.
         models = published + (further if set(evaluators.split(",")) <= set(kind.evaluators) else [])
         command = [sys.executable, str(ROOT / "recipes/evaluate.py"), *models, *beside, evaluators, *options]
-        subprocess.run([*command, "--out", str(kind.measured)], check=True)
+        with TemporaryDirectory(dir=kind.measured, prefix=".measuring-") as folder:
+            out = Path(folder)  # so that the stored results are there until all that replaces them is
+            (out / "cells").symlink_to(cells)
+            subprocess.run([*command, "--out", str(out)], check=True)
+            try:
+                keep_stored(kind, evaluators.split(","), out, force=force)
+            except StoredSeedsError as error:
+                console.print(str(error), soft_wrap=True)
+                raise typer.Exit(1) from error
+            for file in sorted(path for path in out.iterdir() if path.is_file()):
+                file.replace(kind.measured / file.name)
+        console.print(f"now in {kind.measured}", soft_wrap=True)
     manifest = json.loads((WEIGHTS / "manifest.json").read_text())
     for name, table in measured_tables(kind).items():
         manifest[name]["measured"] = table

@@ -62,6 +62,28 @@ def as_config_error():
 
 
 @contextmanager
+def no_empty_folders(root: Path):
+    """A list for the run folder. Where the body fails, it and the folders it is in go, if they are empty and are new.
+
+    A folder was there before if it is `root` or above it and existed at the start.
+    """
+    there = {folder for folder in (root, *root.parents) if folder.exists()}
+    made: list[Path] = []
+    try:
+        yield made
+    except BaseException:
+        for run in made:
+            for folder in (run, *run.parents):
+                try:
+                    if folder in there:
+                        break
+                    folder.rmdir()
+                except OSError:  # something is in it
+                    break
+        raise
+
+
+@contextmanager
 def stop_signals():
     """A list that SIGTERM and Ctrl-C append to: they ask, the ranks agree after a step, and the loop saves."""
     asked = []
@@ -112,29 +134,32 @@ def train(args, recipe, own, given, asked) -> int:
 
     from recipes import engine as door
     from recipes.console import TrainingDisplay, clock, short
-    from recipes.runs import environment, prepare_run, write_json
+    from recipes.runs import environment, new_run_dir, prepare_run, write_json
 
     # ---- ranks, plan, run folder --------------------------------------------------------------------------------
     ranks = door.start(verbose=args.verbose)
     plan = resolve(recipe, world=ranks.world, device=ranks.device.type, own=own, given=given)
     recipe, settings = plan.recipe, plan.recipe.train
-    run, checkpoint = prepare_run(plan, ranks, run_dir=args.run_dir, resume=args.resume)
-    task = importlib.import_module(f"recipes.{recipe.modality}")
+    with no_empty_folders(Path(args.run_dir) if args.run_dir else new_run_dir(recipe.name).parent) as made:
+        run, checkpoint = prepare_run(plan, ranks, run_dir=args.run_dir, resume=args.resume)
+        made += [run.path] if ranks.lead else []
+        task = importlib.import_module(f"recipes.{recipe.modality}")
 
-    # ---- model, engine, data ------------------------------------------------------------------------------------
-    torch.manual_seed(settings.seed)
-    source, universal = door.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
-    with as_config_error():  # a wrong option, file or tokenizer: one line and not a traceback
-        model = task.build_model(recipe, start=source is None)
-        loader = task.train_loader(recipe, rank=ranks.rank, world=ranks.world)
-        held_out = task.held_out_batches(recipe, rank=ranks.rank, world=ranks.world) if recipe.evaluate.every else None
-    engine = door.Engine(model, plan, ranks, universal=universal)
-    step, seen = 0, 0  # finished steps; targets the loss was taken over
-    if source:
-        state = engine.load(source)
-        step, seen = state["step"], state["seen"]
-        with as_config_error():
-            loader.load_state_dict(own_share(state["data"], ranks))
+        # ---- model, engine, data --------------------------------------------------------------------------------
+        torch.manual_seed(settings.seed)
+        source, universal = door.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
+        with as_config_error():  # a wrong option, file or tokenizer: one line and not a traceback
+            share = {"rank": ranks.rank, "world": ranks.world}
+            model = task.build_model(recipe, start=source is None)
+            loader = task.train_loader(recipe, **share)
+            held_out = task.held_out_batches(recipe, **share) if recipe.evaluate.every else None
+        engine = door.Engine(model, plan, ranks, universal=universal)
+        step, seen = 0, 0  # finished steps; targets the loss was taken over
+        if source:
+            state = engine.load(source)
+            step, seen = state["step"], state["seen"]
+            with as_config_error():
+                loader.load_state_dict(own_share(state["data"], ranks))
     if ranks.lead:
         write_json(run.path / "recipe.json", plan.to_dict())
         write_json(run.path / "deepspeed.json", plan.deepspeed)

@@ -234,6 +234,26 @@ def test_errors_of_data_and_model_are_one_line(tmp_path, capsys):
     assert "nowhere" in errors and "'dim'" in errors and "Traceback" not in errors
 
 
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    assert run(tmp_path / "made" / "deep", "data.source=nowhere/*.txt") == 2
+    assert list(tmp_path.iterdir()) == []
+    mine, used = tmp_path / "mine", tmp_path / "used"
+    mine.mkdir()
+    used.mkdir()
+    (used / "notes.txt").write_text("kept")
+    for folder in (mine, used):
+        assert run(folder, "data.source=nowhere/*.txt") == 2
+    assert mine.is_dir() and (used / "notes.txt").read_text() == "kept"  # neither was made by these runs
+    monkeypatch.chdir(tmp_path)
+    for resume in ([], ["--resume", "auto"]):  # runs/<recipe>/<time>
+        assert main([*SMALL, "--set", "data.source=nowhere/*.txt", *resume]) == 2
+        assert not (tmp_path / "runs").exists()
+    (tmp_path / "runs" / SMALL[0]).mkdir(parents=True)
+    assert main([*SMALL, "--set", "data.source=nowhere/*.txt"]) == 2
+    assert list((tmp_path / "runs" / SMALL[0]).iterdir()) == []
+    assert capsys.readouterr().err.count("error: ") == 6
+
+
 def test_weights_of_another_run_are_a_start(whole, tmp_path):
     assert run(tmp_path / "run", f"model.init_from={whole}", "optim.lr=1e-9") == 0
     assert curve(tmp_path / "run")[1][0] == pytest.approx(curve(whole)[1][-1], abs=1e-4)

@@ -285,7 +285,7 @@ def _check_classes(model: nn.Module, images: HeldOutImages) -> None:
     if images.classes and len(images.classes) != classes:
         raise ValueError(
             f"source {images.source!r} has {len(images.classes)} classes and the model {classes}; "
-            "name the data it was trained on with --source"
+            "only images of the model's own classes can be scored: give --source such images, as those it was trained on"
         )
 
 

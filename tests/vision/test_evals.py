@@ -309,7 +309,9 @@ def test_upsampled_images_may_be_larger_than_stored_ones(images):
 
 def test_a_source_of_other_classes_is_an_error(images):
     images()
-    with pytest.raises(ValueError, match="'greys' has 8 classes and the model 14"):
+    with pytest.raises(
+        ValueError, match="'greys' has 8 classes and the model 14; only images of the model's own classes"
+    ):
         Resolution().cells(Reader(num_classes=14), ImageSettings(source="greys"))
 
 

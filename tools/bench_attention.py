@@ -1,180 +1,71 @@
-"""Measure the attention kernels on the CPU against plain causal attention of the same shapes.
+"""Measure attention with priors beside everything else that computes attention: one command, one table, ratios in one run.
 
-    python tools/bench_attention.py            # 1k to 16k tokens, a few minutes on two idle cores
-    python tools/bench_attention.py --quick    # short lengths, well under a minute
+    python tools/bench_attention.py            # on CUDA 1k to 128k tokens; on the CPU 1k to 16k
+    python tools/bench_attention.py --quick    # short lengths
+    python tools/bench_attention.py --minutes 8 --out benchmarks/h200/attention.json
 
-Each ratio is the median over paired runs: plain, then the contender, alternated, so that other work on the machine falls
-on both. `--clock cpu` counts processor time instead of the wall clock, for a machine that is busy with other things.
-Memory is the growth of a fresh process's peak resident size over what it held with inputs and outputs allocated.
+The baseline is torch's own attention without bias: its flash kernel on CUDA, its plain causal call on the CPU. Every contender
+is first compared with float64 at a short length, outputs and gradients; one that is wrong is reported as wrong and not timed.
+Then all of them take turns, and a ratio is the median over rounds. On CUDA times are of device events, with the second-level
+cache flushed before each; on the CPU of the wall clock, or of processor time with `--clock cpu`, for a machine that is busy
+with other things. What cannot be measured here stands below the table with its reason.
+
+TFLOP/s count the visible pairs, so a kernel that skips tiles may pass the ceiling, a large matrix product of the same run.
+Memory is what a pass adds at its peak, what it returns left out: on CUDA of torch's allocator, on the CPU the growth of a
+fresh process's peak resident size over what it held with inputs and outputs allocated.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import resource
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from rich.progress import Progress
 
-from zoo import Positions, create_prior, prior_attention
-from zoo.attention.base import AttentionCall
-from zoo.attention.dispatch import choose_kernel
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
-HERE = Path(__file__).parent
+from tools.bench_kit import Budget, Shape, by_clock, by_events, matmul_ceiling, no_grad, paired, versions, write_record
+from tools.bench_ours import (
+    PROMISES,
+    TRAINING,
+    cpu_target,
+    decoders_on,
+    judge_memory,
+    no_target,
+    ours_on,
+    scaled_ggd,
+    shapes_on_cuda,
+)
+from tools.bench_peers import peers_on
+from tools.bench_problem import Contender, Problem
+from tools.bench_sweep import CHECK_LENGTH, Findings, Sweep, label, show
+
+__all__ = ["main", "no_grad", "paired", "write_record"]  # the last three for the benchmarks beside this one
+
 MEMORY_LENGTH = 32768
-QUICK_LENGTHS = "1024,2048"
+LENGTHS = {"cuda": "1024,2048,4096,8192,16384,32768,65536,131072", "cpu": "1024,4096,8192,16384"}
+QUICK_LENGTHS = {"cuda": "1024,8192", "cpu": "1024,2048"}
+DECODE_LENGTHS = {"cuda": "8192,32768,131072,524288", "cpu": ""}
+QUICK_DECODE = {"cuda": "32768", "cpu": ""}
+WIDTHS = {"cuda": "64,128", "cpu": "64"}
+DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
+SECONDS = {"cuda": 0.3, "cpu": 4.0}
+DECODE_HEADS = 12
+SLOW_TO_COMPILE = "flex"
 
 
-@dataclass(frozen=True)
-class Shape:
-    batch: int
-    heads: int
-    length: int
-    width: int
-
-    def __str__(self) -> str:
-        return f"B{self.batch} H{self.heads} L{self.length} D{self.width}"
-
-
-# A training step of the smallest language model.
-TRAINING = Shape(32, 4, 128, 32)
-
-
-@dataclass(frozen=True)
-class Result:
-    """One ratio. target: the most it may be, or None where nothing was promised."""
-
-    shape: Shape
-    method: str
-    kernel: str
-    what: str
-    plain_ms: float
-    ms: float
-    ratio: float
-    target: float | None
-    pairs: int
-
-
-class Problem:
-    """Inputs of one shape, and the same attention with and without a prior."""
-
-    def __init__(self, shape: Shape, method: str, dtype: torch.dtype) -> None:
-        torch.manual_seed(0)
-        name, _, scaled = method.partition("+")
-        options = {"train_context": 128} if name == "goat" else {"init": "alibi"}
-        self.prior = create_prior(name, num_heads=shape.heads, **options)
-        content = shape.width - self.prior.num_lanes  # lanes are inside the head width
-
-        def heads(width: int) -> torch.Tensor:
-            made = torch.randn(shape.batch, shape.length, shape.heads, width, dtype=dtype)
-            return made.transpose(1, 2).requires_grad_()
-
-        self.plain_leaves = [heads(shape.width) for _ in range(3)]
-        self.q, self.k, self.v = heads(content), heads(content), heads(shape.width)
-        self.grad = torch.randn(shape.batch, shape.heads, shape.length, shape.width, dtype=dtype)
-        line = Positions.line(shape.length)
-        self.terms = self.prior(line, line, causal=True)
-        # The prior's own parameters are a few numbers; the gradient asked for is that of what it hands to attention.
-        given = [self.terms.q_lanes, self.terms.k_lanes, self.terms.table and self.terms.table.table]
-        self.scale = None
-        if scaled:
-            self.scale = (torch.arange(shape.length) + 1.0).log().expand(shape.heads, -1).clone().requires_grad_()
-        self.leaves = [self.q, self.k, self.v]
-        self.leaves += [t for t in (*given, self.scale) if t is not None and t.requires_grad]
-
-    def kernel(self) -> str:
-        return choose_kernel(AttentionCall(self.q, self.k, self.v, self.terms, True, self.scale))
-
-    def plain(self) -> torch.Tensor:
-        return F.scaled_dot_product_attention(*self.plain_leaves, is_causal=True)
-
-    def ours(self) -> torch.Tensor:
-        return prior_attention(self.q, self.k, self.v, self.terms, causal=True, query_scale=self.scale)
-
-    def plain_step(self) -> None:
-        torch.autograd.grad(self.plain(), self.plain_leaves, self.grad)
-
-    def our_step(self) -> None:
-        torch.autograd.grad(self.ours(), self.leaves, self.grad, retain_graph=True)
-
-
-def paired(
-    plain: Callable[[], object], ours: Callable[[], object], seconds: float, clock: Callable[[], float]
-) -> tuple[float, float, float, int]:
-    """(plain ms, our ms, median ratio, pairs), for about `seconds`, with at least three pairs after a warm-up."""
-    plain(), ours()
-    ours_ms, plain_ms = [], []
-    end = time.perf_counter() + seconds
-    while len(ours_ms) < 3 or (time.perf_counter() < end and len(ours_ms) < 200):
-        for run, kept in ((plain, plain_ms), (ours, ours_ms)):
-            start = clock()
-            run()
-            kept.append(1e3 * (clock() - start))
-    ratios = [a / b for a, b in zip(ours_ms, plain_ms, strict=True)]
-    return statistics.median(plain_ms), statistics.median(ours_ms), statistics.median(ratios), len(ratios)
-
-
-def no_grad(run: Callable[[], object]) -> Callable[[], object]:
-    def inner() -> object:
-        with torch.no_grad():
-            return run()
-
-    return inner
-
-
-def write_record(path: Path, record: dict[str, object], console: Console) -> None:
-    """What was measured, as JSON, after what it was measured with."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE)
-    made_by = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
-        "commit": commit.stdout.strip() or None,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(made_by | record, indent=1) + "\n")
-    os.replace(partial, path)
-    console.print(f"written to {path}")
-
-
-def target_of(shape: Shape, method: str, what: str) -> float | None:
-    if shape.length < 1024:
-        return None
-    if method == "goat":
-        return 1.10
-    if method == "ggd":
-        return 2.0 if what == "fwd+bwd" else 1.35 if shape.length >= 8192 else None
-    return None
-
-
-def measure(shape: Shape, method: str, dtype: torch.dtype, seconds: float, clock: Callable[[], float]) -> list[Result]:
-    problem = Problem(shape, method, dtype)
-    runs = {
-        "forward": (no_grad(problem.plain), no_grad(problem.ours)),
-        "fwd+bwd": (problem.plain_step, problem.our_step),
-    }
-    results = []
-    for what, (plain, ours) in runs.items():
-        plain_ms, ms, ratio, pairs = paired(plain, ours, seconds, clock)
-        target = target_of(shape, method, what)
-        results.append(Result(shape, method, problem.kernel(), what, plain_ms, ms, ratio, target, pairs))
-    return results
+# ---------------------------------------------------------------------------------------------- memory on the CPU
 
 
 def peak_growth(method: str, backward: bool) -> float:
@@ -187,17 +78,23 @@ def peak_growth(method: str, backward: bool) -> float:
         scale = 2**20 if platform.system() == "Darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 
-    small = Problem(Shape(1, 2, 1024, 64), method, torch.float32)  # loads and warms up the libraries
-    small.our_step() if backward else no_grad(small.ours)()
-    problem = Problem(Shape(1, 2, MEMORY_LENGTH, 64), method, torch.float32)
+    contender = next(c for c in ours_on(torch.device("cpu")) if c.method == method)
+
+    def made(length: int):
+        problem = Problem(Shape(1, 2, length, 64), torch.float32)
+        run = contender.prepare(problem)
+        return problem, run, (lambda: run.step(problem.grad)) if backward else no_grad(run.forward)
+
+    made(1024)[2]()  # loads and warms up the libraries
+    problem, run, call = made(MEMORY_LENGTH)
     # What any implementation returns counts as output, not as extra: reserve it before looking.
-    outputs = [torch.ones_like(problem.grad)] + ([torch.ones_like(x) for x in problem.leaves] if backward else [])
+    outputs = [torch.ones_like(problem.grad)] + ([torch.ones_like(x) for x in run.leaves.values()] if backward else [])
     clear = Path("/proc/self/clear_refs")
     if clear.exists():
         clear.write_text("5")  # Linux: the peak counts from here
     before = resident("VmRSS")
     del outputs
-    problem.our_step() if backward else no_grad(problem.ours)()
+    call()
     return resident("VmHWM") - before
 
 
@@ -212,38 +109,87 @@ def memory(method: str, backward: bool) -> float:
     return float(done.stdout.split()[-1])
 
 
-def show(results: list[Result], memories: dict[str, float], console: Console) -> None:
-    table = Table(
-        title=f"attention on the CPU against plain causal SDPA, {torch.get_num_threads()} threads",
-        box=SIMPLE_HEAD,
-        padding=0,
-    )
-    for column in ("shape", "prior", "kernel", "pass", "plain ms", "ms", "ratio", "target"):
-        table.add_column(
-            column, no_wrap=True, justify="right" if column in ("plain ms", "ms", "ratio", "target") else "left"
-        )
-    for r in results:
-        colour = "" if r.target is None else "green" if r.ratio <= r.target else "red"
-        ratio = f"[{colour}]{r.ratio:.2f}[/]" if colour else f"{r.ratio:.2f}"
-        goal = "" if r.target is None else f"≤ {r.target:.2f}"
-        table.add_row(str(r.shape), r.method, r.kernel, r.what, f"{r.plain_ms:.1f}", f"{r.ms:.1f}", ratio, goal)
-    console.print(table)
-    for name, extra in memories.items():
-        console.print(
-            f"extra memory at {MEMORY_LENGTH} tokens, two heads of 64, {name}: {extra:.0f} MiB (target < 200)"
-        )
+# ----------------------------------------------------------------------------------------------------- the command
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Comma-separated integers above 0. typer.BadParameter names the option and what is not one."""
+    found = []
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        if not word.isdigit() or not int(word):
+            raise typer.BadParameter(f"--{option} takes whole numbers above 0, such as 1024,4096; got {word!r}")
+        found.append(int(word))
+    return found
+
+
+def chosen(contenders: list[Contender], peers: bool, without: dict[str, str], findings: Findings) -> list[Contender]:
+    """Without those that options leave out, which are noted; the baseline stays.
+
+    without: part of a contender's name → why it is left out.
+    """
+    baseline, *rest = contenders
+    found = [baseline]
+    for contender in rest:
+        reasons = [why for part, why in without.items() if part in contender.name]
+        if not contender.ours and not peers:
+            reasons.insert(0, "left out by --no-peers")
+        if reasons:
+            findings.left_out[label(contender)] = reasons[0]
+        else:
+            found.append(contender)
+    return found
+
+
+def sweep_all(
+    sweep: Sweep,
+    shapes: list[Shape],
+    decode: list[Shape],
+    choose: Callable[[list[Contender]], list[Contender]],
+    budget: Budget,
+    console: Console,
+) -> None:
+    """Check everything, then measure decoding and then whole sequences, each from the shortest."""
+    device, short = sweep.device, CHECK_LENGTH[sweep.device.type]
+    baseline, *others = peers_on(device)
+    whole = choose([baseline, *ours_on(device), *others])
+    steps = [c for c in choose([baseline, *decoders_on(device), *others]) if c.decodes]
+    with Progress(console=console, transient=True) as progress:
+        note = progress.add_task("", total=None)
+        sweep.report = lambda line: progress.update(note, description=line)
+        whole = sweep.right(sweep.able(whole), [Shape(2, 4, short, width) for width in widths_of(shapes)])
+        at = [Shape(1, DECODE_HEADS, short, width, queries=1) for width in widths_of(decode)]
+        steps = sweep.right(sweep.able(steps), at) if decode else []
+        for kind, work, able in (("decode", decode, steps), ("attention", shapes, whole)):
+            if work and able and able[0].key == baseline.key:
+                sweep.run(work, able, budget, progress, kind)
+        if device.type == "cpu" and whole:
+            scaled = sweep.right([scaled_ggd()], [Shape(2, 4, short, TRAINING.width)])
+            sweep.run([TRAINING], [*whole, *scaled], budget, progress, "training")
+
+
+def widths_of(shapes: list[Shape]) -> list[int]:
+    return sorted({shape.width for shape in shapes})
 
 
 def main(
-    quick: bool = typer.Option(False, help="Short lengths and few pairs."),
-    seconds: float = typer.Option(4.0, help="Seconds of paired runs for each ratio."),
+    quick: bool = typer.Option(False, help="Short lengths and few rounds."),
+    seconds: float = typer.Option(0.0, help="Seconds of rounds for each ratio; default 0.3 on CUDA, 4 on the CPU."),
+    minutes: float = typer.Option(0.0, help="Stop in about this time: the longest shapes are dropped. 0: no limit."),
+    device: str = typer.Option("auto", help="auto, cuda or cpu."),
     lengths: str = typer.Option(
-        "1024,4096,8192,16384", help="Sequence lengths, for one sequence of --heads of --width."
+        "", help=f"Sequence lengths; default {LENGTHS['cuda']} on CUDA, {LENGTHS['cpu']} else."
     ),
-    heads: int = typer.Option(2),
-    width: int = typer.Option(64),
-    dtype: str = typer.Option("float32", help="float32, bfloat16, float16 or float64."),
-    clock: str = typer.Option("wall", help="wall, or cpu: processor time of this process."),
+    decode: str = typer.Option("", help=f"Cached keys of a decoding step; default {DECODE_LENGTHS['cuda']} on CUDA."),
+    heads: int = typer.Option(0, help="Batch times heads; default 64 on CUDA, 2 on the CPU."),
+    width: str = typer.Option("", help="Head widths; default 64,128 on CUDA, 64 on the CPU."),
+    tokens: int = typer.Option(2**20, help="On CUDA, the most tokens times heads of a shape; fewer heads beyond."),
+    dtype: str = typer.Option(
+        "", help="float32, bfloat16, float16 or float64; default bfloat16 on CUDA, else float32."
+    ),
+    clock: str = typer.Option("wall", help="On the CPU: wall, or cpu for processor time of this process."),
+    peers: bool = typer.Option(True, help="Measure other implementations too."),
+    without: str = typer.Option("", help="Leave out contenders whose names contain one of these, comma-separated."),
+    commit: str = typer.Option("", help="What to record as the commit, where the checkout has no history."),
     out: Path | None = typer.Option(None, help="Write the results as JSON here."),
     memory_of: str = typer.Option("", hidden=True),
     backward: bool = typer.Option(False, hidden=True),
@@ -252,28 +198,67 @@ def main(
     if memory_of:
         print(peak_growth(memory_of, backward))
         return
-    clocks = {"wall": time.perf_counter, "cpu": time.process_time}
+    if device not in ("auto", "cuda", "cpu"):
+        raise typer.BadParameter(f"--device must be auto, cuda or cpu, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("--device cuda: torch sees no CUDA device here")
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    clocks: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
     if clock not in clocks:
         raise typer.BadParameter(f"--clock must be wall or cpu, got {clock!r}")
-    kind = getattr(torch, dtype, None)
-    if kind not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+    number = getattr(torch, dtype or DTYPES[kind], None)
+    if number not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         raise typer.BadParameter(f"--dtype must be float32, float64, bfloat16 or float16, got {dtype!r}")
-    if quick:
-        lengths, seconds = QUICK_LENGTHS, min(seconds, 1.0)
+    at = torch.device(kind)
+    sizes = numbers("lengths", lengths or (QUICK_LENGTHS if quick else LENGTHS)[kind])
+    keys = numbers("decode", decode or (QUICK_DECODE if quick else DECODE_LENGTHS)[kind])
+    widths = numbers("width", width or WIDTHS[kind])
+    if kind == "cuda":
+        shapes = shapes_on_cuda(sizes, widths, heads or 64, tokens)
+    else:
+        shapes = [Shape(1, heads or 2, length, w) for length in sizes for w in widths]
+    steps = [Shape(1, DECODE_HEADS, length, w, queries=1) for length in keys for w in widths]
     console = Console()
-    shapes = [Shape(1, heads, int(length), width) for length in lengths.split(",")]
-    work = [(shape, method) for shape in shapes for method in ("goat", "ggd")]
-    work += [(TRAINING, method) for method in ("goat", "ggd", "ggd+ssmax")]
-    results: list[Result] = []
-    for shape, method in track(work, description="measuring", console=console):
-        results += measure(shape, method, kind, seconds, clocks[clock])
+    stopwatch = by_events(at) if kind == "cuda" else by_clock(clocks[clock])
+    ceiling = matmul_ceiling(at, number, stopwatch)
+    sweep = Sweep(
+        at, number, stopwatch, min(seconds or SECONDS[kind], 1.0) if quick else seconds or SECONDS[kind],
+        promises=PROMISES if kind == "cuda" else (), ceiling=ceiling, meter=kind == "cuda",
+        target=cpu_target if kind == "cpu" else no_target,
+    )  # fmt: skip
+    parts = {part.strip(): "left out by --without" for part in without.split(",") if part.strip()}
+    if quick:
+        parts[SLOW_TO_COMPILE] = "left out by --quick: it compiles for seconds at every shape"
+    choose = partial(chosen, peers=peers, without=parts, findings=sweep.findings)
+    sweep_all(sweep, shapes, steps, choose, Budget(minutes), console)
     memories = {}
-    if not quick:
+    if kind == "cpu" and not quick:
         memories = {"ggd forward": memory("ggd", False), "ggd fwd+bwd": memory("ggd", True)}
-    show(results, memories, console)
+    if kind == "cuda":
+        judge_memory(sweep.findings)
+    name = torch.cuda.get_device_name(at) if kind == "cuda" else f"the CPU, {torch.get_num_threads()} threads"
+    show(
+        sweep.findings,
+        f"attention on {name}, {dtype or DTYPES[kind]}; ratios to {peers_on(at)[0].kernel} without bias; "
+        f"a large matrix product runs at {ceiling:.2f} TFLOP/s",
+        console,
+    )
+    for what, extra in memories.items():
+        console.print(
+            f"extra memory at {MEMORY_LENGTH} tokens, two heads of 64, {what}: {extra:.0f} MiB (target < 200)"
+        )
     if out is not None:
-        shown = {"dtype": dtype, "clock": clock, "results": [asdict(r) for r in results]}
-        write_record(out, shown | {"extra_memory_mib": memories}, console)
+        found = asdict(sweep.findings)
+        record = {"commit": commit} if commit else {}
+        record |= {
+            "device": torch.cuda.get_device_name(at) if kind == "cuda" else "cpu", "cuda": torch.version.cuda,
+            "packages": versions(), "dtype": dtype or DTYPES[kind], "clock": "device" if kind == "cuda" else clock,
+            "baseline": peers_on(at)[0].kernel, "matmul_tflops": ceiling, "results": found.pop("results"),
+            "extra_memory_mib": memories, **found,
+        }  # fmt: skip
+        write_record(out, record, console)
+    if sweep.findings.ours_fail:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

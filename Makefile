@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 EXTRAS := train,vision,dna,hf,test
+# `make bench-gpu GPU_PYTHON=python3 MINUTES=8` measures with a Python of your own, and stops in time.
+GPU_PYTHON ?= $(BIN)/python
+MINUTES    ?= 0
 
-.PHONY: setup demo test lint bench weights figures clean
+.PHONY: setup demo test lint bench bench-gpu weights figures clean
 
 setup: $(VENV)/.ready
 
@@ -27,6 +30,11 @@ lint: setup  ## style and types
 
 bench: setup  ## attention on this machine, as ratios to plain attention
 	$(BIN)/python tools/bench_attention.py
+
+bench-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)  ## on CUDA: the kernels' tests, then attention and training steps
+	PRIORZOO_TEST_DEVICE=cuda $(GPU_PYTHON) -m pytest $(wildcard tests/zoo/test_triton_*.py)
+	$(GPU_PYTHON) tools/bench_attention.py --device cuda --minutes $(MINUTES) --out benchmarks/h200/attention.json
+	$(GPU_PYTHON) tools/bench_training.py --minutes $(MINUTES) --out benchmarks/h200/training.json
 
 weights: setup  ## train every shipped tiny model again
 	$(BIN)/python tools/train_zoo.py train text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,19 +34,27 @@ def test_imports_point_down(path: Path) -> None:
 
 
 def test_the_core_is_light() -> None:
-    """Importing zoo needs torch and safetensors and nothing heavier; `python -m zoo` adds rich and typer."""
+    """Importing zoo needs torch and safetensors and nothing heavier; `python -m zoo` adds rich and typer, and the fused
+    kernels' own files, which are read when the first call needs them, Triton."""
     allowed = {"torch", "safetensors", "zoo", *sys.stdlib_module_names}
+    kernels = ROOT / "zoo" / "attention" / "triton"
     for path in (ROOT / "zoo").rglob("*.py"):
         if path.name == "__main__.py":
             continue
-        assert {name.split(".")[0] for name in imported(path, at_load=True)} <= allowed, path
+        also = {"triton"} if path.parent == kernels and path.name != "__init__.py" else set()
+        assert {name.split(".")[0] for name in imported(path, at_load=True)} <= allowed | also, path
+    unasked = "import sys, zoo, zoo.attention; sys.exit(any(n.split('.')[0] == 'triton' for n in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", unasked], cwd=ROOT).returncode == 0
 
 
 def test_kernels_and_priors_keep_to_themselves() -> None:
-    kernels = {f"zoo.attention.{name}" for name in ("reference", "sdpa", "toeplitz")}
-    for name in ("reference", "sdpa", "toeplitz"):
-        others = kernels - {f"zoo.attention.{name}"}
-        assert not imported(ROOT / "zoo" / "attention" / f"{name}.py") & others
+    attention = ROOT / "zoo" / "attention"
+    files = {name: [attention / f"{name}.py"] for name in ("reference", "sdpa", "toeplitz", "flash")}
+    files["triton"] = sorted((attention / "triton").glob("*.py"))
+    for name, paths in files.items():
+        others = [f"zoo.attention.{other}" for other in files if other != name]
+        for path in paths:
+            assert not any(found.startswith(tuple(others)) for found in imported(path)), path
     for path in (ROOT / "zoo" / "priors").glob("*.py"):
         assert not any(name.startswith("zoo.attention") for name in imported(path)), path
 

@@ -5,7 +5,7 @@ from zoo.positions import Positions
 from zoo.priors import Prior, PriorTerms, RelativeTable, compose, create_prior, list_priors
 from zoo.registry import create_model, list_models, register_model
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "KVCache",

@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.priors.base import PriorTerms, RelativeTable
 
-__all__ = ["AttentionCall", "Workspace", "fold_lanes", "repeat_heads", "single_documents", "visible"]
+__all__ = [
+    "AttentionCall",
+    "Workspace",
+    "fold_lanes",
+    "needs_mask",
+    "pad_heads",
+    "repeat_heads",
+    "single_documents",
+    "traced_as_constant",
+    "visible",
+]
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def traced_as_constant(function: _F) -> _F:
+    """Have torch.compile run `function` while it traces and keep the result, for what depends on no tensor.
+
+    As torch.compiler.assume_constant_result, which would import the whole compiler with this module.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+class _Once:
+    """An attribute computed when first read. functools.cached_property takes a lock, which torch.compile cannot trace;
+    there it is computed anew, and the compiler finds what it has already."""
+
+    def __init__(self, make: Callable[[AttentionCall], Tensor]) -> None:
+        self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
+
+    def __get__(self, call: AttentionCall | None, owner: type | None = None) -> Any:
+        if call is None:
+            return self
+        value = self.make(call)
+        if not torch.compiler.is_compiling():
+            call.__dict__[self.name] = value
+        return value
 
 
 @dataclass(frozen=True)
@@ -47,15 +87,19 @@ class AttentionCall:
         return self.num_keys - self.num_queries
 
     @property
+    def on_cuda(self) -> bool:
+        return self.q.device.type == "cuda"
+
+    @property
     def table(self) -> RelativeTable | None:
         return self.terms.table
 
-    @cached_property
+    @_Once
     def keys(self) -> Tensor:
         """(B, Gk, S, R+d_c): keys with their lanes folded in."""
         return self.k if self.terms.k_lanes is None else fold_lanes(self.k, self.terms.k_lanes)
 
-    @cached_property
+    @_Once
     def queries(self) -> Tensor:
         """(B, H, T, R+d_c): queries whose plain product with `keys` is the logit without table and bias.
 
@@ -90,9 +134,22 @@ def repeat_heads(heads: Tensor, num_heads: int) -> Tensor:
     return heads if groups == num_heads else heads.repeat_interleave(num_heads // groups, dim=1)
 
 
+def pad_heads(*heads: Tensor) -> list[Tensor]:
+    """Zero columns up to the widest of them, rounded up to a multiple of 8: what fused kernels take."""
+    width = -(-max(h.shape[-1] for h in heads) // 8) * 8
+    return [h if h.shape[-1] == width else F.pad(h, (0, width - h.shape[-1])) for h in heads]
+
+
 def single_documents(segments: Tensor) -> Tensor:
     """(B,) bool: rows that are one document from end to end."""
     return (segments == segments[:, :1]).all(dim=1)
+
+
+def needs_mask(call: AttentionCall) -> bool:
+    """Whether torch's attention can only serve the call with a T × S mask."""
+    if call.table is not None or call.terms.bias is not None or call.segments is not None or call.window is not None:
+        return True
+    return call.causal and call.num_queries not in (1, call.num_keys)
 
 
 def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_key: int | None = None) -> Tensor | None:

@@ -3,34 +3,93 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
-from zoo.attention import reference, sdpa, toeplitz
-from zoo.attention.base import AttentionCall, single_documents
+from zoo.attention import flash, reference, sdpa, toeplitz, triton
+from zoo.attention.base import AttentionCall, needs_mask, single_documents, traced_as_constant
 from zoo.priors.base import PriorTerms
 
-__all__ = ["KERNELS", "choose_kernel", "prior_attention"]
+__all__ = ["KERNELS", "MaskWarning", "choose_kernel", "prior_attention"]
 
 # A kernel is a module with `refuses(call) -> reason | None` and `run(call) -> Tensor`. A new one is a file and a line here.
-KERNELS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa, "toeplitz": toeplitz}
+KERNELS: dict[str, ModuleType] = {
+    "reference": reference,
+    "sdpa": sdpa,
+    "toeplitz": toeplitz,
+    "triton": triton,
+    "flash": flash,
+}
 
 # Without a table, up to this many logits per head one masked call is faster than the blocks that would avoid its mask
 # (tools/bench_attention.py's machine: 0.65 to 0.9 of the time up to 256 × 256, 1.4 times at 512 × 512).
 SMALL_MASK = 256 * 256
 
 
-def choose_kernel(call: AttentionCall) -> str:
-    """What `kernel="auto"` takes: `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S).
+class MaskWarning(RuntimeWarning):
+    """On CUDA a call goes through T × S numbers because no fused kernel takes it. Said once for each reason."""
 
-    What `toeplitz` refuses, a grid's table for one, stays with `sdpa`, which makes its mask a block at a time.
+
+_said: set[str] = set()
+
+
+def choose_kernel(call: AttentionCall) -> str:
+    """What `kernel="auto"` takes.
+
+    On CUDA the first that serves the call: `flash` where no mask is needed, then torch's own attention by `sdpa`; without
+    a table, for documents, windows and causal offsets, `flash` (its package), then `triton`; with a table `triton`. Where
+    none does, `sdpa` with its mask and a `MaskWarning`.
+
+    Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S). What `toeplitz` refuses, a
+    grid's table for one, stays with `sdpa`, which makes its mask a block at a time; so does all that torch.compile traces,
+    which it cannot do with `toeplitz`.
     """
-    if not sdpa.needs_mask(call):
+    if call.on_cuda:
+        return _choose_on_cuda(call)
+    if not needs_mask(call) or torch.compiler.is_compiling():
         return "sdpa"
     if call.table is None and call.num_queries * call.num_keys <= SMALL_MASK:
         return "sdpa"
     return "sdpa" if toeplitz.refuses(call) else "toeplitz"
+
+
+def _choose_on_cuda(call: AttentionCall) -> str:
+    masked = needs_mask(call)
+    names = ["flash"] if not masked else ["triton"]
+    if masked and call.table is None and call.terms.bias is None:
+        names.insert(0, "flash")
+    why = ""
+    for name in names:
+        reason = KERNELS[name].refuses(call)
+        if not reason:
+            return name
+        why = f"kernel {name!r} refuses it: {reason}"
+    # Torch's memory-efficient attention takes float32 and wide heads where no mask is needed, but nothing takes float64.
+    if masked or call.q.dtype == torch.float64:
+        _say_once(
+            f"attention goes through T × S logits on CUDA, which is slow and large, because {why}. {_advice(call)}"
+        )
+    return "sdpa"
+
+
+def _advice(call: AttentionCall) -> str:
+    """What a user can do about a mask on CUDA."""
+    if call.terms.bias is not None:
+        return "A prior with a relative table or lanes has no such bias."
+    if call.q.dtype == torch.float64:
+        return "Fused kernels compute in float32, bfloat16 and float16."
+    return "Where that is mended, kernel='auto' is fast; kernel='sdpa' goes this way without a warning."
+
+
+@traced_as_constant
+def _say_once(message: str) -> None:
+    """A MaskWarning; under torch.compile when it traces."""
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, MaskWarning, stacklevel=2)
 
 
 def prior_attention(
@@ -58,7 +117,7 @@ def prior_attention(
         query_scale: (H, T) or (B, H, T); SSMax's s·ln n.
         segments: (B, S) document ids; no attention crosses documents.
         window: a query sees keys at distance 0 … window−1 (on both sides unless causal).
-        kernel: "auto", "reference", "sdpa" or "toeplitz".
+        kernel: "auto" (see `choose_kernel`), "reference", "sdpa", "toeplitz", "triton" or "flash".
 
     Returns:
         (B, H, T, D) in q's dtype.
@@ -68,8 +127,7 @@ def prior_attention(
     """
     if query_scale is not None and query_scale.ndim == 2:
         query_scale = query_scale[None]
-    if segments is not None and segments.shape == (q.shape[0], k.shape[2]) and single_documents(segments).all():
-        segments = None  # ids that all agree hide nothing, and without them no mask is needed
+    segments = None if segments is not None and _hides_nothing(segments, q, k) else segments
     call = AttentionCall(q, k, v, terms or PriorTerms(), causal, query_scale, segments, window)
     _check(call)
     name = choose_kernel(call) if kernel == "auto" else kernel
@@ -80,6 +138,16 @@ def prior_attention(
     if reason:
         raise ValueError(f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can")
     return KERNELS[name].run(call)
+
+
+def _hides_nothing(segments: Tensor, q: Tensor, k: Tensor) -> bool:
+    """Whether document ids all agree, and no mask is needed without them.
+
+    Looked at on the CPU alone: elsewhere looking waits for the device, and torch.compile cannot trace what depends on data.
+    """
+    if q.device.type != "cpu" or torch.compiler.is_compiling() or segments.shape != (q.shape[0], k.shape[2]):
+        return False
+    return bool(single_documents(segments).all())
 
 
 def _check(call: AttentionCall) -> None:
@@ -109,5 +177,7 @@ def _check(call: AttentionCall) -> None:
         raise ValueError(f"window must be at least 1, got {call.window}")
     if call.segments is not None and call.segments.shape != (q.shape[0], call.num_keys):
         raise ValueError(f"segments must be {(q.shape[0], call.num_keys)}, got {tuple(call.segments.shape)}")
+    if call.segments is not None and call.num_queries > call.num_keys:
+        raise ValueError(f"documents need a key for every query, got {call.num_queries} queries, {call.num_keys} keys")
     if call.query_scale is not None and call.query_scale.shape[-2:] != q.shape[1:3]:
         raise ValueError(f"query_scale must end in {tuple(q.shape[1:3])}, got {tuple(call.query_scale.shape)}")

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, Workspace, repeat_heads, visible
+from zoo.attention.base import AttentionCall, Workspace, needs_mask, pad_heads, repeat_heads, visible
 from zoo.priors.tables import UnrolledTable
 
-__all__ = ["needs_mask", "refuses", "run"]
+__all__ = ["refuses", "run"]
 
 # Logits per head of a block: 64 MiB of float32.
 MASK_LIMIT = 1 << 24
@@ -21,13 +21,6 @@ SMALL_LIMIT = 13 << 19
 # From this many queries on torch's fused CPU attention takes 256 at a time, a tenth faster than fewer: such a block rather
 # has fewer heads than fewer rows.
 BLOCK_ROWS = 768
-
-
-def needs_mask(call: AttentionCall) -> bool:
-    """Whether the call can only be written with a T × S mask, of which one block is made at a time."""
-    if call.table is not None or call.terms.bias is not None or call.segments is not None or call.window is not None:
-        return True
-    return call.causal and call.num_queries not in (1, call.num_keys)
 
 
 def refuses(call: AttentionCall) -> str | None:
@@ -50,12 +43,6 @@ def run(call: AttentionCall) -> Tensor:
         return _masked(call, q, k, v)[..., :width]
     is_causal = call.causal and call.num_queries > 1
     return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0)[..., :width]
-
-
-def pad_heads(*heads: Tensor) -> list[Tensor]:
-    """Zero columns up to the widest of them, rounded up to a multiple of 8: what fused kernels take."""
-    width = -(-max(h.shape[-1] for h in heads) // 8) * 8
-    return [h if h.shape[-1] == width else F.pad(h, (0, width - h.shape[-1])) for h in heads]
 
 
 def _masked(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

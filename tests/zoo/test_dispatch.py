@@ -1,0 +1,366 @@
+"""Which kernel `auto` takes on CUDA, the warning where none fits, kernel 'flash' beside the oracle, and torch.compile.
+
+No GPU is needed: tensors that only claim to be on CUDA are torch's fake ones, or those of the CPU with `on_cuda` set.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import warnings
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from tests.zoo.priors_table import make
+from zoo import Positions, prior_attention
+from zoo.attention import KERNELS, dispatch, flash
+from zoo.attention.base import AttentionCall
+from zoo.attention.dispatch import MaskWarning, choose_kernel
+from zoo.priors.base import PriorTerms, RelativeTable
+
+MISSING = "the flash-attn package is not installed"
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch):
+    """A GPU that flash attention runs on, no flash-attn, and nothing said yet."""
+    monkeypatch.setattr(flash, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(flash, "_unusable", {"flash_attn": MISSING})
+    monkeypatch.setattr(flash, "_last", None)
+    monkeypatch.setattr(dispatch, "_said", set())
+
+
+@pytest.fixture
+def claimed(monkeypatch):
+    """Tensors of the CPU pass for tensors on CUDA."""
+    monkeypatch.setattr(AttentionCall, "on_cuda", True)
+
+
+def cuda_call(
+    *, dtype=torch.bfloat16, queries=16, keys=16, width=64, lanes=0, table=False, bias=False, window=None, causal=True
+) -> AttentionCall:
+    """Inside FakeTensorMode: a call on CUDA that holds no data."""
+    q, k, v = (torch.empty(2, 4, n, width, dtype=dtype, device="cuda") for n in (queries, keys, keys))
+    terms = PriorTerms()
+    if lanes:
+        terms += PriorTerms(*(torch.empty(1, 1, n, lanes, device="cuda") for n in (queries, keys)))
+    if table:
+        numbers = torch.empty(4, queries + keys - 1, device="cuda")
+        places = Positions.line(queries, offset=keys - queries), Positions.line(keys)
+        terms += PriorTerms(table=RelativeTable.line(numbers, *places, center=queries - 1))
+    if bias:
+        terms += PriorTerms(bias=torch.empty(1, 4, queries, keys, device="cuda"))
+    return AttentionCall(q, k, v, terms, causal, window=window)
+
+
+HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
+# options of the call -> kernel without and with the flash-attn package
+CHOICES = {
+    "plain": ({}, "flash", "flash"),
+    "plain-float16": ({"dtype": torch.float16}, "flash", "flash"),
+    "plain-float32": ({"dtype": SINGLE}, "sdpa", "sdpa"),
+    "bidirectional": ({"causal": False, "queries": 9}, "flash", "flash"),
+    "lanes": ({"lanes": 4}, "flash", "flash"),
+    "wide": ({"width": 256, "lanes": 8}, "sdpa", "sdpa"),
+    "decode": ({"queries": 1, "lanes": 4}, "flash", "flash"),
+    "offset": ({"queries": 4}, "triton", "flash"),
+    "offset-float32": ({"queries": 4, "dtype": SINGLE}, "triton", "triton"),
+    "window": ({"window": 5}, "triton", "flash"),
+    "window-float32": ({"window": 5, "dtype": SINGLE}, "triton", "triton"),
+    "table": ({"table": True}, "triton", "triton"),
+    "table-float32": ({"table": True, "dtype": SINGLE}, "triton", "triton"),
+    "table-lanes-window": ({"table": True, "lanes": 4, "window": 3}, "triton", "triton"),
+    "table-decode": ({"table": True, "queries": 1}, "triton", "triton"),
+    "table-few-queries": ({"table": True, "queries": 8, "keys": 40}, "triton", "triton"),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices_on_cuda(name: str, monkeypatch) -> None:
+    pytest.importorskip("triton")
+    options, without, with_package = CHOICES[name]
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("error", MaskWarning)
+        call = cuda_call(**options)
+        assert call.on_cuda
+        assert choose_kernel(call) == without
+        monkeypatch.setattr(flash, "_unusable", {"flash_attn": None})
+        assert choose_kernel(call) == with_package
+
+
+SLOW = {
+    "plain-float64": ({"dtype": DOUBLE}, "float64"),
+    "table-float64": ({"table": True, "dtype": DOUBLE}, "float64"),
+    "table-wide": ({"table": True, "width": 256, "lanes": 8}, "256"),
+    "window-wide": ({"window": 5, "width": 264}, "256"),
+    "bias": ({"bias": True}, "relative table or lanes"),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_mask_on_cuda_is_said_once_with_its_reason(name: str, monkeypatch) -> None:
+    pytest.importorskip("triton")
+    options, words = SLOW[name]
+    with FakeTensorMode():
+        call = cuda_call(**options)
+        with pytest.warns(MaskWarning, match=words) as said:
+            assert choose_kernel(call) == "sdpa" == choose_kernel(call)
+        assert len(said) == 1
+        monkeypatch.setattr(KERNELS["triton"], "refuses", lambda call: "the package triton is not installed")
+        with pytest.warns(MaskWarning, match="not installed"):  # another reason is said again
+            assert choose_kernel(cuda_call(table=True)) == "sdpa"
+
+
+def test_an_older_gpu_has_no_flash_attention(monkeypatch) -> None:
+    monkeypatch.setattr(flash, "_capability", lambda device: (7, 5))
+    with FakeTensorMode():
+        call = cuda_call()
+        assert choose_kernel(call) == "sdpa"
+        assert "8.0" in (flash.refuses(call) or "")
+
+
+def test_ids_are_not_read_back_from_a_device(monkeypatch) -> None:
+    """A fake tensor has no data: looking at it raises. So the ids reach the kernel even if they hide nothing."""
+    seen = []
+    monkeypatch.setattr(KERNELS["sdpa"], "run", lambda call: seen.append(call.segments) or call.q)
+    with FakeTensorMode():
+        q = torch.empty(1, 2, 8, 16, device="cuda")
+        ids = torch.empty(1, 8, dtype=torch.long, device="cuda")
+        prior_attention(q, q, q, causal=True, segments=ids, kernel="sdpa")
+    assert seen[0] is ids
+
+
+def test_what_flash_refuses(claimed, monkeypatch) -> None:
+    half = torch.zeros(1, 2, 8, 16, dtype=torch.bfloat16)
+    table = PriorTerms(table=RelativeTable.line(torch.zeros(2, 15), *(Positions.line(8),) * 2, center=7))
+    ids = torch.tensor([[0, 0, 1, 1, 0, 2, 2, 2]])
+
+    def refusal(**options):
+        with pytest.raises(ValueError) as raised:
+            prior_attention(*options.pop("heads", (half,) * 3), causal=True, kernel="flash", **options)
+        return str(raised.value)
+
+    assert "kernel='triton'" in refusal(terms=table)
+    assert "torch.float32" in refusal(heads=(half.float(),) * 3)
+    assert "torch.bfloat16, torch.float16" in refusal(heads=(half, half, half.half()))
+    assert "are 264" in refusal(heads=(torch.zeros(1, 2, 8, 264, dtype=torch.bfloat16),) * 3)
+    for needs in ({"window": 3}, {"segments": ids}):
+        assert MISSING in refusal(**needs) and "kernel='triton'" in refusal(**needs)
+    monkeypatch.setattr(flash, "_unusable", {"flash_attn": None})
+    assert "comes back" in refusal(segments=ids)
+    monkeypatch.setattr(AttentionCall, "on_cuda", False)
+    assert "the queries are on cpu" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("package", "reason"),
+    [
+        (None, MISSING),
+        (SimpleNamespace(__version__="2.0.9"), "2.0.9 is too old"),
+        (SimpleNamespace(), "unknown version"),
+        (SimpleNamespace(__version__="2.10.1.post1"), None),
+    ],
+)
+def test_the_package_is_looked_for(package, reason, monkeypatch) -> None:
+    monkeypatch.setattr(flash, "_unusable", {})
+    # None in sys.modules makes an import fail as a missing module does
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    found = flash._without_package()
+    assert found is None if reason is None else reason in (found or "")
+
+
+def attend(q, k, v, *, softmax_scale, causal, window_size, deterministic):
+    """flash_attn_func as its documentation has it: (B, length, heads, width), masks aligned to the last query and key."""
+    assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256 and q.shape[-1] % 8 == 0
+    assert k.shape[2] == v.shape[2] and q.shape[2] % k.shape[2] == 0 and softmax_scale == 1.0
+    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
+    logits = torch.einsum("bihd,bjhd->bhij", q, k)
+    distance = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1] - torch.arange(k.shape[1])
+    left, right = window_size
+    right = 0 if causal else right
+    hidden = ((distance > left) & (left >= 0)) | ((distance < -right) & (right >= 0))
+    return torch.einsum("bhij,bjhd->bihd", logits.masked_fill(hidden, -math.inf).softmax(-1), v)
+
+
+def attend_runs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options):
+    """flash_attn_varlen_func: (total, heads, width), a sequence between neighbouring entries of cu_seqlens."""
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    assert int(cu_seqlens_q[-1]) == len(q) and int(cu_seqlens_k[-1]) == len(k) == len(v)
+    runs = [
+        torch.tensor_split(x, cu[1:-1].long()) for x, cu in ((q, cu_seqlens_q), (k, cu_seqlens_k), (v, cu_seqlens_k))
+    ]
+    assert (max(map(len, runs[0])), max(map(len, runs[1]))) == (max_seqlen_q, max_seqlen_k)
+    assert min(map(len, runs[0])) > 0
+    return torch.cat([attend(*(x[None] for x in run), **options)[0] for run in zip(*runs, strict=True)])
+
+
+@pytest.fixture
+def package(claimed, monkeypatch) -> ModuleType:
+    """A flash-attn that computes in float64 on the CPU, so that differences are errors."""
+    made = ModuleType("flash_attn")
+    made.__version__ = "2.8.3"
+    made.flash_attn_func, made.flash_attn_varlen_func = attend, attend_runs
+    monkeypatch.setitem(sys.modules, "flash_attn", made)
+    monkeypatch.setattr(flash, "_unusable", {})
+    monkeypatch.setattr(flash, "DTYPES", (torch.float64,))
+    return made
+
+
+# q heads are 4; k and v heads, T, S, widths of content and values, and what differs from a causal call without a mask
+CALLS = {
+    "plain": {},
+    "grouped": {"groups": 2},
+    "grouped-apart": {"groups": 2, "value_groups": 1},
+    "odd-width": {"width": 10, "value_width": 13},
+    "wide-values": {"value_width": 24},
+    "lanes": {"lanes": 3},
+    "lanes-of-heads": {"lanes": 3, "lane_heads": 4, "groups": 2},
+    "bidirectional": {"causal": False},
+    "more-keys": {"causal": False, "queries": 5},
+    "more-queries": {"causal": False, "keys": 5},
+    "decode": {"queries": 1, "groups": 2},
+    "scale": {"scale": True, "lanes": 3},
+}
+MASKED = {
+    "offset": {"queries": 5, "groups": 2},
+    "window": {"window": 3},
+    "window-of-one": {"window": 1},
+    "window-offset": {"queries": 5, "window": 4},
+    "window-bidirectional": {"causal": False, "window": 3, "groups": 2},
+    "documents": {"ids": ((0, 0, 0, 1, 1, 1, 1, 1, 1, 2, -1), (7,) * 11)},
+    "documents-groups": {"ids": ((0,) * 4 + (5,) * 7, (3,) * 10 + (1,)), "groups": 2, "lanes": 3},
+    "documents-offset": {"ids": ((0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3), (7,) * 11), "queries": 6},
+    "documents-decode": {"ids": ((0,) * 4 + (5,) * 7, (3,) * 10 + (1,)), "queries": 1, "groups": 2},
+    "documents-window": {"ids": ((0,) * 4 + (5,) * 7, (3,) * 10 + (1,)), "window": 2, "causal": False},
+}
+
+
+def call_of(
+    *, groups=4, value_groups=0, queries=11, keys=11, width=16, value_width=0, lanes=0, lane_heads=1, scale=False,
+    causal=True, window=None, ids=None,
+) -> tuple[list[Tensor], dict]:  # fmt: skip
+    """Float64 leaves q, k, v, lanes, scale, and the options that are none."""
+    generator = torch.Generator().manual_seed(2)
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+    leaves = [leaf(2, 4, queries, width), leaf(2, groups, keys, width)]
+    leaves.append(leaf(2, value_groups or groups, keys, value_width or width))
+    leaves += [leaf(1, lane_heads, queries, lanes), leaf(1, lane_heads, keys, lanes)] if lanes else []
+    leaves += [leaf(4, queries)] if scale else []
+    return leaves, {"causal": causal, "window": window, "segments": None if ids is None else torch.tensor(ids)}
+
+
+def evaluate(case: dict, kernel: str) -> list[Tensor]:
+    """The output and the gradient of every leaf."""
+    leaves, options = call_of(**case)
+    lanes = leaves[3:5] if case.get("lanes") else (None, None)
+    scale = leaves[-1] if case.get("scale") else None
+    out = prior_attention(*leaves[:3], PriorTerms(*lanes), query_scale=scale, kernel=kernel, **options)
+    return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
+
+
+@pytest.mark.parametrize("name", CALLS | MASKED)
+def test_the_package_is_called_so_that_it_computes_the_oracle(name: str, package) -> None:
+    case = (CALLS | MASKED)[name]
+    for got, want in zip(evaluate(case, "flash"), evaluate(case, "reference"), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_without_the_package_torch_computes_the_oracle(name: str, claimed, monkeypatch) -> None:
+    monkeypatch.setattr(flash, "DTYPES", (torch.float64,))
+    for got, want in zip(evaluate(CALLS[name], "flash"), evaluate(CALLS[name], "reference"), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
+
+
+def test_groups_reach_the_package_without_copies(package) -> None:
+    shapes = []
+    package.flash_attn_func = lambda q, k, v, **options: shapes.append(k.shape) or attend(q, k, v, **options)
+    evaluate(CALLS["grouped"], "flash")
+    assert shapes == [(2, 11, 2, 16)]
+
+
+def test_documents_choose_the_package_and_are_found_once(package, monkeypatch) -> None:
+    """All layers share the ids: they are read back from the device once, and again when they changed."""
+    found = []
+    find = flash._find_runs
+    monkeypatch.setattr(flash, "_find_runs", lambda *given: found.append(1) or find(*given))
+    heads = torch.randn(1, 2, 6, 8, dtype=torch.float64)
+    ids = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    call = AttentionCall(heads, heads, heads, PriorTerms(), True, None, ids)
+    assert choose_kernel(call) == "flash"
+    for _ in range(3):
+        prior_attention(heads, heads, heads, causal=True, segments=ids, kernel="flash")
+    assert len(found) == 1
+    ids[0, 2] = 1
+    got = prior_attention(heads, heads, heads, causal=True, segments=ids, kernel="flash")
+    assert len(found) == 2
+    torch.testing.assert_close(got, prior_attention(heads, heads, heads, causal=True, segments=ids, kernel="reference"))
+    monkeypatch.setattr(KERNELS["triton"], "refuses", lambda call: None)
+    ids[0] = torch.tensor([0, 1, 0, 2, 2, 2])
+    assert choose_kernel(call) == "triton"
+
+
+def test_documents_of_many_shapes_become_the_right_runs() -> None:
+    ids = torch.tensor([[4, 4, 4, 9, 9], [2, 2, 2, 2, 2], [0, 1, 2, 3, -1]])
+    runs = flash._find_runs(ids, 0)
+    assert runs is not None and runs.kept is None and (runs.longest_query, runs.longest_key) == (5, 5)
+    assert runs.cu_queries.tolist() == runs.cu_keys.tolist() == [0, 3, 5, 10, 11, 12, 13, 14, 15]
+    runs = flash._find_runs(ids, 3)
+    assert runs is not None and runs.cu_queries.tolist() == [0, 2, 4, 5, 6] and (runs.longest_query) == 2
+    assert runs.cu_keys.tolist() == [0, 2, 7, 8, 9] and runs.kept is not None
+    assert runs.kept.tolist() == [3, 4, 5, 6, 7, 8, 9, 13, 14]
+    assert flash._find_runs(torch.tensor([[1, 2, 1]]), 0) is None
+
+
+def compiled(function, *given):
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")(*given)
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("ggd", "auto"), ("goat", "reference")])
+def test_a_call_with_documents_compiles_to_one_graph(name: str, kernel: str) -> None:
+    prior = make(name)
+    x, ids = (
+        torch.randn(2, 3, 300, 8, dtype=torch.float64),
+        torch.arange(300).div(170, rounding_mode="floor").expand(2, -1),
+    )
+    line = Positions.line(300)
+
+    def attention(x: Tensor, ids: Tensor) -> Tensor:
+        terms = prior(line, line, causal=True)
+        return prior_attention(x, x, x, terms, causal=True, segments=ids, window=90, kernel=kernel)
+
+    leaf = x.clone().requires_grad_()
+    numbers = [p for p in prior.parameters() if p.requires_grad]
+    results = [run(leaf, ids) for run in (attention, lambda *given: compiled(attention, *given))]
+    grads = [torch.autograd.grad(out.sin().sum(), [leaf, *numbers]) for out in results]
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)
+
+
+def test_the_choice_and_its_warning_compile(claimed, monkeypatch) -> None:
+    """On CUDA: flash attention by torch in one graph, and a mask that is said while tracing."""
+    monkeypatch.setattr(flash, "DTYPES", (torch.float64,))
+    monkeypatch.setattr(dispatch, "KERNELS", KERNELS | {"triton": SimpleNamespace(refuses=lambda call: "of a test")})
+    x, ids = torch.randn(1, 2, 9, 8, dtype=torch.float64), torch.zeros(1, 9, dtype=torch.long)
+    expected = prior_attention(x, x, x, causal=True, kernel="reference")
+    torch.testing.assert_close(compiled(lambda x: prior_attention(x, x, x, causal=True, kernel="flash"), x), expected)
+    assert not dispatch._said
+    with pytest.warns(MaskWarning, match="of a test") as said:
+        got = compiled(lambda x, ids: prior_attention(x, x, x, causal=True, segments=ids), x, ids)
+    assert len(said) == 1
+    torch.testing.assert_close(got, expected)
+
+
+def test_importing_the_zoo_loads_no_compiler() -> None:
+    """Triton need not be installed, and takes a second to load where it is."""
+    code = "import sys, zoo; print(*sorted({'triton', 'flash_attn', 'torch._dynamo'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""

@@ -1,0 +1,195 @@
+"""Lanes without a table on the GPU: flash attention on wider heads, from the flash-attn package or from torch itself.
+
+The package serves documents (its varlen call), windows and T ≠ S; torch's own flash and cuDNN kernels serve calls that need
+no mask. Never a T × S matrix: what neither can do is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import weakref
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from zoo.attention.base import AttentionCall, needs_mask, pad_heads, repeat_heads, traced_as_constant
+
+__all__ = ["refuses", "run"]
+
+DTYPES = (torch.bfloat16, torch.float16)
+WIDEST = 256
+# From this version on causal masks and windows are aligned to the last query and the last key, as here.
+FIRST_VERSION = (2, 3)
+
+# Why the package cannot be used, or None where it can. Asked once a process: a missing package is slow to look for.
+_unusable: dict[str, str | None] = {}
+
+
+def refuses(call: AttentionCall) -> str | None:
+    """It serves calls without a table in bfloat16 and float16 on CUDA; documents and windows where flash-attn is installed."""
+    if not call.on_cuda:
+        return f"it runs on CUDA, and the queries are on {call.q.device}"
+    if call.table is not None or call.terms.bias is not None:
+        return "flash attention adds nothing to the logits; a prior with a table needs kernel='triton'"
+    dtypes = {call.q.dtype, call.k.dtype, call.v.dtype}
+    if len(dtypes) > 1 or call.q.dtype not in DTYPES:
+        return f"q, k and v must all be bfloat16 or all float16, got {', '.join(sorted(map(str, dtypes)))}"
+    width = max(_width(call), call.v.shape[-1])
+    if width > WIDEST:
+        return f"heads may be {WIDEST} columns wide, lanes included, and these are {width}"
+    if _capability(str(call.q.device)) < (8, 0):
+        return "flash attention needs a GPU of compute capability 8.0 or later"
+    if not needs_mask(call):
+        return None
+    if why := _without_package():
+        return f"{why}, and torch's own has no documents, windows or causal offsets; kernel='triton' has"
+    return None if call.segments is None else _refuses_documents(call, call.segments)
+
+
+def run(call: AttentionCall) -> Tensor:
+    """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a multiple of 8."""
+    num_heads, width = call.q.shape[1], call.v.shape[-1]
+    q, k, v = call.queries, call.keys, call.v
+    if k.shape[1] != v.shape[1]:
+        k, v = repeat_heads(k, num_heads), repeat_heads(v, num_heads)
+    q, k, v = pad_heads(q, k, v)
+    if _without_package() is not None:
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
+            is_causal, grouped = call.causal and call.num_queries > 1, k.shape[1] != num_heads
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped)
+        return out[..., :width]
+    package = sys.modules["flash_attn"]
+    if call.segments is None:
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+        out = package.flash_attn_func(q, k, v, **_options(call)).transpose(1, 2)
+    else:
+        out = _documents(call, package, q, k, v)
+    return out[..., :width]
+
+
+def _width(call: AttentionCall) -> int:
+    """Columns of queries and keys, lanes included."""
+    return call.q.shape[-1] + (0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1])
+
+
+@traced_as_constant
+def _capability(device: str) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@traced_as_constant
+def _without_package() -> str | None:
+    """Why there is no flash-attn to use; None where there is."""
+    if "flash_attn" not in _unusable:
+        _unusable["flash_attn"] = _look_for_package()
+    return _unusable["flash_attn"]
+
+
+def _look_for_package() -> str | None:
+    try:
+        package = importlib.import_module("flash_attn")
+    except ModuleNotFoundError as error:
+        return "the flash-attn package is not installed" if error.name == "flash_attn" else f"flash-attn fails: {error}"
+    except ImportError as error:  # built against another torch
+        return f"the flash-attn package cannot be loaded ({error})"
+    version = str(getattr(package, "__version__", ""))
+    known = re.match(r"(\d+)\.(\d+)", version)
+    if known is None or (int(known[1]), int(known[2])) < FIRST_VERSION:
+        return (
+            f"flash-attn {version or 'of an unknown version'} is too old, {'.'.join(map(str, FIRST_VERSION))} is needed"
+        )
+    return None
+
+
+def _options(call: AttentionCall) -> dict[str, object]:
+    side = -1 if call.window is None else call.window - 1
+    return {
+        "softmax_scale": 1.0,
+        "causal": call.causal,
+        "window_size": (side, 0 if call.causal and call.window is not None else side),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The documents of all rows one after another, those without a query left out.
+
+    Attributes:
+        cu_queries, cu_keys: (documents + 1,) int32, where each begins among all queries and all kept keys.
+        longest_query, longest_key: tokens of the longest.
+        kept: (keys,) int64 which of the B·S keys are meant; None for all.
+    """
+
+    cu_queries: Tensor
+    cu_keys: Tensor
+    longest_query: int
+    longest_key: int
+    kept: Tensor | None
+
+
+# The runs of the ids last asked for: all layers of a model share one tensor of them, and finding runs waits for the device.
+_last: tuple[weakref.ref[Tensor], int, int, _Runs | None] | None = None
+
+
+def _refuses_documents(call: AttentionCall, segments: Tensor) -> str | None:
+    if torch.compiler.is_compiling():
+        return "the lengths of documents are data, which torch.compile cannot trace; kernel='triton' reads ids on the device"
+    if _runs_of(segments, call.offset) is None:
+        return "an id of a document comes back after another one; kernel='triton' compares ids one by one"
+    return None
+
+
+def _runs_of(segments: Tensor, offset: int) -> _Runs | None:
+    """See `_find_runs`; remembered for the next layer."""
+    global _last
+    if segments.is_inference():  # which do not count their changes
+        return _find_runs(segments, offset)
+    if _last is not None and _last[0]() is segments and _last[1:3] == (segments._version, offset):
+        return _last[3]
+    runs = _find_runs(segments, offset)
+    _last = (weakref.ref(segments), segments._version, offset, runs)
+    return runs
+
+
+def _find_runs(segments: Tensor, offset: int) -> _Runs | None:
+    """The runs of equal ids along the rows of `segments` (B, S), whose queries begin at column `offset`.
+
+    None where an id comes back after another one: its tokens would not be side by side.
+    """
+    ids, length = segments.cpu().long(), segments.shape[1]
+    change = torch.ones_like(ids, dtype=torch.bool)
+    change[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    row, first = change.nonzero().unbind(1)
+    named = torch.stack([row, ids[row, first]])
+    if named.unique(dim=1).shape[1] != named.shape[1]:
+        return None
+    last = torch.cat([first[1:], first.new_zeros(1)])
+    last = torch.where(last == 0, length, last)  # a row's last document ends with it
+    queries = last - first.clamp(min=offset)
+    used = queries > 0
+    queries, keys = queries[used], (last - first)[used]
+    kept = None
+    if not bool(used.all()):
+        kept = torch.repeat_interleave(used, last - first).nonzero().flatten().to(segments.device)
+    cu_queries, cu_keys = (F.pad(n.cumsum(0), (1, 0)).int().to(segments.device) for n in (queries, keys))
+    return _Runs(cu_queries, cu_keys, int(queries.max()), int(keys.max()), kept)
+
+
+def _documents(call: AttentionCall, package: ModuleType, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(B, H, T, D): every document a sequence of its own."""
+    assert call.segments is not None
+    runs = _runs_of(call.segments, call.offset)
+    assert runs is not None
+    q, k, v = (heads.transpose(1, 2).flatten(0, 1) for heads in (q, k, v))
+    if runs.kept is not None:
+        k, v = k[runs.kept], v[runs.kept]
+    cu = (runs.cu_queries, runs.cu_keys, runs.longest_query, runs.longest_key)
+    out = package.flash_attn_varlen_func(q, k, v, *cu, **_options(call))
+    return out.unflatten(0, (call.q.shape[0], call.num_queries)).transpose(1, 2)

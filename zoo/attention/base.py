@@ -45,9 +45,9 @@ class _Once:
     def __init__(self, make: Callable[[AttentionCall], Tensor]) -> None:
         self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
 
-    def __get__(self, call: AttentionCall | None, owner: type | None = None) -> Any:
-        if call is None:
-            return self
+    def __get__(self, call: AttentionCall | None, owner: type | None = None) -> Tensor:
+        if call is None:  # read from the class, as documentation tools do
+            return self  # type: ignore[return-value]
         value = self.make(call)
         if not torch.compiler.is_compiling():
             call.__dict__[self.name] = value

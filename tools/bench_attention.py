@@ -27,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
@@ -171,6 +172,35 @@ def widths_of(shapes: list[Shape]) -> list[int]:
     return sorted({shape.width for shape in shapes})
 
 
+def shapes_of(
+    kind: str, lengths: str, decode: str, width: str, heads: int, tokens: int
+) -> tuple[list[Shape], list[Shape]]:
+    """Shapes of whole sequences and of decoding steps, from options as given. typer.BadParameter for what is no number."""
+    sizes, keys = numbers("lengths", lengths), numbers("decode", decode)
+    widths = numbers("width", width)
+    if kind == "cuda":
+        shapes = shapes_on_cuda(sizes, widths, heads or 64, tokens)
+    else:
+        shapes = [Shape(1, heads or 2, length, w) for length in sizes for w in widths]
+    return shapes, [Shape(1, DECODE_HEADS, length, w, queries=1) for length in keys for w in widths]
+
+
+def report(findings: Findings, made_by: dict[str, Any], memories: dict[str, float], console: Console) -> None:
+    """The table and what belongs below it."""
+    on_cpu = made_by["device"] == "cpu"
+    name = f"the CPU, {torch.get_num_threads()} threads" if on_cpu else made_by["device"]
+    show(
+        findings,
+        f"attention on {name}, {made_by['dtype']}; ratios to {made_by['baseline']} without bias; "
+        f"a large matrix product runs at {made_by['matmul_tflops']:.2f} TFLOP/s",
+        console,
+    )
+    for what, extra in memories.items():
+        console.print(
+            f"extra memory at {MEMORY_LENGTH} tokens, two heads of 64, {what}: {extra:.0f} MiB (target < 200)"
+        )
+
+
 def main(
     quick: bool = typer.Option(False, help="Short lengths and few rounds."),
     seconds: float = typer.Option(0.0, help="Seconds of rounds for each ratio; default 0.3 on CUDA, 4 on the CPU."),
@@ -209,16 +239,10 @@ def main(
     number = getattr(torch, dtype or DTYPES[kind], None)
     if number not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         raise typer.BadParameter(f"--dtype must be float32, float64, bfloat16 or float16, got {dtype!r}")
-    at = torch.device(kind)
-    sizes = numbers("lengths", lengths or (QUICK_LENGTHS if quick else LENGTHS)[kind])
-    keys = numbers("decode", decode or (QUICK_DECODE if quick else DECODE_LENGTHS)[kind])
-    widths = numbers("width", width or WIDTHS[kind])
-    if kind == "cuda":
-        shapes = shapes_on_cuda(sizes, widths, heads or 64, tokens)
-    else:
-        shapes = [Shape(1, heads or 2, length, w) for length in sizes for w in widths]
-    steps = [Shape(1, DECODE_HEADS, length, w, queries=1) for length in keys for w in widths]
-    console = Console()
+    at, console = torch.device(kind), Console()
+    lengths = lengths or (QUICK_LENGTHS if quick else LENGTHS)[kind]
+    decode = decode or (QUICK_DECODE if quick else DECODE_LENGTHS)[kind]
+    shapes, steps = shapes_of(kind, lengths, decode, width or WIDTHS[kind], heads, tokens)
     stopwatch = by_events(at) if kind == "cuda" else by_clock(clocks[clock])
     ceiling = matmul_ceiling(at, number, stopwatch)
     sweep = Sweep(
@@ -230,33 +254,29 @@ def main(
     if quick:
         parts[SLOW_TO_COMPILE] = "left out by --quick: it compiles for seconds at every shape"
     choose = partial(chosen, peers=peers, without=parts, findings=sweep.findings)
+    memories: dict[str, float] = {}
+    made_by: dict[str, Any] = ({"commit": commit} if commit else {}) | {
+        "device": torch.cuda.get_device_name(at) if kind == "cuda" else "cpu", "cuda": torch.version.cuda,
+        "packages": versions(), "dtype": dtype or DTYPES[kind], "clock": "device" if kind == "cuda" else clock,
+        "baseline": peers_on(at)[0].kernel, "matmul_tflops": ceiling,
+    }  # fmt: skip
+
+    def save() -> None:
+        found = asdict(sweep.findings)
+        record = made_by | {"results": found.pop("results"), "extra_memory_mib": memories, **found}
+        if out is not None:
+            write_record(out, record)
+
+    sweep.saved = save
     sweep_all(sweep, shapes, steps, choose, Budget(minutes), console)
-    memories = {}
     if kind == "cpu" and not quick:
-        memories = {"ggd forward": memory("ggd", False), "ggd fwd+bwd": memory("ggd", True)}
+        memories |= {"ggd forward": memory("ggd", False), "ggd fwd+bwd": memory("ggd", True)}
     if kind == "cuda":
         judge_memory(sweep.findings)
-    name = torch.cuda.get_device_name(at) if kind == "cuda" else f"the CPU, {torch.get_num_threads()} threads"
-    show(
-        sweep.findings,
-        f"attention on {name}, {dtype or DTYPES[kind]}; ratios to {peers_on(at)[0].kernel} without bias; "
-        f"a large matrix product runs at {ceiling:.2f} TFLOP/s",
-        console,
-    )
-    for what, extra in memories.items():
-        console.print(
-            f"extra memory at {MEMORY_LENGTH} tokens, two heads of 64, {what}: {extra:.0f} MiB (target < 200)"
-        )
+    report(sweep.findings, made_by, memories, console)
+    save()
     if out is not None:
-        found = asdict(sweep.findings)
-        record = {"commit": commit} if commit else {}
-        record |= {
-            "device": torch.cuda.get_device_name(at) if kind == "cuda" else "cpu", "cuda": torch.version.cuda,
-            "packages": versions(), "dtype": dtype or DTYPES[kind], "clock": "device" if kind == "cuda" else clock,
-            "baseline": peers_on(at)[0].kernel, "matmul_tflops": ceiling, "results": found.pop("results"),
-            "extra_memory_mib": memories, **found,
-        }  # fmt: skip
-        write_record(out, record, console)
+        console.print(f"written to {out}")
     if sweep.findings.ours_fail:
         raise typer.Exit(1)
 

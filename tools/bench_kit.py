@@ -229,8 +229,9 @@ def commit_of_checkout() -> str | None:
     return done.stdout.strip() or None
 
 
-def write_record(path: Path, record: Mapping[str, object], console: Console) -> None:
-    """What was measured, as JSON, after what it was measured with. A `commit` in the record stands for the checkout's."""
+def write_record(path: Path, record: Mapping[str, object], console: Console | None = None) -> None:
+    """What was measured, as JSON, after what it was measured with, and a line about it if there is a console. A `commit` in
+    the record stands for the checkout's."""
     made_by = {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -242,4 +243,5 @@ def write_record(path: Path, record: Mapping[str, object], console: Console) -> 
     partial = path.with_name(path.name + ".part")
     partial.write_text(json.dumps(made_by | dict(record), indent=1) + "\n")
     os.replace(partial, path)
-    console.print(f"written to {path}")
+    if console is not None:
+        console.print(f"written to {path}")

@@ -96,7 +96,7 @@ class Sweep:
         stopwatch: milliseconds of a run. seconds: of rounds for each ratio.
         promises: judged where both of their contenders ran.
         ceiling: TFLOP/s of the run's matmul.
-        report: called with a line of progress.
+        report: called with a line of progress. saved: called after each shape, so that a run cut short leaves what it found.
         meter: whether peak memory is measured; on the CPU it is not exact enough inside one process.
         target: the most a ratio may be, by shape, method and pass; for results of ours.
     """
@@ -111,11 +111,13 @@ class Sweep:
         promises: Sequence[Promise] = (),
         ceiling: float | None = None,
         report: Callable[[str], None] = lambda line: None,
+        saved: Callable[[], None] = lambda: None,
         meter: bool = True,
         target: Callable[[Shape, str, str], float | None] = lambda shape, method, what: None,
     ) -> None:
         self.device, self.dtype, self.stopwatch, self.seconds = device, dtype, stopwatch, seconds
-        self.promises, self.ceiling, self.report, self.meter, self.target = promises, ceiling, report, meter, target
+        self.promises, self.ceiling, self.meter, self.target = promises, ceiling, meter, target
+        self.report, self.saved = report, saved
         self.findings = Findings()
 
     # ---- before the clock runs
@@ -215,7 +217,11 @@ class Sweep:
             return []
         keys = [baseline.key, *(key for key in ready if key != baseline.key)]
         self.report(f"{shape} {what}: timing {len(keys)} in turns")
-        rounds = in_turns([ready[key] for key in keys], self.seconds * len(keys), self.stopwatch)
+        try:
+            rounds = in_turns([ready[key] for key in keys], self.seconds * len(keys), self.stopwatch)
+        except torch.OutOfMemoryError:
+            self.findings.dropped.append(f"{shape} {what} (out of memory, though each had run alone)")
+            return []
         found = []
         for n, key in enumerate(keys):
             contender, run = runs[key]
@@ -277,10 +283,11 @@ class Sweep:
         task = progress.add_task(title, total=len(shapes))
         for n, shape in enumerate(shapes):
             if not budget.allows(title):
-                self.findings.dropped += [str(left) for left in shapes[n:]]
+                self.findings.dropped += [f"{left} (out of time)" for left in shapes[n:]]
                 self.report(f"out of time: {len(shapes) - n} {title} shapes dropped from {shape} on")
                 break
             self.measure(shape, contenders)
+            self.saved()
             progress.advance(task)
         budget.done()
 
@@ -329,7 +336,7 @@ def footnotes(findings: Findings) -> list[str]:
             at = ", ".join(shape for shape, why in places.items() if why == reason)
             lines.append(f"not measured: {name} at {at}: {reason}")
     if findings.dropped:
-        lines.append(f"dropped, out of time: {', '.join(findings.dropped)}")
+        lines.append(f"dropped: {', '.join(findings.dropped)}")
     unsteady = [name.partition(" at ")[0] for name, entry in findings.checks.items() if entry["deterministic"] is False]
     if unsteady := list(dict.fromkeys(unsteady)):
         lines.append(f"gradients differ from run to run: {', '.join(unsteady)}")

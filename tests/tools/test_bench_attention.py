@@ -167,6 +167,22 @@ def test_a_contender_that_raises_does_not_end_the_run():
     assert {r.kernel for r in sweep.findings.results} == {"sdpa"} and not sweep.findings.ours_fail
 
 
+def test_a_run_cut_short_leaves_what_it_found(tmp_path, monkeypatch):
+    """The record is written after each shape."""
+    measure, shapes = bench_sweep.Sweep.measure, []
+
+    def stop_at_the_second(self, shape, contenders):
+        shapes.append(shape)
+        if len(shapes) == 2:
+            raise KeyboardInterrupt
+        return measure(self, shape, contenders)
+
+    monkeypatch.setattr(bench_sweep.Sweep, "measure", stop_at_the_second)
+    out = tmp_path / "bench.json"
+    assert invoke("--quick", "--seconds", "0.01", "--no-peers", "--out", str(out)).exit_code != 0
+    assert {r["shape"]["length"] for r in json.loads(out.read_text())["results"]} == {48}
+
+
 def test_promises_are_judged_from_the_rounds_of_the_run(monkeypatch):
     """Times as if the second took twice the first, and the third half of it."""
     a, b, c = (named(bench_peers.Sdpa(), kernel, ours=True) for kernel in "abc")
@@ -212,8 +228,8 @@ def test_a_budget_drops_the_longest_shapes(monkeypatch):
     shapes = [Shape(1, 2, length, 16) for length in (64, 16, 32)]
     with bench.Progress() as progress:
         sweep.run(shapes, [bench_peers.Sdpa()], out_of_time, progress, "attention")
-    assert sweep.findings.dropped == [str(shapes[2]), str(shapes[0])]
-    assert any("dropped, out of time" in line for line in bench_sweep.footnotes(sweep.findings))
+    assert sweep.findings.dropped == [f"{shapes[n]} (out of time)" for n in (2, 0)]
+    assert any(line.startswith("dropped: B1 H2 L32") for line in bench_sweep.footnotes(sweep.findings))
 
 
 def test_operations_are_those_of_the_visible_pairs():
@@ -243,3 +259,28 @@ def test_targets_are_those_of_long_sequences():
     assert bench.cpu_target(Shape(1, 2, 8192, 64), "ggd", "forward") == 1.35
     assert bench.cpu_target(Shape(1, 2, 4096, 64), "ggd", "fwd+bwd") == 2.0
     assert bench.cpu_target(Shape(32, 4, 128, 32), "goat", "forward") is None
+
+
+def test_the_fused_kernel_is_a_contender(monkeypatch):
+    """Triton's interpreter runs what CUDA would: skipping tiles, gradients of the law's numbers. One of six is skipped."""
+    pytest.importorskip("triton")
+    from zoo.attention import triton
+    from zoo.attention.triton import common
+
+    monkeypatch.setattr(common, "TILE", 16)
+    monkeypatch.setattr(triton, "LEAST_KEYS", 32)
+    contender = next(c for c in bench_ours.ours_on(torch.device("cuda")) if c.key == bench_ours.SKIPPING)
+    monkeypatch.setattr(contender, "make", lambda heads: steep(bench_peers.ggd(heads)))
+    problem = bench_problem.Problem(Shape(1, 1, 48, 16), torch.float32)
+    assert contender.available(CPU) is None and contender.refuses(problem) is None
+    verdict = bench_problem.check(contender, problem, backward=True)
+    assert verdict.right and verdict.error < 1e-5 and verdict.deterministic
+    share = contender.prepare(problem).skipped
+    assert share is not None and share() == pytest.approx(1 / 6)
+
+
+def steep(prior):
+    """A slope so steep that 17 positions away nothing counts, and not so steep that gradients vanish."""
+    with torch.no_grad():
+        prior.theta_alpha.fill_(math.log(3))
+    return prior

@@ -12,6 +12,7 @@ from tests.zoo.priors_table import LINE, inputs, make
 from zoo import Positions, create_prior
 from zoo.attention import KVCache, PagedCache
 from zoo.attention.forget import Certificate
+from zoo.attention.pages import PageStore
 from zoo.encodings import Rotary
 from zoo.layers import Attention, Block, SSMax, SwiGLU
 from zoo.methods import list_positions
@@ -123,7 +124,7 @@ def test_grids_are_never_forgotten() -> None:
 
 def extreme_block(ssmax: bool = False, scale_prior: bool = True, rotary: Rotary | None = None) -> Block:
     """One head whose content columns all read one input: inputs ±(√C, 0, …) reach the bounds on queries and keys."""
-    dim, slope = 4, 0.5
+    dim, slope = 4, 2.0
     prior = create_prior("ggd", num_heads=1, init="alibi")
     prior.theta_alpha.data.fill_(math.log(slope))
     scale = SSMax(1, train_context=40) if ssmax else None
@@ -149,7 +150,7 @@ def test_the_bound_is_reached_and_never_crossed(ssmax: bool, scale_prior: bool) 
     q, k_own, k_past = attention.query(ahead), attention.key(ahead), attention.key(-ahead)
     content = float(q @ (k_past - k_own)) / math.sqrt(attention.content_dim)
     assert content > 0
-    limit, now = 24 * math.log(2) + math.log(horizon), 300
+    limit, now = 24 * math.log(2) + math.log(horizon), 40
     last = torch.arange(now)[None, None]
     dead = proof.dead(k_past.norm().expand(1, 1, now), last, now, documents=False)[0, 0]
     position = torch.arange(now, horizon, dtype=torch.float64)
@@ -194,6 +195,31 @@ def test_yarn_lengthens_queries_and_keys() -> None:
 # ------------------------------------------------------------------------------------------------------ the cache
 
 
+def test_pages_are_judged_by_their_longest_key_once_they_are_full() -> None:
+    """Norms are of the content columns, whether a page came whole or token by token; one that is not full is never judged."""
+    generator = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(2, 3, 34, width, generator=generator) for width in (6, 5))
+    norms = k[..., 2:].norm(dim=-1)[..., :32].unflatten(2, (8, 4)).amax(-1)
+    for sizes in ([34], [1] * 34, [5, 11, 1, 1, 16]):
+        store, judged = PageStore(k, v, block=4, width=4), {}
+
+        def dead(highest: torch.Tensor, last: torch.Tensor, judged=judged) -> torch.Tensor:
+            for n, stop in enumerate(last[0, 0].tolist()):
+                judged.setdefault(stop // 4, []).append(highest[..., n])
+            return torch.zeros_like(last, dtype=torch.bool)
+
+        for part_k, part_v in zip(k.split(sizes, 2), v.split(sizes, 2), strict=True):
+            store.keep(part_k, part_v, dead)
+        for page in range(8):
+            torch.testing.assert_close(judged[page][-1], norms[..., page])
+        assert (store.pages.count == 9).all() and store.pages.length == 34
+        pool = store.pages.keys[store.pages.index.long()].flatten(2, 3)[:, :, :34]
+        assert torch.equal(pool, k)
+        store.keep(k[:, :, :7], v[:, :, :7], lambda highest, last: torch.ones_like(last, dtype=torch.bool))
+        assert (store.pages.count == 1).all() and (store.pages.start == 40).all()
+        assert torch.equal(store.pages.keys[store.pages.index[..., 0].long(), :1], k[:, :, 6:7])
+
+
 @pytest.mark.parametrize("ssmax", [False, True])
 @pytest.mark.parametrize("name", METHODS)
 @torch.no_grad()
@@ -225,7 +251,8 @@ def test_documents_and_padding() -> None:
 def test_memory_follows_the_retrieval_heads(config: dict) -> None:
     """Three of six heads hold every page, the others the few that their decay leaves; outputs are those of a dense cache."""
     length, ids = 100, tokens(100)
-    model = fading(**config)
+    # Of grouped keys the first group has two retrieval heads and one that decays: it must keep what any head can use.
+    model = fading(retrieval=2 if "num_kv_heads" in config else 3, **config)
     cache = paged(model, length)
     chunks = [50, 3, 20] + [1] * (length - 73)
     same(read(model, cache, ids, chunks), read(model, KVCache(2), ids, chunks), 2.0**-20)
@@ -249,8 +276,8 @@ def test_memory_follows_the_retrieval_heads(config: dict) -> None:
 
 
 @torch.no_grad()
-def test_a_dropped_key_would_have_changed_nothing_a_kept_one_would() -> None:
-    """Without certificates nothing is dropped; and dropping one page more than they allow shows in the output."""
+def test_a_retrieval_head_needs_its_pages() -> None:
+    """Without certificates nothing is dropped; and hiding pages that certificates keep shows in the output."""
     length, ids = 60, tokens(60, rows=1)
     model = fading(slope=1.0)
     chunks = [length - 1, 1]

@@ -95,7 +95,7 @@ class PagedLayer(LayerCache):
         return 0 if self.store is None else self.store.memory()
 
     def _dead(self, now: int) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """Which pages no query at `now` or later can use; None while all must stay."""
+        """Which pages no query at `now` or later can use, for `PageStore.keep`; None while all must stay."""
         if self.certificate is None or self.owner.marked:
             return None
         return partial(self.certificate.dead, now=now, documents=self.owner.segments is not None)

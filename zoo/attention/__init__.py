@@ -1,7 +1,7 @@
 """The one attention call, its kernels (a file each), and the KV caches."""
 
 from zoo.attention.cache import Cache, KVCache
-from zoo.attention.dispatch import KERNELS, prior_attention
+from zoo.attention.dispatch import KERNELS, MaskWarning, prior_attention
 from zoo.attention.paged import PagedCache
 
-__all__ = ["KERNELS", "Cache", "KVCache", "PagedCache", "prior_attention"]
+__all__ = ["KERNELS", "Cache", "KVCache", "MaskWarning", "PagedCache", "prior_attention"]

@@ -43,8 +43,9 @@ class Cable(Prior):
         decay = linear_in(self.decay, wide).relu()
         if self.weight is None:
             return decay.transpose(1, 2).to(dtype), torch.ones_like(decay).transpose(1, 2).to(dtype)
-        weight = F.softplus(linear_in(self.weight, wide))
-        return decay.transpose(1, 2).to(dtype), weight.transpose(1, 2).to(dtype)
+        # Contiguous before softplus: the compiler's gradient of it takes the strides of the one for those of the other.
+        weight = F.softplus(linear_in(self.weight, wide).transpose(1, 2).contiguous())
+        return decay.transpose(1, 2).to(dtype), weight.to(dtype)
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None

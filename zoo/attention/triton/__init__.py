@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, repeat_heads
+from zoo.attention.base import AttentionCall, repeat_heads, traced_as_constant
 
 __all__ = ["refuses", "run", "skipped_share", "skipping"]
 
@@ -43,7 +43,7 @@ def skipping(enabled: bool) -> Iterator[None]:
 
 def refuses(call: AttentionCall) -> str | None:
     """It serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA."""
-    if importlib.util.find_spec("triton") is None:
+    if not _installed():
         return "the package triton is not installed"
     device = call.q.device.type
     if device != "cuda" and not (device == "cpu" and _interpreted()):
@@ -95,6 +95,12 @@ def skipped_share(call: AttentionCall) -> float:
     return plan.skipped_share(plan.make_plan(q, k, table, row_scale, segments, geometry), geometry)
 
 
+@traced_as_constant
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@traced_as_constant
 def _interpreted() -> bool:
     from zoo.attention.triton.common import INTERPRET
 

@@ -39,9 +39,10 @@ class Case:
     documents: tuple[tuple[int, int], ...] | None = None
     grid: tuple[int, int, int] | None = None
     groups: int = HEADS
-    needle: float = 6.0  # norm of a query and of a far key that point the same way
+    needle: float = 11.0  # of the first head, the norm of a query and of a far key that point the same way
     dtype: torch.dtype = torch.float32
     skips: bool = True  # whether anything may be skipped; else nothing is
+    seed: int = 0
 
     def geometry(self, lanes: int) -> Geometry:
         height, width, prefix = self.grid or (0, 0, 0)
@@ -58,7 +59,7 @@ def on_grid(height: int, width: int, prefix: int, **options) -> Case:
 CASES = {
     "line": Case(),
     "offset": Case(38, 90),
-    "grouped": Case(groups=1, lanes="random"),
+    "grouped": Case(groups=1, lanes="random", needle=6.0),
     "bidirectional": Case(causal=False),
     "more-queries": Case(140, 90, causal=False),
     "more-queries-window": Case(90, 41, causal=False, window=7, skips=False),
@@ -68,12 +69,15 @@ CASES = {
     "documents": Case(documents=((40, 80), (5, 7))),
     "documents-offset": Case(50, 90, documents=((4, 88),), causal=False, window=80),
     "scale": Case(scale="positive"),
-    "scale-negative": Case(scale="negative", causal=False),
+    "scale-negative": Case(scale="negative", causal=False, needle=6.0),
     "scale-any": Case(scale="any", needle=0.0, skips=False),
     "alibi-lanes": Case(table=None, lanes="alibi"),
     "random-lanes": Case(table=None, lanes="random", skips=False),
     "lanes-against-table": Case(lanes="against", needle=0.0),
     "lanes-above-table": Case(lanes="above", causal=False),
+    "levels": Case(38, 90, table=None, lanes="levels", needle=0.0, seed=27),
+    "levels-window": Case(38, 90, table=None, lanes="levels", needle=0.0, causal=False, window=20, seed=1),
+    "levels-documents": Case(table=None, lanes="levels", needle=0.0, documents=((20, 58), (45, 90))),
     "hidden": Case(table="hidden"),
     "hidden-own": Case(140, 140, table="hidden-own", causal=False),
     "shifted": Case(140, 140, table="shifted"),
@@ -81,6 +85,7 @@ CASES = {
     "retrieval": Case(table="retrieval", needle=1.0, skips=False),
     "grid": on_grid(9, 9, 0),
     "grid-prefix": on_grid(9, 11, 5, scale="positive"),
+    "grid-peak": on_grid(5, 9, 5, table="peak", needle=0.0),
     "grid-wide": on_grid(3, 40, 1, scale="negative", table="random", skips=False),
     "bfloat16": Case(dtype=torch.bfloat16, lanes="random", scale="positive"),
 }
@@ -109,7 +114,9 @@ def table_of(case: Case, g: Geometry) -> Tensor | None:
     if case.table == "hidden":
         table[:, distance[0] > 30] = -math.inf
     if case.table == "hidden-own":
-        table[:, distance[0] == 0] = -math.inf
+        table[:, distance[0].abs() < 30] = -math.inf
+    if case.table == "peak":
+        table[:, distance[0] == 0] = 60.0
     return table
 
 
@@ -126,18 +133,22 @@ def lanes_of(case: Case, g: Geometry) -> tuple[Tensor, Tensor]:
         factor = 1.5 if case.lanes == "against" else 0.75  # slopes of the table's first head, or half of it
         keys = torch.stack([torch.ones_like(j), -j], -1).expand(1, g.groups, -1, -1)
         return factor * torch.cat([i[:, None].expand(1, HEADS, -1, 1), ones], -1), keys
+    if case.lanes == "levels":  # each tile of keys on its own level
+        return ones, (40.0 * torch.randn(g.keys // TILE + 1)).repeat_interleave(TILE)[: g.keys, None].expand(
+            1, HEADS, -1, 1
+        )
     if case.lanes == "random":
         return torch.randn(1, HEADS, g.queries, 3), torch.randn(1, g.groups, g.keys, 3)
     return ones[..., :0], torch.ones(1, g.groups, g.keys, 0)
 
 
-def build(case: Case, seed: int = 0) -> tuple[list[Tensor | None], Geometry]:
+def build(case: Case) -> tuple[list[Tensor | None], Geometry]:
     """q, k, table, row_scale, segments; q and k with the strides of heads beside each other."""
-    torch.manual_seed(seed)
-    g = case.geometry({"alibi": 5, "random": 3, "against": 2, "above": 2}.get(case.lanes or "", 0))
+    torch.manual_seed(case.seed)
+    g = case.geometry({"alibi": 5, "random": 3, "against": 2, "above": 2, "levels": 1}.get(case.lanes or "", 0))
     q = 0.2 * torch.randn(g.batch, HEADS, g.queries, WIDTH)
     k = 0.2 * torch.randn(g.batch, g.groups, g.keys, WIDTH)
-    direction = torch.nn.functional.normalize(torch.ones(WIDTH), dim=0)
+    direction = torch.eye(WIDTH)[0]
     q[:, 0, -3], k[:, 0, 1] = case.needle * direction, case.needle * direction
     q_lanes, k_lanes = lanes_of(case, g)
     q = torch.cat([q_lanes.expand(g.batch, -1, -1, -1), q], -1).transpose(1, 2).contiguous().transpose(1, 2)

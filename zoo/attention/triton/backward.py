@@ -57,11 +57,21 @@ def tile_at(
     r, c = tl.arange(0, BLOCK), tl.arange(0, PADDED)
     # The first row's offset may pass 2^31, offsets inside the tile do not.
     at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
-    if MASKED:
+    if MASKED and WIDTH < PADDED:
         return tl.load(at, mask=(start + r[:, None] < count) & (c[None, :] < WIDTH), other=0.0)
+    if MASKED:
+        return tl.load(at, mask=start + r[:, None] < count, other=0.0)
     if WIDTH < PADDED:
         return tl.load(at, mask=c[None, :] < WIDTH, other=0.0)
     return tl.load(at)
+
+
+@triton.jit
+def numbers_at(vector, rows, count, beyond: tl.constexpr, MASKED: tl.constexpr):
+    """One number per row, in the shape of `rows`; `beyond` for rows from `count` on, if MASKED."""
+    if MASKED:
+        return tl.load(vector + rows, mask=rows < count, other=beyond)
+    return tl.load(vector + rows)
 
 
 @triton.jit
@@ -164,7 +174,7 @@ def _dkdv(
     v_tile = tile_at(v + b * vb + g * vg, start, vs, keys, WIDTH_V, DV, BN, True)
     col_ids = cols
     if IDS:
-        col_ids = tl.load(segments + b * keys + cols, mask=cols < keys, other=0)
+        col_ids = numbers_at(segments + b * keys, cols, keys, 0, True)
     # Queries that can see a key of this block, and those that see all of it.
     first, last, full_first, full_last = 0 * start, 0 * start + queries, 0 * start, 0 * start + queries
     if CAUSAL:
@@ -192,7 +202,7 @@ def _dkdv(
             full_hi = full_lo
         for part in tl.static_range(2 - IDS):  # first the tiles on the edges of the mask, then those inside it
             count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
-            for t in range(0, count):
+            for t in tl.range(0, count, num_stages=1 if part == 0 else None):  # edges are few: not pipelined
                 m = full_lo + t
                 if part == 0:
                     m = lo + t + tl.where(t >= full_lo - lo, full_hi - full_lo, 0)
@@ -205,7 +215,7 @@ def _dkdv(
                 if part == 0:
                     row_ids = rows
                     if IDS:
-                        row_ids = tl.load(segments + b * keys + offset + rows, mask=rows < queries, other=0)
+                        row_ids = numbers_at(segments + b * keys + offset, rows, queries, 0, True)
                     seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
                 if table is not None:
                     q_place = place_of(rows, grid_width, prefix, GRID)
@@ -213,14 +223,14 @@ def _dkdv(
                         table + h * table_h, rows, cols, q_place, k_place, seen, origin, prefix, PREFIX, part == 0
                     )
                     if row_scale is not None:
-                        entry *= tl.load(row_scale + b * scale_b + h * queries + rows, mask=rows < queries, other=0.0)
+                        entry *= numbers_at(row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0)
                     z += entry
-                p = tl.exp2(z - tl.load(lse + head_row * queries + rows, mask=rows < queries, other=float("inf")))
+                p = tl.exp2(z - numbers_at(lse + head_row * queries, rows, queries, float("inf"), part == 0))
                 if part == 0:
                     p = tl.where(seen, p, 0.0)
                 dv_sum += mm(narrow(p, do_tile.dtype), do_tile)
                 dp = mm(v_tile, tl.trans(do_tile))
-                ds = p * (dp - tl.load(delta + head_row * queries + rows, mask=rows < queries, other=0.0))
+                ds = p * (dp - numbers_at(delta + head_row * queries, rows, queries, 0.0, part == 0))
                 dk_sum += mm(narrow(ds, q_tile.dtype), q_tile)
     store_tile(dk + b * dkb + g * dkg, dk_sum, start, dks, keys, WIDTH_K, DK, BN)
     store_tile(dv + b * dvb + g * dvg, dv_sum, start, dvs, keys, WIDTH_V, DV, BN)
@@ -244,19 +254,18 @@ def _dq(
     batch_rows = tl.num_programs(0) // blocks
     b, h = row // heads, row % heads
     rows = (start + tl.arange(0, BM))[:, None]
-    inside = rows < queries
     q_place = place_of(rows, grid_width, prefix, GRID)
     q_tile = tile_at(q + b * qb + h * qh, start, qt, queries, WIDTH_K, DK, BM, True)
     do_tile = tile_at(grad_out + b * gob + h * goh, start, got, queries, WIDTH_V, DV, BM, True)
-    lse_rows = tl.load(lse + row * queries + rows, mask=inside, other=float("inf"))
-    delta_rows = tl.load(delta + row * queries + rows, mask=inside, other=0.0)
+    lse_rows = numbers_at(lse + row * queries, rows, queries, float("inf"), True)
+    delta_rows = numbers_at(delta + row * queries, rows, queries, 0.0, True)
     k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
     row_ids = rows
     if IDS:
-        row_ids = tl.load(segments + b * keys + offset + rows, mask=inside, other=0)
+        row_ids = numbers_at(segments + b * keys + offset, rows, queries, 0, True)
     scale = tl.full([BM, 1], 1.0, tl.float32)
     if row_scale is not None:
-        scale = tl.load(row_scale + b * scale_b + h * queries + rows, mask=inside, other=0.0)
+        scale = numbers_at(row_scale + b * scale_b + h * queries, rows, queries, 0.0, True)
     # Keys that a query of this block can see, and those that all of them see.
     first, last, full_first, full_last = 0 * start, 0 * start + keys, 0 * start, 0 * start + keys
     if CAUSAL:
@@ -281,7 +290,7 @@ def _dq(
     law_sums = (tl.zeros([BM], tl.float32),) * NUMBERS
     for part in tl.static_range(2 - IDS):  # first the tiles on the edges of the mask, then those inside it
         count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
-        for t in range(0, count):
+        for t in tl.range(0, count, num_stages=1 if part == 0 else None):  # edges are few: not pipelined
             n = full_lo + t
             if part == 0:
                 n = lo + t + tl.where(t >= full_lo - lo, full_hi - full_lo, 0)
@@ -290,11 +299,11 @@ def _dq(
             k_tile = tile_at(k_head, at, ks, keys, WIDTH_K, DK, BN, part == 0)
             v_tile = tile_at(v_head, at, vs, keys, WIDTH_V, DV, BN, part == 0)
             z = mm(q_tile, tl.trans(k_tile)) * LOG2E
-            seen = inside
+            seen = rows < queries
             if part == 0:
                 col_ids = cols
                 if IDS:
-                    col_ids = tl.load(segments + b * keys + cols, mask=cols < keys, other=0)
+                    col_ids = numbers_at(segments + b * keys, cols, keys, 0, True)
                 seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
             k_place = place_of(cols, grid_width, prefix, GRID)
             entry = z

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.backward import scale_stride, shape_options, tile_at
+from zoo.attention.triton.backward import numbers_at, scale_stride, shape_options, tile_at
 from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous, mm, on_device, padded_width
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _diagonal(
     column = dx + origin
     if GRID:
         column += dy * (2 * line_q - 1)
-    bias = tl.load(table + h * columns + column, mask=met, other=0.0)
+    bias = tl.load(table + h * columns + column, mask=met, other=float("-inf"))
     # Query blocks on the diagonal, and the first that reaches beyond a line's end on either axis.
     lo = tl.maximum(diagonal, 0)
     hi = tl.minimum(tl.cdiv(line_q, BLOCK), tl.cdiv(line_k, BLOCK) + diagonal)
@@ -123,7 +123,7 @@ def _diagonal(
             walk = count
             if GRID:
                 walk = count * (lines - tl.abs(dy))
-            for t in range(0, walk):
+            for t in tl.range(0, walk, num_stages=1 if edges == 1 else None):
                 m, q_base, k_base = begin + t, 0 * dy, 0 * dy
                 if GRID:
                     m, y = begin + t % count, t // count + tl.maximum(dy, 0)
@@ -134,25 +134,24 @@ def _diagonal(
                 q_tile = tile_at(q_head, q_at, qt, q_end, WIDTH_K, DK, BLOCK, edges == 1)
                 k_tile = tile_at(k_head, k_at, ks, k_end, WIDTH_K, DK, BLOCK, edges == 1)
                 z = mm(q_tile, tl.trans(k_tile)) * LOG2E
-                # Rows beyond the end weigh 2^−∞.
-                lse_rows = tl.load(lse + row * queries + rows, mask=rows < q_end, other=float("inf"))
-                delta_rows = tl.load(delta + row * queries + rows, mask=rows < q_end, other=0.0)
+                lse_rows = numbers_at(lse + row * queries, rows, q_end, float("inf"), edges == 1)
+                delta_rows = numbers_at(delta + row * queries, rows, q_end, 0.0, edges == 1)
                 if row_scale is not None:
-                    scale = tl.load(row_scale + b * scale_b + h * queries + rows, mask=rows < q_end, other=0.0)
+                    scale = numbers_at(row_scale + b * scale_b + h * queries, rows, q_end, 0.0, edges == 1)
                     p = tl.exp2(z + scale * bias - lse_rows) * scale
                 else:
                     p = tl.exp2(z + bias - lse_rows)
                 if edges == 1:
                     inside = (rows < q_end) & (cols < k_end)
                     if IDS:
-                        row_ids = tl.load(segments + b * keys + offset + rows, mask=rows < q_end, other=0)
-                        inside &= row_ids == tl.load(segments + b * keys + cols, mask=cols < k_end, other=0)
+                        row_ids = numbers_at(segments + b * keys + offset, rows, q_end, 0, True)
+                        inside &= row_ids == numbers_at(segments + b * keys, cols, k_end, 0, True)
                     p = tl.where(inside, p, 0.0)
                 do_tile = tile_at(do_head, q_at, got, q_end, WIDTH_V, DV, BLOCK, edges == 1)
                 v_tile = tile_at(v_head, k_at, vs, k_end, WIDTH_V, DV, BLOCK, edges == 1)
                 total += p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
     # Hidden entries, whatever they have become, are hidden in every tile of the diagonal.
-    total = tl.where(met, total, 0.0)
+    total = tl.where(bias == float("-inf"), 0.0, total)
     sheared = tl.gather(total, (r - c + BLOCK) % BLOCK, 1)  # column s: r − c = s from row s on, s − BLOCK above it
     at = partial + (part * heads + h) * (differences * diagonals * 2 * BLOCK)
     at += ((dy + lines - 1) * diagonals + place) * 2 * BLOCK + tl.arange(0, BLOCK)

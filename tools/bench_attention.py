@@ -192,7 +192,7 @@ def report(findings: Findings, made_by: dict[str, Any], memories: dict[str, floa
     show(
         findings,
         f"attention on {name}, {made_by['dtype']}; ratios to {made_by['baseline']} without bias; "
-        f"a large matrix product runs at {made_by['matmul_tflops']:.2f} TFLOP/s",
+        f"share of a large matrix product's {made_by['matmul_tflops']:.2f} TFLOP/s",
         console,
     )
     for what, extra in memories.items():

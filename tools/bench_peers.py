@@ -187,7 +187,7 @@ class FlashAttn(Contender):
 class GoatPackage(Contender):
     """The goat-attention package's module at K = 0, its projections replaced by the identity: attention and lanes alone."""
 
-    method, kernel, decodes = "goat", "goat-attention package", False
+    method, kernel, decodes = "goat", "goat-attention", False
 
     def available(self, device: torch.device) -> str | None:
         return installed("goat-attention")

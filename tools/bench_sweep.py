@@ -298,7 +298,7 @@ class Sweep:
 def show(findings: Findings, title: str, console: Console) -> None:
     """The results, the promises, and a footnote for whatever is missing."""
     rows = findings.results
-    optional = {"TFLOP/s": "tflops", "of matmul": "ceiling_share", "MiB": "extra_mib", "skipped": "skipped"}
+    optional = {"TFLOP/s": "tflops", "share": "ceiling_share", "MiB": "extra_mib", "skipped": "skipped"}
     extra = [name for name, attribute in optional.items() if any(getattr(r, attribute) is not None for r in rows)]
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
     table.add_column("prior, kernel", no_wrap=True)
@@ -311,7 +311,7 @@ def show(findings: Findings, title: str, console: Console) -> None:
                 table.add_section()
             table.add_row(f"[bold]{r.shape} {r.what}[/]")
             last = (r.shape, r.what)
-        cells = {"TFLOP/s": _rate(r.tflops), "of matmul": _number(r.ceiling_share, ".0%"),
+        cells = {"TFLOP/s": _rate(r.tflops), "share": _number(r.ceiling_share, ".0%"),
                  "MiB": _number(r.extra_mib, ".0f"), "skipped": _number(r.skipped, ".0%")}  # fmt: skip
         good = None if r.target is None else r.ratio <= r.target
         goal = "" if r.target is None else f"≤ {r.target:.2f}"

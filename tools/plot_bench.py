@@ -112,7 +112,8 @@ def draw(record: dict[str, Any], path: Path, shown: str = "ratio") -> None:
         handlelength=3.2,
     )
     device = record.get("device", "cpu")
-    where = f"the CPU, {record['threads']} threads" if device == "cpu" else device
+    threads = f"{record['threads']} thread{'s' * (record['threads'] > 1)}"
+    where = f"the CPU, {threads}" if device == "cpu" else device
     figure.suptitle(f"attention on {where}, {record['dtype']}, causal; torch {record['torch']}", fontsize=10)
     save_figure(figure, path)
 

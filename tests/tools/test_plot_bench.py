@@ -76,7 +76,7 @@ def test_ours_are_told_from_peers():
     ):
         assert plot_bench.is_ours(*key), key
     for key in (("none", "sdpa"), ("ggd", "sdpa dense bias"), ("ggd", "flex law"), ("alibi", "flash-attn"),
-                ("goat", "goat-attention package"), ("cable", "fla forgetting")):  # fmt: skip
+                ("goat", "goat-attention"), ("cable", "fla forgetting")):  # fmt: skip
         assert not plot_bench.is_ours(*key), key
 
 

@@ -10,11 +10,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 
 __all__ = [
     "Geometry",
@@ -28,6 +30,8 @@ __all__ = [
     "on_device",
     "padded_width",
     "placed_of",
+    "shared_limit",
+    "table_load",
     "visible_of",
 ]
 
@@ -82,6 +86,14 @@ def padded_width(width: int) -> int:
 def last_axis_contiguous(x: Tensor) -> Tensor:
     """`x`, copied if its last axis is strided: kernels read rows of columns side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+@cache
+def shared_limit(device: int) -> int:
+    """Bytes of shared memory a block may have on the device of this index; the interpreter has no limit."""
+    if INTERPRET.value:
+        return 1 << 30
+    return driver.active.utils.get_device_properties(device)["max_shared_mem"]
 
 
 @contextmanager
@@ -146,13 +158,31 @@ def index_of(rows, cols, origin, grid_width, prefix, GRID: tl.constexpr):
 def code_of(tokens, grid_width, prefix):
     """y·(2·width − 1) + x of patches; differences of codes are columns of the table."""
     patch = tokens - prefix
-    return (patch // grid_width) * (2 * grid_width - 1) + patch % grid_width
+    return patch + (patch // grid_width) * (grid_width - 1)  # x = patch − y·width: one division, and no remainder
 
 
 @triton.jit
 def placed_of(rows, cols, prefix):
     """(BM, BN) bool: query and key are both on the grid."""
     return (rows[:, None] >= prefix) & (cols[None, :] >= prefix)
+
+
+@triton.jit
+def table_load(at, seen, MASKED: tl.constexpr):
+    """float32 at the pointers `at`, 0 where not `seen`, if MASKED.
+
+    On the device a plain load is written out. Triton would see that the logits lead to a matrix product, copy the gathered
+    numbers to shared memory four bytes at a time to have them early, and so double the shared memory a block needs.
+    """
+    if INTERPRET:
+        if MASKED:
+            return tl.load(at, mask=seen, other=0.0)
+        return tl.load(at)
+    if MASKED:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];", "=&r,l,b", [at, seen], tl.float32, is_pure=False, pack=1
+        )
+    return tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at], tl.float32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -163,14 +193,23 @@ def bias_of(
     """(BM, BN) float32: row_scale·table[index] of one head, in the base of `table`; 0 where not `seen`, if MASKED.
 
     A tile that is not MASKED lies in the call whole, away from prefix tokens, so its loads need no bounds.
+
+    On a line a thread of a matrix unit's layout holds rows r, r + 8, … and columns c, c + 8, …: of its 64 elements of a tile
+    of 128 × 64 only 34 differ in r − c. The compiler sees that, and loads each number once from one address plus a constant,
+    if rows and columns come as (a start the whole tile shares) + (a range of constants), the range is nobody else's, and
+    the two are added to the pointer one after the other. Hence the ranges from BM and BN on.
     """
-    index = index_of(rows, cols, origin, grid_width, prefix, GRID)
-    if MASKED:
-        if PREFIX:
-            seen = seen & placed_of(rows, cols, prefix)
-        bias = tl.load(table + index, mask=seen, other=0.0)
+    if GRID:
+        at = (table + origin + code_of(rows, grid_width, prefix))[:, None] - code_of(cols, grid_width, prefix)[None, :]
     else:
-        bias = tl.load(table + index)
+        BM: tl.constexpr = rows.shape[0]
+        BN: tl.constexpr = cols.shape[0]
+        first_row, first_col = rows - tl.arange(0, BM), cols - tl.arange(0, BN)
+        row_at = table + (origin + BN - BM) + first_row + tl.arange(BM, 2 * BM).to(tl.int64)
+        at = row_at[:, None] - first_col.to(tl.int64)[None, :] - tl.arange(BN, 2 * BN).to(tl.int64)[None, :]
+    if PREFIX and MASKED:
+        seen = seen & placed_of(rows, cols, prefix)
+    bias = table_load(at, seen, MASKED)
     if SCALE:
         bias *= scale[:, None]
     return bias
@@ -193,7 +232,7 @@ def key_range(
         if not CAUSAL:
             hi = tl.minimum(hi, last + window)
     if PLAN:
-        entry = first // TILE + tl.arange(0, BM // TILE)
+        entry = first // TILE + tl.arange(0, (BM + TILE - 1) // TILE)
         inside = entry * TILE < queries
         lo = tl.maximum(lo, tl.min(tl.load(plan_rows + entry, mask=inside, other=0x7FFFFFF)) * TILE)
         hi = tl.minimum(hi, tl.max(tl.load(plan_rows + tile + entry, mask=inside, other=0)) * TILE)

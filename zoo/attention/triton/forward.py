@@ -19,6 +19,7 @@ from zoo.attention.triton.common import (
     narrow,
     on_device,
     padded_width,
+    shared_limit,
     visible_of,
 )
 
@@ -28,9 +29,27 @@ if TYPE_CHECKING:
 __all__ = ["attention_forward"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte numbers and for float32, which is multiplied on
-# the ordinary units. Chosen so that none spills registers on compute capability 9.0; not yet timed.
-BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (128, 64, 8, 2)}
-BLOCKS_32 = {16: (64, 32, 4, 2), 32: (64, 32, 4, 2), 64: (64, 32, 4, 2), 128: (64, 32, 8, 2), 256: (64, 16, 8, 2)}
+# the ordinary units. None spills registers on compute capability 9.0 (tools/compile_kernels.py); not yet timed. On a grid
+# the places of a tile's keys take registers too, which a thread has for fewer numbers of the tile.
+BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
+GRID_BLOCKS_16 = BLOCKS_16 | {64: (128, 64, 8, 3), 128: (128, 64, 8, 3)}
+BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 32, 4, 2), 64: (32, 32, 8, 2), 128: (32, 16, 8, 2), 256: (32, 16, 8, 2)}
+
+
+def block_sizes(dk: int, dv: int, size: int, grid: bool, limit: int) -> tuple[int, int, int, int]:
+    """(queries, keys, warps, stages) for padded widths of `size`-byte numbers, within `limit` bytes of shared memory."""
+    blocks = BLOCKS_32 if size == 4 else GRID_BLOCKS_16 if grid else BLOCKS_16
+    bm, bn, warps, stages = blocks[max(dk, dv)]
+    while (
+        bn > 16 and (bm * dk + stages * bn * (dk + dv)) * size + 1024 > limit
+    ):  # 1024: ids, and what a reduction takes
+        if stages > 2:
+            stages -= 1
+        elif bn > 32 or bm <= 64:
+            bn //= 2
+        else:
+            bm //= 2
+    return bm, bn, warps, stages
 
 
 @triton.jit
@@ -50,7 +69,7 @@ def _attend(
             v = tl.load(v_at, mask=(cols[:, None] < keys) & (dv[None, :] < width_v), other=0.0)
         else:
             k, v = tl.load(k_at), tl.load(v_at)
-        z = mm(q, tl.trans(k)) * LOG2E
+        z = mm(q, tl.trans(k))
         seen = rows[:, None] >= 0
         if MASKED:
             col_ids = cols
@@ -58,13 +77,16 @@ def _attend(
                 col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
             seen = visible_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
         if TABLE:
+            z *= LOG2E
             z += bias_of(table, rows, cols, scale, seen, origin, grid_width, prefix, SCALE, GRID, PREFIX, MASKED)
         if MASKED:
             z = tl.where(seen, z, float("-inf"))
-        new_top = tl.maximum(top, tl.max(z, 1))
+        # Without a table z stays in natural units until the exponent, where the factor costs nothing.
+        unit = 1.0 if TABLE else LOG2E
+        new_top = tl.maximum(top, tl.max(z, 1) * unit)
         # A row that has seen nothing yet stays at −∞, and −∞ − (−∞) is no number.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        p = tl.exp2(z - base[:, None])
+        p = tl.exp2(z * unit - base[:, None])
         fade = tl.exp2(top - base)
         total = total * fade + tl.sum(p, 1)
         acc = acc * fade[:, None] + mm(narrow(p, v.dtype), v)
@@ -154,11 +176,12 @@ def attention_forward(
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     lse2 = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=q.device)
     dk, dv = padded_width(g.width_k), padded_width(g.width_v)
-    bm, bn, warps, stages = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[max(dk, dv)]
-    if common.TILE < 64:
-        bm = bn = common.TILE
     empty = lse2  # a pointer that is never read
     with on_device(q):
+        limit = shared_limit(q.device.index or 0)
+        bm, bn, warps, stages = block_sizes(dk, dv, q.element_size(), g.grid_width > 0, limit)
+        if common.TILE < 64:
+            bm = bn = common.TILE
         _forward[triton.cdiv(g.queries, bm), g.batch * g.heads](
             q, k, v, empty if table2 is None else table2, empty if row_scale is None else row_scale,
             q if segments is None else segments, q if plan is None else plan.rows, out, lse2,

@@ -1,0 +1,235 @@
+"""Compile the Triton kernels for a GPU that need not be there, and say what each takes of a multiprocessor.
+
+    python tools/compile_kernels.py                                  every kernel, for compute capability 9.0
+    python tools/compile_kernels.py --capability 8.0
+    python tools/compile_kernels.py --modules forward --widths 64 --dtypes bfloat16 --variants table --out report.json
+
+Needs triton and torch; no GPU, no CUDA. Launch functions are called with tensors on the CPU, and every kernel they launch
+is compiled and not run. Exit code 1 if a kernel spills registers, needs more shared memory than a block may have, or
+fails to compile. Registers and counts of instructions say what may bind; times they are not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+
+BATCH, HEADS, GROUPS, LENGTH = 1, 2, 1, 1024
+# Bytes of shared memory that a block may have, and that a multiprocessor has (CUDA programming guide, compute capabilities).
+SHARED = {"8.0": (163 * 1024, 164 * 1024), "9.0": (227 * 1024, 228 * 1024)}
+REGISTERS, WARPS, RESERVED = 65536, 64, 1024  # of a multiprocessor; bytes of shared memory the system takes of a block
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# What a call has beside queries, keys and values.
+VARIANTS: dict[str, set[str]] = {
+    "bare": set(),
+    "table": {"table"},
+    "all": {"table", "row_scale", "segments", "window", "plan"},
+    "grid": {"table", "row_scale", "grid", "plan"},
+}
+console = Console()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A compiled kernel. spill: bytes of its stack, where registers go that do not fit; shared: bytes; table_loads: loads
+    from the table in all of its loops; unit: the instruction that multiplies matrices, empty if none does."""
+
+    module: str
+    kernel: str
+    width: int
+    dtype: str
+    variant: str
+    warps: int
+    registers: int
+    spill: int
+    shared: int
+    blocks: int
+    table_loads: int
+    unit: str
+
+
+def compile_only(capability: str) -> list[tuple[str, Any]]:
+    """From here on launches compile for `capability` and do not run; they add (name, compiled kernel) to the list returned."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    target = GPUTarget("cuda", int(capability.replace(".", "")), 32)
+    nowhere = SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=None: 0,
+        get_active_torch_device=lambda: torch.device("cpu"),
+        is_active=lambda: True,
+        utils=SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": SHARED[capability][0]}),
+    )
+    driver.set_active(nowhere)  # type: ignore[arg-type]
+    launch, found = JITFunction.run, []
+
+    def compile_it(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kernel = launch(self, *args, **{**kwargs, "warmup": True})
+        found.append((self.__name__, kernel))
+        return kernel
+
+    JITFunction.run = compile_it  # type: ignore[method-assign]
+    return found
+
+
+def launches(width: int, dtype: torch.dtype, has: set[str]) -> dict[str, Callable[[], Any]]:
+    """By module, a call of its launch function on unset tensors for what a variant `has`. A grid is 32 × 31 patches after
+    32 tokens without a place; decoding is on a line."""
+    from zoo.attention.triton import common
+
+    grid = (32, 31, 32) if "grid" in has else (0, 0, 0)
+    origin = 63 * 61 // 2 if "grid" in has else LENGTH - 1
+    window = 256 if "window" in has else 0
+    line = (width, width, 0, "grid" not in has, window, origin, *grid)
+    geometry = common.Geometry(BATCH, HEADS, GROUPS, LENGTH, LENGTH, *line)
+    step = common.Geometry(BATCH, HEADS, GROUPS, 1, LENGTH, *line[:5], 0)
+    q, new = torch.empty(BATCH, HEADS, LENGTH, width, dtype=dtype), torch.empty(BATCH, HEADS, 1, width, dtype=dtype)
+    k = torch.empty(BATCH, GROUPS, LENGTH, width, dtype=dtype)
+    table = torch.empty(HEADS, 63 * 61 if "grid" in has else 2 * LENGTH - 1) if "table" in has else None
+    scale = torch.empty(1, HEADS, LENGTH) if "row_scale" in has else None
+    segments = torch.zeros(BATCH, LENGTH, dtype=torch.int32) if "segments" in has else None
+    tiles = torch.zeros(2, BATCH * HEADS, -(-LENGTH // common.TILE), dtype=torch.int32)
+    plan = SimpleNamespace(rows=tiles, cols=tiles, tile=common.TILE) if "plan" in has else None
+    lse = torch.empty(BATCH, HEADS, LENGTH)
+    tangents = None if table is None else torch.empty(2, *table.shape)
+
+    def of(module: str, name: str) -> Callable[..., Any]:
+        return getattr(importlib.import_module(f"zoo.attention.triton.{module}"), name)
+
+    calls = {
+        "forward": lambda: of("forward", "attention_forward")(q, k, k, table, scale, segments, plan, geometry),
+        "backward": lambda: of("backward", "attention_backward")(
+            q, q, k, k, table, scale, segments, q, lse, plan, geometry, tangents
+        ),
+        "plan": lambda: of("plan", "make_plan")(q, k, table, scale, segments, geometry),
+    }
+    if table is not None:
+        calls["table_grad"] = lambda: of("table_grad", "table_gradient")(
+            q, q, k, k, table, scale, segments, lse, lse, plan, geometry
+        )
+    if "grid" not in has:
+        one = None if scale is None else scale[..., -1:]
+        calls["decode"] = lambda: of("decode", "decode")(new, k, k, table, one, segments, step, splits=4)
+    return calls
+
+
+def examine(kernel: Any, capability: str) -> dict[str, Any]:
+    """Of a compiled kernel: warps, registers, spill, shared, blocks that fit on a multiprocessor, table_loads, unit."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage, code = (
+            subprocess.run(
+                [knobs.nvidia.cuobjdump.path, option, file.name], capture_output=True, text=True, check=True
+            ).stdout
+            for option in ("-res-usage", "-sass")
+        )
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    if found is None:
+        raise RuntimeError(f"cuobjdump -res-usage said nothing of registers: {usage!r}")
+    registers, spill = int(found[1]), int(found[2])
+    shared, warps = kernel.metadata.shared, kernel.metadata.num_warps
+    fits = (
+        REGISTERS // (-(-registers // 8) * 8 * 32 * warps),  # registers are given out by eights
+        SHARED[capability][1] // (shared + RESERVED),
+        WARPS // warps,
+    )
+    unit = next((name for name in ("HGMMA", "HMMA") if re.search(rf"\b{name}\.", code)), "")
+    if not unit and "tt.dot" in kernel.asm["ttgir"]:
+        unit = "FFMA"
+    loads = len(re.findall(r"\bLDG\.E\.CONSTANT\b", code))
+    return dict(
+        warps=warps, registers=registers, spill=spill, shared=shared, blocks=min(fits), table_loads=loads, unit=unit
+    )
+
+
+def shown(rows: list[Row], capability: str) -> Table:
+    """The rows as a table, with what is amiss in red."""
+    names = [name for name in Row.__dataclass_fields__ if name != "module"]
+    table = Table(*(name.replace("_", " ") for name in names), title=f"compute capability {capability}")
+    for row in rows:
+        style = "red" if wrong(row, capability) else None
+        table.add_row(*(str(getattr(row, name)) for name in names), style=style)
+    return table
+
+
+def wrong(row: Row, capability: str) -> bool:
+    """Whether the kernel spills, or asks for more shared memory than a block may have."""
+    return row.spill > 0 or row.shared > SHARED[capability][0]
+
+
+def chosen(option: str, text: str, known: list[str] | None) -> list[str]:
+    """Comma-separated words, all of them `known`. typer.BadParameter names one that is not."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if (word not in known) if known is not None else not (word.isdigit() and int(word)):
+            raise typer.BadParameter(f"--{option} {word!r}: expected {', '.join(known or ['whole numbers above 0'])}")
+    return words
+
+
+def main(
+    capability: Annotated[str, typer.Option(help="8.0 or 9.0")] = "9.0",
+    modules: Annotated[str, typer.Option(help="of zoo/attention/triton")] = "forward,backward,table_grad,plan,decode",
+    widths: Annotated[str, typer.Option(help="columns of q, k and v")] = "32,64,128,256",
+    dtypes: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "bfloat16,float32",
+    variants: Annotated[str, typer.Option(help=", ".join(VARIANTS))] = ",".join(VARIANTS),
+    out: Annotated[Path | None, typer.Option(help="write the rows as JSON")] = None,
+) -> None:
+    """Compile, tabulate, and exit with 1 if anything is amiss."""
+    if os.environ.get("TRITON_INTERPRET", "0") == "1":
+        raise typer.BadParameter("TRITON_INTERPRET=1 is set: the interpreter compiles nothing, unset it")
+    chosen("capability", capability, list(SHARED))
+    names = chosen("modules", modules, ["forward", "backward", "table_grad", "plan", "decode"])
+    found = compile_only(capability)
+    rows: list[Row] = []
+    failures: list[str] = []
+    for dtype in chosen("dtypes", dtypes, list(DTYPES)):
+        for width in chosen("widths", widths, None):
+            for variant in chosen("variants", variants, list(VARIANTS)):
+                calls = launches(int(width), DTYPES[dtype], VARIANTS[variant])
+                for module in (name for name in names if name in calls):
+                    found.clear()
+                    try:
+                        calls[module]()
+                    except Exception as error:  # a compiler's errors have no common type
+                        failures.append(f"{module} {width} {dtype} {variant}: {str(error).splitlines()[:1]}")
+                    for kernel, compiled in dict(found).items():
+                        rows.append(Row(module, kernel, int(width), dtype, variant, **examine(compiled, capability)))
+    console.print(shown(rows, capability))
+    for line in failures:
+        console.print(line, style="red", markup=False)
+    if out is not None:
+        out.write_text(
+            json.dumps({"capability": capability, "rows": [asdict(r) for r in rows], "failures": failures}, indent=1)
+        )
+    amiss = sum(wrong(row, capability) for row in rows)
+    console.print(
+        f"{len(rows)} kernels, {amiss} that spill or need too much shared memory, {len(failures)} calls that failed"
+    )
+    raise typer.Exit(1 if amiss or failures or not rows else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

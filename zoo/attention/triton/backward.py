@@ -37,11 +37,13 @@ if TYPE_CHECKING:
 __all__ = ["attention_backward", "row_delta"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte numbers and for float32, which is multiplied on
-# the ordinary units. Chosen so that none spills registers on compute capability 9.0; not yet timed.
-DKDV_16 = {16: (64, 128, 8, 2), 32: (64, 128, 8, 2), 64: (64, 128, 8, 2), 128: (64, 128, 8, 2), 256: (64, 64, 8, 1)}
-DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 64, 8, 2), 128: (32, 32, 8, 1), 256: (16, 32, 8, 1)}
-DQ_16 = {16: (128, 64, 8, 2), 32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (128, 64, 8, 2), 256: (64, 64, 8, 1)}
-DQ_32 = {16: (64, 32, 8, 2), 32: (64, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 32, 8, 1), 256: (32, 16, 8, 1)}
+# the ordinary units. With a table and its scales none spills registers on compute capability 9.0 (with a law of two numbers,
+# dq does at width 128, 16 bytes); not yet timed. Blocks of fewer than
+# 64 rows use the older matrix instructions there: at width 256 the accumulators of larger ones do not fit the registers.
+DKDV_16 = {16: (64, 128, 8, 2), 32: (64, 128, 8, 2), 64: (64, 128, 8, 2), 128: (32, 64, 8, 1), 256: (32, 32, 8, 2)}
+DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 2), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
+DQ_16 = {16: (128, 64, 8, 2), 32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (128, 32, 8, 2), 256: (32, 32, 8, 2)}
+DQ_32 = {16: (64, 32, 8, 2), 32: (64, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 16, 8, 1), 256: (32, 16, 8, 1)}
 
 # Lengths and the like change from call to call and must not each cost a compilation.
 LENGTHS = [
@@ -325,7 +327,7 @@ def _dq(
                         tangents + number * tangent_p + h * table_h,
                         rows, cols, q_place, k_place, seen, origin, prefix, PREFIX, part == 0,
                     )  # fmt: skip
-                    new_sums = new_sums + (law_sums[number] + tl.sum(ds * tangent, 1),)  # noqa: RUF005
+                    new_sums = new_sums + (law_sums[number] + tl.sum(ds * tangent, 1),)  # type: ignore[assignment]  # noqa: RUF005
                 law_sums = new_sums
             dq_sum += mm(narrow(ds, k_tile.dtype), k_tile)
     store_tile(dq + b * dqb + h * dqh, dq_sum, start, dqt, queries, WIDTH_K, DK, BM)
@@ -442,6 +444,8 @@ def attention_backward(
         )  # fmt: skip
         bm, bn, warps, stages = block_sizes(DQ_16 if small else DQ_32, width)
         blocks, numbers = triton.cdiv(g.queries, bm), 0 if tangents2 is None else tangents2.shape[0]
+        if numbers:  # its sums and gathers take the registers of half the keys
+            bn = min(bn, max(16, bn // 2, common.TILE // 2))
         d_scale = None if row_scale is None or table2 is None else torch.empty_like(lse2)
         partial = lse2.new_empty(numbers, g.batch, g.heads, blocks) if numbers else None
         _dq[(blocks * g.batch * g.heads,)](

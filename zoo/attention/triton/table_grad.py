@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["table_gradient"]
 
-# (rows = keys, warps, stages) of a block by padded width; see backward.py.
-BLOCKS_16 = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 2), 256: (64, 8, 1)}
-BLOCKS_32 = {16: (64, 8, 2), 32: (64, 8, 2), 64: (32, 4, 2), 128: (32, 8, 1), 256: (16, 4, 1)}
+# (rows = keys, warps, stages) of a block by padded width; see backward.py. Some registers spill, 56 bytes at two-byte width
+# 256 and 16 at float32 width 64: blocks small enough not to would load every operand far more often.
+BLOCKS_16 = {16: (64, 8, 2), 32: (64, 8, 2), 64: (64, 8, 2), 128: (64, 8, 2), 256: (64, 8, 1)}
+BLOCKS_32 = {16: (32, 8, 2), 32: (32, 8, 2), 64: (32, 8, 1), 128: (32, 8, 1), 256: (16, 4, 1)}
 
 # Diagonals are split until about this many programs run, in at most so many parts.
 PROGRAMS, MOST_PARTS = 1024, 8

@@ -75,7 +75,7 @@ def fused_attention(
     """
     g = geometry_of(q, k, v, causal, window, origin, grid, lanes)
     plan = make_plan(q, k, table, row_scale, segments, g) if skip else None
-    table2 = None if table is None else table * _LOG2E
+    table2 = None if table is None else (table * _LOG2E).contiguous()
     out, lse2 = attention_forward(q, k, v, table2, row_scale, segments, plan, g)
     if plan is None:
         none = torch.empty(2, 0, 0, dtype=torch.int32, device=q.device)
@@ -107,10 +107,10 @@ def _backward_op(
     """Gradients of q, k, v, table, row_scale and numbers; empty where there is none."""
     g = geometry_of(q, k, v, causal, window, origin, grid, lanes)
     plan = Plan(rows, cols) if rows.numel() else None
-    table2 = None if table is None else table * _LOG2E
+    table2 = None if table is None else (table * _LOG2E).contiguous()
     grad_out = last_axis_contiguous(grad_out)
     delta = row_delta(grad_out, out, g)
-    tangents2 = None if tangents is None else tangents * _LOG2E
+    tangents2 = None if tangents is None else (tangents * _LOG2E).contiguous()
     dq, dk, dv, d_scale, d_numbers = attention_backward(
         grad_out, q, k, v, table2, row_scale, segments, out, lse2, plan, g, tangents2, delta
     )
@@ -162,9 +162,7 @@ def _gradients(ctx, grad_out, *_):
     if torch.is_grad_enabled() and grad_out.requires_grad:
         raise RuntimeError("kernel 'triton' has no second derivative; use kernel='reference' with create_graph=True")
     needs = ctx.needs_input_grad
-    dq, dk, dv, d_table, d_scale, d_numbers = _backward_op(
-        grad_out, *ctx.saved_tensors[:7], *ctx.saved_tensors[7:], *ctx.scalars, needs[3]
-    )
+    dq, dk, dv, d_table, d_scale, d_numbers = _backward_op(grad_out, *ctx.saved_tensors, *ctx.scalars, needs[3])
     d_table, d_scale, d_numbers = (
         g if need else None
         for g, need in zip((d_table, d_scale, d_numbers), (needs[3], needs[4], needs[6]), strict=True)

@@ -1,0 +1,213 @@
+"""The fused kernels behind `prior_attention(kernel="triton")`: every case of the other kernels, in float32 and below."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.device import DEVICE
+from tests.zoo.priors_table import GRID, LINE, WIDTH, causal_modes, make
+from tests.zoo.test_attention import CASES, HEADS, LOW_PRECISION, build, eager_in, evaluate
+from zoo import Positions
+from zoo.attention import prior_attention, triton
+from zoo.attention.base import AttentionCall
+from zoo.attention.triton import common
+from zoo.registry import create_model
+
+# Realisations beyond "both" are tried where they make another kernel: no table, no lanes.
+SOME = ["odd", "offset", "grouped-values", "documents", "scale", "grid-prefix"]
+RUNS = [(name, "both") for name in CASES] + [(name, how) for name in SOME for how in ("none", "lanes", "table")]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Short calls get several tiles, and a plan."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(common, "TILE", 16)
+    monkeypatch.setattr(triton, "LEAST_KEYS", 1)
+    monkeypatch.setattr(triton, "DECODE_QUERIES", 0)
+
+
+def moved(leaves: dict[str, Tensor], dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The leaves rounded to `dtype`, where a kernel has them so, on the device; and the same values in float64."""
+    wide = {"table", "query_scale", "q_lanes", "k_lanes"}
+    low = {
+        key: leaf.detach().to(DEVICE, torch.float32 if key in wide else dtype).requires_grad_()
+        for key, leaf in leaves.items()
+    }
+    return low, {key: leaf.detach().double().cpu().requires_grad_() for key, leaf in low.items()}
+
+
+def heads_of(name: str) -> int:
+    """Four where heads share keys; else two, since an interpreted program takes its time."""
+    case = CASES[name]
+    return HEADS if min(case.groups, case.value_groups or HEADS) < HEADS else 2
+
+
+def on_device(options: dict[str, object]) -> dict[str, object]:
+    return {key: value.to(DEVICE) if isinstance(value, Tensor) else value for key, value in options.items()}
+
+
+def budgets(truth: dict[str, Tensor]) -> dict[str, float]:
+    """float32: a logit is a sum of some 20 products, a gradient one of some 100 weights, each rounded: 2^−24 times the
+    largest value for each, in the worst case; rounding errors of logits multiply all that follows from them."""
+    return {key: 200 * 2**-24 * max(1.0, float(value.abs().max())) for key, value in truth.items()}
+
+
+@pytest.mark.parametrize(("name", "realised"), RUNS)
+def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised):
+    case = CASES[name]
+    leaves, options = build(case, realised, heads=heads_of(name))
+    low, exact = moved(leaves, torch.float32)
+    truth = evaluate(exact, options, "reference", case.grid)
+    got = evaluate(low, on_device(options), "triton", case.grid)
+    for key, budget in budgets(truth).items():
+        error = float((got[key].cpu().double() - truth[key]).abs().max())
+        assert error <= budget, f"{key}: error {error:.2e} against a budget of {budget:.2e}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LOW_PRECISION)
+def test_low_precision_error_is_that_of_an_eager_reference(name, dtype):
+    """As for the other kernels: three times what the formula loses when every step of it rounds to the dtype."""
+    case = CASES[name]
+    leaves, options = build(case, "table", heads=2)
+    low, exact = moved({k: v.detach().to(dtype) for k, v in leaves.items()}, dtype)
+    truth = evaluate(exact, options, "reference", case.grid)
+    got = evaluate(low, on_device(options), "triton", case.grid)
+    eager = eager_in(dtype, exact, options, case.grid)
+    for key, value in truth.items():
+        budget = 3 * (eager[key].double() - value).abs().max() + 2 * torch.finfo(dtype).eps * value.abs().max()
+        error = (got[key].cpu().double() - value).abs().max()
+        assert error <= budget, f"{key}: error {error:.2e} against a budget of {budget:.2e}"
+
+
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID],
+)
+def test_every_prior_with_gradients_of_its_parameters(name, causal):
+    """A prior registered today is covered today, GGD through its law; dense ones are refused with the reason."""
+    prior = make(name, num_heads=2).to(DEVICE).float()
+    pos = Positions.grid(4, 5, num_prefix=2) if name in GRID else Positions.line(21)
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(1, 2, pos.length, 8, device=DEVICE, requires_grad=True) for _ in range(3))
+    x = torch.randn(1, pos.length, WIDTH, device=DEVICE)
+    results = []
+    for kernel in ("reference", "triton"):
+        terms = prior(pos, pos, causal=causal, x=x)
+        if terms.bias is not None:
+            with pytest.raises(ValueError, match="dense bias"):
+                prior_attention(q, k, v, terms, causal=causal, kernel="triton")
+            return
+        out = prior_attention(q, k, v, terms, causal=causal, kernel=kernel)
+        leaves = [q, k, v, *(p for p in prior.parameters() if p.requires_grad)]
+        grads = torch.autograd.grad(out.sin().sum(), leaves, allow_unused=True)
+        results.append([out, *(torch.zeros(()) if g is None else g for g in grads)])
+    for truth, got in zip(*results, strict=True):
+        torch.testing.assert_close(got.cpu(), truth.cpu(), rtol=2e-4, atol=2e-5 * max(1.0, float(truth.abs().max())))
+
+
+def decaying(length: int, slope: float, heads: int = 2) -> tuple[AttentionCall, list[Tensor]]:
+    """A call in bfloat16 whose heads forget, by an ALiBi-like table; and the prior's numbers."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, length, 16, device=DEVICE, dtype=torch.bfloat16) for _ in range(3))
+    prior = make("ggd", num_heads=heads).to(DEVICE).float()
+    with torch.no_grad():
+        prior.theta_beta.fill_(1.0)
+        prior.theta_alpha.fill_(math.log(slope))
+        prior.theta_mu.zero_()
+    pos = Positions.line(length)
+    return AttentionCall(q, k, v, prior(pos, pos, causal=True), True), [prior.theta_alpha, prior.theta_beta]
+
+
+def test_skipped_tiles_change_nothing():
+    """Outputs and gradients with and without, of heads that forget within two tiles; and the share that was saved."""
+    call, numbers = decaying(16 * 9 + 3 if DEVICE.type == "cpu" else 4099, slope=2.0)
+    assert triton.skipped_share(call) > 0.4
+    results = []
+    for enabled in (True, False):
+        leaves = [x.detach().requires_grad_() for x in (call.q, call.k, call.v)]
+        with triton.skipping(enabled):
+            out = prior_attention(*leaves, call.terms, causal=True, kernel="triton")
+        results.append([out, *torch.autograd.grad(out.float().sin().sum(), [*leaves, *numbers], retain_graph=True)])
+    for skipped, whole in zip(*results, strict=True):
+        torch.testing.assert_close(skipped, whole, rtol=2**-8 if skipped.dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+
+
+def test_nothing_is_skipped_of_heads_that_do_not_forget():
+    call, _ = decaying(67, slope=1e-4)
+    assert triton.skipped_share(call) == 0.0
+
+
+def test_gradients_are_the_same_bits_in_every_run():
+    leaves, options = build(replace(CASES["grouped"], queries=50, keys=50), "both")
+    low, _ = moved(leaves, torch.float32)
+    first, second = (evaluate(low, on_device(options), "triton") for _ in range(2))
+    for key in first:
+        assert torch.equal(first[key], second[key]), key
+
+
+def test_second_derivatives_are_refused():
+    q = torch.randn(1, 2, 20, 16, device=DEVICE, requires_grad=True)
+    out = prior_attention(q, q, q, causal=True, kernel="triton")
+    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["text_ggd_ssmax_tiny", "text_goat_tiny"])
+def test_whole_model_compiles_in_one_graph(name):
+    """torch.compile with fullgraph raises on any break; the loss and gradients are those of the eager model."""
+    torch.manual_seed(0)
+    model = create_model(name, num_layers=1).to(DEVICE)
+    tokens = torch.randint(0, 200, (2, 33), device=DEVICE)
+
+    def loss(run) -> tuple[Tensor, list[Tensor]]:
+        value = run(tokens, kernel="triton").float().logsumexp(-1).mean()
+        return value, torch.autograd.grad(value, [p for p in model.parameters() if p.requires_grad])
+
+    torch._dynamo.reset()
+    value, grads = loss(torch.compile(model, fullgraph=True, backend="aot_eager"))
+    expected, expected_grads = loss(model)
+    torch.testing.assert_close(value, expected)
+    for got, truth in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(got, truth, rtol=1e-4, atol=1e-6)
+
+
+def test_activation_checkpointing_gives_the_same_gradients():
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 200, (1, 20), device=DEVICE)
+    grads = []
+    for checkpointing in (False, True):
+        torch.manual_seed(1)
+        model = create_model("text_ggd_tiny", num_layers=1, activation_checkpointing=checkpointing).to(DEVICE).train()
+        model(tokens, kernel="triton").logsumexp(-1).mean().backward()
+        grads.append([p.grad for p in model.parameters() if p.requires_grad])
+    for kept, again in zip(*grads, strict=True):
+        torch.testing.assert_close(again, kept)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": torch.float64}, "float64"),
+        ({"width": 320}, "320"),
+    ],
+)
+def test_what_it_refuses(change, reason):
+    q = torch.randn(1, 2, 20, change.get("width", 16), dtype=change.get("dtype", torch.float32), device=DEVICE)
+    with pytest.raises(ValueError, match=reason):
+        prior_attention(q, q, q, causal=True, kernel="triton")
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="on CUDA it serves")
+def test_without_the_interpreter_it_refuses_the_cpu(monkeypatch):
+    monkeypatch.setattr(triton, "_interpreted", lambda: False)
+    q = torch.randn(1, 2, 20, 16)
+    with pytest.raises(ValueError, match="runs on CUDA"):
+        prior_attention(q, q, q, causal=True, kernel="triton")

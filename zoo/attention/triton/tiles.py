@@ -1,0 +1,98 @@
+"""What one tile of the backward pass reads: its rows, its part of the table, what it may see, and which blocks to visit."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from zoo.attention.triton.common import code_of, narrow
+
+__all__ = ["entries", "numbers_at", "place_of", "planned", "seen_of", "split", "store_tile", "tile_at"]
+
+
+@triton.jit
+def tile_at(
+    matrix, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
+):
+    """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column and, if MASKED, row."""
+    r, c = tl.arange(0, BLOCK), tl.arange(0, PADDED)
+    # The first row's offset may pass 2^31, offsets inside the tile do not.
+    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
+    if MASKED and WIDTH < PADDED:
+        return tl.load(at, mask=(start + r[:, None] < count) & (c[None, :] < WIDTH), other=0.0)
+    if MASKED:
+        return tl.load(at, mask=start + r[:, None] < count, other=0.0)
+    if WIDTH < PADDED:
+        return tl.load(at, mask=c[None, :] < WIDTH, other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
+def numbers_at(vector, rows, count, beyond: tl.constexpr, MASKED: tl.constexpr):
+    """One number per row, in the shape of `rows`; `beyond` for rows from `count` on, if MASKED."""
+    if MASKED:
+        return tl.load(vector + rows, mask=rows < count, other=beyond)
+    return tl.load(vector + rows)
+
+
+@triton.jit
+def store_tile(matrix, tile, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    """The rows of `tile` that a (count, WIDTH) matrix has, rounded to its dtype."""
+    r, c = tl.arange(0, BLOCK), tl.arange(0, PADDED)
+    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
+    tl.store(at, narrow(tile, matrix.dtype.element_ty), mask=(start + r[:, None] < count) & (c[None, :] < WIDTH))
+
+
+@triton.jit
+def seen_of(
+    rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr
+):  # fmt: skip
+    """`visible_of` for rows and cols that broadcast as they are, so that a tile may be held keys × queries."""
+    seen = (rows < queries) & (cols < keys)
+    distance = rows + offset - cols
+    if CAUSAL:
+        seen &= distance >= 0
+    if WINDOW:
+        seen &= (distance < window) & (distance > -window)
+    if IDS:
+        seen &= row_ids == col_ids
+    return seen
+
+
+@triton.jit
+def place_of(tokens, grid_width, prefix, GRID: tl.constexpr):
+    """What a column of the table is a difference of: the token's number on a line, its code on a grid."""
+    if GRID:
+        return code_of(tokens, grid_width, prefix)
+    return tokens
+
+
+@triton.jit
+def entries(table, rows, cols, q_place, k_place, seen, origin, prefix, PREFIX: tl.constexpr, MASKED: tl.constexpr):
+    """Table entries of a tile, 0 where the table may not reach: where nothing is seen, and for tokens off the grid."""
+    column = q_place - k_place + origin
+    if MASKED:
+        if PREFIX:
+            seen = seen & (rows >= prefix) & (cols >= prefix)
+        return tl.load(table + column, mask=seen, other=0.0)
+    return tl.load(table + column)
+
+
+@triton.jit
+def planned(plan, row, all_rows, tiles, start, other, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """[lo, hi) in tokens of the other axis, of length `other`, that the plan asks of the block at `start`."""
+    COUNT: tl.constexpr = (BLOCK + TILE - 1) // TILE
+    tile = start // TILE + tl.arange(0, COUNT)
+    lo = tl.min(tl.load(plan + row * tiles + tile, mask=tile < tiles, other=2147483647), 0)
+    hi = tl.max(tl.load(plan + (all_rows + row) * tiles + tile, mask=tile < tiles, other=0), 0)
+    return tl.minimum(lo, other) * TILE, hi * TILE
+
+
+@triton.jit
+def split(first, last, full_first, full_last, BLOCK: tl.constexpr):
+    """Blocks [lo, hi) that hold tokens [first, last), and [full_lo, full_hi) of them wholly in [full_first, full_last)."""
+    lo = tl.maximum(first, 0) // BLOCK
+    hi = tl.maximum(tl.cdiv(tl.maximum(last, 0), BLOCK), lo)
+    full_lo = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(full_first, 0), BLOCK), lo), hi)
+    full_hi = tl.minimum(tl.maximum(tl.maximum(full_last, 0) // BLOCK, full_lo), hi)
+    return lo, full_lo, full_hi, hi

@@ -39,6 +39,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 # What a call has beside queries, keys and values.
 VARIANTS: dict[str, set[str]] = {
     "bare": set(),
+    "lanes": {"lanes"},
     "table": {"table"},
     "all": {"table", "row_scale", "segments", "window", "plan"},
     "grid": {"table", "row_scale", "grid", "plan"},
@@ -80,7 +81,7 @@ def compile_only(capability: str) -> list[tuple[str, Any]]:
         is_active=lambda: True,
         utils=SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": SHARED[capability][0]}),
     )
-    driver.set_active(nowhere)  # type: ignore[arg-type]
+    driver.set_active(nowhere)
     launch, found = JITFunction.run, []
 
     def compile_it(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -88,7 +89,7 @@ def compile_only(capability: str) -> list[tuple[str, Any]]:
         found.append((self.__name__, kernel))
         return kernel
 
-    JITFunction.run = compile_it  # type: ignore[method-assign]
+    JITFunction.run = compile_it
     return found
 
 
@@ -100,11 +101,15 @@ def launches(width: int, dtype: torch.dtype, has: set[str]) -> dict[str, Callabl
     grid = (32, 31, 32) if "grid" in has else (0, 0, 0)
     origin = 63 * 61 // 2 if "grid" in has else LENGTH - 1
     window = 256 if "window" in has else 0
-    line = (width, width, 0, "grid" not in has, window, origin, *grid)
+    lanes = 16 if "lanes" in has else 0
+    line = (width + lanes, width, lanes, "grid" not in has, window, origin, *grid)
     geometry = common.Geometry(BATCH, HEADS, GROUPS, LENGTH, LENGTH, *line)
-    step = common.Geometry(BATCH, HEADS, GROUPS, 1, LENGTH, *line[:5], 0)
-    q, new = torch.empty(BATCH, HEADS, LENGTH, width, dtype=dtype), torch.empty(BATCH, HEADS, 1, width, dtype=dtype)
-    k = torch.empty(BATCH, GROUPS, LENGTH, width, dtype=dtype)
+    step = common.Geometry(BATCH, HEADS, GROUPS, 1, LENGTH, *line[:6])
+    q, new, k = (
+        torch.empty(BATCH, heads, length, width + lanes, dtype=dtype)
+        for heads, length in ((HEADS, LENGTH), (HEADS, 1), (GROUPS, LENGTH))
+    )
+    out, v = q[..., lanes:].contiguous(), k[..., lanes:].contiguous()
     table = torch.empty(HEADS, 63 * 61 if "grid" in has else 2 * LENGTH - 1) if "table" in has else None
     scale = torch.empty(1, HEADS, LENGTH) if "row_scale" in has else None
     segments = torch.zeros(BATCH, LENGTH, dtype=torch.int32) if "segments" in has else None
@@ -117,19 +122,19 @@ def launches(width: int, dtype: torch.dtype, has: set[str]) -> dict[str, Callabl
         return getattr(importlib.import_module(f"zoo.attention.triton.{module}"), name)
 
     calls = {
-        "forward": lambda: of("forward", "attention_forward")(q, k, k, table, scale, segments, plan, geometry),
+        "forward": lambda: of("forward", "attention_forward")(q, k, v, table, scale, segments, plan, geometry),
         "backward": lambda: of("backward", "attention_backward")(
-            q, q, k, k, table, scale, segments, q, lse, plan, geometry, tangents
+            out, q, k, v, table, scale, segments, out, lse, plan, geometry, tangents
         ),
         "plan": lambda: of("plan", "make_plan")(q, k, table, scale, segments, geometry),
     }
     if table is not None:
         calls["table_grad"] = lambda: of("table_grad", "table_gradient")(
-            q, q, k, k, table, scale, segments, lse, lse, plan, geometry
+            out, q, k, v, table, scale, segments, lse, lse, plan, geometry
         )
     if "grid" not in has:
         one = None if scale is None else scale[..., -1:]
-        calls["decode"] = lambda: of("decode", "decode")(new, k, k, table, one, segments, step, splits=4)
+        calls["decode"] = lambda: of("decode", "decode")(new, k, v, table, one, segments, step, splits=4)
     return calls
 
 

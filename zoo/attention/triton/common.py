@@ -107,14 +107,14 @@ def on_device(x: Tensor) -> Iterator[None]:
 
 
 @triton.jit
-def mm(a, b):
-    """a @ b with float32 sums; float32 operands are not rounded to tf32.
+def mm(a, b, acc=None):
+    """a @ b (+ acc) with float32 sums; float32 operands are not rounded to tf32.
 
     The interpreter would multiply the bit patterns of bfloat16; as float32 the products are the same as on the device.
     """
     if INTERPRET:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    return tl.dot(a, b, input_precision="ieee")
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc=acc, input_precision="ieee")
+    return tl.dot(a, b, acc=acc, input_precision="ieee")
 
 
 @triton.jit

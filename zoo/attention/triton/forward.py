@@ -30,19 +30,20 @@ __all__ = ["attention_forward"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte numbers and for float32, which is multiplied on
 # the ordinary units. None spills registers on compute capability 9.0 (tools/compile_kernels.py); not yet timed. On a grid
-# the places of a tile's keys take registers too, which a thread has for fewer numbers of the tile.
+# the places of a tile's keys take registers too, and columns that do not come by sixteens are loaded one at a time.
 BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
-GRID_BLOCKS_16 = BLOCKS_16 | {64: (128, 64, 8, 3), 128: (128, 64, 8, 3)}
+GRID_BLOCKS_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 2)}
+UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
 BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 32, 4, 2), 64: (32, 32, 8, 2), 128: (32, 16, 8, 2), 256: (32, 16, 8, 2)}
 
 
-def block_sizes(dk: int, dv: int, size: int, grid: bool, limit: int) -> tuple[int, int, int, int]:
-    """(queries, keys, warps, stages) for padded widths of `size`-byte numbers, within `limit` bytes of shared memory."""
-    blocks = BLOCKS_32 if size == 4 else GRID_BLOCKS_16 if grid else BLOCKS_16
+def block_sizes(dk: int, dv: int, size: int, grid: bool, even: bool, limit: int) -> tuple[int, int, int, int]:
+    """(queries, keys, warps, stages) for padded widths of `size`-byte numbers, within `limit` bytes of shared memory; `even`:
+    widths before padding are multiples of 16."""
+    blocks = BLOCKS_32 if size == 4 else UNEVEN_BLOCKS_16 if not even else GRID_BLOCKS_16 if grid else BLOCKS_16
     bm, bn, warps, stages = blocks[max(dk, dv)]
-    while (
-        bn > 16 and (bm * dk + stages * bn * (dk + dv)) * size + 1024 > limit
-    ):  # 1024: ids, and what a reduction takes
+    spare = limit - 1024  # for ids of documents, and for what a reduction takes
+    while bn > 16 and (bm * dk + stages * bn * (dk + dv)) * size > spare:
         if stages > 2:
             stages -= 1
         elif bn > 32 or bm <= 64:
@@ -54,13 +55,14 @@ def block_sizes(dk: int, dv: int, size: int, grid: bool, limit: int) -> tuple[in
 
 @triton.jit
 def _attend(
-    acc, total, top, q, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, lo, hi, sks, svs,
-    queries, keys, offset, window, origin, grid_width, prefix, width_k, width_v,
-    DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr,
-    TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr, PREFIX: tl.constexpr, EVEN: tl.constexpr, MASKED: tl.constexpr
+    acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, lo, hi, sks, svs,
+    queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+    LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
+    PREFIX: tl.constexpr, EVEN: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
     """Key blocks [lo, hi): the sums of weights (BM,) and weighted values (BM, DV), both relative to exp2 of `top` (BM,)."""
-    dk, dv = tl.arange(0, DK), tl.arange(0, DV)
+    dk, dv = lanes + tl.arange(0, DK), tl.arange(0, DV)
     for n in range(lo, hi):
         cols = n * BN + tl.arange(0, BN)
         k_at, v_at = k_ptr + cols[:, None] * sks + dk[None, :], v_ptr + cols[:, None] * svs + dv[None, :]
@@ -70,6 +72,14 @@ def _attend(
         else:
             k, v = tl.load(k_at), tl.load(v_at)
         z = mm(q, tl.trans(k))
+        if LANES:
+            dl = tl.arange(0, LANES)
+            lanes_at = k_ptr + cols[:, None] * sks + dl[None, :]
+            if MASKED or not EVEN:
+                k_lanes = tl.load(lanes_at, mask=(cols[:, None] < keys) & (dl[None, :] < lanes), other=0.0)
+            else:
+                k_lanes = tl.load(lanes_at)
+            z = mm(q_lanes, tl.trans(k_lanes), z)
         seen = rows[:, None] >= 0
         if MASKED:
             col_ids = cols
@@ -98,9 +108,9 @@ def _attend(
 def _forward(
     q_ptr, k_ptr, v_ptr, table, scale_ptr, ids_ptr, plan, out_ptr, lse_ptr,
     sqb, sqh, sqt, skb, skg, sks, svb, svg, svs, sob, soh, sot, ssb, sth,
-    heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, width_k, width_v,
-    DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
+    heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+    LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PLAN: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
     # The last queries of a causal call have the most keys: they start first, so that no long program is left at the end.
@@ -114,10 +124,16 @@ def _forward(
     table += h * sth
     ids_ptr += b * keys
     rows = first + tl.arange(0, BM)
-    dk, dv = tl.arange(0, DK), tl.arange(0, DV)
+    dk, dv = lanes + tl.arange(0, DK), tl.arange(0, DV)
     q = tl.load(
         q_ptr + rows[:, None] * sqt + dk[None, :], mask=(rows[:, None] < queries) & (dk[None, :] < width_k), other=0.0
     )
+    q_lanes = q
+    if LANES:
+        dl = tl.arange(0, LANES)
+        q_lanes = tl.load(
+            q_ptr + rows[:, None] * sqt + dl[None, :], mask=(rows[:, None] < queries) & (dl[None, :] < lanes), other=0.0
+        )
     row_ids, scale = rows, rows.to(tl.float32)
     if IDS:
         row_ids = tl.load(ids_ptr + offset + rows, mask=rows < queries, other=-2)
@@ -131,19 +147,19 @@ def _forward(
     total = tl.zeros([BM], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     acc, total, top = _attend(
-        acc, total, top, q, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, lo, full_lo, sks, svs,
-        queries, keys, offset, window, origin, grid_width, prefix, width_k, width_v,
-        DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, lo, full_lo, sks, svs,
+        queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+        LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
     )  # fmt: skip
     acc, total, top = _attend(
-        acc, total, top, q, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, full_lo, full_hi, sks, svs,
-        queries, keys, offset, window, origin, grid_width, prefix, width_k, width_v,
-        DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, False,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, full_lo, full_hi, sks, svs,
+        queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+        LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, False,
     )  # fmt: skip
     acc, total, top = _attend(
-        acc, total, top, q, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, full_hi, hi, sks, svs,
-        queries, keys, offset, window, origin, grid_width, prefix, width_k, width_v,
-        DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, full_hi, hi, sks, svs,
+        queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+        LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
     )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)  # rows beyond the last query
     out = narrow(acc / total[:, None], out_ptr.dtype.element_ty)
@@ -175,11 +191,17 @@ def attention_forward(
     g = geometry
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     lse2 = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=q.device)
-    dk, dv = padded_width(g.width_k), padded_width(g.width_v)
+    dk, dv, lanes = padded_width(g.width_k), padded_width(g.width_v), 0
+    if (
+        g.lanes and padded_width(g.width_k - g.lanes) < dk
+    ):  # lanes that would double a tile's width get one of their own
+        dk, lanes = padded_width(g.width_k - g.lanes), g.lanes
+    padded_lanes = padded_width(lanes) if lanes else 0
     empty = lse2  # a pointer that is never read
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
-        bm, bn, warps, stages = block_sizes(dk, dv, q.element_size(), g.grid_width > 0, limit)
+        even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0
+        bm, bn, warps, stages = block_sizes(dk, dv, q.element_size(), g.grid_width > 0, even, limit)
         if common.TILE < 64:
             bm = bn = common.TILE
         _forward[triton.cdiv(g.queries, bm), g.batch * g.heads](
@@ -189,10 +211,10 @@ def attention_forward(
             0 if row_scale is None or row_scale.shape[0] == 1 else row_scale.stride(0),
             0 if table2 is None else table2.stride(0),
             g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window, g.origin,
-            max(g.grid_width, 1), g.prefix, g.width_k, g.width_v,
-            DK=dk, DV=dv, BM=bm, BN=bn, TILE=common.TILE, CAUSAL=g.causal, WINDOW=g.window > 0, IDS=segments is not None,
-            TABLE=table2 is not None, SCALE=row_scale is not None, GRID=g.grid_width > 0, PREFIX=g.prefix > 0,
-            PLAN=plan is not None, EVEN=dk == g.width_k and dv == g.width_v,
+            max(g.grid_width, 1), g.prefix, lanes, g.width_k, g.width_v,
+            LANES=padded_lanes, DK=dk, DV=dv, BM=bm, BN=bn, TILE=common.TILE, CAUSAL=g.causal, WINDOW=g.window > 0,
+            IDS=segments is not None, TABLE=table2 is not None, SCALE=row_scale is not None, GRID=g.grid_width > 0,
+            PREFIX=g.prefix > 0, PLAN=plan is not None, EVEN=dk + padded_lanes == g.width_k and dv == g.width_v,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return out, lse2

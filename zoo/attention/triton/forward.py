@@ -37,13 +37,15 @@ UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 3
 BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 32, 4, 2), 64: (32, 32, 8, 2), 128: (32, 16, 8, 2), 256: (32, 16, 8, 2)}
 
 
-def block_sizes(dk: int, dv: int, size: int, grid: bool, even: bool, limit: int) -> tuple[int, int, int, int]:
+def block_sizes(
+    dk: int, dv: int, lanes: int, size: int, grid: bool, even: bool, limit: int
+) -> tuple[int, int, int, int]:
     """(queries, keys, warps, stages) for padded widths of `size`-byte numbers, within `limit` bytes of shared memory; `even`:
     widths before padding are multiples of 16."""
     blocks = BLOCKS_32 if size == 4 else UNEVEN_BLOCKS_16 if not even else GRID_BLOCKS_16 if grid else BLOCKS_16
     bm, bn, warps, stages = blocks[max(dk, dv)]
     spare = limit - 1024  # for ids of documents, and for what a reduction takes
-    while bn > 16 and (bm * dk + stages * bn * (dk + dv)) * size > spare:
+    while bn > 16 and (bm * (dk + lanes) + stages * bn * (dk + lanes + dv)) * size > spare:
         if stages > 2:
             stages -= 1
         elif bn > 32 or bm <= 64:
@@ -201,7 +203,7 @@ def attention_forward(
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0
-        bm, bn, warps, stages = block_sizes(dk, dv, q.element_size(), g.grid_width > 0, even, limit)
+        bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), g.grid_width > 0, even, limit)
         if common.TILE < 64:
             bm = bn = common.TILE
         _forward[triton.cdiv(g.queries, bm), g.batch * g.heads](

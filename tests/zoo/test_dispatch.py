@@ -9,17 +9,19 @@ import math
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.zoo.priors_table import make
+from tests.zoo.priors_table import GRID, WIDTH, make
 from zoo import Positions, prior_attention
-from zoo.attention import KERNELS, dispatch, flash
-from zoo.attention.base import AttentionCall
+from zoo.attention import KERNELS, dispatch, flash, triton
+from zoo.attention.base import AttentionCall, cuda_capability
 from zoo.attention.dispatch import MaskWarning, choose_kernel
 from zoo.priors.base import PriorTerms, RelativeTable
 
@@ -29,7 +31,8 @@ MISSING = "the flash-attn package is not installed"
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch):
     """A GPU that flash attention runs on, no flash-attn, and nothing said yet."""
-    monkeypatch.setattr(flash, "_capability", lambda device: (9, 0))
+    for kernel in (flash, triton):
+        monkeypatch.setattr(kernel, "cuda_capability", lambda device: (9, 0))
     monkeypatch.setattr(flash, "_unusable", {"flash_attn": MISSING})
     monkeypatch.setattr(flash, "_last", None)
     monkeypatch.setattr(dispatch, "_said", set())
@@ -116,12 +119,76 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason(name: str, monkeypatch) -> 
             assert choose_kernel(cuda_call(table=True)) == "sdpa"
 
 
-def test_an_older_gpu_has_no_flash_attention(monkeypatch) -> None:
-    monkeypatch.setattr(flash, "_capability", lambda device: (7, 5))
+def test_an_older_gpu_has_no_fused_kernels(monkeypatch) -> None:
+    pytest.importorskip("triton")
+    for kernel in (flash, triton):
+        monkeypatch.setattr(kernel, "cuda_capability", lambda device: (7, 5))
     with FakeTensorMode():
         call = cuda_call()
         assert choose_kernel(call) == "sdpa"
         assert "8.0" in (flash.refuses(call) or "")
+        with pytest.warns(MaskWarning, match=r"capability 8\.0"):
+            assert choose_kernel(cuda_call(table=True)) == "sdpa"
+
+
+def test_another_makers_gpu_has_none(monkeypatch) -> None:
+    """Torch calls it "cuda"; our kernels hold instructions of NVIDIA's."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert cuda_capability("cuda") == (0, 0)
+
+
+GOOD = {"q_lanes": (1, 1, 16, 3), "k_lanes": (1, 1, 16, 3), "table": (4, 31), "scale": (2, 4, 16), "ids": (2, 16)}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"table": (1, 31)}, "1 heads, q has 4"),
+        ({"table": (4, 30)}, "30 columns, and the call reads columns 0 to 30"),
+        ({"q_lanes": (1, 1, 16, 2)}, "2 query lanes and 3 key lanes"),
+        ({"q_lanes": None}, "no query lanes and 3 key lanes"),
+        ({"scale": (3, 4, 16)}, "batch of 3, expected 1 or 2"),
+        *(({key: None, f"{key}_on": "cpu"}, "must be on meta as q is, got cpu") for key in ("table", "scale", "ids")),
+    ],
+)
+def test_what_a_kernel_would_read_past_its_end_is_refused(change: dict, words: str) -> None:
+    shapes = GOOD | {key: shape for key, shape in change.items() if not key.endswith("_on")}
+
+    def tensor(key: str) -> Tensor | None:
+        if f"{key}_on" in change:
+            return torch.empty(GOOD[key])
+        return None if shapes[key] is None else torch.empty(shapes[key], device="meta")
+
+    q = torch.empty(2, 4, 16, 64, device="meta")
+    table = RelativeTable.line(tensor("table"), Positions.line(16), Positions.line(16), center=15)
+    terms = PriorTerms(tensor("q_lanes"), tensor("k_lanes"), table)
+    with pytest.raises(ValueError, match=words):
+        prior_attention(q, q, q, terms, causal=False, query_scale=tensor("scale"), segments=tensor("ids"))
+
+
+class StaysOnTheDevice(TorchDispatchMode):
+    """Raises where a tensor comes from another device or goes to one: either waits."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = [t for t in (*args, out) if isinstance(t, Tensor)]
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten.lift_fresh.default):
+            assert {t.device.type for t in tensors} == {"meta"}, func
+        return out
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "kerple", "ggd", "goat", "cable", *GRID])
+def test_priors_do_not_wait_for_a_device(name: str, monkeypatch) -> None:
+    """A tensor on "meta" has no data: reading a number back raises."""
+    monkeypatch.setattr(torch, "autocast", lambda *given, **options: nullcontext())  # it knows no "meta"
+    options = {"learnable": False} if name.startswith("alibi") else {}
+    prior = make(name, num_heads=4, **options).to("meta")
+    pos = Positions.grid(3, 4, num_prefix=1) if name in GRID else Positions.line(13)
+    x = torch.empty(1, 13, WIDTH, device="meta")
+    with StaysOnTheDevice():
+        terms = prior(pos, pos, causal=name not in GRID, x=x)
+    found = [terms.q_lanes, terms.k_lanes, None if terms.table is None else terms.table.table]
+    assert {t.device.type for t in found if t is not None} == {"meta"}
 
 
 def test_ids_are_not_read_back_from_a_device(monkeypatch) -> None:

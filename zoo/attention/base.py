@@ -16,6 +16,7 @@ from zoo.priors.base import PriorTerms, RelativeTable
 __all__ = [
     "AttentionCall",
     "Workspace",
+    "cuda_capability",
     "fold_lanes",
     "needs_mask",
     "pad_heads",
@@ -36,6 +37,12 @@ def traced_as_constant(function: _F) -> _F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@traced_as_constant
+def cuda_capability(device: str) -> tuple[int, int]:
+    """Compute capability of a GPU of NVIDIA; (0, 0) of another maker's, which torch calls "cuda" as well."""
+    return (0, 0) if torch.version.hip else torch.cuda.get_device_capability(device)
 
 
 class _Once:

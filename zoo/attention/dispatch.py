@@ -115,7 +115,7 @@ def prior_attention(
         terms: what a `Prior` returned; None for no prior.
         causal: keys after the query are hidden.
         query_scale: (H, T) or (B, H, T); SSMax's s·ln n.
-        segments: (B, S) document ids; no attention crosses documents.
+        segments: (B, S) document ids, below 2^31; no attention crosses documents.
         window: a query sees keys at distance 0 … window−1 (on both sides unless causal).
         kernel: "auto" (see `choose_kernel`), "reference", "sdpa", "toeplitz", "triton" or "flash".
 
@@ -173,6 +173,7 @@ def _check(call: AttentionCall) -> None:
     ):
         if tensor is not None and tensor.shape[-2] != length:
             raise ValueError(f"the prior's {what} are of {tensor.shape[-2]} positions, the call has {length}")
+    _check_terms(call)
     if call.window is not None and call.window < 1:
         raise ValueError(f"window must be at least 1, got {call.window}")
     if call.segments is not None and call.segments.shape != (q.shape[0], call.num_keys):
@@ -181,3 +182,38 @@ def _check(call: AttentionCall) -> None:
         raise ValueError(f"documents need a key for every query, got {call.num_queries} queries, {call.num_keys} keys")
     if call.query_scale is not None and call.query_scale.shape[-2:] != q.shape[1:3]:
         raise ValueError(f"query_scale must end in {tuple(q.shape[1:3])}, got {tuple(call.query_scale.shape)}")
+    if call.query_scale is not None and call.query_scale.shape[0] not in (1, q.shape[0]):
+        raise ValueError(f"query_scale is for a batch of {call.query_scale.shape[0]}, expected 1 or {q.shape[0]}")
+
+
+def _check_terms(call: AttentionCall) -> None:
+    """What kernels read without looking, so that a table too short would be read past its end."""
+    q, terms, table = call.q, call.terms, call.table
+    if terms.k_lanes is not None and (terms.q_lanes is None or terms.q_lanes.shape[3] != terms.k_lanes.shape[3]):
+        have = "no" if terms.q_lanes is None else terms.q_lanes.shape[3]
+        raise ValueError(f"the prior has {have} query lanes and {terms.k_lanes.shape[3]} key lanes, expected as many")
+    if table is not None:
+        heads, columns = table.table.shape
+        if heads != q.shape[1]:
+            raise ValueError(f"the prior's table is of {heads} heads, q has {q.shape[1]}")
+        first, last = 0, columns - 1
+        if table.shape is not None:
+            last = (2 * table.shape[0] - 1) * (2 * table.shape[1] - 1) - 1
+        elif table.origin is not None:
+            first = table.origin - (call.offset if call.causal else call.num_keys - 1)
+            last = table.origin + call.num_queries - 1
+        if first < 0 or last >= columns:
+            raise ValueError(f"the prior's table has {columns} columns, and the call reads columns {first} to {last}")
+    for what, tensor in (
+        ("k", call.k),
+        ("v", call.v),
+        ("prior's query lanes", terms.q_lanes),
+        ("prior's key lanes", terms.k_lanes),
+        ("prior's table", None if table is None else table.table),
+        ("prior's bias", terms.bias),
+        ("query_scale", call.query_scale),
+        ("segments", call.segments),
+    ):
+        if tensor is not None and tensor.device != q.device:
+            hint = "; a prior without parameters makes its terms where x is" if what.startswith("prior") else ""
+            raise ValueError(f"the {what} must be on {q.device} as q is, got {tensor.device}{hint}")

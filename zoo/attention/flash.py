@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from zoo.attention.base import AttentionCall, needs_mask, pad_heads, repeat_heads, traced_as_constant
+from zoo.attention.base import AttentionCall, cuda_capability, needs_mask, pad_heads, repeat_heads, traced_as_constant
 
 __all__ = ["refuses", "run"]
 
@@ -43,8 +43,8 @@ def refuses(call: AttentionCall) -> str | None:
     width = max(_width(call), call.v.shape[-1])
     if width > WIDEST:
         return f"heads may be {WIDEST} columns wide, lanes included, and these are {width}"
-    if _capability(str(call.q.device)) < (8, 0):
-        return "flash attention needs a GPU of compute capability 8.0 or later"
+    if cuda_capability(str(call.q.device)) < (8, 0):
+        return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
     if not needs_mask(call):
         return None
     if why := _without_package():
@@ -76,11 +76,6 @@ def run(call: AttentionCall) -> Tensor:
 def _width(call: AttentionCall) -> int:
     """Columns of queries and keys, lanes included."""
     return call.q.shape[-1] + (0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1])
-
-
-@traced_as_constant
-def _capability(device: str) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
 
 
 @traced_as_constant

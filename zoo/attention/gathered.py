@@ -23,8 +23,8 @@ __all__ = ["attend_gathered", "kernel_for"]
 LOGITS = 1 << 22
 
 
-def kernel_for(call: AttentionCall, kernel: str) -> Callable[[AttentionCall, Pages, Tensor | None], Tensor] | None:
-    """Triton's kernel where `kernel` asks for it, or is "auto" on CUDA; None for `attend_gathered`.
+def kernel_for(call: AttentionCall, kernel: str, block: int) -> Callable[[AttentionCall, Pages], Tensor] | None:
+    """Triton's kernel where `kernel` asks for it, or is "auto" on CUDA; None for `attend_gathered`. `block`: keys of a page.
 
     Raises:
         ValueError: for kernel="triton" where it cannot serve the call.
@@ -33,7 +33,7 @@ def kernel_for(call: AttentionCall, kernel: str) -> Callable[[AttentionCall, Pag
         return None
     from zoo.attention import triton
 
-    reason = triton.refuses(call)
+    reason = triton.refuses(call) or _refuses_pages(call, block)
     if reason is None:
         return _decode_paged
     if kernel == "triton":
@@ -42,14 +42,25 @@ def kernel_for(call: AttentionCall, kernel: str) -> Callable[[AttentionCall, Pag
     return None
 
 
+def _refuses_pages(call: AttentionCall, block: int) -> str | None:
+    """What it asks for besides."""
+    if block < 16 or block & (block - 1):
+        return f"its pages hold a power of two of keys, at least 16, and these hold {block}"
+    table = None if call.table is None else call.table.table
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (call.q, table, call.query_scale)):
+        return "it has no gradient; decode under torch.no_grad()"
+    return None
+
+
 @cache
 def _warn(reason: str) -> None:
     warnings.warn(f"pages of the KV cache are gathered at every step, which is slow on CUDA: {reason}", stacklevel=2)
 
 
-def _decode_paged(call: AttentionCall, pages: Pages, table2: Tensor | None) -> Tensor:
+def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
     from zoo.attention.triton.common import Geometry
     from zoo.attention.triton.decode import decode_paged
+    from zoo.attention.triton.op import two_based
 
     q, table = call.queries, call.table
     geometry = Geometry(
@@ -60,8 +71,10 @@ def _decode_paged(call: AttentionCall, pages: Pages, table2: Tensor | None) -> T
         window=call.window or 0,
         origin=0 if table is None or table.origin is None else table.origin,
     )
-    scale = None if table is None or call.query_scale is None else call.query_scale.float().contiguous()
-    return decode_paged(q, pages, table2, scale, geometry)
+    if table is None:
+        return decode_paged(q, pages, None, None, geometry)
+    scale = None if call.query_scale is None else call.query_scale.float().contiguous()
+    return decode_paged(q, pages, table.table.float(), two_based(scale, q), geometry)
 
 
 def attend_gathered(

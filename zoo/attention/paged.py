@@ -6,7 +6,6 @@ memory follows the retrieval heads. What is dropped is proven to be of no use (`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,7 @@ from zoo.attention.forget import Certificate
 from zoo.attention.gathered import attend_gathered, kernel_for
 from zoo.attention.pages import Pages, PageStore
 from zoo.positions import Positions
-from zoo.priors.base import Prior, RelativeTable
+from zoo.priors.base import Prior
 
 __all__ = ["PagedCache", "PagedLayer", "Pages"]
 
@@ -34,7 +33,6 @@ class PagedLayer(LayerCache):
         self.owner: PagedCache = owner
         self.certificate = certificate
         self.store: PageStore | None = None
-        self._table2: Tensor | None = None
 
     def attend(
         self,
@@ -53,7 +51,7 @@ class PagedLayer(LayerCache):
         """As `LayerCache.attend`.
 
         kernel: of the first tokens as in `prior_attention`. Later ones are attended to by "triton", which "auto" takes on
-            CUDA, and with any other by gathering the pages.
+            CUDA where no gradient is wanted, and with any other by gathering the pages.
 
         Raises:
             ValueError: for a prior that hands over a dense bias (FIRE).
@@ -79,7 +77,7 @@ class PagedLayer(LayerCache):
         table = None if terms.table is None else self.distances(prior, stop)
         table = None if table is None else table.shifted(positions, Positions.line(stop))
         call = replace(call, terms=replace(terms, table=table))
-        in_place = kernel_for(call, kernel)
+        in_place = kernel_for(call, kernel, self.owner.block)
         if in_place is None and tokens > self.owner.block:
             # A long chunk is read beside the pages and then stored, so that the pool never holds what is dropped at once.
             out = attend_gathered(call, self.store.pages, self.store.counts, fresh=(k, v))
@@ -89,7 +87,7 @@ class PagedLayer(LayerCache):
         if in_place is None:
             return attend_gathered(call, self.store.pages, self.store.counts)
         ids = None if segments is None else segments.to(torch.int32).contiguous()
-        return in_place(call, replace(self.store.pages, segments=ids), self._scaled_table(table))
+        return in_place(call, replace(self.store.pages, segments=ids))
 
     def memory(self) -> int:
         return 0 if self.store is None else self.store.memory()
@@ -99,14 +97,6 @@ class PagedLayer(LayerCache):
         if self.certificate is None or self.owner.marked:
             return None
         return partial(self.certificate.dead, now=now, documents=self.owner.segments is not None)
-
-    def _scaled_table(self, table: RelativeTable | None) -> Tensor | None:
-        """The table times log2 e in float32, made once for every table."""
-        if table is None:
-            return None
-        if self._table2 is None or self._table2.shape != table.table.shape:
-            self._table2 = (table.table * math.log2(math.e)).float()
-        return self._table2
 
 
 def _dense(call: AttentionCall, kernel: str) -> Tensor:

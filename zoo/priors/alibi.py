@@ -20,17 +20,15 @@ RAMP_PIECES = 4
 RAMP_LANES = RAMP_PIECES + 1
 
 
-def alibi_slopes(num_heads: int) -> Tensor:
+def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Tensor:
     """(H,) float64 slopes m_h = 2^(−8(h+1)/H); for H not a power of two the published interleaving.
 
-    That takes the slopes of the power of two below H, then every other slope of the one above it.
+    That takes the slopes of the power of two below H, then every other slope of the one above it. They are computed on the
+    device: numbers sent there would make it wait.
     """
-
-    def geometric(n: int) -> list[float]:
-        return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
-
     below = 2 ** math.floor(math.log2(num_heads))
-    return torch.tensor(geometric(below) + geometric(2 * below)[0::2][: num_heads - below], dtype=torch.float64)
+    n = torch.arange(1, num_heads + 1, dtype=torch.float64, device=device)
+    return torch.exp2(torch.where(n <= below, n * (-8 / below), (2 * (n - below) - 1) * (-4 / below)))
 
 
 def inverse_softplus(value: Tensor) -> Tensor:
@@ -75,7 +73,7 @@ class Alibi(Prior):
 
     def slopes(self, device: torch.device | str | None = None) -> Tensor:
         """(H,) float64."""
-        return F.softplus(self.raw_slope.double()) if self.learnable else alibi_slopes(self.num_heads).to(device)
+        return F.softplus(self.raw_slope.double()) if self.learnable else alibi_slopes(self.num_heads, device)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         """(H, *distance.shape) −m_h·|d|, formed in float64 and returned in the dtype of `distance`."""

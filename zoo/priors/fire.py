@@ -76,7 +76,7 @@ class Fire2d(GridPrior, Fire):
         Fire.__init__(self, num_heads, hidden=hidden, init_scale=init_scale, init_threshold=longest)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        return self._value(torch.hypot(dy, dx), dy.new_tensor(_diagonal(grid))).movedim(-1, 0)
+        return self._value(torch.hypot(dy, dx), dy.new_full((), _diagonal(grid))).movedim(-1, 0)
 
 
 def _diagonal(grid: tuple[int, int]) -> float:

@@ -78,22 +78,29 @@ class T5Grid(GridPrior):
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         y, x = (
             two_sided_bucket(d.clamp(-far, far), self.num_buckets, far)
-            for d, far in zip((dy, dx), self.max_distance.tolist(), strict=True)
+            for d, far in zip((dy, dx), self.max_distance.to(dy.dtype).unbind(), strict=True)
         )
         return self.bias.to(dy.dtype)[:, y, x]
 
 
-def one_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """int64 bucket of distances >= 0: half of the buckets exact, the others logarithmic up to `max_distance`."""
+def one_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int | Tensor) -> Tensor:
+    """int64 bucket of distances >= 0: half of the buckets exact, the others logarithmic up to `max_distance`.
+
+    A tensor of one number stays on its device, which reading it back would wait for.
+    """
     exact = num_buckets // 2
-    scale = (num_buckets - exact) / math.log(max(max_distance, exact + 1) / exact)
+    if isinstance(max_distance, Tensor):
+        span: float | Tensor = (max_distance.double().clamp(min=exact + 1) / exact).log()
+    else:
+        span = math.log(max(max_distance, exact + 1) / exact)
+    scale = (num_buckets - exact) / span
     # float64: the edges fall on round numbers, and a float32 logarithm puts some on the wrong side.
     far = distance.double()
     coarse = exact + ((far.clamp(min=1) / exact).log() * scale + 1e-9).floor()
     return torch.where(far < exact, far, coarse.clamp(max=num_buckets - 1)).long()
 
 
-def two_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+def two_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int | Tensor) -> Tensor:
     """int64 bucket of signed distances: the first half of the buckets for d >= 0, the second for d < 0."""
     side = num_buckets // 2
     return one_sided_bucket(distance.abs(), side, max_distance) + side * (distance < 0)

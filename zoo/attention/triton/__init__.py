@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, repeat_heads, traced_as_constant
+from zoo.attention.base import AttentionCall, cuda_capability, repeat_heads, traced_as_constant
 
 __all__ = ["refuses", "run", "skipped_share", "skipping"]
 
@@ -48,6 +48,8 @@ def refuses(call: AttentionCall) -> str | None:
     device = call.q.device.type
     if device != "cuda" and not (device == "cpu" and _interpreted()):
         return f"it runs on CUDA devices, and the queries are on {call.q.device}"
+    if device == "cuda" and cuda_capability(str(call.q.device)) < (8, 0):
+        return "it needs an NVIDIA GPU of compute capability 8.0 or later"
     if call.terms.bias is not None:
         return "a dense bias is T × S numbers"
     if len({call.q.dtype, call.k.dtype, call.v.dtype}) > 1:
@@ -67,7 +69,7 @@ def refuses(call: AttentionCall) -> str | None:
 
 def run(call: AttentionCall) -> Tensor:
     """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients take the decoding kernel."""
-    from zoo.attention.triton.op import fused_attention
+    from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
 
     q, k, v, row_scale, segments = _operands(call)
     table = call.table
@@ -79,7 +81,8 @@ def run(call: AttentionCall) -> Tensor:
         values = values.float()
     scalars = _scalars(call)
     if call.num_queries <= DECODE_QUERIES and not scalars[3] and not _needs_grad(q, k, v, values, numbers, row_scale):
-        return _decode(q, k, v, values, row_scale, segments, scalars)
+        decode = decode_op if torch.compiler.is_compiling() else fused_decode
+        return decode(q, k, v, values, row_scale, segments, *scalars)
     skip = _skipping and call.num_keys >= LEAST_KEYS and _may_skip(call)
     return fused_attention(q, k, v, values, row_scale, segments, numbers, tangents, *scalars, skip)[0]
 
@@ -138,20 +141,3 @@ def _scalars(call: AttentionCall) -> tuple[bool, int, int, list[int], int]:
         origin = call.table.origin or 0
     lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
     return call.causal, call.window or 0, origin, grid, lanes
-
-
-def _decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    scalars: tuple[bool, int, int, list[int], int],
-) -> Tensor:
-    from zoo.attention.triton.common import LOG2E
-    from zoo.attention.triton.decode import decode
-    from zoo.attention.triton.op import geometry_of
-
-    table2 = None if table is None else table * LOG2E.value
-    return decode(q, k, v, table2, row_scale, segments, geometry_of(q, k, v, *scalars))

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from zoo.attention.triton.backward import attention_backward, row_delta
 from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous
+from zoo.attention.triton.decode import decode
 from zoo.attention.triton.forward import attention_forward
 from zoo.attention.triton.plan import Plan, make_plan
 from zoo.attention.triton.table_grad import table_gradient
 
-__all__ = ["fused_attention", "geometry_of"]
+__all__ = ["fused_attention", "fused_decode", "geometry_of", "two_based"]
 
 _LOG2E = LOG2E.value
 
@@ -159,8 +160,6 @@ def _setup_context(ctx, inputs, output):
 
 
 def _gradients(ctx, grad_out, *_):
-    if torch.is_grad_enabled() and grad_out.requires_grad:
-        raise RuntimeError("kernel 'triton' has no second derivative; use kernel='reference' with create_graph=True")
     needs = ctx.needs_input_grad
     dq, dk, dv, d_table, d_scale, d_numbers = _backward_op(grad_out, *ctx.saved_tensors, *ctx.scalars, needs[3])
     d_table, d_scale, d_numbers = (
@@ -170,4 +169,47 @@ def _gradients(ctx, grad_out, *_):
     return (dq, dk, dv, d_table, d_scale, None, d_numbers, None, *[None] * 6)
 
 
+def _no_second_derivative(ctx, *_):
+    raise RuntimeError("kernel 'triton' has no second derivative; use kernel='reference' with create_graph=True")
+
+
 fused_attention.register_autograd(_gradients, setup_context=_setup_context)
+_backward_op.register_autograd(_no_second_derivative)
+
+
+def two_based(row_scale: Tensor | None, q: Tensor) -> Tensor:
+    """(1 or B, H, T) float32 row scale that takes a table in natural units to base 2.
+
+    A cache's table is as long as the cache: a row's scale takes the factor log2 e at no cost, where a product with the table
+    would be made again at every token.
+    """
+    if row_scale is None:
+        return q.new_full((1, q.shape[1], q.shape[2]), _LOG2E, dtype=torch.float32)
+    return row_scale * _LOG2E
+
+
+def fused_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    causal: bool,
+    window: int,
+    origin: int,
+    grid: list[int],
+    lanes: int,
+) -> Tensor:
+    """`fused_attention` of few queries on a line, without gradients; arguments as there."""
+    scale = None if table is None else two_based(row_scale, q)
+    return decode(q, k, v, table, scale, segments, geometry_of(q, k, v, causal, window, origin, grid, lanes))
+
+
+# The operator is for torch.compile; without it a token's many calls are spared what an operator costs the host.
+decode_op = torch.library.custom_op("priorzoo::attention_decode", mutates_args=())(fused_decode)
+
+
+@decode_op.register_fake
+def _(q, k, v, *rest):
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)

@@ -36,8 +36,18 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
-from tools.bench_kit import Budget, Shape, by_clock, by_events, matmul_ceiling, no_grad, paired, versions, write_record
-from tools.bench_ours import (
+from tools.benches.kit import (
+    Budget,
+    Shape,
+    by_clock,
+    by_events,
+    matmul_ceiling,
+    no_grad,
+    paired,
+    versions,
+    write_record,
+)
+from tools.benches.ours import (
     PROMISES,
     TRAINING,
     cpu_target,
@@ -48,9 +58,9 @@ from tools.bench_ours import (
     scaled_ggd,
     shapes_on_cuda,
 )
-from tools.bench_peers import peers_on
-from tools.bench_problem import Contender, Problem
-from tools.bench_sweep import CHECK_LENGTH, Findings, Sweep, label, show
+from tools.benches.peers import peers_on
+from tools.benches.problem import Contender, Problem
+from tools.benches.sweep import CHECK_LENGTH, Findings, Sweep, label, show
 
 __all__ = ["main", "no_grad", "paired", "write_record"]  # the last three for the benchmarks beside this one
 

@@ -43,7 +43,7 @@ from modalities.text import CausalLM, causal_lm_loss
 from modalities.text.data import TextDataConfig
 from modalities.text.model import SIZES
 from recipes.config import Model, Optim, Recipe, Train, resolve
-from tools.bench_kit import Budget, by_clock, matmul_ceiling, median_ratio, versions, write_record
+from tools.benches.kit import Budget, by_clock, matmul_ceiling, median_ratio, versions, write_record
 from zoo import create_model, list_models
 from zoo.naming import did_you_mean
 

@@ -11,8 +11,12 @@ import torch
 from typer.testing import CliRunner
 
 from tools import bench_attention as bench
-from tools import bench_kit, bench_ours, bench_peers, bench_problem, bench_sweep
-from tools.bench_kit import Shape
+from tools.benches import kit as bench_kit
+from tools.benches import ours as bench_ours
+from tools.benches import peers as bench_peers
+from tools.benches import problem as bench_problem
+from tools.benches import sweep as bench_sweep
+from tools.benches.kit import Shape
 
 CPU = torch.device("cpu")
 

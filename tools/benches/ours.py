@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tools.bench_kit import Result, Shape
-from tools.bench_peers import alibi, cable, ggd, goat, mixed
-from tools.bench_problem import Contender, Ours, Problem, Run
-from tools.bench_sweep import PASSES, Findings, Judgement, Promise
+from tools.benches.kit import Result, Shape
+from tools.benches.peers import alibi, cable, ggd, goat, mixed
+from tools.benches.problem import Contender, Ours, Problem, Run
+from tools.benches.sweep import PASSES, Findings, Judgement, Promise
 
 TRAINING = Shape(32, 4, 128, 32)  # a training step of the smallest language model, on the CPU
 

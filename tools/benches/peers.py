@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tools.bench_problem import Contender, Problem, Run, parameters_of
+from tools.benches.problem import Contender, Problem, Run, parameters_of
 from zoo import create_prior
 from zoo.priors.ggd import EPSILON
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from tools.bench_kit import TOLERANCE, Shape, no_grad, norm_error, row_error
+from tools.benches.kit import TOLERANCE, Shape, no_grad, norm_error, row_error
 from zoo import Positions
 from zoo.priors.base import Prior, RelativeTable
 

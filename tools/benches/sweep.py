@@ -16,8 +16,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from modalities.cost import Meter
-from tools.bench_kit import Budget, Result, Shape, in_turns, median_ratio, no_grad
-from tools.bench_problem import Contender, Ours, Problem, Run, Verdict, check
+from tools.benches.kit import Budget, Result, Shape, in_turns, median_ratio, no_grad
+from tools.benches.problem import Contender, Ours, Problem, Run, Verdict, check
 
 PASSES = ("forward", "fwd+bwd")
 # On CUDA long enough for tiles to be skipped; on the CPU the oracle's float64 matrix decides.

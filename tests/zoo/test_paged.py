@@ -350,6 +350,20 @@ def test_the_decoding_kernel_reads_the_same_pages(name: str) -> None:
         same(found, expected, 2.0**-16)
 
 
+@pytest.mark.parametrize(("block", "message"), [(16, "no gradient"), (4, "power of two of keys")])
+def test_the_decoding_kernel_says_what_it_cannot_do(block: int, message: str) -> None:
+    """Gathering can: it hands a gradient to the new tokens."""
+    model = small("ggd").float()
+    cache = paged(model, 40, block=block)
+    with torch.no_grad():
+        model.forward_features(tokens(20), cache=cache)
+    with torch.set_grad_enabled(block == 16), pytest.raises(ValueError, match=message):
+        model.forward_features(tokens(1), cache=cache, kernel="triton")
+    weight = model.layers[0].attention.query.weight
+    (grad,) = torch.autograd.grad(model.forward_features(tokens(1), cache=cache).sum(), weight)
+    assert grad.abs().max() > 0
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -58,7 +58,7 @@ def _warn(reason: str) -> None:
 
 
 def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
-    from zoo.attention.triton.common import Geometry
+    from zoo.attention.triton.common import Geometry, last_axis_contiguous
     from zoo.attention.triton.decode import decode_paged
     from zoo.attention.triton.op import two_based
 
@@ -74,7 +74,8 @@ def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
     if table is None:
         return decode_paged(q, pages, None, None, geometry)
     scale = None if call.query_scale is None else call.query_scale.float().contiguous()
-    return decode_paged(q, pages, table.table.float(), two_based(scale, q), geometry)
+    numbers = last_axis_contiguous(table.table.float())
+    return decode_paged(q, pages, numbers, two_based(scale, q), geometry)
 
 
 def attend_gathered(

@@ -126,7 +126,8 @@ def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | Non
         groups = max(k.shape[1], v.shape[1])
         groups = groups if groups % min(k.shape[1], v.shape[1]) == 0 else q.shape[1]
         k, v = repeat_heads(k, groups), repeat_heads(v, groups)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    # A column alone may have any stride and be contiguous.
+    q, k, v = (x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
     row_scale = None if call.table is None or call.query_scale is None else call.query_scale.float().contiguous()
     segments = None if call.segments is None else call.segments.to(torch.int32).contiguous()
     return q, k, v, row_scale, segments

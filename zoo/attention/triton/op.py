@@ -202,7 +202,9 @@ def fused_decode(
     lanes: int,
 ) -> Tensor:
     """`fused_attention` of few queries on a line, without gradients; arguments as there."""
-    scale = None if table is None else two_based(row_scale, q)
+    scale = None
+    if table is not None:
+        table, scale = last_axis_contiguous(table), two_based(row_scale, q)
     return decode(q, k, v, table, scale, segments, geometry_of(q, k, v, causal, window, origin, grid, lanes))
 
 

@@ -1,0 +1,279 @@
+"""The fused kernels where models are trained: as operators of torch, compiled, checkpointed, under autocast and ZeRO-3."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from tests.device import DEVICE
+from tests.zoo.priors_table import make
+from zoo import Positions
+from zoo.attention import prior_attention, triton
+from zoo.registry import create_model
+
+pytest.importorskip("triton")
+from zoo.attention.triton import common, op
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ["text_ggd_ssmax_tiny", "text_goat_tiny"]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(common, "TILE", 16)
+    monkeypatch.setattr(triton, "LEAST_KEYS", 1)
+
+
+def tiny(name: str, **options) -> torch.nn.Module:
+    """One layer of two heads, its prior moved off its init, where gradients of priors are rounding alone."""
+    torch.manual_seed(0)
+    model = create_model(name, num_layers=1, dim=32, num_heads=2, hidden_dim=16, **options).to(DEVICE)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "prior" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def tokens(length: int, rows: int = 2) -> Tensor:
+    return torch.randint(0, 200, (rows, length), generator=torch.Generator().manual_seed(length)).to(DEVICE)
+
+
+def loss(run, ids: Tensor) -> Tensor:
+    """Mean cross-entropy of the next token."""
+    logits = run(ids, kernel="triton")[:, :-1]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def operands(*, table: bool, law: bool, lanes: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> tuple:
+    """Arguments of the operator: grouped heads whose keys and values are views, documents and a shared row scale."""
+    torch.manual_seed(0)
+    heads, groups, length, columns = 2, 1, 14, 27
+
+    def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(*shape, dtype=dtype, device=DEVICE)
+
+    q = leaf(2, heads, length, 8 + lanes, dtype=dtype)
+    k, v = (leaf(2, length, groups, width, dtype=dtype).transpose(1, 2) for width in (8 + lanes, 8))
+    ids = (torch.arange(length, device=DEVICE) // 9).int().expand(2, -1).contiguous()
+    numbers, tangents = (leaf(2, heads), leaf(2, heads, columns)) if law else (None, None)
+    numbers_of_table = [leaf(heads, columns), leaf(1, heads, length)] if table else [None, None]
+    tensors = [q, k, v, *numbers_of_table, ids, numbers]
+    for tensor in tensors:
+        if grad and tensor is not None and tensor.is_floating_point():
+            tensor.requires_grad_()
+    if law:
+        tensors[3].requires_grad_(False)
+    return (*tensors, tangents, True, 0, length - 1, [], lanes, table)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        dict(table=True, law=False, lanes=3),
+        dict(table=True, law=True, lanes=0, dtype=torch.bfloat16),
+        dict(table=False, law=False, lanes=0),
+    ],
+    ids=["table-lanes", "law-bfloat16", "none"],
+)
+def test_operators_keep_the_rules_of_torch(case: dict) -> None:
+    """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd has its place."""
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(op.fused_attention, operands(**case), test_utils=tests)
+    given = operands(**case, grad=False)
+    out, *saved = op.fused_attention(*given)
+    sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(out)  # a sum's gradient has no memory of its own
+    backward = (sums, *given[:6], given[7], out, *saved, *given[8:13], case["table"] and not case["law"])
+    torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
+    few = (given[0][:, :, -2:], *given[1:4], None, None, True, 0, 25, [], case["lanes"])
+    torch.library.opcheck(op.decode_op, few, test_utils=tests[::2])
+
+
+def compiled(model: torch.nn.Module, graphs: list, **options):
+    """fullgraph raises on any break; `graphs` gets what is compiled."""
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    return torch.compile(model, fullgraph=True, backend=backend, **options)
+
+
+@pytest.mark.parametrize(("name", "lengths"), [("text_ggd_ssmax_tiny", (33, 21)), ("text_goat_tiny", (21,))])
+def test_whole_model_compiles_in_one_graph(name: str, lengths: tuple[int, ...]) -> None:
+    """Losses and gradients are those of the eager model, and one graph serves every length."""
+    model, graphs, counts = tiny(name), [], set()
+    leaves = [p for p in model.parameters() if p.requires_grad]
+    run = compiled(model, graphs, dynamic=len(lengths) > 1)
+    for length in lengths:
+        losses = [loss(which, tokens(length)) for which in (run, model)]
+        got, expected = ([x, *torch.autograd.grad(x, leaves)] for x in losses)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+        counts.add(len(graphs))
+    assert len(counts) == 1 and graphs
+
+
+@torch.no_grad()
+def test_decoding_compiles_in_one_graph() -> None:
+    model, graphs = tiny("text_ggd_ssmax_tiny"), []
+    got = compiled(model, graphs)(tokens(5), kernel="triton")
+    torch.testing.assert_close(got, model(tokens(5), kernel="triton"))
+    assert any("attention_decode" in str(node.target) for node in graphs[-1].graph.nodes)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["ggd", "kerple"])
+def test_activation_checkpointing_gives_the_same_gradients(name: str, reentrant: bool) -> None:
+    """The prior's terms are made anew in the backward pass: by its law, and by its table."""
+    prior, line = make(name, num_heads=2).to(DEVICE).float(), Positions.line(20)
+    torch.manual_seed(1)
+    q = torch.randn(1, 2, 20, 16, device=DEVICE, requires_grad=True)
+
+    def attend(x: Tensor) -> Tensor:
+        return prior_attention(x, x, x, prior(line, line, causal=True), causal=True, kernel="triton")
+
+    grads = []
+    for run in (attend, partial(checkpoint, attend, use_reentrant=reentrant)):
+        run(q).sin().sum().backward()
+        grads.append([x.grad for x in (q, *prior.parameters())])
+        for x in (q, *prior.parameters()):
+            x.grad = None
+    for again, kept in zip(*grads, strict=True):
+        assert torch.equal(again, kept)
+
+
+def test_a_checkpointed_model_trains_as_a_plain_one() -> None:
+    grads = []
+    for checkpointing in (False, True):
+        model = tiny("text_ggd_tiny", activation_checkpointing=checkpointing).train()
+        loss(model, tokens(20)).backward()
+        grads.append([p.grad for p in model.parameters() if p.requires_grad])
+    for kept, again in zip(*grads, strict=True):
+        assert torch.equal(again, kept)
+
+
+def test_a_second_derivative_is_refused_where_it_is_wanted() -> None:
+    """A first derivative that could be derived again is still one."""
+    q = torch.randn(1, 2, 20, 16, device=DEVICE, requires_grad=True)
+    grads = []
+    for create_graph in (False, True):
+        out = prior_attention(q, q, q, causal=True, kernel="triton").sin().sum()
+        grads += torch.autograd.grad(out, q, create_graph=create_graph)
+    assert torch.equal(*grads)
+    with pytest.raises(RuntimeError, match="no second derivative; use kernel='reference'"):
+        grads[1].sum().backward()
+
+
+def test_only_what_is_trained_gets_a_gradient() -> None:
+    """Frozen q, k and v; one number of a law; a table beside a frozen one; and nothing at all, which keeps nothing."""
+    line = Positions.line(20)
+    q = torch.randn(1, 2, 20, 16, device=DEVICE)
+    for name, trained in (("ggd", "theta_beta"), ("kerple", "r1")):
+        prior = make(name, num_heads=2).to(DEVICE).float().requires_grad_(False)
+        leaf = getattr(prior, trained).requires_grad_()
+        outs = [
+            prior_attention(q, q, q, prior(line, line, causal=True), causal=True, kernel=kernel)
+            for kernel in ("triton", "reference")
+        ]
+        got, expected = (torch.autograd.grad(out.sin().sum(), leaf)[0] for out in outs)
+        torch.testing.assert_close(got, expected, rtol=2e-4, atol=1e-4)
+        leaf.requires_grad_(False)
+        assert prior_attention(q, q, q, prior(line, line, causal=True), causal=True, kernel="triton").grad_fn is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [*NAMES, "text_rope_tiny", "text_cable_tiny"])
+def test_autocast_of_float32_parameters(name: str, dtype: torch.dtype) -> None:
+    """The kernel gets what autocast makes of q, k and v; errors of gradients are at most three times those of `sdpa`."""
+    model, ids = tiny(name), tokens(24, rows=1)
+    grads = {}
+    for kernel, low in (("reference", False), ("sdpa", True), ("triton", True)):
+        model.zero_grad()
+        with torch.autocast(DEVICE.type, dtype=dtype, enabled=low):
+            logits = model(ids, kernel=kernel)
+        assert logits.dtype == torch.float32
+        (logits * torch.arange(logits.numel(), device=DEVICE).sin().view_as(logits)).sum().backward()
+        named = {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
+        grads[kernel] = torch.cat([g.flatten() for g in named.values()])
+        assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.grad is not None)
+    ours, theirs = ((grads[kernel] - grads["reference"]).norm() for kernel in ("triton", "sdpa"))
+    assert 0 < ours <= 3 * theirs
+
+
+PROGRAM = """
+import json, os, sys, torch, deepspeed
+from deepspeed.ops import __compatible_ops__
+from zoo.attention import triton
+from zoo.attention.triton import common
+from zoo.layers import Attention
+from tests.zoo.test_triton_training import loss, tiny, tokens
+
+common.TILE, triton.LEAST_KEYS = 16, 1
+__compatible_ops__["deepspeed_shm_comm"] = False  # or the first run compiles it, for a minute and more
+deepspeed.init_distributed("gloo")
+found = {}
+for name in sys.argv[1:]:
+    model = tiny(name, activation_checkpointing=True).train()
+    deepspeed.utils.set_z3_leaf_modules(model, [Attention])
+    config = dict(
+        train_micro_batch_size_per_gpu=2, gradient_clipping=0.0,
+        zero_allow_untested_optimizer=True, zero_force_ds_cpu_optimizer=False,
+        zero_optimization=dict(stage=3, stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=0),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    assert all(p.numel() == 0 for p in model.parameters()), "nothing is cut"
+    losses = []
+    for step in range(3):
+        value = loss(engine, tokens(24))
+        losses.append(value.item())
+        if step < 2:
+            engine.backward(value)
+            engine.step()
+    found[name] = losses
+print("found", json.dumps(found), flush=True)
+os._exit(0)  # DeepSpeed's own threads abort an interpreter that ends in order
+"""
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="the process computes on the CPU, with Triton interpreted")
+def test_zero_3_with_checkpointing_is_plain_training() -> None:
+    """Every parameter cut and gathered again, priors' too: the losses before and after two steps are those of SGD alone."""
+    pytest.importorskip("deepspeed")
+    expected = {}
+    for name in NAMES:
+        model = tiny(name).train()
+        optimizer, expected[name] = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for step in range(3):
+            value = loss(model, tokens(24))
+            expected[name].append(value.item())
+            if step < 2:
+                optimizer.zero_grad()
+                value.backward()
+                optimizer.step()
+        assert expected[name][2] < expected[name][0] - 1e-3
+    from recipes.engine import _free_port
+
+    environment = os.environ | dict(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()),
+        DS_ACCELERATOR="cpu", TRITON_INTERPRET="1", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT),
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *NAMES], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
+    found = json.loads(line.removeprefix("found "))
+    for name in NAMES:
+        assert found[name] == pytest.approx(expected[name], abs=2e-6), name

@@ -131,7 +131,7 @@ def test_contenders_agree_with_float64(contender):
     assert verdict.right and verdict.error < 1e-6 and verdict.deterministic
 
 
-@pytest.mark.parametrize("contender", bench_ours.decoders_on(CPU), ids=lambda c: c.name)
+@pytest.mark.parametrize("contender", [*bench_ours.decoders_on(CPU), bench_ours.Paged("triton")], ids=lambda c: c.name)
 def test_decoding_agrees_with_float64(contender):
     problem = bench_problem.Problem(Shape(1, 4, 200, 32, queries=1), torch.float32)
     assert bench_problem.check(contender, problem, backward=False).error < 1e-5

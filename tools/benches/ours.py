@@ -122,8 +122,7 @@ class Paged(Contender):
 
         given, prior, leaves = self._call(problem)
         store = filled_pages(prior, given.q, leaves["k"].detach(), leaves["v"].detach())
-        table2 = given.terms.table.table.float() / math.log(2)
-        kernel = kernel_for(given, "triton") if self.by == "triton" else None
+        kernel = kernel_for(given, "triton", PAGE) if self.by == "triton" else None
 
         def forward() -> Tensor:
             call = AttentionCall(
@@ -131,7 +130,7 @@ class Paged(Contender):
             )  # a fresh one: calls remember what they made
             if kernel is None:
                 return attend_gathered(call, store.pages, store.counts)
-            return kernel(call, store.pages, table2)
+            return kernel(call, store.pages)
 
         every = len(store.counts) * -(-problem.shape.length // PAGE)
         return Run(forward, leaves, prior, skipped=lambda: 1 - sum(store.counts) / every)

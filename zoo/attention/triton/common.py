@@ -30,6 +30,7 @@ __all__ = [
     "on_device",
     "padded_width",
     "placed_of",
+    "same_document",
     "shared_limit",
     "table_load",
     "visible_of",
@@ -216,13 +217,30 @@ def bias_of(
 
 
 @triton.jit
+def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
+    """What of the blocks [lo, hi) of BN keys, all inside the call, lies around position `own` and is of the one document of
+    all rows; nothing if there are several. The ids of [lo, hi) are read once, four bytes a key."""
+    SPAN: tl.constexpr = 1024
+    document = tl.max(row_ids)
+    one = tl.min(row_ids) == document
+    before, after = tl.full([SPAN], -1, tl.int32), tl.zeros([SPAN], tl.int32) + hi * BN
+    for start in range(lo * BN, tl.where(one, hi * BN, 0), SPAN):
+        places = start + tl.arange(0, SPAN)
+        other = tl.load(ids_ptr + places, mask=places < hi * BN, other=document) != document
+        before = tl.maximum(before, tl.where(other & (places <= own), places, -1))
+        after = tl.minimum(after, tl.where(other & (places > own), places, hi * BN))
+    return tl.maximum(lo, (tl.max(before) + BN) // BN), tl.where(one, tl.min(after) // BN, 0)
+
+
+@triton.jit
 def key_range(
-    first, plan_rows, tile, queries, keys, offset, window, prefix,
+    first, plan_rows, tile, ids_ptr, row_ids, queries, keys, offset, window, prefix,
     BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    IDS: tl.constexpr, PLAN: tl.constexpr, PREFIX: tl.constexpr
+    IDS: tl.constexpr, PLAN: tl.constexpr, PREFIX: tl.constexpr, SAME: tl.constexpr
 ):  # fmt: skip
     """Blocks of BN keys for the BM queries from `first` on: (lo, full_lo, full_hi, hi); in [full_lo, full_hi) nothing is
-    masked. `plan_rows` points at the [lo, hi) of this head's query tiles, `tile` entries apart."""
+    masked. `plan_rows` points at the [lo, hi) of this head's query tiles, `tile` entries apart; `ids_ptr` at the batch row's
+    document ids, and `row_ids` (BM,) are those of the queries; with SAME, blocks inside one document count as not masked."""
     last = tl.minimum(first + BM, queries) - 1 + offset  # position of the last query
     lo, hi = 0, keys
     if CAUSAL:
@@ -247,8 +265,11 @@ def key_range(
     if PREFIX:
         full_lo = tl.maximum(full_lo, tl.cdiv(prefix, BN))
         full_hi = tl.where(first < prefix, 0, full_hi)
-    if IDS:
-        full_hi = 0
     full_hi = tl.where(first + BM > queries, 0, full_hi)
+    if IDS:
+        if SAME:
+            full_lo, full_hi = same_document(ids_ptr, row_ids, first + offset, full_lo, full_hi, BN)
+        else:
+            full_hi = 0
     none = full_lo >= full_hi
     return lo, tl.where(none, lo, full_lo), tl.where(none, lo, full_hi), hi

@@ -30,19 +30,22 @@ __all__ = ["attention_forward"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte numbers and for float32, which is multiplied on
 # the ordinary units. None spills registers on compute capability 9.0 (tools/compile_kernels.py); not yet timed. On a grid
-# the places of a tile's keys take registers too, and columns that do not come by sixteens are loaded one at a time.
+# the places of a tile's keys take registers too, beside 256 columns their documents as well, and columns that do not come
+# by sixteens are loaded one at a time.
 BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
-GRID_BLOCKS_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 2)}
+GRID_BLOCKS_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 3)}
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
 BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 32, 4, 2), 64: (32, 32, 8, 2), 128: (32, 16, 8, 2), 256: (32, 16, 8, 2)}
 
 
 def block_sizes(
-    dk: int, dv: int, lanes: int, size: int, grid: bool, even: bool, limit: int
+    dk: int, dv: int, lanes: int, size: int, crowded: bool, even: bool, limit: int
 ) -> tuple[int, int, int, int]:
-    """(queries, keys, warps, stages) for padded widths of `size`-byte numbers, within `limit` bytes of shared memory; `even`:
-    widths before padding are multiples of 16."""
-    blocks = BLOCKS_32 if size == 4 else UNEVEN_BLOCKS_16 if not even else GRID_BLOCKS_16 if grid else BLOCKS_16
+    """(queries, keys, warps, stages) for padded widths of `size`-byte numbers, within `limit` bytes of shared memory.
+
+    `crowded`: on a grid, or documents beside 256 columns; `even`: widths before padding are multiples of 16.
+    """
+    blocks = BLOCKS_32 if size == 4 else UNEVEN_BLOCKS_16 if not even else GRID_BLOCKS_16 if crowded else BLOCKS_16
     bm, bn, warps, stages = blocks[max(dk, dv)]
     spare = limit - 1024  # for ids of documents, and for what a reduction takes
     while bn > 16 and (bm * (dk + lanes) + stages * bn * (dk + lanes + dv)) * size > spare:
@@ -67,7 +70,10 @@ def _attend(
     dk, dv = lanes + tl.arange(0, DK), tl.arange(0, DV)
     for n in range(lo, hi):
         cols = n * BN + tl.arange(0, BN)
-        k_at, v_at = k_ptr + cols[:, None] * sks + dk[None, :], v_ptr + cols[:, None] * svs + dv[None, :]
+        # Offsets of keys pass 2^31. A product of 32 × 32 bits in 64 is one instruction, and takes fewer registers than offsets
+        # inside the block, which the compiler would keep from block to block.
+        far = cols.to(tl.int64)[:, None]
+        k_at, v_at = (k_ptr + dk[None, :]) + far * sks, (v_ptr + dv[None, :]) + far * svs
         if MASKED or not EVEN:
             k = tl.load(k_at, mask=(cols[:, None] < keys) & (dk[None, :] < width_k), other=0.0)
             v = tl.load(v_at, mask=(cols[:, None] < keys) & (dv[None, :] < width_v), other=0.0)
@@ -76,7 +82,7 @@ def _attend(
         z = mm(q, tl.trans(k))
         if LANES:
             dl = tl.arange(0, LANES)
-            lanes_at = k_ptr + cols[:, None] * sks + dl[None, :]
+            lanes_at = (k_ptr + dl[None, :]) + far * sks
             if MASKED or not EVEN:
                 k_lanes = tl.load(lanes_at, mask=(cols[:, None] < keys) & (dl[None, :] < lanes), other=0.0)
             else:
@@ -106,7 +112,13 @@ def _attend(
     return acc, total, top
 
 
-@triton.jit
+# Lengths and the like change from call to call and must not each cost a compilation.
+LENGTHS = [
+    "ssb", "sth", "heads", "group", "tiles", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix"
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "scale_ptr", "ids_ptr"])
 def _forward(
     q_ptr, k_ptr, v_ptr, table, scale_ptr, ids_ptr, plan, out_ptr, lse_ptr,
     sqb, sqh, sqt, skb, skg, sks, svb, svg, svs, sob, soh, sot, ssb, sth,
@@ -115,35 +127,34 @@ def _forward(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PLAN: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    # The last queries of a causal call have the most keys: they start first, so that no long program is left at the end.
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
-    row = tl.program_id(1).to(tl.int64)
+    # One axis, since the others of a launch end at 65535. The last queries of a causal call have the most keys: they start
+    # first, so that no long program is left at the end.
+    blocks = tl.cdiv(queries, BM)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    first = (blocks - 1 - tl.program_id(0) % blocks) * BM
     b, h = row // heads, row % heads
-    q_ptr += b * sqb + h * sqh
+    q_ptr += b * sqb + h * sqh + first * tl.cast(sqt, tl.int64)
     k_ptr += b * skb + h // group * skg
     v_ptr += b * svb + h // group * svg
-    out_ptr += b * sob + h * soh
+    out_ptr += b * sob + h * soh + first * tl.cast(sot, tl.int64)
     table += h * sth
     ids_ptr += b * keys
     rows = first + tl.arange(0, BM)
-    dk, dv = lanes + tl.arange(0, DK), tl.arange(0, DV)
-    q = tl.load(
-        q_ptr + rows[:, None] * sqt + dk[None, :], mask=(rows[:, None] < queries) & (dk[None, :] < width_k), other=0.0
-    )
+    dk, dv, r = lanes + tl.arange(0, DK), tl.arange(0, DV), tl.arange(0, BM)[:, None]
+    there = rows[:, None] < queries
+    q = tl.load(q_ptr + (r * sqt + dk[None, :]), mask=there & (dk[None, :] < width_k), other=0.0)
     q_lanes = q
     if LANES:
         dl = tl.arange(0, LANES)
-        q_lanes = tl.load(
-            q_ptr + rows[:, None] * sqt + dl[None, :], mask=(rows[:, None] < queries) & (dl[None, :] < lanes), other=0.0
-        )
+        q_lanes = tl.load(q_ptr + (r * sqt + dl[None, :]), mask=there & (dl[None, :] < lanes), other=0.0)
     row_ids, scale = rows, rows.to(tl.float32)
     if IDS:
         row_ids = tl.load(ids_ptr + offset + rows, mask=rows < queries, other=-2)
     if SCALE:
         scale = tl.load(scale_ptr + b * ssb + h * queries + rows, mask=rows < queries, other=0.0)
     lo, full_lo, full_hi, hi = key_range(
-        first, plan + row * tiles, tl.num_programs(1) * tiles, queries, keys, offset, window, prefix,
-        BM, BN, TILE, CAUSAL, WINDOW, IDS, PLAN, PREFIX,
+        first, plan + row * tiles, (tl.num_programs(0) // blocks).to(tl.int64) * tiles, ids_ptr, row_ids,
+        queries, keys, offset, window, prefix, BM, BN, TILE, CAUSAL, WINDOW, IDS, PLAN, PREFIX, DK + DV <= 256,
     )  # fmt: skip
     acc = tl.zeros([BM, DV], tl.float32)
     total = tl.zeros([BM], tl.float32)
@@ -165,7 +176,7 @@ def _forward(
     )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)  # rows beyond the last query
     out = narrow(acc / total[:, None], out_ptr.dtype.element_ty)
-    tl.store(out_ptr + rows[:, None] * sot + dv[None, :], out, mask=(rows[:, None] < queries) & (dv[None, :] < width_v))
+    tl.store(out_ptr + (r * sot + dv[None, :]), out, mask=there & (dv[None, :] < width_v))
     tl.store(lse_ptr + row * queries + rows, top + tl.log2(total), mask=rows < queries)
 
 
@@ -203,10 +214,10 @@ def attention_forward(
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0
-        bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), g.grid_width > 0, even, limit)
-        if common.TILE < 64:
-            bm = bn = common.TILE
-        _forward[triton.cdiv(g.queries, bm), g.batch * g.heads](
+        crowded = g.grid_width > 0 or (segments is not None and dk + dv > 256)
+        bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
+        bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
+        _forward[(triton.cdiv(g.queries, bm) * g.batch * g.heads,)](
             q, k, v, empty if table2 is None else table2, empty if row_scale is None else row_scale,
             q if segments is None else segments, q if plan is None else plan.rows, out, lse2,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],

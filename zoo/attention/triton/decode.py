@@ -70,7 +70,15 @@ def _page(index_ptr, start_ptr, slot, end, PAGE: tl.constexpr):
     )
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "offset", "window", "origin", "listed", "splits", "fewest"])
+# What changes from token to token must not cost a compilation: lengths, and the strides of a cache that grows, whose common
+# factor is in UNIT.
+LENGTHS = [
+    "skb", "skg", "sks", "svb", "svg", "svs", "ssb", "ssh", "sth", "sib",
+    "queries", "keys", "offset", "window", "origin", "listed", "splits", "fewest",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "scale_ptr", "ids_ptr"])
 def _partial(
     q_ptr, k_ptr, v_ptr, index_ptr, start_ptr, count_ptr, table, scale_ptr, ids_ptr, out_ptr, lse_ptr,
     sqb, sqh, sqt, skb, skg, sks, svb, svg, svs, sob, soh, sot, ssb, ssh, sth, sib,
@@ -81,10 +89,11 @@ def _partial(
 ):  # fmt: skip
     """One split of one key head's keys for BM rows. Strides of keys and values are in UNITs, which tells how wide a load may
     be; PAGE is 0 where keys lie side by side; WHOLE: there is one split."""
-    bg, split, first_row = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2) * BM
+    blocks = tl.cdiv(group * queries, BM)  # on the first axis with the heads, since the others of a launch end at 65535
+    bg, split, first_row = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1), tl.program_id(0) % blocks * BM
     b, g = bg // groups, bg % groups
     row = first_row + tl.arange(0, BM)
-    dk, dv = tl.arange(0, DK), tl.arange(0, DV)
+    dk, dv, r = tl.arange(0, DK), tl.arange(0, DV), tl.arange(0, BN)
     t, held = row // group, row < group * queries
     h = g * group + row % group
     q = tl.load(
@@ -122,18 +131,21 @@ def _partial(
         page, begin = _page(index_ptr, start_ptr, lo, hi, PAGE)
     for n in range(lo, hi, BN):
         if PAGE:  # a step lies on one page
-            slot = n % PAGE + tl.arange(0, BN)
-            cols = begin + slot
-            k_at = page.to(tl.int64) * skb * UNIT + slot * sks * UNIT
-            v_at = page.to(tl.int64) * svb * UNIT + slot * svs * UNIT
+            slot = n % PAGE
+            cols = begin + slot + r
+            k_block = k_ptr + (page.to(tl.int64) * skb + slot * sks) * UNIT
+            v_block = v_ptr + (page.to(tl.int64) * svb + slot * svs) * UNIT
             # Looked up one step ahead: inside its own step the look-up would keep Triton from reading keys ahead.
             page, begin = _page(index_ptr, start_ptr, n + BN, hi, PAGE)
         else:
-            cols = n + tl.arange(0, BN)
-            k_at, v_at = cols.to(tl.int64) * sks * UNIT, cols.to(tl.int64) * svs * UNIT
+            cols = n + r
+            k_block, v_block = k_ptr + n * tl.cast(sks, tl.int64) * UNIT, v_ptr + n * tl.cast(svs, tl.int64) * UNIT
+        # The first key's offset may pass 2^31, offsets inside the step do not.
+        k_at = k_block + (r[:, None] * (sks * UNIT) + dk[None, :])
+        v_at = v_block + (r[:, None] * (svs * UNIT) + dv[None, :])
         there = (cols < keys)[:, None]  # slots not yet filled may hold anything, infinities too
-        k = tl.load(k_ptr + k_at[:, None] + dk[None, :], mask=there & (dk[None, :] < WK), other=0.0)
-        v = tl.load(v_ptr + v_at[:, None] + dv[None, :], mask=there & (dv[None, :] < WV), other=0.0)
+        k = tl.load(k_at, mask=there & (dk[None, :] < WK), other=0.0)
+        v = tl.load(v_at, mask=there & (dv[None, :] < WV), other=0.0)
         seen = visible_of(t, cols, t, cols, queries, keys, offset, window, CAUSAL, WINDOW, False)
         z = mm(q, tl.trans(k)) * LOG2E
         if TABLE:
@@ -327,7 +339,7 @@ def _launch(q, k, v, pages, table2, row_scale, segments, g: Geometry, splits, k_
         part = q.new_empty(g.batch * g.groups, splits, rows, g.width_v, dtype=torch.float32)
         lse = q.new_empty(g.batch * g.groups, splits, rows, dtype=torch.float32)
     with on_device(q):
-        _partial[g.batch * g.groups, splits, triton.cdiv(rows, bm)](
+        _partial[g.batch * g.groups * triton.cdiv(rows, bm), splits](
             q, k, v, index, start, count, q if table2 is None else table2, q if row_scale is None else row_scale,
             q if segments is None else segments, part, lse,
             *q.stride()[:3], *(n // unit for n in (*k_strides, *v_strides)), *out.stride()[:3],

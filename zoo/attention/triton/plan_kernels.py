@@ -11,14 +11,19 @@ __all__ = ["chunk_extremes", "column_intervals", "poisoned_heads", "row_interval
 
 SHAPES = [
     "batch", "heads", "groups", "tiles", "q_tiles", "k_tiles", "length", "queries", "keys", "columns", "count",
-    "chunk_count", "steps", "lanes", "offset", "window", "origin", "grid_width", "prefix",
+    "chunk_count", "blocks", "steps", "lanes", "offset", "window", "origin", "grid_width", "prefix",
+    "scale_batch", "scale_head", "ids_batch", "table_head",
 ]  # fmt: skip
 
 
 def _kernel(fn):
     """A Triton kernel that is compiled once for all lengths."""
-    shapes = [name for name in SHAPES if name in fn.__code__.co_varnames[: fn.__code__.co_argcount]]
-    return triton.jit(fn, do_not_specialize=shapes)
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    return triton.jit(
+        fn,
+        do_not_specialize=[name for name in SHAPES if name in names],
+        do_not_specialize_on_alignment=[name for name in ("scale", "segments", "table", "entries") if name in names],
+    )
 
 
 @_kernel
@@ -40,6 +45,14 @@ def tile_extremes(
     x += b * x_batch + h * x_head + first_tile.to(tl.int64) * TILE * x_row
     plane = tl.cast(batch * heads, tl.int64) * tiles
     stats += head_at * tiles + tile
+    if IDS:
+        # One head of each batch row writes the extremes of its document ids.
+        at_id = segments + b * ids_batch + tl.cast(first_tile * TILE + offset, tl.int64) * ids_column + row * ids_column
+        document = tl.load(at_id, mask=real & (h == 0), other=0).to(tl.int32)
+        place = ids + b * tiles + tile
+        tl.store(place, tl.min(tl.where(real, document, 0x7FFFFFFF), axis=1), mask=exists & (h == 0))
+        place += batch * tiles
+        tl.store(place, tl.max(tl.where(real, document, -0x80000000), axis=1), mask=exists & (h == 0))
     squares = tl.zeros((SEVERAL, TILE), tl.float32)
     wrong = tl.zeros((SEVERAL, TILE), tl.int32)
     for first in range(0, width, COLUMNS):
@@ -66,14 +79,6 @@ def tile_extremes(
     # The term of its own (2^-50) covers squares that underflow.
     norm = tl.sqrt(tl.max(squares, axis=1)) * inflate + 8.8817841970012523e-16
     tl.store(stats, tl.where(tl.max(wrong, axis=1) > 0, float("inf"), norm), mask=exists)
-    if IDS:
-        # One head of each batch row writes the extremes of its document ids.
-        at_id = segments + b * ids_batch + (first_tile * TILE + row + offset) * ids_column
-        document = tl.load(at_id, mask=real & (h == 0), other=0).to(tl.int32)
-        place = ids + b * tiles + tile
-        tl.store(place, tl.min(tl.where(real, document, 0x7FFFFFFF), axis=1), mask=exists & (h == 0))
-        place += batch * tiles
-        tl.store(place, tl.max(tl.where(real, document, -0x80000000), axis=1), mask=exists & (h == 0))
 
 
 @_kernel

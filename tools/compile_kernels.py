@@ -93,29 +93,31 @@ def compile_only(capability: str) -> list[tuple[str, Any]]:
     return found
 
 
-def launches(width: int, dtype: torch.dtype, has: set[str]) -> dict[str, Callable[[], Any]]:
+def launches(
+    width: int, dtype: torch.dtype, has: set[str], length: int = LENGTH, step: int = 1
+) -> dict[str, Callable[[], Any]]:
     """By module, a call of its launch function on unset tensors for what a variant `has`. A grid is 32 × 31 patches after
-    32 tokens without a place; decoding is on a line."""
+    32 tokens without a place, and LENGTH long; decoding is of `step` queries on a line."""
     from zoo.attention.triton import common
 
     grid = (32, 31, 32) if "grid" in has else (0, 0, 0)
-    origin = 63 * 61 // 2 if "grid" in has else LENGTH - 1
+    origin = 63 * 61 // 2 if "grid" in has else length - 1
     window = 256 if "window" in has else 0
     lanes = 16 if "lanes" in has else 0
     line = (width + lanes, width, lanes, "grid" not in has, window, origin, *grid)
-    geometry = common.Geometry(BATCH, HEADS, GROUPS, LENGTH, LENGTH, *line)
-    step = common.Geometry(BATCH, HEADS, GROUPS, 1, LENGTH, *line[:6])
+    geometry = common.Geometry(BATCH, HEADS, GROUPS, length, length, *line)
+    few = common.Geometry(BATCH, HEADS, GROUPS, step, length, *line[:6])
     q, new, k = (
-        torch.empty(BATCH, heads, length, width + lanes, dtype=dtype)
-        for heads, length in ((HEADS, LENGTH), (HEADS, 1), (GROUPS, LENGTH))
+        torch.empty(BATCH, heads, tokens, width + lanes, dtype=dtype)
+        for heads, tokens in ((HEADS, length), (HEADS, step), (GROUPS, length))
     )
     out, v = q[..., lanes:].contiguous(), k[..., lanes:].contiguous()
-    table = torch.empty(HEADS, 63 * 61 if "grid" in has else 2 * LENGTH - 1) if "table" in has else None
-    scale = torch.empty(1, HEADS, LENGTH) if "row_scale" in has else None
-    segments = torch.zeros(BATCH, LENGTH, dtype=torch.int32) if "segments" in has else None
-    tiles = torch.zeros(2, BATCH * HEADS, -(-LENGTH // common.TILE), dtype=torch.int32)
+    table = torch.empty(HEADS, 63 * 61 if "grid" in has else 2 * length - 1) if "table" in has else None
+    scale = torch.empty(1, HEADS, length) if "row_scale" in has else None
+    segments = torch.zeros(BATCH, length, dtype=torch.int32) if "segments" in has else None
+    tiles = torch.zeros(2, BATCH * HEADS, -(-length // common.TILE), dtype=torch.int32)
     plan = SimpleNamespace(rows=tiles, cols=tiles, tile=common.TILE) if "plan" in has else None
-    lse = torch.empty(BATCH, HEADS, LENGTH)
+    lse = torch.empty(BATCH, HEADS, length)
     tangents = None if table is None else torch.empty(2, *table.shape)
 
     def of(module: str, name: str) -> Callable[..., Any]:
@@ -133,8 +135,8 @@ def launches(width: int, dtype: torch.dtype, has: set[str]) -> dict[str, Callabl
             out, q, k, v, table, scale, segments, lse, lse, plan, geometry
         )
     if "grid" not in has:
-        one = None if scale is None else scale[..., -1:]
-        calls["decode"] = lambda: of("decode", "decode")(new, k, v, table, one, segments, step, splits=4)
+        one = None if scale is None else scale[..., -step:]
+        calls["decode"] = lambda: of("decode", "decode")(new, k, v, table, one, segments, few, splits=4)
     return calls
 
 
@@ -220,7 +222,8 @@ def main(
                         calls[module]()
                     except Exception as error:  # a compiler's errors have no common type
                         failures.append(f"{module} {width} {dtype} {variant}: {str(error).splitlines()[:1]}")
-                    for kernel, compiled in dict(found).items():
+                    # A kernel may be launched several times by a call, each time compiled for something else or the same.
+                    for kernel, compiled in {id(compiled): (kernel, compiled) for kernel, compiled in found}.values():
                         rows.append(Row(module, kernel, int(width), dtype, variant, **examine(compiled, capability)))
     console.print(shown(rows, capability))
     for line in failures:

@@ -45,3 +45,31 @@ def test_the_forward_kernel_fits_and_loads_its_table_as_it_should(tmp_path: Path
 def test_an_unknown_capability_is_named() -> None:
     done = compile_kernels("--capability", "7.0")
     assert done.returncode == 2 and "'7.0': expected 8.0, 9.0" in " ".join(done.stderr.split())
+
+
+EVERY_LENGTH = """
+import sys
+import torch
+from tools.compile_kernels import VARIANTS, compile_only, launches
+found = compile_only("9.0")
+for module in ("forward", "plan", "decode"):
+    kernels = {}
+    for length, step in ((1024, 1), (1025, 2), (1000, 1), (300000, 8), (17, 8)):
+        launches(16, torch.bfloat16, VARIANTS["all"], length, step)[module]()
+        for name, kernel in found:
+            kernels.setdefault(name, set()).add(kernel.hash)
+        found.clear()
+    print(module, *(f"{name}:{len(hashes)}" for name, hashes in kernels.items()))
+"""
+
+
+def test_a_new_length_compiles_nothing_new() -> None:
+    """Neither in training nor token by token. `tile_extremes` is two kernels: queries have a row scale, and keys have not."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY_LENGTH], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    counts = dict(word.split(":") for word in done.stdout.split() if ":" in word)
+    assert counts.pop("tile_extremes") == "2"
+    assert len(counts) >= 6 and set(counts.values()) == {"1"}, done.stdout

@@ -131,21 +131,18 @@ def _partial(
         page, begin = _page(index_ptr, start_ptr, lo, hi, PAGE)
     for n in range(lo, hi, BN):
         if PAGE:  # a step lies on one page
-            slot = n % PAGE
-            cols = begin + slot + r
-            k_block = k_ptr + (page.to(tl.int64) * skb + slot * sks) * UNIT
-            v_block = v_ptr + (page.to(tl.int64) * svb + slot * svs) * UNIT
+            slot = n % PAGE + r
+            cols = begin + slot
+            k_row = page.to(tl.int64) * skb * UNIT + slot * sks * UNIT
+            v_row = page.to(tl.int64) * svb * UNIT + slot * svs * UNIT
             # Looked up one step ahead: inside its own step the look-up would keep Triton from reading keys ahead.
             page, begin = _page(index_ptr, start_ptr, n + BN, hi, PAGE)
         else:
             cols = n + r
-            k_block, v_block = k_ptr + n * tl.cast(sks, tl.int64) * UNIT, v_ptr + n * tl.cast(svs, tl.int64) * UNIT
-        # The first key's offset may pass 2^31, offsets inside the step do not.
-        k_at = k_block + (r[:, None] * (sks * UNIT) + dk[None, :])
-        v_at = v_block + (r[:, None] * (svs * UNIT) + dv[None, :])
+            k_row, v_row = cols.to(tl.int64) * sks * UNIT, cols.to(tl.int64) * svs * UNIT
         there = (cols < keys)[:, None]  # slots not yet filled may hold anything, infinities too
-        k = tl.load(k_at, mask=there & (dk[None, :] < WK), other=0.0)
-        v = tl.load(v_at, mask=there & (dv[None, :] < WV), other=0.0)
+        k = tl.load(k_ptr + k_row[:, None] + dk[None, :], mask=there & (dk[None, :] < WK), other=0.0)
+        v = tl.load(v_ptr + v_row[:, None] + dv[None, :], mask=there & (dv[None, :] < WV), other=0.0)
         seen = visible_of(t, cols, t, cols, queries, keys, offset, window, CAUSAL, WINDOW, False)
         z = mm(q, tl.trans(k)) * LOG2E
         if TABLE:

@@ -79,12 +79,30 @@ def run(call: AttentionCall) -> Tensor:
         if table.law is not None and torch.is_grad_enabled() and values.requires_grad:
             values, numbers, tangents = values.detach(), table.law.numbers.float(), table.tangents().float()
         values = values.float()
+        if table.origin is not None:
+            values, tangents = _centred(values, tangents, table.center if call.causal else 0)
     scalars = _scalars(call)
     if call.num_queries <= DECODE_QUERIES and not scalars[3] and not _needs_grad(q, k, v, values, numbers, row_scale):
         decode = decode_op if torch.compiler.is_compiling() else fused_decode
         return decode(q, k, v, values, row_scale, segments, *scalars)
     skip = _skipping and call.num_keys >= LEAST_KEYS and _may_skip(call)
     return fused_attention(q, k, v, values, row_scale, segments, numbers, tangents, *scalars, skip)[0]
+
+
+def _centred(values: Tensor, tangents: Tensor | None, first: int) -> tuple[Tensor, Tensor | None]:
+    """A line's table (H, N) and its tangents (P, H, N), less their entries where the table is largest from column `first`
+    on: where a head looks that sees no content.
+
+    A number per head may be taken off, for a row's weights do not change, and neither do sums with its Σ_j dS_ij = 0. In
+    bfloat16 that sum is not quite 0, δ being made of the rounded output; what it is multiplied by had better be small.
+    """
+    first = min(max(first, 0), values.shape[1] - 1)
+    column = values.detach()[:, first:].argmax(dim=1, keepdim=True) + first
+    shift = values.detach().gather(1, column)
+    values = values - shift.where(shift.isfinite(), 0.0)
+    if tangents is not None:
+        tangents = tangents - tangents.gather(2, column.expand(len(tangents), -1, 1))
+    return values, tangents
 
 
 def skipped_share(call: AttentionCall) -> float:

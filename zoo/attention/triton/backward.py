@@ -28,6 +28,7 @@ from zoo.attention.triton.common import (
     narrow,
     on_device,
     padded_width,
+    shared_limit,
 )
 from zoo.attention.triton.tiles import entries, numbers_at, place_of, planned, seen_of, split, store_tile, tile_at
 
@@ -37,17 +38,19 @@ if TYPE_CHECKING:
 __all__ = ["attention_backward", "row_delta"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte numbers and for float32, which is multiplied on
-# the ordinary units. With a table and its scales none spills registers on compute capability 9.0 (with a law of two numbers,
-# dq does at width 128, 16 bytes); not yet timed. Blocks of fewer than
-# 64 rows use the older matrix instructions there: at width 256 the accumulators of larger ones do not fit the registers.
-DKDV_16 = {16: (64, 128, 8, 2), 32: (64, 128, 8, 2), 64: (64, 128, 8, 2), 128: (32, 64, 8, 1), 256: (32, 32, 8, 2)}
-DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 2), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
-DQ_16 = {16: (128, 64, 8, 2), 32: (128, 64, 8, 2), 64: (128, 64, 8, 2), 128: (128, 32, 8, 2), 256: (32, 32, 8, 2)}
+# the ordinary units. None spills registers on compute capability 9.0, and all two-byte ones use its matrix instructions for
+# 64 rows (tools/compile_kernels.py); not yet timed. Edges of the mask are pipelined like the rest: loads that wait in
+# registers until they are stored to shared memory cost more of them.
+DKDV_16 = {**dict.fromkeys((16, 32, 64), (64, 128, 8, 2)), 128: (32, 128, 8, 2), 256: (16, 64, 8, 2)}
+DKDV_PLAIN_128 = (64, 128, 8, 2)  # on a line without lanes, documents or row scales
+DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
+DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
 DQ_32 = {16: (64, 32, 8, 2), 32: (64, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 16, 8, 1), 256: (32, 16, 8, 1)}
 
 # Lengths and the like change from call to call and must not each cost a compilation.
 LENGTHS = [
-    "heads", "share", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix", "q_tiles", "k_tiles"
+    "heads", "share", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix", "q_tiles", "k_tiles",
+    "scale_b", "table_h", "tangent_p",
 ]  # fmt: skip
 
 
@@ -66,13 +69,14 @@ def _delta(
     tl.store(delta + row * queries + rows, tl.sum(do.to(tl.float32) * o.to(tl.float32), 1), mask=rows < queries)
 
 
-@triton.jit(do_not_specialize=LENGTHS)
+@triton.jit(do_not_specialize=LENGTHS[:-1])
 def _dkdv(
     grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, dk, dv,
     gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dkb, dkg, dks, dvb, dvg, dvs, scale_b, table_h,
     heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr, PREFIX: tl.constexpr
+    LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
+    PREFIX: tl.constexpr
 ):  # fmt: skip
     """One block of keys of one key head. Tiles are keys × queries, so that p and ds enter their products from registers."""
     IDS: tl.constexpr = segments is not None
@@ -84,7 +88,10 @@ def _dkdv(
     batch_rows = tl.num_programs(0) // blocks * share
     cols = (start + tl.arange(0, BN))[:, None]
     k_place = place_of(cols, grid_width, prefix, GRID)
-    k_tile = tile_at(k + b * kb + g * kg, start, ks, keys, WIDTH_K, DK, BN, True)
+    k_tile = tile_at(k + b * kb + g * kg + LANES, start, ks, keys, WIDTH_K, DK, BN, True)
+    k_lanes = k_tile
+    if LANES > 0:
+        k_lanes = tile_at(k + b * kb + g * kg, start, ks, keys, LANES, DL, BN, True)
     v_tile = tile_at(v + b * vb + g * vg, start, vs, keys, WIDTH_V, DV, BN, True)
     col_ids = cols
     if IDS:
@@ -103,6 +110,7 @@ def _dkdv(
     full_last = tl.where(start + BN > keys, 0, full_last)
     dk_sum = tl.zeros([BN, DK], tl.float32)
     dv_sum = tl.zeros([BN, DV], tl.float32)
+    lanes_sum = tl.zeros([BN, DL], tl.float32)
     for member in range(0, share):
         h = g * share + member
         head_row = b * heads + h
@@ -116,15 +124,22 @@ def _dkdv(
             full_hi = full_lo
         for part in tl.static_range(2 - IDS):  # first the tiles on the edges of the mask, then those inside it
             count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
-            for t in tl.range(0, count, num_stages=1 if part == 0 else None):  # edges are few: not pipelined
+            nought = member // share
+            for t in tl.range(0, count):
                 m = full_lo + t
                 if part == 0:
                     m = lo + t + tl.where(t >= full_lo - lo, full_hi - full_lo, 0)
                 at = m * BM
                 rows = (at + tl.arange(0, BM))[None, :]
-                q_tile = tile_at(q_head, at, qt, queries, WIDTH_K, DK, BM, part == 0)
-                do_tile = tile_at(do_head, at, got, queries, WIDTH_V, DV, BM, part == 0)
-                z = mm(k_tile, tl.trans(q_tile)) * LOG2E
+                q_tile = tile_at(q_head + LANES, at, qt, queries, WIDTH_K, DK, BM, part == 0, nought)
+                q_lanes = q_tile
+                if LANES > 0:
+                    q_lanes = tile_at(q_head, at, qt, queries, LANES, DL, BM, part == 0, nought)
+                do_tile = tile_at(do_head, at, got, queries, WIDTH_V, DV, BM, part == 0, nought)
+                z = mm(k_tile, tl.trans(q_tile))
+                if LANES > 0:
+                    z = mm(k_lanes, tl.trans(q_lanes), z)
+                z *= LOG2E
                 seen = rows < queries
                 if part == 0:
                     row_ids = rows
@@ -134,8 +149,9 @@ def _dkdv(
                 if table is not None:
                     q_place = place_of(rows, grid_width, prefix, GRID)
                     entry = entries(
-                        table + h * table_h, rows, cols, q_place, k_place, seen, origin, prefix, PREFIX, part == 0
-                    )
+                        table + h * table_h, at, start, rows, cols, q_place, k_place, seen, origin, prefix,
+                        GRID, PREFIX, part == 0,
+                    )  # fmt: skip
                     if row_scale is not None:
                         entry *= numbers_at(row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0)
                     z += entry
@@ -146,8 +162,13 @@ def _dkdv(
                 dp = mm(v_tile, tl.trans(do_tile))
                 ds = p * (dp - numbers_at(delta + head_row * queries, rows, queries, 0.0, part == 0))
                 dk_sum += mm(narrow(ds, q_tile.dtype), q_tile)
-    store_tile(dk + b * dkb + g * dkg, dk_sum, start, dks, keys, WIDTH_K, DK, BN)
-    store_tile(dv + b * dvb + g * dvg, dv_sum, start, dvs, keys, WIDTH_V, DV, BN)
+                if LANES > 0:
+                    lanes_sum += mm(narrow(ds, q_tile.dtype), q_lanes)
+    nought = start // (start + keys)
+    if LANES > 0:
+        store_tile(dk + b * dkb + g * dkg, lanes_sum, start, dks, keys, LANES, DL, BN, nought)
+    store_tile(dk + b * dkb + g * dkg + LANES, dk_sum, start, dks, keys, WIDTH_K, DK, BN, nought)
+    store_tile(dv + b * dvb + g * dvg, dv_sum, start, dvs, keys, WIDTH_V, DV, BN, nought)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -156,8 +177,8 @@ def _dq(
     gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dqb, dqh, dqt, scale_b, table_h, tangent_p,
     heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr, PREFIX: tl.constexpr,
-    NUMBERS: tl.constexpr
+    LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
+    PREFIX: tl.constexpr, NUMBERS: tl.constexpr
 ):  # fmt: skip
     """One block of queries of one head: dq, the row scale's gradient, and this block's part of the numbers' gradients."""
     IDS: tl.constexpr = segments is not None
@@ -169,7 +190,10 @@ def _dq(
     b, h = row // heads, row % heads
     rows = (start + tl.arange(0, BM))[:, None]
     q_place = place_of(rows, grid_width, prefix, GRID)
-    q_tile = tile_at(q + b * qb + h * qh, start, qt, queries, WIDTH_K, DK, BM, True)
+    q_tile = tile_at(q + b * qb + h * qh + LANES, start, qt, queries, WIDTH_K, DK, BM, True)
+    q_lanes = q_tile
+    if LANES > 0:
+        q_lanes = tile_at(q + b * qb + h * qh, start, qt, queries, LANES, DL, BM, True)
     do_tile = tile_at(grad_out + b * gob + h * goh, start, got, queries, WIDTH_V, DV, BM, True)
     lse_rows = numbers_at(lse + row * queries, rows, queries, float("inf"), True)
     delta_rows = numbers_at(delta + row * queries, rows, queries, 0.0, True)
@@ -200,19 +224,26 @@ def _dq(
     if IDS:
         full_hi = full_lo
     dq_sum = tl.zeros([BM, DK], tl.float32)
+    lanes_sum = tl.zeros([BM, DL], tl.float32)
     scale_sum = tl.zeros([BM], tl.float32)
     law_sums = (tl.zeros([BM], tl.float32),) * NUMBERS
     for part in tl.static_range(2 - IDS):  # first the tiles on the edges of the mask, then those inside it
         count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
-        for t in tl.range(0, count, num_stages=1 if part == 0 else None):  # edges are few: not pipelined
+        for t in tl.range(0, count):
             n = full_lo + t
             if part == 0:
                 n = lo + t + tl.where(t >= full_lo - lo, full_hi - full_lo, 0)
             at = n * BN
             cols = (at + tl.arange(0, BN))[None, :]
-            k_tile = tile_at(k_head, at, ks, keys, WIDTH_K, DK, BN, part == 0)
+            k_tile = tile_at(k_head + LANES, at, ks, keys, WIDTH_K, DK, BN, part == 0)
+            k_lanes = k_tile
+            if LANES > 0:
+                k_lanes = tile_at(k_head, at, ks, keys, LANES, DL, BN, part == 0)
             v_tile = tile_at(v_head, at, vs, keys, WIDTH_V, DV, BN, part == 0)
-            z = mm(q_tile, tl.trans(k_tile)) * LOG2E
+            z = mm(q_tile, tl.trans(k_tile))
+            if LANES > 0:
+                z = mm(q_lanes, tl.trans(k_lanes), z)
+            z *= LOG2E
             seen = rows < queries
             if part == 0:
                 col_ids = cols
@@ -223,8 +254,9 @@ def _dq(
             entry = z
             if table is not None:
                 entry = entries(
-                    table + h * table_h, rows, cols, q_place, k_place, seen, origin, prefix, PREFIX, part == 0
-                )
+                    table + h * table_h, start, at, rows, cols, q_place, k_place, seen, origin, prefix,
+                    GRID, PREFIX, part == 0,
+                )  # fmt: skip
                 z += scale * entry
             p = tl.exp2(z - lse_rows)
             if part == 0:
@@ -236,13 +268,18 @@ def _dq(
                 new_sums = ()
                 for number in tl.static_range(NUMBERS):
                     tangent = entries(
-                        tangents + number * tangent_p + h * table_h,
-                        rows, cols, q_place, k_place, seen, origin, prefix, PREFIX, part == 0,
+                        tangents + number * tl.cast(tangent_p, tl.int64) + h * table_h,
+                        start, at, rows, cols, q_place, k_place, seen, origin, prefix, GRID, PREFIX, part == 0,
                     )  # fmt: skip
                     new_sums = new_sums + (law_sums[number] + tl.sum(ds * tangent, 1),)  # type: ignore[assignment]  # noqa: RUF005
                 law_sums = new_sums
             dq_sum += mm(narrow(ds, k_tile.dtype), k_tile)
-    store_tile(dq + b * dqb + h * dqh, dq_sum, start, dqt, queries, WIDTH_K, DK, BM)
+            if LANES > 0:
+                lanes_sum += mm(narrow(ds, k_tile.dtype), k_lanes)
+    nought = start // (start + queries)
+    if LANES > 0:
+        store_tile(dq + b * dqb + h * dqh, lanes_sum, start, dqt, queries, LANES, DL, BM, nought)
+    store_tile(dq + b * dqb + h * dqh + LANES, dq_sum, start, dqt, queries, WIDTH_K, DK, BM, nought)
     tokens = start + tl.arange(0, BM)
     if d_scale is not None:
         tl.store(d_scale + row * queries + tokens, scale_sum / LOG2E, mask=tokens < queries)
@@ -251,10 +288,17 @@ def _dq(
         tl.store(d_numbers + (number * batch_rows + row) * blocks + block, tl.sum(sum_rows))
 
 
-def block_sizes(table: dict[int, tuple[int, int, int, int]], width: int) -> tuple[int, int, int, int]:
-    """(queries, keys, warps, stages) of a block; with a smaller TILE than 64, smaller in proportion."""
-    rows, cols, warps, stages = table[width]
-    return max(16, rows * common.TILE // 64), max(16, cols * common.TILE // 64), warps, stages
+def block_sizes(
+    blocks: tuple[int, int, int, int], kept: int, width: int, size: int, limit: int
+) -> tuple[int, int, int, int]:
+    """(queries, keys, warps, stages), in proportion to a TILE smaller than 64, and smaller until they fit `limit` bytes of
+    shared memory. The rows of axis `kept` (0 or 1) stay there, those of the other come in stages; `width`: padded columns
+    of both operands together, of `size` bytes."""
+    rows, cols, warps, stages = blocks
+    sides = [max(16, side * common.TILE // 64) for side in (rows, cols)]
+    while (sides[kept] + stages * sides[1 - kept]) * width * size > limit - 2048 and max(sides) > 16:
+        sides[sides.index(max(sides))] //= 2
+    return sides[0], sides[1], warps, stages
 
 
 def shape_arguments(g: Geometry, table2: Tensor | None) -> tuple[int, ...]:
@@ -266,13 +310,21 @@ def shape_arguments(g: Geometry, table2: Tensor | None) -> tuple[int, ...]:
     )  # fmt: skip
 
 
+def lanes_apart(g: Geometry) -> int:
+    """How many first columns of q and k get a tile of their own: the lanes, if they would double the width of q's and k's."""
+    return g.lanes if padded_width(g.width_k - g.lanes) < padded_width(g.width_k) else 0
+
+
 def shape_options(g: Geometry) -> dict[str, int | bool]:
     """What every kernel is compiled for."""
+    lanes = lanes_apart(g)
     return {
-        "WIDTH_K": g.width_k,
+        "WIDTH_K": g.width_k - lanes,
         "WIDTH_V": g.width_v,
-        "DK": padded_width(g.width_k),
+        "LANES": lanes,
+        "DK": padded_width(g.width_k - lanes),
         "DV": padded_width(g.width_v),
+        "DL": padded_width(lanes),
         "CAUSAL": g.causal,
         "WINDOW": g.window > 0,
     }
@@ -344,23 +396,29 @@ def attention_backward(
     shared = (*shape_arguments(g, table2),)
     options = shape_options(g) | {"TILE": common.TILE, "GRID": g.grid_width > 0, "PREFIX": g.prefix > 0}
     columns = 0 if table2 is None else table2.shape[-1]
-    width = max(padded_width(g.width_k), padded_width(g.width_v))
+    width = max(options["DK"], options["DV"])
     small = q.element_size() == 2
     strides = [s for x in (grad_out, q, k, v) for s in x.stride()[:3]]
     with on_device(q):
-        bm, bn, warps, stages = block_sizes(DKDV_16 if small else DKDV_32, width)
+        limit = shared_limit(q.device.index or 0)
+        columns_read = options["DK"] + options["DV"] + (options["DL"] if options["LANES"] else 0)
+        blocks = (DKDV_16 if small else DKDV_32)[width]
+        if small and width == 128 and not (options["LANES"] or options["GRID"]) and row_scale is None is segments:
+            blocks = DKDV_PLAIN_128
+        bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
         _dkdv[(triton.cdiv(g.keys, bn) * g.batch * g.groups,)](
             grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.cols, dk, dv,
             *strides, *dk.stride()[:3], *dv.stride()[:3], scale_stride(row_scale), columns, *shared,
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
-        bm, bn, warps, stages = block_sizes(DQ_16 if small else DQ_32, width)
-        blocks, numbers = triton.cdiv(g.queries, bm), 0 if tangents2 is None else tangents2.shape[0]
-        if numbers:  # its sums and gathers take the registers of half the keys
-            bn = min(bn, max(16, bn // 2, common.TILE // 2))
+        blocks = (DQ_16 if small else DQ_32)[width]
+        bm, bn, warps, stages = block_sizes(blocks, 0, columns_read, q.element_size(), limit)
+        parts, numbers = triton.cdiv(g.queries, bm), 0 if tangents2 is None else tangents2.shape[0]
+        if numbers:  # their sums and gathers take the registers of half the keys
+            bn = max(16, bn // (2 if numbers <= 2 else 4))
         d_scale = None if row_scale is None or table2 is None else torch.empty_like(lse2)
-        partial = lse2.new_empty(numbers, g.batch, g.heads, blocks) if numbers else None
-        _dq[(blocks * g.batch * g.heads,)](
+        partial = lse2.new_empty(numbers, g.batch, g.heads, parts) if numbers else None
+        _dq[(parts * g.batch * g.heads,)](
             grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.rows, tangents2,
             dq, d_scale, partial,
             *strides, *dq.stride()[:3], scale_stride(row_scale), columns, g.heads * columns, *shared,

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 __all__ = ["table_gradient"]
 
-# (rows = keys, warps, stages) of a block by padded width; see backward.py. Some registers spill, 56 bytes at two-byte width
-# 256 and 16 at float32 width 64: blocks small enough not to would load every operand far more often.
-BLOCKS_16 = {16: (64, 8, 2), 32: (64, 8, 2), 64: (64, 8, 2), 128: (64, 8, 2), 256: (64, 8, 1)}
-BLOCKS_32 = {16: (32, 8, 2), 32: (32, 8, 2), 64: (32, 8, 1), 128: (32, 8, 1), 256: (16, 4, 1)}
+# (rows = keys, warps, stages) of a block by padded width; see backward.py. None spills on compute capability 9.0. At two-byte
+# width 256 that leaves 16 rows: (64, 8, 1) keeps up to 96 bytes of addresses on the stack, outside its loops; neither is timed.
+BLOCKS_16 = {16: (64, 8, 2), 32: (64, 8, 2), 64: (64, 8, 2), 128: (64, 8, 2), 256: (16, 4, 2)}
+BLOCKS_32 = {16: (32, 8, 2), 32: (32, 8, 2), 64: (32, 8, 1), 128: (16, 4, 2), 256: (16, 4, 1)}
 
 # Diagonals are split until about this many programs run, in at most so many parts.
 PROGRAMS, MOST_PARTS = 1024, 8
 
 LENGTHS = [
     "batch", "heads", "share", "queries", "keys", "offset", "window", "origin", "columns", "lines", "line_q", "line_k",
-    "prefix", "low", "diagonals", "batch_parts", "tile_parts", "q_tiles",
+    "prefix", "low", "diagonals", "batch_parts", "tile_parts", "q_tiles", "scale_b",
 ]  # fmt: skip
 
 
@@ -66,8 +66,8 @@ def _diagonal(
     gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, scale_b,
     batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
     batch_parts, tile_parts, q_tiles,
-    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr
+    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr
 ):  # fmt: skip
     """One part of the walk down one diagonal of blocks, of one head and, on a grid, one difference of rows of patches.
 
@@ -119,13 +119,14 @@ def _diagonal(
             middle = first
         q_head, do_head = q + b * qb + h * qh, grad_out + b * gob + h * goh
         k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
+        nought = b_at // batch  # see tile_at
         for edges in tl.static_range(IDS + 0, 2):  # the tiles inside the lines, then those at their ends
             begin = middle if edges == 1 else first
             count = last - middle if edges == 1 else middle - first
             walk = count
             if GRID:
                 walk = count * (lines - tl.abs(dy))
-            for t in tl.range(0, walk, num_stages=1 if edges == 1 else None):
+            for t in tl.range(0, walk):
                 m, q_base, k_base = begin + t, 0 * dy, 0 * dy
                 if GRID:
                     m, y = begin + t % count, t // count + tl.maximum(dy, 0)
@@ -133,9 +134,14 @@ def _diagonal(
                 q_at, k_at = q_base + m * BLOCK, k_base + (m - diagonal) * BLOCK
                 q_end, k_end = q_base + line_q, k_base + line_k
                 rows, cols = q_at + r, k_at + c
-                q_tile = tile_at(q_head, q_at, qt, q_end, WIDTH_K, DK, BLOCK, edges == 1)
-                k_tile = tile_at(k_head, k_at, ks, k_end, WIDTH_K, DK, BLOCK, edges == 1)
-                z = mm(q_tile, tl.trans(k_tile)) * LOG2E
+                q_tile = tile_at(q_head + LANES, q_at, qt, q_end, WIDTH_K, DK, BLOCK, edges == 1, nought)
+                k_tile = tile_at(k_head + LANES, k_at, ks, k_end, WIDTH_K, DK, BLOCK, edges == 1, nought)
+                z = mm(q_tile, tl.trans(k_tile))
+                if LANES > 0:
+                    q_lanes = tile_at(q_head, q_at, qt, q_end, LANES, DL, BLOCK, edges == 1, nought)
+                    k_lanes = tile_at(k_head, k_at, ks, k_end, LANES, DL, BLOCK, edges == 1, nought)
+                    z = mm(q_lanes, tl.trans(k_lanes), z)
+                z *= LOG2E
                 lse_rows = numbers_at(lse + row * queries, rows, q_end, float("inf"), edges == 1)
                 delta_rows = numbers_at(delta + row * queries, rows, q_end, 0.0, edges == 1)
                 if row_scale is not None:
@@ -149,11 +155,12 @@ def _diagonal(
                         row_ids = numbers_at(segments + b * keys + offset, rows, q_end, 0, True)
                         inside &= row_ids == numbers_at(segments + b * keys, cols, k_end, 0, True)
                     p = tl.where(inside, p, 0.0)
-                do_tile = tile_at(do_head, q_at, got, q_end, WIDTH_V, DV, BLOCK, edges == 1)
-                v_tile = tile_at(v_head, k_at, vs, k_end, WIDTH_V, DV, BLOCK, edges == 1)
+                do_tile = tile_at(do_head, q_at, got, q_end, WIDTH_V, DV, BLOCK, edges == 1, nought)
+                v_tile = tile_at(v_head, k_at, vs, k_end, WIDTH_V, DV, BLOCK, edges == 1, nought)
                 total += p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
     # Hidden entries, whatever they have become, are hidden in every tile of the diagonal.
     total = tl.where(bias == float("-inf"), 0.0, total)
+    r += turn // (turn + lines)  # 0, but made again rather than kept from before the loops
     sheared = tl.gather(total, (r - c + BLOCK) % BLOCK, 1)  # column s: r − c = s from row s on, s − BLOCK above it
     at = partial + (part * heads + h) * (differences * diagonals * 2 * BLOCK)
     at += ((dy + lines - 1) * diagonals + place) * 2 * BLOCK + tl.arange(0, BLOCK)
@@ -212,7 +219,8 @@ def table_gradient(
     row_scale, segments = (None if x is None else x.contiguous() for x in (row_scale, segments))
     grid = g.grid_width > 0
     line_q, line_k, lines = (g.grid_width, g.grid_width, g.grid_height) if grid else (g.queries, g.keys, 1)
-    width = max(padded_width(g.width_k), padded_width(g.width_v))
+    options = shape_options(g)
+    width = max(options["DK"], options["DV"])
     block, warps, stages = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[width]
     block = max(16, block * common.TILE // 64)
     if grid:
@@ -233,7 +241,7 @@ def table_gradient(
             g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
             batch_parts, tile_parts, triton.cdiv(g.queries, common.TILE),
-            BLOCK=block, TILE=common.TILE, GRID=grid, num_warps=warps, num_stages=stages, **shape_options(g),
+            BLOCK=block, TILE=common.TILE, GRID=grid, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     partial = partial.sum(0)
     if grid:

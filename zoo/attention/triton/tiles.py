@@ -5,17 +5,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from zoo.attention.triton.common import code_of, narrow
+from zoo.attention.triton.common import code_of, narrow, table_load
 
 __all__ = ["entries", "numbers_at", "place_of", "planned", "seen_of", "split", "store_tile", "tile_at"]
 
 
 @triton.jit
 def tile_at(
-    matrix, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
-):
-    """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column and, if MASKED, row."""
-    r, c = tl.arange(0, BLOCK), tl.arange(0, PADDED)
+    matrix, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    nought=0
+):  # fmt: skip
+    """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column and, if MASKED, row.
+
+    `nought` is 0; where the compiler cannot know it, it makes a thread's offsets where they are used, and does not keep
+    them in registers, or spill them, around the loops before.
+    """
+    r, c = tl.arange(0, BLOCK) + nought, tl.arange(0, PADDED)
     # The first row's offset may pass 2^31, offsets inside the tile do not.
     at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
     if MASKED and WIDTH < PADDED:
@@ -36,9 +41,11 @@ def numbers_at(vector, rows, count, beyond: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit
-def store_tile(matrix, tile, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr):
-    """The rows of `tile` that a (count, WIDTH) matrix has, rounded to its dtype."""
-    r, c = tl.arange(0, BLOCK), tl.arange(0, PADDED)
+def store_tile(
+    matrix, tile, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, nought=0
+):
+    """The rows of `tile` that a (count, WIDTH) matrix has, rounded to its dtype. `nought`: as for `tile_at`."""
+    r, c = tl.arange(0, BLOCK) + nought, tl.arange(0, PADDED)
     at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
     tl.store(at, narrow(tile, matrix.dtype.element_ty), mask=(start + r[:, None] < count) & (c[None, :] < WIDTH))
 
@@ -68,14 +75,27 @@ def place_of(tokens, grid_width, prefix, GRID: tl.constexpr):
 
 
 @triton.jit
-def entries(table, rows, cols, q_place, k_place, seen, origin, prefix, PREFIX: tl.constexpr, MASKED: tl.constexpr):
-    """Table entries of a tile, 0 where the table may not reach: where nothing is seen, and for tokens off the grid."""
-    column = q_place - k_place + origin
-    if MASKED:
-        if PREFIX:
-            seen = seen & (rows >= prefix) & (cols >= prefix)
-        return tl.load(table + column, mask=seen, other=0.0)
-    return tl.load(table + column)
+def entries(
+    table, row_start, col_start, rows, cols, q_place, k_place, seen, origin, prefix,
+    GRID: tl.constexpr, PREFIX: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
+    """Table entries of the tile whose first query and key are `row_start` and `col_start`, in the shape that `rows` and `cols`
+    broadcast to; if MASKED, 0 where the table may not reach: where nothing is seen, and for tokens off the grid.
+
+    On a line the address is one that the tile shares plus ranges of constants that are nobody else's, so that the compiler
+    sees which elements of a thread are of one distance and loads each number once (as `common.bias_of` does).
+    """
+    if GRID:
+        at = table + (q_place - k_place + origin)
+    else:
+        R: tl.constexpr = rows.numel
+        C: tl.constexpr = cols.numel
+        r = tl.reshape(tl.arange(R, 2 * R), rows.shape).to(tl.int64)
+        c = tl.reshape(tl.arange(C, 2 * C), cols.shape).to(tl.int64)
+        at = table + (origin + C - R) + (row_start - col_start) + r - c
+    if PREFIX and MASKED:
+        seen = seen & (rows >= prefix) & (cols >= prefix)
+    return table_load(at, seen, MASKED)
 
 
 @triton.jit

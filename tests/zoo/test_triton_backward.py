@@ -15,7 +15,7 @@ if not triton.knobs.runtime.interpret:
     pytest.skip("its blocks of 16 and its budgets are for the interpreter", allow_module_level=True)
 
 from zoo.attention.triton import common, table_grad  # noqa: E402
-from zoo.attention.triton.backward import attention_backward, row_delta  # noqa: E402
+from zoo.attention.triton.backward import DQ_16, attention_backward, block_sizes, row_delta  # noqa: E402
 from zoo.attention.triton.common import Geometry  # noqa: E402
 from zoo.attention.triton.table_grad import table_gradient  # noqa: E402
 
@@ -40,6 +40,7 @@ class Case:
     groups: int = 2
     width_k: int = 16
     width_v: int = 16
+    lanes: int = 0
     causal: bool = True
     window: int = 0
     documents: tuple[int, ...] | None = None
@@ -54,7 +55,7 @@ class Case:
     def geometry(self) -> Geometry:
         height, width, prefix = self.grid or (0, 0, 0)
         return Geometry(
-            self.batch, self.heads, self.groups, self.queries, self.keys, self.width_k, self.width_v, causal=self.causal,
+            self.batch, self.heads, self.groups, self.queries, self.keys, self.width_k, self.width_v, self.lanes, self.causal,
             window=self.window, origin=0 if self.grid else self.keys - 1, grid_height=height, grid_width=width, prefix=prefix,
         )  # fmt: skip
 
@@ -67,6 +68,7 @@ def on_grid(height: int, width: int, prefix: int, **options) -> Case:
 CASES = {
     "odd": Case(width_k=19, width_v=24, scale="shared", numbers=2),
     "no-table": Case(table=False, queries=21, keys=21),
+    "lanes-apart": Case(queries=19, keys=45, width_k=19, lanes=3, groups=1, scale="shared", numbers=1),
     "one": Case(queries=1, keys=1),
     "grouped-offset": Case(queries=19, keys=45, heads=4),
     "bidirectional": Case(causal=False, queries=33, keys=33, scale="batch", numbers=1, batch=2, heads=1, groups=1),
@@ -323,3 +325,10 @@ def test_a_law_needs_its_table():
         ValueError, match=r"tangents2 must be \(P, H, N\) over a table2 \(H, N\), got \(1, 2, 5\) over None"
     ):
         fused(case, inputs, {"out": inputs.grad_out, "lse": torch.zeros(1, 2, 3)})
+
+
+def test_blocks_shrink_to_the_shared_memory_there_is(monkeypatch):
+    monkeypatch.setattr(common, "TILE", 64)
+    assert block_sizes(DQ_16[128], 0, 256, 2, 227 * 1024) == (128, 64, 8, 2)
+    bm, bn, _, stages = block_sizes(DQ_16[128], 0, 256, 2, 99 * 1024)
+    assert (bm, bn) == (64, 64) and (bm + stages * bn) * 256 * 2 <= 99 * 1024

@@ -30,12 +30,13 @@ from zoo.attention.triton.common import (
     padded_width,
     shared_limit,
 )
+from zoo.attention.triton.delta import row_delta
 from zoo.attention.triton.tiles import entries, numbers_at, place_of, planned, seen_of, split, store_tile, tile_at
 
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-__all__ = ["attention_backward", "row_delta"]
+__all__ = ["attention_backward"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte numbers and for float32, which is multiplied on
 # the ordinary units. None spills registers on compute capability 9.0, and all two-byte ones use its matrix instructions for
@@ -52,21 +53,6 @@ LENGTHS = [
     "heads", "share", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix", "q_tiles", "k_tiles",
     "scale_b", "table_h", "tangent_p",
 ]  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["heads", "queries"])
-def _delta(
-    grad_out, out, delta, gob, goh, got, ob, oh, ot, heads, queries, WIDTH: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr
-):  # fmt: skip
-    """One block of rows of one head of δ = rowsum(dO ∘ O)."""
-    blocks = tl.cdiv(queries, BM)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    start = tl.program_id(0) % blocks * BM
-    b, h = row // heads, row % heads
-    do = tile_at(grad_out + b * gob + h * goh, start, got, queries, WIDTH, DV, BM, True)
-    o = tile_at(out + b * ob + h * oh, start, ot, queries, WIDTH, DV, BM, True)
-    rows = start + tl.arange(0, BM)
-    tl.store(delta + row * queries + rows, tl.sum(do.to(tl.float32) * o.to(tl.float32), 1), mask=rows < queries)
 
 
 @triton.jit(do_not_specialize=LENGTHS[:-1])
@@ -339,20 +325,6 @@ def _empty_like(x: Tensor) -> Tensor:
     """Memory in the order of `x`, except that its last axis is contiguous."""
     like = torch.empty_like(x)
     return like if like.stride(-1) == 1 else x.new_empty(x.shape)
-
-
-def row_delta(grad_out: Tensor, out: Tensor, geometry: Geometry) -> Tensor:
-    """(B, H, T) float32 δ = Σ_d dO·O, what the softmax takes from every ds of a row; both arguments (B, H, T, Dv)."""
-    g = geometry
-    grad_out, out = last_axis_contiguous(grad_out), last_axis_contiguous(out)
-    delta = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=out.device)
-    block = common.TILE
-    with on_device(out):
-        _delta[(triton.cdiv(g.queries, block) * g.batch * g.heads,)](
-            grad_out, out, delta, *grad_out.stride()[:3], *out.stride()[:3], g.heads, g.queries,
-            WIDTH=g.width_v, DV=padded_width(g.width_v), BM=block, num_warps=4,
-        )  # fmt: skip
-    return delta
 
 
 def attention_backward(

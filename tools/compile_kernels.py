@@ -47,7 +47,7 @@ VARIANTS: dict[str, set[str]] = {
     "all": {"table", "row_scale", "segments", "window", "plan"},
     "grid": {"table", "row_scale", "grid", "plan"},
 }
-console = Console()
+console = Console(width=max(110, Console().width))  # a table cut short says nothing
 
 
 @dataclass(frozen=True)

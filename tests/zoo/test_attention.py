@@ -81,9 +81,7 @@ REALISED = ["none", "lanes", "table", "both"]
 LOW_PRECISION = ["odd", "odd-recomputed", "offset", "documents", "window", "scale", "bidirectional", "grid-prefix"]
 
 
-def build(
-    case: Case, realised: str, seed: int = 0, heads: int = HEADS
-) -> tuple[dict[str, Tensor], dict[str, object]]:
+def build(case: Case, realised: str, seed: int = 0, heads: int = HEADS) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Leaves (float64) and the keyword arguments that are no leaves."""
     torch.manual_seed(seed)
     groups, batch = min(case.groups, heads), 2

@@ -119,7 +119,9 @@ def test_every_prior_with_gradients_of_its_parameters(name, causal):
         grads = torch.autograd.grad(out.sin().sum(), leaves, allow_unused=True)
         results.append([out, *(torch.zeros(()) if g is None else g for g in grads)])
     for truth, got in zip(*results, strict=True):
-        torch.testing.assert_close(got.cpu(), truth.cpu(), rtol=2e-4, atol=2e-5 * max(1.0, float(truth.detach().abs().max())))
+        torch.testing.assert_close(
+            got.cpu(), truth.cpu(), rtol=2e-4, atol=2e-5 * max(1.0, float(truth.detach().abs().max()))
+        )
 
 
 def decaying(length: int, slope: float, heads: int = 2) -> tuple[AttentionCall, list[Tensor]]:

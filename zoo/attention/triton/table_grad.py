@@ -32,7 +32,7 @@ __all__ = ["table_gradient"]
 # (rows = keys, warps, stages) of a block by padded width; see backward.py. None spills on compute capability 9.0. At two-byte
 # width 256 that leaves 16 rows: (64, 8, 1) keeps up to 96 bytes of addresses on the stack, outside its loops; neither is timed.
 BLOCKS_16 = {16: (64, 8, 2), 32: (64, 8, 2), 64: (64, 8, 2), 128: (64, 8, 2), 256: (16, 4, 2)}
-BLOCKS_32 = {16: (32, 8, 2), 32: (32, 8, 2), 64: (32, 8, 1), 128: (16, 4, 2), 256: (16, 4, 1)}
+BLOCKS_32 = {16: (32, 8, 2), 32: (32, 8, 2), 64: (16, 4, 2), 128: (16, 4, 2), 256: (16, 4, 1)}
 
 # Diagonals are split until about this many programs run, in at most so many parts.
 PROGRAMS, MOST_PARTS = 1024, 8

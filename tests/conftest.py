@@ -17,4 +17,9 @@ else:
     os.environ.pop("TRITON_INTERPRET", None)
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
+import torch  # noqa: E402
+
 import modalities  # noqa: E402, F401  before anything imports torchvision: see modalities/torchvision_ops.py
+
+if _DEVICE == "cuda" and not torch.cuda.is_available():
+    raise ValueError("PRIORZOO_TEST_DEVICE=cuda, and torch sees no CUDA device here")

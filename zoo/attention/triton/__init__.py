@@ -79,11 +79,12 @@ def run(call: AttentionCall) -> Tensor:
         if table.law is not None and torch.is_grad_enabled() and values.requires_grad:
             values, numbers, tangents = values.detach(), table.law.numbers.float(), table.tangents().float()
         values = values.float()
-    scalars, learns = _scalars(call), _needs_grad(q, k, v, values, numbers, row_scale)
-    if call.num_queries <= DECODE_QUERIES and not scalars[3] and not learns:
+    scalars = _scalars(call)
+    if call.num_queries <= DECODE_QUERIES and not scalars[3] and not _needs_grad(q, k, v, values, numbers, row_scale):
         decode = decode_op if torch.compiler.is_compiling() else fused_decode
         return decode(q, k, v, values, row_scale, segments, *scalars)
-    if learns and values is not None and table is not None and table.origin is not None:
+    if values is not None and table is not None and table.origin is not None:
+        # Without gradients too: what is computed again for a backward pass must be the same bits.
         values, tangents = _centred(values, tangents, table.center if call.causal else 0)
     skip = _skipping and call.num_keys >= LEAST_KEYS and _may_skip(call)
     return fused_attention(q, k, v, values, row_scale, segments, numbers, tangents, *scalars, skip)[0]

@@ -28,10 +28,12 @@ from zoo.attention.triton.common import (
     narrow,
     on_device,
     padded_width,
+    scale_stride,
+    seen_of,
     shared_limit,
 )
 from zoo.attention.triton.delta import row_delta
-from zoo.attention.triton.tiles import entries, numbers_at, place_of, planned, seen_of, split, store_tile, tile_at
+from zoo.attention.triton.tiles import entries, numbers_at, place_of, planned, split, store_tile, tile_at
 
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
@@ -314,11 +316,6 @@ def shape_options(g: Geometry) -> dict[str, int | bool]:
         "CAUSAL": g.causal,
         "WINDOW": g.window > 0,
     }
-
-
-def scale_stride(row_scale: Tensor | None) -> int:
-    """From one batch row's scales (H, T) to the next's: 0 where all share them."""
-    return 0 if row_scale is None or row_scale.shape[0] == 1 else row_scale.stride(0)
 
 
 def _empty_like(x: Tensor) -> Tensor:

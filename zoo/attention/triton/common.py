@@ -22,7 +22,6 @@ __all__ = [
     "Geometry",
     "bias_of",
     "code_of",
-    "index_of",
     "key_range",
     "last_axis_contiguous",
     "mm",
@@ -31,6 +30,8 @@ __all__ = [
     "padded_width",
     "placed_of",
     "same_document",
+    "scale_stride",
+    "seen_of",
     "shared_limit",
     "table_load",
     "visible_of",
@@ -97,6 +98,11 @@ def shared_limit(device: int) -> int:
     return driver.active.utils.get_device_properties(device)["max_shared_mem"]
 
 
+def scale_stride(row_scale: Tensor | None) -> int:
+    """From one batch row's scales (H, T) to the next's: 0 where all share them."""
+    return 0 if row_scale is None or row_scale.shape[0] == 1 else row_scale.stride(0)
+
+
 @contextmanager
 def on_device(x: Tensor) -> Iterator[None]:
     """Launch on the device that holds `x`, whichever is current."""
@@ -129,30 +135,29 @@ def narrow(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def visible_of(
+def seen_of(
     rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr
 ):  # fmt: skip
-    """(BM, BN) bool: which keys `cols` (BN,) the queries `rows` (BM,) may see; ids of documents as loaded, if IDS."""
-    seen = (rows[:, None] < queries) & (cols[None, :] < keys)
-    distance = rows[:, None] + offset - cols[None, :]
+    """`visible_of` for rows and cols that broadcast as they are, so that a tile may be held keys × queries."""
+    seen = (rows < queries) & (cols < keys)
+    distance = rows + offset - cols
     if CAUSAL:
         seen &= distance >= 0
     if WINDOW:
         seen &= (distance < window) & (distance > -window)
     if IDS:
-        seen &= row_ids[:, None] == col_ids[None, :]
+        seen &= row_ids == col_ids
     return seen
 
 
 @triton.jit
-def index_of(rows, cols, origin, grid_width, prefix, GRID: tl.constexpr):
-    """(BM, BN) column of the table for queries `rows` and keys `cols`; on a grid `origin` is the table's middle, and the
-    columns of prefix tokens, where K is 0, may lie outside the table: mask them with `placed_of`."""
-    if GRID:
-        q_code = code_of(rows, grid_width, prefix)
-        k_code = code_of(cols, grid_width, prefix)
-        return q_code[:, None] - k_code[None, :] + origin
-    return rows[:, None] - cols[None, :] + origin
+def visible_of(
+    rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr
+):  # fmt: skip
+    """(BM, BN) bool: which keys `cols` (BN,) the queries `rows` (BM,) may see; ids of documents as loaded, if IDS."""
+    return seen_of(
+        rows[:, None], cols[None, :], row_ids[:, None], col_ids[None, :], queries, keys, offset, window, CAUSAL, WINDOW, IDS
+    )  # fmt: skip
 
 
 @triton.jit

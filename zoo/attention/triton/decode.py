@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.common import LOG2E, Geometry, mm, narrow, on_device, padded_width, visible_of
+from zoo.attention.triton.common import LOG2E, Geometry, mm, narrow, on_device, padded_width, scale_stride, visible_of
 
 if TYPE_CHECKING:
     from zoo.attention.paged import Pages
@@ -340,7 +340,7 @@ def _launch(q, k, v, pages, table2, row_scale, segments, g: Geometry, splits, k_
             q, k, v, index, start, count, q if table2 is None else table2, q if row_scale is None else row_scale,
             q if segments is None else segments, part, lse,
             *q.stride()[:3], *(n // unit for n in (*k_strides, *v_strides)), *out.stride()[:3],
-            0 if row_scale is None or row_scale.shape[0] == 1 else row_scale.stride(0),
+            scale_stride(row_scale),
             0 if row_scale is None else row_scale.stride(1), 0 if table2 is None else table2.stride(0),
             0 if segments is None else segments.stride(0),
             g.groups, group, g.queries, g.keys, g.offset, g.window, g.origin, listed, splits, fewest,

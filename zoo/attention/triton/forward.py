@@ -19,6 +19,7 @@ from zoo.attention.triton.common import (
     narrow,
     on_device,
     padded_width,
+    scale_stride,
     shared_limit,
     visible_of,
 )
@@ -221,7 +222,7 @@ def attention_forward(
             q, k, v, empty if table2 is None else table2, empty if row_scale is None else row_scale,
             q if segments is None else segments, q if plan is None else plan.rows, out, lse2,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-            0 if row_scale is None or row_scale.shape[0] == 1 else row_scale.stride(0),
+            scale_stride(row_scale),
             0 if table2 is None else table2.stride(0),
             g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window, g.origin,
             max(g.grid_width, 1), g.prefix, lanes, g.width_k, g.width_v,

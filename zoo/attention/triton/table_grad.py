@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.backward import scale_stride, shape_options
-from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous, mm, on_device, padded_width
+from zoo.attention.triton.backward import shape_options
+from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous, mm, on_device, padded_width, scale_stride
 from zoo.attention.triton.tiles import numbers_at, tile_at
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from zoo.attention.triton.common import code_of, narrow, table_load
 
-__all__ = ["entries", "numbers_at", "place_of", "planned", "seen_of", "split", "store_tile", "tile_at"]
+__all__ = ["entries", "numbers_at", "place_of", "planned", "split", "store_tile", "tile_at"]
 
 
 @triton.jit
@@ -48,22 +48,6 @@ def store_tile(
     r, c = tl.arange(0, BLOCK) + nought, tl.arange(0, PADDED)
     at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
     tl.store(at, narrow(tile, matrix.dtype.element_ty), mask=(start + r[:, None] < count) & (c[None, :] < WIDTH))
-
-
-@triton.jit
-def seen_of(
-    rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr
-):  # fmt: skip
-    """`visible_of` for rows and cols that broadcast as they are, so that a tile may be held keys × queries."""
-    seen = (rows < queries) & (cols < keys)
-    distance = rows + offset - cols
-    if CAUSAL:
-        seen &= distance >= 0
-    if WINDOW:
-        seen &= (distance < window) & (distance > -window)
-    if IDS:
-        seen &= row_ids == col_ids
-    return seen
 
 
 @triton.jit

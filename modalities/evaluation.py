@@ -1,13 +1,21 @@
-"""What every evaluator shares: its settings, its cells and what becomes of them.
+"""What an evaluator is: settings, cells, rows and a figure, in one file.
 
 An evaluator is a set of *cells* (one length and depth, one stretch of text, one task), each computed on its own and
-deterministic given the settings, so that a run stopped at any moment loses one cell at most. In the manner of
-big_vision an evaluator yields ``(name, value)`` pairs; unlike there, a value is a small dictionary of numbers.
+deterministic given the settings, so a run that is stopped loses one cell at most. As in big_vision, an evaluator yields
+(name, value) pairs and is the same during training and after it; here a value is a small dictionary of numbers.
+
+The least that a new evaluator defines is `name`, `summary`, `scores`, `cells` and `measure`: rows are then means over the
+cells at each place of the axis, the figure has a panel for each score, and the options of the command are the fields of
+`settings_class`. A modality finds the evaluators in its folder `evaluators/` (`find_evaluators`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import inspect
 import math
+import pkgutil
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,62 +26,152 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import nn
 
-from modalities.store import CellValue, file_safe, write_table
+from modalities.files import file_safe, write_table
+from modalities.heldout import Heldout
+from zoo.naming import did_you_mean
+
+__all__ = [
+    "LENGTH",
+    "Axis",
+    "Cell",
+    "CellValue",
+    "Evaluator",
+    "LengthSettings",
+    "Listing",
+    "ModelResult",
+    "Score",
+    "SeedMean",
+    "Settings",
+    "batches",
+    "compact",
+    "counts",
+    "find_evaluators",
+    "mean_of_seeds",
+    "option",
+    "standard_error",
+]
+
+CellValue = dict[str, Any]  # numbers, or lists of numbers: whatever JSON carries
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+def option(default: Any, help: str, *, parse: Callable[[str], Any] | None = None) -> Any:
+    """A dataclass field that is also an option of the evaluate command: `--sizes` for `sizes`.
+
+    parse: text to value, raising ValueError; by default the field's type is applied.
+    """
+    return field(default=default, metadata={"help": help, "parse": parse})
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """ "128,512,4k" to (128, 512, 4096)."""
+    scale = {"k": 2**10, "m": 2**20}
+    found = []
+    for part in filter(None, (p.strip().lower() for p in text.split(","))):
+        number, factor = (part[:-1], scale[part[-1]]) if part[-1] in scale else (part, 1)
+        if not number.isdigit():
+            raise ValueError(f"{part!r} is not a count; expected numbers such as 128,512,4k")
+        found.append(int(number) * factor)
+    return tuple(found)
+
+
+def check_choice(name: str, value: str | None, choices: Sequence[str]) -> None:
+    """ValueError for a value that is neither None nor one of `choices`; it names the nearest."""
+    if value is not None and value not in choices:
+        raise ValueError(f"{name} {value!r}; {did_you_mean(str(value), choices)}expected {' or '.join(choices)}")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure; a modality adds what its evaluators understand. What is no field here or there is no option of it.
+    """How to measure. Every field is an option of the evaluate command; raises ValueError for values that cannot work."""
 
-    Every field either enters ``Evaluator.identity`` or cannot change a number.
-
-    Args:
-        samples: how many samples (in each cell, or in all, as the evaluator says); None takes the evaluator's default.
-        source: where held-out data comes from, in the words of the modality's recipes.
-        batch_tokens: most tokens in one forward pass; the batch size is this over the tokens of a sample, at least 1.
-    """
-
-    samples: int | None = None
-    source: str | None = None
-    batch_tokens: int = 16384
+    samples: int | None = option(None, "per cell, or in all, as the evaluator says; default: the evaluator's own")
+    source: str | None = option(None, "where held-out data comes from, as in a recipe; default: what training held out")
+    batch_tokens: int = option(16384, "most tokens in one forward pass")
 
     def __post_init__(self) -> None:
-        if self.samples is not None and self.samples < 1:
-            raise ValueError(f"samples must be at least 1, got {self.samples}")
-        if self.batch_tokens < 1:
-            raise ValueError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
+        for name in ("samples", "batch_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
 
     def batch_size(self, tokens: int) -> int:
         return max(1, self.batch_tokens // tokens)
 
 
 @dataclass(frozen=True)
-class EvalSettings(Settings):
-    """Settings of evaluators along a line of tokens.
+class LengthSettings(Settings):
+    """Settings of evaluators along a line of tokens."""
 
-    Args:
-        lengths: sequence lengths in tokens, ascending once built; None takes 1, 2, ... 32 times the training length.
-        seed: everything drawn at random follows from it.
-    """
+    lengths: tuple[int, ...] | None = option(
+        None, "tokens, as 128,512,4k; default: multiples of the training length", parse=counts
+    )
+    seed: int = option(42, "of every random draw")
 
-    lengths: tuple[int, ...] | None = None
-    seed: int = 42
+    factors: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32)  # default lengths, in training lengths
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lengths is not None:
-            bad = [length for length in self.lengths if length < 2]
-            if bad or not self.lengths:
+            if not self.lengths or min(self.lengths) < 2:
                 raise ValueError(f"lengths must be token counts of at least 2, got {list(self.lengths)}")
             object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
 
     def resolved_lengths(self, train_context: int) -> tuple[int, ...]:
-        return self.lengths or tuple(train_context * 2**k for k in range(6))
+        """Ascending; by default `factors` times the training length."""
+        return self.lengths or tuple(train_context * factor for factor in self.factors)
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+def compact(number: float) -> str:
+    """128, 1k, 1.5k, 32k, 1M: lengths as tick labels, in powers of two."""
+    for unit, size in (("M", 2**20), ("k", 2**10)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What curves run along: a column of rows, its label, how a tick is written, what files call the place of training."""
+
+    column: str
+    label: str
+    tick: Callable[[Any], str] = str
+    trained: str = "train_context"
+
+
+LENGTH = Axis("length", "length (tokens, log₂)", compact)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A column of rows that tables and figures show.
+
+    Attributes:
+        column: its name; rows may lack it.
+        label: of the figure's panel; the name where empty.
+        unit_interval: the panel's axis is 0 to 1.
+        linear: the panel's axis is never logarithmic.
+        exception: a count that tables show where it is not 0, and figures do not.
+        drawn: whether the default figure has a panel for it.
+    """
+
+    column: str
+    label: str = ""
+    unit_interval: bool = False
+    linear: bool = False
+    exception: bool = False
+    drawn: bool = True
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One unit of work: ``name`` keys its result, ``cost`` (the evaluator's units to read) drives the progress bar."""
+    """One unit of work: `name` keys its result, `cost` (the evaluator's units to read) drives the progress bar."""
 
     name: str
     cost: int
@@ -87,17 +185,17 @@ class ModelResult:
     label: str
     trained_at: int  # on the evaluator's axis
     rows: list[dict[str, Any]]
-    cells: dict[str, CellValue]
+    cells: dict[str, CellValue] = field(default_factory=dict)
     method: str = ""  # "ggd_ssmax": gives the model its colour
     weights: str = ""
     seconds: float = 0.0
     group: str = ""  # models of one group are seeds of one set-up: tables and figures show their mean
-    source: str | None = None  # of held-out data; None is the evaluator's own
+    source: str | None = None  # of held-out data; None for evaluators that have none
 
 
 @dataclass(frozen=True)
 class SeedMean(ModelResult):
-    """Several seeds of one set-up as one result: ``rows`` are means, the others extremes and deviations, row by row."""
+    """Several seeds of one set-up as one result: `rows` are means, the others extremes and deviations, row by row."""
 
     low: list[dict[str, Any]] = field(default_factory=list)
     high: list[dict[str, Any]] = field(default_factory=list)
@@ -106,10 +204,10 @@ class SeedMean(ModelResult):
 
 
 def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult]:
-    """``results`` with those of each group replaced by one `SeedMean`, at the place of the first.
+    """`results` with those of each group replaced by one `SeedMean`, at the place of the first.
 
-    A row of it is the mean over seeds of every number, where all seeds have a row of the same ``axis``. Where one seed's
-    number is NaN, mean and extremes are; a deviation is NaN unless all are finite.
+    Its rows are means over seeds of every number, where all seeds have a row of the same `axis`. Where one seed's number is
+    NaN, mean and extremes are NaN; a deviation is NaN unless all are finite.
 
     Raises:
         ValueError: for a group of models that were not trained at the same place.
@@ -125,7 +223,7 @@ def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
     first = members[0]
     if len({(member.trained_at, member.method) for member in members}) > 1:
         raise ValueError(
-            f"{', '.join(m.label for m in members)} are no seeds of one set-up: they were trained differently"
+            f"{', '.join(m.label for m in members)} are not seeds of one set-up: they were trained differently"
         )
     by_point = [{row[axis]: row for row in member.rows} for member in members]
     points = [point for point in by_point[0] if all(point in rows for rows in by_point)]
@@ -141,7 +239,6 @@ def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
         first.group,
         first.trained_at,
         reduced(_mean),
-        {},
         method=first.method,
         seconds=sum(member.seconds for member in members),
         group=first.group,
@@ -159,7 +256,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _extreme(choose: Callable[[list[float]], float], values: list[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else choose(values)  # where a NaN stands would decide
+    return math.nan if any(map(math.isnan, values)) else choose(values)  # min and max depend on where a NaN is
 
 
 def _deviation(values: list[float]) -> float:
@@ -167,7 +264,7 @@ def _deviation(values: list[float]) -> float:
 
 
 def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
-    """Numbers by ``how``, lists of numbers place by place; anything else stays where all agree, else is None."""
+    """Numbers by `how`, lists of numbers place by place; anything else is kept where all agree, else None."""
     if all(isinstance(value, (int, float)) for value in values):
         return how(values)
     if all(isinstance(value, list) for value in values):
@@ -175,95 +272,134 @@ def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
     return values[0] if all(value == values[0] for value in values) else None
 
 
+# ------------------------------------------------------------------------------------------------ evaluators
+
+
 class Evaluator(ABC):
-    """Base of all evaluators. A modality lists its own in ``modalities.<modality>.evals.EVALUATORS``."""
+    """One measurement, bound to its settings and to the held-out data that they name.
+
+    Args:
+        settings: of `settings_class`.
+        trained_on: the data section of the recipe that the model was trained by; where settings name no source, an
+            evaluator may take what that training held out.
+    """
 
     name: ClassVar[str]
-    summary: ClassVar[str]  # one line, for --help and error texts
-    version: ClassVar[int] = 1  # raised when prompts or scoring change, so that cells of before are not reused
-    headline: ClassVar[tuple[str, ...]]  # the columns of a row that a person looks at first; rows may lack some
-    exceptions: ClassVar[tuple[str, ...]] = ()  # counts among them that are shown where they are not 0
-    settings: ClassVar[type[Settings]] = EvalSettings
-    axis: ClassVar[str] = "length"  # the column of a row that curves run along
+    summary: ClassVar[str]  # one line, for --help and error messages
+    version: ClassVar[int] = 1  # raised when prompts or scoring change, so that earlier cells are not reused
+    scores: ClassVar[tuple[Score, ...]]  # what tables show and figures draw
+    overview: ClassVar[str] = ""  # the score that represents it beside other evaluators; the first where empty
+    settings_class: ClassVar[type[Settings]] = LengthSettings
+    axis: ClassVar[Axis] = LENGTH
     unit: ClassVar[str] = "tokens"  # what the cost of a cell counts
-    trained: ClassVar[str] = "train_context"  # what files call the place of training on the axis
+
+    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
+        self.settings = self.settings_class() if settings is None else settings
+        self.trained_on = trained_on or {}
+
+    @property
+    def heldout(self) -> Heldout[Any] | None:
+        """The held-out data, opened once per process; None for evaluators that make their own samples."""
+        return None
+
+    @property
+    def source_name(self) -> str | None:
+        """What files call the held-out data; known without opening it."""
+        return self.settings.source
 
     def trained_at(self, model: nn.Module) -> int:
         """The place of training on the axis."""
         return model.config.train_context
 
-    def points(self, model: nn.Module, settings: Any) -> tuple[int, ...]:
-        """The places on the axis that ``settings`` ask for."""
-        return settings.resolved_lengths(self.trained_at(model))
+    def identity(self, model: nn.Module) -> dict[str, Any]:
+        """What a cell's number depends on besides the model: by default all settings but the source, and the held-out data.
 
-    def source_of(self, data: Mapping[str, Any]) -> Any:
-        """What ``settings.source`` becomes where none was asked for, from the data section of the recipe a model was trained
-        by; None leaves it to the evaluator. Raises ValueError where the recipe does not say what is held out."""
-        return None
+        Stored cells are keyed by it. Leave out what only decides which cells there are.
+        """
+        kept = {k: v for k, v in dataclasses.asdict(self.settings).items() if k not in ("source", "batch_tokens")}
+        return kept | ({"heldout": self.heldout.fingerprint} if self.heldout else {})
 
-    def source_name(self, settings: Any) -> str | None:
-        """What files call the held-out data."""
-        return settings.source
-
-    @abstractmethod
-    def identity(self, model: nn.Module, settings: Any) -> dict[str, Any]:
-        """The settings that change a cell's number (lengths only where cells of one length depend on the others)."""
+    def points(self, model: nn.Module) -> tuple[Any, ...]:
+        """The places on the axis that are measured."""
+        return tuple(dict.fromkeys(cell.data[self.axis.column] for cell in self.cells(model)))
 
     @abstractmethod
-    def cells(self, model: nn.Module, settings: Any) -> list[Cell]:
-        """Every cell, in order, with its samples made. Raises ValueError for what cannot be measured."""
+    def cells(self, model: nn.Module) -> list[Cell]:
+        """Every cell, in order, with its samples drawn. Raises ValueError for what cannot be measured."""
 
     @abstractmethod
-    def measure(self, model: nn.Module, cell: Cell, settings: Any) -> CellValue:
-        """The numbers of one cell."""
+    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+        """The numbers of one cell, the axis's column among them."""
 
-    @abstractmethod
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        """Cells gathered into table rows: what is printed and written as CSV."""
+        """Cells gathered into table rows; by default the mean of every number at each place of the axis."""
+        column = self.axis.column
+        by_point: dict[Any, list[CellValue]] = {}
+        for cell in cells.values():
+            by_point.setdefault(cell[column], []).append(cell)
+        return [
+            {column: point}
+            | {name: _reduce([cell.get(name) for cell in mine], _mean) for name in mine[0] if name != column}
+            for point, mine in sorted(by_point.items())
+        ]
 
-    @abstractmethod
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """All models in one figure, written to ``path``; further ones next to it, by names that start with the evaluator's."""
+        """All models in one figure, written to `path`; by default a panel of curves for each score."""
+        from modalities.figures import scores_figure
+
+        scores_figure(results, path, self.scores, self.axis)
 
     def show(self, results: list[ModelResult], console: Any) -> None:
-        """What a rich ``console`` shows besides the table; nothing unless an evaluator has more to say."""
+        """What a rich `console` shows besides the table; nothing by default."""
         return None
 
     def write(self, results: list[ModelResult], out: Path) -> None:
-        """Files in folder ``out`` besides JSON, CSV and PNG; none unless an evaluator has its own."""
+        """Files in folder `out` besides JSON, CSV and PNG; none by default."""
         return None
 
-    def run(
-        self, model: nn.Module, settings: Any, *, finished: Mapping[str, CellValue] | None = None
-    ) -> Iterator[tuple[str, CellValue]]:
-        """Yield ``(cell name, value)`` for every cell, in order; those in ``finished`` are handed on, not computed."""
+    def run(self, model: nn.Module, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
+        """Yield (cell name, value) for every cell, in order; those in `finished` are passed on, not computed."""
         finished = finished or {}
-        for cell in self.cells(model, settings):
+        for cell in self.cells(model):
             value = finished.get(cell.name)
-            yield cell.name, self.measure(model, cell, settings) if value is None else value
+            yield cell.name, self.measure(model, cell) if value is None else value
 
 
 class Listing(Evaluator):
-    """An evaluator of the entries of a file: a row for each, in the file's order, and no places on an axis.
+    """An evaluator of the entries of a file: a row for each, in the file's order, without an axis.
 
-    ``show`` prints instead of the table of the others. ``write`` gives every model a table of its own, EVAL.MODEL.tsv.
+    `show` prints instead of the table of the others, and every model gets a table of its own, EVAL.MODEL.tsv.
     """
 
-    axis = "name"
+    axis = Axis("name", "entry")
 
-    def points(self, model: nn.Module, settings: Any) -> tuple[int, ...]:
+    def points(self, model: nn.Module) -> tuple[Any, ...]:
         return ()
 
     @abstractmethod
     def show(self, results: list[ModelResult], console: Any) -> None:
-        """The rows that a person looks at first, and totals."""
+        """The first rows, and totals."""
 
     def write(self, results: list[ModelResult], out: Path) -> None:
         for result in results:
             write_table(out / f"{self.name}.{file_safe(result.label)}.tsv", result.rows, delimiter="\t")
 
 
+def find_evaluators(package: str) -> dict[str, type[Evaluator]]:
+    """The evaluators of all modules of a package, by name, in the order of their modules' names."""
+    found: dict[str, type[Evaluator]] = {}
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+        for kind in vars(importlib.import_module(module.name)).values():
+            own = inspect.isclass(kind) and issubclass(kind, Evaluator) and kind.__module__ == module.name
+            if own and not inspect.isabstract(kind):
+                if kind.name in found:
+                    raise ValueError(f"two evaluators of {package} are called {kind.name!r}")
+                found[kind.name] = kind
+    return found
+
+
 def batches(count: int, size: int) -> Iterable[slice]:
+    """0…count − 1 in slices of at most `size`."""
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 

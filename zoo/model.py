@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from zoo.encodings import Rotary2d
+from zoo.files import replacing_path, write_json
+from zoo.positions import Positions
 from zoo.priors.base import Prior
 
 __all__ = ["ZooModel"]
@@ -24,10 +26,16 @@ class ZooModel(nn.Module):
     Attributes:
         config: everything that makes the model.
         config_class: its dataclass.
+        modality: what it belongs to, the first part of its registered name; kept in config.json.
     """
 
     config_class: ClassVar[type]
+    modality: ClassVar[str]
     config: Any
+
+    def train_positions(self) -> Positions:
+        """Where the tokens of a training sample are: on a line, or on a grid."""
+        raise NotImplementedError
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay: norms, biases, SSMax's s, tokens, rotations, positions, all of priors."""
@@ -70,13 +78,11 @@ class ZooModel(nn.Module):
         dtype: torch.dtype | None = None,
         state: dict[str, Tensor] | None = None,
     ) -> None:
-        """Write config.json and model.safetensors: `storable_state(dtype, state=state)`."""
+        """Write model.safetensors, `storable_state(dtype, state=state)`, and config.json: the modality and the config."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.storable_state(dtype, state=state), folder / "model.safetensors.part", metadata={"format": "pt"})
-        (folder / "config.json.part").write_text(json.dumps(asdict(self.config), indent=2) + "\n")
-        for name in ("model.safetensors", "config.json"):
-            os.replace(folder / f"{name}.part", folder / name)
+        with replacing_path(folder / "model.safetensors") as file:
+            save_file(self.storable_state(dtype, state=state), file, metadata={"format": "pt"})
+        write_json(folder / "config.json", {"modality": self.modality, **asdict(self.config)})
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str], **overrides: Any) -> Self:
@@ -91,6 +97,9 @@ class ZooModel(nn.Module):
         if missing:
             raise FileNotFoundError(f"{folder} is not a saved model: it lacks {' and '.join(missing)}")
         config = json.loads((folder / "config.json").read_text()) | overrides
+        modality = config.pop("modality", cls.modality)  # of no model saved before version 0.5
+        if modality != cls.modality:
+            raise ValueError(f"{folder} holds a model of {modality!r}; {cls.__name__} loads those of {cls.modality!r}")
         unknown = sorted(set(config) - {f.name for f in fields(cls.config_class)})
         if unknown:
             raise ValueError(f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}")

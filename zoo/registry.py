@@ -1,17 +1,18 @@
 """Models by name: register_model, create_model, list_models.
 
 Names read `<modality>_<prior>_<size>`; `<name>.<tag>` is the same architecture with a set of shipped weights. A modality
-registers its models when it is imported, and is imported on first use through the entry-point group `priorzoo.modalities`.
+registers its models when it is imported, and is imported when a name asks for it: the three that ship, and those of other
+packages through the entry-point group `priorzoo.modalities`.
 """
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,22 @@ from torch import nn
 from zoo import pretrained as weights
 from zoo.naming import did_you_mean
 
-__all__ = ["ModelEntry", "create_model", "list_models", "model_entry", "register_model"]
+__all__ = [
+    "ModelEntry",
+    "create_model",
+    "list_models",
+    "load_modality",
+    "modality_names",
+    "model_entry",
+    "register_model",
+]
+
+GROUP = "priorzoo.modalities"
+SHIPPED = {
+    "text": EntryPoint("text", "modalities.text:MODALITY", GROUP),
+    "vision": EntryPoint("vision", "modalities.vision:MODALITY", GROUP),
+    "dna": EntryPoint("dna", "modalities.dna:MODALITY", GROUP),
+}
 
 
 @dataclass(frozen=True)
@@ -49,23 +65,44 @@ def register_model(name: str, build: Callable[..., nn.Module], *, modality: str,
     return _ENTRIES[name]
 
 
+def _points() -> dict[str, EntryPoint]:
+    """Entry points of all modalities by name; those that ship win over installed ones of the same name."""
+    return {point.name: point for point in entry_points(group=GROUP)} | SHIPPED
+
+
+def modality_names() -> list[str]:
+    """Every modality, whether or not the packages it needs are installed."""
+    return list(SHIPPED) + sorted(_points().keys() - SHIPPED.keys())
+
+
 @cache
-def _load_modality(name: str) -> str:
-    """Import a modality, which registers its models; what is missing where an optional package keeps it out, else ""."""
-    for point in entry_points(group="priorzoo.modalities", name=name):
+def load_modality(name: str) -> Any:
+    """The object that a modality's entry point names; importing it registers the modality's models.
+
+    Raises:
+        ValueError: for an unknown name; it names the nearest.
+        ImportError: where a package it needs is missing.
+    """
+    points = _points()
+    if name not in points:
+        raise ValueError(f"no modality {name!r}; {did_you_mean(name, points)}there are {', '.join(modality_names())}")
+    try:
+        return points[name].load()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("zoo", "modalities"):
+            raise
+        raise ImportError(f"{name} needs the package {error.name}: pip install 'priorzoo[{name}]'") from error
+
+
+def _load_all(names: Iterable[str]) -> list[str]:
+    """Import modalities; returns what is missing for those that cannot be imported."""
+    missing = []
+    for name in names:
         try:
-            point.load()
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] in ("zoo", "modalities"):
-                raise
-            return f"{name} models need the package {error.name}: pip install 'priorzoo[{name}]'"
-    return ""
-
-
-def _load_modalities(name: str | None = None) -> list[str]:
-    """Import one modality, or all; returns what is missing for those that cannot be."""
-    known = entry_points(group="priorzoo.modalities").names
-    return [missing for modality in (known & {name} or known) if (missing := _load_modality(modality))]
+            load_modality(name)
+        except ImportError as error:
+            missing.append(str(error))
+    return missing
 
 
 def model_entry(name: str) -> ModelEntry:
@@ -74,13 +111,11 @@ def model_entry(name: str) -> ModelEntry:
     Raises:
         ValueError: for an unknown name; it names the nearest known ones.
     """
-    missing = _load_modalities(name.partition("_")[0])
     base = name.partition(".")[0]
+    missing = _load_all({base.partition("_")[0]} & set(modality_names()))
     if base not in _ENTRIES:
-        missing += _load_modalities()
+        missing += _load_all(modality_names())
     if base not in _ENTRIES:
-        if not _ENTRIES and not missing:
-            raise ValueError("no modality is registered: install the package, for example with `pip install -e .`")
         near = difflib.get_close_matches(base, _ENTRIES, n=3)
         hint = f"did you mean {', '.join(near)}? " if near else ""
         known = f"`python -m zoo list` prints all {len(_ENTRIES)}"
@@ -113,7 +148,9 @@ def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> nn
 
 def list_models(pattern: str = "*", *, modality: str | None = None, pretrained: bool = False) -> list[str]:
     """Names that match a shell pattern: architectures, or with `pretrained` the tagged names that have weights."""
-    _load_modalities(modality)
+    literal = pattern.partition("*")[0].partition("?")[0].partition("[")[0]  # what every match starts with
+    wanted = [modality] if modality else modality_names()
+    _load_all(name for name in wanted if f"{name}_".startswith(literal) or literal.startswith(f"{name}_"))
     known = weights.list_weights() if pretrained else list(_ENTRIES)
     known = [name for name in known if name.partition(".")[0] in _ENTRIES]
     if modality is not None:

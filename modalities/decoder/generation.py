@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from modalities.text.model import CausalLM
+    from modalities.decoder.model import Decoder
 
 __all__ = ["generate", "stream"]
 
 
 def generate(
-    model: CausalLM,
+    model: Decoder,
     prompts: Tensor | Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -66,7 +66,7 @@ def generate(
 
 @torch.no_grad()
 def stream(
-    model: CausalLM,
+    model: Decoder,
     prompts: Tensor | Sequence[Sequence[int]],
     *,
     max_new_tokens: int,

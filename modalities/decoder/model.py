@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modalities.text.generation import generate
+from modalities.decoder.generation import generate
 from zoo.attention import Cache, KVCache, PagedCache
 from zoo.attention.base import single_documents
 from zoo.attention.forget import Certificate
@@ -22,22 +22,14 @@ from zoo.naming import did_you_mean
 from zoo.positions import Positions
 from zoo.registry import register_model
 
-__all__ = [
-    "SIZES",
-    "CausalLM",
-    "TextConfig",
-    "causal_lm_loss",
-    "register_decoders",
-    "register_text_models",
-    "target_weights",
-]
+__all__ = ["Decoder", "DecoderConfig", "causal_lm_loss", "register_decoders", "target_weights"]
 
 IGNORED = -100  # in place of a target that does not count
 PAGE = 64  # tokens on a page of a paged cache
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class DecoderConfig:
     """Everything that makes a decoder; JSON.
 
     Attributes:
@@ -46,7 +38,7 @@ class TextConfig:
         ssmax: scale logits by s·ln n; scale_prior: the prior's logits too.
         train_context: tokens per training row.
         tied: one matrix for embedding and output.
-        tokenizer: spec the vocabulary belongs to (see `modalities.text.tokenizers`).
+        tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
         activation_checkpointing: recompute each block in the backward pass.
     """
 
@@ -66,36 +58,16 @@ class TextConfig:
     activation_checkpointing: bool = False
 
 
-# The sizes of the papers keep their names; tiny and small read bytes.
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=128),
-    "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=512),
-    # GOAT, C4
-    "125m": dict(
-        dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=2048, vocab_size=50257, tokenizer="gpt2"
-    ),
-    # CABLE, FineWeb-Edu
-    "124m": dict(
-        dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=1024, vocab_size=50257, tokenizer="gpt2"
-    ),
-    # BAM, FineWeb, the Mistral v0.3 vocabulary
-    "120m": dict(dim=768, num_layers=12, num_heads=16, hidden_dim=1536, train_context=512),
-    "432m": dict(dim=1536, num_layers=14, num_heads=24, hidden_dim=3072, train_context=512),
-    "1100m": dict(dim=2048, num_layers=15, num_heads=32, hidden_dim=8192, train_context=512),
-}
-for _name in ("120m", "432m", "1100m"):
-    SIZES[_name] |= dict(vocab_size=32768, tokenizer="data/mistral-v0.3/tokenizer.json", tied=False)
-
-
-class CausalLM(ZooModel):
+class Decoder(ZooModel):
     """A decoder-only language model.
 
     Logits of a position depend on it and what precedes it in its document alone, and decoding with a cache computes the same.
     """
 
-    config_class = TextConfig
+    config_class = DecoderConfig
+    config: DecoderConfig
 
-    def __init__(self, config: TextConfig) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
@@ -108,6 +80,9 @@ class CausalLM(ZooModel):
         self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
         init_linear(self, depth=config.num_layers)
         nn.init.normal_(self.embedding.weight, std=(2 / (5 * config.dim)) ** 0.5)
+
+    def train_positions(self) -> Positions:
+        return Positions.line(self.config.train_context)
 
     def new_cache(self, capacity: int = 0, kind: str = "dense") -> Cache:
         """An empty KV cache with room for `capacity` tokens.
@@ -197,7 +172,7 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, 
     return (nll * weights.flatten()).sum() / weights.sum(), {"tokens": (weights > 0).sum()}
 
 
-def _position(config: TextConfig) -> Position:
+def _position(config: DecoderConfig) -> Position:
     return create_position(
         config.position,
         dim=config.dim,
@@ -207,7 +182,7 @@ def _position(config: TextConfig) -> Position:
     )
 
 
-def _block(config: TextConfig, position: Position) -> Block:
+def _block(config: DecoderConfig, position: Position) -> Block:
     ssmax = None
     if config.ssmax:
         ssmax = SSMax(config.num_heads, train_context=config.train_context, window=position.window)
@@ -225,7 +200,7 @@ def _block(config: TextConfig, position: Position) -> Block:
 
 
 def register_decoders(
-    modality: str, sizes: Mapping[str, Mapping[str, Any]], config: type[TextConfig], build: Callable[..., CausalLM]
+    modality: str, sizes: Mapping[str, Mapping[str, Any]], config: type[DecoderConfig], build: Callable[..., Decoder]
 ) -> None:
     """`<modality>_<position>[_ssmax]_<size>` for every position method, with SSMax on and off, and every size."""
     for size, shape in sizes.items():
@@ -234,13 +209,3 @@ def register_decoders(
                 name = f"{modality}_{position}{'_ssmax' if ssmax else ''}_{size}"
                 made = asdict(config(**shape, position=position, ssmax=ssmax))
                 register_model(name, build, modality=modality, config=made)
-
-
-def register_text_models() -> None:
-    """Every position method × SSMax on and off × size, from the tables above."""
-    register_decoders("text", SIZES, TextConfig, build)
-
-
-def build(**config: Any) -> CausalLM:
-    """A decoder from the entries of a `TextConfig`."""
-    return CausalLM(TextConfig(**config))

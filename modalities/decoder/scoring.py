@@ -1,4 +1,4 @@
-"""How a causal language model is asked for numbers: likelihoods of given tokens, and greedy decoding with a cache.
+"""Log-likelihood scoring and greedy decoding of causal decoders.
 
 Memory grows with the length, never with its square or with length × vocabulary: logits are made for a slice of
 positions at a time and dropped once reduced.
@@ -7,13 +7,13 @@ positions at a time and dropped once reduced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from modalities.text.generation import stream
-from modalities.text.tokenizers import Tokenizer
+from modalities.decoder.generation import stream
 from zoo import KVCache
 
 LOGIT_BUDGET = 1 << 23  # logits alive at once, as a count of float64 numbers (64 MiB)
@@ -31,6 +31,11 @@ def logits_by_slice(model: nn.Module, features: Tensor) -> Iterator[tuple[slice,
     for start in range(0, features.shape[1], step):
         part = slice(start, start + step)
         yield part, model.forward_head(features[:, part]).double()
+
+
+def position_buckets(length: int) -> np.ndarray:
+    """(length,) octave of each target by the tokens n its prediction sees: k holds 2^(k−1) < n ≤ 2^k, 0 holds n = 1."""
+    return np.frexp(np.arange(length))[1].astype(np.int64)  # of n − 1; exact, where log2 in floating point is not
 
 
 @torch.inference_mode()
@@ -107,7 +112,7 @@ def answer_scores(model: nn.Module, prompts: np.ndarray, answers: np.ndarray) ->
 @torch.inference_mode()
 def greedy_texts(
     model: nn.Module,
-    tokenizer: Tokenizer,
+    tokenizer: Any,
     prompts: Sequence[np.ndarray],
     *,
     max_new_tokens: int,
@@ -115,7 +120,8 @@ def greedy_texts(
 ) -> list[str]:
     """Greedy continuations of prompts of any lengths, as text.
 
-    A row ends at EOS, at ``max_new_tokens``, or as soon as its ``finished`` says that its text is enough.
+    A row ends at EOS, at ``max_new_tokens``, or as soon as its ``finished`` returns True for its text. ``tokenizer`` needs
+    decode(ids) and eos_id.
     """
     written: list[list[int]] = [[] for _ in prompts]
     texts, done = [""] * len(prompts), [False] * len(prompts)

@@ -1,0 +1,108 @@
+"""What the training loop and the evaluate command know of a modality.
+
+A modality is one object of class `Modality`, registered under the entry-point group `priorzoo.modalities`:
+
+    [project.entry-points."priorzoo.modalities"]
+    toy = "toy:MODALITY"
+
+Those that ship are found without installation too (`zoo.registry.SHIPPED`). CONTRIBUTING adds one, step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from modalities.evaluation import Evaluator
+from zoo.model import ZooModel
+from zoo.registry import load_modality, modality_names
+
+__all__ = ["Batch", "Cost", "Loader", "Modality", "find_modality", "modality_names"]
+
+Batch = dict[str, Tensor]
+
+
+class Loader(Protocol):
+    """Endless training batches of one rank (`modalities.loading` has two)."""
+
+    report: Any  # str() of it says what was converted or skipped; empty where there is nothing to say
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values from which `load_state_dict` continues with the next sample. Equal on all ranks, or this rank's own."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises ValueError for a state of other data, or of a set-up in which samples would differ."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Estimated cost of one training sample.
+
+    Attributes:
+        units: tokens or images in it.
+        flops: forward and backward.
+        activation_bytes: kept between forward and backward.
+    """
+
+    units: int
+    flops: float
+    activation_bytes: float
+
+
+@dataclass(frozen=True)
+class Modality:
+    """One kind of data, with its models, loaders, loss and evaluators.
+
+    Attributes:
+        name: "dna"; the first part of its models' and recipes' names.
+        unit: what throughput counts, "tokens" or "images".
+        model: class of its models; a saved model is loaded by `model.from_pretrained`.
+        config: dataclass of a recipe's data section; raises ValueError for values that cannot work.
+        build: (registered model name, options, data config) → model with fresh weights, options overriding what follows
+            from the data.
+        loader: (data config, *, rank, world, micro_batch) → `Loader` of the training split.
+        heldout: (data config, *, samples, rank, world, micro_batch) → the batches of this rank among the first held-out
+            samples, the same at every iteration, equally many on every rank.
+        loss: (model, batch) → mean loss over the batch's targets, and a tensor for each of `metrics` (held-out data).
+        weight: batch → (what its targets weigh together, how many there are).
+        cost: (model, data config, bytes per number) → `Cost` of one sample.
+        evaluators: by name.
+        baselines: by name, (train_context) → a module that stands beside models in evaluators, such as a Markov chain.
+        metrics: what `loss` measures beside the loss.
+        recipes: dotted name of the module whose RECIPES are its named recipes; imported when a recipe is asked for.
+    """
+
+    name: str
+    unit: str
+    model: type[ZooModel]
+    config: type
+    build: Callable[[str, Mapping[str, Any], Any], ZooModel]
+    loader: Callable[..., Loader]
+    heldout: Callable[..., Iterable[Batch]]
+    loss: Callable[[Callable[..., Any], Batch], tuple[Tensor, dict[str, Tensor]]]
+    weight: Callable[[Batch], tuple[float, int]]
+    cost: Callable[[ZooModel, Any, int], Cost]
+    evaluators: Mapping[str, type[Evaluator]]
+    baselines: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
+    recipes: str = ""
+
+
+def find_modality(name: str) -> Modality:
+    """The modality of this name.
+
+    Raises:
+        ValueError: for an unknown name, or an entry point that is not a `Modality`.
+        ImportError: where a package it needs is not installed; it names the extra.
+    """
+    found = load_modality(name)
+    if not isinstance(found, Modality):
+        raise ValueError(f"entry point {name!r} of priorzoo.modalities is {type(found).__name__}, expected a Modality")
+    return found

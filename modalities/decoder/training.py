@@ -1,0 +1,43 @@
+"""What the training loop asks of every modality whose models are causal decoders: weight, cost, held-out batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from modalities.contract import Cost
+from modalities.decoder.model import Decoder, target_weights
+from modalities.loading import FirstBatches, IndexedLoader
+
+__all__ = ["decoder_cost", "first_heldout", "target_weight"]
+
+
+def target_weight(batch: dict[str, Tensor]) -> tuple[float, int]:
+    """(Σ of the weights of a batch's targets, by which its mean loss is weighted; number of targets that count)."""
+    weights = target_weights(batch)
+    return float(weights.sum()), int((weights > 0).sum())
+
+
+def decoder_cost(model: Decoder, data: Any, width: int) -> Cost:
+    """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key) pair and layer.
+
+    (Attention's two products are 4·C forward and 8·C backward a pair, and half of the L² pairs are visible.) Activations,
+    in numbers of `width` bytes a token: per layer 10·C + 4·hidden (norms, q, k, v, output, residuals, SwiGLU), or 2·C where
+    blocks are recomputed; at the head three float32 copies of the logits.
+    """
+    config, length = model.config, data.context
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embedding.weight")
+    matrices += config.vocab_size * config.dim if config.tied else 0  # tied: the embedding is the head's matrix
+    flops = 6.0 * matrices * length + 6.0 * config.dim * length**2 * config.num_layers
+    per_layer = 2 * config.dim if config.activation_checkpointing else 10 * config.dim + 4 * config.hidden_dim
+    return Cost(length, flops, length * (width * config.num_layers * per_layer + 3 * 4 * config.vocab_size))
+
+
+def first_heldout(
+    build_loader: Callable[..., IndexedLoader], data: Any, *, samples: int, rank: int, world: int, micro_batch: int
+) -> FirstBatches:
+    """The batches of this rank among the first held-out samples, in micro-batches no larger than a rank's share."""
+    micro = min(micro_batch, -(-samples // world))
+    return FirstBatches(build_loader(data, split="heldout", rank=rank, world=world, micro_batch=micro), samples)

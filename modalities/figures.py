@@ -1,0 +1,266 @@
+"""Drawing that evaluators share: styles by method, curves over an axis, heat maps, one legend.
+
+Every figure function takes `ModelResult`s and writes one PNG, whole or not at all. A method looks the same in every
+figure: a colour and a marker of its own, so that neither colour vision nor a legend alone tells methods apart; SSMax on top
+of a method makes its marker hollow, unless the pair has a style of its own. Seeds of one set-up are one line, their mean, in
+a band from the least to the greatest. matplotlib is imported when a figure is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from modalities.evaluation import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds
+from zoo.files import replacing
+
+# Okabe and Ito's colours, then Tol's muted scheme.
+STYLES: dict[str, tuple[str, str]] = {
+    "ggd_ssmax": ("#0072B2", "o"),
+    "ggd": ("#56B4E9", "s"),
+    "goat_ssmax": ("#D55E00", "D"),
+    "goat": ("#E69F00", "^"),
+    "ggd2d_ssmax": ("#0072B2", "o"),
+    "ggd2d": ("#56B4E9", "s"),
+    "ggd2d_separable": ("#009E73", ">"),
+    "alibi": ("#117733", "v"),
+    "alibi_ssmax": ("#117733", "1"),
+    "rope": ("#882255", "X"),
+    "rope_ssmax": ("#CC6677", "P"),
+    "nope": ("#666666", "<"),
+    "nope_ssmax": ("#666666", "2"),
+    "cable": ("#44AA99", ">"),
+    "t5": ("#999933", "p"),
+    "sinusoidal": ("#332288", "*"),
+    "learned": ("#AA4499", "h"),
+    "kerple": ("#6699CC", "d"),
+    "fire": ("#661100", "H"),
+    "rope2d_axial": ("#882255", "X"),
+    "rope2d_mixed": ("#CC6677", "P"),
+}
+SPARE = (("#1F77B4", "o"), ("#BCBD22", "s"), ("#8C564B", "D"), ("#E377C2", "^"), ("#17BECF", "v"), ("#7F7F7F", "p"))
+DASHES = ("-", "--", ":", "-.")
+RULE = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
+
+
+def scores_figure(results: Sequence[ModelResult], path: Path, scores: Sequence[Score], along: Axis = LENGTH) -> None:
+    """A panel of curves for each score that is drawn and that rows have."""
+    results = mean_of_seeds(results, along.column)
+    columns = {name for result in results for row in result.rows for name in row}
+    drawn = [score for score in scores if score.drawn and not score.exception and score.column in columns]
+    figure, axes = panels(math.ceil(len(drawn) / 3) or 1, min(3, len(drawn)) or 1, width=4.6, height=3.9)
+    for axis, score in zip(axes, drawn, strict=False):
+        curves(axis, results, score, along)
+    for axis in axes[len(drawn) :]:
+        axis.set_visible(False)
+    finish(figure, axes, results, path)
+
+
+def overview_figure(
+    measured: Sequence[tuple[str, Score, Sequence[ModelResult]]], path: Path, along: Axis = LENGTH
+) -> None:
+    """One panel an evaluator, of the score that represents it: (title, score, results) of each."""
+    measured = [(title, score, mean_of_seeds(results, along.column)) for title, score, results in measured]
+    figure, axes = panels(1, len(measured), width=4.9, height=4.2)
+    for axis, (title, score, results) in zip(axes, measured, strict=True):
+        curves(axis, results, score, along)
+        name_panel(axis, title)
+    finish(figure, axes, measured[0][2], path)
+
+
+def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, title: str) -> None:
+    """One depth × length panel for each model, on one colour scale from 0 to 1.
+
+    Rows hold the list `column` of scores by depth, and the depths (0 to 1) as "depths".
+    """
+    import numpy as np
+
+    results = mean_of_seeds(results, LENGTH.column)
+    across = min(4, len(results))
+    widest = max(len(result.rows) for result in results)
+    width = max(3.0 if across > 1 else 5.0, 1.2 + 0.55 * widest)
+    figure, axes = panels(math.ceil(len(results) / across), across, width=width, height=3.1)
+    for axis in axes[len(results) :]:
+        axis.set_visible(False)
+    image, beyond = None, False
+    for axis, result in zip(axes, results, strict=False):
+        lengths, depths = [row["length"] for row in result.rows], result.rows[0]["depths"]
+        grid = np.array([row[column] for row in result.rows], float).T
+        image = axis.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto", origin="upper")
+        axis.set_xticks(range(len(lengths)), [compact(length) for length in lengths])
+        shown = range(0, len(depths), max(1, len(depths) // 5))
+        axis.set_yticks(shown, [f"{depths[k]:.0%}" for k in shown])
+        axis.set(title=result.label, xlabel="length (tokens)", ylabel="depth of the needle")
+        inside = sum(length <= result.trained_at for length in lengths)
+        if 0 < inside < len(lengths):
+            beyond = True
+            axis.axvline(inside - 0.5, color="white", linewidth=2.5)
+            axis.axvline(inside - 0.5, color="black", linewidth=1.2, linestyle=(0, (3, 2)))
+        axis.title.set_fontsize(9)
+    figure.colorbar(image, ax=axes[: len(results)], label="exact match", shrink=0.8)
+    note = "\nright of the dashed line: longer than in training" if beyond else ""
+    figure.suptitle(title + note, fontsize=10)
+    save_figure(figure, path)
+
+
+def styles_of(
+    results: Sequence[ModelResult], known: Mapping[str, tuple[str, str]] | None = None
+) -> list[dict[str, Any]]:
+    """Line styles by method, those of `known` before the common ones. A second model of a method keeps its colour and marker
+    and takes the next dash pattern; a method without a style takes a spare one."""
+    table = {**STYLES, **(known or {})}
+    seen: dict[str, int] = {}
+    spare = iter(SPARE * (1 + len(results) // len(SPARE)))
+    given: dict[str, tuple[str, str]] = {}
+    styles = []
+    for result in results:
+        again = seen[result.method] = seen.get(result.method, -1) + 1
+        base = result.method if result.method in table else result.method.removesuffix("_ssmax")
+        if base not in table and base not in given:
+            given[base] = next(spare)
+        color, marker = table.get(base) or given[base]
+        styles.append(
+            {
+                "color": color,
+                "marker": marker,
+                "markerfacecolor": color if base == result.method else "white",
+                "linestyle": DASHES[again % len(DASHES)],
+                "linewidth": 1.6,
+                "markersize": 5.5,
+                "alpha": 0.9,
+                "zorder": 3,
+                "label": result.label,
+            }
+        )
+    return styles
+
+
+def panels(rows: int, columns: int, *, width: float, height: float):
+    """(figure, list of axes), `width` × `height` inches a panel."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
+    )
+    return figure, list(axes.flat)
+
+
+def curves(
+    axis,
+    results: Sequence[ModelResult],
+    score: Score,
+    along: Axis = LENGTH,
+    *,
+    styles: Sequence[dict[str, Any]] | None = None,
+) -> None:
+    """One line per model or group of seeds, over a logarithmic axis of base 2; rows without the score are left out."""
+    ticks = sorted({row[along.column] for result in results for row in result.rows})
+    for result, style in zip(results, styles or styles_of(results), strict=True):
+        there = [n for n, row in enumerate(result.rows) if row.get(score.column) is not None]
+        places = [result.rows[n][along.column] for n in there]
+        axis.plot(places, [result.rows[n][score.column] for n in there], **style)
+        error = f"{score.column}_standard_error"
+        if isinstance(result, SeedMean):
+            low, high = ([rows[n][score.column] for n in there] for rows in (result.low, result.high))
+            axis.fill_between(places, low, high, color=style["color"], alpha=0.18, linewidth=0, zorder=2)
+        elif there and all(error in result.rows[n] for n in there):
+            middle, spread = ([result.rows[n][name] for n in there] for name in (score.column, error))
+            low, high = ([m + k * s for m, s in zip(middle, spread, strict=True)] for k in (-1, 1))
+            axis.fill_between(places, low, high, color=style["color"], alpha=0.12, linewidth=0, zorder=2)
+    axis.set_xscale("log", base=2)
+    gaps = [math.log2(b / a) for a, b in pairwise(ticks)]
+    room = min(gaps) / sum(gaps) if gaps else 1.0
+    axis.set_xticks(ticks, [along.tick(tick) for tick in ticks], rotation=0 if room > 0.07 and len(ticks) < 10 else 60)
+    if room < 0.12:
+        axis.tick_params(axis="x", labelsize=8)
+    axis.set_xticks([], minor=True)
+    octaves = max(1.0, min(5.0, math.log2(ticks[-1] / ticks[0])))
+    axis.set_xlim(ticks[0] / 2 ** (0.07 * octaves), ticks[-1] * 2 ** (0.07 * octaves))
+    axis.set(xlabel=along.label, ylabel=score.label or score.column.replace("_", " "))
+    axis.grid(alpha=0.25, linewidth=0.6)
+    if score.unit_interval:
+        axis.set_ylim(-0.04, 1.04)
+    elif not score.linear:
+        log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
+    mark_training(axis, results, along)
+
+
+def log_if_wide(axis, values: Sequence[float]) -> None:
+    """A logarithmic y axis, with plain numbers at readable places, where values span more than a factor of 1.8."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    good = [v for v in values if math.isfinite(v) and v > 0]
+    axis.grid(alpha=0.25, linewidth=0.6)
+    if not good or max(good) < 1.8 * min(good):
+        return
+    axis.set_yscale("log")
+    decades = math.log10(max(good) / min(good))
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5)))
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.yaxis.set_minor_locator(LogLocator(subs=()))
+
+
+def position_curves(axis, results: Sequence[ModelResult], column: str, ylabel: str) -> None:
+    """The list `column` of each model's longest row against its "position_to": octaves of positions inside a window."""
+    rows = [max(result.rows, key=lambda row: row["length"]) for result in results]
+    for row, style in zip(rows, styles_of(results), strict=True):
+        if column in row:
+            axis.plot(row["position_to"], row[column], **style)
+    name_panel(axis, f"by position in windows of {compact(max(row['length'] for row in rows))}")
+    axis.set(ylabel=ylabel, xlabel="tokens seen, up to (log₂)")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(lambda value, _: compact(value))
+    log_if_wide(axis, [value for row in rows for value in row.get(column, [])])
+    mark_training(axis, results)
+
+
+def mark_training(axis, results: Sequence[ModelResult], along: Axis = LENGTH) -> None:
+    """A dashed line at each place of training in view, named above the panel, where no curve runs."""
+    low, high = axis.get_xlim()
+    for trained_at in sorted({result.trained_at for result in results}):
+        if low <= trained_at <= high:
+            axis.axvline(trained_at, **RULE | {"linestyle": (0, (4, 3))})
+            place = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+            axis.annotate(
+                f"trained at {along.tick(trained_at)}", (trained_at, 1.01), fontsize=7.5, color="0.35", **place
+            )
+
+
+def name_panel(axis, text: str, **style: Any) -> None:
+    axis.set_title(text, pad=17, **style)  # above the line that names the training length
+
+
+def finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
+    """One legend for all panels, to their right, in the order of the models; then save."""
+    handles, labels = axes[0].get_legend_handles_labels()
+    named = {result.label: result for result in results}
+    short = all(r.method for r in results) and len({r.method for r in results}) == len(labels)  # it tells them apart
+    seeds = {getattr(result, "seeds", 1) for result in results}
+    names = [named[label].method if short and label in named else label for label in labels]
+    if len(seeds) > 1:
+        numbers = [getattr(named.get(label), "seeds", 1) for label in labels]
+        names = [f"{name}, {n} seeds" if n > 1 else name for name, n in zip(names, numbers, strict=True)]
+    title = None
+    if seeds != {1}:
+        title = f"mean of {seeds.pop() if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest"
+    columns = 1 + (len(names) > 16)  # more would not fit under each other
+    style: dict[str, Any] = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns)
+    legend = figure.legend(handles, names, loc="outside right center", **style)
+    legend.set_title(title, prop={"size": 8.5})
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a matplotlib figure as PNG, whole or not at all, and close it."""
+    from matplotlib import pyplot
+
+    with replacing(path, "wb") as file:
+        figure.savefig(file, dpi=130, format="png")
+    pyplot.close(figure)

@@ -1,0 +1,62 @@
+"""The data folder, and folders and tables that appear whole (files: `zoo.files`)."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_data_path
+
+from zoo.files import replacing
+
+__all__ = ["data_folder", "file_safe", "new_folder", "write_table"]
+
+_CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
+
+
+def data_folder() -> Path:
+    """Where fetched data lies: $PRIORZOO_DATA; else ./data in a checkout, or where it exists; else the user's data folder."""
+    if given := os.environ.get("PRIORZOO_DATA"):
+        return Path(given)
+    here = Path("data")
+    return here if _CHECKOUT or here.is_dir() else user_data_path("priorzoo", appauthor=False)
+
+
+@contextmanager
+def new_folder(folder: Path, mark: str) -> Iterator[Path]:
+    """A temporary folder beside `folder` to fill; it is renamed to `folder` when the block ends, and removed when it fails.
+
+    Where another process created `folder` first, and it contains the file `mark`, that one is kept.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)  # mkdtemp's 0700 would lock out a shared cache
+        try:
+            os.rename(temporary, folder)  # atomic; fails when another process was first
+        except OSError:
+            if not (folder / mark).is_file():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]], *, delimiter: str = ",") -> None:
+    """Rows under a header of all their columns, in order of first appearance; list values are left out."""
+    columns = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, list))
+    with replacing(path) as file:
+        table = csv.DictWriter(file, list(columns), delimiter=delimiter, lineterminator="\n", extrasaction="ignore")
+        table.writeheader()
+        table.writerows(rows)
+
+
+def file_safe(text: str) -> str:
+    """`text` with everything but letters, digits and ._- replaced by underscores."""
+    return "".join(c if c.isalnum() or c in "._-" else "_" for c in text)

@@ -1,0 +1,334 @@
+"""Two loaders for every modality: of samples with numbers (`IndexedLoader`) and of streams (`StreamLoader`).
+
+Both run in one process a rank, with `num_workers` worker processes each, and resume with the next sample. Workers fetch
+ahead; what a state counts is batches handed out, so nothing is lost or repeated.
+
+torchdata's StatefulDataLoader is not used: its state holds one entry per worker, so it cannot resume with another number
+of workers or ranks, while the state of an `IndexedLoader` is one sample number. Streams resume by a state of their own
+that travels with each batch, which needs no support from the DataLoader.
+
+`permuted` orders N samples without storing the order, for data with too many of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+__all__ = [
+    "FirstBatches",
+    "IndexedLoader",
+    "RowBatches",
+    "Rows",
+    "Samples",
+    "Stream",
+    "StreamLoader",
+    "check_share",
+    "collate",
+    "hash64",
+    "permuted",
+]
+
+Row = dict[str, torch.Tensor]
+Batch = dict[str, torch.Tensor]
+Events = list[Any]  # what happened to samples on the way, for the loader's report
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ROUNDS = 4
+
+
+class Samples(Protocol):
+    """Samples with numbers, read a batch at a time.
+
+    Attributes:
+        size: samples of one pass; None for endless.
+        report: str() of it says what was converted or skipped; where batches come with events, it has `extend(events)`.
+    """
+
+    size: int | None
+    report: Any
+
+    def __getitem__(self, numbers: list[int], /) -> tuple[Any, Events]:
+        """The batch of these samples, tensors or arrays by name; numbers beyond `size` give entries without targets."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides what sample n is: JSON values, kept in saved states. "kind" names the class of data."""
+        ...
+
+
+class Stream(Protocol):
+    """Endless batches read in order, one independent sequence per (rank, worker).
+
+    Attributes:
+        report: as in `Samples`.
+    """
+
+    report: Any
+
+    def batches(self, slot: int, slots: int, done: int, state: Any) -> Iterator[tuple[Any, Events, Any]]:
+        """(batch, events, state after it) of one of `slots` sequences, after its first `done` batches.
+
+        state: that of batch `done` − 1, or None at the start; a stream that can seek may ignore it and give None.
+        """
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """As in `Samples`."""
+        ...
+
+
+def check_share(micro_batch: int, rank: int, world: int) -> None:
+    """Raises ValueError for a micro-batch or rank that cannot be."""
+    if micro_batch < 1:
+        raise ValueError(f"micro_batch {micro_batch} must be at least 1")
+    if not 0 <= rank < world:
+        raise ValueError(f"rank {rank} is outside 0..{world - 1}")
+
+
+class _Loader:
+    """What both share: the checked share, the state's identity, the report."""
+
+    def __init__(self, source: Any, micro_batch: int, *, rank: int, world: int, num_workers: int) -> None:
+        check_share(micro_batch, rank, world)
+        self.source, self.micro_batch, self.rank, self.world = source, micro_batch, rank, world
+        self.num_workers = num_workers
+
+    @property
+    def report(self) -> Any:
+        return self.source.report
+
+    def identity(self) -> dict[str, Any]:
+        return self.source.identity()
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        for key, mine in self.identity().items():
+            if state.get(key) != mine:
+                raise ValueError(f"data state has {key}={state.get(key)!r}, this loader {mine!r}: samples would differ")
+
+    def received(self, batch: Any, events: Events) -> Batch:
+        if events:
+            self.report.extend(events)
+        return {name: _tensor(value) for name, value in batch.items()}
+
+
+class IndexedLoader(_Loader):
+    """Batches of samples with numbers for one rank.
+
+    Micro-batch k of rank r holds samples start + (k·B + b)·world + r, b < B. So the global batch of any step is one run
+    of consecutive samples, whatever the world size, the micro-batch and the number of workers; those may change between
+    saving and resuming, and the state is the same on all ranks. A finite pass ends with equally many batches on all ranks
+    and starts over when it is iterated again, but for the first time after a state was loaded.
+    """
+
+    def __init__(
+        self, source: Samples, micro_batch: int, *, rank: int = 0, world: int = 1, num_workers: int = 0
+    ) -> None:
+        super().__init__(source, micro_batch, rank=rank, world=world, num_workers=num_workers)
+        self.next_sample, self._loaded = 0, False
+
+    def __len__(self) -> int:
+        """Batches of a pass. TypeError for endless samples."""
+        if self.source.size is None:
+            raise TypeError("the loader of an endless dataset has no length")
+        return -(-self.source.size // (self.micro_batch * self.world))
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.source.size is not None and not self._loaded:
+            self.next_sample = 0
+        self._loaded = False
+        numbers = self._numbers(self.next_sample)
+        loader = DataLoader(self.source, sampler=numbers, batch_size=None, num_workers=self.num_workers)
+        for batch, events in loader:
+            self.next_sample += self.micro_batch * self.world
+            yield self.received(batch, events)
+
+    def _numbers(self, start: int) -> Iterator[list[int]]:
+        step = self.micro_batch * self.world
+        while self.source.size is None or start < self.source.size:
+            yield list(range(start + self.rank, start + step, self.world))
+            start += step
+
+    def state_dict(self) -> dict[str, Any]:
+        """The next global sample, and the identity of the samples."""
+        return {**self.identity(), "next_sample": self.next_sample}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.check_state(state)
+        self.next_sample, self._loaded = int(state["next_sample"]), True
+
+
+class StreamLoader(_Loader):
+    """Endless batches of a stream for one rank; worker w of W makes the rank's batches w, w + W, …
+
+    The state fits the same number of ranks and workers and the same micro-batch. Where batches carry states of their own
+    it is this rank's alone: every rank saves and loads its own.
+    """
+
+    def __init__(
+        self, source: Stream, micro_batch: int, *, rank: int = 0, world: int = 1, num_workers: int = 0
+    ) -> None:
+        super().__init__(source, micro_batch, rank=rank, world=world, num_workers=num_workers)
+        self.workers = max(1, num_workers)
+        self.batches = 0  # handed out
+        self.states: dict[str, Any] = {}  # of each worker's sequence after its last batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        loader = DataLoader(_StreamBatches(self), batch_size=None, num_workers=self.num_workers)
+        for worker, batch, events, state in loader:
+            if state is not None:
+                self.states[str(worker)] = state
+            self.batches += 1
+            yield self.received(batch, events)
+
+    def identity(self) -> dict[str, Any]:
+        share = {"world": self.world, "workers": self.workers, "micro_batch": self.micro_batch}
+        return {**self.source.identity(), **share}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Batches handed out, and per worker the state of its sequence where the stream has one."""
+        states = {"states": copy.deepcopy(self.states), "rank": self.rank} if self.states else {}
+        return {"batches": self.batches, **states, **self.identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.check_state(state)
+        if state.get("rank", self.rank) != self.rank:
+            raise ValueError(f"data state has rank={state['rank']}, this loader {self.rank}: samples would differ")
+        self.batches, self.states = int(state["batches"]), copy.deepcopy(state.get("states", {}))
+
+
+class _StreamBatches(IterableDataset):
+    """(worker, batch, events, state) of one rank from its batch number `batches` on."""
+
+    def __init__(self, loader: StreamLoader) -> None:
+        self.source, self.batches, self.states = loader.source, loader.batches, dict(loader.states)
+        self.rank, self.world, self.workers = loader.rank, loader.world, loader.workers
+
+    def __iter__(self) -> Iterator[tuple[int, Any, Events, Any]]:
+        # A DataLoader asks its workers in turn, starting with worker 0; after resuming, that process takes the sequence
+        # of the worker whose turn it is.
+        info = get_worker_info()
+        worker = ((info.id if info else 0) + self.batches) % self.workers
+        done = -(-(self.batches - worker) // self.workers)  # of this worker's sequence
+        slot, slots = self.rank * self.workers + worker, self.world * self.workers
+        for batch, events, state in self.source.batches(slot, slots, done, self.states.get(str(worker))):
+            yield worker, batch, events, state
+
+
+class FirstBatches:
+    """The first `samples` samples of a one-pass loader (on all ranks together), read anew at every iteration."""
+
+    def __init__(self, loader: IndexedLoader, samples: int) -> None:
+        self.loader, self.count = loader, -(-samples // (loader.micro_batch * loader.world))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return islice(self.loader, self.count)
+
+
+# ------------------------------------------------------------------------------------------------ rows of tokens
+
+
+class Rows(Protocol):
+    """A dataset of rows: "tokens" and "segments", int64 (L+1,), perhaps "weights", float32 (L+1,), and whatever else it
+    records of a sample. With `__getitems__(numbers)`, as torch defines it, it is asked for many rows at once.
+
+    Attributes:
+        size: samples there are; None for endless.
+    """
+
+    size: int | None
+
+    def __getitem__(self, index: int, /) -> Row: ...
+
+    def identity(self) -> dict[str, Any]:
+        """As in `Samples`."""
+        ...
+
+    def padding_row(self) -> Row:
+        """A row without a target, with the keys of every row."""
+        ...
+
+
+class RowBatches(Dataset):
+    """Rows as `Samples`: stacked, with padding rows beyond the end so that all ranks get equally many batches."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows, self.size = rows, rows.size
+
+    @property
+    def report(self) -> str:
+        return str(getattr(self.rows, "report", ""))
+
+    def identity(self) -> dict[str, Any]:
+        return self.rows.identity()
+
+    def __getitem__(self, numbers: Sequence[int]) -> tuple[Any, Events]:
+        inside = [number for number in numbers if self.size is None or number < self.size]
+        read = getattr(self.rows, "__getitems__", None)
+        found = (read(inside) if inside else []) if read else [self.rows[number] for number in inside]
+        batch = collate(found + [self.rows.padding_row() for _ in range(len(numbers) - len(inside))])
+        # From a worker, torch would move each tensor into a shared memory of its own, which costs several times what a
+        # batch of short rows takes to make; arrays go through a pipe, where few bytes count.
+        return (batch if get_worker_info() is None else {k: _narrowed(t.numpy()) for k, t in batch.items()}), []
+
+
+def collate(rows: list[Row]) -> Batch:
+    """Rows to a batch: each tensor stacked, (B, …). "weights" are 1 in rows that have none, if another row has them."""
+    if any("weights" in row for row in rows):
+        rows = [row if "weights" in row else row | {"weights": torch.ones(len(row["tokens"]))} for row in rows]
+    return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+
+
+def _narrowed(array: np.ndarray) -> np.ndarray:
+    """Integers in the narrowest type that holds them."""
+    if array.dtype != np.int64:
+        return array
+    low, high = array.min(), array.max()
+    fits = (kind for kind in (np.int8, np.int16, np.int32) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
+    return array.astype(next(fits, np.int64), copy=False)
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.int64 if value.dtype.kind == "i" else None)
+
+
+# ------------------------------------------------------------------------------------------------ random order
+
+
+def hash64(*words: int | np.ndarray) -> np.ndarray:
+    """64 pseudo-random bits (N,) of integers, some of them arrays (N,): splitmix64's finalizer after each word."""
+    state = np.zeros(1, np.uint64)  # arrays, because numpy warns when scalars overflow, as they do here by design
+    for word in words:
+        bits = word.astype(np.uint64) if isinstance(word, np.ndarray) else np.array([word % 2**64], np.uint64)
+        state = (state ^ bits) + _GOLDEN
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = state ^ (state >> np.uint64(31))
+    return state
+
+
+def permuted(index: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray:
+    """Where a random permutation of 0..size−1 sends each index: (N,) int64 → (N,) int64, in O(1) memory.
+
+    A Feistel network permutes the next even power of two; results outside go through it again (cycle walking), four times
+    on average at worst. `key` selects the permutation; its words may be arrays (N,).
+    """
+    half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = [np.broadcast_to(hash64(*key, round_), index.shape) for round_ in range(_ROUNDS)]
+    found = index.astype(np.uint64)
+    outside = np.arange(len(found))
+    while len(outside):
+        left, right = found[outside] >> half, found[outside] & mask
+        for round_key in keys:
+            left, right = right, left ^ (hash64(round_key[outside] ^ right) & mask)
+        found[outside] = (left << half) | right
+        outside = outside[found[outside] >= size]
+    return found.astype(np.int64)

@@ -1,0 +1,50 @@
+"""Files that appear whole: written beside their place under another name, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["replacing", "replacing_path", "write_json", "write_text"]
+
+
+@contextmanager
+def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """As `replacing`, for libraries that write to a path of their own."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=path.suffix)
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.chmod(name, 0o644)  # mkstemp creates private files
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
+    """A temporary file in the folder of `path` that is renamed to it when the block ends, and removed when it fails.
+
+    Readers see the old file or the new one, never a part. `mode` is "w" (UTF-8) or "wb".
+    """
+    with replacing_path(path) as temporary:
+        with open(temporary, mode, **({} if "b" in mode else {"newline": "", "encoding": "utf-8"})) as file:
+            yield file
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    with replacing(path) as file:
+        file.write(text)
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Indented JSON; NaN and infinities as Python writes them, values JSON does not know as strings."""
+    write_text(path, json.dumps(value, indent=2, default=str) + "\n")

@@ -349,12 +349,17 @@ def check_finite(what: str, value: float | None, step: int, run) -> None:
         )
 
 
-if __name__ == "__main__":
-    code = main()
-    if "torch" in sys.modules:
+def run(argv: Sequence[str] | None = None) -> int:
+    """`main` as a whole process: leaves the process group, and ends without Python's finalisation (see `engine.leave`)."""
+    code = main(argv)
+    if "recipes.engine" in sys.modules:
         from recipes.engine import leave, stop
 
         if code in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
             stop()  # only where every rank comes here: after a failure it could wait for one that does not
         leave(code)
-    sys.exit(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(run())

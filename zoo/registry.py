@@ -118,9 +118,7 @@ def model_entry(name: str) -> ModelEntry:
         ValueError: for an unknown name; it names the nearest known ones.
     """
     base = name.partition(".")[0]
-    missing = _load_all({base.partition("_")[0]} & set(modality_names()))
-    if base not in _ENTRIES:
-        missing += _load_all(modality_names())
+    missing = _load_all({base.partition("_")[0]} & set(modality_names()) or modality_names())
     if base not in _ENTRIES:
         near = difflib.get_close_matches(base, _ENTRIES, n=3)
         hint = f"did you mean {', '.join(near)}? " if near else ""

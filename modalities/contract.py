@@ -86,9 +86,9 @@ class Modality:
     build: Callable[[str, Mapping[str, Any], Any], ZooModel]
     loader: Callable[..., Loader]
     heldout: Callable[..., Iterable[Batch]]
-    loss: Callable[[Callable[..., Any], Batch], tuple[Tensor, dict[str, Tensor]]]
+    loss: Callable[[Any, Batch], tuple[Tensor, dict[str, Tensor]]]
     weight: Callable[[Batch], tuple[float, int]]
-    cost: Callable[[ZooModel, Any, int], Cost]
+    cost: Callable[[Any, Any, int], Cost]
     evaluators: Mapping[str, type[Evaluator]]
     baselines: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()

@@ -155,9 +155,9 @@ def make_ruler_sample(
     values = [_distinct(task.value, task.num_values, rng) for _ in keys]
     needles = [NEEDLE.format(kind=task.value, key=k, value=v) for k, vs in zip(keys, values, strict=True) for v in vs]
     needles = [needles[i] for i in rng.permutation(len(needles))]
-    asked = rng.permutation(task.num_keys)[: task.num_queries]
-    query = ", ".join(keys[i] for i in asked[:-1]) + ", and " * (len(asked) > 1) + keys[asked[-1]]
-    references = tuple(value for i in asked for value in values[i])
+    queried = rng.permutation(task.num_keys)[: task.num_queries]
+    query = ", ".join(keys[i] for i in queried[:-1]) + ", and " * (len(queried) > 1) + keys[queried[-1]]
+    references = tuple(value for i in queried for value in values[i])
     head, tail = HEAD, TAIL
     kind = task.value
     if len(references) == 1:  # RULER's own grammar for one answer

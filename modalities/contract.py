@@ -28,7 +28,10 @@ Batch = dict[str, Tensor]
 class Loader(Protocol):
     """Endless training batches of one rank (`modalities.loading` has two)."""
 
-    report: Any  # str() of it says what was converted or skipped; empty where there is nothing to say
+    @property
+    def report(self) -> Any:
+        """str() of it says what was converted or skipped; empty where there is nothing to say."""
+        ...
 
     def __iter__(self) -> Iterator[Batch]: ...
 

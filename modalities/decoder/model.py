@@ -152,7 +152,7 @@ def target_weights(batch: dict[str, Tensor]) -> Tensor:
     return counts * batch["weights"][:, 1:] if "weights" in batch else counts.float()
 
 
-def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def causal_lm_loss(model: ZooModel, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Weighted mean of the next-token cross-entropy of a packed batch, in nats.
 
     Args:

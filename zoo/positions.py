@@ -11,7 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Positions"]
+__all__ = ["Positions", "document_starts"]
+
+
+def document_starts(segments: Tensor) -> Tensor:
+    """bool like the document ids `segments` (…, T): the first token of each run of equal ids."""
+    starts = torch.ones_like(segments, dtype=torch.bool)
+    starts[..., 1:] = segments[..., 1:] != segments[..., :-1]
+    return starts
 
 
 @dataclass(frozen=True)
@@ -49,9 +56,7 @@ class Positions:
         if segments.ndim != 2:
             raise ValueError(f"segments must be (B, T), got shape {tuple(segments.shape)}")
         index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
-        starts = torch.ones_like(segments, dtype=torch.bool)
-        starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        first = torch.where(starts, index, 0).cummax(dim=1).values
+        first = torch.where(document_starts(segments), index, 0).cummax(dim=1).values
         return Positions(segments.shape[1], offset, within=index - first)
 
     @staticmethod

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.zoo.priors_table import make
 from zoo import Positions, RelativeTable, compose, create_prior
-from zoo.attention.cache import KVCache
+from zoo.decoding.cache import KVCache
 from zoo.priors import Prior
 
 HEADS = 3

@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.device import DEVICE
 from tests.zoo.priors_table import GRID, LINE, WIDTH, causal_modes, make
 from tests.zoo.test_attention import CASES, HEADS, LOW_PRECISION, Case, build, eager_in, evaluate
-from zoo import Positions
-from zoo.attention import KVCache, prior_attention, triton
+from zoo import KVCache, Positions, prior_attention
+from zoo.attention import triton
 from zoo.attention.base import AttentionCall
 from zoo.attention.triton import common
 from zoo.methods import list_positions

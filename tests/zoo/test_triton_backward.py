@@ -15,9 +15,8 @@ if not triton.knobs.runtime.interpret:
     pytest.skip("its blocks of 16 and its budgets are for the interpreter", allow_module_level=True)
 
 from zoo.attention.triton import common, table_grad  # noqa: E402
-from zoo.attention.triton.backward import DQ_16, attention_backward, block_sizes  # noqa: E402
+from zoo.attention.triton.backward import DQ_16, attention_backward, block_sizes, row_delta  # noqa: E402
 from zoo.attention.triton.common import Geometry  # noqa: E402
-from zoo.attention.triton.delta import row_delta  # noqa: E402
 from zoo.attention.triton.table_grad import table_gradient  # noqa: E402
 
 LOG2E = math.log2(math.e)

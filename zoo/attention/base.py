@@ -1,11 +1,11 @@
-"""One attention call as data, and what a kernel must offer."""
+"""One attention call as data, the interface of a kernel, and helpers that kernels share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,13 @@ from zoo.priors.base import PriorTerms, RelativeTable
 
 __all__ = [
     "AttentionCall",
+    "Kernel",
+    "Pages",
     "Workspace",
     "cuda_capability",
+    "cut",
     "fold_lanes",
+    "join",
     "needs_mask",
     "pad_heads",
     "repeat_heads",
@@ -123,6 +127,38 @@ class AttentionCall:
         return fold_lanes(content.to(self.q.dtype), lanes)
 
 
+class Kernel(Protocol):
+    """One way to compute an `AttentionCall`. Kernels hold no state of a call and may be shared."""
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        """Why this kernel cannot serve the call, for an error message; None where it can."""
+
+    def run(self, call: AttentionCall) -> Tensor:
+        """(B, H, T, D) attention output in q's dtype, for a call that `refuses` returned None for."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A paged KV cache as kernels read it. Page index[b,g,n] holds positions start[b,g,n] … start[b,g,n] + block − 1.
+
+    Attributes:
+        keys, values: (P, block, Dk), (P, block, Dv) the pool, key lanes first.
+        index: (B, G, n) int32 page table of each batch row and key head; valid below its count.
+        start: (B, G, n) int32 position of each page's first key, a multiple of `block`, ascending.
+        count: (B, G) int32 pages held.
+        length: S, positions so far; those at or after it, on the last page, are not filled.
+        segments: (B, S) int32 document ids, or None.
+    """
+
+    keys: Tensor
+    values: Tensor
+    index: Tensor
+    start: Tensor
+    count: Tensor
+    length: int
+    segments: Tensor | None = None
+
+
 def fold_lanes(heads: Tensor, lanes: Tensor) -> Tensor:
     """Put lanes (1 or B, 1 or H, L, R) in front of head columns (B, G, L, d): (B, G or H, L, R+d).
 
@@ -145,6 +181,16 @@ def pad_heads(*heads: Tensor) -> list[Tensor]:
     """Zero columns up to the widest of them, rounded up to a multiple of 8: what fused kernels take."""
     width = -(-max(h.shape[-1] for h in heads) // 8) * 8
     return [h if h.shape[-1] == width else F.pad(h, (0, width - h.shape[-1])) for h in heads]
+
+
+def cut(size: int, step: int) -> Iterator[slice]:
+    """[0, size) in slices of `step`, the last one shorter."""
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
+
+def join(parts: list[Tensor], dim: int) -> Tensor:
+    """torch.cat without a copy of a single part."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 def single_documents(segments: Tensor) -> Tensor:

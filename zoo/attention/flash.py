@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zoo.attention.base import AttentionCall, cuda_capability, needs_mask, pad_heads, repeat_heads, traced_as_constant
+from zoo.positions import document_starts
 
-__all__ = ["refuses", "run"]
+__all__ = ["FlashKernel"]
 
 DTYPES = (torch.bfloat16, torch.float16)
 WIDEST = 256
@@ -31,46 +32,47 @@ FIRST_VERSION = (2, 3)
 _unusable: dict[str, str | None] = {}
 
 
-def refuses(call: AttentionCall) -> str | None:
-    """It serves calls without a table in bfloat16 and float16 on CUDA; documents and windows where flash-attn is installed."""
-    if not call.on_cuda:
-        return f"it runs on CUDA, and the queries are on {call.q.device}"
-    if call.table is not None or call.terms.bias is not None:
-        return "flash attention adds nothing to the logits; a prior with a table needs kernel='triton'"
-    dtypes = {call.q.dtype, call.k.dtype, call.v.dtype}
-    if len(dtypes) > 1 or call.q.dtype not in DTYPES:
-        return f"q, k and v must all be bfloat16 or all float16, got {', '.join(sorted(map(str, dtypes)))}"
-    width = max(_width(call), call.v.shape[-1])
-    if width > WIDEST:
-        return f"heads may be {WIDEST} columns wide, lanes included, and these are {width}"
-    if cuda_capability(str(call.q.device)) < (8, 0):
-        return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
-    if not needs_mask(call):
-        return None
-    if why := _without_package():
-        return f"{why}, and torch's own has no documents, windows or causal offsets; kernel='triton' has"
-    return None if call.segments is None else _refuses_documents(call, call.segments)
+class FlashKernel:
+    """Serves bfloat16 and float16 calls without a table on CUDA; documents and windows where flash-attn is installed."""
 
+    def refuses(self, call: AttentionCall) -> str | None:
+        if not call.on_cuda:
+            return f"it runs on CUDA, and the queries are on {call.q.device}"
+        if call.table is not None or call.terms.bias is not None:
+            return "flash attention adds nothing to the logits; a prior with a table needs kernel='triton'"
+        dtypes = {call.q.dtype, call.k.dtype, call.v.dtype}
+        if len(dtypes) > 1 or call.q.dtype not in DTYPES:
+            return f"q, k and v must all be bfloat16 or all float16, got {', '.join(sorted(map(str, dtypes)))}"
+        width = max(_width(call), call.v.shape[-1])
+        if width > WIDEST:
+            return f"heads may be {WIDEST} columns wide, lanes included, and these are {width}"
+        if cuda_capability(str(call.q.device)) < (8, 0):
+            return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
+        if not needs_mask(call):
+            return None
+        if why := _without_package():
+            return f"{why}, and torch's own has no documents, windows or causal offsets; kernel='triton' has"
+        return None if call.segments is None else _refuses_documents(call, call.segments)
 
-def run(call: AttentionCall) -> Tensor:
-    """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a multiple of 8."""
-    num_heads, width = call.q.shape[1], call.v.shape[-1]
-    q, k, v = call.queries, call.keys, call.v
-    if k.shape[1] != v.shape[1]:
-        k, v = repeat_heads(k, num_heads), repeat_heads(v, num_heads)
-    q, k, v = pad_heads(q, k, v)
-    if _without_package() is not None:
-        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
-            is_causal, grouped = call.causal and call.num_queries > 1, k.shape[1] != num_heads
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped)
+    def run(self, call: AttentionCall) -> Tensor:
+        """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a multiple of 8."""
+        num_heads, width = call.q.shape[1], call.v.shape[-1]
+        q, k, v = call.queries, call.keys, call.v
+        if k.shape[1] != v.shape[1]:
+            k, v = repeat_heads(k, num_heads), repeat_heads(v, num_heads)
+        q, k, v = pad_heads(q, k, v)
+        if _without_package() is not None:
+            with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
+                is_causal, grouped = call.causal and call.num_queries > 1, k.shape[1] != num_heads
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped)
+            return out[..., :width]
+        package = sys.modules["flash_attn"]
+        if call.segments is None:
+            q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+            out = package.flash_attn_func(q, k, v, **_options(call)).transpose(1, 2)
+        else:
+            out = _documents(call, package, q, k, v)
         return out[..., :width]
-    package = sys.modules["flash_attn"]
-    if call.segments is None:
-        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
-        out = package.flash_attn_func(q, k, v, **_options(call)).transpose(1, 2)
-    else:
-        out = _documents(call, package, q, k, v)
-    return out[..., :width]
 
 
 def _width(call: AttentionCall) -> int:
@@ -159,9 +161,7 @@ def _find_runs(segments: Tensor, offset: int) -> _Runs | None:
     None where an id comes back after another one: its tokens would not be side by side.
     """
     ids, length = segments.cpu().long(), segments.shape[1]
-    change = torch.ones_like(ids, dtype=torch.bool)
-    change[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    row, first = change.nonzero().unbind(1)
+    row, first = document_starts(ids).nonzero().unbind(1)
     named = torch.stack([row, ids[row, first]])
     if named.unique(dim=1).shape[1] != named.shape[1]:
         return None

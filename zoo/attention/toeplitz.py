@@ -13,16 +13,17 @@ plus three blocks of at most ONE_HEAD numbers, or one head's 64 × S where that 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, Workspace, repeat_heads
-from zoo.attention.toeplitz_plan import Block, plan_blocks
+from zoo.attention.base import AttentionCall, Workspace, repeat_heads, single_documents
+from zoo.positions import document_starts
 
-__all__ = ["refuses", "run"]
+__all__ = ["ToeplitzKernel"]
 
 # Rows of a block. From 192 rows on the fused kernel takes 64 rows at a time; more than 256 compute more of the causal
 # half in vain. The backward pass works with whole rows of P, which should stay in the processor's cache.
@@ -39,36 +40,40 @@ LEAST_ROWS = 64
 # the output are together, so memory stays O(T + S), and the backward pass need not compute P again.
 KEEP_KEYS = 4
 
+# Up to this many logits per head a mixed batch is cheaper as one masked block than row by row.
+ONE_BLOCK = 256 * 256
+
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-def refuses(call: AttentionCall) -> str | None:
-    """It serves tables on a line, and calls without a table, on the CPU."""
-    if call.q.device.type != "cpu":
-        return f"it runs on the CPU, and the queries are on {call.q.device}"
-    if call.terms.bias is not None:
-        return "a dense bias is not a function of i − j"
-    if call.table is not None and (call.table.origin is None or call.table.num_prefix):
-        return "the table is over a grid, where K is not a function of i − j"
-    return None
+class ToeplitzKernel:
+    """Serves tables on a line, and calls without a table, on the CPU."""
 
+    def refuses(self, call: AttentionCall) -> str | None:
+        if call.q.device.type != "cpu":
+            return f"it runs on the CPU, and the queries are on {call.q.device}"
+        if call.terms.bias is not None:
+            return "a dense bias is not a function of i − j"
+        if call.table is not None and (call.table.origin is None or call.table.num_prefix):
+            return "the table is over a grid, where K is not a function of i − j"
+        return None
 
-def run(call: AttentionCall) -> Tensor:
-    """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""
-    num_heads, width = call.q.shape[1], call.v.shape[-1]
-    queries, keys, values = call.queries, call.keys, call.v
-    if keys.shape[-1] != width:  # the fused kernel has one width for all three
-        widest = max(keys.shape[-1], width)
-        queries, keys, values = (F.pad(x, (0, widest - x.shape[-1])) for x in (queries, keys, values))
-    table = _reversed_table(call)
-    scale = call.query_scale if call.table is not None else None
-    if scale is not None:
-        scale = scale.to(table.dtype)
-    grouped = keys.shape[1] == values.shape[1] != num_heads
-    if call.num_queries == 1 and grouped and not _needs_grad(queries, keys, values, table, scale):
-        return _decode_grouped(call, queries, keys, values, table, scale)[..., :width]
-    keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
-    return _ToeplitzAttention.apply(queries, keys, values, table, scale, call)[..., :width]
+    def run(self, call: AttentionCall) -> Tensor:
+        """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""
+        num_heads, width = call.q.shape[1], call.v.shape[-1]
+        queries, keys, values = call.queries, call.keys, call.v
+        if keys.shape[-1] != width:  # the fused kernel has one width for all three
+            widest = max(keys.shape[-1], width)
+            queries, keys, values = (F.pad(x, (0, widest - x.shape[-1])) for x in (queries, keys, values))
+        table = _reversed_table(call)
+        scale = call.query_scale if call.table is not None else None
+        if scale is not None:
+            scale = scale.to(table.dtype)
+        grouped = keys.shape[1] == values.shape[1] != num_heads
+        if call.num_queries == 1 and grouped and not _needs_grad(queries, keys, values, table, scale):
+            return _decode_grouped(call, queries, keys, values, table, scale)[..., :width]
+        keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
+        return _ToeplitzAttention.apply(queries, keys, values, table, scale, call)[..., :width]
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:
@@ -97,6 +102,114 @@ def _reversed_mask(call: AttentionCall, dtype: torch.dtype) -> Tensor | None:
     if call.window is not None:
         hidden |= distance.abs() >= call.window
     return torch.zeros(len(distance), dtype=dtype).masked_fill_(hidden, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Queries [lo, hi) of batch rows `batch` and the keys [first, last) that at least one of them may see.
+
+    `mixed` says that documents meet inside the block, so that document ids must be compared.
+    """
+
+    batch: slice
+    lo: int
+    hi: int
+    first: int
+    last: int
+    mixed: bool = False
+
+    def of_batch(self, start: int, stop: int) -> Block:
+        """The same block of batch rows [start, stop) alone."""
+        return replace(self, batch=slice(start, stop))
+
+
+def plan_blocks(call: AttentionCall, rows: int) -> list[Block]:
+    """Blocks of at most `rows` queries covering the call; key ranges that no query of a block sees are left out.
+
+    Documents are contiguous runs (`Positions.documents`): where every row is one document they cost nothing; a short
+    mixed batch is compared id by id; a long one is cut row by row, so that a block starts at its first document.
+    """
+    batch, offset = call.q.shape[0], call.offset
+    everything = slice(0, batch)
+    if call.segments is None:
+        return _cut(call, everything, 0, call.num_queries, rows)
+    single = single_documents(call.segments)
+    if bool(single.all()):
+        return _cut(call, everything, 0, call.num_queries, rows)
+    if call.num_queries * call.num_keys <= ONE_BLOCK:
+        return _cut(call, everything, 0, call.num_queries, rows, mixed=True)
+    blocks: list[Block] = []
+    for row, whole in enumerate(single.tolist()):
+        here = slice(row, row + 1)
+        if whole:
+            blocks += _cut(call, here, 0, call.num_queries, rows)
+            continue
+        starts = _run_starts(call.segments[row])
+        if starts is None:
+            blocks += _cut(call, here, 0, call.num_queries, rows, mixed=True)
+            continue
+        bounds = torch.tensor([*starts, call.num_keys])
+        for lo, hi in _query_cuts(starts, offset, call.num_queries, rows):
+            low, high = torch.searchsorted(bounds, torch.tensor([lo + offset, hi + offset - 1]), right=True).tolist()
+            keys = (int(bounds[low - 1]), int(bounds[high]))
+            blocks += _cut(call, here, lo, hi, rows, mixed=low != high, keys=keys)
+    return blocks
+
+
+def _cut(
+    call: AttentionCall,
+    batch: slice,
+    start: int,
+    stop: int,
+    rows: int,
+    *,
+    mixed: bool = False,
+    keys: tuple[int, int] | None = None,
+) -> list[Block]:
+    """Cut queries [start, stop) in blocks of `rows`; keys are those in `keys`, the window and the causal past."""
+    begin, end = keys or (0, call.num_keys)
+    blocks = []
+    for lo in range(start, stop, rows):
+        hi = min(lo + rows, stop)
+        first, last = begin, end
+        if call.window is not None:
+            first = max(first, lo + call.offset - call.window + 1)
+            last = min(last, hi + call.offset + call.window - 1)
+        if call.causal:
+            last = min(last, hi + call.offset)
+        blocks.append(Block(batch, lo, hi, max(first, 0), last, mixed))
+    return blocks
+
+
+def _run_starts(segments: Tensor) -> list[int] | None:
+    """First column of each document of one row; None where an id comes back after another one."""
+    starts = document_starts(segments).nonzero().flatten()
+    if segments[starts].unique().numel() != starts.numel():
+        return None
+    return starts.tolist()
+
+
+def _query_cuts(starts: list[int], offset: int, num_queries: int, rows: int) -> list[tuple[int, int]]:
+    """Query ranges of at most `rows`: a document of a quarter block or more gets its own, shorter ones share."""
+    bounds = [max(s - offset, 0) for s in starts] + [num_queries]
+    cuts: list[tuple[int, int]] = []
+    shared: int | None = None
+    for begin, end in pairwise(bounds):
+        if end <= begin:
+            continue
+        if end - begin < rows // 4:
+            if shared is not None and end - shared > rows:
+                cuts.append((shared, begin))
+                shared = begin
+            shared = begin if shared is None else shared
+            continue
+        if shared is not None:
+            cuts.append((shared, begin))
+            shared = None
+        cuts += [(lo, min(lo + rows, end)) for lo in range(begin, end, rows)]
+    if shared is not None:
+        cuts.append((shared, num_queries))
+    return cuts
 
 
 @dataclass(frozen=True)

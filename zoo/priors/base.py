@@ -158,7 +158,7 @@ class Prior(nn.Module):
     def tail(self, distance: Tensor, horizon: int) -> Tensor:
         """(H, n) float64: at least  sup K[h,i,j] − K[h,i,i]  over all i < horizon and all keys j ≤ i − distance.
 
-        What a cache may forget follows from it (`zoo.attention.forget`): how far the prior can still lift a key so far
+        What a cache may forget follows from it (`zoo.decoding.eviction`): how far the prior can still lift a key so far
         away above the query's own. Without a law that says more it is +∞, and nothing is forgotten.
 
         Args:

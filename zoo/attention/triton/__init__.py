@@ -20,7 +20,7 @@ from torch import Tensor
 
 from zoo.attention.base import AttentionCall, cuda_capability, repeat_heads, traced_as_constant
 
-__all__ = ["refuses", "run", "skipped_share", "skipping"]
+__all__ = ["TritonKernel", "skipped_share", "skipping"]
 
 # Fewer keys than this are not worth the plan, which reads all queries and keys once.
 LEAST_KEYS = 1024
@@ -41,53 +41,58 @@ def skipping(enabled: bool) -> Iterator[None]:
         _skipping = before
 
 
-def refuses(call: AttentionCall) -> str | None:
-    """It serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA."""
-    if not _installed():
-        return "the package triton is not installed"
-    device = call.q.device.type
-    if device != "cuda" and not (device == "cpu" and _interpreted()):
-        return f"it runs on CUDA devices, and the queries are on {call.q.device}"
-    if device == "cuda" and cuda_capability(str(call.q.device)) < (8, 0):
-        return "it needs an NVIDIA GPU of compute capability 8.0 or later"
-    if call.terms.bias is not None:
-        return "a dense bias is T × S numbers"
-    if len({call.q.dtype, call.k.dtype, call.v.dtype}) > 1:
-        return f"q, k and v must be of one dtype, got {call.q.dtype}, {call.k.dtype} and {call.v.dtype}"
-    if call.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"it computes in float32, bfloat16 and float16, not in {call.q.dtype}"
-    lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
-    width = max(call.q.shape[-1] + lanes, call.v.shape[-1])
-    if width > WIDEST:
-        return f"heads may be up to {WIDEST} wide, lanes included, got {width}"
-    if call.table is not None and call.table.origin is None and call.table.shape is None:
-        return "its table is neither over a line nor over a grid"
-    if call.segments is not None and call.offset < 0:
-        return "documents need a key for every query"
-    return None
+class TritonKernel:
+    """Serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA."""
 
+    def refuses(self, call: AttentionCall) -> str | None:
+        if not _installed():
+            return "the package triton is not installed"
+        device = call.q.device.type
+        if device != "cuda" and not (device == "cpu" and _interpreted()):
+            return f"it runs on CUDA devices, and the queries are on {call.q.device}"
+        if device == "cuda" and cuda_capability(str(call.q.device)) < (8, 0):
+            return "it needs an NVIDIA GPU of compute capability 8.0 or later"
+        if call.terms.bias is not None:
+            return "a dense bias is T × S numbers"
+        if len({call.q.dtype, call.k.dtype, call.v.dtype}) > 1:
+            return f"q, k and v must be of one dtype, got {call.q.dtype}, {call.k.dtype} and {call.v.dtype}"
+        if call.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return f"it computes in float32, bfloat16 and float16, not in {call.q.dtype}"
+        lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
+        width = max(call.q.shape[-1] + lanes, call.v.shape[-1])
+        if width > WIDEST:
+            return f"heads may be up to {WIDEST} wide, lanes included, got {width}"
+        if call.table is not None and call.table.origin is None and call.table.shape is None:
+            return "its table is neither over a line nor over a grid"
+        if call.segments is not None and call.offset < 0:
+            return "documents need a key for every query"
+        return None
 
-def run(call: AttentionCall) -> Tensor:
-    """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients take the decoding kernel."""
-    from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
+    def run(self, call: AttentionCall) -> Tensor:
+        """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients take the decoding kernel."""
+        from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
 
-    q, k, v, row_scale, segments = _operands(call)
-    table = call.table
-    values = numbers = tangents = None
-    if table is not None:
-        values = table.table
-        if table.law is not None and torch.is_grad_enabled() and values.requires_grad:
-            values, numbers, tangents = values.detach(), table.law.numbers.float(), table.tangents().float()
-        values = values.float()
-    scalars = _scalars(call)
-    if call.num_queries <= DECODE_QUERIES and not scalars[3] and not _needs_grad(q, k, v, values, numbers, row_scale):
-        decode = decode_op if torch.compiler.is_compiling() else fused_decode
-        return decode(q, k, v, values, row_scale, segments, *scalars)
-    if values is not None and table is not None and table.origin is not None:
-        # Without gradients too: what is computed again for a backward pass must be the same bits.
-        values, tangents = _centred(values, tangents, table.center if call.causal else 0)
-    skip = _skipping and call.num_keys >= LEAST_KEYS and _may_skip(call)
-    return fused_attention(q, k, v, values, row_scale, segments, numbers, tangents, *scalars, skip)[0]
+        q, k, v, row_scale, segments = _operands(call)
+        table = call.table
+        values = numbers = tangents = None
+        if table is not None:
+            values = table.table
+            if table.law is not None and torch.is_grad_enabled() and values.requires_grad:
+                values, numbers, tangents = values.detach(), table.law.numbers.float(), table.tangents().float()
+            values = values.float()
+        scalars = _scalars(call)
+        if (
+            call.num_queries <= DECODE_QUERIES
+            and not scalars[3]
+            and not _needs_grad(q, k, v, values, numbers, row_scale)
+        ):
+            decode = decode_op if torch.compiler.is_compiling() else fused_decode
+            return decode(q, k, v, values, row_scale, segments, *scalars)
+        if values is not None and table is not None and table.origin is not None:
+            # Without gradients too: what is computed again for a backward pass must be the same bits.
+            values, tangents = _centred(values, tangents, table.center if call.causal else 0)
+        skip = _skipping and call.num_keys >= LEAST_KEYS and _may_skip(call)
+        return fused_attention(q, k, v, values, row_scale, segments, numbers, tangents, *scalars, skip)[0]
 
 
 def _centred(values: Tensor, tangents: Tensor | None, first: int) -> tuple[Tensor, Tensor | None]:

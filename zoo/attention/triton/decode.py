@@ -19,7 +19,7 @@ from zoo.attention.triton import common
 from zoo.attention.triton.common import LOG2E, Geometry, mm, narrow, on_device, padded_width, scale_stride, visible_of
 
 if TYPE_CHECKING:
-    from zoo.attention.paged import Pages
+    from zoo.attention.base import Pages
 
 __all__ = ["decode", "decode_paged", "split_count"]
 

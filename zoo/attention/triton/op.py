@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.attention.triton.backward import attention_backward
+from zoo.attention.triton.backward import attention_backward, row_delta
 from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous
 from zoo.attention.triton.decode import decode
-from zoo.attention.triton.delta import row_delta
 from zoo.attention.triton.forward import attention_forward
 from zoo.attention.triton.plan import Plan, make_plan
 from zoo.attention.triton.table_grad import table_gradient

@@ -121,7 +121,7 @@ def parameter_groups(model: nn.Module, optim: Optim) -> list[dict[str, Any]]:
     """Optimiser groups: matrices with weight decay; without it everything the model exempts, and the priors' numbers.
 
     Exempt are the names of `model.no_weight_decay()` (norms, position embeddings, every prior parameter, SSMax's s)
-    and whatever has fewer than two dimensions. Of those, `model.prior_numbers()` learn at `optim.prior_lr_scale` times
+    and whatever has fewer than two dimensions. Of those, `model.prior_parameters()` learn at `optim.prior_lr_scale` times
     the rate: under Adam a number moves by about its rate a step, and an exponent θβ has far to go in a short run.
     """
     exempt = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
@@ -129,7 +129,7 @@ def parameter_groups(model: nn.Module, optim: Optim) -> list[dict[str, Any]]:
     unknown = exempt - {name for name, _ in model.named_parameters()}
     if unknown:
         raise ConfigError(f"no_weight_decay() names no parameters of the model: {', '.join(sorted(unknown))}")
-    fast = set(model.prior_numbers()) if optim.prior_lr_scale != 1 and hasattr(model, "prior_numbers") else set()
+    fast = set(model.prior_parameters()) if optim.prior_lr_scale != 1 and hasattr(model, "prior_parameters") else set()
     decayed = [p for name, p in named if p.ndim >= 2 and name not in exempt]
     spared = [p for name, p in named if (p.ndim < 2 or name in exempt) and name not in fast]
     numbers = [p for name, p in named if name in fast]

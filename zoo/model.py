@@ -1,4 +1,4 @@
-"""What every model of the zoo offers beside its forward: what must not decay, and saving and loading whole models."""
+"""Base class of all models: parameter groups for the optimiser, saving and loading."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["ZooModel"]
 
 
 class ZooModel(nn.Module):
-    """A model made by `type(model)(config)` from a frozen, JSON-able dataclass.
+    """A model built by `type(model)(config)` from a frozen, JSON-serialisable dataclass.
 
     Attributes:
-        config: everything that makes the model.
+        config: all settings of the model.
         config_class: its dataclass.
     """
 
@@ -39,8 +39,8 @@ class ZooModel(nn.Module):
             if parameter.ndim < 2 or any(name == owner or name.startswith(owner + ".") for owner in owners)
         }
 
-    def prior_numbers(self) -> set[str]:
-        """Names of what priors and rotations hold per head, frequency or bucket, and of SSMax's s: no weights of layers."""
+    def prior_parameters(self) -> set[str]:
+        """Names of per-head, per-frequency and per-bucket parameters of priors and rotations, and SSMax's s; no linear."""
         layers = {name for name, module in self.named_modules() if isinstance(module, nn.Linear)}
         return {
             name
@@ -51,9 +51,9 @@ class ZooModel(nn.Module):
     def storable_state(
         self, dtype: torch.dtype | None = None, *, state: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """The state dict as it is stored: `dtype` casts matrices; vectors, priors and positions stay as they are.
+        """The state dict as it is stored: `dtype` casts matrices; vectors, priors and positions keep their dtype.
 
-        Tensors in `state` stand in for the model's own of that name: an optimiser's float32 copies of bf16 weights.
+        Tensors in `state` replace the model's of that name, for example with an optimiser's float32 copies of bf16 weights.
         """
         keep, own = self.no_weight_decay(), self.state_dict()
         if unknown := sorted(set(state or {}) - set(own)):
@@ -83,8 +83,8 @@ class ZooModel(nn.Module):
         """The model that `save_pretrained` wrote; `overrides` replace entries of its config.
 
         Raises:
-            FileNotFoundError: when the folder lacks one of its two files.
-            ValueError: for a config with entries this version does not know, or weights that do not fit it.
+            FileNotFoundError: if one of the two files is missing.
+            ValueError: for unknown config entries, or weights that do not match the config.
         """
         folder = Path(folder)
         missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]

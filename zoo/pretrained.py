@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from functools import cache
@@ -11,6 +10,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 from torch import nn
+
+from zoo.naming import did_you_mean
 
 __all__ = ["WEIGHTS", "list_weights", "load_pretrained", "manifest", "resolve_tag", "sha256", "verified_file"]
 
@@ -44,9 +45,8 @@ def resolve_tag(name: str) -> str:
         return f"{base}.{tags[0]}"
     if tags:
         raise ValueError(f"{base} has no weights {tag!r}; it has: {', '.join(tags)}")
-    near = difflib.get_close_matches(base, {full.partition(".")[0] for full in known}, n=3)
-    hint = f"; weights exist for {', '.join(near)}" if near else ""
-    raise ValueError(f"no weights ship for {base!r}{hint}; `python -m zoo list --pretrained` prints all")
+    hint = did_you_mean(base, dict.fromkeys(full.partition(".")[0] for full in known), most=3)
+    raise ValueError(f"no weights ship for {base!r}; {hint}`python -m zoo list --pretrained` prints all")
 
 
 def sha256(path: Path) -> str:

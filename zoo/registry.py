@@ -6,7 +6,6 @@ registers its models when it is imported, and is imported on first use through t
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,8 +80,7 @@ def model_entry(name: str) -> ModelEntry:
     if base not in _ENTRIES:
         if not _ENTRIES and not missing:
             raise ValueError("no modality is registered: install the package, for example with `pip install -e .`")
-        near = difflib.get_close_matches(base, _ENTRIES, n=3)
-        hint = f"did you mean {', '.join(near)}? " if near else ""
+        hint = did_you_mean(base, _ENTRIES, most=3)
         known = f"`python -m zoo list` prints all {len(_ENTRIES)}"
         raise ValueError("; ".join([f"unknown model {base!r}", hint + known, *dict.fromkeys(missing)]))
     return _ENTRIES[base]

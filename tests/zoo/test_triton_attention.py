@@ -101,7 +101,7 @@ def test_low_precision_error_is_that_of_an_eager_reference(name, dtype):
     [(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID],
 )
 def test_every_prior_with_gradients_of_its_parameters(name, causal):
-    """A prior registered today is covered today, GGD through its law; dense ones are refused with the reason."""
+    """A prior registered today is covered today, GGD as a parametric table; dense ones are refused with the reason."""
     prior = make(name, num_heads=2).to(DEVICE).float()
     pos = Positions.grid(4, 5, num_prefix=2) if name in GRID else Positions.line(21)
     torch.manual_seed(3)

@@ -113,7 +113,7 @@ class Paged(Contender):
         leaves, rows = problem.leaves(problem.shape.width), problem.shape.rows
         q, k, v = (leaf.detach() for leaf in leaves.values())
         terms = prior(problem.q_pos, problem.k_pos, causal=True)
-        terms = replace(terms, table=replace(terms.table, table=terms.table.table.detach(), law=None))
+        terms = replace(terms, table=replace(terms.table, table=terms.table.table.detach(), parametric=None))
         return AttentionCall(q, k[:, :, -rows:], v[:, :, -rows:], terms, True), prior, leaves
 
     def prepare(self, problem: Problem) -> Run:

@@ -34,7 +34,7 @@ def resolve_tag(name: str) -> str:
     """`name` with its tag: itself, or the architecture's first tag in the manifest.
 
     Raises:
-        ValueError: when there are no such weights; it names what there is.
+        ValueError: if there are no such weights, with those that exist.
     """
     known = list_weights()
     if name in known:
@@ -62,8 +62,8 @@ def verified_file(name: str) -> Path:
     """The weights file of a tagged name, after its digest matched.
 
     Raises:
-        FileNotFoundError: when the file is missing.
-        ValueError: when its bytes are not the ones that were published.
+        FileNotFoundError: if the file is missing.
+        ValueError: if its digest differs from the manifest.
     """
     entry = manifest()[name]
     path = WEIGHTS / entry["file"]
@@ -79,7 +79,7 @@ def load_pretrained(model: nn.Module, name: str) -> nn.Module:
     """Load the weights of a tagged name into `model`, strictly.
 
     Raises:
-        ValueError: for a damaged file, or weights of another shape than the model's (an override changed it).
+        ValueError: for a damaged file, or weights that do not match the model (for example after an override).
     """
     state = load_file(verified_file(name))
     try:

@@ -164,7 +164,7 @@ def _draw_table(axis, name: str, rows: list[list[float]], marked: list[list[bool
 
 
 def _style(head: int, heads: int, retrieval: bool) -> dict:
-    """Head number by grey level and dash; retrieval heads in their own colour."""
+    """Grey level and dash by head index; retrieval heads in their own colour."""
     dashes = ("-", "--", "-.", ":")[head % 4]
     if retrieval:
         return {"color": RETRIEVAL, "linewidth": 2.6, "linestyle": dashes, "zorder": 4}

@@ -22,7 +22,7 @@ LEAST_RANGE = 0.1  # nats on the colour scale, so that noise around 0 does not l
 
 
 def centre_patch(positions: Positions) -> tuple[int, int]:
-    """(row, column) of the patch in the centre of a grid; of an even number of them the later one."""
+    """(row, column) of the centre patch of a grid; for an even side the later of the two."""
     assert positions.shape is not None
     return positions.shape[0] // 2, positions.shape[1] // 2
 

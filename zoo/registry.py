@@ -50,7 +50,7 @@ def register_model(name: str, build: Callable[..., nn.Module], *, modality: str,
 
 @cache
 def _load_modality(name: str) -> str:
-    """Import a modality, which registers its models; what is missing where an optional package keeps it out, else ""."""
+    """Import a modality, which registers its models; returns a message if an optional package is missing, else ""."""
     for point in entry_points(group="priorzoo.modalities", name=name):
         try:
             point.load()
@@ -62,7 +62,7 @@ def _load_modality(name: str) -> str:
 
 
 def _load_modalities(name: str | None = None) -> list[str]:
-    """Import one modality, or all; returns what is missing for those that cannot be."""
+    """Import one modality, or all; returns messages for those that lack an optional package."""
     known = entry_points(group="priorzoo.modalities").names
     return [missing for modality in (known & {name} or known) if (missing := _load_modality(modality))]
 
@@ -71,7 +71,7 @@ def model_entry(name: str) -> ModelEntry:
     """The entry of an architecture, with or without a tag of weights behind it.
 
     Raises:
-        ValueError: for an unknown name; it names the nearest known ones.
+        ValueError: for an unknown name, with the nearest known ones.
     """
     missing = _load_modalities(name.partition("_")[0])
     base = name.partition(".")[0]

@@ -1,7 +1,7 @@
-"""Lanes without a table on the GPU: flash attention on wider heads, from the flash-attn package or from torch itself.
+"""Lanes without a table on the GPU: flash attention on widened heads, from the flash-attn package or from torch.
 
-The package serves documents (its varlen call), windows and T ≠ S; torch's own flash and cuDNN kernels serve calls that need
-no mask. Never a T × S matrix: what neither can do is refused.
+The package serves documents (its varlen call), windows and T ≠ S; torch's flash and cuDNN kernels serve calls without a mask.
+Never a T × S matrix: other calls are refused.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["FlashKernel"]
 
 DTYPES = (torch.bfloat16, torch.float16)
 WIDEST = 256
-# From this version on causal masks and windows are aligned to the last query and the last key, as here.
+# From this version on causal masks and windows are aligned to the last query and key, as in `AttentionCall`.
 FIRST_VERSION = (2, 3)
 
-# Why the package cannot be used, or None where it can. Asked once a process: a missing package is slow to look for.
+# Why the package cannot be used, or None. Cached per process: searching for a missing package is slow.
 _unusable: dict[str, str | None] = {}
 
 
@@ -39,19 +39,21 @@ class FlashKernel:
         if not call.on_cuda:
             return f"it runs on CUDA, and the queries are on {call.q.device}"
         if call.table is not None or call.terms.bias is not None:
-            return "flash attention adds nothing to the logits; a prior with a table needs kernel='triton'"
+            return "flash attention adds no bias to the logits; a prior with a table needs kernel='triton'"
         dtypes = {call.q.dtype, call.k.dtype, call.v.dtype}
         if len(dtypes) > 1 or call.q.dtype not in DTYPES:
             return f"q, k and v must all be bfloat16 or all float16, got {', '.join(sorted(map(str, dtypes)))}"
         width = max(_width(call), call.v.shape[-1])
         if width > WIDEST:
-            return f"heads may be {WIDEST} columns wide, lanes included, and these are {width}"
+            return f"head width with lanes must be at most {WIDEST}, got {width}"
         if cuda_capability(str(call.q.device)) < (8, 0):
             return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
         if not needs_mask(call):
             return None
         if why := _without_package():
-            return f"{why}, and torch's own has no documents, windows or causal offsets; kernel='triton' has"
+            return (
+                f"{why}, and torch's flash attention has no documents, windows or causal offsets; use kernel='triton'"
+            )
         return None if call.segments is None else _refuses_documents(call, call.segments)
 
     def run(self, call: AttentionCall) -> Tensor:
@@ -82,7 +84,7 @@ def _width(call: AttentionCall) -> int:
 
 @traced_as_constant
 def _without_package() -> str | None:
-    """Why there is no flash-attn to use; None where there is."""
+    """Why flash-attn cannot be used; None if it can."""
     if "flash_attn" not in _unusable:
         _unusable["flash_attn"] = _look_for_package()
     return _unusable["flash_attn"]
@@ -116,12 +118,12 @@ def _options(call: AttentionCall) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The documents of all rows one after another, those without a query left out.
+    """The documents of all rows concatenated, without those that have no query.
 
     Attributes:
-        cu_queries, cu_keys: (documents + 1,) int32, where each begins among all queries and all kept keys.
-        longest_query, longest_key: tokens of the longest.
-        kept: (keys,) int64 which of the B·S keys are meant; None for all.
+        cu_queries, cu_keys: (documents + 1,) int32 cumulative lengths in queries and kept keys.
+        longest_query, longest_key: maximum lengths.
+        kept: (keys,) int64 indices of the keys used, of B·S; None for all.
     """
 
     cu_queries: Tensor
@@ -131,22 +133,22 @@ class _Runs:
     kept: Tensor | None
 
 
-# The runs of the ids last asked for: all layers of a model share one tensor of them, and finding runs waits for the device.
+# Runs of the last ids: all layers of a model share one tensor of ids, and finding runs synchronises with the device.
 _last: tuple[weakref.ref[Tensor], int, int, _Runs | None] | None = None
 
 
 def _refuses_documents(call: AttentionCall, segments: Tensor) -> str | None:
     if torch.compiler.is_compiling():
-        return "the lengths of documents are data, which torch.compile cannot trace; kernel='triton' reads ids on the device"
+        return "document lengths are data, which torch.compile cannot trace; kernel='triton' reads ids on the device"
     if _runs_of(segments, call.offset) is None:
-        return "an id of a document comes back after another one; kernel='triton' compares ids one by one"
+        return "a document id recurs after another one; kernel='triton' compares ids one by one"
     return None
 
 
 def _runs_of(segments: Tensor, offset: int) -> _Runs | None:
-    """See `_find_runs`; remembered for the next layer."""
+    """`_find_runs`, cached for the next layer."""
     global _last
-    if segments.is_inference():  # which do not count their changes
+    if segments.is_inference():  # inference tensors have no version counter
         return _find_runs(segments, offset)
     if _last is not None and _last[0]() is segments and _last[1:3] == (segments._version, offset):
         return _last[3]
@@ -158,7 +160,7 @@ def _runs_of(segments: Tensor, offset: int) -> _Runs | None:
 def _find_runs(segments: Tensor, offset: int) -> _Runs | None:
     """The runs of equal ids along the rows of `segments` (B, S), whose queries begin at column `offset`.
 
-    None where an id comes back after another one: its tokens would not be side by side.
+    None if an id recurs after another one: its tokens are not contiguous.
     """
     ids, length = segments.cpu().long(), segments.shape[1]
     row, first = document_starts(ids).nonzero().unbind(1)
@@ -166,7 +168,7 @@ def _find_runs(segments: Tensor, offset: int) -> _Runs | None:
     if named.unique(dim=1).shape[1] != named.shape[1]:
         return None
     last = torch.cat([first[1:], first.new_zeros(1)])
-    last = torch.where(last == 0, length, last)  # a row's last document ends with it
+    last = torch.where(last == 0, length, last)  # the last document of a row ends with the row
     queries = last - first.clamp(min=offset)
     used = queries > 0
     queries, keys = queries[used], (last - first)[used]
@@ -178,7 +180,7 @@ def _find_runs(segments: Tensor, offset: int) -> _Runs | None:
 
 
 def _documents(call: AttentionCall, package: ModuleType, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(B, H, T, D): every document a sequence of its own."""
+    """(B, H, T, D): each document as its own sequence."""
     assert call.segments is not None
     runs = _runs_of(call.segments, call.offset)
     assert runs is not None

@@ -1,4 +1,4 @@
-"""The oracle: dense logits, any dtype, nothing clever. O(T·S) memory."""
+"""The oracle: dense logits in any dtype. O(T·S) memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ReferenceKernel:
         return None
 
     def run(self, call: AttentionCall) -> Tensor:
-        """(B, H, T, D) attention output; below float32 the inputs are raised to float32 and the result rounded once."""
+        """(B, H, T, D) attention output; below float32, inputs are cast to float32 and the result is rounded once."""
         wide = torch.promote_types(call.q.dtype, torch.float32)
         num_heads = call.q.shape[1]
         width, lanes = call.q.shape[-1], call.terms.q_lanes

@@ -87,7 +87,7 @@ def attend_gathered(
         call: queries, terms (the table's column of a distance d is d + center), row scale, documents and window; its k and v
             are those of the T queries.
         pages: exclude the T new keys if these are in `fresh`, else include them.
-        counts: pages.count on the host, B·G numbers.
+        counts: pages.count on the host, length B·G.
         fresh: k (B, G, T, Dk) and v (B, G, T, Dv).
     """
     batch, groups = call.k.shape[:2]

@@ -18,7 +18,7 @@ class PageStore:
 
     Attributes:
         pages: pool and page table.
-        counts: pages.count on the host, B·G numbers.
+        counts: pages.count on the host, length B·G.
 
     Args:
         k, v: (B, G, T, Dk) and (B, G, T, Dv), examples of shape, dtype and device.

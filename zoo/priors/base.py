@@ -3,7 +3,7 @@
     p[i,·] = softmax_j( <q_i, k_j> / sqrt(d_c) + K[h,i,j] )                        (GOAT eq. 5, BAM theorem 1)
 
 A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra head columns) or as a *relative table*
-(K = t[h, i − j], H × (T+S−1) numbers). Neither ever builds the T × S matrix.
+(K = t[h, i − j], H × (T+S−1) entries). Neither builds the T × S matrix.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def prior_dtype(module: nn.Module) -> torch.dtype:
 
 
 def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
-    """A linear layer computed in the dtype of `x`, whatever the layer's: for the layers inside priors."""
+    """A linear layer inside a prior, computed in the dtype of `x` and not the layer's."""
     assert isinstance(layer, nn.Linear)
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))

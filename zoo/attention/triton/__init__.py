@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, cuda_capability, repeat_heads, traced_as_constant
+from zoo.attention.base import AttentionCall, cuda_capability, needs_grad, repeat_heads, traced_as_constant
 
 __all__ = ["TritonKernel", "skipped_share", "skipping"]
 
@@ -81,11 +81,7 @@ class TritonKernel:
                 values, params, jacobian = values.detach(), table.parametric.params.float(), table.jacobian().float()
             values = values.float()
         scalars = _scalars(call)
-        if (
-            call.num_queries <= DECODE_QUERIES
-            and not scalars[3]
-            and not _needs_grad(q, k, v, values, params, row_scale)
-        ):
+        if call.num_queries <= DECODE_QUERIES and not scalars[3] and not needs_grad(q, k, v, values, params, row_scale):
             decode = decode_op if torch.compiler.is_compiling() else fused_decode
             return decode(q, k, v, values, row_scale, segments, *scalars)
         if values is not None and table is not None and table.origin is not None:
@@ -137,10 +133,6 @@ def _interpreted() -> bool:
 def _may_skip(call: AttentionCall) -> bool:
     """Whether a bound on logits can vary between tiles: content alone has none that decreases with distance."""
     return call.table is not None or call.terms.q_lanes is not None or call.segments is not None
-
-
-def _needs_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:

@@ -370,7 +370,7 @@ def attention_backward(
     """Gradients of all but the table.
 
     Args:
-        grad_out, out: (B, H, T, Dv); q, k, v, table2, row_scale, segments, plan, geometry: as the forward pass had them.
+        grad_out, out: (B, H, T, Dv); q, k, v, table2, row_scale, segments, plan, geometry: as in the forward pass.
         lse2: (B, H, T) float32 from the forward pass.
         jacobian2: (P, H, N) float32, ∂table2/∂params, that is ∂table/∂params times log2 e; same columns as table2.
         delta: `row_delta(grad_out, out)`, if already computed.

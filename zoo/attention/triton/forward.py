@@ -103,7 +103,7 @@ def _attend(
         # Without a table z stays in natural units until the exponent, where the factor log2 e is free.
         unit = 1.0 if TABLE else LOG2E
         new_top = tl.maximum(top, tl.max(z, 1) * unit)
-        # A row that has seen nothing yet stays at −∞, and −∞ − (−∞) is no number.
+        # Keep the pivot finite for rows without a visible key so far: −∞ − (−∞) = NaN.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         p = tl.exp2(z * unit - base[:, None])
         fade = tl.exp2(top - base)

@@ -186,7 +186,7 @@ def _assemble(partial: Tensor, low: int, origin: int, columns: int) -> Tensor:
     block = partial.shape[-1] // 2
     lower, upper = partial[..., :block], partial[..., block:]
     line = (F.pad(upper, (0, 0, 1, 0)) + F.pad(lower, (0, 0, 0, 1))).flatten(-2)
-    start = (low - 1) * block + origin  # column of the first number
+    start = (low - 1) * block + origin  # column of the first entry
     begin, end = max(start, 0), min(start + line.shape[-1], columns)
     if end <= begin:
         return line.new_zeros(*line.shape[:-1], columns)
@@ -209,7 +209,7 @@ def table_gradient(
     """(H, N) float32: the gradient of the table in natural units, summed over the batch.
 
     Args:
-        grad_out: (B, H, T, Dv); q, k, v, table2 (H, N), row_scale, segments, plan, geometry: as the forward pass had them.
+        grad_out: (B, H, T, Dv); q, k, v, table2 (H, N), row_scale, segments, plan, geometry: as in the forward pass.
         lse2, delta: (B, H, T) float32 from the forward pass and from `row_delta`.
         plan: on a line, the ends of a diagonal outside all tiles of the plan are not walked; unused on a grid.
     """

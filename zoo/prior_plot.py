@@ -7,13 +7,13 @@ imported when a figure is drawn.
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zoo.files import replacing
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 
@@ -103,14 +103,11 @@ def _head_parameters(prior: Prior) -> dict[str, list[float]]:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure as PNG, atomically, and close it."""
+    """Write a matplotlib figure as PNG, whole or not at all, and close it."""
     from matplotlib import pyplot
 
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.partial.png")
-    figure.savefig(partial, dpi=130)
-    os.replace(partial, path)
+    with replacing(path, "wb") as file:
+        figure.savefig(file, dpi=130, format="png")
     pyplot.close(figure)
 
 

@@ -158,7 +158,7 @@ class Score:
         unit_interval: the panel's axis is 0 to 1.
         linear: the panel's axis is never logarithmic.
         exception: a count that tables show where it is not 0, and figures do not.
-        drawn: whether the default figure has a panel for it.
+        tabled, drawn: whether tables show it, and the default figure has a panel for it.
     """
 
     column: str
@@ -166,6 +166,7 @@ class Score:
     unit_interval: bool = False
     linear: bool = False
     exception: bool = False
+    tabled: bool = True
     drawn: bool = True
 
 
@@ -288,7 +289,7 @@ class Evaluator(ABC):
     summary: ClassVar[str]  # one line, for --help and error messages
     version: ClassVar[int] = 1  # raised when prompts or scoring change, so that earlier cells are not reused
     scores: ClassVar[tuple[Score, ...]]  # what tables show and figures draw
-    overview: ClassVar[str] = ""  # the score that represents it beside other evaluators; the first where empty
+    overview: ClassVar[Score | None] = None  # what represents it in overview.png, beside other evaluators of its axis
     settings_class: ClassVar[type[Settings]] = LengthSettings
     axis: ClassVar[Axis] = LENGTH
     unit: ClassVar[str] = "tokens"  # what the cost of a cell counts

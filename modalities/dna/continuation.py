@@ -87,7 +87,9 @@ class Continuation(DnaEvaluator):
     def measure(self, model: nn.Module, cell: Cell) -> CellValue:
         genome, window, places = self.heldout.items.genome, cell.data["prompt"], cell.data["places"]
         new = self.settings.new_bases
-        seed = np.random.SeedSequence([self.settings.seed, cell.data["length"], cell.data["first"]]).generate_state(1)[0]
+        seed = np.random.SeedSequence([self.settings.seed, cell.data["length"], cell.data["first"]]).generate_state(1)[
+            0
+        ]
         written = write_bases(
             model,
             np.stack([genome.codes(name, at - window, at) for name, at in places]),

@@ -66,7 +66,9 @@ def read_codes(path: Path, advance: Callable[[int], object] = lambda at: None) -
     """
     format = _format_of(path.name)
     if format is None:
-        raise ValueError(f"{path}: unknown suffix; expected {', '.join(SUFFIXES)}, with or without {' or '.join(_COMPRESSED)}")
+        raise ValueError(
+            f"{path}: unknown suffix; expected {', '.join(SUFFIXES)}, with or without {' or '.join(_COMPRESSED)}"
+        )
     if format != "FASTA" and importlib.util.find_spec("Bio") is None:
         raise ImportError(f"{path}: {format} needs the package `biopython`: pip install biopython")
     with open(path, "rb") as raw:

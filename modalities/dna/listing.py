@@ -37,7 +37,9 @@ class FileSettings(DnaSettings, StrandSettings):
     """A file of sequences; the source is that which baselines are fitted to."""
 
     fasta: str | None = option(None, "file of sequences (FASTA, 2bit, GenBank; also compressed)")
-    window: int | None = option(None, "bases read at once, as 4096 or 4k; default: the evaluator's own", parse=one_count)
+    window: int | None = option(
+        None, "bases read at once, as 4096 or 4k; default: the evaluator's own", parse=one_count
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,7 +21,7 @@ from modalities.dna.bases import reverse_complement
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from modalities.evaluation import batches
 
-__all__ = ["BIT", "BATCH_TOKENS", "STRANDS", "Scores", "WindowScorer", "score_windows"]
+__all__ = ["BATCH_TOKENS", "BIT", "STRANDS", "Scores", "WindowScorer", "score_windows"]
 
 BATCH_TOKENS = 16384
 BIT = math.log(2)  # nats
@@ -150,7 +150,9 @@ def _tokens(tokenizer: DnaTokenizer, windows: np.ndarray) -> tuple[np.ndarray, n
     rows = [tokenizer.encode(window) for window in windows]
     longest = max(len(row.ids) for row in rows)
     if not longest:
-        raise ValueError(f"windows of {windows.shape[1]} bases make no token of {tokenizer.name!r}; longer ones are needed")
+        raise ValueError(
+            f"windows of {windows.shape[1]} bases make no token of {tokenizer.name!r}; longer ones are needed"
+        )
     ids = np.full((len(rows), longest), tokenizer.pad_id, np.int64)
     spans = np.zeros_like(ids)
     for n, row in enumerate(rows):

@@ -22,9 +22,7 @@ class SequenceWriter(ABC):
         """(B, new_bases) codes after prompts (B, P); the likeliest ones at temperature 0."""
 
 
-def write_bases(
-    model: nn.Module, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int
-) -> np.ndarray:
+def write_bases(model: nn.Module, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int) -> np.ndarray:
     """(B, new_bases) base codes after prompts (B, P), which begin with BOS.
 
     Where a prompt is not a whole number of k-mers, its first bases are left out.

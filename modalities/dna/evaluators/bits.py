@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from modalities.decoder.scoring import position_buckets
 from modalities.dna.baselines import COMPRESSORS
 from modalities.dna.evaluation import DnaLengthSettings, StrandSettings, strands_of
 from modalities.dna.likelihood import LEFT_OUT, Likelihood, add, by_contig, mean, view, with_styles
 from modalities.dna.scoring import BIT, score_windows
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.decoder.scoring import position_buckets
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, mean_of_seeds
 from modalities.figures import RULE, curves, finish, name_panel, panels, position_curves
 

@@ -14,7 +14,7 @@ from torch import nn
 from modalities.dna.continuation import Continuation, ContinuationSettings, texts_of
 from modalities.dna.evaluation import window_of
 from modalities.dna.likelihood import ENOUGH
-from modalities.evaluation import Cell, CellValue, ModelResult, Score, option, standard_error
+from modalities.evaluation import CellValue, ModelResult, Score, option, standard_error
 
 __all__ = ["Completion", "CompletionSettings"]
 

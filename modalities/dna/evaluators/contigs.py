@@ -68,9 +68,7 @@ class Contigs(Bits):
         finish(figure, axes, results, path)
 
 
-def _dots(
-    axis: Any, result: ModelResult, column: str, contigs: list[str], lift: float, style: dict[str, Any]
-) -> None:
+def _dots(axis: Any, result: ModelResult, column: str, contigs: list[str], lift: float, style: dict[str, Any]) -> None:
     """One model's marker in the line of each contig, `lift` below its middle."""
     rows = [row for row in result.rows if column in row]
     places = [contigs.index(row["contig"]) + lift for row in rows]

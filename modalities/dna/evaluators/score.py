@@ -130,7 +130,9 @@ class Score(FileEvaluator):
         every = [bits for _, bits in rows if math.isfinite(bits)]
         figure, axes = panels(1, 2 if many else 1, width=5.2, height=4.0)
         for result, style in zip(results, styles_of(results), strict=True):
-            lengths, bits = (np.array([row[name] for row in result.rows], float) for name in ("length", "bits_per_base"))
+            lengths, bits = (
+                np.array([row[name] for row in result.rows], float) for name in ("length", "bits_per_base")
+            )
             lengths, bits = lengths[np.isfinite(bits)], bits[np.isfinite(bits)]
             if crowded and len(bits):
                 _quantiles(axes[0], lengths, bits, style)

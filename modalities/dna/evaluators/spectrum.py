@@ -83,7 +83,9 @@ class Spectrum(Continuation):
         axis.set_yscale("log")
         axis.set_ylim(bottom=min(floor) / 2)
         axis.set_xticks(ks)
-        axis.set(xlabel=self.axis.label, ylabel="Jensen-Shannon divergence (bits)", title="written k-mers against true ones")
+        axis.set(
+            xlabel=self.axis.label, ylabel="Jensen-Shannon divergence (bits)", title="written k-mers against true ones"
+        )
         axis.grid(alpha=0.25, linewidth=0.6)
         finish(figure, [axis], results, path)
 

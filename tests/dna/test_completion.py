@@ -11,11 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
-from torch import nn
-
-from modalities.dna.baselines import create_baseline
-from modalities.dna.bases import decode, encode
 from modalities.dna.completion import (
     WINDOW,
     Completion,
@@ -28,9 +23,14 @@ from modalities.dna.completion import (
     kmer_counts,
 )
 from modalities.dna.held_out import DnaSource
-from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.settings import DnaSettings
 from modalities.dna.terminal import by_agreement
+from rich.console import Console
+from torch import nn
+
+from modalities.dna.baselines import create_baseline
+from modalities.dna.bases import decode, encode
+from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
 from modalities.evaluation import ModelResult
 

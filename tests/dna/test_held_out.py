@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-
-from modalities.dna.bases import decode
 from modalities.dna.held_out import DnaSource, HeldOut, held_out, source_name, unknown_bases
 from modalities.dna.markov import fit
 from modalities.dna.settings import DnaEvaluator, DnaSettings
+
+from modalities.dna.bases import decode
 
 
 def write(folder, contigs, rows):

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from modalities.dna.evals import EVALUATORS, DnaSettings
+from modalities.dna.held_out import DnaSource, held_out
 from rich.console import Console
 
 from modalities.dna import likelihood, markov
 from modalities.dna.baselines import MarkovChain, create_baseline
 from modalities.dna.bases import decode, reverse_complement
-from modalities.dna.evals import EVALUATORS, DnaSettings
-from modalities.dna.held_out import DnaSource, held_out
 from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer

@@ -6,12 +6,12 @@ from itertools import product
 
 import numpy as np
 import pytest
+from modalities.dna.held_out import DnaSource, HeldOut, held_out
 
 from modalities.dna import baselines, markov
 from modalities.dna.baselines import MarkovChain, create_baseline
 from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.genome import open_genome
-from modalities.dna.held_out import DnaSource, HeldOut, held_out
 from modalities.dna.splits import Region
 
 

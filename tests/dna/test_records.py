@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from modalities.dna.records import Score, base_nats, read_at_once, step_of
+from modalities.dna.settings import DnaSettings
 from rich.console import Console
 from torch import nn
 
@@ -18,9 +20,7 @@ from modalities.dna.baselines import create_baseline
 from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
-from modalities.dna.records import Score, base_nats, read_at_once, step_of
 from modalities.dna.scoring import Scores, score_windows
-from modalities.dna.settings import DnaSettings
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
 from modalities.evaluation import ModelResult
 

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from modalities.dna.settings import DnaSettings
+from modalities.dna.variants import Placed, Variants, allele_windows, place_windows
 from rich.console import Console
 from torch import nn
 
@@ -20,9 +22,7 @@ from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.genome import open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import Scores, score_windows
-from modalities.dna.settings import DnaSettings
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.dna.variants import Placed, Variants, allele_windows, place_windows
 from modalities.dna.vcf import Variant, read_variants
 from modalities.evaluation import ModelResult
 

@@ -140,9 +140,7 @@ def test_every_heldout_base_is_a_target_once_on_any_number_of_ranks(config, worl
 
 
 def test_heldout_rows_are_the_same_for_every_seed_and_named_splits_can_be_read(config):
-    first, other = (
-        next(iter(build_loader(replace(config, seed=s), split="heldout", micro_batch=8))) for s in (0, 9)
-    )
+    first, other = (next(iter(build_loader(replace(config, seed=s), split="heldout", micro_batch=8))) for s in (0, 9))
     assert torch.equal(first["tokens"], other["tokens"])
     loader = build_loader(config, split="test", micro_batch=8)
     assert {

@@ -228,9 +228,7 @@ def test_truncated_and_damaged_compression(tmp_path):
     data = fasta({"first": "ACGT", "second": letters}).encode()
     whole = gzip.compress(data)
     cut = written(tmp_path / "cut.fa.gz", whole[: len(whole) // 2])
-    with pytest.raises(
-        ValueError, match=r"cut\.fa\.gz: truncated: the gzip stream ends after line 3, in .*second"
-    ):
+    with pytest.raises(ValueError, match=r"cut\.fa\.gz: truncated: the gzip stream ends after line 3, in .*second"):
         opening(str(cut))
     with pytest.raises(ValueError, match=r"truncated: .* ends at its start"):
         opening(str(written(tmp_path / "stub.fa.gz", whole[:8])))
@@ -274,9 +272,7 @@ def test_malformed_genbank(tmp_path):
         reading(whole[:-60])
     start, line = whole.index("LOCUS", 5), whole.index("  61 ", whole.index("LOCUS", 5))
     bad = whole[: line + 8] + "z" + whole[line + 9 :]
-    with pytest.raises(
-        ValueError, match=rf"x\.gb, line {whole.count(chr(10), 0, line) + 1} \(record 'b'\): 'Z'"
-    ):
+    with pytest.raises(ValueError, match=rf"x\.gb, line {whole.count(chr(10), 0, line) + 1} \(record 'b'\): 'Z'"):
         reading(bad)
     origin = whole.index("ORIGIN", start)
     with pytest.raises(ValueError, match=rf"line {whole.count(chr(10), 0, start) + 1}: record 'b' has no sequence"):

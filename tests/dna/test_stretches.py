@@ -131,7 +131,8 @@ def test_regions_that_share_bases_count_once(tmp_path):
     once = [("a", 0, 3000, "heldout"), ("a", 3000, 6000, "train")]
     twice = [("a", 0, 2000, "heldout"), ("a", 1000, 3000, "heldout"), *once[1:], ("a", 3500, 5000, "train")]
     plain, shared = (
-        open_heldout(write(tmp_path / name, {"a": letters}, rows)).items for name, rows in (("once", once), ("twice", twice))
+        open_heldout(write(tmp_path / name, {"a": letters}, rows)).items
+        for name, rows in (("once", once), ("twice", twice))
     )
     assert shared.stretches(500, 100, 0) == plain.stretches(500, 100, 0)
     tables = [fit(data.genome, data.regions, 2).tables[-1] for data in (plain, shared)]

@@ -51,7 +51,9 @@ class Samples(Protocol):
     """
 
     size: int | None
-    report: Any
+
+    @property
+    def report(self) -> Any: ...
 
     def __getitem__(self, numbers: list[int], /) -> tuple[Any, Events]:
         """The batch of these samples, tensors or arrays by name; numbers beyond `size` give entries without targets."""
@@ -69,7 +71,8 @@ class Stream(Protocol):
         report: as in `Samples`.
     """
 
-    report: Any
+    @property
+    def report(self) -> Any: ...
 
     def batches(self, slot: int, slots: int, done: int, state: Any) -> Iterator[tuple[Any, Events, Any]]:
         """(batch, events, state after it) of one of `slots` sequences, after its first `done` batches.

@@ -15,7 +15,12 @@ from zoo.cli import call
 
 __all__ = ["main"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, help=(__doc__ or "").split(".")[0])
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Train, measure and inspect models whose positions are priors on attention's logits.",
+)
 app.registered_commands += zoo_app.registered_commands
 
 

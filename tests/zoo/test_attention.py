@@ -156,7 +156,7 @@ def small_blocks(monkeypatch):
         monkeypatch.setattr(toeplitz_kernel, "WORKSPACE", 1500)
         monkeypatch.setattr(sdpa_kernel, "SMALL_LIMIT", 200)  # on a grid 5 queries of 2 heads: cuts inside its rows
         monkeypatch.setattr(sdpa_kernel, "BLOCK_ROWS", 4)
-        monkeypatch.setattr("zoo.attention.toeplitz_plan.ONE_BLOCK", 0 if not case.kept else 1 << 16)
+        monkeypatch.setattr("zoo.attention.toeplitz.ONE_BLOCK", 0 if not case.kept else 1 << 16)
         if not case.kept:
             monkeypatch.setattr(toeplitz_kernel, "KEEP_KEYS", 0)
 

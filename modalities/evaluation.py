@@ -158,7 +158,7 @@ class Score:
         unit_interval: the panel's axis is 0 to 1.
         linear: the panel's axis is never logarithmic.
         exception: a count that tables show where it is not 0, and figures do not.
-        drawn: whether the default figure has a panel for it.
+        tabled, drawn: whether tables show it, and the default figure has a panel for it.
     """
 
     column: str
@@ -166,6 +166,7 @@ class Score:
     unit_interval: bool = False
     linear: bool = False
     exception: bool = False
+    tabled: bool = True
     drawn: bool = True
 
 

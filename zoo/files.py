@@ -35,9 +35,9 @@ def replacing(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]
 
     Readers see the old file or the new one, never a part. `mode` is "w" (UTF-8) or "wb".
     """
-    with replacing_path(path) as temporary:
-        with open(temporary, mode, **({} if "b" in mode else {"newline": "", "encoding": "utf-8"})) as file:
-            yield file
+    options: dict[str, Any] = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
+    with replacing_path(path) as temporary, open(temporary, mode, **options) as file:
+        yield file
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -1,7 +1,61 @@
 """Text: one causal LM for every position method, its data, its evaluators."""
 
-from modalities.text.model import CausalLM, TextConfig, causal_lm_loss, register_text_models
+from __future__ import annotations
 
-__all__ = ["CausalLM", "TextConfig", "causal_lm_loss"]
+from collections.abc import Mapping
+from typing import Any
+
+from modalities.contract import Modality
+from modalities.decoder.model import causal_lm_loss
+from modalities.decoder.training import decoder_cost, first_heldout, target_weight
+from modalities.loading import FirstBatches
+from modalities.text.config import TextDataConfig
+from modalities.text.data import build_loader
+from modalities.text.evaluators import EVALUATORS
+from modalities.text.model import CausalLM, TextConfig, register_text_models
+from modalities.text.tokenizers import load_tokenizer
+from zoo.registry import create_model, model_entry
+
+__all__ = ["MODALITY", "CausalLM", "TextConfig", "TextDataConfig"]
 
 register_text_models()
+
+
+def build(name: str, options: Mapping[str, Any], data: TextDataConfig) -> CausalLM:
+    """A registered model at the data's context and tokenizer.
+
+    A tokenizer's files are read only for the size of a vocabulary that neither the entry nor `options` knows.
+    """
+    spec, entry = data.tokenizer, model_entry(name).config
+    if options.get("tokenizer", spec) != spec:
+        raise ValueError(
+            f"model.options.tokenizer={options['tokenizer']} and data.tokenizer={spec} disagree; set data.tokenizer alone"
+        )
+    given: dict[str, Any] = {"train_context": data.context}
+    if spec != entry["tokenizer"]:
+        given["tokenizer"] = spec
+        # Options after "?" change how text is cut, not the vocabulary.
+        same = spec.partition("?")[0] == entry["tokenizer"].partition("?")[0]
+        if "vocab_size" not in options and not same:
+            given["vocab_size"] = load_tokenizer(spec).vocab_size
+    return create_model(name, **given | dict(options))
+
+
+def heldout(data: TextDataConfig, **share: Any) -> FirstBatches:
+    return first_heldout(build_loader, data, **share)
+
+
+MODALITY = Modality(
+    name="text",
+    unit="tokens",
+    model=CausalLM,
+    config=TextDataConfig,
+    build=build,
+    loader=build_loader,
+    heldout=heldout,
+    loss=causal_lm_loss,
+    weight=target_weight,
+    cost=decoder_cost,
+    evaluators=EVALUATORS,
+    recipes="recipes.text",
+)

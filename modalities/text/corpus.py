@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from modalities.store import new_folder
+from modalities.files import new_folder
 from modalities.text.sources import SPLITS, Document, Source, document_split
 from modalities.text.tokenizers import Tokenizer
 

@@ -1,9 +1,9 @@
 """Text data, read from here outwards: a config in, a resumable loader of packed batches out.
 
-    sources.py     documents by spec string, and the held-out split
+    config.py      the data section of a recipe    sources.py    documents by spec string, and the held-out split
     tokenizers.py  text -> ids                     corpus.py     a source tokenised once, cached on disk
-    data.py        packing, order                  streaming.py  the same samples from an endless stream
-    passkey.py     passkey documents               ../rows.py    the loader: ranks, workers, resume
+    data.py        packing, order, held-out set    streaming.py  the same samples from an endless stream
+    passkey.py     passkey documents               ../loading.py the loaders: ranks, workers, resume
 
 A sample is a row of L+1 tokens with the document number of each: inputs are tokens[:-1], targets tokens[1:]. A target
 counts where its segment equals its input's and is not −1; −1 marks padding.
@@ -11,87 +11,31 @@ counts where its segment equals its input's and is not −1; −1 marks padding.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from modalities.rows import RowLoader
-from modalities.text.corpus import TokenCorpus, corpus_of, tokenize_corpus
-from modalities.text.passkey import NUM_DIGITS, make_passkey_document, minimum_length
-from modalities.text.sources import Document, HFSource, document_split, open_source
+from modalities.heldout import Heldout, fingerprint_of
+from modalities.loading import IndexedLoader, RowBatches, StreamLoader
+from modalities.text.config import TextDataConfig
+from modalities.text.corpus import TokenCorpus, tokenize_corpus
+from modalities.text.passkey import minimum_length, passkey_row
+from modalities.text.sources import HFSource, document_split, open_source
+from modalities.text.streaming import TextStream
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
 
-__all__ = [
-    "Document",
-    "PackedDataset",
-    "PackedLoader",
-    "TextDataConfig",
-    "TokenCorpus",
-    "build_loader",
-    "corpus_of",
-    "document_split",
-    "heldout_documents",
-    "load_corpus",
-    "load_tokenizer",
-    "open_source",
-    "tokenize_corpus",
-]
+__all__ = ["DEFAULT_SOURCE", "EncodedDocument", "PackedDataset", "build_loader", "load_corpus", "open_heldout"]
 
+DEFAULT_SOURCE = "sotu-excerpt"
+MOST_DOCUMENTS = 2000  # held-out documents read of a source without end
 # First word of every random key after the seed, so that no two uses share a stream.
 _DOCUMENTS, _WINDOWS, _PASSKEY = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class TextDataConfig:
-    """What to train on.
-
-    source, tokenizer: spec strings (sources.py, tokenizers.py). "tokens:FOLDER" is a source too: FOLDER/train and
-        FOLDER/heldout as `TokenCorpus.save` writes them.
-    context: L, tokens a model sees at once.
-    passkey_fraction: the share of training rows that are passkey documents instead of text.
-    passkey_weight: what each of the five answer tokens counts in the loss; every other token counts 1. Five targets in a
-        row of hundreds are too few for a small model to learn copying from within a small budget.
-    cache_dir: keep tokenised corpora there; None keeps them in memory.
-    heldout_source: where the held-out split comes from, when not from `source` (a dataset's own validation split).
-        All of it is then held out.
-    heldout_limit: documents taken for the held-out split of a stream.
-    """
-
-    source: str = "sotu-excerpt"
-    tokenizer: str = "bytes"
-    context: int = 128
-    seed: int = 0
-    passkey_fraction: float = 0.0
-    passkey_weight: float = 1.0
-    cache_dir: str | None = None
-    num_workers: int = 0
-    heldout_source: str | None = None
-    heldout_limit: int = 256
-
-    def __post_init__(self) -> None:
-        if self.context < 1:
-            raise ValueError(f"context {self.context} must be at least 1")
-        if not 0.0 <= self.passkey_fraction <= 1.0:
-            raise ValueError(f"passkey_fraction {self.passkey_fraction} is outside 0..1")
-        if not self.passkey_weight > 0:
-            raise ValueError(f"passkey_weight {self.passkey_weight} must be positive")
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers {self.num_workers} is negative")
-
-    def with_options(self, **options: Any) -> TextDataConfig:
-        """A copy with some values changed; an unknown name is an error that says which one is near."""
-        names = [field.name for field in fields(self)]
-        for name in options:
-            if name not in names:
-                near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
-                raise ValueError(f"text data has no option {name!r}; did you mean {near!r}?")
-        return replace(self, **options)
 
 
 class PackedDataset(Dataset):
@@ -168,7 +112,7 @@ class PackedDataset(Dataset):
         return self._window(order, ends, int(windows[position]) * self.context)
 
     def identity(self) -> dict[str, Any]:
-        """What decides a sample besides its number; see `modalities.rows`."""
+        """What decides a sample besides its number; see `modalities.loading`."""
         return {
             "kind": "packed",
             "fingerprint": self.corpus.fingerprint,
@@ -213,19 +157,6 @@ class PackedDataset(Dataset):
         return row
 
 
-def passkey_row(context: int, rng: np.random.Generator, tokenizer: Tokenizer, weight: float) -> dict[str, torch.Tensor]:
-    """A row that one passkey document fills; with "weights" float32 (L+1,) where its answer does not count 1."""
-    tokens = torch.from_numpy(make_passkey_document(context + 1, rng, tokenizer))
-    row = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
-    if weight != 1:
-        row["weights"] = torch.ones(len(tokens))
-        row["weights"][-NUM_DIGITS:] = weight
-    return row
-
-
-PackedLoader = RowLoader  # of a PackedDataset
-
-
 def load_corpus(config: TextDataConfig, split: str, tokenizer: Tokenizer | None = None) -> TokenCorpus:
     """The tokens of one split of a config's source. Errors: those of open_source and tokenize_corpus."""
     tokenizer = tokenizer or load_tokenizer(config.tokenizer)
@@ -237,23 +168,6 @@ def load_corpus(config: TextDataConfig, split: str, tokenizer: Tokenizer | None 
     source = open_source(spec)
     limit = config.heldout_limit if isinstance(source, HFSource) else None
     return tokenize_corpus(source, tokenizer, split=split, cache_dir=config.cache_dir, limit=limit)
-
-
-def heldout_documents(
-    spec: str = "sotu-excerpt", *, min_bytes: int = 0, limit: int | None = None, split: str = "heldout"
-) -> list[Document]:
-    """Held-out documents of a source that have at least `min_bytes` UTF-8 bytes, in the source's order.
-
-    split="all" takes every document, for a source that is a held-out set as a whole.
-    """
-    found: list[Document] = []
-    for document in open_source(spec):
-        if limit is not None and len(found) >= limit:
-            break
-        wanted = split == "all" or document_split(document) == split
-        if wanted and Tokenizer.count_bytes(document.text) >= min_bytes:
-            found.append(document)
-    return found
 
 
 def build_loader(
@@ -270,14 +184,13 @@ def build_loader(
 
     "train" is endless and shuffled, with passkey rows as configured. "heldout" is one pass over the held-out documents,
     in a mixed order that is the same for every seed, without passkey rows, with equally many batches on every rank.
-    A "hf:" source streams in training (StreamingLoader: its state is each rank's own); everything else is tokenised
-    once (PackedLoader: its state is the same on all ranks).
+    A "hf:" source streams in training (StreamLoader: its state is each rank's own); everything else is tokenised
+    once (IndexedLoader: its state is the same on all ranks).
     """
     tokenizer = tokenizer or load_tokenizer(config.tokenizer)
+    share: dict[str, Any] = {"rank": rank, "world": world, "num_workers": config.num_workers}
     if split == "train" and config.source.startswith("hf:"):
-        from modalities.text.streaming import StreamingLoader
-
-        return StreamingLoader(config, tokenizer, rank=rank, world=world, micro_batch=micro_batch)
+        return StreamLoader(TextStream(config, tokenizer, micro_batch), micro_batch, **share)
     corpus = load_corpus(config, split, tokenizer)
     if split == "train":
         options: dict[str, Any] = {
@@ -285,7 +198,40 @@ def build_loader(
             "passkey_fraction": config.passkey_fraction,
             "passkey_weight": config.passkey_weight,
         }
-    else:  # shuffled, so that the first few batches stand for all documents; always alike, so that runs compare
+    else:  # shuffled, so that the first few batches represent all documents; always alike, so that runs compare
         options = {"seed": 0, "epochs": 1}
     dataset = PackedDataset(corpus, config.context, tokenizer, **options)
-    return PackedLoader(dataset, micro_batch, rank=rank, world=world, num_workers=config.num_workers)
+    return IndexedLoader(RowBatches(dataset), micro_batch, **share)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedDocument:
+    """One document: its text, its ids without BOS or EOS, and the UTF-8 bytes those ids encode."""
+
+    text: str
+    tokens: np.ndarray
+    bytes: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.bytes / len(self.tokens)
+
+
+@lru_cache(maxsize=4)
+def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Heldout[tuple[EncodedDocument, ...]]:
+    """The first `MOST_DOCUMENTS` held-out documents of a source, read and tokenised once per process.
+
+    split="all" takes every document, for a source that is a held-out set as a whole. Raises ValueError when the split is
+    empty: measuring on text that was trained on is not an alternative.
+    """
+    tokenizer = load_tokenizer(tokenizer_spec)
+    found = (d.text for d in open_source(spec) if split == "all" or document_split(d) == split)
+    texts = list(islice(found, MOST_DOCUMENTS))
+    if not texts:
+        raise ValueError(f"source {spec!r} has no held-out document (5% are held out, by hash of their text)")
+    documents = tuple(
+        EncodedDocument(text, tokens, tokenizer.count_bytes(text))
+        for text, tokens in zip(texts, tokenizer.encode_many(texts), strict=True)
+    )
+    parts = [part for d in documents for part in (len(d.tokens).to_bytes(8, "little"), np.ascontiguousarray(d.tokens))]
+    return Heldout(spec, fingerprint_of([tokenizer.fingerprint.encode(), *map(bytes, parts)]), documents)

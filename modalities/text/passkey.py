@@ -14,6 +14,7 @@ import weakref
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from modalities.text.tokenizers import Tokenizer
 
@@ -122,3 +123,13 @@ def make_passkey_document(length: int, rng: np.random.Generator, tokenizer: Toke
     """A passkey document for training: `length` ids, int64, answer included, the depth uniform in 0..1."""
     prompt, answer = make_passkey(length, float(rng.random()), rng, tokenizer)
     return np.concatenate([prompt, answer])
+
+
+def passkey_row(context: int, rng: np.random.Generator, tokenizer: Tokenizer, weight: float) -> dict[str, torch.Tensor]:
+    """A row that one passkey document fills; with "weights" float32 (L+1,) where its answer does not count 1."""
+    tokens = torch.from_numpy(make_passkey_document(context + 1, rng, tokenizer))
+    row = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
+    if weight != 1:
+        row["weights"] = torch.ones(len(tokens))
+        row["weights"][-NUM_DIGITS:] = weight
+    return row

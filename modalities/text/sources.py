@@ -14,12 +14,11 @@ Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
     data_files=GLOB      hf only: handed to load_dataset, as in "hf:json?data_files=shards/*.jsonl"
     data_dir, revision   hf only: handed to load_dataset
 
-The data folder is $PRIORZOO_DATA, or ./data.
+The data folder: `modalities.files.data_folder`.
 """
 
 from __future__ import annotations
 
-import difflib
 import glob
 import gzip
 import hashlib
@@ -32,6 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+
+from modalities.files import data_folder
+from zoo.naming import did_you_mean, nearest
 
 SPLITS = ("train", "heldout")
 HELDOUT_FRACTION = 0.05
@@ -68,11 +70,6 @@ def document_split(document: Document) -> str:
         return document.split
     digest = hashlib.blake2b(document.text.strip().encode("utf-8", "surrogatepass"), digest_size=8, key=_SPLIT_KEY)
     return "heldout" if int.from_bytes(digest.digest(), "big") < HELDOUT_FRACTION * 2**64 else "train"
-
-
-def data_folder() -> Path:
-    """$PRIORZOO_DATA, or ./data."""
-    return Path(os.environ.get("PRIORZOO_DATA") or "data")
 
 
 class Source:
@@ -193,8 +190,7 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
     for part in query.split("&"):
         key, _, value = part.partition("=")
         if key not in _OPTIONS:
-            near = difflib.get_close_matches(key, _OPTIONS, n=1, cutoff=0.0)
-            raise ValueError(f"source {spec!r}: unknown option {key!r}; did you mean {near[0]!r}?")
+            raise ValueError(f"source {spec!r}: unknown option {key!r}; {nearest(key, _OPTIONS)}")
         options[key] = unquote(value)
     if options.get("errors", "strict") not in ("strict", "replace"):
         raise ValueError(f"source {spec!r}: errors={options['errors']!r}, expected 'strict' or 'replace'")
@@ -231,9 +227,8 @@ def _missing(spec: str, place: str) -> str:
         return f"source {spec!r} is a folder; give a glob of its files, such as '{place.rstrip('/')}/*.jsonl'"
     parent = Path(place).parent
     beside = [str(parent / p.name) for p in parent.iterdir() if p.name.endswith(_SUFFIXES)] if parent.is_dir() else []
-    near = difflib.get_close_matches(place, [*names, "hf:NAME", *beside], n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"source {spec!r}: no such file, and not one of {', '.join(names)}, hf:NAME{hint}"
+    hint = did_you_mean(place, [*names, "hf:NAME", *beside], cutoff=0.4)
+    return f"source {spec!r}: no such file, and not one of {', '.join(names)}, hf:NAME; {hint}".rstrip("; ")
 
 
 def row_document(row: Any, default_id: str, where: str, options: dict[str, str]) -> Document:
@@ -257,9 +252,8 @@ def row_document(row: Any, default_id: str, where: str, options: dict[str, str])
 
 def _field(row: dict[str, Any], field: str, where: str) -> Any:
     if field not in row:
-        near = difflib.get_close_matches(field, map(str, row), n=1)
-        hint = f"; did you mean '?field={near[0]}'?" if near else ""
-        raise ValueError(f"{where}: no field {field!r} among {sorted(map(str, row))}{hint}")
+        hint = did_you_mean(field, map(str, row), form="?field={}")
+        raise ValueError(f"{where}: no field {field!r} among {sorted(map(str, row))}; {hint}".rstrip("; "))
     return row[field]
 
 

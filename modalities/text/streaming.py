@@ -12,21 +12,20 @@ depends on the number of ranks and workers, as shards do; a state therefore fits
 from __future__ import annotations
 
 import copy
-import itertools
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
-from modalities.rows import collate
+from modalities.loading import collate
+from modalities.text.config import TextDataConfig
+from modalities.text.passkey import passkey_row
 from modalities.text.sources import HFSource, document_split, open_source
 from modalities.text.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from modalities.text.data import TextDataConfig
 
 BLOCK = 256  # windows shuffled together
 
@@ -71,8 +70,6 @@ class _Shard:
             block, done = block + 1, 0
 
     def _row(self, tokens: np.ndarray, starts: np.ndarray, at: int, index: int) -> dict[str, torch.Tensor]:
-        from modalities.text.data import passkey_row
-
         config = self.config
         if config.passkey_fraction > 0:
             rng = np.random.default_rng([config.seed, _PASSKEY, self.shard, index])
@@ -109,35 +106,6 @@ class _Shard:
             self.epoch, self.row, position = self.epoch + 1, 0, None
 
 
-class StreamingDataset(IterableDataset):
-    """Whole micro-batches of one rank with the state after each: (worker, batch, state). See StreamingLoader."""
-
-    def __init__(
-        self, config: TextDataConfig, tokenizer: Tokenizer, *, rank: int, world: int, workers: int, micro_batch: int
-    ) -> None:
-        source = open_source(config.source)
-        if not isinstance(source, HFSource):
-            raise ValueError(f"source {config.source!r} is no stream; those are written 'hf:NAME[:CONFIG][:SPLIT]'")
-        self.source, self.config, self.tokenizer = source, config, tokenizer
-        self.rank, self.world, self.workers, self.micro_batch = rank, world, workers, micro_batch
-        self.states: dict[str, dict[str, Any]] = {}
-        self.turn = 0  # the logical worker that the next batch comes from
-
-    def __iter__(self) -> Iterator[tuple[int, dict[str, torch.Tensor], dict[str, Any]]]:
-        info = get_worker_info()
-        # A DataLoader asks its workers in turn, starting with its worker 0; after resuming that one plays the worker
-        # whose turn it is.
-        worker = ((info.id if info else 0) + self.turn) % self.workers
-        _hide_worker()
-        shard = _Shard(
-            self.source, self.config, self.tokenizer, self.rank * self.workers + worker, self.world * self.workers
-        )
-        samples = shard.samples(self.states.get(str(worker)))
-        while True:
-            rows, states = zip(*itertools.islice(samples, self.micro_batch), strict=True)
-            yield worker, collate(list(rows)), states[-1]
-
-
 def _hide_worker() -> None:
     """Inside a worker process, make torch forget it is one.
 
@@ -150,54 +118,25 @@ def _hide_worker() -> None:
             raise RuntimeError("this torch keeps its worker info elsewhere: stream with num_workers=0")
 
 
-class StreamingLoader:
-    """Batches of a streamed source for one rank, resumable exactly.
+class TextStream:
+    """Packed micro-batches of a streamed source, for a `StreamLoader`."""
 
-    The state is this rank's own: every rank must save and load its own. It fits the same number of ranks and workers,
-    the same micro-batch and the same data options; anything else is a ValueError.
-    """
+    report = ""
 
-    def __init__(
-        self, config: TextDataConfig, tokenizer: Tokenizer, *, rank: int = 0, world: int = 1, micro_batch: int
-    ) -> None:
-        if micro_batch < 1:
-            raise ValueError(f"micro_batch {micro_batch} must be at least 1")
-        if not 0 <= rank < world:
-            raise ValueError(f"rank {rank} is outside 0..{world - 1}")
-        self.config, self.tokenizer = config, tokenizer
-        self.rank, self.world, self.micro_batch = rank, world, micro_batch
-        self.workers = max(1, config.num_workers)
-        self.states: dict[str, dict[str, Any]] = {}
-        self.batches = 0
+    def __init__(self, config: TextDataConfig, tokenizer: Tokenizer, micro_batch: int) -> None:
+        source = open_source(config.source)
+        if not isinstance(source, HFSource):
+            raise ValueError(f"source {config.source!r} is not a stream; those are written 'hf:NAME[:CONFIG][:SPLIT]'")
+        self.source, self.config, self.tokenizer, self.micro_batch = source, config, tokenizer, micro_batch
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Batches from where the last iteration, or the loaded state, stopped; without end."""
-        dataset = StreamingDataset(
-            self.config,
-            self.tokenizer,
-            rank=self.rank,
-            world=self.world,
-            workers=self.workers,
-            micro_batch=self.micro_batch,
-        )
-        dataset.states, dataset.turn = dict(self.states), self.batches % self.workers
-        loader = DataLoader(dataset, batch_size=None, num_workers=self.config.num_workers)
-        for worker, batch, state in loader:
-            self.states[str(worker)] = state
-            self.batches += 1
-            yield batch
+    def batches(self, slot: int, slots: int, done: int, state: Any) -> Iterator[tuple[Any, list[Any], Any]]:
+        _hide_worker()
+        samples = _Shard(self.source, self.config, self.tokenizer, slot, slots).samples(state)
+        while True:
+            rows, states = zip(*islice(samples, self.micro_batch), strict=True)
+            yield collate(list(rows)), [], states[-1]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values: per worker, where its block starts and how many rows of it are done."""
-        return {"batches": self.batches, "states": copy.deepcopy(self.states), **self._identity()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for key, mine in self._identity().items():
-            if state.get(key) != mine:
-                raise ValueError(f"data state has {key}={state.get(key)!r}, this loader {mine!r}: samples would differ")
-        self.states, self.batches = copy.deepcopy(state["states"]), int(state["batches"])
-
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         config = self.config
         return {
             "kind": "streaming",
@@ -207,8 +146,4 @@ class StreamingLoader:
             "context": config.context,
             "passkey_fraction": config.passkey_fraction,
             "passkey_weight": config.passkey_weight,
-            "rank": self.rank,
-            "world": self.world,
-            "workers": self.workers,
-            "micro_batch": self.micro_batch,
         }

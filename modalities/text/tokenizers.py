@@ -15,15 +15,16 @@ The last two import `tokenizers` when they are asked for, and only then.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
+
+from modalities.files import data_folder
+from zoo.naming import did_you_mean, nearest
 
 _BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "[CLS]")
 _EOS_NAMES = ("</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]")
@@ -127,17 +128,16 @@ def load_tokenizer(spec: str = "bytes", *, split_digits: bool = False) -> Tokeni
     if kind.endswith(".json"):
         options = _options(spec, query, ("bos", "eos", "pad", "split_digits"))
         return _load_json(spec, Path(kind), options, split_digits or _flag(spec, options))
-    near = difflib.get_close_matches(spec, ["bytes", "gpt2", "gpt2:FOLDER", "tokenizer.json"], n=1, cutoff=0.3)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown tokenizer {spec!r}: expected 'bytes', 'gpt2', 'gpt2:FOLDER' or 'FILE.json'{hint}")
+    hint = did_you_mean(spec, ["bytes", "gpt2", "gpt2:FOLDER", "tokenizer.json"], cutoff=0.3)
+    expected = f"expected 'bytes', 'gpt2', 'gpt2:FOLDER' or 'FILE.json'; {hint}".rstrip("; ")
+    raise ValueError(f"unknown tokenizer {spec!r}: {expected}")
 
 
 def _options(spec: str, query: str, known: Sequence[str]) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for key, value in options.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise ValueError(f"tokenizer {spec!r}: unknown option {key!r}; did you mean {near!r}?")
+            raise ValueError(f"tokenizer {spec!r}: unknown option {key!r}; {nearest(key, known)}")
         if not value:
             raise ValueError(f"tokenizer {spec!r}: option {key!r} has no value")
     return options
@@ -151,7 +151,7 @@ def _flag(spec: str, options: dict[str, str]) -> bool:
 
 
 def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
-    folder = Path(kind[len("gpt2:") :]) if ":" in kind else Path(os.environ.get("PRIORZOO_DATA", "data")) / "gpt2"
+    folder = Path(kind[len("gpt2:") :]) if ":" in kind else data_folder() / "gpt2"
     pairs = [("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")]
     for vocabulary, merges in pairs:
         if (folder / vocabulary).is_file() and (folder / merges).is_file():
@@ -171,9 +171,8 @@ def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
 
 def _load_json(spec: str, path: Path, options: dict[str, str], split_digits: bool) -> BPETokenizer:
     if not path.is_file():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.json")], n=1)
-        hint = f"; {near[0]!r} is there" if near else ""
-        raise FileNotFoundError(f"tokenizer {spec!r}: no file {path}{hint}")
+        hint = did_you_mean(path.name, [p.name for p in path.parent.glob("*.json")])
+        raise FileNotFoundError(f"tokenizer {spec!r}: no file {path}; {hint}".rstrip("; "))
     tokenizers = _import_tokenizers(spec)
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))

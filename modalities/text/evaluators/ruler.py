@@ -12,17 +12,17 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from modalities.evaluation import Cell, CellValue, EvalSettings, Evaluator, ModelResult, batches
-from modalities.text.held_out import held_out_documents, held_out_fingerprint
-from modalities.text.scoring import greedy_texts
+from modalities.decoder.scoring import greedy_texts
+from modalities.evaluation import Cell, CellValue, Score, batches
+from modalities.text.data import EncodedDocument
+from modalities.text.needle_words import ADJECTIVES, NOUNS
+from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
-from modalities.text.words import ADJECTIVES, NOUNS
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
@@ -62,52 +62,62 @@ RULER_TASKS = {
 }
 
 
-class Ruler(Evaluator):
+class Ruler(TextEvaluator):
     """RULER's eight needle tasks: mean fraction of references found in at most 128 generated tokens, 0 to 1.
 
     A prompt, answer prefix included, holds at most L tokens (RULER counts the 128 generated ones too). A sample ends
-    early once every reference has been found, which cannot change its score. ``samples`` prompts per task and length
-    (default 20). Without ``--lengths``, the default lengths that are too short for the templates are left out.
+    early once every reference was found, which cannot change its score. `samples` prompts per task and length
+    (default 20). Without `lengths`, the default lengths that are too short for the templates are left out.
     """
 
     name = "ruler"
     summary = "RULER's eight needle-in-a-haystack tasks: fraction of references found in 128 generated tokens"
-    headline = ("average",)
+    scores = (
+        Score("average", "references found, average of tasks", unit_interval=True),
+        *(Score(task, f"{task}: references found", unit_interval=True, tabled=False) for task in RULER_TASKS),
+    )
     default_samples = 20
 
-    def identity(self, model: nn.Module, settings: EvalSettings) -> dict[str, Any]:
-        count = settings.samples or self.default_samples
-        text = held_out_fingerprint(model.config.tokenizer, settings.source)
-        return {"text": text, "seed": settings.seed, "samples": count, "new_tokens": MAX_NEW_TOKENS}
+    @property
+    def samples(self) -> int:
+        return self.settings.samples or self.default_samples
 
-    def cells(self, model: nn.Module, settings: EvalSettings) -> list[Cell]:
-        count = settings.samples or self.default_samples
+    def identity(self, model: nn.Module) -> dict[str, Any]:
+        text = self.heldout_for(model).fingerprint
+        return {"text": text, "seed": self.settings.seed, "samples": self.samples, "new_tokens": MAX_NEW_TOKENS}
+
+    def essay(self, model: nn.Module) -> tuple[str, ...]:
+        """The words of all held-out documents, one after the other."""
+        return _words(self.heldout_for(model).items)
+
+    def points(self, model: nn.Module) -> tuple[int, ...]:
+        lengths = self.settings.resolved_lengths(self.trained_at(model))
+        if self.settings.lengths:
+            return lengths  # given explicitly: measured, or an error
+        shortest = max(_shortest(model.config.tokenizer, self.essay(model), task) for task in RULER_TASKS)
+        return tuple(length for length in lengths if length >= shortest)
+
+    def cells(self, model: nn.Module) -> list[Cell]:
+        tokenizer, essay, seed = model.config.tokenizer, self.essay(model), self.settings.seed
         return [
             Cell(
                 f"length={length}/task={task}",
-                cost=count * (length + MAX_NEW_TOKENS),
+                cost=self.samples * (length + MAX_NEW_TOKENS),
                 data={
                     "length": length,
                     "task": task,
-                    "samples": _ruler_cell(model.config.tokenizer, settings.source, task, length, count, settings.seed),
+                    "samples": _ruler_cell(tokenizer, essay, task, length, self.samples, seed),
                 },
             )
-            for length in self._lengths(model, settings)
+            for length in self.points(model)
             for task in RULER_TASKS
         ]
 
-    def _lengths(self, model: nn.Module, settings: EvalSettings) -> tuple[int, ...]:
-        lengths = settings.resolved_lengths(model.config.train_context)
-        if settings.lengths:
-            return lengths  # what was asked for is measured, or is an error
-        shortest = max(_shortest(model.config.tokenizer, settings.source, task) for task in RULER_TASKS)
-        return tuple(length for length in lengths if length >= shortest)
-
-    def measure(self, model: nn.Module, cell: Cell, settings: EvalSettings) -> CellValue:
+    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
         tokenizer = load_tokenizer(model.config.tokenizer)
         samples, length = cell.data["samples"], cell.data["length"]
         scores: list[float] = []
-        for part in batches(len(samples), settings.batch_size(length + MAX_NEW_TOKENS)):
+        for part in batches(len(samples), self.settings.batch_size(length + MAX_NEW_TOKENS)):
             wanted = [answers for _, answers in samples[part]]
             texts = greedy_texts(
                 model,
@@ -125,11 +135,6 @@ class Ruler(Evaluator):
             by_task = {c["task"]: c["score"] for c in cells.values() if c["length"] == length}
             rows.append({"length": length, "average": sum(by_task.values()) / len(by_task), **by_task})
         return rows
-
-    def draw(self, results: list[ModelResult], path: Path) -> None:
-        from modalities.plots import ruler_figure
-
-        ruler_figure(results, path, tasks=list(RULER_TASKS))
 
 
 def fraction_found(text: str, references: tuple[str, ...]) -> float:
@@ -256,24 +261,22 @@ def _sentences(words: Iterable[str]) -> list[str]:
 
 
 @lru_cache(maxsize=4)
-def _essay(tokenizer_name: str, source: str | None) -> tuple[str, ...]:
-    """The words of all held-out documents, one after the other."""
-    _, documents = held_out_documents(tokenizer_name, source)
+def _words(documents: tuple[EncodedDocument, ...]) -> tuple[str, ...]:
     return tuple(word for document in documents for word in document.text.split())
 
 
 @lru_cache(maxsize=32)
-def _shortest(tokenizer_name: str, source: str | None, task: str) -> int:
-    """Tokens of the longest of some prompts without a haystack: a length that fits nearly every draw, with room to spare."""
-    tokenizer, essay = load_tokenizer(tokenizer_name), _essay(tokenizer_name, source)
+def _shortest(tokenizer_name: str, essay: tuple[str, ...], task: str) -> int:
+    """Tokens of the longest of some prompts without a haystack, and 5% more: a length that nearly every draw fits."""
+    tokenizer = load_tokenizer(tokenizer_name)
     rng = np.random.default_rng(0)
     drawn = [len(make_ruler_sample(RULER_TASKS[task], 0, tokenizer, essay, rng)[0]) for _ in range(20)]
     return round(1.05 * max(drawn))
 
 
 @lru_cache(maxsize=256)
-def _ruler_cell(tokenizer_name: str, source: str | None, task: str, length: int, count: int, seed: int) -> tuple:
-    tokenizer, essay = load_tokenizer(tokenizer_name), _essay(tokenizer_name, source)
+def _ruler_cell(tokenizer_name: str, essay: tuple[str, ...], task: str, length: int, count: int, seed: int) -> tuple:
+    tokenizer = load_tokenizer(tokenizer_name)
     rng = np.random.default_rng([seed, length, list(RULER_TASKS).index(task)])
     try:
         return tuple(make_ruler_sample(RULER_TASKS[task], length, tokenizer, essay, rng) for _ in range(count))

@@ -1,0 +1,129 @@
+"""Perplexity against length: held-out text cut into windows of each length, the same tokens predicted at every length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from modalities.decoder.scoring import device_of, position_buckets, token_nll
+from modalities.evaluation import Cell, CellValue, ModelResult, Score, batches, mean_of_seeds, standard_error
+from modalities.figures import curves, finish, panels, position_curves
+from modalities.text.data import EncodedDocument
+from modalities.text.retrieval import TextEvaluator
+from modalities.text.tokenizers import load_tokenizer
+
+__all__ = ["Perplexity"]
+
+
+class Perplexity(TextEvaluator):
+    """Mean NLL, perplexity and bits per byte of held-out text, cut into windows of each length.
+
+    The same stretches of text, as long as the longest length, serve every length: a stretch is cut into
+    non-overlapping windows that predict L tokens each, from the token before the window (BOS at a document's start)
+    and the first L − 1 of it. So every length predicts the same tokens, only the context differs, and windows look as
+    they did in training, where BOS occurs at the start of documents alone. `samples` counts stretches (default 8),
+    taken from documents at least that long, in turn.
+    """
+
+    name = "perplexity"
+    summary = "NLL, perplexity and bits per byte of held-out documents against length, and NLL by position"
+    scores = (Score("perplexity"), Score("bits_per_byte", "bits per byte, less is better"))
+    overview = "bits_per_byte"
+    default_samples = 8
+
+    def points(self, model: nn.Module) -> tuple[int, ...]:
+        return self.settings.resolved_lengths(self.trained_at(model))
+
+    def identity(self, model: nn.Module) -> dict[str, Any]:
+        text = self.heldout_for(model).fingerprint
+        return {"text": text, "seed": self.settings.seed, "stretch": max(self.points(model))}
+
+    def cells(self, model: nn.Module) -> list[Cell]:
+        lengths, heldout = self.points(model), self.heldout_for(model)
+        bos, longest = load_tokenizer(model.config.tokenizer).bos_id, max(lengths)
+        stretches = _stretches(heldout.items, bos, longest, self.settings.seed, heldout.name)
+        stretches = stretches[: self.settings.samples or self.default_samples]
+        return [
+            Cell(f"length={length}/stretch={k}", cost=longest // length * length, data={"length": length} | stretch)
+            for length in lengths
+            for k, stretch in enumerate(stretches)
+        ]
+
+    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+        length, tokens = cell.data["length"], torch.as_tensor(cell.data["tokens"], device=device_of(model))
+        count = (len(tokens) - 1) // length * length
+        inputs, targets = tokens[:count].view(-1, length), tokens[1 : count + 1].view(-1, length)
+        by_position = torch.zeros(length, dtype=torch.float64)
+        for part in batches(len(targets), self.settings.batch_size(length)):
+            by_position += token_nll(model, inputs[part], targets[part]).sum(0).cpu()
+        bucket = position_buckets(length)
+        sums = np.bincount(bucket, weights=by_position.numpy())
+        return {
+            "length": length,
+            "tokens": count,
+            "bytes": count * cell.data["bytes_per_token"],
+            "nll_sum": float(by_position.sum()),
+            "bucket_nll_sum": sums.tolist(),
+            "bucket_tokens": (np.bincount(bucket) * len(targets)).tolist(),
+        }
+
+    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+        rows = []
+        for length in sorted({c["length"] for c in cells.values()}):
+            mine = [c for c in cells.values() if c["length"] == length]
+            nll = sum(c["nll_sum"] for c in mine) / sum(c["tokens"] for c in mine)
+            means = np.array([c["nll_sum"] / c["tokens"] for c in mine])
+            bucket_sum, bucket_count = (
+                np.sum([c[k] for c in mine], axis=0) for k in ("bucket_nll_sum", "bucket_tokens")
+            )
+            rows.append(
+                {
+                    "length": length,
+                    "nll": nll,
+                    "nll_standard_error": standard_error(means),
+                    "perplexity": math.exp(min(nll, 700.0)),
+                    "bits_per_byte": nll * sum(c["tokens"] for c in mine) / math.log(2) / sum(c["bytes"] for c in mine),
+                    "tokens": sum(c["tokens"] for c in mine),
+                    "position_to": [2**k for k in range(len(bucket_sum))],
+                    "position_nll": (bucket_sum / bucket_count).tolist(),
+                }
+            )
+        return rows
+
+    def draw(self, results: list[ModelResult], path: Path) -> None:
+        """Bits per byte against length, and NLL by position inside windows of the longest length."""
+        results = mean_of_seeds(results, self.axis.column)
+        figure, axes = panels(1, 2, width=4.6, height=3.9)
+        curves(axes[0], results, self.scores[1])
+        position_curves(axes[1], results, "position_nll", "nats per token")
+        finish(figure, axes, results, path)
+
+
+@lru_cache(maxsize=8)
+def _stretches(
+    documents: tuple[EncodedDocument, ...], bos: int, length: int, seed: int, source: str
+) -> list[dict[str, Any]]:
+    """Stretches of `length` tokens with the token before them; the first stretches of all documents come first."""
+    long = [d for d in documents if len(d.tokens) >= length]
+    if not long:
+        longest = max((len(d.tokens) for d in documents), default=0)
+        raise ValueError(
+            f"no held-out document of {source} has {length} tokens; the longest has {longest}: "
+            "choose shorter lengths, or a source with longer documents"
+        )
+    order = np.random.default_rng(seed).permutation(len(long))
+    found = []
+    for document in (long[i] for i in order):
+        read = np.concatenate([[bos], document.tokens])  # token t is predicted after read[t]
+        for k, start in enumerate(range(0, len(document.tokens) - length + 1, length)):
+            stretch = {"tokens": read[start : start + length + 1], "bytes_per_token": document.bytes_per_token}
+            found.append((k, stretch))
+    found.sort(key=lambda pair: pair[0])  # stable: keeps the shuffled order of documents within a round
+    return [stretch for _, stretch in found]

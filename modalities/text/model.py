@@ -1,0 +1,53 @@
+"""The causal language model of text: the shared decoder in the papers' sizes, for every position method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from modalities.decoder.model import Decoder, DecoderConfig, register_decoders
+
+__all__ = ["SIZES", "CausalLM", "TextConfig", "register_text_models"]
+
+
+@dataclass(frozen=True)
+class TextConfig(DecoderConfig):
+    """`DecoderConfig` of text; `tokenizer` is a spec of `modalities.text.tokenizers`."""
+
+
+class CausalLM(Decoder):
+    """A decoder-only language model."""
+
+    config_class = TextConfig
+    modality = "text"
+
+
+# The sizes of the papers keep their names; tiny and small read bytes.
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=128),
+    "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=512),
+    # GOAT, C4
+    "125m": dict(
+        dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=2048, vocab_size=50257, tokenizer="gpt2"
+    ),
+    # CABLE, FineWeb-Edu
+    "124m": dict(
+        dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=1024, vocab_size=50257, tokenizer="gpt2"
+    ),
+    # BAM, FineWeb, the Mistral v0.3 vocabulary
+    "120m": dict(dim=768, num_layers=12, num_heads=16, hidden_dim=1536, train_context=512),
+    "432m": dict(dim=1536, num_layers=14, num_heads=24, hidden_dim=3072, train_context=512),
+    "1100m": dict(dim=2048, num_layers=15, num_heads=32, hidden_dim=8192, train_context=512),
+}
+for _name in ("120m", "432m", "1100m"):
+    SIZES[_name] |= dict(vocab_size=32768, tokenizer="data/mistral-v0.3/tokenizer.json", tied=False)
+
+
+def register_text_models() -> None:
+    """Every position method × SSMax on and off × size, from the tables above."""
+    register_decoders("text", SIZES, TextConfig, build)
+
+
+def build(**config: Any) -> CausalLM:
+    """A decoder from the entries of a `TextConfig`."""
+    return CausalLM(TextConfig(**config))

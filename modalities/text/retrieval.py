@@ -1,0 +1,104 @@
+"""What text evaluators share: the held-out documents they read, and scoring a grid of prompts and answers."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from modalities.decoder.scoring import answer_scores
+from modalities.evaluation import Cell, CellValue, Evaluator, Score, batches
+from modalities.heldout import Heldout
+from modalities.text.data import DEFAULT_SOURCE, EncodedDocument, open_heldout
+
+__all__ = ["Retrieval", "TextEvaluator"]
+
+
+class TextEvaluator(Evaluator):
+    """An evaluator that reads held-out documents: those of `settings.source`, else those that training held out."""
+
+    @property
+    def source_name(self) -> str:
+        return (
+            self.settings.source
+            or self.trained_on.get("heldout_source")
+            or self.trained_on.get("source", DEFAULT_SOURCE)
+        )
+
+    def heldout_for(self, model: nn.Module) -> Heldout[tuple[EncodedDocument, ...]]:
+        """The documents in the model's tokens. Raises ValueError where training read tokens and kept no text."""
+        if self.source_name.startswith("tokens:"):
+            raise ValueError(
+                f"training read {self.source_name!r}, which holds no text: name held-out text with --source"
+            )
+        whole = self.settings.source is None and self.trained_on.get("heldout_source") is not None
+        return open_heldout(self.source_name, model.config.tokenizer, "all" if whole else "heldout")
+
+
+class Retrieval(Evaluator):
+    """A length × depth grid of prompts and answers, scored teacher-forced and by free generation."""
+
+    scores = (
+        Score("teacher_forced", unit_interval=True, drawn=False),
+        Score("free_generation", "keys generated exactly", unit_interval=True),
+    )
+    overview = "free_generation"
+    default_samples = 5
+    depths: ClassVar[int]
+    depth_decimals: ClassVar[int]  # in a cell's name
+
+    @property
+    def samples(self) -> int:
+        return self.settings.samples or self.default_samples
+
+    def identity(self, model: nn.Module) -> dict[str, Any]:
+        return {"seed": self.settings.seed, "samples": self.samples, "depths": self.depths}
+
+    def points(self, model: nn.Module) -> tuple[int, ...]:
+        return self.settings.resolved_lengths(self.trained_at(model))
+
+    @abstractmethod
+    def draw_samples(self, model: nn.Module, length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
+        """`samples` equally long prompts (N, P) and answers (N, A), together `length` tokens."""
+
+    def cells(self, model: nn.Module) -> list[Cell]:
+        cells = []
+        for length in self.points(model):
+            for k in range(self.depths):
+                depth = k / (self.depths - 1)
+                prompts, answers = self.draw_samples(model, length, depth)
+                data = {"length": length, "depth": depth, "prompts": prompts, "answers": answers}
+                name = f"length={length}/depth={depth:.{self.depth_decimals}f}"
+                cells.append(Cell(name, cost=len(prompts) * length, data=data))
+        return cells
+
+    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+        """Mean scores of the cell's samples."""
+        prompts, answers = cell.data["prompts"], cell.data["answers"]
+        parts = [
+            answer_scores(model, prompts[part], answers[part])
+            for part in batches(len(prompts), self.settings.batch_size(cell.data["length"]))
+        ]
+        means = {name: float(torch.cat([part[name] for part in parts]).mean()) for name in parts[0]}
+        return {"length": cell.data["length"], "depth": cell.data["depth"], "samples": len(prompts), **means}
+
+    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+        """One row per length: means over depths, the binomial standard error of the generated score, and it by depth."""
+        rows = []
+        for length in sorted({c["length"] for c in cells.values()}):
+            mine = sorted((c for c in cells.values() if c["length"] == length), key=lambda c: c["depth"])
+            samples = sum(c["samples"] for c in mine)
+            row = {"length": length, "samples": samples}
+            for score in ("teacher_forced", "free_generation", "digits", "nll"):
+                row[score] = sum(c[score] * c["samples"] for c in mine) / samples
+            found = row["free_generation"]
+            row["free_generation_standard_error"] = math.sqrt(found * (1 - found) / samples)
+            row["depths"] = [c["depth"] for c in mine]
+            row["free_generation_by_depth"] = [c["free_generation"] for c in mine]
+            rows.append(row)
+        return rows

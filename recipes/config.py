@@ -1,19 +1,20 @@
 """Recipes as plain dataclasses, and everything that has to be settled before DeepSpeed sees a configuration.
 
 A recipe is a value. `apply_overrides` changes it from the command line, `resolve` settles what depends on the machine
-(micro-batch, accumulation, precision) and writes the DeepSpeed configuration. Nothing here imports torch or DeepSpeed.
+(micro-batch, accumulation, precision) and writes the DeepSpeed configuration. Nothing here imports DeepSpeed.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import json
 import math
 import typing
 from dataclasses import dataclass, field
 from typing import Any
+
+from zoo.naming import did_you_mean, nearest
 
 PRECISIONS = ("auto", "fp32", "bf16")
 OPTIMIZERS = ("adamw", "radam")
@@ -44,7 +45,7 @@ class Optim:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1  # on matrices only; see engine.parameter_groups
-    prior_lr_scale: float = 1.0  # learning rate of the priors' own numbers and SSMax's s, as a multiple of lr
+    prior_lr_scale: float = 1.0  # learning rate of the priors' parameters and SSMax's s, as a multiple of lr
     schedule: str = "cosine"
     warmup: int = 50  # steps
     floor: float = 0.1  # of lr, reached at the last step
@@ -71,10 +72,16 @@ class Train:
 
 @dataclass
 class Evaluate:
-    """Held-out loss during training: `samples` samples every `every` steps (0: never) and at the end."""
+    """What is measured during training.
+
+    every, samples: held-out loss over `samples` samples every `every` steps (0: never) and at the end.
+    during: evaluators of `recipes/evaluate.py` by name, each with the number of steps between its runs, or with its
+        settings and "every": {"passkey": 200}, {"passkey": {"every": 200, "lengths": [128, 512], "samples": 1}}.
+    """
 
     every: int = 100
     samples: int = 128
+    during: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -105,13 +112,6 @@ class Plan:
 # ------------------------------------------------------------------------------------------------- overrides
 
 
-def nearest(word: str, choices: typing.Iterable[str]) -> str:
-    """The end of an error message: the closest valid choice, or all of them where none is close."""
-    choices = sorted(choices)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(choices)}"
-
-
 def setting_names(recipe: Recipe) -> list[str]:
     """Every key that --set accepts for this recipe, such as `train.steps`."""
     names = []
@@ -136,7 +136,7 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
             raise ConfigError(f"--set {setting!r}: expected key=value, such as train.steps=200")
         section, _, name = key.partition(".")
         if section == "model" and name.startswith("options."):
-            recipe.model.options[name.removeprefix("options.")] = _any_value(text)
+            recipe.model.options[name.removeprefix("options.")] = parse_value(text)
         else:
             target = getattr(recipe, section, None)
             if not dataclasses.is_dataclass(target) or not name or name == "options" or not hasattr(target, name):
@@ -151,7 +151,8 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
     return recipe, given
 
 
-def _any_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """JSON, or a bare word: none, true, false or a string."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -188,7 +189,7 @@ def _parse(text: str, hint: Any, setting: str) -> Any:
             return text
     except (KeyError, ValueError, OverflowError):
         raise wrong from None
-    return _any_value(text)
+    return parse_value(text)
 
 
 def _type_name(hint: Any) -> str:
@@ -333,9 +334,9 @@ def check_deepspeed_json(own: dict[str, Any], path: str = "DeepSpeed config") ->
     if own.get("fp16", {}).get("enabled"):
         raise ConfigError(f"{path}: fp16 is not supported (bf16 needs no loss scaling); use --set train.precision=bf16")
     for key in own:  # DeepSpeed reads past a misspelt key in silence
-        close = difflib.get_close_matches(key, [k.split(".")[0] for k in SHARED], n=1, cutoff=0.85)
-        if close and key != close[0]:
-            raise ConfigError(f"{path}: unknown key {key!r}; did you mean {close[0]!r}?")
+        known = [k.split(".")[0] for k in SHARED]
+        if key not in known and (hint := did_you_mean(key, known, cutoff=0.85)):
+            raise ConfigError(f"{path}: unknown key {key!r}; {hint.strip()}")
 
 
 def _adopt(recipe: Recipe, own: dict[str, Any], given: set[str]) -> None:

@@ -1,8 +1,8 @@
-"""DeepSpeed behind one small door: start the ranks, wrap a model, step, save, resume, export.
+"""A thin wrapper around DeepSpeed: start the ranks, initialise, step, save, resume, export.
 
-The loop in train.py and the tests use `start` and `Engine` and never DeepSpeed itself. Its traps on a CPU are met here:
-a shared-memory operator and an Adam that would be compiled on first use, no gradient norm at stage 0 in fp32, a
-`latest` file written in place, and checkpoints that load only at the number of ranks that wrote them.
+The loop in train.py and the tests use `start` and `Engine` and never DeepSpeed itself. It works around, on a CPU: a
+shared-memory operator and an Adam that would be compiled on first use, no gradient norm at stage 0 in fp32, a `latest`
+file written in place, and checkpoints that load only at the number of ranks that wrote them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
 
 from recipes.config import ConfigError, Optim, Plan
 from recipes.ema import WeightAverage
-from recipes.runs import write_json
+from zoo.files import write_json, write_text
 from zoo.layers import Attention
+from zoo.model import ZooModel
 
 
 @dataclass(frozen=True)
@@ -117,19 +117,19 @@ def _free_port() -> int:
 # ------------------------------------------------------------------------------------- optimiser and schedule
 
 
-def parameter_groups(model: nn.Module, optim: Optim) -> list[dict[str, Any]]:
-    """Optimiser groups: matrices with weight decay; without it everything the model exempts, and the priors' numbers.
+def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
+    """Optimiser groups: matrices with weight decay; without it everything the model exempts, and the priors' parameters.
 
     Exempt are the names of `model.no_weight_decay()` (norms, position embeddings, every prior parameter, SSMax's s)
-    and whatever has fewer than two dimensions. Of those, `model.prior_numbers()` learn at `optim.prior_lr_scale` times
-    the rate: under Adam a number moves by about its rate a step, and an exponent θβ has far to go in a short run.
+    and whatever has fewer than two dimensions. Of those, `model.prior_parameters()` learn at `optim.prior_lr_scale`
+    times the rate: under Adam a parameter moves by about its rate a step, and an exponent θβ has far to go in a short run.
     """
-    exempt = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+    exempt = model.no_weight_decay()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     unknown = exempt - {name for name, _ in model.named_parameters()}
     if unknown:
         raise ConfigError(f"no_weight_decay() names no parameters of the model: {', '.join(sorted(unknown))}")
-    fast = set(model.prior_numbers()) if optim.prior_lr_scale != 1 and hasattr(model, "prior_numbers") else set()
+    fast = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
     decayed = [p for name, p in named if p.ndim >= 2 and name not in exempt]
     spared = [p for name, p in named if (p.ndim < 2 or name in exempt) and name not in fast]
     numbers = [p for name, p in named if name in fast]
@@ -141,7 +141,7 @@ def parameter_groups(model: nn.Module, optim: Optim) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
 
 
-def create_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
+def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
     """AdamW or RAdam, both with decoupled weight decay, on `parameter_groups`."""
     groups = parameter_groups(model, optim)
     if optim.name == "adamw":
@@ -169,7 +169,7 @@ def lr_factor(step: int, optim: Optim, steps: int) -> float:
 class Engine:
     """A model under DeepSpeed. Call it like the model; `backward` and `step` once per micro-batch, in this order."""
 
-    def __init__(self, model: nn.Module, plan: Plan, ranks: Ranks, *, universal: bool = False):
+    def __init__(self, model: ZooModel, plan: Plan, ranks: Ranks, *, universal: bool = False):
         import deepspeed
 
         self.plan, self.ranks = plan, ranks
@@ -195,7 +195,7 @@ class Engine:
         self.average = WeightAverage(self.model, plan.recipe.train.ema) if plan.recipe.train.ema else None
 
     @property
-    def model(self) -> nn.Module:
+    def model(self) -> ZooModel:
         """The model itself, for its methods. Under ZeRO-3 its parameters are gathered only inside a forward."""
         return self._deepspeed.module
 
@@ -289,9 +289,7 @@ class Engine:
             if folder.exists():  # the same step again, after a resume from an older one
                 shutil.rmtree(folder)
             os.replace(partial, folder)
-            pointer = folder.parent / "latest.partial"
-            pointer.write_text(folder.name)
-            os.replace(pointer, folder.parent / "latest")
+            write_text(folder.parent / "latest", folder.name)
         self.barrier()
 
     def load(self, folder: Path) -> dict[str, Any]:
@@ -307,6 +305,18 @@ class Engine:
             self.average.load(folder.with_name(folder.name.removesuffix(".universal")), steps=state["priorzoo"]["step"])
         return state["priorzoo"]
 
+    def exported_model(self) -> ZooModel | None:
+        """A separate model with what `export` would write, on rank 0's device; None elsewhere. Every rank must call."""
+        found: list[dict[str, torch.Tensor]] = []
+        self._export(
+            lambda state: found.append({k: v.clone() for k, v in self.model.storable_state(state=state).items()})
+        )
+        if not found:
+            return None
+        model = type(self.model)(self.model.config)
+        model.load_state_dict(found[0])
+        return model.to(self.ranks.device).eval()
+
     def export_final(self, folder: Path) -> None:
         """`export` to a folder that appears whole; an older one of the same name is replaced."""
         partial = folder.with_name(folder.name + ".partial")
@@ -319,20 +329,21 @@ class Engine:
     def export(self, folder: Path) -> None:
         """`model.save_pretrained(folder)` by rank 0: the averaged weights where they are kept, else the optimiser's float32
         ones, with ZeRO-3's parameters gathered."""
+        self._export(lambda state: self.model.save_pretrained(folder, state=state))
+
+    def _export(self, write: Callable[[dict[str, torch.Tensor]], object]) -> None:
+        """Call `write` on rank 0 with the tensors that replace the model's own, while ZeRO-3's parameters are gathered."""
         masters = self._masters() if self.average is None else self.average.average
+        gathered = nullcontext()
         if self.plan.recipe.train.zero_stage == 3:
             import deepspeed
 
-            with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
-                self._write(folder, masters)
-        else:
-            self._write(folder, masters)
-
-    def _write(self, folder: Path, masters: dict[str, torch.Tensor]) -> None:
-        if self.ranks.lead:
-            # What is not trained has no float32 copy, and loses nothing by one.
-            frozen = {name: p.detach().float() for name, p in self.model.named_parameters() if not p.requires_grad}
-            self.model.save_pretrained(folder, state={**frozen, **masters})
+            gathered = deepspeed.zero.GatheredParameters(list(self.model.parameters()))
+        with gathered:
+            if self.ranks.lead:
+                # What is not trained has no float32 copy, and loses nothing by one.
+                frozen = {n: p.detach().float() for n, p in self.model.named_parameters() if not p.requires_grad}
+                write({**frozen, **masters})
 
     def _masters(self) -> dict[str, torch.Tensor]:
         """The optimiser's float32 copies by parameter name, on rank 0; every rank must call. Empty where it has none."""

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-from dataclasses import dataclass
 from typing import Any
 
+from modalities.contract import find_modality
 from recipes.config import Plan, Recipe, resolve
 from recipes.console import short
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one sample asks for, by the modality's own count (`recipes.<modality>.cost`)."""
-
-    units: int  # tokens, images
-    flops: float  # forward and backward
-    activation_bytes: float  # kept between forward and backward, without recomputation tricks of the kernels
 
 
 def memory_per_rank(parameters: int, plan: Plan, activation_bytes: float) -> dict[str, float]:
@@ -42,22 +32,22 @@ def build_on_meta(recipe: Recipe) -> Any:
     import torch
 
     with torch.device("meta"):
-        return importlib.import_module(f"recipes.{recipe.modality}").build_model(recipe, start=False)
+        return find_modality(recipe.modality).build(recipe.model.name, recipe.model.options, recipe.data)
 
 
 def describe(plan: Plan) -> dict[str, str]:
     """The figures of a plan as text, by name."""
     recipe, train = plan.recipe, plan.recipe.train
-    task = importlib.import_module(f"recipes.{recipe.modality}")
+    modality = find_modality(recipe.modality)
     model = build_on_meta(recipe)
     parameters = sum(p.numel() for p in model.parameters())
-    cost = task.cost(recipe, model)
+    cost = modality.cost(model, recipe.data, 2 if train.precision == "bf16" else 4)
     samples = train.batch * train.steps
     memory = memory_per_rank(parameters, plan, cost.activation_bytes)
     return {
         "model": f"{recipe.model.name}, {parameters:,} parameters ({short(parameters)})",
         "batch": f"{train.batch} = micro-batch {train.micro_batch} × accumulation {train.accumulation} × ranks {plan.world}",
-        task.UNIT: f"{samples * cost.units:,} = {train.steps:,} steps × {train.batch * cost.units:,}",
+        modality.unit: f"{samples * cost.units:,} = {train.steps:,} steps × {train.batch * cost.units:,}",
         "estimated FLOPs": f"{short(samples * cost.flops)} in all, {short(train.batch * cost.flops)} a step",
         "estimated memory per rank": f"{sum(memory.values()) / 2**30:.2f} GiB: "
         + ", ".join(f"{name} {size / 2**30:.2f}" for name, size in memory.items()),

@@ -6,13 +6,13 @@
     python recipes/evaluate.py 'dna_*.genomes' 'markov-*' uniform bits,contigs      beside baselines
     python recipes/evaluate.py dna_goat_tiny.genomes score --fasta FILE             log-likelihood of every record, as TSV
 
-The last argument names the evaluators, comma-separated; the others name models of one modality: registry names,
-patterns of names with weights, run folders, or baselines. Written to --out: EVAL.json (everything), EVAL.csv (a row per
-model and length or size), EVAL.png (all models in one figure), overview.png where passkey and perplexity were both
-measured, and cells/, from which a run that was stopped goes on. Evaluators that list a file's entries write
-EVAL.MODEL.tsv and no CSV. Run folders whose recipe.json differ in the seeds alone, and shipped weights of the same
-recipe, are seeds of one set-up: tables and figures show their mean, files keep every model. Options of another modality
-are refused. Exit codes: 0 done, 2 the request cannot be served as written.
+The last argument names the evaluators, comma-separated or "all"; the others name models of one modality: registry names,
+patterns of names with weights, run or saved-model folders, or baselines. The options below are those of the evaluators of
+that modality; without models, of all. Written to --out: EVAL/MODEL.json (settings, rows), EVAL.csv (a row per model and
+place on the axis), EVAL.png (all models in one figure), overview.png where several evaluators share an axis, and cells/,
+from which a run that was stopped continues. Evaluators that list a file's entries write EVAL.MODEL.tsv and no CSV. Run
+folders whose recipe.json differ in the seeds alone, and shipped weights of the same recipe, are seeds of one set-up: tables
+and figures show their mean, files keep every model. Exit codes: 0 done, 2 the request cannot be served as written.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-if __name__ == "__main__":  # `recipes` from the checkout, and this folder's files as no top-level names
+if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     # Threads that wait by spinning starve each other when something else wants a core; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -32,163 +33,128 @@ if __name__ == "__main__":  # `recipes` from the checkout, and this folder's fil
 import torch
 import typer
 
-from modalities.evaluation import Evaluator, ModelResult, Settings
-from modalities.store import CellStore, weights_hash
-from recipes import targets as asked
-from recipes.config import nearest
+from modalities.contract import find_modality, modality_names
+from modalities.evaluation import Evaluator, ModelResult
+from modalities.figures import overview_figure
+from recipes.cells import CellStore, weights_hash
+from recipes.commands import CommandError, call, given_settings, option_name, with_options
 from recipes.console import short
 from recipes.report import console, print_plan, print_results, progress_bar, write_results
-from recipes.targets import RequestError, Target
+from recipes.targets import Target, find_targets, modality_of, parse_overrides, seed_groups
+from zoo.naming import nearest
+
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One evaluator on one model.
+
+    Attributes:
+        store_key: everything that a cell's number depends on. The device and the batch size change rounding and costs
+            alone, and are left out: a cell that was finished before keeps the time and the memory it took then.
+    """
+
+    target: Target
+    evaluator: Evaluator
+    overrides: Mapping[str, Any]
+
+    @property
+    def store_key(self) -> dict[str, Any]:
+        model = self.target.model
+        return {
+            "evaluator": self.evaluator.name,
+            "version": self.evaluator.version,
+            "model": self.target.label,
+            "weights": weights_hash(model),
+            "config": dataclasses.asdict(model.config),
+            "dtype": str(next((p.dtype for p in model.parameters()), None)),
+            "overrides": self.overrides,
+            "settings": self.evaluator.identity(model),
+        }
+
+    def run(self, out: Path, *, group: str = "", quiet: bool = False) -> ModelResult:
+        """Every cell, each stored as soon as it is finished."""
+        model, evaluator, label = self.target.model, self.evaluator, self.target.label
+        store = CellStore(out / "cells", self.store_key)
+        todo = {cell.name: cell.cost for cell in evaluator.cells(model) if cell.name not in store.finished}
+        started = time.perf_counter()
+        values = {}
+        with progress_bar(quiet) as bar:
+            task = bar.add_task(f"{evaluator.name}  {label}", total=sum(todo.values()), rate="")
+            for name, value in evaluator.run(model, dict(store.finished)):
+                values[name] = value
+                if name in todo:
+                    store.add(name, value)
+                    bar.advance(task, todo[name])
+                    rate = bar.tasks[0].completed / max(time.perf_counter() - started, 1e-9)
+                    bar.update(task, rate=f"{short(rate)} {evaluator.unit}/s")
+        return ModelResult(
+            label=label,
+            method=self.target.method,
+            trained_at=evaluator.trained_at(model),
+            rows=evaluator.rows(values),
+            cells=values,
+            weights=store.key["weights"],
+            seconds=time.perf_counter() - started,
+            source=evaluator.source_name,
+            group=group,
+        )
+
+    def planned(self, out: Path) -> tuple[Any, ...]:
+        """(evaluator, model, points, cells, finished cells, units to read). All samples are drawn for it."""
+        model, cells = self.target.model, self.evaluator.cells(self.target.model)
+        finished = CellStore(out / "cells", self.store_key).finished
+        todo = [cell.cost for cell in cells if cell.name not in finished]
+        points = self.evaluator.points(model)
+        return self.evaluator, self.target.label, points, len(cells), len(cells) - len(todo), sum(todo)
 
 
 def evaluate(
-    targets: list[Target],
-    evaluators: list[Evaluator],
-    settings: Settings,
-    out: Path,
-    *,
-    overrides: dict[str, Any] | None = None,
-    groups: dict[str, str] | None = None,
-    quiet: bool = False,
+    measurements: Sequence[Measurement], out: Path, *, groups: Mapping[str, str] | None = None, quiet: bool = False
 ) -> dict[str, list[ModelResult]]:
-    """Run every evaluator on every model and write its files. Returns the results by evaluator.
+    """Run measurements and write their files; returns the results by evaluator.
 
     `groups` names the group of seeds of a label that belongs to one.
     """
-    everything = {}
-    for evaluator in evaluators:
-        results = []
-        for target in targets:
-            result = _measure(target, evaluator, _own(settings, evaluator, target), out, overrides or {}, quiet)
-            results.append(dataclasses.replace(result, group=(groups or {}).get(target.label, "")))
-        write_results(evaluator, results, settings, out)
-        everything[evaluator.name] = results
-    if {"passkey", "perplexity"} <= everything.keys():
-        from modalities.plots import overview_figure
-
-        overview_figure(everything["passkey"], everything["perplexity"], out / "overview.png")
-    return everything
+    results: dict[str, list[ModelResult]] = {}
+    evaluators = {m.evaluator.name: m.evaluator for m in measurements}
+    for name, evaluator in evaluators.items():
+        mine = [m for m in measurements if m.evaluator.name == name]
+        results[name] = [m.run(out, group=(groups or {}).get(m.target.label, ""), quiet=quiet) for m in mine]
+        write_results(evaluator, results[name], out)
+    write_overview(evaluators, results, out)
+    return results
 
 
-def _own(settings: Settings, evaluator: Evaluator, target: Target) -> Settings:
-    """The settings for one model: where no source was asked for, some evaluators take what its training held out."""
-    if settings.source is None and target.data:
-        return dataclasses.replace(settings, source=evaluator.source_of(target.data))
-    return settings
+def write_overview(evaluators: Mapping[str, Evaluator], results: Mapping[str, list[ModelResult]], out: Path) -> None:
+    """overview.png: a panel for each evaluator that has a representative score, where two or more share an axis."""
+    shown = [(e.name, e.overview, results[e.name]) for e in evaluators.values() if e.overview]
+    axes = {evaluators[name].axis for name, *_ in shown}
+    if len(shown) > 1 and len(axes) == 1:
+        overview_figure(shown, out / "overview.png", axes.pop())
 
 
-def _measure(
-    target: Target, evaluator: Evaluator, settings: Settings, out: Path, overrides: dict[str, Any], quiet: bool
-) -> ModelResult:
-    """One model through one evaluator, each finished cell stored at once."""
-    model = target.model
-    cells = evaluator.cells(model, settings)
-    store = CellStore(out / "cells", _store_key(target, evaluator, settings, overrides))
-    todo = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
-    started = time.perf_counter()
-    values = {}
-    with progress_bar(quiet) as bar:
-        task = bar.add_task(f"{evaluator.name}  {target.label}", total=sum(todo.values()), rate="")
-        for name, value in evaluator.run(model, settings, finished=dict(store.finished)):
-            values[name] = value
-            if name in todo:
-                store.add(name, value)
-                bar.advance(task, todo[name])
-                done = bar.tasks[0].completed
-                rate = done / max(time.perf_counter() - started, 1e-9)
-                bar.update(task, rate=f"{short(rate)} {evaluator.unit}/s")
-    return ModelResult(
-        label=target.label,
-        method=target.method,
-        trained_at=evaluator.trained_at(model),
-        rows=evaluator.rows(values),
-        cells=values,
-        weights=store.key["weights"],
-        seconds=time.perf_counter() - started,
-        source=evaluator.source_name(settings),
-    )
-
-
-def _store_key(target: Target, evaluator: Evaluator, settings: Settings, overrides: dict[str, Any]) -> dict:
-    """Everything a cell's number depends on. The device and the batch size change rounding and costs alone, and are
-    left out: a cell that was finished before keeps the time and the memory it took then."""
-    return {
-        "evaluator": evaluator.name,
-        "version": evaluator.version,
-        "model": target.label,
-        "weights": weights_hash(target.model),
-        "config": dataclasses.asdict(target.model.config),
-        "dtype": str(next((p.dtype for p in target.model.parameters()), None)),
-        "overrides": overrides,
-        "settings": evaluator.identity(target.model, settings),
-    }
-
-
-def _plan(
-    targets: list[Target], evaluators: list[Evaluator], settings: Settings, out: Path, overrides: dict
-) -> list[tuple[Evaluator, str, tuple[int, ...], int, int, int]]:
-    """The rows of the plan. All samples are drawn for it, so impossible requests fail here."""
-    rows = []
-    for evaluator in evaluators:
-        sources = {t.label: evaluator.source_name(_own(settings, evaluator, t)) for t in targets}
+def check_sources(measurements: Sequence[Measurement]) -> None:
+    """CommandError where models of one evaluator would be measured on different data."""
+    by_evaluator: dict[str, dict[str, str | None]] = {}
+    for m in measurements:
+        by_evaluator.setdefault(m.evaluator.name, {})[m.target.label] = m.evaluator.source_name
+    for sources in by_evaluator.values():
         if len(set(sources.values())) > 1:
             differ = ", ".join(f"{label} from {source}" for label, source in sources.items())
-            raise RequestError(f"models of different data ({differ}) are not comparable; name one with --source")
-        for target in targets:
-            own = _own(settings, evaluator, target)
-            cells = evaluator.cells(target.model, own)
-            finished = CellStore(out / "cells", _store_key(target, evaluator, own, overrides)).finished
-            todo = [cell.cost for cell in cells if cell.name not in finished]
-            points = evaluator.points(target.model, own)
-            rows.append((evaluator, target.label, points, len(cells), len(cells) - len(todo), sum(todo)))
-    return rows
+            raise CommandError(f"models of different data ({differ}) are not comparable; name one with --source")
 
 
 # ------------------------------------------------------------------------------------------------------ command line
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-
-@app.command(help=(__doc__ or "").replace("\n\n    python", "\n\n\b\n    python"))
-def main(
+def evaluate_command(
     arguments: Annotated[
         list[str], typer.Argument(metavar="MODEL|RUN_DIR... EVAL", help="models, then the evaluators")
     ],
+    *,
     out: Annotated[Path, typer.Option(help="folder for JSON, CSV, PNG and finished cells")] = Path("results"),
-    samples: Annotated[int | None, typer.Option(help="in each cell, or images; default: the evaluator's own")] = None,
-    source: Annotated[str | None, typer.Option(help="where held-out data comes from, as in a recipe")] = None,
-    split: Annotated[str | None, typer.Option(help="dna: BED file of what --source holds out")] = None,
-    lengths: Annotated[
-        str | None, typer.Option(help="text, dna: as 128,512,4096 or 4k; default from 1x trained up")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="text, dna: of every random draw; default 42")] = None,
-    sizes: Annotated[
-        str | None, typer.Option(help="vision: pixels of the shorter side, as 96,192,384; default 1x to 4x trained")
-    ] = None,
-    aspect: Annotated[str | None, typer.Option(help="vision: width:height, as 2:1; default as trained")] = None,
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            help="vision: native (default), resized (too small images too), or upsampled from the training size"
-        ),
-    ] = None,
-    fit: Annotated[
-        str | None,
-        typer.Option(help="vision: crop (default), or extend to the aspect (default with --aspect)"),
-    ] = None,
-    tune_temperature: Annotated[
-        bool, typer.Option("--tune-temperature", help="vision: besides, logits scaled at each size; marked as tuned")
-    ] = False,
-    fasta: Annotated[str | None, typer.Option(help="dna: the file that score or variants reads")] = None,
-    variants: Annotated[str | None, typer.Option(help="dna: VCF, or a table of chrom, pos, ref, alt")] = None,
-    strands: Annotated[
-        str | None, typer.Option(help="dna: one, or both: the mean of a window and its reverse complement")
-    ] = None,
-    window: Annotated[
-        str | None, typer.Option(help="dna: bases that score and variants read at once, as 4096 or 4k")
-    ] = None,
-    new_bases: Annotated[int | None, typer.Option(help="dna: length of a completion; default 200")] = None,
-    temperature: Annotated[float | None, typer.Option(help="dna: of sampling; 0 takes the likeliest")] = None,
     group_seeds: Annotated[
         bool | None,
         typer.Option(help="show the mean of seeds of one set-up; default: where each has a seed of its own"),
@@ -196,45 +162,76 @@ def main(
     set_: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="change the model's configuration")
     ] = [],  # noqa: B006
-    batch_tokens: Annotated[int | None, typer.Option(help="most tokens in one forward pass; default 16384")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64")] = "float32",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be measured, and measure nothing")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print what would be measured, and measure nothing")
+    ] = False,
+    **options: Any,
 ) -> None:
-    try:
-        if len(arguments) < 2:
-            raise RequestError("name at least one model and, last, an evaluator, such as `text_ggd_ssmax_tiny passkey`")
-        if dtype not in ("float32", "bfloat16", "float64"):
-            raise RequestError(f"--dtype {dtype!r}: {nearest(dtype, ('float32', 'bfloat16', 'float64'))}")
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        overrides = asked.parse_overrides(set_ or [])
-        given = {"samples": samples, "source": source, "seed": seed, "mode": mode, "fit": fit}
-        given |= {"lengths": asked.parse_lengths(lengths), "sizes": asked.parse_sizes(sizes)}
-        given |= {"fasta": fasta, "variants": variants, "strands": strands, "window": asked.parse_window(window)}
-        given |= {"new_bases": new_bases, "temperature": temperature, "split": split}
-        given |= {"aspect": asked.parse_aspect(aspect), "tune_temperature": tune_temperature or None}
-        targets = asked.find_targets(arguments[:-1], overrides, device, dtype)
-        modality = targets[0].modality
-        evaluators = asked.find_evaluators(arguments[-1], modality)
-        settings = asked.make_settings(evaluators, modality, given | {"batch_tokens": batch_tokens})
-        for target in targets:
-            if not target.trained:
-                console.print(
-                    f"note: {target.label} has random weights; a name with a tag after a dot has trained ones"
-                )
-        rows = _plan(targets, evaluators, settings, out, overrides)
-        print_plan(evaluators, rows, f"device {device}, files to {out}")
-        if dry_run:
-            return
-        groups = asked.seed_groups(targets, group_seeds)
-        results = evaluate(targets, evaluators, settings, out, overrides=overrides, groups=groups)
-    except (ValueError, FileNotFoundError, ImportError) as error:  # whatever models, sources, evaluators cannot serve
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
-    for evaluator in evaluators:
-        print_results(evaluator, results[evaluator.name])
+    if len(arguments) < 2:
+        raise CommandError("name at least one model and, last, an evaluator, such as `text_ggd_ssmax_tiny passkey`")
+    if dtype not in DTYPES:
+        raise CommandError(f"--dtype {dtype!r}: {nearest(dtype, DTYPES)}")
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    overrides = parse_overrides(set_)
+    targets = find_targets(arguments[:-1], overrides, device, dtype)
+    kinds = find_evaluators(arguments[-1], targets[0].modality)
+    measurements = [
+        Measurement(target, kind(settings, target.data), overrides)
+        for kind, settings in make_settings(kinds, options).items()
+        for target in targets
+    ]
+    for target in targets:
+        if not target.trained:
+            console.print(f"note: {target.label} has random weights; a name with a tag after a dot has trained ones")
+    check_sources(measurements)
+    print_plan([m.planned(out) for m in measurements], f"device {device}, files to {out}")
+    if dry_run:
+        return
+    results = evaluate(measurements, out, groups=seed_groups(targets, group_seeds))
+    for measurement in {m.evaluator.name: m for m in measurements}.values():
+        print_results(measurement.evaluator, results[measurement.evaluator.name])
     console.print("written: " + ", ".join(str(p) for p in sorted(out.iterdir()) if p.is_file()), soft_wrap=True)
 
 
+def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:
+    """The evaluators called `names` (comma-separated, or "all") of a modality."""
+    known = find_modality(modality).evaluators
+    wanted = list(known) if names == "all" else [name for name in names.split(",") if name]
+    if not wanted:
+        raise CommandError(f"{names!r} names no evaluator; those of {modality} models are {', '.join(known)}")
+    for name in wanted:
+        if name not in known:
+            raise CommandError(f"no evaluator {name!r} for {modality} models; {nearest(name, known)}")
+    return [known[name] for name in dict.fromkeys(wanted)]
+
+
+def make_settings(kinds: Sequence[type[Evaluator]], given: Mapping[str, Any]) -> dict[type[Evaluator], Any]:
+    """Settings of each evaluator from the options given; CommandError for an option that none of them has."""
+    known = {field.name for kind in kinds for field in dataclasses.fields(kind.settings_class)}
+    for name in given:
+        if name not in known:
+            theirs = ", ".join(option_name(field) for field in sorted(known))
+            names = ", ".join(kind.name for kind in kinds)
+            raise CommandError(f"{option_name(name)} does not apply to {names}; it has {theirs}")
+    return {kind: given_settings(kind.name, kind.settings_class, given) for kind in kinds}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    positional = words[: next((n for n, word in enumerate(words) if word.startswith("-")), len(words))]
+    named = {m for word in positional[:-1] for part in word.split(",") if (m := modality_of(part))}
+    kinds: dict[str, type[Evaluator]] = {}
+    for name in named or modality_names():
+        try:
+            kinds |= find_modality(name).evaluators
+        except ImportError:
+            if named:  # the command itself says what is missing
+                continue
+    command = with_options(evaluate_command, {name: kind.settings_class for name, kind in kinds.items()})
+    return call(command, words, prog="recipes/evaluate.py")
+
+
 if __name__ == "__main__":
-    app()
+    sys.exit(main())

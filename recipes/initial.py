@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+from safetensors.torch import load_file
 
 from recipes.config import ConfigError
 from recipes.runs import model_folder, newest_run_dir
+from zoo.model import ZooModel
+from zoo.pretrained import resolve_tag, verified_file
 
 
-def load_weights(model: Any, source: str) -> None:
-    """Copy weights into a model of the same shape, from what `model.init_from` may name.
+def load_weights(model: ZooModel, source: str) -> None:
+    """Copy weights into a model of the same shape, from a source that `model.init_from` names.
 
     A run folder, a save_pretrained folder, a model with shipped weights (text_ggd_ssmax_tiny.passkey), or
     "newest:RECIPE". A classifier for another number of classes stays as it was initialised. ConfigError where there are none,
     or they do not fit.
     """
-    from safetensors.torch import load_file
-
-    from zoo.pretrained import resolve_tag, verified_file
-
     if source.startswith("newest:"):
         path: Path | None = newest_weights(source.removeprefix("newest:"))
     else:
@@ -36,9 +35,9 @@ def load_weights(model: Any, source: str) -> None:
                 "text_ggd_ssmax_tiny.passkey"
             )
         own = model.state_dict()
-        if hasattr(model, "reset_classifier"):
-            heads = [name for name in state if name.startswith("head.") and name in own]
-            state |= {name: own[name] for name in heads if state[name].shape != own[name].shape}
+        for name in model.replaceable_parameters():
+            if name in state and state[name].shape != own[name].shape:
+                state[name] = own[name]
         model.load_state_dict(state)
     except RuntimeError as error:  # torch's, for shapes that differ
         raise ConfigError(f"model.init_from={source}: its weights do not fit this model: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,35 +13,61 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from modalities.evaluation import Evaluator, Listing, ModelResult, SeedMean, Settings, batches, mean_of_seeds
-from modalities.plots import AXES
-from modalities.store import write_json, write_table
+from modalities.evaluation import Evaluator, Listing, ModelResult, Score, SeedMean, batches, mean_of_seeds
+from modalities.files import file_safe, write_table
+from zoo.files import write_json
 
 console = Console(highlight=False)
 
 
-def write_results(evaluator: Evaluator, results: list[ModelResult], settings: Settings, out: Path) -> None:
-    """EVAL.json and EVAL.csv, which keep every model for itself, EVAL.png, and an evaluator's own; each replaced as a whole.
+def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -> None:
+    """EVAL/MODEL.json for each model, EVAL.csv, EVAL.png, and an evaluator's own files; each replaced as a whole.
 
-    The entries of a listing are in the tables that it writes of its own, and nowhere else.
+    The entries of a listing are in the tables that it writes itself, and nowhere else.
     """
-    models = []
+    axis = evaluator.axis
     for result in results:
-        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "cells"}
         if isinstance(evaluator, Listing):
-            fields = {name: value for name, value in fields.items() if name not in ("rows", "cells")}
-        models.append({"label": fields.pop("label"), evaluator.trained: fields.pop("trained_at"), **fields})
-    content = {"evaluator": evaluator.name, "settings": dataclasses.asdict(settings), "models": models}
-    write_json(out / f"{evaluator.name}.json", content)
+            fields.pop("rows")
+        content = {"label": fields.pop("label"), axis.trained: fields.pop("trained_at"), **fields}
+        facts = {"evaluator": evaluator.name, "version": evaluator.version}
+        facts["settings"] = dataclasses.asdict(evaluator.settings)
+        write_json(result_path(out, evaluator.name, result.label), facts | content)
+    draw_results(evaluator, results, out)
+
+
+def draw_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -> None:
+    """What shows all models together: EVAL.csv, EVAL.png, and the evaluator's own files."""
     if not isinstance(evaluator, Listing):
-        rows = [
-            {"model": result.label, "method": result.method, evaluator.trained: result.trained_at} | row
-            for result in results
-            for row in result.rows
-        ]
+        facts = ({"model": r.label, "method": r.method, evaluator.axis.trained: r.trained_at} for r in results)
+        rows = [fact | row for fact, result in zip(facts, results, strict=True) for row in result.rows]
         write_table(out / f"{evaluator.name}.csv", rows)
     evaluator.draw(results, out / f"{evaluator.name}.png")
     evaluator.write(results, out)
+
+
+def result_path(out: Path, evaluator: str, label: str) -> Path:
+    return out / evaluator / f"{file_safe(label)}.json"
+
+
+def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
+    """What `write_results` stored in a folder, without cells, in the order of the files' names.
+
+    Raises:
+        ValueError: where models were measured with different settings, or by another version of the evaluator.
+    """
+    results, settings = [], {}
+    for path in sorted((out / evaluator.name).glob("*.json")):
+        content = json.loads(path.read_text())
+        settings[path.name] = content.pop("version"), content.pop("settings")
+        content["trained_at"] = content.pop(evaluator.axis.trained)
+        names = {field.name for field in dataclasses.fields(ModelResult)}
+        results.append(ModelResult(**{name: value for name, value in content.items() if name in names}))
+    for name, found in settings.items():
+        if found != next(iter(settings.values())) or found[0] != evaluator.version:
+            raise ValueError(f"{out / evaluator.name / name} was measured otherwise: version and settings {found}")
+    return results
 
 
 def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
@@ -54,10 +81,11 @@ def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
 
 
 def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
-    results = mean_of_seeds(results, evaluator.axis)
-    points = _points(evaluator, results)
+    results, axis = mean_of_seeds(results, evaluator.axis.column), evaluator.axis.column
+    tabled = [score for score in evaluator.scores if score.tabled]
+    points = _points(axis, results)
     if any(isinstance(point, str) for point in points):
-        for score in evaluator.headline:
+        for score in tabled:
             _print_names(evaluator, results, points, score)
         return
     pooled = any(isinstance(result, SeedMean) for result in results)
@@ -66,7 +94,7 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
     table.add_column("model", overflow="fold", min_width=7)  # never squeezed out by many columns
     table.add_column("score", style="dim", no_wrap=True)
     for point in points:  # numbers are never cut; on a narrow terminal names wrap
-        table.add_column(AXES[evaluator.axis].tick(point), justify="right", no_wrap=True, min_width=5)
+        table.add_column(evaluator.axis.tick(point), justify="right", no_wrap=True, min_width=5)
     methods = {result.method for result in results}
     for result in results:
         name = result.method if len(methods) == len(results) else result.label  # short where that tells them apart
@@ -74,55 +102,53 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
             name += f" ({result.seeds} seeds)"
         scores = [
             score
-            for score in evaluator.headline
-            if any(row.get(score) if score in evaluator.exceptions else score in row for row in result.rows)
+            for score in tabled
+            if any(row.get(score.column) if score.exception else score.column in row for row in result.rows)
         ]
         for k, score in enumerate(scores):
-            shown = [_value(result, evaluator.axis, point, score, score in evaluator.exceptions) for point in points]
-            table.add_row(name if k == 0 else "", score, *shown, end_section=k + 1 == len(scores))
+            shown = [_value(result, axis, point, score) for point in points]
+            table.add_row(name if k == 0 else "", score.column, *shown, end_section=k + 1 == len(scores))
     console.print(table)
 
 
-def _points(evaluator: Evaluator, results: list[ModelResult]) -> list[Any]:
+def _points(axis: str, results: list[ModelResult]) -> list[Any]:
     """Numbers in order, names as they come."""
-    points = dict.fromkeys(row[evaluator.axis] for result in results for row in result.rows)
+    points = dict.fromkeys(row[axis] for result in results for row in result.rows)
     return list(points) if any(isinstance(point, str) for point in points) else sorted(points)
 
 
-def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[str], score: str) -> None:
+def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[str], score: Score) -> None:
     """A row for each name on the axis and a column for each model, as many in a table as the terminal has room for."""
-    results = [result for result in results if any(row.get(score) is not None for row in result.rows)]
+    results = [result for result in results if any(row.get(score.column) is not None for row in result.rows)]
     methods = {result.method for result in results}
     for part in batches(len(results), max(1, (console.width - 26) // 14)):
         table = Table(
-            title=f"{evaluator.name}: {score}",
+            title=f"{evaluator.name}: {score.column}",
             title_justify="left",
             box=SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
-        table.add_column(evaluator.axis, overflow="fold")
+        table.add_column(evaluator.axis.column, overflow="fold")
         for result in results[part]:
             name = result.method if len(methods) == len(results) else result.label
             table.add_column(name, justify="right", overflow="fold", min_width=7)
         for point in points:
-            shown = (_value(result, evaluator.axis, point, score, False) for result in results[part])
+            shown = (_value(result, evaluator.axis.column, point, score) for result in results[part])
             table.add_row(point, *shown)
         console.print(table)
 
 
-def print_plan(
-    evaluators: list[Evaluator], rows: list[tuple[Evaluator, str, tuple[int, ...], int, int, int]], where: str
-) -> None:
+def print_plan(rows: list[tuple[Any, ...]], where: str) -> None:
     """What will be measured: rows of (evaluator, model, points, cells, finished cells, units to read)."""
-    axis = "/".join(dict.fromkeys(f"{evaluator.axis}s" for evaluator in evaluators))
-    unit = "/".join(dict.fromkeys(evaluator.unit for evaluator in evaluators))
+    axis = "/".join(dict.fromkeys(f"{evaluator.axis.column}s" for evaluator, *_ in rows))
+    unit = "/".join(dict.fromkeys(evaluator.unit for evaluator, *_ in rows))
     table = Table(title=f"plan ({where})", title_justify="left")
     for column in ("evaluator", "model", axis, "cells", "finished", f"{unit} to read"):
         table.add_column(column, justify="left" if column in ("evaluator", "model") else "right", overflow="fold")
     for evaluator, label, points, cells, finished, todo in rows:
         names = any(isinstance(point, str) for point in points)
-        shown = str(len(points)) if names else ",".join(AXES[evaluator.axis].tick(point) for point in points)
+        shown = str(len(points)) if names else ",".join(evaluator.axis.tick(point) for point in points)
         table.add_row(evaluator.name, label, shown, str(cells), str(finished), f"{todo:,}")
     console.print(table)
 
@@ -140,16 +166,16 @@ def progress_bar(quiet: bool) -> Progress:
     )
 
 
-def _value(result: ModelResult, axis: str, point: int, score: str, count: bool) -> str:
+def _value(result: ModelResult, axis: str, point: int, score: Score) -> str:
     """One number of a table, a count as it is; empty where there is none."""
 
     def at(rows: list[dict[str, Any]]) -> Any:
-        return next((row.get(score) for row in rows if row[axis] == point), None)
+        return next((row.get(score.column) for row in rows if row[axis] == point), None)
 
     mean = at(result.rows)
     if mean is None:
         return ""
-    if count:
+    if score.exception:
         return f"{mean:g}"
     deviation = at(result.deviation) if isinstance(result, SeedMean) else None
     return (

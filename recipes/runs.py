@@ -1,4 +1,4 @@
-"""Run folders. Only `recipes/` knows this layout; everyone else calls `load_run`.
+"""Run folders. Only `recipes/` knows this layout; other packages call `load_run`.
 
 <run>/recipe.json deepspeed.json environment.json    what ran, and where
       metrics.jsonl                                  one JSON object a line: training and held-out records
@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import platform
@@ -21,13 +20,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from modalities.store import write_text
+from modalities.contract import find_modality
+from modalities.figures import save_figure
 from recipes.config import ConfigError, Plan
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the whole new one."""
-    write_text(path, json.dumps(value, indent=2, default=str) + "\n")
+from zoo.files import write_text
+from zoo.model import ZooModel
 
 
 class RunFolder:
@@ -74,9 +71,7 @@ class RunFolder:
     def rewind_metrics(self, step: int) -> None:
         """Drop the records after `step`: a resumed run writes them again."""
         kept = [json.dumps(record) for record in self.metrics() if record["step"] <= step]
-        partial = self.metrics_path.with_name("metrics.partial")
-        partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        os.replace(partial, self.metrics_path)
+        write_text(self.metrics_path, "".join(line + "\n" for line in kept))
 
     def plot(self) -> Path | None:
         """plots/loss.png from metrics.jsonl: training loss, its running mean and the held-out loss."""
@@ -86,7 +81,10 @@ class RunFolder:
         from matplotlib import pyplot
 
         train = [(r["step"], r["loss"]) for r in self.metrics() if "loss" in r]
-        held_out = [(r["step"], r["held_out_loss"]) for r in self.metrics() if "held_out_loss" in r]
+        records = [
+            {k.replace("held_out_", "heldout_"): v for k, v in r.items()} for r in self.metrics()
+        ]  # of runs before 0.5
+        heldout = [(r["step"], r["heldout_loss"]) for r in records if "heldout_loss" in r]
         if not train:
             return None
         figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
@@ -97,16 +95,13 @@ class RunFolder:
             means.append(mean)
         axes.plot(steps, losses, color="tab:blue", alpha=0.3, label="training")
         axes.plot(steps, means, color="tab:blue", label="training, running mean")
-        if held_out:
-            axes.plot(*zip(*held_out, strict=True), "o-", color="tab:orange", label="held out")
+        if heldout:
+            axes.plot(*zip(*heldout, strict=True), "o-", color="tab:orange", label="held out")
         axes.set(xlabel="step", ylabel="loss (nats)", title=self.path.name)
         axes.grid(alpha=0.3)
         axes.legend()
         path = self.path / "plots" / "loss.png"
-        path.parent.mkdir(exist_ok=True)
-        figure.savefig(path.with_suffix(".partial.png"), dpi=120)
-        os.replace(path.with_suffix(".partial.png"), path)
-        pyplot.close(figure)
+        save_figure(figure, path)
         return path
 
 
@@ -200,7 +195,7 @@ def _complete(path: Path) -> bool:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, commit and hardware: what someone needs to run this again."""
+    """Versions, commit and hardware: what is needed to run this again."""
     import torch
 
     versions = {"python": platform.python_version()}
@@ -242,11 +237,10 @@ def model_folder(run_dir: str | Path) -> Path:
     raise ConfigError(f"{run_dir}: neither a complete checkpoint nor model/; is this a run folder?")
 
 
-def load_run(run_dir: str | Path) -> tuple[Any, dict[str, Any]]:
+def load_run(run_dir: str | Path) -> tuple[ZooModel, dict[str, Any]]:
     """(model with its newest weights, resolved recipe as a dict) of a run folder."""
     path = Path(run_dir) / "recipe.json"
     if not path.exists():
         raise ConfigError(f"{run_dir}: no recipe.json; expected a run folder written by recipes/train.py")
-    config = json.loads(path.read_text())
-    load_model = importlib.import_module(f"recipes.{config['modality']}").load_model
-    return load_model(model_folder(run_dir)), config
+    recipe = json.loads(path.read_text())
+    return find_modality(recipe["modality"]).model.from_pretrained(model_folder(run_dir)), recipe

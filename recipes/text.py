@@ -1,4 +1,4 @@
-"""Text recipes by name, and what the training loop asks of the text modality.
+"""Text recipes by name.
 
 `text.<method>_tiny` and `text.<method>_small` exist for every method in the registry (`python recipes/train.py --list`);
 the functions below that are not generated are the papers' own set-ups. A new recipe is one decorated function.
@@ -9,28 +9,18 @@ Papers' data: allenai/c4 and FineWeb stream from the Hugging Face hub, so those 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from modalities.text.data import TextDataConfig
+from modalities.text.config import TextDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
-from recipes.decoder import decoder_cost, every_method, first_held_out, target_weight, tokenizer_of
-from recipes.initial import load_weights
+from recipes.registry import Recipes
 
-UNIT = "tokens"  # what throughput is counted in: next-token targets
-FIGURES = ()  # what `loss` measures besides the loss, for held-out data
-cost, weight = decoder_cost, target_weight
-RECIPES: dict[str, Callable[[], Recipe]] = {}
+RECIPES = Recipes("text")
 
 # The tokenizer.json of Mistral-7B-v0.3 (32,768 entries), which the hub gives to those who accept its terms.
 MISTRAL_TOKENIZER = "data/mistral-v0.3/tokenizer.json"
 FINEWEB = "hf:HuggingFaceFW/fineweb:sample-10BT:train"
-
-
-def recipe(function: Callable[[], Recipe]) -> Callable[[], Recipe]:
-    """Make a recipe known under its function's name."""
-    RECIPES[function.__name__] = function
-    return function
 
 
 # ------------------------------------------------------------------------------------------ tiny and small
@@ -70,13 +60,13 @@ def small(method: str) -> Recipe:
     )
 
 
-@recipe
+@RECIPES.add
 def ggd_ssmax_tiny() -> Recipe:
-    """The demo's model: GGD-BAM with SSMax, 0.8M parameters, trained at context 128.
+    """The demo's model: GGD-BAM with SSMax, 0.8M parameters, trained at context 128, half of it passkey documents.
 
     deepspeed --num_gpus 1 recipes/train.py text.ggd_ssmax_tiny
 
-    Hardware: two CPU cores. Expected: passkey answers exact in context and far beyond it.
+    Hardware: two CPU cores. Expected: passkey answers exact in context and far beyond it, in the wording trained on.
     """
     return tiny("ggd_ssmax")
 
@@ -84,7 +74,7 @@ def ggd_ssmax_tiny() -> Recipe:
 # ------------------------------------------------------------------------------------------ the papers' set-ups
 
 
-@recipe
+@RECIPES.add
 def goat_c4_125m() -> Recipe:
     """GOAT-C4 125M (arXiv 2601.15380): 12 layers, 12 heads, 768, R = 2, M = 8, key bias, L 2048, 4.0e9 tokens.
 
@@ -132,7 +122,7 @@ def bam_fineweb(size: str, lr: float, micro_batch: int, **model_options: Any) ->
     )
 
 
-@recipe
+@RECIPES.add
 def bam_fineweb_120m() -> Recipe:
     """BAM-SSMax 120M: 12 layers, 16 heads, 768, untied, 1.14e10 tokens.
 
@@ -144,7 +134,7 @@ def bam_fineweb_120m() -> Recipe:
     return bam_fineweb("120m", lr=1e-3, micro_batch=36)
 
 
-@recipe
+@RECIPES.add
 def bam_fineweb_432m() -> Recipe:
     """BAM-SSMax 432M: 14 layers, 24 heads, 1536.
 
@@ -155,7 +145,7 @@ def bam_fineweb_432m() -> Recipe:
     return bam_fineweb("432m", lr=5e-4, micro_batch=24)
 
 
-@recipe
+@RECIPES.add
 def bam_fineweb_1100m() -> Recipe:
     """BAM-SSMax 1.1B: 15 layers, 32 heads, 2048, hidden 4×.
 
@@ -171,7 +161,7 @@ def bam_context_extension(size: str) -> Recipe:
     extended = {"120m": bam_fineweb_120m, "432m": bam_fineweb_432m, "1100m": bam_fineweb_1100m}[size]()
     extended.name = f"text.bam_extend_{size}"
     extended.model.init_from = f"newest:text.bam_fineweb_{size}"
-    extended.data = extended.data.with_options(context=1024, seed=1)  # other rows than the first training saw first
+    extended.data = replace(extended.data, context=1024, seed=1)  # other rows than the first training saw first
     extended.optim = Optim("radam", lr=0.1 * extended.optim.lr, betas=(0.9, 0.95), schedule="constant", warmup=16)
     train = extended.train
     train.steps, train.batch, train.micro_batch, train.save_every = 256, 576, max(1, train.micro_batch // 2), 64
@@ -179,7 +169,7 @@ def bam_context_extension(size: str) -> Recipe:
     return extended
 
 
-@recipe
+@RECIPES.add
 def bam_extend_120m() -> Recipe:
     """BAM context extension of the 120M model: 256 steps at L 1024 (576 × 1024 tokens a step).
 
@@ -191,7 +181,7 @@ def bam_extend_120m() -> Recipe:
     return bam_context_extension("120m")
 
 
-@recipe
+@RECIPES.add
 def bam_extend_432m() -> Recipe:
     """BAM context extension of the 432M model; see bam_extend_120m.
 
@@ -202,7 +192,7 @@ def bam_extend_432m() -> Recipe:
     return bam_context_extension("432m")
 
 
-@recipe
+@RECIPES.add
 def bam_extend_1100m() -> Recipe:
     """BAM context extension of the 1.1B model; see bam_extend_120m.
 
@@ -213,7 +203,7 @@ def bam_extend_1100m() -> Recipe:
     return bam_context_extension("1100m")
 
 
-@recipe
+@RECIPES.add
 def cable_124m() -> Recipe:
     """CABLE 124M (arXiv 2503.08067): 12 layers, 12 heads, 768, L 1024, FineWeb-Edu-10B, 524,288 tokens a step.
 
@@ -243,66 +233,5 @@ def cable_124m() -> Recipe:
     )
 
 
-for _name, _build in every_method("text", {"tiny": tiny, "small": small}).items():
-    RECIPES.setdefault(_name, _build)
-
-
-# ------------------------------------------------------------------------------------------ what the loop asks for
-
-
-def build_model(recipe: Recipe, *, start: bool = True) -> Any:
-    """The recipe's model: the registry's entry at the recipe's context and tokenizer, with the weights of `init_from`.
-
-    start=False leaves those out, for a model that gets a checkpoint's weights or none.
-    """
-    from zoo import create_model
-
-    options = {"train_context": recipe.data.context, **vocabulary(recipe), **recipe.model.options}
-    model = create_model(recipe.model.name, **options)
-    if start and recipe.model.init_from:
-        load_weights(model, recipe.model.init_from)
-    return model
-
-
-def vocabulary(recipe: Recipe) -> dict[str, Any]:
-    """{"tokenizer", "vocab_size"} of the data, where its tokenizer is not the one the registry's entry was made for.
-
-    The tokenizer's files are read only for the size of a vocabulary that neither the entry nor model.options knows.
-    """
-    from modalities.text.tokenizers import load_tokenizer
-    from zoo.registry import model_entry
-
-    spec, entry, given = tokenizer_of(recipe), model_entry(recipe.model.name).config, recipe.model.options
-    if spec == entry["tokenizer"]:
-        return {}
-    if "vocab_size" in given or spec.partition("?")[0] == entry["tokenizer"].partition("?")[0]:
-        return {"tokenizer": spec}  # options after "?" change how text is cut, and no vocabulary
-    return {"tokenizer": spec, "vocab_size": load_tokenizer(spec).vocab_size}
-
-
-def load_model(folder: Any) -> Any:
-    """A model from its save_pretrained folder."""
-    from modalities.text.model import CausalLM
-
-    return CausalLM.from_pretrained(folder)
-
-
-def train_loader(recipe: Recipe, *, rank: int, world: int) -> Any:
-    """Endless batches of this rank, with state_dict() and load_state_dict()."""
-    from modalities.text.data import build_loader
-
-    return build_loader(recipe.data, split="train", rank=rank, world=world, micro_batch=recipe.train.micro_batch)
-
-
-def held_out_batches(recipe: Recipe, *, rank: int, world: int) -> list[dict[str, Any]]:
-    """What is measured on the way."""
-    from modalities.text.data import build_loader
-
-    return first_held_out(recipe, build_loader, rank=rank, world=world)
-
-
-def loss(model: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Mean next-token loss of a batch, and further figures."""
-    from modalities.text.model import causal_lm_loss
-
-    return causal_lm_loss(model, batch)
+RECIPES.add_methods("tiny", tiny)
+RECIPES.add_methods("small", small)

@@ -8,7 +8,7 @@ The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints
 0 done, 1 training failed (loss or gradient not finite), 2 the recipe cannot be run as written, 128 + n stopped by
 signal n after saving a checkpoint.
 
-SIGTERM or Ctrl-C asks the ranks to finish a step, save and stop; `--resume auto` goes on from there. Ctrl-C in a terminal
+SIGTERM or Ctrl-C asks the ranks to finish a step, save and stop; `--resume auto` continues from there. Ctrl-C in a terminal
 reaches every process. SIGTERM to the outer `deepspeed` command alone does not: it dies, its ranks train on, and
 nothing is saved. Send it to the whole process group (`kill -TERM -- -PGID`), to the `deepspeed.launcher.launch` process
 below it, or to `torchrun`, which all pass it on; 30 seconds later what still runs is killed. `deepspeed` itself then exits
@@ -17,40 +17,46 @@ with 1, whatever its ranks returned.
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import math
 import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
-if __name__ == "__main__":  # import `recipes` from this checkout, and not text.py or config.py as top-level names
+if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     # Threads that wait by spinning starve each other when something else wants a core; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from recipes import find_recipe, list_recipes
-from recipes.config import ConfigError, apply_overrides, load_deepspeed_json, resolve
+import typer
+
+from recipes.commands import call
+from recipes.config import ConfigError, Recipe, apply_overrides, load_deepspeed_json, resolve
+from recipes.registry import find_recipe, list_recipes
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("recipe", nargs="?", help="such as text.ggd_ssmax_tiny; see --list")
-    parser.add_argument("--list", action="store_true", help="name every recipe and stop")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a recipe value")
-    parser.add_argument("--deepspeed_config", metavar="JSON", help="your own DeepSpeed file, merged into the recipe's")
-    parser.add_argument("--run-dir", metavar="DIR", help="default: runs/<recipe>/<time>")
-    parser.add_argument("--resume", metavar="auto|DIR", help="auto: go on from the newest complete checkpoint, if any")
-    parser.add_argument("--dry-run", action="store_true", help="print what would run; touch neither data nor disk")
-    parser.add_argument("--world", type=int, metavar="N", help="with --dry-run: plan for N ranks")
-    parser.add_argument("--verbose", action="store_true", help="let DeepSpeed log")
-    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)  # the launchers pass it
-    return parser.parse_args(argv)
+@dataclass(frozen=True)
+class Request:
+    """What a command asks to run: a recipe with its overrides, and what is not part of a recipe.
+
+    Attributes:
+        recipe: with `--set` applied.
+        given: the keys that `--set` named.
+        deepspeed: the user's own DeepSpeed file, parsed.
+        run_dir, resume, verbose: as the options.
+    """
+
+    recipe: Recipe
+    given: set[str] = field(default_factory=set)
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    run_dir: str | None = None
+    resume: str | None = None
+    verbose: bool = False
 
 
 @contextmanager
@@ -85,17 +91,17 @@ def no_empty_folders(root: Path):
 
 @contextmanager
 def stop_signals():
-    """A list that SIGTERM and Ctrl-C append to: they ask, the ranks agree after a step, and the loop saves."""
-    asked = []
+    """A list that SIGTERM and Ctrl-C append to; after a step the ranks agree to stop, and the loop saves."""
+    received = []
 
-    def ask(number, _):
-        asked.append(number)
-        if len(asked) > 3:  # a launcher passes Ctrl-C on as two or three signals; more is a person who will not wait
+    def handle(number, _):
+        received.append(number)
+        if len(received) > 3:  # a launcher passes Ctrl-C on as two or three signals; more is a person who will not wait
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield asked
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -105,23 +111,41 @@ class TrainingFailure(RuntimeError):
     """The loss or the gradient is not a finite number."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = arguments(argv)
-    if args.list:
+def train_command(
+    recipe: Annotated[str, typer.Argument(help="such as text.ggd_ssmax_tiny; see --list")] = "",
+    *,
+    list_: Annotated[bool, typer.Option("--list", help="name every recipe and stop")] = False,
+    set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="change a recipe value")] = [],  # noqa: B006
+    deepspeed_config: Annotated[
+        str | None,
+        typer.Option("--deepspeed_config", metavar="JSON", help="your DeepSpeed file, merged into the recipe's"),
+    ] = None,
+    run_dir: Annotated[str | None, typer.Option(metavar="DIR", help="default: runs/<recipe>/<time>")] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="auto|DIR", help="auto: continue from the newest complete checkpoint, if any")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print what would run; touch neither data nor disk")
+    ] = False,
+    world: Annotated[int | None, typer.Option(metavar="N", help="with --dry-run: plan for N ranks")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="let DeepSpeed log")] = False,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,  # of launchers
+) -> int:
+    if list_:
         print("\n".join(list_recipes()))
         return 0
     try:
-        if not args.recipe:
+        if not recipe:
             raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
-        recipe, given = apply_overrides(find_recipe(args.recipe), args.set)
-        own = load_deepspeed_json(args.deepspeed_config) if args.deepspeed_config else {}
-        if args.dry_run:
+        changed, given = apply_overrides(find_recipe(recipe), set_)
+        own = load_deepspeed_json(deepspeed_config) if deepspeed_config else {}
+        if dry_run:
             from recipes.estimate import print_plan
 
             with as_config_error():
-                return print_plan(recipe, own, given, world=args.world)
-        with stop_signals() as asked:
-            return train(args, recipe, own, given, asked)
+                return print_plan(changed, own, given, world=world)
+        with stop_signals() as signals:
+            return train(Request(changed, given, own, run_dir, resume, verbose), signals)
     except (ConfigError, TrainingFailure) as error:
         wrong = isinstance(error, ConfigError)
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once a machine
@@ -129,31 +153,45 @@ def main(argv: list[str] | None = None) -> int:
         return 2 if wrong else 1
 
 
-def train(args, recipe, own, given, asked) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    return call(train_command, argv, prog="recipes/train.py")
+
+
+def train(request: Request, signals: list[int]) -> int:
     import torch
 
-    from recipes import engine as door
+    from modalities.contract import find_modality
+    from recipes import engine as backend
     from recipes.console import TrainingDisplay, clock, short
-    from recipes.runs import environment, new_run_dir, prepare_run, write_json
+    from recipes.during import Monitors
+    from recipes.initial import load_weights
+    from recipes.runs import environment, new_run_dir, prepare_run
+    from zoo.files import write_json
 
     # ---- ranks, plan, run folder --------------------------------------------------------------------------------
-    ranks = door.start(verbose=args.verbose)
-    plan = resolve(recipe, world=ranks.world, device=ranks.device.type, own=own, given=given)
+    ranks = backend.start(verbose=request.verbose)
+    plan = resolve(
+        request.recipe, world=ranks.world, device=ranks.device.type, own=request.deepspeed, given=request.given
+    )
     recipe, settings = plan.recipe, plan.recipe.train
-    with no_empty_folders(Path(args.run_dir) if args.run_dir else new_run_dir(recipe.name).parent) as made:
-        run, checkpoint = prepare_run(plan, ranks, run_dir=args.run_dir, resume=args.resume)
+    with no_empty_folders(Path(request.run_dir) if request.run_dir else new_run_dir(recipe.name).parent) as made:
+        run, checkpoint = prepare_run(plan, ranks, run_dir=request.run_dir, resume=request.resume)
         made += [run.path] if ranks.lead else []
-        task = importlib.import_module(f"recipes.{recipe.modality}")
+        modality = find_modality(recipe.modality)
 
         # ---- model, engine, data --------------------------------------------------------------------------------
         torch.manual_seed(settings.seed)
-        source, universal = door.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
+        source, universal = backend.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
         with as_config_error():  # a wrong option, file or tokenizer: one line and not a traceback
-            share = {"rank": ranks.rank, "world": ranks.world}
-            model = task.build_model(recipe, start=source is None)
-            loader = task.train_loader(recipe, **share)
-            held_out = task.held_out_batches(recipe, **share) if recipe.evaluate.every else None
-        engine = door.Engine(model, plan, ranks, universal=universal)
+            share = {"rank": ranks.rank, "world": ranks.world, "micro_batch": settings.micro_batch}
+            model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
+            if source is None and recipe.model.init_from:
+                load_weights(model, recipe.model.init_from)
+            monitors = Monitors(recipe, modality, model)
+            loader = modality.loader(recipe.data, **share)
+            samples = recipe.evaluate.samples
+            heldout = modality.heldout(recipe.data, samples=samples, **share) if recipe.evaluate.every else None
+        engine = backend.Engine(model, plan, ranks, universal=universal)
         step, seen = 0, 0  # finished steps; targets the loss was taken over
         if source:
             state = engine.load(source)
@@ -179,21 +217,21 @@ def train(args, recipe, own, given, asked) -> int:
                     board.add_scalar(name, value, values["step"])
 
     def evaluate() -> dict[str, float]:
-        """Held-out loss and the task's further figures, means over all targets."""
+        """Held-out loss and the modality's further metrics, means over all targets."""
         engine.train(False)
-        names, weight = ("loss", *task.FIGURES), 0.0
+        names, weight = ("loss", *modality.metrics), 0.0
         totals = torch.zeros(len(names), dtype=torch.float64, device=ranks.device)
         with torch.no_grad(), engine.averaged():
-            for batch in held_out:
-                count = task.weight(batch)[0]
+            for batch in heldout:
+                count = modality.weight(batch)[0]
                 batch = {name: tensor.to(ranks.device) for name, tensor in batch.items()}
-                loss, figures = task.loss(engine, batch)  # every rank runs every batch: ZeRO-3 gathers together
+                loss, metrics = modality.loss(engine, batch)  # every rank runs every batch: ZeRO-3 gathers together
                 if count:
-                    totals += torch.stack([loss, *(figures[name] for name in task.FIGURES)]).double() * count
+                    totals += torch.stack([loss, *(metrics[name] for name in modality.metrics)]).double() * count
                 weight += count
         engine.train()
         *sums, weight = engine.sum(*totals, weight)
-        return {f"held_out_{name}": value / weight for name, value in zip(names, sums, strict=True)}
+        return {f"heldout_{name}": value / weight for name, value in zip(names, sums, strict=True)}
 
     def save() -> None:
         engine.save(run.checkpoint(step), {"step": step, "seen": seen, "data": engine.gather(loader.state_dict())})
@@ -201,7 +239,7 @@ def train(args, recipe, own, given, asked) -> int:
             run.prune(settings.keep)
 
     # ---- the loop -----------------------------------------------------------------------------------------------
-    unit, begun, saved_at = task.UNIT, time.perf_counter(), step if source else None
+    unit, begun, saved_at = modality.unit, time.perf_counter(), step if source else None
     show = TrainingDisplay(recipe.name, settings.steps, step, show=ranks.lead, log_every=settings.log_every)
     with show:
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters())
@@ -222,16 +260,16 @@ def train(args, recipe, own, given, asked) -> int:
             micro = [next(batches) for _ in range(settings.accumulation)]
             # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes the loss, and so
             # the gradient, the mean over the whole batch's targets, however the batch is cut.
-            weights, counts = zip(*(task.weight(batch) for batch in micro), strict=True)
+            weights, counts = zip(*(modality.weight(batch) for batch in micro), strict=True)
             micro = [{name: tensor.to(ranks.device) for name, tensor in batch.items()} for batch in micro]
             total, count = engine.sum(sum(weights), float(sum(counts)))
             summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
             for batch, weight in zip(micro, weights, strict=True):
-                loss, _ = task.loss(engine, batch)
+                loss, _ = modality.loss(engine, batch)
                 engine.backward(loss * (weight / total * ranks.world * settings.accumulation))
                 summed += loss.detach().double() * weight
                 if batch is micro[-1]:
-                    loss_value, stop = engine.sum(summed / total, float(asked[0] if asked else 0))
+                    loss_value, stop = engine.sum(summed / total, float(signals[0] if signals else 0))
                     check_finite("loss", loss_value, step + 1, run)
                 lr = engine.lr
                 norm = engine.step()
@@ -243,17 +281,19 @@ def train(args, recipe, own, given, asked) -> int:
             values |= {f"{unit}_per_s": count / seconds, "seconds": round(time.perf_counter() - begun, 3)}
             record(values)
             show.update(values, unit)
-            if held_out and (step % recipe.evaluate.every == 0 or step == settings.steps):
-                measured = evaluate()
-                record({"step": step, **measured})
-                show.say(f"step {step}: " + ", ".join(f"{said(name)} {value:.4f}" for name, value in measured.items()))
+            figures = evaluate() if heldout and (step % recipe.evaluate.every == 0 or step == settings.steps) else {}
+            figures |= monitors.measure(engine, step, last=step == settings.steps)
+            if figures:
+                measured |= figures
+                record({"step": step, **figures})
+                show.say(f"step {step}: " + ", ".join(f"{display_name(k)} {v:.4f}" for k, v in figures.items()))
             if step == settings.steps or stop or (settings.save_every and step % settings.save_every == 0):
                 save()
                 saved_at = step
             if stop and step < settings.steps:
-                number = asked[0] if asked else signal.SIGTERM
+                number = signals[0] if signals else signal.SIGTERM
                 show.say(
-                    f"stopped by signal {number} after step {step}, saved as {run.checkpoint(step)}. Go on with: "
+                    f"stopped by signal {number} after step {step}, saved as {run.checkpoint(step)}. Continue with: "
                     f"recipes/train.py {recipe.name} --run-dir {run.path} --resume auto"
                 )
                 return 128 + number
@@ -268,7 +308,10 @@ def train(args, recipe, own, given, asked) -> int:
             "steps": f"{step:,}",
             unit: f"{seen:,}",
             "training loss": f"{loss_value:.4f}" if math.isfinite(loss_value) else "(nothing left to train)",
-            **({said(name): f"{value:.4f}" for name, value in measured.items()} or {"held-out loss": "not measured"}),
+            **(
+                {display_name(name): f"{value:.4f}" for name, value in measured.items()}
+                or {"held-out loss": "not measured"}
+            ),
             "time": clock(time.perf_counter() - begun),
             "weights": str(run.path / "model"),
             "loss curve": str(plot),
@@ -281,9 +324,9 @@ def train(args, recipe, own, given, asked) -> int:
     return 0
 
 
-def said(name: str) -> str:
-    """held_out_loss -> held-out loss."""
-    return name.replace("held_out_", "held-out ").replace("_", " ")
+def display_name(name: str) -> str:
+    """heldout_loss -> held-out loss."""
+    return name.replace("heldout_", "held-out ").replace("_", " ")
 
 
 def own_share(states: list, ranks):

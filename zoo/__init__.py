@@ -3,9 +3,9 @@
 from zoo.attention import KVCache, PagedCache, prior_attention
 from zoo.positions import Positions
 from zoo.priors import Prior, PriorTerms, RelativeTable, compose, create_prior, list_priors
-from zoo.registry import create_model, list_models, register_model
+from zoo.registry import create_model, list_models, load_model, register_model
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "KVCache",
@@ -19,6 +19,7 @@ __all__ = [
     "create_prior",
     "list_models",
     "list_priors",
+    "load_model",
     "prior_attention",
     "register_model",
 ]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zoo.pretrained import manifest
-from zoo.registry import create_model, list_models, model_entry
+from zoo.registry import create_model, list_models, load_model, model_entry
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console(highlight=False)
@@ -57,8 +57,8 @@ def show(name: Annotated[str, typer.Argument(help="a name of `list`, with or wit
     console.print(f"[bold]{name}[/bold]  {entry.modality}, {total:,} parameters")
     _print_pairs("configuration", entry.config)
     _print_pairs("parameters", _parameter_groups(model))
-    if entry.modality == "vision":
-        _print_pairs("an image of the training size", _image_tokens(model))
+    if described := model.describe_input():
+        _print_pairs("a training sample", described)
     if card:
         _print_pairs("weights", {key: value for key, value in card.items() if not isinstance(value, (dict, list))})
         for key, value in card.items():
@@ -90,7 +90,7 @@ def plot_prior(
             if tags:
                 console.print(f"note: {name} is untrained; trained ones are {', '.join(tags)}", soft_wrap=True)
         path = out or Path(f"{Path(name).name}.prior.png")
-        grid = hasattr(model.config, "img_size")
+        grid = model.train_positions().is_grid
         if length is not None and grid:
             raise ValueError("--length does not apply to a model of images; use --size, in pixels")
         if size is not None and not grid:
@@ -104,23 +104,7 @@ def plot_prior(
 
 def _saved_model(folder: Path) -> Any:
     """A model from a folder of `save_pretrained`, or from the model/ inside a run folder."""
-    import json
-
-    inside = folder if (folder / "config.json").is_file() else folder / "model"
-    if not (inside / "config.json").is_file():
-        raise ValueError(f"{folder} holds no saved model (no config.json in it, nor in its model/)")
-    config = json.loads((inside / "config.json").read_text())
-    entries = [entry for entry in map(model_entry, list_models()) if set(config) <= set(entry.config)]
-    # One modality's configuration may hold all of another's: the one that asks for the least besides is meant.
-    least = min((len(entry.config) for entry in entries), default=0)
-    builds = {entry.build for entry in entries if len(entry.config) == least}
-    if len(builds) != 1:
-        raise ValueError(f"{inside / 'config.json'} is the configuration of no model known here")
-    from safetensors.torch import load_file
-
-    model = builds.pop()(**config)
-    model.load_state_dict(load_file(inside / "model.safetensors"))
-    return model
+    return load_model(folder if (folder / "config.json").is_file() else folder / "model")
 
 
 def _run_title(folder: Path) -> str:
@@ -163,17 +147,6 @@ def _parameter_groups(model: Any) -> dict[str, int]:
         group = next((word for word in known if word in words), "norm" if "norm" in name else "other")
         groups[group] = groups.get(group, 0) + parameter.numel()
     return {group: groups[group] for group in sorted(groups, key=lambda g: -groups[g])}
-
-
-def _image_tokens(model: Any) -> dict[str, str]:
-    """What a training image becomes."""
-    pixels, grid = model.config.train_size, model.config.train_grid
-    prefix = model.num_prefix_tokens
-    return {
-        "pixels": f"{pixels[0]} × {pixels[1]}",
-        "patches": f"{grid[0]} × {grid[1]}",
-        "tokens": f"{grid[0] * grid[1] + prefix}, of which {prefix} class token and registers",
-    }
 
 
 def _print_pairs(title: str, pairs: dict[str, Any]) -> None:

@@ -47,14 +47,22 @@ class ZooModel(nn.Module):
             if parameter.ndim < 2 or any(name == owner or name.startswith(owner + ".") for owner in owners)
         }
 
-    def prior_numbers(self) -> set[str]:
-        """Names of what priors and rotations hold per head, frequency or bucket, and of SSMax's s: no weights of layers."""
+    def prior_parameters(self) -> set[str]:
+        """Names of the parameters of priors and rotations, per head, frequency or bucket, and SSMax's s: no linear layers."""
         layers = {name for name, module in self.named_modules() if isinstance(module, nn.Linear)}
         return {
             name
             for name, _ in self.named_parameters()
             if {"prior", "rotary", "ssmax"} & set(name.split(".")) and name.rpartition(".")[0] not in layers
         }
+
+    def replaceable_parameters(self) -> set[str]:
+        """Names of parameters that stay as initialised where loaded weights have another shape, such as a classifier's."""
+        return set()
+
+    def describe_input(self) -> dict[str, str]:
+        """What a training sample becomes, for `python -m zoo show`; empty where the configuration says it all."""
+        return {}
 
     def storable_state(
         self, dtype: torch.dtype | None = None, *, state: dict[str, Tensor] | None = None

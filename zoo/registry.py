@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import json
+import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from zoo import pretrained as weights
+from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 
 __all__ = [
@@ -25,9 +29,11 @@ __all__ = [
     "create_model",
     "list_models",
     "load_modality",
+    "load_model",
     "modality_names",
     "model_entry",
     "register_model",
+    "saved_modality",
 ]
 
 GROUP = "priorzoo.modalities"
@@ -156,3 +162,33 @@ def list_models(pattern: str = "*", *, modality: str | None = None, pretrained: 
     if modality is not None:
         known = [name for name in known if _ENTRIES[name.partition(".")[0]].modality == modality]
     return sorted(name for name in known if fnmatch.fnmatch(name, pattern))
+
+
+def load_model(folder: str | os.PathLike[str]) -> ZooModel:
+    """The model in a folder written by `save_pretrained`, of the modality that its config.json names.
+
+    Raises:
+        ValueError: where there is no config.json, or it is of no modality known here.
+        FileNotFoundError, ImportError: see `ZooModel.from_pretrained` and `load_modality`.
+    """
+    modality = saved_modality(folder)
+    if modality is None:
+        raise ValueError(f"{folder}: no config.json of a known model; expected a folder written by save_pretrained")
+    return load_modality(modality).model.from_pretrained(folder)
+
+
+def saved_modality(folder: str | os.PathLike[str]) -> str | None:
+    """The modality that a folder's config.json names; None where it tells none.
+
+    One written before version 0.5 names none, but its entries are those of one modality's configuration.
+    """
+    try:
+        found = json.loads((Path(folder) / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if "modality" in found:
+        return found["modality"]
+    for name in SHIPPED:
+        if set(found) == {field.name for field in fields(load_modality(name).model.config_class)}:
+            return name
+    return None

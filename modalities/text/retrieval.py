@@ -43,11 +43,8 @@ class TextEvaluator(Evaluator):
 class Retrieval(Evaluator):
     """A length × depth grid of prompts and answers, scored teacher-forced and by free generation."""
 
-    scores = (
-        Score("teacher_forced", unit_interval=True, drawn=False),
-        Score("free_generation", "keys generated exactly", unit_interval=True),
-    )
-    overview = "free_generation"
+    overview = Score("free_generation", "keys generated exactly", unit_interval=True)
+    scores = (Score("teacher_forced", drawn=False), overview)
     default_samples = 5
     depths: ClassVar[int]
     depth_decimals: ClassVar[int]  # in a cell's name

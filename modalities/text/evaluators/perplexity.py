@@ -14,7 +14,7 @@ from torch import nn
 
 from modalities.decoder.scoring import device_of, position_buckets, token_nll
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, batches, mean_of_seeds, standard_error
-from modalities.figures import curves, finish, panels, position_curves
+from modalities.figures import curves, finish, name_panel, panels, position_curves
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
@@ -34,8 +34,8 @@ class Perplexity(TextEvaluator):
 
     name = "perplexity"
     summary = "NLL, perplexity and bits per byte of held-out documents against length, and NLL by position"
-    scores = (Score("perplexity"), Score("bits_per_byte", "bits per byte, less is better"))
-    overview = "bits_per_byte"
+    overview = Score("bits_per_byte", "bits per byte, less is better")
+    scores = (Score("perplexity"), overview)
     default_samples = 8
 
     def points(self, model: nn.Module) -> tuple[int, ...]:
@@ -101,7 +101,8 @@ class Perplexity(TextEvaluator):
         """Bits per byte against length, and NLL by position inside windows of the longest length."""
         results = mean_of_seeds(results, self.axis.column)
         figure, axes = panels(1, 2, width=4.6, height=3.9)
-        curves(axes[0], results, self.scores[1])
+        curves(axes[0], results, self.overview)
+        name_panel(axes[0], "bits per byte")
         position_curves(axes[1], results, "position_nll", "nats per token")
         finish(figure, axes, results, path)
 

@@ -1,0 +1,114 @@
+"""Command lines: typer functions called with one way of reporting errors, and options made from settings classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["CommandError", "call", "given_settings", "option_name", "with_options"]
+
+_USAGE_ERROR = typer.BadParameter.__mro__[2]  # click's base of them, which typer may keep in a package of its own
+
+
+class CommandError(ValueError):
+    """A command that cannot be carried out as written."""
+
+
+def call(function: Callable[..., int | None], argv: Sequence[str] | None, *, prog: str) -> int:
+    """Parse `argv` (None: the process's) by a typer function's signature, call it, and return the exit code.
+
+    What cannot be carried out as written (usage, ValueError, FileNotFoundError, ImportError) is one line on standard error
+    and code 2.
+    """
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(help=_help(function))(function)
+    try:
+        code = typer.main.get_command(app).main(
+            list(sys.argv[1:] if argv is None else argv), prog, standalone_mode=False
+        )
+        return code or 0
+    except typer.Exit as request:
+        return request.exit_code
+    except _USAGE_ERROR as error:
+        message = error.format_message()  # type: ignore[attr-defined]
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        message = str(error)
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def _help(function: Callable[..., Any]) -> str:
+    """The docstring of the function's module, or its own; blocks of commands keep their lines."""
+    text = inspect.getdoc(function) or (sys.modules[function.__module__].__doc__ or "")
+    return text.replace("\n\n    ", "\n\n\b\n    ")
+
+
+def option_name(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def with_options(function: Callable[..., Any], settings: Mapping[str, type]) -> Callable[..., Any]:
+    """`function(…, **options)` with an option for every field of the settings classes, which are named for the help.
+
+    Options that are not given are left out of `options`.
+    """
+    options: dict[str, inspect.Parameter] = {}
+    for field, owners in _fields(settings).items():
+        names = "" if len(owners) == len(settings) else f"{', '.join(owners)}: "
+        options[field.name] = _parameter(field, names, typing.get_type_hints(next(iter(owners.values())))[field.name])
+
+    def called(**given: Any) -> Any:
+        return function(**{k: v for k, v in given.items() if k not in options or v is not None})
+
+    fixed = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    called.__signature__ = inspect.Signature([*fixed, *options.values()])  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in [*fixed, *options.values()]}
+    called.__doc__, called.__module__, called.__name__ = function.__doc__, function.__module__, function.__name__
+    return called
+
+
+def _fields(settings: Mapping[str, type]) -> dict[dataclasses.Field[Any], dict[str, type]]:
+    """The first field of each name, and which classes have one of that name."""
+    first: dict[str, dataclasses.Field[Any]] = {}
+    owners: dict[str, dict[str, type]] = {}
+    for name, kind in settings.items():
+        for field in dataclasses.fields(kind):
+            first.setdefault(field.name, field)
+            owners.setdefault(field.name, {})[name] = kind
+    return {first[name]: owners[name] for name in first}
+
+
+def _parameter(field: dataclasses.Field[Any], owners: str, hint: Any) -> inspect.Parameter:
+    default = "" if field.default in (None, False) else f"; default {field.default}"
+    text = owners + field.metadata.get("help", "") + default
+    parse = field.metadata.get("parse")
+    if parse is not None:
+        info = typer.Option(option_name(field.name), help=text, parser=_parser(parse), metavar="VALUE")
+        hint = Any
+    else:
+        info = typer.Option(option_name(field.name), help=text)
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        hint = (kinds[0] if kinds else hint) | None
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint, info])
+
+
+def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parsed
+
+
+def given_settings(name: str, kind: type, given: Mapping[str, Any]) -> Any:
+    """An instance of a settings class from those of the given options that it has. `name` is that of its evaluator."""
+    fields = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{key: value for key, value in given.items() if key in fields})

@@ -1,0 +1,83 @@
+"""Evaluators that run during training: `evaluate.during` of a recipe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from modalities.contract import Modality
+from modalities.evaluation import Evaluator, Listing
+from recipes.config import ConfigError, Recipe
+from recipes.engine import Engine
+from zoo.model import ZooModel
+from zoo.naming import nearest
+
+__all__ = ["Monitors"]
+
+
+class Monitors:
+    """The evaluators of a recipe's `evaluate.during`, each with its settings and its number of steps between runs.
+
+    They measure on rank 0 what would be exported at that step (averaged weights where they are kept, the optimiser's
+    float32 copies in bf16), while the other ranks wait: keep their settings small.
+    """
+
+    def __init__(self, recipe: Recipe, modality: Modality, model: ZooModel) -> None:
+        self.evaluators: list[tuple[int, Evaluator]] = []
+        for name, given in recipe.evaluate.during.items():
+            every, settings = _parsed(name, given)
+            kind = _find(name, modality)
+            evaluator = kind(_settings(name, kind, settings), asdict(recipe.data))
+            evaluator.cells(model)  # ValueError now for what cannot be measured
+            self.evaluators.append((every, evaluator))
+
+    def measure(self, engine: Engine, step: int, *, last: bool) -> dict[str, float]:
+        """What is due after this step, as {"passkey/free_generation@512": 0.98}; on rank 0, elsewhere empty. Every rank must
+        call."""
+        due = [evaluator for every, evaluator in self.evaluators if step % every == 0 or last]
+        if not due:
+            return {}
+        found: dict[str, float] = {}
+        model = engine.exported_model()
+        if model is not None:
+            for evaluator in due:
+                found |= _flat(evaluator, evaluator.rows(dict(evaluator.run(model))))
+        engine.barrier()
+        return found
+
+
+def _parsed(name: str, given: Any) -> tuple[int, dict[str, Any]]:
+    settings = {**given} if isinstance(given, Mapping) else {"every": given}
+    every = settings.pop("every", None)
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise ConfigError(f"evaluate.during: {name}={given!r}: expected a number of steps, or settings with 'every'")
+    return every, settings
+
+
+def _find(name: str, modality: Modality) -> type[Evaluator]:
+    known = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
+    if name not in known:
+        raise ConfigError(f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, known)}")
+    return known[name]
+
+
+def _settings(name: str, kind: type[Evaluator], given: Mapping[str, Any]) -> Any:
+    names = [field.name for field in fields(kind.settings_class)]
+    for key in given:
+        if key not in names:
+            raise ConfigError(f"evaluate.during: {name} has no setting {key!r}; {nearest(key, names)}")
+    return kind.settings_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+
+
+def _flat(evaluator: Evaluator, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The finite scores of rows by name and place."""
+    tick = evaluator.axis.tick
+    found = {
+        f"{evaluator.name}/{score.column}@{tick(row[evaluator.axis.column])}": row.get(score.column)
+        for row in rows
+        for score in evaluator.scores
+        if score.tabled and not score.exception
+    }
+    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}

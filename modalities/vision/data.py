@@ -107,7 +107,7 @@ def _train_classes(config: VisionDataConfig) -> tuple[str, ...] | None:
     return (shards or open_images(config.source, "train", hold_out=False)).classes
 
 
-def _check_same_classes(config: VisionDataConfig, train: tuple[str, ...] | None, heldout: tuple[str, ...] | None) -> None:
+def _check_same_classes(config: VisionDataConfig, train: Sequence[str] | None, heldout: Sequence[str] | None) -> None:
     """ValueError where a label means one class in training and another in held-out images."""
     if train is None or heldout is None or train == heldout:
         return
@@ -237,8 +237,9 @@ def open_heldout(source: str | VisionDataConfig) -> Heldout[HeldoutImages]:
 
     Shards given as "wds:…" are a held-out set as a whole. Raises what the sources raise.
     """
-    if isinstance(source, str):
-        images, classes = open_images(source, "all" if source.startswith("wds:") else "heldout", size=EVALUATION_SIZE), 0
-    else:
+    if isinstance(source, VisionDataConfig):
         images, classes = _heldout(source, size=EVALUATION_SIZE), source.num_classes
+    else:
+        split = "all" if source.startswith("wds:") else "heldout"
+        images, classes = open_images(source, split, size=EVALUATION_SIZE), 0
     return Heldout(heldout_name(source), images.fingerprint, HeldoutImages(images, classes))

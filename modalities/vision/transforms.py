@@ -3,6 +3,8 @@
     rand_augment     timm's RandAugment, PIL -> PIL
     eval_transform   PIL -> tensor, an ordinary torchvision transform for any data loader
     preprocess       PIL -> tensor of a given height and width, for evaluation at sizes other than the training size
+
+All resizing is bicubic and antialiased.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ from torchvision.transforms import v2
 
 from modalities.vision.images import MAX_PIXELS, BadImage, to_rgb
 
-__all__ = ["BICUBIC", "IMAGENET_MEAN", "IMAGENET_STD", "LessThin", "ToRGB", "eval_transform", "preprocess", "rand_augment"]
+__all__ = [
+    "BICUBIC",
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "LessThin",
+    "ToRGB",
+    "eval_transform",
+    "preprocess",
+    "rand_augment",
+]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

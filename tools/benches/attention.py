@@ -149,16 +149,18 @@ def label(contender: Contender) -> str:
 
 
 def cpu_memory(method: str, backward: bool) -> float | None:
-    """MiB that one pass at 32k tokens, two heads of 64, adds on the CPU. For a fresh process: see `in_fresh_process`."""
+    """MiB that one pass at 32k tokens, two heads of 64, adds on the CPU beside output and gradients. For a fresh process."""
     contender = next(c for c in ours_on(torch.device("cpu")) if c.method == method)
 
-    def call_at(length: int) -> Callable[[], object]:
+    def call_at(length: int) -> tuple[Callable[[], object], int]:
         problem = Problem(Shape(1, 2, length, 64), torch.float32)
-        return pass_of(contender.prepare(problem), problem.grad, backward)
+        # A pass with gradients returns those; its output counts as returned too.
+        return pass_of(contender.prepare(problem), problem.grad, backward), problem.grad.nbytes if backward else 0
 
-    call_at(1024)()  # loads the libraries
-    extra = harness.extra_bytes(call_at(MEMORY_LENGTH), "cpu")
-    return None if extra is None else extra / 2**20
+    call_at(1024)[0]()  # loads the libraries
+    call, output = call_at(MEMORY_LENGTH)
+    extra = harness.extra_bytes(call, "cpu")
+    return None if extra is None else (extra - output) / 2**20
 
 
 def pass_of(run: Run, grad: Tensor, backward: bool) -> Callable[[], object]:

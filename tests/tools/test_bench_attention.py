@@ -125,12 +125,6 @@ def test_decoding_agrees_with_float64(contender):
     assert check(contender, problem, backward=False).error < 1e-5
 
 
-def test_pages_of_decaying_heads_are_evicted():
-    """Three heads of twelve look away and keep all; the reported share is that of the pages evicted."""
-    run = Paged("gathered").prepare(Problem(Shape(1, 12, 2048, 16, queries=1), torch.float32))
-    assert run.skipped is not None and 0.1 < run.skipped() < 9 / 12
-
-
 def test_wrong_and_broken_contenders_are_reported_and_not_timed():
     baseline = attention.Attention(attention.AttentionSettings()).baseline
     sweep = swept(baseline, named(Wrong(), "lost", ours=True), named(Broken(), "broken"))
@@ -195,12 +189,6 @@ def test_everything_is_named_once_on_cuda():
         assert len({c.key for c in group}) == len(group)
     keys = {c.key for group in groups for c in group} | {None}
     assert all(p.ours in keys and p.theirs in keys for p in attention.PROMISES)
-
-
-def test_targets_on_the_cpu_are_those_of_long_sequences():
-    assert attention.cpu_target(Shape(1, 2, 8192, 64), "ggd", "forward") == 1.35
-    assert attention.cpu_target(Shape(1, 2, 4096, 64), "ggd", "fwd+bwd") == 2.0
-    assert attention.cpu_target(Shape(32, 4, 128, 32), "goat", "forward") is None
 
 
 def test_the_fused_kernel_is_a_contender(monkeypatch):

@@ -30,7 +30,6 @@ from tools import fetch_data
 from tools.fetchers import common, fonts, text, vision
 from tools.fetchers.offline import packages
 from tools.fetchers.offline import text as offline_text
-from tools.fetchers.offline import vision as offline_vision
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -222,11 +221,6 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
 # ---- packages
 
 
-def test_a_program_that_fails_is_quoted(tmp_path):
-    with pytest.raises(common.FetchError, match=r"(?s)thing: `sh -c .*status 3:\nno such package"):
-        packages.run_tool(["sh", "-c", "echo no such package >&2; exit 3"], cwd=tmp_path, what="thing")
-
-
 def test_packages_that_a_release_lacks_are_left_out(monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "run_tool", lambda *args, **kwargs: "fonts-a\nfonts-c\nother\n")
     names = ["fonts-a", "fonts-b", "fonts-c"]
@@ -247,12 +241,6 @@ def test_apt_sources_keep_their_place_and_change_their_component(tmp_path):
         "debian.sources": "Types: deb\nURIs: http://x/debian\nComponents: non-free\n",
         "sources.list": "deb [signed-by=/k] http://x/debian stable non-free\n",
     }
-
-
-def test_the_shipped_list_of_packages():
-    names = [line for line in offline_vision.FONT_PACKAGES.read_text().splitlines() if not line.startswith("#")]
-    assert names == sorted(set(names)) and len(names) >= offline_vision.FEWEST_PACKAGES
-    assert not any(name.startswith(("fonts-dejavu", "fonts-stix")) for name in names)
 
 
 def test_jsonl_is_written_whole_or_not_at_all(tmp_path):
@@ -435,19 +423,6 @@ def test_photos_are_kept_as_they_are_and_once(tmp_path):
     assert shards.classes == ("Apple-x", "Pear-x")
     read = TarImages(shards)
     assert {(read[n]["jpg"], read[n]["cls"]) for n in range(2)} == {(b"a1", b"0"), (b"p1", b"1")}
-
-
-def test_an_interrupted_run_leaves_what_was_there(tmp_path, monkeypatch):
-    def stops(row, classes):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(vision, "_photo", stops)
-    (tmp_path / "vision/photos").mkdir(parents=True)
-    (tmp_path / "vision/photos/index.json").write_text("{}")
-    with pytest.raises(KeyboardInterrupt):
-        fetch_photos(tmp_path)
-    left = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*")) if path.is_file()]
-    assert left == ["vision/photos/index.json"] and [path.name for path in tmp_path.iterdir()] == ["vision"]
 
 
 # ---- fonts ----

@@ -36,7 +36,6 @@ BENCHMARKS = {
 
 def application(only: str | None = None) -> typer.Typer:
     """The command line, of one benchmark or of all."""
-    from tools.benches import plot
     from tools.benches.harness import command
 
     text = (__doc__ or "").replace("\n\n    python", "\n\n\b\n    python")  # \b: click keeps the lines
@@ -47,7 +46,10 @@ def application(only: str | None = None) -> typer.Typer:
             # The list of commands leaves out what needs an extra that is not installed; naming it raises the ImportError.
             with contextlib.suppress(*(() if only else (ImportError,))):
                 command(app, name, getattr(importlib.import_module(f"tools.benches.{module}"), benchmark))
-    app.command("plot")(plot.main)
+    if only in (None, "plot"):
+        from tools.benches import plot
+
+        app.command("plot")(plot.main)
     return app
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from modalities.vision import glyphs, letters
+from tools.glyphs import letters, scenes
 from modalities.vision.glyphs import BuiltinGlyphs, Shape, View, draw, heldout_example, training_example
 
 FONTS = {split: letters.builtin_fonts(split) for split in ("train", "heldout")}

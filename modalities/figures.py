@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modalities.evaluation import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds
-from zoo.files import replacing
+from zoo.prior_plot import save_figure
 
 # Okabe and Ito's colours, then Tol's muted scheme.
 STYLES: dict[str, tuple[str, str]] = {
@@ -207,10 +207,17 @@ def log_if_wide(axis, values: Sequence[float]) -> None:
     axis.yaxis.set_minor_locator(LogLocator(subs=()))
 
 
-def position_curves(axis, results: Sequence[ModelResult], column: str, ylabel: str) -> None:
+def position_curves(
+    axis,
+    results: Sequence[ModelResult],
+    column: str,
+    ylabel: str,
+    *,
+    styles: Sequence[dict[str, Any]] | None = None,
+) -> None:
     """The list `column` of each model's longest row against its "position_to": octaves of positions inside a window."""
     rows = [max(result.rows, key=lambda row: row["length"]) for result in results]
-    for row, style in zip(rows, styles_of(results), strict=True):
+    for row, style in zip(rows, styles or styles_of(results), strict=True):
         if column in row:
             axis.plot(row["position_to"], row[column], **style)
     name_panel(axis, f"by position in windows of {compact(max(row['length'] for row in rows))}")
@@ -255,12 +262,3 @@ def finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
     legend = figure.legend(handles, names, loc="outside right center", **style)
     legend.set_title(title, prop={"size": 8.5})
     save_figure(figure, path)
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure as PNG, whole or not at all, and close it."""
-    from matplotlib import pyplot
-
-    with replacing(path, "wb") as file:
-        figure.savefig(file, dpi=130, format="png")
-    pyplot.close(figure)

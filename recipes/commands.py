@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["CommandError", "call", "given_settings", "option_name", "with_options"]
+from zoo.cli import call as call_app
 
-_USAGE_ERROR = typer.BadParameter.__mro__[2]  # click's base of them, which typer may keep in a package of its own
+__all__ = ["CommandError", "call", "given_settings", "option_name", "with_options"]
 
 
 class CommandError(ValueError):
@@ -21,26 +21,10 @@ class CommandError(ValueError):
 
 
 def call(function: Callable[..., int | None], argv: Sequence[str] | None, *, prog: str) -> int:
-    """Parse `argv` (None: the process's) by a typer function's signature, call it, and return the exit code.
-
-    What cannot be carried out as written (usage, ValueError, FileNotFoundError, ImportError) is one line on standard error
-    and code 2.
-    """
+    """Call a typer function with the arguments in `argv` (None: the process's); the exit code as `zoo.cli.call` has it."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(help=_help(function))(function)
-    try:
-        code = typer.main.get_command(app).main(
-            list(sys.argv[1:] if argv is None else argv), prog, standalone_mode=False
-        )
-        return code or 0
-    except typer.Exit as request:
-        return request.exit_code
-    except _USAGE_ERROR as error:
-        message = error.format_message()  # type: ignore[attr-defined]
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        message = str(error)
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+    return call_app(app, argv, prog=prog)
 
 
 def _help(function: Callable[..., Any]) -> str:

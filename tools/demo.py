@@ -4,12 +4,11 @@
 
 One DeepSpeed launch trains on the State of the Union speeches with passkey documents mixed in (context 128, on the CPU
 where there is no GPU). Its passkey and perplexity curves are then drawn beside those of the shipped RoPE and ALiBi models
-of the same size, data and budget. An interrupted demo goes on where it stopped; `rm -r runs/demo` starts a new one.
+of the same size, data and budget. An interrupted demo continues where it stopped; `rm -r runs/demo` starts a new one.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -20,6 +19,12 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+
+from modalities.evaluation import ModelResult
+from modalities.text.evaluators.passkey import Passkey
+from recipes.report import load_results
 
 RECIPE = "text.ggd_ssmax_tiny"
 BASELINES = ("text_rope_ssmax_tiny.passkey", "text_alibi_tiny.passkey")
@@ -50,7 +55,7 @@ def main(
 
     minutes = (time.perf_counter() - started) / 60
     console.rule(f"done in {minutes:.1f} minutes")
-    console.print(summary(json.loads((out / "passkey.json").read_text())), soft_wrap=True)
+    console.print(summary(load_results(Passkey, out)), soft_wrap=True)
     console.print(f"The picture: {out / 'overview.png'}", soft_wrap=True)
 
 
@@ -63,15 +68,16 @@ def call(command: list[str]) -> None:
         raise typer.Exit(status)
 
 
-def summary(passkey: dict) -> str:
-    """One sentence of what was shown, from the measured file, and what to run next."""
-    models = [(model["method"], model["train_context"], model["rows"]) for model in passkey["models"]]
-    (_, context, rows), *others = models
-    longest = rows[-1]
-    beside = " and ".join(f"{other[-1]['free_generation']:.2f} for {method}" for method, _, other in others)
+def summary(passkey: list[ModelResult]) -> str:
+    """What was shown, from the measured rows, and what to run next."""
+    mine = next(result for result in passkey if result.label.startswith(RECIPE))
+    others = [result for result in passkey if result is not mine]
+    longest = mine.rows[-1]
+    beside = " and ".join(f"{other.rows[-1]['free_generation']:.2f} for {other.method}" for other in others)
     return (
-        f"Trained on {context} tokens, GGD-BAM with SSMax finds the passkey in {longest['free_generation']:.0%} of trials at "
-        f"{longest['length']:,} tokens, {longest['length'] // context} times that ({beside}).\n"
+        f"Trained on {mine.trained_at} tokens, GGD-BAM with SSMax writes the passkey, in the wording of its training, in "
+        f"{longest['free_generation']:.0%} of trials at {longest['length']:,} tokens, {longest['length'] // mine.trained_at} "
+        f"times that ({beside}).\n"
         "Next: python -m zoo list --pretrained · python -m zoo plot-prior text_ggd_ssmax_tiny.passkey · "
         "python recipes/evaluate.py 'text_*_tiny.*' passkey --lengths 128,1024,8192"
     )

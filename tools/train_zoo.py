@@ -2,8 +2,8 @@
 
     python tools/train_zoo.py train text           every method, one run folder each under runs/zoo; finished ones are kept
     python tools/train_zoo.py publish text         weights in bf16, SHA-256 and manifest into zoo/weights
-    python tools/train_zoo.py measure text         all published weights at once; writes benchmarks and cards. Further seeds
-                                                   are measured where their runs are, else their stored results stay
+    python tools/train_zoo.py measure text         all published weights, and further seeds whose runs exist; then draw
+    python tools/train_zoo.py draw text            tables, figures and cards from the stored results of all seeds
     python tools/train_zoo.py train vision …       the same for vision, and for dna
 
 Same data, budget, learning rate and seed for all. A family of models is one entry of FAMILIES. Where it names several seeds,
@@ -19,9 +19,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +28,11 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
-from recipes.runs import write_json
+from modalities.contract import find_modality
+from modalities.evaluation import Evaluator, ModelResult
+from recipes.evaluate import write_overview
+from recipes.report import draw_results, load_results
+from zoo.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "zoo"
@@ -177,7 +180,7 @@ def train(
     seeds: Annotated[str, typer.Option(help="comma-separated; default all")] = "",
     jobs: Annotated[int, typer.Option(help="models at a time, one thread each")] = 2,
 ) -> None:
-    """Train each method by its recipe; an interrupted run goes on from its last checkpoint."""
+    """Train each method by its recipe; an interrupted run continues from its last checkpoint."""
     kind = _family(family)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
@@ -231,7 +234,7 @@ def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
             "bytes": len(content),
             "dtype": "bfloat16 matrices, float32 vectors and priors",
             "license": "Apache-2.0",
-            "optimiser": f"{recipe['optim']['name']}, learning rate {recipe['optim']['lr']:g}, of the priors' own numbers "
+            "optimiser": f"{recipe['optim']['name']}, learning rate {recipe['optim']['lr']:g}, of the priors' parameters "
             f"{recipe['optim']['prior_lr_scale']:g} times that",
             "recipe": recipe["name"],
             "command": f"deepspeed --num_gpus 1 recipes/train.py {recipe['name']}",
@@ -247,39 +250,35 @@ def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
 
 
 @app.command()
-def measure(
-    family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
-    force: Annotated[bool, typer.Option("--force", help="leave out stored seeds that cannot be kept")] = False,
-) -> None:
-    """All published weights, and the runs of further seeds, in one figure; then the cards.
+def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> None:
+    """All published weights, and the runs of further seeds that exist here; then `draw`.
 
-    Of further seeds without a finished run here the stored results are kept. Where those were measured otherwise, nothing
-    is overwritten.
+    Results are one file per model, seed and evaluator, so those of further seeds without a run here stay as they are.
     """
-    from tools.stored_seeds import StoredSeedsError, keep_stored
-
     kind = _family(family)
     published = [kind.weights(method) for method in kind.methods]
     further = [kind.run(method, seed) for seed in kind.seeds[1:] for method in kind.methods]
     further = [str(run) for run in further if (run / "model" / "config.json").is_file()]
-    cells = kind.measured / "cells"
-    cells.mkdir(parents=True, exist_ok=True)
     for beside, evaluators, options in kind.calls:
         # What is on the cards is measured for every seed, the rest for what is published.
         models = published + (further if set(evaluators.split(",")) <= set(kind.evaluators) else [])
         command = [sys.executable, str(ROOT / "recipes/evaluate.py"), *models, *beside, evaluators, *options]
-        with TemporaryDirectory(dir=kind.measured, prefix=".measuring-") as folder:
-            out = Path(folder)  # so that the stored results are there until all that replaces them is
-            (out / "cells").symlink_to(cells)
-            subprocess.run([*command, "--out", str(out)], check=True)
-            try:
-                keep_stored(kind, evaluators.split(","), out, force=force)
-            except StoredSeedsError as error:
-                console.print(str(error), soft_wrap=True)
-                raise typer.Exit(1) from error
-            for file in sorted(path for path in out.iterdir() if path.is_file()):
-                file.replace(kind.measured / file.name)
-        console.print(f"now in {kind.measured}", soft_wrap=True)
+        subprocess.run([*command, "--out", str(kind.measured)], check=True)
+    draw(family)
+
+
+@app.command()
+def draw(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> None:
+    """CSV tables, figures and cards from the stored results of all seeds."""
+    kind = _family(family)
+    known = find_modality(kind.modality).evaluators
+    for _, names, _ in kind.calls:
+        stored = {name: _in_order(kind, load_results(known[name], kind.measured)) for name in names.split(",")}
+        evaluators: dict[str, Evaluator] = {name: known[name]() for name in stored}
+        for name, results in stored.items():
+            draw_results(evaluators[name], results, kind.measured)
+        write_overview(evaluators, stored, kind.measured)
+    console.print(f"drawn in {kind.measured}", soft_wrap=True)
     manifest = json.loads((WEIGHTS / "manifest.json").read_text())
     for name, table in measured_tables(kind).items():
         manifest[name]["measured"] = table
@@ -287,15 +286,32 @@ def measure(
     write_json(WEIGHTS / "manifest.json", manifest)
 
 
+def _in_order(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
+    """Methods in the family's order, then baselines; the seeds of a method are one group, called by its published weights."""
+    seeds = {kind.label(method, seed): (seed, method) for seed in kind.seeds for method in kind.methods}
+    order = list(seeds)
+    several = {
+        kind.weights(seeds[r.label][1]) for r in results if r.label in seeds and seeds[r.label][0] != kind.seeds[0]
+    }
+    grouped = [
+        replace(r, group=name if (name := kind.weights(seeds[r.label][1])) in several else "")
+        if r.label in seeds
+        else r
+        for r in results
+    ]
+    return sorted(grouped, key=lambda r: order.index(r.label) if r.label in order else len(order))
+
+
 def measured_tables(kind: Family) -> dict[str, list[dict[str, float]]]:
     """Published name → rows of what its evaluators measured."""
     tables: dict[str, dict[int, dict[str, float]]] = {}
+    known = find_modality(kind.modality).evaluators
     for evaluator, columns in kind.evaluators.items():
-        for model in json.loads((kind.measured / f"{evaluator}.json").read_text())["models"]:
-            if model["label"] != kind.weights(model["method"]):
-                continue  # a run of another seed
-            rows = tables.setdefault(model["label"], {})
-            for row in model["rows"]:
+        for result in load_results(known[evaluator], kind.measured):
+            if result.label not in map(kind.weights, kind.methods):
+                continue  # another seed, or a baseline
+            rows = tables.setdefault(result.label, {})
+            for row in result.rows:
                 kept = {column: round(row[column], 4) for column in columns}
                 rows.setdefault(row[kind.axis], {kind.axis: row[kind.axis]}).update(kept)
     return {name: list(rows.values()) for name, rows in tables.items()}

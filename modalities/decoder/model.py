@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modalities.decoder.generation import generate
-from zoo.attention import Cache, KVCache, PagedCache
 from zoo.attention.base import single_documents
-from zoo.attention.forget import Certificate
+from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
 from zoo.layers import Attention, Block, SSMax, SwiGLU, init_linear
 from zoo.methods import Position, create_position, list_positions
 from zoo.model import ZooModel
@@ -103,8 +102,8 @@ class Decoder(ZooModel):
             return KVCache(self.config.num_layers, capacity=capacity)
         if capacity < 1:
             raise ValueError(f"a paged cache needs its capacity, the most tokens it will hold, got {capacity}")
-        proofs = [Certificate.of(layer, capacity, PAGE) for layer in self.layers]
-        return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, certificates=proofs)
+        bounds = [EvictionBound.of(layer, capacity, PAGE) for layer in self.layers]
+        return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, bounds=bounds)
 
     def forward_features(
         self, tokens: Tensor, *, segments: Tensor | None = None, cache: Cache | None = None, kernel: str = "auto"
@@ -152,7 +151,7 @@ def target_weights(batch: dict[str, Tensor]) -> Tensor:
     return counts * batch["weights"][:, 1:] if "weights" in batch else counts.float()
 
 
-def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def causal_lm_loss(model: ZooModel, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Weighted mean of the next-token cross-entropy of a packed batch, in nats.
 
     Args:
@@ -166,7 +165,7 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, 
     # Rows of one document, the usual case, need no document mask.
     packed = None if bool(single_documents(segments).all()) else segments[:, :-1]
     logits = model(tokens[:, :-1], segments=packed)
-    # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is no number.
+    # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is NaN.
     targets = tokens[:, 1:].masked_fill(weights == 0, IGNORED)
     nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
     return (nll * weights.flatten()).sum() / weights.sum(), {"tokens": (weights > 0).sum()}

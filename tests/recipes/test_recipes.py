@@ -129,8 +129,8 @@ def test_only_matrices_decay(name):
     model = create_model(name, num_layers=1)
     groups = engine.parameter_groups(model, Optim(lr=1e-3, weight_decay=0.1, prior_lr_scale=20.0))
     fast = {id(p) for group in groups if group.get("lr") == pytest.approx(0.02) for p in group["params"]}
-    assert fast == {id(p) for n, p in model.named_parameters() if n in model.prior_numbers() and p.requires_grad}
-    assert all({"prior", "rotary", "ssmax"} & set(n.split(".")) for n in model.prior_numbers())
+    assert fast == {id(p) for n, p in model.named_parameters() if n in model.prior_parameters() and p.requires_grad}
+    assert all({"prior", "rotary", "ssmax"} & set(n.split(".")) for n in model.prior_parameters())
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     spared = {id(p) for group in groups if not group["weight_decay"] for p in group["params"]}
     assert decayed | spared == {id(p) for p in model.parameters() if p.requires_grad} and not decayed & spared

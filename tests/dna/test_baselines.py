@@ -1,0 +1,216 @@
+"""Markov chains against a plain dictionary of counts, what they may learn from, and their cache."""
+
+import math
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+
+from modalities.dna.baselines import create_baseline, markov
+from modalities.dna.baselines.markov import MarkovChain
+from modalities.dna.bases import decode, encode, reverse_complement
+from modalities.dna.data import open_heldout
+from modalities.dna.genome import open_genome
+from modalities.dna.sources import find_source
+from modalities.dna.splits import Region
+
+
+def letters(rng, length, unknown=0.02):
+    text = "".join(rng.choice(list("ACGT"), length, p=[0.4, 0.3, 0.2, 0.1]))
+    return "".join("N" if rng.random() < unknown else letter for letter in text)
+
+
+@pytest.fixture
+def genome(tmp_path):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "g.fa"
+    path.write_text(f">a\n{letters(rng, 3000)}\n>b\n{letters(rng, 1200)}\n>c\n{letters(rng, 400)}\n")
+    return open_genome(find_source(str(path)))
+
+
+REGIONS = (
+    Region("a", 0, 1900, "train"),
+    Region("a", 2000, 3000, "heldout"),
+    Region("b", 100, 1200, "train"),
+    Region("c", 0, 400, "train"),
+)
+
+
+def counted(texts, order):
+    """Stretches of order + 1 letters on both strands; N breaks them."""
+    found = Counter()
+    for text in texts:
+        for strand in (text, decode(reverse_complement(encode(text)))):
+            for at in range(len(strand) - order):
+                word = strand[at : at + order + 1]
+                if "N" not in word:
+                    found[word] += 1
+    return found
+
+
+def probability(found, order, taus, context, letter):
+    """p_k(letter | context), k = len(context), from the recursion as it is written."""
+    if context is None:
+        return 0.25
+    below = probability(found, order, taus, context[1:] if context else None, letter)
+
+    def n(word):
+        return sum(found["".join(head) + word] for head in product("ACGT", repeat=order + 1 - len(word)))
+
+    total = sum(n(context + other) for other in "ACGT")
+    tau = taus[len(context)]
+    return (n(context + letter) + tau * below) / (total + tau)
+
+
+def test_probabilities_are_those_of_a_dictionary(genome):
+    order, taus = 3, (7.0, 1.0, 3.5, 20.0)
+    texts = [decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.split == "train"]
+    found = counted(texts, order)
+    chain = markov.Markov(markov.fit(genome, REGIONS, order).tables, taus)
+    rng = np.random.default_rng(1)
+    windows = np.stack([encode(letters(rng, 40, unknown=0.1)) for _ in range(3)])
+    for k in range(order + 1):
+        p = chain.probabilities(windows, k)
+        for row, window in enumerate(windows):
+            text = decode(window)
+            for at in range(len(text)):
+                context = text[max(0, at - k) : at].rpartition("N")[2]  # from the start of the window, or the last N
+                expected = [probability(found, order, taus, context, letter) for letter in "ACGT"]
+                np.testing.assert_allclose(p[row, at], expected, rtol=1e-12)
+    np.testing.assert_allclose(chain.probabilities(windows).sum(-1), 1, rtol=1e-12)
+
+
+def test_counts_are_those_of_the_whole_training_split(genome, monkeypatch):
+    monkeypatch.setattr(markov, "CHUNK", 37)  # chunks that end everywhere
+    texts = [decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.split == "train"]
+    for order in (0, 1, 4):
+        found = counted(texts, order)
+        table = markov.fit(genome, REGIONS, order).tables[-1]
+        words = ["".join(word) for word in product("ACGT", repeat=order + 1)]
+        assert table.reshape(-1).tolist() == [found[word] for word in words]
+
+
+def test_heldout_bases_do_not_matter(genome, tmp_path):
+    other = tmp_path / "other.fa"
+    texts = {name: decode(genome.codes(name)) for name in "abc"}
+    texts["a"] = texts["a"][:2000] + "T" * 1000
+    other.write_text("".join(f">{name}\n{text}\n" for name, text in texts.items()))
+    one, two = (markov.fit(g, REGIONS, 2) for g in (genome, open_genome(find_source(str(other)))))
+    assert all((a == b).all() for a, b in zip(one.tables, two.tables, strict=True)) and one.taus == two.taus
+
+
+def test_pieces_cover_the_training_regions_once_and_some_are_held_back(monkeypatch):
+    monkeypatch.setattr(markov, "BLOCK", 30)
+    train = [r for r in REGIONS if r.split == "train"]
+    kept, aside = markov._pieces(train)
+    covered = Counter(place for r in (*kept, *aside) for place in ((r.contig, at) for at in range(r.start, r.stop)))
+    assert set(covered.values()) == {1}
+    assert covered.keys() == {(r.contig, at) for r in train for at in range(r.start, r.stop)}
+    assert 0.01 < sum(map(len, aside)) / sum(map(len, train)) < 0.04
+    assert markov._pieces(train) == (kept, aside)
+
+
+def test_taus_are_the_likeliest_for_what_was_held_back(genome):
+    order = 2
+    kept, aside = markov._pieces([r for r in REGIONS if r.split == "train"])
+    texts, back = ([decode(genome.codes(r.contig, r.start, r.stop)) for r in pieces] for pieces in (kept, aside))
+    found, taus = counted(texts, order), []
+    for k in range(order + 1):
+
+        def cost(tau, k=k):
+            return -sum(
+                math.log(probability(found, order, [*taus, tau], text[at - k : at], text[at]))
+                for text in back
+                for at in range(k, len(text))
+                if "N" not in text[at - k : at + 1]
+            )
+
+        taus.append(min(markov.TAUS, key=cost))
+    assert markov.fit(genome, REGIONS, order).taus == tuple(taus)
+
+
+def test_kmers_are_numbers_of_known_stretches():
+    rng = np.random.default_rng(0)
+    codes = encode(letters(rng, 300, unknown=0.05))
+    for size in (1, 2, 3, 5, 8, 13, 16):
+        expected = [
+            int("".join(map(str, codes[at : at + size])), 4)
+            for at in range(len(codes) - size + 1)
+            if (codes[at : at + size] < 4).all()
+        ]
+        assert markov.kmers(codes, size).tolist() == expected
+        assert not len(markov.kmers(codes[: size - 1], size))
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path, genome):
+    """Chains of order 3 at most, cached in `tmp_path`; the source they learn from."""
+    monkeypatch.setattr(markov, "ORDER", 3)
+    monkeypatch.setattr(MarkovChain, "_kept", None)
+    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
+    bed = tmp_path / "g.bed"
+    bed.write_text("".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in REGIONS))
+    return find_source(genome.files[0], bed)
+
+
+def test_the_cache_is_read_again_and_keyed_by_what_is_trained_on(small, tmp_path, monkeypatch):
+    data = open_heldout(small).items
+    first = markov.load(data.genome, data.regions)
+    files = sorted(path.name for path in (tmp_path / "cache").glob("markov-*"))
+    assert [name.rpartition(".")[2] for name in files] == ["json", "npy"]
+    more = (*data.regions[:-1], Region("c", 0, 300, "train"))
+    markov.load(data.genome, more)
+    assert len(list((tmp_path / "cache").glob("markov-*.npy"))) == 2
+    monkeypatch.setattr(markov, "fit", lambda *_: pytest.fail("fitted again"))
+    again = markov.load(data.genome, data.regions)
+    assert again.taus == first.taus
+    assert all((a == b).all() for a, b in zip(again.tables, first.tables, strict=True))
+
+
+def test_a_damaged_cache_is_named(small, tmp_path):
+    data = open_heldout(small).items
+    markov.load(data.genome, data.regions)
+    (path,) = (tmp_path / "cache").glob("markov-*.npy")
+    whole = path.read_bytes()
+    for damaged in (whole[:-8], whole[:20], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{path.name}.* is damaged .*delete it"):
+            markov.load(data.genome, data.regions)
+    np.save(path, np.zeros(5, np.uint32))
+    with pytest.raises(ValueError, match="is damaged"):
+        markov.load(data.genome, data.regions)
+
+
+def test_a_chain_is_fitted_before_it_scores(small, monkeypatch):
+    model = create_baseline("markov-2", train_context=64)
+    windows = np.stack([encode(letters(np.random.default_rng(2), 50, unknown=0.1))] * 2)
+    with pytest.raises(RuntimeError, match="markov-2 is not fitted"):
+        model.score(windows)
+    data = open_heldout(small)
+    model.fit(data)
+    scores, p = model.score(windows), markov.load(data.items.genome, data.items.regions).probabilities(windows, 2)
+    known = windows < 4
+    for row, at in zip(*np.nonzero(known), strict=True):
+        assert scores.nll[row, at].item() == -math.log(p[row, at, windows[row, at]])
+        assert scores.correct[row, at].item() == (p[row, at].argmax() == windows[row, at])
+    assert scores.bases.tolist() == known.astype(int).tolist()
+    assert not scores.nll[~known].any() and not scores.correct[~known].any()
+    monkeypatch.setattr(markov, "SCORED", 14)  # columns of a chunk: 7
+    assert model.score(windows).nll.equal(scores.nll)
+
+
+def test_completions_are_drawn_from_the_chain(small):
+    model = create_baseline("markov-2")
+    model.fit(open_heldout(small))
+    prompts = np.stack([encode("ACGTACGT"), encode("TTTTTTTA")])
+    likely = model.write_bases(prompts, new_bases=5, temperature=0, seed=0)
+    text = prompts
+    for at in range(5):
+        p = model.chain.probabilities(np.concatenate([text, text[:, :1]], axis=1), 2)[:, -1]
+        assert likely[:, at].tolist() == p.argmax(1).tolist()
+        text = np.concatenate([text, likely[:, at : at + 1]], axis=1)
+    many = model.write_bases(np.repeat(prompts[:1], 4000, axis=0), new_bases=1, temperature=1.0, seed=1)
+    p = model.chain.probabilities(encode("ACGTACGTA")[None], 2)[0, -1]
+    np.testing.assert_allclose(np.bincount(many[:, 0], minlength=4) / 4000, p, atol=0.03)
+    assert (many == model.write_bases(np.repeat(prompts[:1], 4000, axis=0), new_bases=1, temperature=1.0, seed=1)).all()

@@ -1,0 +1,295 @@
+"""Continuations of held-out DNA and their k-mers, against direct computation and writers whose texts are known."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from modalities.dna.baselines import create_baseline
+from modalities.dna.baselines.base import BaselineConfig
+from modalities.dna.bases import decode, encode
+from modalities.dna.evaluators.completion import (
+    WINDOW,
+    Completion,
+    CompletionSettings,
+    chance,
+    gc_correlation,
+    gc_trajectory,
+)
+from modalities.dna.evaluators.spectrum import Spectrum, SpectrumSettings, jensen_shannon, kmer_counts
+from modalities.dna.genome import open_genome
+from modalities.dna.model import DnaConfig, DnaDecoder
+from modalities.dna.sources import find_source
+from modalities.dna.splits import load_regions
+from modalities.dna.tokenizers import load_tokenizer, train_bpe
+from modalities.dna.writing import SequenceWriter, write_bases
+from modalities.evaluation import ModelResult
+
+NEW = 60
+
+
+class Writer(nn.Module, SequenceWriter):
+    """Writes `text(prompt)` after each prompt."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.config = BaselineConfig("writer", train_context=16)
+        self.text, self.prompts = text, []
+
+    def write_bases(self, prompts, *, new_bases, temperature, seed):
+        self.prompts += [decode(prompt) for prompt in prompts]
+        return np.stack([self.text(decode(prompt))[:new_bases] for prompt in prompts])
+
+
+def tiny(tokenizer="bases", position="goat"):
+    torch.manual_seed(2)
+    vocabulary = load_tokenizer(tokenizer)
+    config = DnaConfig(
+        vocab_size=vocabulary.vocab_size,
+        num_targets=vocabulary.num_targets,
+        dim=32,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=48,
+        train_context=16,
+        position=position,
+        tokenizer=tokenizer,
+    )
+    model = DnaDecoder(config).eval()
+    with torch.no_grad():
+        model.embedding.weight *= 4  # far from uniform
+    return model
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Four contigs of 3000 bases, three of them held out, one of these with a gap; the text of each."""
+    folder, rng = tmp_path_factory.mktemp("genome"), np.random.default_rng(5)
+    texts = {}
+    for name in "abcd":
+        codes = rng.choice(4, 3000, p=(0.3, 0.2, 0.1, 0.4)).astype(np.uint8)
+        if name == "c":
+            codes[1000:1050] = 4
+        texts[name] = decode(codes)
+    (folder / "g.fa").write_text("".join(f">{name}\n{text}\n" for name, text in texts.items()))
+    splits = {"a": "train"} | dict.fromkeys("bcd", "heldout")
+    (folder / "g.bed").write_text("".join(f"{name}\t0\t3000\t{split}\n" for name, split in splits.items()))
+    return {"source": str(folder / "g.fa"), "split": str(folder / "g.bed")}, texts
+
+
+def completion(source, **options):
+    return Completion(
+        CompletionSettings(**{"new_bases": NEW, "samples": 12, "lengths": (24, 64)} | source[0] | options)
+    )
+
+
+def spectrum(source, **options):
+    return Spectrum(SpectrumSettings(**{"new_bases": NEW, "samples": 12, "lengths": (24, 64)} | source[0] | options))
+
+
+def after(texts):
+    """What stands after a prompt in the genome."""
+
+    def text(prompt):
+        found = [t[t.index(prompt) + len(prompt) :] for t in texts.values() if prompt in t]
+        assert len(found) == 1
+        return encode(found[0])
+
+    return text
+
+
+def rows_of(evaluator, model):
+    return evaluator.rows(dict(evaluator.run(model)))
+
+
+# --------------------------------------------------------------------------------------------------------------- numbers
+
+
+def test_statistics_against_their_definitions():
+    rng = np.random.default_rng(0)
+    truth, written = (rng.integers(0, 4, (5, 80)).astype(np.uint8) for _ in range(2))
+    direct = [(np.isin(truth[0, n : n + WINDOW], (1, 2))).mean() for n in range(80 - WINDOW + 1)]
+    np.testing.assert_allclose(gc_trajectory(truth)[0], direct)
+    expected = [np.corrcoef(gc_trajectory(t[None])[0], gc_trajectory(w[None])[0])[0, 1] for t, w in zip(truth, written)]  # noqa: B905
+    np.testing.assert_allclose(gc_correlation(truth, written), expected)
+    pairs = [(a == b) for a in truth[0] for b in truth[0]]
+    assert chance(truth)[0] == pytest.approx(np.mean(pairs))
+
+
+def test_correlation_is_undefined_for_a_constant_trajectory():
+    truth = np.random.default_rng(1).integers(0, 4, (3, 70)).astype(np.uint8)
+    written = truth.copy()
+    written[0], written[1] = 0, np.resize(encode("ACGT" * 6 + "A"), 70)  # of period 25: the same count in every window
+    assert np.isnan(gc_correlation(truth, written)[:2]).all() and gc_correlation(truth, written)[2] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("k", [1, 3, 6])
+def test_kmers_are_counted_inside_rows(k):
+    codes = np.random.default_rng(k).integers(0, 4, (4, 50)).astype(np.uint8)
+    expected = Counter(decode(row)[n : n + k] for row in codes for n in range(50 - k + 1))
+    counts = kmer_counts(codes, k)
+    assert counts.sum() == 4 * (50 - k + 1)
+    for word, count in expected.items():
+        assert counts[int("".join(str("ACGT".index(letter)) for letter in word), 4)] == count
+
+
+def test_divergence_in_bits():
+    p, q = np.array([3, 1, 0, 0]), np.array([1, 1, 2, 0])
+    a, b = p / 4, q / 4
+    m = (a + b) / 2
+    kl = [sum(x * math.log2(x / y) for x, y in zip(one, m, strict=True) if x) for one in (a, b)]
+    assert jensen_shannon(p, q) == pytest.approx(sum(kl) / 2)
+    assert jensen_shannon(p, 7 * p) == pytest.approx(0, abs=1e-12)
+    assert jensen_shannon(np.array([1, 0]), np.array([0, 5])) == 1
+
+
+# --------------------------------------------------------------------------------------------------------------- writing
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("tokenizer", "left_out"), [("bases", 0), ("kmer:3", 2)])
+def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
+    """Read anew for every token, without a cache. A prompt that is no whole number of k-mers loses its first bases."""
+    model, every = tiny(tokenizer), load_tokenizer(tokenizer)
+    prompts = np.random.default_rng(3).integers(0, 4, (3, 20)).astype(np.uint8)
+    written = write_bases(model, prompts, new_bases=14, temperature=0, seed=0)
+    assert written.shape == (3, 14)
+    for prompt, text in zip(prompts, written, strict=True):
+        ids = [every.bos_id, *every.encode(prompt[left_out:]).ids]
+        for _ in range(14):
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+        np.testing.assert_array_equal(text, every.decode(ids[1 + len(every.encode(prompt).ids) :])[:14])
+
+
+def test_bpe_writes_as_many_bases_as_asked(tmp_path, source):
+    found = find_source(*source[0].values())
+    genome = open_genome(found)
+    train_bpe(genome, load_regions(found, genome), 24, tmp_path / "bpe.json")
+    model = tiny(str(tmp_path / "bpe.json"))
+    prompts = np.stack([encode(text[:40]) for text in source[1].values()])  # of different numbers of tokens
+    written = write_bases(model, prompts, new_bases=33, temperature=1.0, seed=4)
+    assert written.shape == (4, 33) and written.max() < 4
+    alone = write_bases(model, prompts[1:2], new_bases=33, temperature=0, seed=4)
+    np.testing.assert_array_equal(write_bases(model, prompts, new_bases=33, temperature=0, seed=4)[1], alone[0])
+
+
+def test_what_cannot_write_says_so():
+    with pytest.raises(ValueError, match="gzip cannot continue"):
+        write_bases(create_baseline("gzip"), np.zeros((1, 8), np.uint8), new_bases=4, temperature=1, seed=0)
+
+
+# ------------------------------------------------------------------------------------------------------------ completion
+
+
+def test_the_truth_scores_in_full(source):
+    for row in rows_of(completion(source), Writer(after(source[1]))):
+        assert row["accuracy"] == 1 and row["gc_r"] == pytest.approx(1) and row["gc_error"] == 0
+        assert row["undefined"] == 0 and row["prompts"] == 12 and 0.25 < row["chance"] < 0.4
+
+
+def test_a_constant_text_has_no_correlation(source):
+    writer = Writer(lambda _: np.zeros(NEW, np.uint8))
+    row = rows_of(completion(source), writer)[0]
+    assert row["undefined"] == 12 and math.isnan(row["gc_r"]) and math.isnan(row["gc_r_standard_error"])
+    cells = dict(completion(source).run(writer))
+    truth = [text for cell in cells.values() if cell["length"] == 24 for text in cell["truth"]]
+    assert row["accuracy"] == pytest.approx(np.mean([text.count("A") / NEW for text in truth]))
+    strong = np.mean([gc_trajectory(encode(text)[None]).mean() for text in truth])
+    assert row["gc_error"] == pytest.approx(strong)
+
+
+def test_continuations_are_the_same_at_every_length(source):
+    writer = Writer(after(source[1]))
+    cells = dict(completion(source, samples=30).run(writer))
+    by_length = {n: [c for c in cells.values() if c["length"] == n] for n in (24, 64)}
+    truth, places = (
+        {n: list(chain.from_iterable(c[key] for c in part)) for n, part in by_length.items()}
+        for key in ("truth", "places")
+    )
+    assert truth[24] == truth[64] and places[24] == places[64] and len(set(places[24])) == 30
+    for text, place, prompt in zip(truth[24] * 2, places[24] * 2, writer.prompts, strict=True):
+        contig, span = place.split(":")
+        start, stop = map(int, span.split("-"))
+        assert source[1][contig][start - 1 : stop] == text and "N" not in text
+        assert source[1][contig][: start - 1].endswith(prompt)
+    assert {len(prompt) for prompt in writer.prompts} == {24, 64}
+    assert Counter(place[0] for place in places[24]) == dict.fromkeys(
+        "bcd", 10
+    )  # equally many, none that was trained on
+
+
+def test_sampling_follows_the_seed_alone(source):
+    model, found = tiny(), {}
+    for key, options in {"a": {}, "b": {}, "c": {"seed": 7}, "greedy": {"temperature": 0.0}}.items():
+        found[key] = dict(completion(source, samples=4, **options).run(model))
+    assert found["a"] == found["b"] and found["a"] != found["c"] and found["a"] != found["greedy"]
+    stored = json.loads(json.dumps(found["a"]))
+    first = next(iter(stored))
+    resumed = dict(completion(source, samples=4).run(model, {first: stored[first]}))
+    assert Completion().rows(resumed) == Completion().rows(found["a"])
+
+
+def test_identity_holds_what_changes_a_number(source):
+    model, base = tiny(), completion(source).identity(tiny())
+    changed = [{"seed": 1}, {"samples": 5}, {"temperature": 0.5}, {"batch_tokens": 64}, {"lengths": (24, 65)}]
+    for options in changed:
+        assert completion(source, **options).identity(model) != base, options
+    greedy = [completion(source, temperature=0.0, batch_tokens=n).identity(model) for n in (64, 128)]
+    assert greedy[0] == greedy[1]
+
+
+def test_requests_that_cannot_be_served(source):
+    with pytest.raises(ValueError, match="at least 50 bases"):
+        CompletionSettings(new_bases=49)
+    with pytest.raises(ValueError, match=r"no held-out region .* has 4096 known bases and 60 more .* longest has 3000"):
+        completion(source, lengths=(24, 4096)).cells(tiny())
+
+
+def test_default_prompts_are_those_there_is_room_for(source):
+    assert Completion(CompletionSettings(**source[0])).points(tiny()) == (16, 64, 256)
+    long = create_baseline("markov-1", 512)
+    assert Completion(CompletionSettings(**source[0])).points(long) == (512, 2048)
+
+
+# -------------------------------------------------------------------------------------------------------------- spectrum
+
+
+def test_the_truth_lies_on_the_floor(source):
+    rows = rows_of(spectrum(source, samples=20), Writer(after(source[1])))
+    assert [row["k"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert all(row["excess"] == pytest.approx(0, abs=1e-12) and row["floor"] > 0 for row in rows)
+    floors = [row["floor"] for row in rows]
+    assert floors == sorted(floors)  # more k-mers than the sample can fill
+
+
+def test_a_chain_of_the_right_composition_lies_near_the_floor_and_another_text_above(source):
+    rng = np.random.default_rng(8)
+    draw = lambda p: Writer(lambda _: rng.choice(4, NEW, p=p).astype(np.uint8))  # noqa: E731
+    right, wrong = (rows_of(spectrum(source, samples=40), draw(p))[0] for p in ((0.3, 0.2, 0.1, 0.4), (0.25,) * 4))
+    assert abs(right["excess"]) < 0.003 < 0.01 < wrong["excess"]
+    assert right["floor"] == wrong["floor"]
+
+
+def test_two_halves_need_two_continuations(source):
+    with pytest.raises(ValueError, match="two halves"):
+        spectrum(source, samples=1).cells(tiny())
+
+
+def test_what_cannot_write_is_refused_before_anything_is_measured(source):
+    with pytest.raises(ValueError, match="gzip cannot continue a sequence"):
+        completion(source, samples=3, lengths=(16,)).cells(create_baseline("gzip", 16))
+
+
+def test_completion_has_a_table_and_spectrum_a_figure(tmp_path, source):
+    cells = dict(spectrum(source, samples=4).run(tiny()))
+    result = ModelResult("tiny", 16, Spectrum().rows(cells), cells, method="goat")
+    Completion().draw([result], tmp_path / "completion.png")
+    Spectrum().draw([result], tmp_path / "spectrum.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["spectrum.png"]

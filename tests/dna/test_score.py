@@ -1,0 +1,257 @@
+"""Scores of records against likelihoods computed base by base, and what becomes of long, short and unknown records."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from modalities.dna.baselines import create_baseline
+from modalities.dna.baselines.base import BaselineConfig
+from modalities.dna.bases import decode, encode, reverse_complement
+from modalities.dna.evaluators import score as records
+from modalities.dna.evaluators.score import Score, base_nats
+from modalities.dna.genome import Genome, open_genome
+from modalities.dna.listing import FileSettings, step_of
+from modalities.dna.model import DnaConfig, DnaDecoder
+from modalities.dna.scoring import Scores, WindowScorer, score_windows
+from modalities.dna.sources import find_source
+from modalities.dna.tokenizers import load_tokenizer, train_bpe
+from modalities.evaluation import ModelResult
+
+BIT = math.log(2)
+
+
+def tiny(tokenizer="bases", **options):
+    torch.manual_seed(2)
+    vocabulary = load_tokenizer(tokenizer)
+    sizes = dict(vocab_size=vocabulary.vocab_size, num_targets=vocabulary.num_targets, tokenizer=tokenizer)
+    config = DnaConfig(
+        dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=8, position="alibi", **sizes, **options
+    )
+    model = DnaDecoder(config).eval()
+    with torch.no_grad():
+        model.embedding.weight *= 4  # far from uniform
+    return model
+
+
+class Seen(WindowScorer):
+    """A base costs as many nats as bases of its window were read before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = BaselineConfig("seen", train_context=8)
+
+    def score(self, windows):
+        known = torch.from_numpy(windows < 4)
+        nll = torch.arange(windows.shape[1], dtype=torch.float64).expand(windows.shape)
+        return Scores(nll.where(known, 0.0), known.long(), known.double())
+
+
+def letters(count, seed=0):
+    return decode(np.random.default_rng(seed).choice(4, count, p=(0.4, 0.1, 0.2, 0.3)).astype(np.uint8))
+
+
+@pytest.fixture
+def fasta(tmp_path):
+    """Records by name, in an order that is not sorted, to a FASTA."""
+
+    def write(**sequences):
+        path = tmp_path / "records.fa"
+        path.write_text("".join(f">{name} described\n{text}\n" for name, text in sequences.items()))
+        return str(path)
+
+    return write
+
+
+def score(model, path, **options):
+    evaluator = of(fasta=path, **options)
+    return {row["name"]: row for row in evaluator.rows(json.loads(json.dumps(dict(evaluator.run(model)))))}
+
+
+def of(**options):
+    return Score(FileSettings(**options))
+
+
+@torch.no_grad()
+def naive(model, text, window):
+    """Nats of every base, each predicted by a pass of its own from what the documented window shows of it."""
+    codes, half, nats = encode(text).astype(np.int64), window // 2, []
+    for at in range(len(codes)):
+        start = 0 if at < window else (at - window) // half * half + half
+        read = torch.tensor([[model.config.num_targets + 1, *codes[start:at]]])
+        nats.append(-float(model(read)[0, -1].double().log_softmax(-1)[codes[at]]))
+    return nats
+
+
+def test_a_short_record_is_one_window(fasta):
+    model, texts = tiny(), {"z": letters(50), "a": letters(33, 1)}
+    rows = score(model, fasta(**texts))  # the default window is 16 training lengths, 128 bases
+    assert list(rows) == ["z", "a"]
+    for name, text in texts.items():
+        nats = float(score_windows(model, encode(text)[None]).nats)
+        assert rows[name]["log_likelihood"] == pytest.approx(-nats, rel=1e-5)
+        assert rows[name]["bits_per_base"] == pytest.approx(nats / BIT / len(text), rel=1e-5)
+        assert rows[name]["nats_per_base"] == pytest.approx(nats / len(text), rel=1e-5)
+        assert rows[name]["gc"] == pytest.approx((text.count("G") + text.count("C")) / len(text))
+        assert rows[name]["length"] == rows[name]["bases"] == len(text) and rows[name]["unknown"] == 0
+
+
+@pytest.mark.parametrize("length", [31, 32, 33, 47, 48, 49, 100])
+def test_a_long_record_is_read_in_windows_that_overlap_by_half(fasta, length):
+    model, text = tiny(), letters(length)
+    rows = score(model, fasta(r=text), window=32)
+    nats = naive(model, text, 32)
+    assert rows["r"]["log_likelihood"] == pytest.approx(-sum(nats), rel=1e-5)
+    assert rows["r"]["bases"] == length
+
+
+def test_every_base_is_predicted_from_half_a_window_at_least(fasta):
+    """The cost of `Seen` says what was read before each base."""
+    before = -score(Seen(), fasta(r="A" * 100), window=20)["r"]["log_likelihood"]
+    assert before == sum(range(20)) + 8 * sum(range(10, 20))
+
+
+@pytest.mark.parametrize("tokenizer", ["bases", "kmer:3", "bpe"])
+def test_each_base_counts_once_whatever_the_tokens(tmp_path, fasta, tokenizer):
+    text = letters(203)
+    path = fasta(r=text)
+    if tokenizer == "bpe":
+        genome = open_genome(find_source(path))
+        tokenizer = str(tmp_path / "bpe.json")
+        from modalities.dna.splits import Region
+
+        train_bpe(genome, [Region("r", 0, 203, "train")], 20, tokenizer)
+    model = tiny(tokenizer)
+    step = step_of(load_tokenizer(tokenizer))
+    row = score(model, path, window=60)["r"]
+    assert row["bases"] == 203 // step * step and row["remainder"] == 203 % step and row["length"] == 203
+    direct = 0.0
+    for k, start in enumerate(range(0, 203 - 30, 30)):
+        nats, counted = base_nats(model, encode(text)[None, start : start + 60], 4096)
+        direct += nats[0, 30 if k else 0 :].sum()
+        assert counted[0, : (60 if start + 60 <= 203 else 203 - start) // step * step].all()
+    assert row["log_likelihood"] == pytest.approx(-direct, rel=1e-5)
+
+
+def test_tokens_share_their_cost_among_their_bases():
+    model, codes = tiny("kmer:3"), encode("ACGTTTNACGTA")[None]
+    scores, (nats, counted) = score_windows(model, codes), base_nats(model, codes, 4096)
+    np.testing.assert_allclose(nats[0].reshape(4, 3).sum(1), scores.nll[0].numpy())
+    np.testing.assert_array_equal(counted[0].reshape(4, 3).all(1), [True, True, False, True])
+
+
+def test_both_strands_are_the_mean_of_two_readings(fasta):
+    model, text = tiny(), letters(90)
+    other = decode(reverse_complement(encode(text)))
+    forth, back = (score(model, fasta(r=t), window=32)["r"] for t in (text, other))
+    both = score(model, fasta(r=text), window=32, strands="both")["r"]
+    assert both["log_likelihood"] == pytest.approx((forth["log_likelihood"] + back["log_likelihood"]) / 2, rel=1e-6)
+    assert both["bits_per_base"] == pytest.approx((forth["bits_per_base"] + back["bits_per_base"]) / 2, rel=1e-6)
+    assert both["bases"] == 90 and forth["log_likelihood"] != pytest.approx(back["log_likelihood"], rel=1e-3)
+    turned = score(model, fasta(r=other), window=32, strands="both")["r"]
+    assert turned["log_likelihood"] == pytest.approx(both["log_likelihood"], rel=1e-9)
+    assert score(tiny(strands="both"), fasta(r=text), window=32)["r"] == both  # what the model was trained by
+
+
+def test_unknown_bases_are_listed_and_not_counted(fasta):
+    sequences = {"n": "NNNN", "some": "ACNNRGT", "tail": "ACGTNN", "short": "AC"}
+    rows = score(create_baseline("uniform"), fasta(**sequences))
+    assert list(rows) == list(sequences)
+    assert [rows[name]["unknown"] for name in sequences] == [4, 3, 2, 0]
+    assert [rows[name]["bases"] for name in sequences] == [0, 4, 4, 2]
+    for column in ("gc", "log_likelihood", "nats_per_base", "bits_per_base"):
+        assert math.isnan(rows["n"][column])
+    assert rows["some"]["bits_per_base"] == pytest.approx(2, abs=1e-15) and rows["some"]["gc"] == 0.5
+    kmers = score(tiny("kmer:3"), fasta(**sequences))
+    assert [kmers[name]["remainder"] for name in sequences] == [1, 1, 0, 2]
+    assert [kmers[name]["bases"] for name in sequences] == [0, 0, 3, 0]  # no k-mer of "ACN NRG" is known
+
+
+def test_parts_and_batches_change_nothing(fasta, monkeypatch):
+    model = tiny()
+    texts = {f"r{n}": letters(int(length), n) for n, length in enumerate(np.random.default_rng(0).integers(5, 200, 30))}
+    path = fasta(**texts)
+    whole = score(model, path, window=32)
+    monkeypatch.setattr(records, "LEAST_PART", 100)
+    monkeypatch.setattr(records, "MOST_PARTS", 40)
+    evaluator = of(fasta=path, window=32, batch_tokens=70)
+    cells = dict(evaluator.run(model))
+    assert len(cells) > 20 and len({name for cell in cells.values() for name in cell["record"]}) == 30
+    assert sum(len(cell["record"]) for cell in cells.values()) > 30  # some records lie in several
+    for row in evaluator.rows(cells):
+        numbers = {name: value for name, value in row.items() if name != "name"}
+        assert numbers == pytest.approx({name: whole[row["name"]][name] for name in numbers}, rel=1e-5)
+    planned = evaluator.cells(model)
+    windows = [w for cell in planned for p in cell.data["pieces"] for w in records._windows(0, p, 16)]
+    assert sum(cell.cost for cell in planned) == sum(w.stop - w.start for w in windows)
+    half = dict(list(cells.items())[::2])
+    assert dict(evaluator.run(model, half)) == cells
+
+
+def test_no_more_than_a_window_is_read_at_once(fasta, monkeypatch):
+    path, sizes, codes = fasta(r=letters(5000)), [], Genome.codes
+
+    def watched(self, name, start=0, stop=None):
+        found = codes(self, name, start, stop)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(Genome, "codes", watched)
+    score(create_baseline("uniform"), path, window=64)
+    assert max(sizes) == 64 and sum(sizes) > 5000
+
+
+def test_identity_holds_what_changes_a_number(fasta):
+    path, model = fasta(r="ACGT" * 9), tiny()
+    base = of(fasta=path).identity(model)
+    for options in ({"window": 16}, {"strands": "both"}):
+        assert of(fasta=path, **options).identity(model) != base
+    assert of(fasta=fasta(r="ACGT" * 8 + "ACGA")).identity(model) != base
+    assert of(fasta=path).identity(model) != base  # the same path, another content
+    assert of(fasta=path).identity(create_baseline("markov-1"))["fitted_to"]
+
+
+def test_requests_that_cannot_be_served(fasta, tmp_path):
+    with pytest.raises(ValueError, match="--fasta"):
+        of().cells(tiny())
+    with pytest.raises(ValueError, match=r"window 5: .*'kmer:3' needs at least 6"):
+        of(fasta=fasta(r="ACGT"), window=5).cells(tiny("kmer:3"))
+    with pytest.raises((FileNotFoundError, ValueError), match=r"nothing\.fa"):
+        of(fasta=str(tmp_path / "nothing.fa")).cells(tiny())
+    assert of(window=20).window(tiny("kmer:3")) == 18
+    assert of().window(tiny("kmer:3")) == 16 * 8 * 3
+
+
+@pytest.mark.parametrize("count", [1, 30, 4000])
+def test_tables_figures_and_terminal(tmp_path, count):
+    rng = np.random.default_rng(0)
+    lengths, bits = rng.integers(1, 5000, count), rng.normal(1.9, 0.05, count)
+    rows = [
+        records._row(
+            f"r{n}", dict(length=m, known=m, bases=m, read=m, remainder=0, strong=m // 2, nats=m * b * BIT, strands=1)
+        )
+        for n, (m, b) in enumerate(zip(lengths.tolist(), bits.tolist(), strict=True))
+    ]
+    rows.append(
+        records._row("none", dict(length=5, known=0, bases=0, read=0, remainder=0, strong=0, nats=0, strands=1))
+    )
+    results = [ModelResult(label, 8, rows, {}, method=label[:4]) for label in ("goat a/b", "ggd (run)")]
+    Score().draw(results, tmp_path / "score.png")
+    Score().write(results, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"score.png", "score.goat_a_b.tsv", "score.ggd__run_.tsv"}
+    with open(tmp_path / "score.goat_a_b.tsv") as file:
+        read = list(csv.DictReader(file, delimiter="\t"))
+    assert [row["name"] for row in read] == [row["name"] for row in rows]
+    assert float(read[0]["bits_per_base"]) == rows[0]["bits_per_base"] and read[-1]["bits_per_base"] == "nan"
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    Score().show(results, console)
+    shown = console.export_text()
+    total = float((lengths * bits).sum() / lengths.sum())
+    assert f"all {count + 1:,} records" in shown and f"{total:.4f}" in shown and f"{bits[0]:.4f}" in shown
+    assert ("more records" in shown) == (count > 19)

@@ -1,0 +1,72 @@
+"""Composition against counts of the letters themselves, in chunks of any size."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from modalities.dna.genome import open_genome
+from modalities.dna.sources import find_source
+from tools import genome_statistics as statistics
+from tools.genome_statistics import contig_statistics, genome_statistics, total
+
+
+def letters(seed, size):
+    return "".join(np.random.default_rng(seed).choice(list("ACGTNacgtn"), size))
+
+
+def opened(tmp_path, contigs):
+    path = tmp_path / "a.fa"
+    path.write_text("".join(f">{name}\n{text}\n" for name, text in contigs.items()))
+    return open_genome(find_source(str(path)))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 1000, 1 << 22])
+def test_counts_are_those_of_the_letters(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(statistics, "_CHUNK", chunk)
+    contigs = {"a": letters(0, 700), "b": "CG" * 20, "c": "CGn" + letters(1, 300)}
+    found = genome_statistics(opened(tmp_path, contigs))
+    for part, (name, text) in zip(found, contigs.items(), strict=True):
+        upper = text.upper()
+        assert (part.name, part.length) == (name, len(text))
+        assert part.counts == tuple(upper.count(base) for base in "ACGT")
+        assert part.known == len(text) - upper.count("N") and part.cpg == upper.count("CG")
+        assert part.soft_masked == sum(letter.islower() for letter in text)
+        runs = [len(run) for run in "".join("N" if x == "N" else " " for x in upper).split()]
+        assert (part.unknown_runs, part.longest_unknown) == (len(runs), max(runs, default=0))
+        assert part.gc == pytest.approx((upper.count("G") + upper.count("C")) / part.known)
+
+
+def test_cpg_ratio():
+    """A sequence of independent bases has the ratio 1; one without CpG has 0; CGCG… has 2 (at its ends a bit more)."""
+    codes = np.random.default_rng(0).integers(0, 4, 400_000)
+    parts = [int(np.count_nonzero(codes == base)) for base in range(4)]
+    cpg = int(np.count_nonzero((codes[:-1] == 1) & (codes[1:] == 2)))
+    random = statistics.Composition("x", len(codes), tuple(parts), cpg, 0, 0, 0)
+    assert random.cpg_ratio == pytest.approx(1, abs=0.02)
+    assert statistics.Composition("x", 40, (0, 20, 20, 0), 20, 0, 0, 0).cpg_ratio == 2
+
+
+def test_the_total_and_json(tmp_path):
+    contigs = {"a": "ACGTN", "b": "ccggNNN", "c": "NN"}
+    parts = genome_statistics(opened(tmp_path, contigs))
+    whole = total(parts)
+    assert (whole.length, whole.known, whole.counts) == (14, 8, (1, 3, 3, 1))
+    assert (whole.unknown_runs, whole.longest_unknown, whole.soft_masked) == (3, 3, 4)
+    assert whole.gc == 6 / 8 and whole.cpg_ratio == 2 * 8 / 9
+    unknown = parts[2].as_dict()
+    assert unknown["gc"] is None and unknown["cpg_observed_over_expected"] is None
+    back = json.loads(json.dumps(whole.as_dict(), allow_nan=False))
+    assert back["counts"] == {"A": 1, "C": 3, "G": 3, "T": 1} and back["soft_masked_share"] == 4 / 14
+    with pytest.raises(ValueError, match="no contig to add up"):
+        total([])
+
+
+def test_yeast_chromosome_1():
+    """Values of the record: 230,218 bp, GC 39.27%."""
+    genome = open_genome(find_source())
+    part = contig_statistics(genome, genome["yeast_chr01"])
+    assert part.known == part.length == 230_218 and round(part.gc, 4) == 0.3927
+    assert part.unknown_runs == part.soft_masked == 0 and 0.5 < part.cpg_ratio < 1.1

@@ -1,0 +1,195 @@
+"""python -m zoo list | show | plot-prior: what models there are, what one is made of, what its priors look like.
+
+`call` runs any typer app with the project's way of reporting errors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from zoo.pretrained import manifest
+from zoo.registry import create_model, list_models, load_model, model_entry
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+console = Console(highlight=False)
+
+
+_USAGE_ERROR = typer.BadParameter.__mro__[
+    2
+]  # click's base of usage errors, which typer may keep in a package of its own
+
+
+def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> int:
+    """Run a typer app on `argv` (None: the process's) and return the exit code.
+
+    What cannot be carried out as written (usage, ValueError, FileNotFoundError, ImportError) is one line on standard error
+    and code 2.
+    """
+    try:
+        words = list(sys.argv[1:] if argv is None else argv) or ["--help"] * bool(app.info.no_args_is_help)
+        return typer.main.get_command(app).main(words, prog, standalone_mode=False) or 0
+    except typer.Exit as leave:
+        return leave.exit_code
+    except _USAGE_ERROR as error:  # type: ignore[misc]
+        message = error.format_message()
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        message = str(error)
+    if message:
+        print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+@app.command("list")
+def list_command(
+    pattern: Annotated[str, typer.Argument(help="shell pattern, such as 'text_ggd*'")] = "*",
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="names with weights only")] = False,
+    modality: Annotated[str | None, typer.Option(help="text, vision or dna")] = None,
+) -> None:
+    """Names of models."""
+    names = list_models(pattern, modality=modality, pretrained=pretrained)
+    if not names:
+        kind = "models with weights" if pretrained else "models"
+        raise ValueError(f"no {kind} match {pattern!r}; `python -m zoo list` prints all {len(list_models())}")
+    print("\n".join(names))
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="a name of `list`, with or without a tag of weights")]) -> None:
+    """Configuration, parameters, and for shipped weights their card and measured table."""
+    import torch
+
+    entry = model_entry(name)
+    card = _card(name)
+    with torch.device("meta"):  # counts without memory: the largest models are several GB
+        model = entry.build(**entry.config)
+    total = sum(p.numel() for p in model.parameters())
+    console.print(f"[bold]{name}[/bold]  {entry.modality}, {total:,} parameters")
+    _print_pairs("configuration", entry.config)
+    _print_pairs("parameters", _parameter_groups(model))
+    if described := model.describe_input():
+        _print_pairs("a training sample", described)
+    if card:
+        _print_pairs("weights", {key: value for key, value in card.items() if not isinstance(value, (dict, list))})
+        for key, value in card.items():
+            if isinstance(value, (dict, list)):
+                _print_nested(key, value)
+    else:
+        tags = list_models(f"{entry.name}.*", pretrained=True)
+        console.print(f"weights: {', '.join(tags) if tags else 'none ship for this model'}")
+
+
+@app.command("plot-prior")
+def plot_prior(
+    name: Annotated[str, typer.Argument(help="a model's name with a tag of weights, or a saved model's folder")],
+    out: Annotated[Path | None, typer.Option(help="default: NAME.prior.png in this folder")] = None,
+    length: Annotated[int | None, typer.Option(help="text: tokens; default 8 times the training length")] = None,
+    size: Annotated[int | None, typer.Option(help="vision: side of the image in pixels; default as trained")] = None,
+) -> None:
+    """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the centre of an image."""
+    from zoo.prior_plot import draw_priors
+    from zoo.prior_plot_grid import draw_grid_priors
+
+    if Path(name).is_dir():
+        model, title = _saved_model(Path(name)), _run_title(Path(name))
+    else:
+        tags = [] if "." in name else list_models(f"{name}.*", pretrained=True)
+        model = create_model(name)
+        title = name if "." in name else f"{name} (untrained)"
+        if tags:
+            console.print(f"note: {name} is untrained; trained ones are {', '.join(tags)}", soft_wrap=True)
+    path = out or Path(f"{Path(name).name}.prior.png")
+    grid = model.train_positions().is_grid
+    if length is not None and grid:
+        raise ValueError("--length does not apply to a model of images; use --size, in pixels")
+    if size is not None and not grid:
+        raise ValueError("--size does not apply to a model along a line; use --length, in tokens")
+    if grid:
+        draw_grid_priors(model, title, path, size=size)
+    else:
+        draw_priors(model, title, path, length=length or 8 * model.config.train_context)
+    console.print(f"written: {path}", soft_wrap=True)
+
+
+def _saved_model(folder: Path) -> Any:
+    """A model from a folder of `save_pretrained`, or from the model/ inside a run folder."""
+    return load_model(folder if (folder / "config.json").is_file() else folder / "model")
+
+
+def _run_title(folder: Path) -> str:
+    """A run's recipe and the name of its folder, "text.ggd_tiny (20261121-0800)"; of other folders the name alone."""
+    import json
+
+    folder = folder.resolve()
+    run = folder.parent if folder.name == "model" else folder
+    try:
+        return f"{json.loads((run / 'recipe.json').read_text())['name']} ({run.name})"
+    except (OSError, ValueError, KeyError):
+        return folder.name
+
+
+def _card(name: str) -> dict[str, Any]:
+    """The manifest's entry of a tagged name; empty for an architecture."""
+    if "." not in name:
+        return {}
+    from zoo.pretrained import resolve_tag
+
+    return manifest()[resolve_tag(name)]
+
+
+def _parameter_groups(model: Any) -> dict[str, int]:
+    """Parameters by what they belong to: embedding, attention, prior, ssmax, mlp, norm, head, …"""
+    groups: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        words = name.split(".")
+        known = (
+            "prior",
+            "ssmax",
+            "position_embedding",
+            "embedding",
+            "patch_embed",
+            "prefix_tokens",
+            "mlp",
+            "attention",
+            "head",
+        )
+        group = next((word for word in known if word in words), "norm" if "norm" in name else "other")
+        groups[group] = groups.get(group, 0) + parameter.numel()
+    return {group: groups[group] for group in sorted(groups, key=lambda g: -groups[g])}
+
+
+def _print_pairs(title: str, pairs: dict[str, Any]) -> None:
+    table = Table(title=title, show_header=False, title_justify="left", box=None, title_style="dim")
+    for key, value in pairs.items():
+        table.add_row(
+            f"  {key}", f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        )
+    console.print(table)
+
+
+def _print_nested(title: str, value: Any) -> None:
+    """A card's table: a list of rows, or a dictionary of them."""
+    rows = value if isinstance(value, list) else [{"": key} | _row(inner) for key, inner in value.items()]
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        return _print_pairs(title, {str(n): row for n, row in enumerate(rows)})
+    table = Table(title=title, title_justify="left", title_style="dim")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column, "")) for column in columns))
+    console.print(table)
+
+
+def _row(inner: Any) -> dict[str, Any]:
+    return inner if isinstance(inner, dict) else {"value": inner}
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

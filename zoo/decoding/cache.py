@@ -1,0 +1,233 @@
+"""The dense KV cache of causal decoding. Cached keys include their lanes; tables are sliced; memory grows in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from zoo.attention.base import fold_lanes
+from zoo.attention.dispatch import prior_attention
+from zoo.positions import Positions
+from zoo.priors.base import Prior, PriorTerms, RelativeTable
+
+__all__ = ["Cache", "DenseLayer", "KVCache", "LayerCache", "Mark"]
+
+
+class LayerCache:
+    """One layer's cached keys and values; subclasses implement storage and attention (`zoo.layers.AttentionCache`).
+
+    Attributes:
+        carry: the prior's running state, as in `PriorTerms`.
+    """
+
+    def __init__(self, owner: Cache) -> None:
+        self.owner = owner
+        self.carry: Tensor | None = None
+        self._table: RelativeTable | None = None
+
+    def attend(
+        self,
+        prior: Prior,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Positions,
+        *,
+        query_scale: Tensor | None = None,
+        segments: Tensor | None = None,
+        window: int | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        """See `AttentionCache.attend`."""
+        raise NotImplementedError
+
+    def memory(self) -> int:
+        """Bytes reserved for keys and values."""
+        raise NotImplementedError
+
+    def terms(self, prior: Prior, x: Tensor, k: Tensor, positions: Positions) -> tuple[PriorTerms, Tensor]:
+        """The prior's terms among the new tokens without key lanes, and keys with the lanes folded in."""
+        terms = prior(positions, positions, causal=True, x=x, carry=self.carry)
+        self.carry = terms.carry
+        if terms.k_lanes is not None:
+            k = fold_lanes(k, terms.k_lanes)
+        return replace(terms, k_lanes=None), k
+
+    def distances(self, prior: Prior, reach: int) -> RelativeTable | None:
+        """The prior's table over distances 0 … `reach` − 1 at least, computed once per capacity; column = distance."""
+        if self._table is None or self._table.table.shape[1] < reach:
+            far = max(self.owner.capacity, reach)
+            self._table = prior(Positions.line(1, offset=far - 1), Positions.line(far), causal=True).table
+        return self._table
+
+
+class DenseLayer(LayerCache):
+    """All keys and values of one layer in one buffer each: (B, Gk, capacity, R+d_c) and (B, G, capacity, D)."""
+
+    def __init__(self, owner: Cache) -> None:
+        super().__init__(owner)
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def attend(
+        self,
+        prior: Prior,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Positions,
+        *,
+        query_scale: Tensor | None = None,
+        segments: Tensor | None = None,
+        window: int | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        terms, k = self.terms(prior, x, k, positions)
+        k, v = self.append(k, v)
+        everything = Positions.line(k.shape[2])
+        table = None if terms.table is None else self.table(prior, positions, everything)
+        bias = None if terms.bias is None else prior(positions, everything, causal=True, x=x).bias
+        return prior_attention(
+            q,
+            k,
+            v,
+            replace(terms, table=table, bias=bias),
+            causal=True,
+            query_scale=query_scale,
+            segments=segments,
+            window=window,
+            kernel=kernel,
+        )
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store (B, Gk, T, R+d_c) and (B, G, T, D) after the tokens held; returns views of all S tokens."""
+        start = self.owner.length
+        stop = start + keys.shape[2]
+        self.keys = _store(self.keys, keys, start, self.owner.capacity)
+        self.values = _store(self.values, values, start, self.owner.capacity)
+        return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+    def table(self, prior: Prior, q_pos: Positions, k_pos: Positions) -> RelativeTable | None:
+        """The prior's relative table for these positions; for one query a slice of a table computed once."""
+        if q_pos.length > 1:
+            return prior(q_pos, k_pos, causal=True).table
+        table = self.distances(prior, k_pos.length)
+        return None if table is None else table.shifted(q_pos, k_pos)
+
+    def memory(self) -> int:
+        return sum(held.numel() * held.element_size() for held in (self.keys, self.values) if held is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """A saved state of a cache, for `rewind`."""
+
+    length: int
+    segments: Tensor | None
+    within: Tensor | None
+    carries: list[Tensor | None]
+
+
+class Cache:
+    """Base of caches: token count, positions of the next tokens, and mark/rewind.
+
+    Attributes:
+        length: tokens held.
+        capacity: tokens that fit.
+        layers: one `LayerCache` per layer of the model.
+    """
+
+    layers: Sequence[LayerCache]
+
+    def __init__(self) -> None:
+        self.length = self.capacity = 0
+        self.segments: Tensor | None = None
+        self._within: Tensor | None = None
+        self._marks: WeakSet[Mark] = WeakSet()
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` more."""
+        raise NotImplementedError
+
+    def advance(self, tokens: int) -> None:
+        """Count `tokens` as held, after every layer stored them."""
+        self.length += tokens
+
+    def memory(self) -> int:
+        """Bytes that all layers reserve for keys and values."""
+        return sum(layer.memory() for layer in self.layers)
+
+    def mark(self) -> Mark:
+        """This state, for `rewind`."""
+        mark = Mark(self.length, self.segments, self._within, [layer.carry for layer in self.layers])
+        self._marks.add(mark)
+        return mark
+
+    def rewind(self, mark: Mark) -> None:
+        """Drop the tokens after `mark`; the next keys overwrite theirs."""
+        self.length, self.segments, self._within = mark.length, mark.segments, mark.within
+        for layer, carry in zip(self.layers, mark.carries, strict=True):
+            layer.carry = carry
+
+    def positions(self, tokens: int, segments: Tensor | None) -> tuple[Positions, Tensor | None]:
+        """Positions of `tokens` new tokens, and the document ids (B, S) of all tokens including them.
+
+        Raises:
+            ValueError: if ids are given for some tokens and not for others.
+        """
+        if self.length and (segments is None) != (self.segments is None):
+            raise ValueError("a cache holds document ids for all of its tokens or for none")
+        if segments is None:
+            return Positions.line(tokens, offset=self.length), None
+        index = torch.arange(tokens, device=segments.device).expand_as(segments)
+        before = torch.full_like(segments[:, :1], -1) if self._within is None else -1 - self._within
+        last = segments[:, :1] if self.segments is None else self.segments[:, -1:]
+        changed = torch.diff(segments, dim=1, prepend=last) != 0
+        first = torch.where(changed, index, before.expand_as(index)).cummax(dim=1).values
+        if self.segments is None:
+            first = first.clamp(min=0)
+        within = index - first
+        self._within = within[:, -1:]
+        self.segments = segments if self.segments is None else torch.cat([self.segments, segments], dim=1)
+        return Positions(tokens, self.length, within=within), self.segments
+
+
+class KVCache(Cache):
+    """Keys and values of all layers for batched causal decoding.
+
+    Args:
+        num_layers: layers of the model.
+        capacity: tokens to reserve at once; 0 reserves in blocks on demand. A full cache grows by half, at least one block.
+        block: tokens per block.
+    """
+
+    def __init__(self, num_layers: int, *, capacity: int = 0, block: int = 256) -> None:
+        super().__init__()
+        if block < 1 or capacity < 0:
+            raise ValueError(f"a cache needs block >= 1 and capacity >= 0, got {block} and {capacity}")
+        self.block = block
+        self.capacity = -(-capacity // block) * block
+        self.layers: list[DenseLayer] = [DenseLayer(self) for _ in range(num_layers)]
+
+    def reserve(self, tokens: int) -> None:
+        needed = self.length + tokens
+        if needed > self.capacity:
+            grown = max(needed, self.capacity + self.capacity // 2)
+            self.capacity = -(-grown // self.block) * self.block
+
+
+def _store(held: Tensor | None, new: Tensor, start: int, capacity: int) -> Tensor:
+    """Write `new` at row `start` of the (B, G, capacity, D) buffer, allocated or enlarged if too small."""
+    if held is None or held.shape[2] < capacity:
+        grown = new.new_empty(new.shape[0], new.shape[1], capacity, new.shape[3])
+        if held is not None:
+            grown[:, :, :start] = held[:, :, :start]
+        held = grown
+    held[:, :, start : start + new.shape[2]] = new
+    return held

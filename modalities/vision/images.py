@@ -25,13 +25,13 @@ What the sources add:
     a tar sample without a label, or an unreadable one   skipped                                   skipped: no label, bad label
     a label outside 0…num_classes−1             list of classes known (folder, index.json, hf ClassLabel): ValueError;
                                                 otherwise skipped                                  skipped: label out of range
-                                                taken as it is where num_classes is not known either (`held_out_images`
-                                                of a spec); −1 in an hf ClassLabel is no label     skipped: no label
+                                                taken as it is where num_classes is not known either (evaluation
+                                                of a spec string); −1 in an hf ClassLabel is none  skipped: no label
     a class folder without images               the class keeps its number                         skipped: empty class
     a tar that ends too early, or has another number of samples than its index says                ValueError
 
 The place of a skipped image is taken by the next good one of the order; in held-out passes it then has target −1. A set of
-which nothing is left is a ValueError. Asked for by its number (`HeldOut[i]`) a bad image raises BadImage, a ValueError.
+which nothing is left is a ValueError. Read by index (`HeldoutImages`), a bad image raises BadImage, a ValueError.
 """
 
 from __future__ import annotations

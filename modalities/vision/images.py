@@ -73,10 +73,10 @@ class BadImage(ValueError):
 
 
 class ImageReport:
-    """What was skipped and converted: times met by reason, with the first few names of each.
+    """What was skipped and converted: counts by reason, with the first few names of each.
 
-    A training loader meets an image again in every epoch. The first of every reason is logged: what is skipped as a
-    warning, what is converted as information.
+    A training loader counts an image in every epoch. The first of every reason is logged: skipped as a warning,
+    converted as information.
     """
 
     NAMES = 5
@@ -118,7 +118,7 @@ class ImageReport:
 
 
 def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
-    """(RGB image, what was converted). Errors: BadImage, with a reason of the module's table."""
+    """(RGB image, what was converted). Raises BadImage, with a reason of the module's table."""
     if not data:
         raise BadImage("empty")
     try:
@@ -141,7 +141,7 @@ def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
 
 
 def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
-    """(upright 8-bit RGB image, what was converted). Errors: BadImage for a mode without a defined range, and for what
+    """(upright 8-bit RGB image, what was converted). Raises BadImage for a mode without a defined range, and for what
     Pillow cannot convert."""
     notes: list[str] = []
     turn = _UPRIGHT.get(orientation(image))

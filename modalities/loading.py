@@ -143,7 +143,9 @@ class IndexedLoader(_Loader):
             self.next_sample = 0
         self._loaded = False
         numbers = self._numbers(self.next_sample)
-        loader = DataLoader(self.source, sampler=numbers, batch_size=None, num_workers=self.num_workers)
+        loader = DataLoader(
+            self.source, sampler=numbers, batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged
+        )
         for batch, events in loader:
             self.next_sample += self.micro_batch * self.world
             yield self.received(batch, events)
@@ -179,7 +181,7 @@ class StreamLoader(_Loader):
         self.states: dict[str, Any] = {}  # of each worker's sequence after its last batch
 
     def __iter__(self) -> Iterator[Batch]:
-        loader = DataLoader(_StreamBatches(self), batch_size=None, num_workers=self.num_workers)
+        loader = DataLoader(_StreamBatches(self), batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged)
         for worker, batch, events, state in loader:
             if state is not None:
                 self.states[str(worker)] = state
@@ -218,6 +220,11 @@ class _StreamBatches(IterableDataset):
         slot, slots = self.rank * self.workers + worker, self.world * self.workers
         for batch, events, state in self.source.batches(slot, slots, done, self.states.get(str(worker))):
             yield worker, batch, events, state
+
+
+def _unchanged(item: Any) -> Any:
+    """In place of torch's own conversion in a worker, which makes tensors of arrays."""
+    return item
 
 
 class FirstBatches:

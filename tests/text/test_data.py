@@ -366,6 +366,15 @@ def test_a_foreign_state_is_refused():
         loader_of(PackedDataset(corpus("x"), 16, BYTES), 2).load_state_dict(state)
 
 
+def test_a_state_of_before_0_5_goes_on():
+    """What version 0.4 saved after three batches of the shipped text, and the sum of the ids it read next."""
+    state = {"kind": "packed", "fingerprint": "004d223252de1896a2e3132efee93a8b", "seed": 0, "context": 128}
+    state |= {"passkey_fraction": 0.5, "passkey_weight": 1.0, "shuffle": True, "next_sample": 12}
+    loader = build_loader(TextDataConfig(context=128, passkey_fraction=0.5), micro_batch=4)
+    loader.load_state_dict(state)
+    assert next(iter(loader))["tokens"].sum() == 46522
+
+
 def test_heldout_pass_is_finite_complete_and_equal_on_all_ranks():
     config = TextDataConfig(context=512)
     single = build_loader(config, split="heldout", micro_batch=3)

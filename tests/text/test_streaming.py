@@ -122,6 +122,20 @@ def test_a_state_fits_only_the_setup_that_saved_it(spec):
         loader(spec, seed=1).load_state_dict(state)
 
 
+def test_a_state_of_before_0_5_goes_on(tmp_path, monkeypatch):
+    """What version 0.4 saved after three batches of this file, and the rows it read next."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"body":"one two"}\n{"body":"three four five"}\n')
+    source = "hf:json?data_files=a.jsonl&field=body"
+    position = {"dataset": {"epoch": 0, "row": 0, "hf": None}, "skip": 0, "block": 0, "done": 12}
+    state = {"batches": 3, "states": {"0": position}, "kind": "streaming", "source": source, "seed": 0, "context": 8}
+    state |= {"tokenizer": "2b95024be9eaecc2979539cc8f40a448", "passkey_fraction": 0.0, "passkey_weight": 1.0}
+    resumed = loader(source)
+    resumed.load_state_dict(state | {"rank": 0, "world": 1, "workers": 1, "micro_batch": 4})
+    rows = next(iter(resumed))["tokens"]
+    assert [BYTES.decode(row) for row in rows] == ["one two", "three fo", "one two", "one two"]
+
+
 def test_heldout_documents_of_a_stream(spec, texts):
     tokens = load_corpus(config(spec), "heldout")
     assert len(tokens) == len(texts) - len(train_texts(texts)) > 0

@@ -28,7 +28,10 @@ Batch = dict[str, Tensor]
 class Loader(Protocol):
     """Endless training batches of one rank (`modalities.loading` has two)."""
 
-    report: Any  # str() of it says what was converted or skipped; empty where there is nothing to say
+    @property
+    def report(self) -> Any:
+        """str() of it says what was converted or skipped; empty where there is nothing to say."""
+        ...
 
     def __iter__(self) -> Iterator[Batch]: ...
 
@@ -86,9 +89,9 @@ class Modality:
     build: Callable[[str, Mapping[str, Any], Any], ZooModel]
     loader: Callable[..., Loader]
     heldout: Callable[..., Iterable[Batch]]
-    loss: Callable[[Callable[..., Any], Batch], tuple[Tensor, dict[str, Tensor]]]
+    loss: Callable[[Any, Batch], tuple[Tensor, dict[str, Tensor]]]
     weight: Callable[[Batch], tuple[float, int]]
-    cost: Callable[[ZooModel, Any, int], Cost]
+    cost: Callable[[Any, Any, int], Cost]
     evaluators: Mapping[str, type[Evaluator]]
     baselines: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()

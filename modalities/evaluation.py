@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import nn
 
 from modalities.files import file_safe, write_table
 from modalities.heldout import Heldout
+from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 
 __all__ = [
@@ -295,7 +295,7 @@ class Evaluator(ABC):
     unit: ClassVar[str] = "tokens"  # what the cost of a cell counts
 
     def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
-        self.settings = self.settings_class() if settings is None else settings
+        self.settings: Any = self.settings_class() if settings is None else settings
         self.trained_on = trained_on or {}
 
     @property
@@ -308,11 +308,11 @@ class Evaluator(ABC):
         """What files call the held-out data; known without opening it."""
         return self.settings.source
 
-    def trained_at(self, model: nn.Module) -> int:
+    def trained_at(self, model: ZooModel) -> int:
         """The place of training on the axis."""
         return model.config.train_context
 
-    def identity(self, model: nn.Module) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> dict[str, Any]:
         """What a cell's number depends on besides the model: by default all settings but the source, and the held-out data.
 
         Stored cells are keyed by it. Leave out what only decides which cells there are.
@@ -320,16 +320,16 @@ class Evaluator(ABC):
         kept = {k: v for k, v in dataclasses.asdict(self.settings).items() if k not in ("source", "batch_tokens")}
         return kept | ({"heldout": self.heldout.fingerprint} if self.heldout else {})
 
-    def points(self, model: nn.Module) -> tuple[Any, ...]:
+    def points(self, model: ZooModel) -> tuple[Any, ...]:
         """The places on the axis that are measured."""
         return tuple(dict.fromkeys(cell.data[self.axis.column] for cell in self.cells(model)))
 
     @abstractmethod
-    def cells(self, model: nn.Module) -> list[Cell]:
+    def cells(self, model: ZooModel) -> list[Cell]:
         """Every cell, in order, with its samples drawn. Raises ValueError for what cannot be measured."""
 
     @abstractmethod
-    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         """The numbers of one cell, the axis's column among them."""
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
@@ -358,7 +358,7 @@ class Evaluator(ABC):
         """Files in folder `out` besides JSON, CSV and PNG; none by default."""
         return None
 
-    def run(self, model: nn.Module, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
+    def run(self, model: ZooModel, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
         """Yield (cell name, value) for every cell, in order; those in `finished` are passed on, not computed."""
         finished = finished or {}
         for cell in self.cells(model):
@@ -374,7 +374,7 @@ class Listing(Evaluator):
 
     axis = Axis("name", "entry")
 
-    def points(self, model: nn.Module) -> tuple[Any, ...]:
+    def points(self, model: ZooModel) -> tuple[Any, ...]:
         return ()
 
     @abstractmethod

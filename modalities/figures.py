@@ -207,10 +207,17 @@ def log_if_wide(axis, values: Sequence[float]) -> None:
     axis.yaxis.set_minor_locator(LogLocator(subs=()))
 
 
-def position_curves(axis, results: Sequence[ModelResult], column: str, ylabel: str) -> None:
+def position_curves(
+    axis,
+    results: Sequence[ModelResult],
+    column: str,
+    ylabel: str,
+    *,
+    styles: Sequence[dict[str, Any]] | None = None,
+) -> None:
     """The list `column` of each model's longest row against its "position_to": octaves of positions inside a window."""
     rows = [max(result.rows, key=lambda row: row["length"]) for result in results]
-    for row, style in zip(rows, styles_of(results), strict=True):
+    for row, style in zip(rows, styles or styles_of(results), strict=True):
         if column in row:
             axis.plot(row["position_to"], row[column], **style)
     name_panel(axis, f"by position in windows of {compact(max(row['length'] for row in rows))}")

@@ -51,7 +51,9 @@ class Samples(Protocol):
     """
 
     size: int | None
-    report: Any
+
+    @property
+    def report(self) -> Any: ...
 
     def __getitem__(self, numbers: list[int], /) -> tuple[Any, Events]:
         """The batch of these samples, tensors or arrays by name; numbers beyond `size` give entries without targets."""
@@ -69,7 +71,8 @@ class Stream(Protocol):
         report: as in `Samples`.
     """
 
-    report: Any
+    @property
+    def report(self) -> Any: ...
 
     def batches(self, slot: int, slots: int, done: int, state: Any) -> Iterator[tuple[Any, Events, Any]]:
         """(batch, events, state after it) of one of `slots` sequences, after its first `done` batches.
@@ -181,7 +184,9 @@ class StreamLoader(_Loader):
         self.states: dict[str, Any] = {}  # of each worker's sequence after its last batch
 
     def __iter__(self) -> Iterator[Batch]:
-        loader = DataLoader(_StreamBatches(self), batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged)
+        loader = DataLoader(
+            _StreamBatches(self), batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged
+        )
         for worker, batch, events, state in loader:
             if state is not None:
                 self.states[str(worker)] = state
@@ -220,11 +225,6 @@ class _StreamBatches(IterableDataset):
         slot, slots = self.rank * self.workers + worker, self.world * self.workers
         for batch, events, state in self.source.batches(slot, slots, done, self.states.get(str(worker))):
             yield worker, batch, events, state
-
-
-def _unchanged(item: Any) -> Any:
-    """In place of torch's own conversion in a worker, which makes tensors of arrays."""
-    return item
 
 
 class FirstBatches:
@@ -298,6 +298,11 @@ def _narrowed(array: np.ndarray) -> np.ndarray:
     low, high = array.min(), array.max()
     fits = (kind for kind in (np.int8, np.int16, np.int32) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
     return array.astype(next(fits, np.int64), copy=False)
+
+
+def _unchanged(batch: Any) -> Any:
+    """In place of the DataLoader's own conversion of arrays to tensors, which keeps `_narrowed` types."""
+    return batch
 
 
 def _tensor(value: Any) -> torch.Tensor:

@@ -28,7 +28,7 @@ class CellStore:
     """
 
     def __init__(self, folder: Path, key: dict[str, Any]):
-        self.key = json.loads(json.dumps(key, sort_keys=True))  # what it will look like when read back
+        self.key = json.loads(json.dumps(key, sort_keys=True))  # as it is when read back
         digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:16]
         self.path = Path(folder) / f"{key['evaluator']}-{file_safe(key['model'])}-{digest}.jsonl"
         self.finished: dict[str, CellValue] = {}

@@ -408,6 +408,6 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     if not universal.exists():
         raise ConfigError(
             f"{folder} was written by {facts['world']} ranks at ZeRO stage {facts['zero_stage']}; this run has "
-            f"{ranks.world} at stage {stage}. Converting it failed; try by hand: {' '.join(command)}"
+            f"{ranks.world} at stage {stage}. Converting it failed; run it by hand: {' '.join(command)}"
         )
     return universal, True

@@ -118,7 +118,7 @@ def newest_run_dir(recipe_name: str, root: str | Path = "runs", *, finished: boo
 
 
 def prepare_run(plan: Plan, ranks: Any, *, run_dir: str | None, resume: str | None) -> tuple[RunFolder, Path | None]:
-    """(run folder, checkpoint to go on from or None), the same on every rank.
+    """(run folder, checkpoint to continue from, or None), the same on every rank.
 
     resume=None starts anew and refuses a folder that already holds a run. "auto" takes the newest complete checkpoint
     of `run_dir` (or of this recipe's newest run), and starts anew where there is none. Otherwise it names a run folder
@@ -154,7 +154,7 @@ def _find_run(plan: Plan, run_dir: str | None, resume: str | None) -> tuple[Path
         folder = Path(run_dir) if run_dir else new_run_dir(name)
         if (folder / "recipe.json").exists():
             raise ConfigError(
-                f"{folder} already holds a run; --resume auto goes on with it, another --run-dir starts anew"
+                f"{folder} already holds a run; --resume auto continues it, another --run-dir starts anew"
             )
         folder.mkdir(parents=True, exist_ok=True)
         return folder, None
@@ -167,7 +167,7 @@ def _find_run(plan: Plan, run_dir: str | None, resume: str | None) -> tuple[Path
 
 
 def _check_same(plan: Plan, folder: Path) -> None:
-    """A run goes on with the model and data it began with; steps, ranks, logging and rates may change."""
+    """A run keeps the model and data it began with; steps, ranks, logging and rates may change."""
     try:
         old = json.loads((folder / "recipe.json").read_text())
     except (OSError, ValueError) as error:

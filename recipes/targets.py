@@ -43,7 +43,7 @@ class Target:
 
     label: str
     modality: str
-    model: nn.Module
+    model: Any  # a ZooModel, or a baseline with a config of its own
     trained: bool
     family: str = ""
     setup: str = ""
@@ -179,14 +179,14 @@ def seed_groups(targets: list[Target], wanted: bool | None) -> dict[str, str]:
     for target in targets if wanted is not False else []:
         joined = runs.get(target.setup, set()) if target.shipped else set()
         families.setdefault(next(iter(joined)) if len(joined) == 1 else target.family, []).append(target)
-    groups = {}
+    groups: dict[str, str] = {}
     for members in families.values():
         if len(members) > 1 and (wanted or len({member.seed for member in members}) == len(members)):
             groups |= {member.label: members[0].label for member in members}
     return groups
 
 
-def override(model: nn.Module, overrides: dict[str, Any]) -> nn.Module:
+def override(model: Any, overrides: dict[str, Any]) -> Any:
     """The same weights under a changed configuration, such as another scaling of rotary angles."""
     config = model.config
     known = {field.name for field in dataclasses.fields(config)}

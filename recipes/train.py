@@ -212,9 +212,9 @@ def train(request: Request, signals: list[int]) -> int:
     def record(values: dict) -> None:
         if ranks.lead:
             run.log(values)
-            for name, value in values.items() if board else ():
-                if name != "step":
-                    board.add_scalar(name, value, values["step"])
+            if board is not None:
+                for name in values.keys() - {"step"}:
+                    board.add_scalar(name, values[name], values["step"])
 
     def evaluate() -> dict[str, float]:
         """Held-out loss and the modality's further metrics, means over all targets."""
@@ -252,7 +252,8 @@ def train(request: Request, signals: list[int]) -> int:
             show.say(f"resuming after step {step} from {source}")
         batches = iter(loader)
         engine.train()
-        loss_value, measured = float("nan"), {}
+        loss_value = float("nan")
+        measured: dict[str, float] = {}
         while step < settings.steps:
             tick = time.perf_counter()
             # A seed per step and rank, so that dropout resumes exactly with no stored random state.

@@ -4,7 +4,7 @@
 
 One DeepSpeed launch trains on the State of the Union speeches with passkey documents mixed in (context 128, on the CPU
 where there is no GPU). Its passkey and perplexity curves are then drawn beside those of the shipped RoPE and ALiBi models
-of the same size, data and budget. An interrupted demo goes on where it stopped; `rm -r runs/demo` starts a new one.
+of the same size, data and budget. An interrupted demo continues where it stopped; `rm -r runs/demo` starts a new one.
 """
 
 from __future__ import annotations

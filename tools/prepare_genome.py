@@ -4,7 +4,7 @@
     python tools/prepare_genome.py genome.2bit --out data/mine --fraction 0.1 --bpe 4096
 
 writes DIR/split.bed (what trains and what is held out, whole contigs), DIR/statistics.json and, with --bpe, DIR/bpe.json.
-FASTA, 2bit and GenBank are read, compressed or not (modalities/dna/genome.py). Without --bed and --hold-out, contigs are held
+FASTA, 2bit and GenBank are read, compressed or not (modalities/dna/formats.py). Without --bed and --hold-out, contigs are held
 out in an order fixed by their names, until they hold --fraction of the known bases.
 """
 
@@ -26,10 +26,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
-from modalities.dna.genome import Genome, open_genome, source_files
+from modalities.dna.genome import Genome, open_genome
+from modalities.dna.sources import find_source
 from modalities.dna.splits import HELDOUT_FRACTION, Region, describe, read_bed, select, split_contigs, write_bed
-from modalities.dna.statistics import Composition, contig_statistics, total
-from recipes.runs import write_json
+from tools.genome_statistics import Composition, contig_statistics, total
+from zoo.files import write_json
 from zoo.naming import did_you_mean
 
 RECIPE = "dna.human_125m"
@@ -51,9 +52,9 @@ def main(
     fraction: Annotated[float | None, typer.Option(help="share of known bases to hold out; default 0.05")] = None,
     primary: Annotated[bool, typer.Option("--primary", help="leave unplaced, alternative, decoy contigs out")] = False,
     bpe: Annotated[int | None, typer.Option(help="train a BPE tokenizer with this many ids")] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a split.bed that says something else")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace a different split.bed")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="say what would be written; read and write nothing")
+        bool, typer.Option("--dry-run", help="show what would be written; read and write nothing")
     ] = False,
 ) -> None:
     """Index a genome, split it, count what it is made of; print the command that trains on it."""
@@ -63,11 +64,11 @@ def main(
         raise typer.BadParameter("--bed itself says which contigs are used; leave --primary out")
     source = ",".join(files)
     try:
-        found = source_files(source)
+        found = find_source(source)
         if dry_run:
-            _say_what_would_be(found, out, bpe)
+            _show_plan(found.files, out, bpe)
             return
-        genome = open_genome(source)
+        genome = open_genome(found)
         regions = (
             read_bed(bed, genome)
             if bed
@@ -92,7 +93,7 @@ def main(
     _next(source, out, bpe)
 
 
-def _say_what_would_be(found: tuple[Path, ...], out: Path, bpe: int | None) -> None:
+def _show_plan(found: tuple[Path, ...], out: Path, bpe: int | None) -> None:
     size = sum(path.stat().st_size for path in found)
     console.print(escape(f"would index {len(found)} file(s), {size / 1e6:,.1f} MB: {', '.join(map(str, found))}"))
     for name in ("split.bed", "statistics.json", *(["bpe.json"] if bpe is not None else [])):

@@ -180,7 +180,7 @@ def train(
     seeds: Annotated[str, typer.Option(help="comma-separated; default all")] = "",
     jobs: Annotated[int, typer.Option(help="models at a time, one thread each")] = 2,
 ) -> None:
-    """Train each method by its recipe; an interrupted run goes on from its last checkpoint."""
+    """Train each method by its recipe; an interrupted run continues from its last checkpoint."""
     kind = _family(family)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 

@@ -38,7 +38,7 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
     except typer.Exit as leave:
         return leave.exit_code
     except _USAGE_ERROR as error:
-        message = error.format_message()  # type: ignore[attr-defined]
+        message = error.format_message()
     except (ValueError, FileNotFoundError, ImportError) as error:
         message = str(error)
     if message:

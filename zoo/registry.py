@@ -18,8 +18,6 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from zoo import pretrained as weights
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
@@ -50,14 +48,14 @@ class ModelEntry:
 
     name: str
     modality: str
-    build: Callable[..., nn.Module]
+    build: Callable[..., ZooModel]
     config: dict[str, Any]
 
 
 _ENTRIES: dict[str, ModelEntry] = {}
 
 
-def register_model(name: str, build: Callable[..., nn.Module], *, modality: str, config: dict[str, Any]) -> ModelEntry:
+def register_model(name: str, build: Callable[..., ZooModel], *, modality: str, config: dict[str, Any]) -> ModelEntry:
     """Add an architecture.
 
     Raises:
@@ -127,7 +125,7 @@ def model_entry(name: str) -> ModelEntry:
     return _ENTRIES[base]
 
 
-def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> nn.Module:
+def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> ZooModel:
     """Make a model.
 
     Args:

@@ -152,7 +152,7 @@ def target_weights(batch: dict[str, Tensor]) -> Tensor:
     return counts * batch["weights"][:, 1:] if "weights" in batch else counts.float()
 
 
-def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def causal_lm_loss(model: ZooModel, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Weighted mean of the next-token cross-entropy of a packed batch, in nats.
 
     Args:
@@ -166,7 +166,7 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, 
     # Rows of one document, the usual case, need no document mask.
     packed = None if bool(single_documents(segments).all()) else segments[:, :-1]
     logits = model(tokens[:, :-1], segments=packed)
-    # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is no number.
+    # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is NaN.
     targets = tokens[:, 1:].masked_fill(weights == 0, IGNORED)
     nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
     return (nll * weights.flatten()).sum() / weights.sum(), {"tokens": (weights > 0).sum()}

@@ -1,7 +1,32 @@
-"""DNA: the causal decoder of text on single bases, k-mers or BPE; its data, its evaluators."""
+"""DNA: the causal decoder on single bases, k-mers or BPE; its data, baselines and evaluators."""
 
-from modalities.dna.model import DnaConfig, DnaDecoder, register_dna_models
+from functools import partial
 
-__all__ = ["DnaConfig", "DnaDecoder"]
+from modalities.contract import Modality
+from modalities.decoder.training import decoder_cost, first_heldout, target_weight
+from modalities.dna.baselines import BASELINES
+from modalities.dna.config import DnaDataConfig
+from modalities.dna.data import build_loader
+from modalities.dna.evaluators import EVALUATORS
+from modalities.dna.model import DnaConfig, DnaDecoder, build_model, next_token_loss, register_dna_models
+
+__all__ = ["MODALITY", "DnaConfig", "DnaDecoder"]
 
 register_dna_models()
+
+MODALITY = Modality(
+    name="dna",
+    unit="tokens",
+    model=DnaDecoder,
+    config=DnaDataConfig,
+    build=build_model,
+    loader=build_loader,
+    heldout=partial(first_heldout, build_loader),
+    loss=next_token_loss,
+    weight=target_weight,
+    cost=decoder_cost,
+    evaluators=EVALUATORS,
+    baselines=BASELINES,
+    metrics=("bits_per_base",),
+    recipes="recipes.dna",
+)

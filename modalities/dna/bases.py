@@ -1,43 +1,60 @@
-"""Bases as numbers: A 0, C 1, G 2, T 3, and 4 for what is not known.
+"""Bases as numbers: A 0, C 1, G 2, T 3, and 4 for an unknown one.
 
-`U` (RNA) is read as T. `N` and every IUPAC ambiguity code (R Y S W K M B D H V) is UNKNOWN: none of them says which base
-is there. Lower case means soft-masked, and is the same base.
+`U` (RNA) is read as T. `N` and the IUPAC ambiguity codes (R Y S W K M B D H V) are UNKNOWN. Lower case is soft-masked, and
+the same base.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["AMBIGUOUS", "BASES", "UNKNOWN", "decode", "encode", "reverse_complement", "why_not_a_base"]
+__all__ = [
+    "AMBIGUITY",
+    "BASES",
+    "CODE",
+    "LETTERS",
+    "NORMAL",
+    "NOT_A_BASE",
+    "SOFT",
+    "UNKNOWN",
+    "URACIL",
+    "decode",
+    "encode",
+    "invalid_letter",
+    "reverse_complement",
+    "runs",
+]
 
 BASES = "ACGT"
 UNKNOWN = 4
-AMBIGUOUS = "RYSWKMBDHV"  # IUPAC codes for two or three bases
-_NOT_A_BASE = 255
+IUPAC = "RYSWKMBDHV"  # codes for two or three bases
+AMBIGUITY, URACIL, NOT_A_BASE = 5, 6, 255  # in LETTERS alone: NORMAL makes the first two UNKNOWN and T
+SOFT, CODE = 8, 7  # a byte is code | SOFT
+NORMAL = bytes([*range(5), UNKNOWN, 3, 7, *range(8, 13), UNKNOWN | SOFT, 3 | SOFT, 15, *range(16, 256)])
 
 
-def _table() -> np.ndarray:
-    table = np.full(256, _NOT_A_BASE, np.uint8)
-    for letters, code in ((BASES, range(4)), ("U", [3]), ("N" + AMBIGUOUS, [UNKNOWN] * 11)):
-        for letter, number in zip(letters, code, strict=True):
-            table[[ord(letter), ord(letter.lower())]] = number
-    return table
+def _letters() -> bytes:
+    table = bytearray([NOT_A_BASE]) * 256
+    for code, letters in enumerate([*BASES, "N", IUPAC, "U"]):
+        for letter in letters:
+            table[ord(letter)] = code
+            table[ord(letter.lower())] = code | SOFT
+    return bytes(table)
 
 
-_CODES = _table()
-_LETTERS = np.frombuffer(b"ACGTN", np.uint8)
+LETTERS = _letters()  # for bytes.translate
+_NAMES = np.frombuffer(b"ACGTN", np.uint8)
 _COMPLEMENT = np.array([3, 2, 1, 0, UNKNOWN], np.uint8)
 
 
 def encode(text: str | bytes) -> np.ndarray:
-    """Codes (N,) uint8 of letters. ValueError names the first letter that is no base, and its place from 0."""
+    """Codes (N,) uint8 of letters. ValueError names the first invalid letter, and its place from 0."""
     data = text.encode("ascii", "replace") if isinstance(text, str) else text  # one "?" per foreign letter: places stay
-    codes = _CODES[np.frombuffer(data, np.uint8)]
-    if len(codes) and codes.max() == _NOT_A_BASE:
-        place = int(np.argmax(codes))
-        letter = text[place] if isinstance(text, str) else text[place : place + 1].decode("latin-1")
-        raise ValueError(f"letter {place} of the sequence, {why_not_a_base(letter)}")
-    return codes
+    found = data.translate(LETTERS)
+    if (place := found.find(NOT_A_BASE)) >= 0:
+        letter = text[place] if isinstance(text, str) else chr(text[place])
+        raise ValueError(f"letter {place} of the sequence: {invalid_letter(letter)}")
+    return np.frombuffer(found.translate(NORMAL), np.uint8) & CODE
 
 
 def decode(codes: np.ndarray) -> str:
@@ -45,20 +62,27 @@ def decode(codes: np.ndarray) -> str:
     codes = np.asarray(codes)
     if codes.size and not 0 <= int(codes.min()) <= int(codes.max()) <= UNKNOWN:
         raise ValueError(f"codes {int(codes.min())}..{int(codes.max())} are outside 0..4 (A, C, G, T, unknown)")
-    return _LETTERS[codes].tobytes().decode("ascii")
+    return _NAMES[codes].tobytes().decode("ascii")
 
 
 def reverse_complement(codes: np.ndarray) -> np.ndarray:
-    """The other strand, read in its own direction: (N,) uint8 -> (N,) uint8. UNKNOWN stays unknown."""
-    return _COMPLEMENT[np.asarray(codes)[::-1]]
+    """The other strand, read in its own direction: codes (…, N) uint8 → (…, N). UNKNOWN stays unknown."""
+    return _COMPLEMENT[np.asarray(codes)[..., ::-1]]
 
 
-def why_not_a_base(letter: str) -> str:
-    """The letter, and what it may mean that it stands in a sequence of DNA."""
+def runs(mask: np.ndarray) -> np.ndarray:
+    """[start, stop) of every run of True: (n, 2) int64."""
+    padded = np.zeros(len(mask) + 2, np.int8)
+    padded[1:-1] = mask
+    return np.flatnonzero(np.diff(padded)).reshape(-1, 2)
+
+
+def invalid_letter(letter: str) -> str:
+    """An error message for a letter of a sequence that is not a nucleotide code, with the likely cause."""
     if letter.upper() in "EFIJLOPQXZ":
-        return f"{letter!r}, is no base: is this protein? Expected A, C, G, T, U, N or an IUPAC code"
+        return f"{letter!r} is not a nucleotide code (protein sequence?); expected A, C, G, T, U, N or an IUPAC code"
     if letter in "-.*":
-        return f"{letter!r}, is no base but a gap or a stop: an alignment? Take such letters out first"
+        return f"{letter!r} is not a nucleotide code but a gap or stop (alignment?); remove gaps first"
     if not letter.isprintable() or ord(letter) > 126:
-        return f"{letter!r} (0x{ord(letter):02x}), is no letter of a sequence: is this a binary file?"
-    return f"{letter!r}, is no base: expected A, C, G, T, U, N or an IUPAC code ({' '.join(AMBIGUOUS)})"
+        return f"{letter!r} (0x{ord(letter):02x}) is not a nucleotide code (binary file?)"
+    return f"{letter!r} is not a nucleotide code; expected A, C, G, T, U, N or an IUPAC code ({' '.join(IUPAC)})"

@@ -1,12 +1,11 @@
 """Files of sequences, parsed once from start to end: FASTA, 2bit and GenBank, plain or compressed with gzip or bgzip.
 
 `read_codes(path)` yields `Start(name, place)` and after it the sequence in pieces of at most a few million letters, a
-byte each: the base's code, + SOFT where the letter is lower-case (soft-masked). A piece may hold two codes that no other
-file knows, so that the caller can count what is converted: AMBIGUITY (an IUPAC code other than N) and URACIL.
+byte each as `bases.LETTERS` translates it: code | SOFT, with AMBIGUITY and URACIL kept apart for the caller to count.
 
-2bit and GenBank are Biopython's to parse. FASTA is not: its parser takes a record at a time as text, which for a human
-chromosome is three times its 250 million letters in memory, joins lines in Python, and drops the line numbers that an
-error has to name. Ours translates a megabyte at a time in C.
+Biopython parses 2bit and GenBank. Its FASTA parser is not used: it reads a record at a time as text, for a human chromosome
+three times its 250 million letters in memory, joins lines in Python, and drops the line numbers that errors name. The one
+below translates a megabyte at a time in C.
 """
 
 from __future__ import annotations
@@ -21,17 +20,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from modalities.dna.bases import AMBIGUOUS, BASES, UNKNOWN, why_not_a_base
+from modalities.dna.bases import LETTERS, NOT_A_BASE, invalid_letter
 
-__all__ = ["AMBIGUITY", "CODE", "NORMAL", "SOFT", "SUFFIXES", "URACIL", "Start", "read_codes"]
+__all__ = ["SUFFIXES", "Start", "is_sequence_file", "read_codes"]
 
-AMBIGUITY, URACIL = 5, 6  # counted by the reader, stored as UNKNOWN and T
-SOFT, CODE = 8, 7  # a stored byte is code | SOFT
-NORMAL = bytes([*range(5), UNKNOWN, 3, 7, *range(8, 13), UNKNOWN | SOFT, 3 | SOFT, 15, *range(16, 256)])
-_BAD = 255
 _WHITE = b"\r\n \t"
 _CHUNK = 1 << 20
-_BLOCKS = 1 << 24  # bases of 2bit at a time: each read walks all blocks of N and of soft mask
+_BLOCKS = 1 << 24  # bases of 2bit at a time; each read walks all blocks of N and of soft mask
 _LONGEST_HEADER = 1 << 20
 _FORMATS = {"FASTA": (".fa", ".fasta", ".fna"), "2bit": (".2bit",), "GenBank": (".gb", ".gbk", ".gbff")}
 _COMPRESSED = (".gz", ".bgz")
@@ -42,27 +37,15 @@ _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b000300000000000000
 _BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
 
 
-def _table() -> bytes:
-    table = bytearray([_BAD]) * 256
-    for code, letters in enumerate([*BASES, "N", AMBIGUOUS, "U"]):
-        for letter in letters:
-            table[ord(letter)] = code
-            table[ord(letter.lower())] = code | SOFT
-    return bytes(table)
-
-
-_TABLE = _table()
-
-
 class Start(NamedTuple):
-    """A sequence begins: its name, and where in its file that is ("line 12", "sequence 3")."""
+    """The start of a sequence: its name and its place in the file ("line 12", "sequence 3")."""
 
     name: str
     place: str
 
 
 def is_sequence_file(name: str) -> bool:
-    """Whether a file's name ends as one of the formats, with or without .gz or .bgz behind it."""
+    """Whether a file name has the suffix of a known format, with or without .gz or .bgz."""
     return _format_of(name) is not None
 
 
@@ -74,14 +57,18 @@ def _format_of(name: str) -> str | None:
 
 
 def read_codes(path: Path, advance: Callable[[int], object] = lambda at: None) -> Iterator[Start | bytes]:
-    """The sequences of one file, in its order. `advance(at)` is told how many bytes of the file have been read.
+    """The sequences of one file, in its order; `advance(at)` is called with the bytes of the file read so far.
 
-    The name's ending says the format; what the file begins with says whether it is compressed, and must fit the format.
-    ValueError with file, line (or sequence) and reason for all that is malformed, cut short or no DNA.
+    The format follows from the file's suffix, compression from its first bytes.
+
+    Raises:
+        ValueError: with file, line (or sequence) and reason for a malformed or truncated file, or one that is not DNA.
     """
     format = _format_of(path.name)
     if format is None:
-        raise ValueError(f"{path}: is none of {', '.join(SUFFIXES)}, with or without {' or '.join(_COMPRESSED)}")
+        raise ValueError(
+            f"{path}: unknown suffix; expected {', '.join(SUFFIXES)}, with or without {' or '.join(_COMPRESSED)}"
+        )
     if format != "FASTA" and importlib.util.find_spec("Bio") is None:
         raise ImportError(f"{path}: {format} needs the package `biopython`: pip install biopython")
     with open(path, "rb") as raw:
@@ -103,13 +90,13 @@ def _check_compression(path: Path, start: bytes, format: str) -> None:
         raise ValueError(f"{path}: the file is empty")
     for magic, name in _OTHERS.items():
         if start.startswith(magic):
-            raise ValueError(f"{path}: is compressed with {name}; only gzip and bgzip are read, so decompress it")
+            raise ValueError(f"{path}: is compressed with {name}; only gzip and bgzip can be read: decompress it")
     if start.startswith(b"\x1f\x8b") and format == "2bit":
-        raise ValueError(f"{path}: a 2bit file is read at random and cannot be compressed; decompress it (gunzip)")
+        raise ValueError(f"{path}: a 2bit file needs random access and cannot be compressed: decompress it (gunzip)")
 
 
 def _check_bgzip_end(path: Path) -> None:
-    """bgzip ends in an empty block: without it whole blocks are gone, which gzip alone would not notice."""
+    """bgzip ends in an empty block; without it whole blocks are missing, which gzip alone does not notice."""
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - len(_BGZIP_END)))
         if file.read() != _BGZIP_END:
@@ -117,7 +104,7 @@ def _check_bgzip_end(path: Path) -> None:
 
 
 class _Watched(io.RawIOBase):
-    """A stream of decompressed bytes that tells how far it is, and whose errors name the file and the place."""
+    """A stream of decompressed bytes that reports progress, and whose errors name the file and the place."""
 
     def __init__(self, stream: BinaryIO | gzip.GzipFile, raw: BinaryIO, path: Path, advance: Callable) -> None:
         self.stream, self.raw, self.path, self.advance = stream, raw, path, advance
@@ -133,9 +120,9 @@ class _Watched(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         try:
-            data = self.stream.read1(size)  # read() would keep back what comes before an error, and with it the place
+            data = self.stream.read1(size)  # read() would withhold what precedes an error, and with it the place
         except EOFError as error:
-            raise ValueError(f"{self.path}: truncated: the gzip stream stops short {self.place}") from error
+            raise ValueError(f"{self.path}: truncated: the gzip stream ends {self.place}") from error
         except (gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{self.path}: damaged: the gzip stream fails {self.place} ({error})") from error
         self.advance(self.raw.tell())
@@ -144,7 +131,7 @@ class _Watched(io.RawIOBase):
 
 def _read_fasta(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
     line, begun, at_line_start = 1, False, True
-    header: bytes | None = None  # what has been read of a header whose end is still to come
+    header: bytes | None = None  # the part read of a header that has not ended yet
     while chunk := stream.read(_CHUNK):
         if line == 1 and not begun and header is None:
             chunk = chunk.removeprefix(b"\xef\xbb\xbf")
@@ -164,10 +151,10 @@ def _read_fasta(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
                 continue
             stop = chunk.find(b">", at)
             piece = chunk[at : stop if stop >= 0 else len(chunk)]
-            codes = piece.translate(_TABLE, _WHITE)
+            codes = piece.translate(LETTERS, _WHITE)
             if codes and not begun:
                 raise ValueError(_no_header(path, piece, line))
-            if _BAD in codes:
+            if NOT_A_BASE in codes:
                 raise _bad_letter(path, piece, line)
             if codes:
                 yield codes
@@ -178,7 +165,7 @@ def _read_fasta(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
                 if not at_line_start:
                     raise ValueError(f"{path}, line {line}: '>' in the middle of a line")
                 header, at = b"", at + 1
-    if header is not None:  # a last line without its end
+    if header is not None:  # a last line without a line feed
         yield _start(header, path, line)
 
 
@@ -187,19 +174,19 @@ def _start(header: bytes, path: Path, line: int) -> Start:
         text = header.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path}, line {line}: invalid UTF-8 in the header (byte 0x{header[error.start]:02x}); mend the name"
+            f"{path}, line {line}: invalid UTF-8 in the header (byte 0x{header[error.start]:02x}); correct the name"
         ) from error
     if not text.split():
-        raise ValueError(f"{path}, line {line}: '>' without a name behind it")
+        raise ValueError(f"{path}, line {line}: '>' without a name")
     if "\r" in text.rstrip():
-        raise ValueError(f"{path}, line {line}: lines end in a lone carriage return; write them with a line feed")
+        raise ValueError(f"{path}, line {line}: lines end in a carriage return alone; expected line feeds")
     return Start(text.split()[0], f"line {line}")
 
 
 def _bad_letter(path: Path, piece: bytes, line: int) -> ValueError:
-    place = next(at for at, byte in enumerate(piece) if _TABLE[byte] == _BAD and byte not in _WHITE)
+    place = next(at for at, byte in enumerate(piece) if LETTERS[byte] == NOT_A_BASE and byte not in _WHITE)
     line += piece.count(b"\n", 0, place)
-    return ValueError(f"{path}, line {line}: {why_not_a_base(chr(piece[place]))}")
+    return ValueError(f"{path}, line {line}: {invalid_letter(chr(piece[place]))}")
 
 
 def _no_header(path: Path, piece: bytes, line: int) -> str:
@@ -207,16 +194,16 @@ def _no_header(path: Path, piece: bytes, line: int) -> str:
     line += piece.count(b"\n", 0, before)
     found = piece.lstrip()[:40].splitlines()[0]
     if found.startswith(b"LOCUS"):
-        return f"{path}, line {line}: this is GenBank, not FASTA; name it {path.stem}.gb"
+        return f"{path}, line {line}: this is GenBank, not FASTA; rename it {path.stem}.gb"
     if found.startswith(_TWO_BIT):
-        return f"{path}: this is 2bit, not FASTA; name it {path.stem}.2bit"
+        return f"{path}: this is 2bit, not FASTA; rename it {path.stem}.2bit"
     if not found.decode("latin-1").isprintable() or not found.isascii():
-        return f"{path}: expected '>' and a name, found bytes that are no text ({found[:8].hex(' ')}): a binary file?"
-    return f"{path}, line {line}: FASTA begins with '>' and a name, found {found.decode('ascii')!r}"
+        return f"{path}: expected '>' and a name, found binary data ({found[:8].hex(' ')})"
+    return f"{path}, line {line}: expected '>' and a name, found {found.decode('ascii')!r}"
 
 
 class _Lines:
-    """What Biopython's scanner reads from: lines of text, counted, so that errors can name them."""
+    """Lines of text for Biopython's scanner, counted so that errors can name them."""
 
     def __init__(self, stream: _Watched, path: Path) -> None:
         self.text, self.path, self.stream = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8"), path, stream
@@ -245,7 +232,7 @@ def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
     records = GenBankScanner().parse_records(lines, do_features=False)  # SeqIO's own parser; features take most time
     while True:
         with warnings.catch_warnings():
-            # Ignored: dates, and LOCUS lines out of column, which annotators write. Not ignored: bases are missing.
+            # Dates and LOCUS lines out of column, which annotators write, are fine; missing bases are not.
             warnings.simplefilter("ignore")
             warnings.filterwarnings("error", "Premature end|Expected sequence length")
             try:
@@ -254,7 +241,7 @@ def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
                 if str(error).startswith(str(path)):
                     raise
                 where = f"line {lines.number}, in the record that begins at line {lines.record}"
-                raise ValueError(f"{path}, {where}: {error or 'this is not GenBank'}") from error
+                raise ValueError(f"{path}, {where}: {error or 'not GenBank'}") from error
         if record is None:
             break
         name = record.name if record.id in ("", "<unknown id>", ".") else record.id
@@ -263,16 +250,16 @@ def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
             letters = bytes(record.seq)
         except UndefinedSequenceError as error:
             raise ValueError(
-                f"{path}, line {lines.record}: record {name!r} holds no sequence (no ORIGIN); "
+                f"{path}, line {lines.record}: record {name!r} has no sequence (no ORIGIN); "
                 "fetch it with its sequence ('gbwithparts' at the NCBI)"
             ) from error
-        codes = letters.upper().translate(_TABLE)
-        if (place := codes.find(_BAD)) >= 0:  # 60 letters a line
+        codes = letters.upper().translate(LETTERS)
+        if (place := codes.find(NOT_A_BASE)) >= 0:  # 60 letters a line
             line = lines.sequence + 1 + place // 60
-            raise ValueError(f"{path}, line {line} (record {name!r}): {why_not_a_base(chr(letters[place]))}")
+            raise ValueError(f"{path}, line {line} (record {name!r}): {invalid_letter(chr(letters[place]))}")
         yield codes
     if not lines.record:
-        raise ValueError(f"{path}: this is not GenBank: no line begins with LOCUS")
+        raise ValueError(f"{path}: not a GenBank file: no line begins with LOCUS")
 
 
 def _read_2bit(path: Path, raw: BinaryIO, advance: Callable[[int], object]) -> Iterator[Start | bytes]:
@@ -280,7 +267,7 @@ def _read_2bit(path: Path, raw: BinaryIO, advance: Callable[[int], object]) -> I
 
     head, size = raw.read(16), path.stat().st_size
     if not head.startswith(_TWO_BIT):
-        raise ValueError(f"{path}: this is not 2bit: it begins with {head[:4].hex(' ')}, not with 1a 41 27 43")
+        raise ValueError(f"{path}: not a 2bit file: it begins with {head[:4].hex(' ')}, not 1a 41 27 43")
     count = int.from_bytes(head[8:12], "little" if head.startswith(_TWO_BIT[0]) else "big")
     if len(head) < 16 or 16 + 6 * count > size:
         raise ValueError(f"{path}: truncated: {size:,} bytes cannot hold the index of {count:,} sequences")
@@ -304,4 +291,4 @@ def _read_2bit(path: Path, raw: BinaryIO, advance: Callable[[int], object]) -> I
             if raw.tell() > size or len(letters) < stop - start:
                 raise ValueError(f"{path}, sequence {number} ({name!r}): truncated")
             advance(raw.tell())
-            yield letters.translate(_TABLE)
+            yield letters.translate(LETTERS)

@@ -1,21 +1,13 @@
-"""Genomes: a spec string in, contigs with random access to their bases out.
+"""Genomes: contigs with random access to their bases.
 
-    "yeast-chr01"             chromosome I of baker's yeast, which ships with the package (the default)
-    "genomes"                 all that `tools/fetch_data.py dna genomes` put into the data folder ($PRIORZOO_DATA, or ./data)
-    "genomes:yeast,ustilago"  those of them
-    "PATH or GLOB"            .fa .fasta .fna .2bit .gb .gbk .gbff, also with .gz or .bgz (2bit: not); several with commas
-
-Whatever the format, a file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is
-then a slice of it. Small files are kept in memory. Larger ones are stored under the cache folder, under a name made of
-paths, what links lead to, sizes and times, and memory-mapped: every worker and process reads the same pages. A store is
-complete or absent.
+Whatever the format, a file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is a
+slice of it. Small files stay in memory. Larger ones are stored under the cache folder, keyed by paths, link targets, sizes
+and times, and memory-mapped: all workers and processes read the same pages. A store is complete or absent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import glob
 import hashlib
 import json
 import os
@@ -29,16 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from modalities.dna.bases import UNKNOWN
-from modalities.dna.formats import AMBIGUITY, CODE, NORMAL, SOFT, SUFFIXES, URACIL, Start, is_sequence_file, read_codes
-from modalities.store import new_folder
-from modalities.text.sources import data_folder
+from modalities.dna.bases import AMBIGUITY, CODE, NORMAL, SOFT, UNKNOWN, URACIL, runs
+from modalities.dna.formats import Start, read_codes
+from modalities.dna.sources import DnaSource
+from modalities.files import data_folder, new_folder
 from zoo.naming import did_you_mean
 
-__all__ = ["ASSETS", "DEFAULT_SOURCE", "Contig", "Genome", "genome_names", "open_genome", "source_files"]
+__all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
 
-DEFAULT_SOURCE = "yeast-chr01"
-ASSETS = Path(__file__).parent / "assets"
 _FORMAT = 1  # raise when the store or the reading of files changes
 _IN_MEMORY = 32 * 2**20  # bytes of files
 _BAR_FROM_BYTES = 16 * 2**20  # smaller files take about a second and need no bar
@@ -46,7 +36,7 @@ _BAR_FROM_BYTES = 16 * 2**20  # smaller files take about a second and need no ba
 
 @dataclass(frozen=True)
 class Contig:
-    """One sequence. unknown: (n, 2) int64, the runs [start, stop) of UNKNOWN codes, sorted and apart."""
+    """One sequence. unknown: (n, 2) int64, the runs [start, stop) of UNKNOWN codes, sorted and disjoint."""
 
     name: str
     length: int
@@ -60,18 +50,18 @@ class Contig:
 
 
 class Genome:
-    """Contigs in the order of their files. `open_genome` makes one; it never changes.
+    """Contigs in the order of their files; `open_genome` makes one. Immutable.
 
-    fingerprint: 16 hex digits; equal ones mean equal names, lengths, bases and soft masks, whatever the files' format.
-    files: where it was read from. report: what was converted on reading ("3 IUPAC codes read as N, 120 U as T"), or "".
+    fingerprint: 16 hex digits; equal ones mean equal names, lengths, bases and soft masks, in whatever format.
+    files: absolute paths. report: what was converted on reading ("3 IUPAC codes read as N, 120 U as T"), or "".
     """
 
     def __init__(self, table: dict[str, Any], unknown: np.ndarray, files: tuple[str, ...], store: Path | np.ndarray):
-        runs = np.cumsum([0, *(row[3] for row in table["contigs"])])
+        ends = np.cumsum([0, *(row[3] for row in table["contigs"])])
         unknown.flags.writeable = False
         self.files, self.fingerprint, self.report = files, table["fingerprint"], table["report"]
         self.contigs = tuple(
-            Contig(name, length, files[file], unknown[runs[i] : runs[i + 1]])
+            Contig(name, length, files[file], unknown[ends[i] : ends[i + 1]])
             for i, (name, length, file, _) in enumerate(table["contigs"])
         )
         starts = np.cumsum([0, *(contig.length for contig in self.contigs)])
@@ -81,7 +71,7 @@ class Genome:
         self._from = store
         self._store = _mapped(store)
 
-    def __getstate__(self) -> dict[str, Any]:  # a worker maps the file again, and is not sent its content
+    def __getstate__(self) -> dict[str, Any]:  # a worker maps the file again
         return {key: value for key, value in self.__dict__.items() if key != "_store"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -89,6 +79,7 @@ class Genome:
         self._store = _mapped(self._from)
 
     def __getitem__(self, name: str) -> Contig:
+        """ValueError for an unknown name; it names the nearest."""
         return self._place(name)[0]
 
     def __contains__(self, name: object) -> bool:
@@ -117,88 +108,45 @@ class Genome:
         return self._places[name]
 
 
-def open_genome(spec: str = DEFAULT_SOURCE, *, cache_dir: str | os.PathLike[str] | None = None) -> Genome:
-    """The genome of a spec string (grammar: the module's docstring). Opened again, it costs nothing.
+def open_genome(source: DnaSource, *, cache_dir: str | os.PathLike[str] | None = None) -> Genome:
+    """The genome of a source; opened again, it costs nothing.
 
-    cache_dir: where its store goes. None: in memory where the files have 32 MiB or less, else <data folder>/cache.
-    Errors: FileNotFoundError where files are missing, naming what is near or the command that fetches them; ValueError
-    with file, line and reason for files that are malformed.
+    Args:
+        cache_dir: folder of its store. None: in memory where the files have 32 MiB or less, else <data folder>/cache.
+
+    Raises:
+        ValueError: with file, line and reason for malformed files.
+        OSError: where the store cannot be written.
     """
-    files = source_files(spec)
-    stats = tuple((str(path.absolute()), _version(path)) for path in files)
+    stats = tuple((str(path.absolute()), _version(path)) for path in source.files)
     if cache_dir is None and sum(size for _, (_, size, _) in stats) > _IN_MEMORY:
         cache_dir = data_folder() / "cache"
     return _open(stats, None if cache_dir is None else str(Path(cache_dir).absolute()))
 
 
-def source_files(spec: str) -> tuple[Path, ...]:
-    """The files behind a spec string. Errors: those of open_genome."""
-    if not isinstance(spec, str) or not spec.strip():
-        raise ValueError(f"source must be a non-empty string such as {DEFAULT_SOURCE!r}, got {spec!r}")
-    if spec == DEFAULT_SOURCE:
-        return (ASSETS / "yeast_chr01.fa.gz",)
-    if (names := genome_names(spec)) is not None:
-        return tuple(data_folder() / "genomes" / f"{name}.fa" for name in names)
-    if Path(spec).is_file():  # a name may have a comma in it
-        return (_known_suffix(spec, Path(spec)),)
-    parts = [part.strip() for part in spec.split(",")]
-    if not all(parts):
-        raise ValueError(f"source {spec!r}: no name before or after a comma")
-    return tuple(path for part in parts for path in _find_files(spec, part))
+class RunCounter:
+    """Counts the bases of [start, stop) that lie in sorted, disjoint runs (R, 2)."""
+
+    def __init__(self, runs: np.ndarray) -> None:
+        self.runs = np.concatenate([[[-1, -1]], runs])  # an empty run first: every place has one at or before it
+        self.total = np.cumsum(self.runs[:, 1] - self.runs[:, 0])
+
+    def __bool__(self) -> bool:
+        return len(self.runs) > 1
+
+    def count(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        """(N,) int64 of N intervals."""
+        return self._before(stop) - self._before(start)
+
+    def _before(self, place: np.ndarray) -> np.ndarray:
+        run = np.searchsorted(self.runs[:, 0], place, side="right") - 1
+        return self.total[run] - np.maximum(self.runs[run, 1] - place, 0)
 
 
-def genome_names(spec: str) -> list[str] | None:
-    """The fetched genomes that "genomes" or "genomes:a,b" means; None for any other spec. FileNotFoundError if missing."""
-    if spec != "genomes" and not spec.startswith("genomes:"):
-        return None
-    folder = data_folder() / "genomes"
-    there = sorted(path.stem for path in folder.glob("*.fa"))
-    fetch = "`python tools/fetch_data.py dna genomes`"
-    if not there:
-        raise FileNotFoundError(f"source {spec!r}: no *.fa in {folder}; {fetch} fetches them")
-    wanted = [name.strip() for name in spec.partition(":")[2].split(",")] if ":" in spec else there
-    for name in wanted:
-        if name not in there:
-            hint = did_you_mean(name, there)
-            raise FileNotFoundError(
-                f"source {spec!r}: no genome {name!r} in {folder}; {hint}there are {', '.join(there)}; {fetch} fetches"
-            )
-    return wanted
+# ------------------------------------------------------------------------------------------------ the store
 
 
-def _find_files(spec: str, place: str) -> list[Path]:
-    path = Path(place)
-    if path.is_file():  # a name may have brackets in it
-        return [_known_suffix(spec, path)]
-    if any(mark in place for mark in "*?["):
-        found = sorted(Path(path) for path in glob.glob(place, recursive=True) if os.path.isfile(path))
-        if not found:
-            raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
-        return [_known_suffix(spec, path) for path in found]
-    raise FileNotFoundError(_missing(spec, place))
-
-
-def _known_suffix(spec: str, path: Path) -> Path:
-    if not is_sequence_file(path.name):
-        raise ValueError(f"source {spec!r}: {path} is none of {', '.join(SUFFIXES)}, with or without .gz or .bgz")
-    return path
-
-
-def _missing(spec: str, place: str) -> str:
-    path, names = Path(place), [DEFAULT_SOURCE, "genomes"]
-    if path.is_dir():
-        return f"source {spec!r}: {place} is a folder; give its files, such as '{place.rstrip('/')}/*.fa'"
-    folder = path.parent
-    beside = [str(folder / p.name) for p in folder.iterdir() if is_sequence_file(p.name)] if folder.is_dir() else []
-    near = difflib.get_close_matches(place, [*names, *beside], n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"source {spec!r}: no file {place!r}, and not one of {', '.join(names)}, genomes:NAME{hint}"
-
-
-# --- the store -------------------------------------------------------------------------------------------------------
-
-
-_Version = tuple[str, int, int]  # of a file: where its name leads to, through links; its size; its time
+_Version = tuple[str, int, int]  # of a file: its path with links resolved; its size; its time
 _Files = tuple[tuple[str, _Version], ...]  # absolute paths
 
 
@@ -236,14 +184,14 @@ def _digest(values: Any) -> str:
 
 
 def _stored(folder: Path) -> tuple[dict[str, Any], np.ndarray] | None:
-    """The table and the unknown runs of a store that is there with all its bases; a damaged one is taken away."""
-    if not folder.is_dir():  # nothing to take away, least of all what another process is about to put there
+    """The table and unknown runs of a complete store; a damaged one is removed."""
+    if not folder.is_dir():  # nothing to remove, least of all what another process is about to rename to this
         return None
     try:
         table = json.loads((folder / "contigs.json").read_text(encoding="utf-8"))
         unknown = np.load(folder / "unknown.npy")
-        bases, runs = (sum(row[column] for row in table["contigs"]) for column in (1, 3))
-        if (folder / "bases.u8").stat().st_size == bases and len(unknown) == runs:
+        bases, count = (sum(row[column] for row in table["contigs"]) for column in (1, 3))
+        if (folder / "bases.u8").stat().st_size == bases and len(unknown) == count:
             return table, unknown
     except (FileNotFoundError, EOFError, ValueError, KeyError):
         pass
@@ -257,8 +205,8 @@ def _write_store(folder: Path, stats: _Files) -> tuple[dict[str, Any], np.ndarra
             temporary = stack.enter_context(new_folder(folder, "contigs.json"))
         except OSError as error:
             raise OSError(
-                f"no place to keep the bases of {stats[0][0]}: {folder.parent} cannot be written ({error.strerror}); "
-                "give cache_dir, or $PRIORZOO_DATA, a folder that can"
+                f"cannot store the bases of {stats[0][0]}: {folder.parent} cannot be written ({error.strerror}); "
+                "set cache_dir or $PRIORZOO_DATA to a writable folder"
             ) from error
         with open(temporary / "bases.u8", "wb") as file:
             table, unknown = _parse(stats, file.write)
@@ -268,7 +216,7 @@ def _write_store(folder: Path, stats: _Files) -> tuple[dict[str, Any], np.ndarra
 
 
 def _parse(stats: _Files, write: Callable[[bytes], object]) -> tuple[dict[str, Any], np.ndarray]:
-    """All files, their bases written out as they come -> (table for JSON, unknown runs of all contigs)."""
+    """(table for JSON, unknown runs of all contigs) of all files; their bases go to `write`."""
     contigs = _Contigs(write)
     with _bar(sum(size for _, (_, size, _) in stats)) as advance:
         done = 0
@@ -281,13 +229,13 @@ def _parse(stats: _Files, write: Callable[[bytes], object]) -> tuple[dict[str, A
                     contigs.add(piece)
             contigs.end(path)
             if _version(path) != version:
-                raise ValueError(f"{path}: changed while it was being read; open it again when it is complete")
+                raise ValueError(f"{path}: changed while it was being read; open it again once it is complete")
             done += version[1]
     return contigs.table(), np.concatenate([np.empty((0, 2), np.int64), *contigs.unknown])
 
 
 class _Contigs:
-    """The table of contigs, filled as pieces come in."""
+    """The table of contigs, filled piece by piece."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self.write = write
@@ -307,9 +255,9 @@ class _Contigs:
         self.rows.append([start.name, 0, file, 0])
 
     def end(self, path: Path) -> None:
-        """The file is over."""
+        """End of a file."""
         if self.open_place is None:
-            raise ValueError(f"{path}: holds no sequence")
+            raise ValueError(f"{path}: no sequence in it")
         self._close(path)
         self.open_place = None
 
@@ -318,20 +266,20 @@ class _Contigs:
             raise ValueError(f"{self.open_place}: contig {self.rows[-1][0]!r} is empty: no base follows its header")
 
     def add(self, piece: bytes) -> None:
-        """The next bases of the contig that was started last."""
+        """The next bases of the current contig."""
         if any(code in piece for code in (AMBIGUITY, URACIL, AMBIGUITY | SOFT, URACIL | SOFT)):
             self.ambiguous += piece.count(AMBIGUITY) + piece.count(AMBIGUITY | SOFT)
             self.uracil += piece.count(URACIL) + piece.count(URACIL | SOFT)
             piece = piece.translate(NORMAL)
         row = self.rows[-1]
         if UNKNOWN in piece or UNKNOWN | SOFT in piece:
-            runs = _runs(np.frombuffer(piece, np.uint8) & CODE == UNKNOWN) + row[1]
-            if row[3] and self.unknown[-1][-1, 1] == runs[0, 0]:  # goes on from the last piece
-                self.unknown[-1][-1, 1] = runs[0, 1]
-                runs = runs[1:]
-            if len(runs):
-                self.unknown.append(runs)
-                row[3] += len(runs)
+            found = runs(np.frombuffer(piece, np.uint8) & CODE == UNKNOWN) + row[1]
+            if row[3] and self.unknown[-1][-1, 1] == found[0, 0]:  # continues the last piece's
+                self.unknown[-1][-1, 1] = found[0, 1]
+                found = found[1:]
+            if len(found):
+                self.unknown.append(found)
+                row[3] += len(found)
         row[1] += len(piece)
         self.digest.update(piece)
         self.write(piece)
@@ -343,16 +291,9 @@ class _Contigs:
         return {"contigs": self.rows, "fingerprint": self.digest.hexdigest(), "report": report}
 
 
-def _runs(mask: np.ndarray) -> np.ndarray:
-    """[start, stop) of every run of True: (n, 2) int64."""
-    padded = np.zeros(len(mask) + 2, np.int8)
-    padded[1:-1] = mask
-    return np.flatnonzero(np.diff(padded)).reshape(-1, 2)
-
-
 @contextlib.contextmanager
 def _bar(total: int) -> Iterator[Callable[[int], object]]:
-    """A progress bar over the files' bytes, on a terminal and when they are many."""
+    """A progress bar over the files' bytes, for large files on a terminal."""
     if total < _BAR_FROM_BYTES or not sys.stderr.isatty():
         yield lambda at: None
         return

@@ -1,33 +1,35 @@
-"""The decoder of text, reading DNA: another vocabulary, and likelihoods that may count both strands.
+"""The causal decoder on DNA: its vocabulary, and likelihoods that may average both strands.
 
-A causal decoder reads one strand from 5' to 3'; what it says of a sequence and of its reverse complement are two estimates of
-the same number. `strands="both"` makes their mean the model's likelihood, in training and in scoring, which no longer depends
-on the strand that happens to be written down: reverse-complement equivariance by averaging over the strands. (Tying the
-channels of embedding and head to those of the complement makes a bidirectional model equivariant; in a causal one it would
-equate a sequence with its complement read in the same direction, which biology does not.)
+A causal decoder reads one strand from 5' to 3'; its likelihoods of a sequence and of the reverse complement are two estimates
+of one number. `strands="both"` makes their mean the model's likelihood, in training and in scoring: reverse-complement
+equivariance by averaging over the strands. (Tying the channels of embedding and head to those of the complement makes a
+bidirectional model equivariant; in a causal one it would equate a sequence with its complement read in the same direction.)
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
+from modalities.dna.config import DnaDataConfig
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.text.model import CausalLM, TextConfig, causal_lm_loss, register_decoders, target_weights
+from zoo.registry import create_model
 
-__all__ = ["SIZES", "DnaConfig", "DnaDecoder", "both_strands", "next_token_loss", "register_dna_models"]
+__all__ = ["SIZES", "DnaConfig", "DnaDecoder", "both_strands", "build_model", "next_token_loss", "register_dna_models"]
 
 
 @dataclass(frozen=True)
-class DnaConfig(TextConfig):
-    """`TextConfig` with DNA's vocabulary.
+class DnaConfig(DecoderConfig):
+    """`DecoderConfig` with DNA's vocabulary.
 
     Attributes:
-        num_targets: ids below it may be predicted; those of unknown bases, start and padding lie above.
+        num_targets: ids below it can be predicted; those of unknown bases, start and padding are above.
         strands: "one", or "both": likelihoods are means over a sequence and its reverse complement.
     """
 
@@ -47,17 +49,20 @@ class DnaConfig(TextConfig):
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
-    # GOAT, human genome: the released script's, and the paper's
+    # GOAT, human genome: the released script, and the layers of the paper's 125M, which counts an embedding of 50,257
+    # tokens; on single bases 83M (dna_goat_125m) to 85M parameters.
     "25m": dict(dim=512, num_layers=8, num_heads=8, hidden_dim=1376, train_context=1024),
     "125m": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=1024),
 }
 
 
-class DnaDecoder(CausalLM):
-    """A decoder of DNA. Ids that are no targets (unknown bases, start, padding) have logits of −inf: with single bases an
-    untrained model's mean cost is near 2 bits a base, not log₂ 7."""
+class DnaDecoder(Decoder):
+    """A decoder of DNA. Ids that are not targets (unknown bases, start, padding) have logits of −inf: on single bases an
+    untrained model costs about 2 bits per base, not log₂ 7."""
 
     config_class = DnaConfig
+    config: DnaConfig
+    modality = "dna"
 
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, V) float32 logits from (…, C) features; −inf from `num_targets` on."""
@@ -67,11 +72,11 @@ class DnaDecoder(CausalLM):
 
 
 def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:
-    """The rows of a batch, and after them the reverse complement of each: start first, padding last, weights turned too.
+    """The rows of a batch followed by their reverse complements: start first, padding last, weights reversed too.
 
     Args:
         batch: tokens, segments (B, L+1), weights if any; a row is one window, with padding (segment −1) at its end.
-        tokenizer: the spec of one whose tokens have reverse complements.
+        tokenizer: the spec of a tokenizer whose tokens have reverse complements.
 
     Raises:
         ValueError: for a tokenizer without them (BPE).
@@ -79,7 +84,7 @@ def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:
     complements = load_tokenizer(tokenizer).complements
     if complements is None:
         raise ValueError(
-            f"tokens of {tokenizer!r} have no reverse complements, which strands='both' turns; expected bases or kmer:K"
+            f"tokens of {tokenizer!r} have no reverse complements, which strands='both' needs; expected bases or kmer:K"
         )
     tokens, segments = batch["tokens"], batch["segments"]
     place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
@@ -93,9 +98,9 @@ def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:
 
 
 def next_token_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """`causal_lm_loss` of a batch, of both its strands where the model's configuration says so; and its bits per base.
+    """`causal_lm_loss` of a batch, of both its strands where the model's configuration says so, and its bits per base.
 
-    bits_per_base is the loss in bits over the mean number of bases that a target which counts stands for.
+    bits_per_base is the loss in bits over the mean number of bases of a target.
     """
     config = model.config
     if config.strands == "both":
@@ -104,6 +109,22 @@ def next_token_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor,
     weights, widths = target_weights(batch), torch.from_numpy(load_tokenizer(config.tokenizer).widths)
     bases = (weights * widths.to(weights.device)[batch["tokens"][:, 1:]]).sum() / weights.sum()
     return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}
+
+
+def build_model(name: str, options: Mapping[str, Any], data: DnaDataConfig) -> DnaDecoder:
+    """A registered model with fresh weights at the data's context and tokenizer; `options` override its configuration.
+
+    Raises:
+        ValueError: where options name another tokenizer than the data, or a setting that the model does not have.
+    """
+    given = options.get("tokenizer", data.tokenizer)
+    if given != data.tokenizer:
+        raise ValueError(
+            f"model.options.tokenizer={given} and data.tokenizer={data.tokenizer} disagree; set data.tokenizer alone"
+        )
+    tokenizer = load_tokenizer(data.tokenizer)
+    vocabulary = {"vocab_size": tokenizer.vocab_size, "num_targets": tokenizer.num_targets}
+    return create_model(name, **{"train_context": data.context, "tokenizer": data.tokenizer, **vocabulary, **options})
 
 
 def register_dna_models() -> None:

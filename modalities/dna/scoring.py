@@ -1,13 +1,13 @@
-"""How a model of DNA is asked for numbers: what each token of a window costs, and how many bases it stands for.
+"""The cost of DNA under a model: nats of each token of a window, and the bases it stands for.
 
-A window is T base codes. Tokens are scored from its first base on, after BOS: of the model's tokenizer, or, of a baseline,
-single bases. Tokens that hold an unknown base are read, but neither counted nor scored; nor are bases at the end that make no
-whole token.
+A window is T base codes, scored from its first base on, after BOS: in tokens of the model's tokenizer, or in single bases by
+a `WindowScorer`. Tokens with an unknown base are read, but not scored; nor are bases at the end that make no whole token.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,24 +16,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modalities.decoder.scoring import device_of, logits_by_slice
 from modalities.dna.bases import reverse_complement
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from modalities.evaluation import batches
-from modalities.text.scoring import device_of, logits_by_slice
+
+__all__ = ["BATCH_TOKENS", "BIT", "STRANDS", "Scores", "WindowScorer", "score_windows"]
 
 BATCH_TOKENS = 16384
+BIT = math.log(2)  # nats
+STRANDS = ("one", "both")
 
 
 @dataclass
 class Scores:
-    """What windows cost, token by token, on the CPU; rows of fewer tokens end in tokens that do not count.
+    """The cost of windows, token by token, on the CPU; shorter rows end in tokens that do not count.
 
     Attributes:
         nll: (B, N) float64, nats of each counted token; 0 elsewhere.
-        bases: (B, N) int64, bases that each counted token stands for; 0 elsewhere.
-        correct: (B, N) float64, 1 where the likeliest token is the true one (the mean over strands of that, where both were
-            read; the chance to be right where several tie); 0 elsewhere, NaN where nothing is predicted.
-        left_over: bases of all windows, at their ends, that make no token, and are not counted.
+        bases: (B, N) int64, bases of each counted token; 0 elsewhere.
+        correct: (B, N) float64, 1 where the likeliest token is the true one (averaged over strands where both are read; the
+            probability of a hit where several tie); 0 elsewhere, NaN where nothing is predicted.
+        left_over: bases at the ends of windows that make no token.
     """
 
     nll: Tensor
@@ -53,28 +57,36 @@ class Scores:
 
     @property
     def bits(self) -> Tensor:
-        """(B,) bits of a window, summed as bits: 2 for every base are 2 a base exactly."""
-        return (self.nll / math.log(2)).sum(1)
+        """(B,) bits of a window, converted before they are summed: 2 for every base are exactly 2 a base."""
+        return (self.nll / BIT).sum(1)
+
+
+class WindowScorer(nn.Module, ABC):
+    """A module that scores windows base by base itself, instead of through logits of tokens."""
+
+    @abstractmethod
+    def score(self, windows: np.ndarray) -> Scores:
+        """Scores (B, T) of windows (B, T) of base codes, one strand."""
 
 
 def score_windows(
     model: nn.Module, windows: np.ndarray, *, strands: str | None = "one", batch_tokens: int = BATCH_TOKENS
 ) -> Scores:
-    """Score windows (B, T) of base codes; memory is bounded by ``batch_tokens`` in a pass, at least one window.
+    """Score windows (B, T) of base codes, at most `batch_tokens` in a pass, at least one window.
 
     strands="both" is the mean over a window and its reverse complement, aligned base by base:
-    nll_i = (nll⁺_i + nll⁻_{T−1−i}) / 2. So the scores of reverse_complement(x) are those of x in reverse order, bit for bit.
-    They are of tokens where each has a reverse complement and they fill the window, else of bases, which share the cost of
-    their token evenly and count where they do on both strands. None is what the model's configuration says.
+    nll_i = (nll⁺_i + nll⁻_{T−1−i}) / 2. The scores of reverse_complement(x) are those of x in reverse order, bit for bit.
+    They are per token where every token has a reverse complement and they fill the window, else per base: bases share the
+    cost of their token evenly and count where they do on both strands. None: as the model's configuration has it.
 
     Raises:
-        ValueError: for windows that are no (B, T) array, and other values of ``strands``.
+        ValueError: for windows that are not a (B, T) array, or another value of `strands`.
     """
     windows = np.asarray(windows)
     if windows.ndim != 2:
         raise ValueError(f"windows must be (B, T) base codes, got shape {windows.shape}")
-    strands = strands or getattr(model.config, "strands", "one")
-    if strands not in ("one", "both"):
+    strands = strands or model.config.strands
+    if strands not in STRANDS:
         raise ValueError(f"strands {strands!r}: expected 'one' or 'both'")
     size = max(1, batch_tokens // max(1, windows.shape[1]))
     parts = [_score(model, windows[part], strands == "both") for part in batches(len(windows), size)]
@@ -85,14 +97,14 @@ _DTYPES = (torch.float64, torch.int64, torch.float64)
 
 
 def _score(model: nn.Module, windows: np.ndarray, both: bool) -> Scores:
-    if hasattr(model, "score"):  # a baseline scores single bases
+    if isinstance(model, WindowScorer):
         score = model.score
     else:
         score = partial(_score_tokens, model, by_base=both and not _aligned(model.config.tokenizer, windows.shape[1]))
     forth = score(windows)
     if not both:
         return forth
-    back = score(np.stack([reverse_complement(window) for window in windows]))
+    back = score(reverse_complement(windows))
     counted = (forth.bases > 0) & (back.bases.flip(1) > 0)
     nll, correct = (
         torch.where(counted, (a + b.flip(1)) / 2, 0.0)
@@ -102,14 +114,14 @@ def _score(model: nn.Module, windows: np.ndarray, both: bool) -> Scores:
 
 
 def _aligned(tokenizer: str, length: int) -> bool:
-    """Whether the tokens of a reverse complement are those of the sequence, each turned round, in reverse order."""
+    """Whether the tokens of a reverse complement are the reverse complements of the tokens, in reverse order."""
     every = load_tokenizer(tokenizer)
     return every.complements is not None and length % round(every.bases_per_token) == 0
 
 
 @torch.inference_mode()
 def _score_tokens(model: nn.Module, windows: np.ndarray, *, by_base: bool = False) -> Scores:
-    """Scores of one strand, of tokens, or of the bases that share a token's cost evenly.
+    """Scores of one strand, per token or, sharing a token's cost evenly, per base.
 
     The softmax is taken in float64 over the model's logits, for a slice of positions at a time.
     """
@@ -134,11 +146,13 @@ def _score_tokens(model: nn.Module, windows: np.ndarray, *, by_base: bool = Fals
 
 
 def _tokens(tokenizer: DnaTokenizer, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Ids and spans (B, N) int64, shorter rows ending in padding of span 0, and the bases that made no token."""
+    """Ids and spans (B, N) int64, shorter rows ending in padding of span 0, and the number of bases that make no token."""
     rows = [tokenizer.encode(window) for window in windows]
     longest = max(len(row.ids) for row in rows)
     if not longest:
-        raise ValueError(f"windows of {windows.shape[1]} bases make no token of {tokenizer.name!r}; choose longer ones")
+        raise ValueError(
+            f"windows of {windows.shape[1]} bases make no token of {tokenizer.name!r}; longer ones are needed"
+        )
     ids = np.full((len(rows), longest), tokenizer.pad_id, np.int64)
     spans = np.zeros_like(ids)
     for n, row in enumerate(rows):

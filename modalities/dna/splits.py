@@ -1,45 +1,47 @@
-"""Which parts of a genome are trained on and which are held out: a BED file of four columns, or whole contigs by rule.
+"""Which parts of a genome are for training and which are held out: a BED file of four columns, or whole contigs by rule.
 
     chr1    0    248956422    train
     chr20   0    64444167     heldout
 
-Bounds are 0-based and half-open. "valid", "validation", "val" and "test" are held out too, and can be asked for by name.
-What no row covers is not used at all. Two rows of different splits may not share a base.
+Bounds are 0-based and half-open. "valid", "validation", "val" and "test" are held out too, and are splits by name. Bases
+that no row covers are not used. Rows of different splits may not share a base.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modalities.dna.genome import ASSETS, DEFAULT_SOURCE, Contig, Genome, genome_names
-from modalities.store import write_text
-from modalities.text.sources import data_folder
+from modalities.dna.genome import Contig, Genome
+from modalities.dna.sources import DnaSource
+from modalities.heldout import fingerprint_of
+from zoo.files import write_text
 from zoo.naming import did_you_mean
 
 __all__ = [
+    "HELDOUT",
     "HELDOUT_FRACTION",
-    "HELD_OUT",
     "Region",
     "default_split",
     "describe",
     "joined",
     "load_regions",
+    "read_bed",
     "select",
     "split_contigs",
+    "split_fingerprint",
     "write_bed",
 ]
 
-HELD_OUT = ("heldout", "valid", "validation", "val", "test")
+HELDOUT = ("heldout", "valid", "validation", "val", "test")
 HELDOUT_FRACTION = 0.05
 HELDOUT_OF_ONE = 0.1  # of a genome that is a single contig
-_MOST = 3  # a contig that would make the held-out share more than this many times what is asked for stays in training
-_SPLITS = ("train", *HELD_OUT)
-_SPLIT_KEY = b"priorzoo held-out contigs"  # never to change: weights were trained on what this key leaves to training
+_MOST = 3  # a contig that would raise the held-out share above this many times `fraction` stays in training
+_SPLITS = ("train", *HELDOUT)
+_SPLIT_KEY = b"priorzoo held-out contigs"  # fixed forever: shipped weights depend on it
 
 
 @dataclass(frozen=True)
@@ -55,27 +57,23 @@ class Region:
         return self.stop - self.start
 
 
-def load_regions(spec: str, genome: Genome, bed: str | os.PathLike[str] | None = None) -> tuple[Region, ...]:
-    """The regions of a source: of `bed` if given, of its own BED if it has a name, else of `default_split`.
+def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
+    """The regions of a source: of its BED file where it has one, else of `default_split`.
 
-    "genomes" and "genomes:NAME" share one BED, of which the rows of contigs that were not asked for are left out.
-    Errors: FileNotFoundError; ValueError with file, line and reason for a malformed BED.
+    Raises:
+        FileNotFoundError: for a missing BED.
+        ValueError: with file, line and reason for a malformed one, or one without a contig that it must cover.
     """
-    if bed is not None:
-        return read_bed(Path(bed), genome)
-    if spec == DEFAULT_SOURCE:
-        return read_bed(ASSETS / "yeast_chr01.bed", genome)
-    if genome_names(spec) is not None:
-        path = data_folder() / "genomes" / "split.bed"
-        regions = read_bed(path, genome, others=":" in spec)
-        covered = {region.contig for region in regions}
-        for contig in genome.contigs:
-            if contig.name not in covered:  # a file of the user's own: not to be left out unsaid
-                raise ValueError(
-                    f"{path}: no row for {contig.name!r} of {contig.file}; add one, or give another BED file"
-                )
-        return regions
-    return default_split(genome)
+    if source.bed is None:
+        return default_split(genome)
+    regions = read_bed(source.bed, genome, others=source.subset)
+    covered = {region.contig for region in regions}
+    for contig in genome.contigs if source.complete else ():
+        if contig.name not in covered:
+            raise ValueError(
+                f"{source.bed}: no row for {contig.name!r} of {contig.file}; add one, or name another BED file"
+            )
+    return regions
 
 
 def default_split(genome: Genome) -> tuple[Region, ...]:
@@ -86,20 +84,20 @@ def default_split(genome: Genome) -> tuple[Region, ...]:
 def split_contigs(contigs: Sequence[Contig], fraction: float = HELDOUT_FRACTION) -> tuple[Region, ...]:
     """Every contig as a region, in order; whole ones are held out until they hold `fraction` of the known bases.
 
-    They are tried in the order of blake2b of their names. One that would take the held-out share above 3 · fraction is
-    passed over, and if all are, the one with the fewest known bases is held out. A single contig is cut: its last tenth
-    is held out, or `fraction` of it where that is more. Neither seed nor the order of files matters.
+    They are taken in the order of blake2b of their names, without those that would raise the held-out share above
+    3 · fraction; if that leaves none, the contig with the fewest known bases is held out. A single contig is cut: its last
+    tenth is held out, or `fraction` of it where that is more. Neither seed nor the order of files matters.
     """
     if not 0 < fraction < 0.5:
         raise ValueError(f"fraction {fraction} of bases to hold out must be above 0 and below 0.5")
     usable = [contig for contig in contigs if contig.known]
     if not usable:
-        raise ValueError("no contig has a known base: nothing to split")
+        raise ValueError("no contig has a known base")
     if len(usable) == 1:
         name, length = usable[0].name, usable[0].length
         cut = length - int(length * max(fraction, HELDOUT_OF_ONE))
         if not 0 < cut < length:
-            raise ValueError(f"contig {name!r} has {length} bases: too few to hold some out")
+            raise ValueError(f"contig {name!r} has {length} bases: too few to split")
         return Region(name, 0, cut, "train"), Region(name, cut, length, "heldout")
     total, held = sum(contig.known for contig in usable), 0
     names: set[str] = set()
@@ -116,12 +114,13 @@ def _rank(name: str) -> bytes:
 
 
 def select(regions: Iterable[Region], split: str) -> tuple[Region, ...]:
-    """The regions of a split: "train"; "heldout", with all that are held out by another name; "all"; or a name there is.
+    """The regions of a split: "train"; "heldout", with all held out under another name; "all"; or another name of the BED.
 
-    ValueError where there is none, naming those there are.
+    Raises:
+        ValueError: where there is none; it lists the splits.
     """
     regions = tuple(regions)
-    wanted = {"all": _SPLITS, "heldout": HELD_OUT}.get(split, (split,))
+    wanted = {"all": _SPLITS, "heldout": HELDOUT}.get(split, (split,))
     found = tuple(region for region in regions if region.split in wanted)
     if not found:
         there = list(dict.fromkeys(region.split for region in regions))
@@ -131,7 +130,7 @@ def select(regions: Iterable[Region], split: str) -> tuple[Region, ...]:
 
 
 def joined(regions: Sequence[Region]) -> tuple[Region, ...]:
-    """Regions that share bases made one, so that no base counts twice; as they are where none do."""
+    """Regions that share bases merged, so that no base counts twice; unchanged where none do."""
     found: list[Region] = []
     for region in sorted(regions, key=lambda region: (region.contig, region.start)):
         if found and found[-1].contig == region.contig and region.start < found[-1].stop:
@@ -160,16 +159,23 @@ def _plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 
+def split_fingerprint(genome: Genome, regions: Iterable[Region]) -> str:
+    """16 hex digits of a genome's bases and of regions in it."""
+    ordered = sorted(regions, key=lambda r: (r.contig, r.start))
+    lines = (f"\n{r.contig}\t{r.start}\t{r.stop}\t{r.split}" for r in ordered)
+    return fingerprint_of(part.encode() for part in (genome.fingerprint, *lines))
+
+
 def write_bed(regions: Iterable[Region], path: str | os.PathLike[str]) -> None:
-    """Write four columns with tabs; the file is whole or absent."""
-    write_text(Path(path), "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions))
+    """Four columns with tabs; the file is complete or absent."""
+    write_text(path, "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions))
 
 
 def read_bed(path: Path, genome: Genome, *, others: bool = False) -> tuple[Region, ...]:
-    """The regions of a BED file, in its order. others: leave out rows of contigs that the genome does not have.
+    """The regions of a BED file, in its order. others: ignore rows of contigs that the genome does not have.
 
-    Columns are parted by tabs or spaces; those after the fourth, comments (#), `track`, `browser` and blank lines are
-    passed over.
+    Columns are separated by tabs or spaces; those after the fourth, comments (#), `track`, `browser` and blank lines are
+    ignored.
     """
     rows: list[tuple[int, Region]] = []
     for number, line in enumerate(_lines(path), start=1):
@@ -191,11 +197,9 @@ def read_bed(path: Path, genome: Genome, *, others: bool = False) -> tuple[Regio
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
         beside = [str(p) for p in path.parent.glob("*.bed")] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(str(path), beside, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise FileNotFoundError(f"no BED file {path}{hint}")
+        raise FileNotFoundError(f"no BED file {path}; {did_you_mean(str(path), beside)}".rstrip("; "))
     try:
-        return path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() also splits at what no editor counts
+        return path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() splits at more than editors do
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: invalid UTF-8 at byte {error.start}: a BED file is plain text") from error
 

@@ -6,8 +6,8 @@
     "kmer:K"     K bases a token, 1 to 8, not overlapping: the number in base 4, first base most significant
     "FILE.json"  BPE saved by the `tokenizers` library whose tokens are strings of A, C, G and T (`train_bpe` makes one)
 
-Targets come first: ids below `num_targets` are what a model may predict. Then follow UNKNOWN, start and padding, which no
-model is asked to predict. A k-mer that holds an unknown base is UNKNOWN as a whole; BPE keeps the bases around it.
+Targets come first: ids below `num_targets` can be predicted. Then come UNKNOWN, start and padding, which cannot. A k-mer with
+an unknown base is UNKNOWN as a whole; BPE keeps the bases around it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modalities.dna.bases import BASES, UNKNOWN, decode, encode
-from modalities.store import write_text
+from modalities.dna.bases import BASES, UNKNOWN, decode, encode, runs
+from zoo.files import write_text
 from zoo.naming import did_you_mean
 
 if TYPE_CHECKING:
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 __all__ = ["BpeTokenizer", "DnaTokenizer", "Encoded", "KmerTokenizer", "load_tokenizer", "train_bpe"]
 
 LONGEST_KMER = 8  # 65,536 targets
-PIECE = 4096  # bases that BPE merges at once: bounds memory and time, which grow faster than a piece
-WORD = 512  # bases a training word of BPE has at most
+PIECE = 4096  # bases that BPE merges at once; memory and time grow faster than linearly
+WORD = 512  # most bases in a training word of BPE
 SPECIALS = 3  # unknown, start, padding
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a sequence became: ids (N,) int64; spans (N,) int64, the bases each stands for, in order; and how many bases
-    at the sequence's end made no token."""
+    """Tokens of a sequence: ids (N,) int64, spans (N,) int64, the bases of each, and the number of bases at the end that make
+    no token."""
 
     ids: np.ndarray
     spans: np.ndarray
@@ -51,10 +51,10 @@ class Encoded:
 
 
 class DnaTokenizer:
-    """What the rest of the package may ask of a tokenizer.
+    """A tokenizer of base codes.
 
     Attributes:
-        name: the spec's own name.
+        name: the spec.
         num_targets, unknown_id, bos_id, pad_id, vocab_size: T, T, T + 1, T + 2 and T + 3.
         widths: (vocab_size,) int64, bases each id stands for; 0 for start and padding.
         bases_per_token: mean number of bases a token.
@@ -91,7 +91,7 @@ class DnaTokenizer:
         """
         if self.complements is None:
             raise ValueError(
-                f"tokens of {self.name!r} have no reverse complements: turn the bases and encode them anew, "
+                f"tokens of {self.name!r} have no reverse complements: encode the reverse complement of the bases, "
                 "or use 'bases' or 'kmer:K'"
             )
         return self.complements[np.asarray(ids)[..., ::-1]]
@@ -133,7 +133,7 @@ class BpeTokenizer(DnaTokenizer):
     """Byte-pair encoding of bases by the `tokenizers` library. Each unknown base is a token of its own.
 
     Sequences are cut into pieces of `PIECE` bases, and no token spans two. `bases_per_token` is measured on random bases,
-    for which it is some percent lower than for a genome: a window of that many bases seldom has more tokens than fit.
+    where it is some percent lower than on a genome, so that a window of that many bases rarely has too many tokens.
     """
 
     def __init__(self, backend: Any, name: str) -> None:
@@ -141,7 +141,7 @@ class BpeTokenizer(DnaTokenizer):
         targets = [(number, token) for number, token in vocabulary if re.fullmatch(f"[{BASES}]+", token)]
         missing = set(BASES) - {token for _, token in targets}
         if missing:
-            raise ValueError(f"tokenizer {name!r}: no token {min(missing)!r}: is it a tokenizer of DNA in upper case?")
+            raise ValueError(f"tokenizer {name!r}: no token {min(missing)!r}; expected a tokenizer of upper-case DNA")
         super().__init__(name, np.array([len(token) for _, token in targets]), 1, 1.0, backend.to_str())
         self._backend = backend
         self._codes = [encode(token) for _, token in targets] + [np.full(1, UNKNOWN, np.uint8)]
@@ -151,15 +151,14 @@ class BpeTokenizer(DnaTokenizer):
         self.bases_per_token = len(random) / len(self.encode(random).ids)
 
     def encode(self, codes: np.ndarray) -> Encoded:
-        parts = [np.empty(0, np.int64)]
-        for start, stop, known in _runs(codes):
-            if not known:
-                parts.append(np.full(stop - start, self.unknown_id))
-                continue
+        parts, done = [], 0
+        for start, stop in runs(codes != UNKNOWN).tolist():
+            parts.append(np.full(start - done, self.unknown_id))
             for at in range(start, stop, PIECE):
                 text = decode(codes[at : min(at + PIECE, stop)])
                 parts.append(self._ids[self._backend.encode(text, add_special_tokens=False).ids])
-        ids = np.concatenate(parts)
+            done = stop
+        ids = np.concatenate([*parts, np.full(len(codes) - done, self.unknown_id)])
         spans = self.widths[ids]
         if len(ids) and (ids.min() < 0 or int(spans.sum()) != len(codes)):
             raise ValueError(
@@ -180,12 +179,12 @@ class BpeTokenizer(DnaTokenizer):
 
 
 def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
-    """The tokenizer of a spec string (the three kinds: the module's docstring). The same one for the same spec.
+    """The tokenizer of a spec string (see the module's docstring); the same object for the same spec.
 
     Raises:
-        ValueError: for an unknown spec, naming the nearest; for a K outside 1..8; for a file that is no BPE of DNA.
+        ValueError: for an unknown spec, naming the nearest; for a K outside 1..8; for a file that is not BPE of DNA.
         FileNotFoundError: where the file is missing.
-        ImportError: where it needs `tokenizers` and that is not installed.
+        ImportError: where `tokenizers` is needed and not installed.
     """
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"tokenizer must be a non-empty string such as 'bases', got {spec!r}")
@@ -211,7 +210,7 @@ _kmers = lru_cache(KmerTokenizer)
 
 @lru_cache(maxsize=8)
 def _bpe(spec: str, *version: int) -> BpeTokenizer:
-    """`version`, the file's time and size, makes a changed file another tokenizer."""
+    """`version`: the file's time and size, so that a changed file is another tokenizer."""
     library = _library(spec)
     try:
         backend = library.Tokenizer.from_file(spec)
@@ -230,18 +229,18 @@ def train_bpe(
     *,
     most_bases: int = 10_000_000,
 ) -> None:
-    """Train BPE on regions of a genome and save it as JSON that the `tokenizers` library reads, too.
+    """Train BPE on regions of a genome and save it as JSON of the `tokenizers` library.
 
     Words are at most `WORD` known bases of one strand; of more than `most_bases`, evenly spread words are taken, because
-    memory grows with what is trained on (ten million bases: 1 GB). vocab_size counts unknown, start and padding, too; a
-    genome too small for it gives fewer.
+    memory grows with them (ten million bases: 1 GB). vocab_size includes unknown, start and padding; a small genome may
+    give fewer.
 
     Raises:
         ValueError: for a vocabulary without room for the four bases, or regions without a known base.
     """
     if vocab_size < len(BASES) + SPECIALS:
         raise ValueError(
-            f"vocab_size {vocab_size} must be at least {len(BASES) + SPECIALS}: four bases and {SPECIALS} more"
+            f"vocab_size {vocab_size} must be at least {len(BASES) + SPECIALS}: four bases and {SPECIALS} special ids"
         )
     library = _library(str(path))
     every = max(1, -(-sum(region.stop - region.start for region in regions) // most_bases))
@@ -258,7 +257,7 @@ def train_bpe(
 
 
 def _words(genome: Genome, regions: Sequence[Region], every: int) -> Iterator[str]:
-    """Every so many-th stretch of `WORD` bases, cut at unknown ones."""
+    """One in `every` stretches of `WORD` bases, cut at unknown ones."""
     stretches = (
         (region.contig, start, min(start + WORD, region.stop))
         for region in regions
@@ -266,16 +265,7 @@ def _words(genome: Genome, regions: Sequence[Region], every: int) -> Iterator[st
     )
     for stretch in islice(stretches, 0, None, every):
         codes = genome.codes(*stretch)
-        yield from (decode(codes[start:stop]) for start, stop, known in _runs(codes) if known)
-
-
-def _runs(codes: np.ndarray) -> Iterator[tuple[int, int, bool]]:
-    """(start, stop, known) of the stretches of known and of unknown bases, in turn."""
-    known = codes != UNKNOWN
-    edges = np.flatnonzero(np.diff(known)) + 1
-    bounds = [0, *edges.tolist(), len(codes)] if len(codes) else []
-    for start, stop in pairwise(bounds):
-        yield start, stop, bool(known[start])
+        yield from (decode(codes[start:stop]) for start, stop in runs(codes != UNKNOWN))
 
 
 def _library(spec: str) -> Any:

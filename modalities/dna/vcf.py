@@ -1,7 +1,7 @@
 """Variants from files: the fixed columns of VCF, or a table with a header. Plain or gzipped; read line by line.
 
-A record with several alternative alleles becomes one `Variant` for each. What a reader cannot turn into two sequences
-(symbolic alleles, breakends, missing alleles) is a `Variant` too, with the reason, so that nothing is lost without a word.
+A record with several alternative alleles becomes a `Variant` for each. Alleles that are not two sequences (symbolic alleles,
+breakends, missing alleles) become a `Variant` with a reason, so that no record disappears.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Variant:
     ref: str
     alt: str
     line: int
-    reason: str = ""  # why there is nothing to score
+    reason: str = ""  # why it cannot be scored
 
     @property
     def kind(self) -> str:
-        """snv, mnv (equal lengths above 1), insertion or deletion (by the lengths), or "" where nothing can be scored."""
+        """snv, mnv (equal lengths above 1), insertion or deletion (by the lengths), or "" where it cannot be scored."""
         if self.reason:
             return ""
         if len(self.ref) == len(self.alt):
@@ -45,13 +45,13 @@ class Variant:
 
 
 def read_variants(path: str | Path) -> Iterator[Variant]:
-    """Every alternative allele of a VCF (first line `##…` or `#CHROM`) or of a TSV or CSV with a header that names chrom,
-    pos, ref, alt and, if it likes, id.
+    """Every alternative allele of a VCF (first line `##…` or `#CHROM`) or of a TSV or CSV with a header of chrom, pos, ref,
+    alt and optionally id.
 
     Raises:
-        FileNotFoundError: where there is no such file.
-        ValueError: with file, line and reason: no header, too few columns, a position that is no number, a file that is cut
-            short or is no text.
+        FileNotFoundError: for a missing file.
+        ValueError: with file, line and reason: no header, too few columns, a position that is not a number, a file that is
+            truncated or not text.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(
@@ -65,9 +65,9 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
             vcf = first.startswith(("##", "#CHROM"))
             yield from _vcf(file, path) if vcf else _table(file, first, path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: the gzip file is cut short or damaged ({error})") from error
+        raise ValueError(f"{path}: the gzip file is truncated or damaged ({error})") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text: a BCF is read after `bcftools view -Ov`") from error
+        raise ValueError(f"{path} is not text: convert BCF with `bcftools view -Ov`") from error
 
 
 def _vcf(file: TextIO, path: str | Path) -> Iterator[Variant]:
@@ -93,7 +93,7 @@ def _table(file: TextIO, header: str, path: str | Path) -> Iterator[Variant]:
             )
     reader = csv.reader(file, delimiter=separator)
     for columns in reader:
-        number = reader.line_num + 1  # the header was read before
+        number = reader.line_num + 1  # the header is line 1
         if not any(columns):
             continue
         if len(columns) < len(names):
@@ -105,7 +105,7 @@ def _table(file: TextIO, header: str, path: str | Path) -> Iterator[Variant]:
 
 def _alleles(chrom: str, pos: str, name: str, ref: str, alts: str, where: str, line: int) -> Iterator[Variant]:
     if not (pos.isascii() and pos.isdigit()):
-        raise ValueError(f"{where}: position {pos!r} is no whole number")
+        raise ValueError(f"{where}: position {pos!r} is not a whole number")
     for alt in alts.upper().split(","):
         yield Variant(
             sys.intern(chrom), int(pos), name, ref.upper(), alt, line, _unscorable(int(pos), ref.upper(), alt)
@@ -119,7 +119,7 @@ def _unscorable(pos: int, ref: str, alt: str) -> str:
     if alt in ("", "."):
         return "no alternative allele"
     if alt == "*":
-        return "an allele lost in a deletion upstream (*)"
+        return "an allele missing due to a deletion upstream (*)"
     if alt.startswith("<"):
         return f"a symbolic allele: {alt}"
     if "[" in alt or "]" in alt or alt.startswith(".") or alt.endswith("."):

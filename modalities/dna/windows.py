@@ -1,11 +1,11 @@
 """Windows of a genome as rows: where each lies, its strand, its tokens.
 
 A region is cut at its long runs of unknown bases into stretches, and a stretch into windows. A window never crosses a
-stretch's end. In training a window is anywhere: each epoch moves each stretch's grid by an offset of its own, serves the
-windows in an order of its own, and reads some of them on the other strand. In a single pass (`epochs`) windows start at a
-stretch's start and the last is padded, so that every known base is a target once.
+stretch's end. In training each epoch shifts each stretch's grid by a random offset, permutes the windows, and reads some of
+them on the other strand. In a single pass (`epochs`) windows start at a stretch's start and the last is padded, so that every
+known base is a target once.
 
-All of it follows from the number of the sample by arithmetic on the table of stretches; no list of windows is ever made.
+A window follows from its sample number by arithmetic on the table of stretches; no list of windows is made.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ import torch
 from torch.utils.data import Dataset
 
 from modalities.dna.bases import reverse_complement
-from modalities.dna.genome import Genome
+from modalities.dna.config import check_windows
+from modalities.dna.genome import Genome, RunCounter
 from modalities.dna.splits import Region, joined
 from modalities.dna.tokenizers import BpeTokenizer, DnaTokenizer
-from modalities.rows import hash64, permuted
+from modalities.loading import hash64, permuted
 
 __all__ = ["Sample", "WindowDataset"]
 
-# First word of every random key after the seed, so that no two uses share a stream.
+# First word of every random key after the seed, so that no two uses share random bits.
 _ORDER, _OFFSET, _STRAND = 0, 1, 2
-_MOST_TRIES = 10_000  # windows with too many unknown bases that are passed over in search of one sample
-_LOOKED_AT = 256  # samples from which the report estimates what BPE cuts and pads
+_MOST_TRIES = 10_000  # windows with too many unknown bases that are skipped in search of one sample
+_LOOKED_AT = 256  # samples from which the report estimates how much BPE cuts and pads
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Where a row is from: bases [start, stop) of the + strand, read forwards ("+") or as their reverse complement ("-")."""
+    """Origin of a row: bases [start, stop) of the + strand, read forwards ("+") or as their reverse complement ("-")."""
 
     contig: str
     start: int
@@ -46,25 +47,14 @@ class Sample:
     epoch: int
 
 
-def check_settings(context: int, reverse_complement: float, soft_mask_weight: float, max_unknown: float) -> None:
-    """ValueError for a value out of range."""
-    if context < 1:
-        raise ValueError(f"context {context} must be at least 1")
-    for name, share in (("reverse_complement", reverse_complement), ("max_unknown", max_unknown)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} {share} is outside 0..1")
-    if not 0 <= soft_mask_weight < math.inf:
-        raise ValueError(f"soft_mask_weight {soft_mask_weight} must be 0 or more, and finite")
-
-
 class WindowDataset(Dataset):
     """Rows of [start] + `context` tokens. Sample n depends on (genome, regions, settings, n) alone.
 
     A window has w = context · bases_per_token bases. Training (epochs=None) is endless. An epoch has ⌊n / w⌋ windows of a
     stretch of n bases, 1 of a shorter one, which is padded. With an offset o drawn from (seed, epoch, stretch) they start at
-    o, o + w, …; where the last would stick out, it is taken from the end, or from the start if more was left out there.
-    Less than w bases of a stretch are left out in an epoch, others in each. A window with more than `max_unknown` unknown
-    bases is passed over and another one taken in its place.
+    o, o + w, …; where the last would cross the end, it is taken from the end, or from the start if more is uncovered there.
+    Fewer than w bases of a stretch are unused in an epoch, others in each. A window with more than `max_unknown` unknown
+    bases is skipped, and another one takes its place.
 
     Sample n is window π(n mod W) of epoch n div W, with a permutation π for each epoch, on the other strand with
     probability `reverse_complement`. shuffle=False: in order, with no offset.
@@ -74,7 +64,7 @@ class WindowDataset(Dataset):
     of padding.
 
     Raises:
-        ValueError: for settings out of range, regions without a known base, or where no window has few unknown bases.
+        ValueError: for settings out of range, regions without a known base, or no window with few enough unknown bases.
     """
 
     def __init__(
@@ -91,19 +81,26 @@ class WindowDataset(Dataset):
         shuffle: bool = True,
         epochs: int | None = None,
     ) -> None:
-        check_settings(context, reverse_complement, soft_mask_weight, max_unknown)
+        check_windows(context, reverse_complement, soft_mask_weight, max_unknown)
         self.genome, self.regions, self.context, self.tokenizer = genome, joined(regions), context, tokenizer
         self.seed, self.reverse_complement, self.soft_mask_weight = seed, reverse_complement, soft_mask_weight
         self.max_unknown, self.shuffle, self.one_pass = max_unknown, shuffle, epochs is not None
         self.window = max(1, round(context * tokenizer.bases_per_token))
-        self._unknown = _UnknownBases(genome)
+        lengths = [contig.length for contig in genome.contigs]
+        # Unknown bases of all contigs, laid one after the other.
+        self._offsets = dict(
+            zip((contig.name for contig in genome.contigs), np.cumsum([0, *lengths]).tolist(), strict=False)
+        )
+        self._unknown = RunCounter(
+            np.concatenate([contig.unknown + self._offsets[contig.name] for contig in genome.contigs])
+        )
         self._lay_out()
         self.size = None if epochs is None else epochs * self.epoch_windows
         if not self.one_pass:
-            self._places(np.zeros(1, np.int64))  # raises where no window will do
+            self._places(np.zeros(1, np.int64))  # raises where no window is usable
 
     def _lay_out(self) -> None:
-        """The table of stretches, and what is left out of it."""
+        """The table of stretches, and counts of what it leaves out."""
         width, found, self._cut, self._short = self.window, [], [0, 0], [0, 0]
         limit = width if self.one_pass else min(width, math.floor(self.max_unknown * width) + 1)
         for region in self.regions:
@@ -118,7 +115,7 @@ class WindowDataset(Dataset):
             found.append(bounds)
         self._region = np.repeat(np.arange(len(found)), [len(bounds) for bounds in found])
         self._start, self._stop = np.concatenate([np.empty((0, 2), np.int64), *found]).T
-        # A stretch too short for one token, which of BPE is a base, has no window.
+        # A stretch shorter than one token (of BPE: one base) has no window.
         least = 1 if isinstance(self.tokenizer, BpeTokenizer) else width // self.context
         tokens = (self._stop - self._start) // least * least
         self._left_over = self._stop - self._start - tokens
@@ -157,7 +154,7 @@ class WindowDataset(Dataset):
         return [dict(zip(names, row, strict=True)) for row in zip(*tensors, strict=True)]
 
     def provenance(self, index: int) -> Sample:
-        """Where a sample is from. IndexError outside 0..size − 1."""
+        """Origin of a sample. IndexError outside 0..size − 1."""
         return self.samples([index])[0]
 
     def samples(self, indices: Sequence[int]) -> list[Sample]:
@@ -181,7 +178,7 @@ class WindowDataset(Dataset):
         ]
 
     def identity(self) -> dict[str, Any]:
-        """What decides a sample besides its number; see `modalities.rows`."""
+        """What determines a sample besides its number (`modalities.loading.Samples`)."""
         bounds = ";".join(f"{region.contig}:{region.start}-{region.stop}" for region in self.regions)
         return {
             "kind": "windows",
@@ -198,7 +195,7 @@ class WindowDataset(Dataset):
         }
 
     def padding_row(self) -> dict[str, torch.Tensor]:
-        """A row of nothing but padding: it adds no target."""
+        """A row of padding alone: no target."""
         length = self.context + 1
         return {
             "tokens": torch.full((length,), self.tokenizer.pad_id),
@@ -210,11 +207,11 @@ class WindowDataset(Dataset):
     # ---- places ------------------------------------------------------------------------------------------------------
 
     def _places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(stretch, start, stop on its contig) of samples, each (N,) int64, with bad windows passed over."""
+        """(stretch, start, stop on its contig) of samples, each (N,) int64, bad windows replaced."""
         places = self._grid(numbers)
         if self.one_pass or not self._unknown:
             return places
-        # Steps that share no divisor with W reach every window; long ones take the place of a bad window far away.
+        # A step coprime to W reaches every window; a long one replaces a bad window by a distant one.
         step = max(1, round(0.618 * self.epoch_windows))
         while math.gcd(step, self.epoch_windows) > 1:
             step += 1
@@ -227,8 +224,8 @@ class WindowDataset(Dataset):
                 kept[bad] = new
             bad = bad[self._too_unknown(*again)]
         raise ValueError(
-            f"{_MOST_TRIES:,} windows of {self.window} bases have each more than max_unknown={self.max_unknown} unknown "
-            "bases; allow more, take a shorter context, or check the source"
+            f"{_MOST_TRIES:,} windows of {self.window} bases in a row have more than max_unknown={self.max_unknown} unknown "
+            "bases; raise max_unknown, shorten the context, or check the source"
         )
 
     def _grid(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -242,15 +239,15 @@ class WindowDataset(Dataset):
         if self.shuffle and not self.one_pass:
             offset = (hash64(self.seed, _OFFSET, epoch, stretch) % np.uint64(self.window)).astype(np.int64)
             at += offset
-            out = at + self.window > length  # at most the last: its place is where most is left out
+            out = at + self.window > length  # at most the last; it moves to where more bases are uncovered
             front = 2 * offset > length - (windows - 1) * self.window
             at = np.where(out, np.where(front, 0, np.maximum(length - self.window, 0)), at)
         start = self._start[stretch] + at
         return stretch, start, np.minimum(start + self.window, self._stop[stretch])
 
     def _too_unknown(self, stretch: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        unknown = self._unknown.count([self.regions[n].contig for n in self._region[stretch]], start, stop)
-        return unknown > self.max_unknown * (stop - start)
+        offset = np.array([self._offsets[self.regions[n].contig] for n in self._region[stretch]], np.int64)
+        return self._unknown.count(offset + start, offset + stop) > self.max_unknown * (stop - start)
 
     # ---- rows --------------------------------------------------------------------------------------------------------
 
@@ -274,25 +271,25 @@ class WindowDataset(Dataset):
 
     @cached_property
     def report(self) -> str:
-        """What was converted on reading, and what is not trained on (or not measured, in a single pass), in words."""
-        said = [self.genome.report] if self.genome.report else []
+        """What was converted on reading, and what no window covers."""
+        parts = [self.genome.report] if self.genome.report else []
         stretches = f"{len(self._start):,} stretch{'es' * (len(self._start) != 1)}"
-        said.append(f"{self.epoch_windows:,} windows of {self.window} bases from {stretches}")
+        parts.append(f"{self.epoch_windows:,} windows of {self.window} bases from {stretches}")
         if self._cut[0]:
-            said.append(f"{self._cut[1]:,} unknown bases cut out ({self._cut[0]:,} runs)")
+            parts.append(f"{self._cut[1]:,} unknown bases cut out ({self._cut[0]:,} runs)")
         if self._short[0]:
-            said.append(f"{self._short[1]:,} bases left out in {self._short[0]:,} stretches too short between them")
+            parts.append(f"{self._short[1]:,} bases left out in {self._short[0]:,} stretches too short between them")
         if over := int(np.maximum(self._stop - self._start - self._windows * self.window, 0).sum()):
-            said.append(f"{over:,} bases beyond whole windows, others in each epoch")
-        if passed := self._passed_over():
-            said.append(f"{passed:,} windows passed over for more than {self.max_unknown:.0%} unknown bases")
-        said += self._tokens_report()
+            parts.append(f"{over:,} bases beyond whole windows, others in each epoch")
+        if skipped := self._skipped():
+            parts.append(f"{skipped:,} windows skipped for more than {self.max_unknown:.0%} unknown bases")
+        parts += self._tokens_report()
         if self.soft_mask_weight == 0:
-            said.append("soft-masked bases have weight 0")
-        return "; ".join(said)
+            parts.append("soft-masked bases have weight 0")
+        return "; ".join(parts)
 
-    def _passed_over(self) -> int:
-        """Windows of the unmoved grid that have too many unknown bases. Only those that touch a run are looked at."""
+    def _skipped(self) -> int:
+        """Windows of the grid without offsets that have too many unknown bases; only those that touch a run are tested."""
         if self.one_pass or not self._unknown:
             return 0
         bad = 0
@@ -307,12 +304,12 @@ class WindowDataset(Dataset):
         return bad
 
     def _tokens_report(self) -> list[str]:
-        """Bases at the ends of stretches that make no whole token; what BPE cuts and pads."""
+        """Bases at the ends of stretches that make no whole token; how much BPE cuts and pads."""
         if not isinstance(self.tokenizer, BpeTokenizer):
             left = int(self._left_over.sum())
-            said = [f"{left:,} bases at the ends make no whole token"] if left and self.one_pass else []
+            parts = [f"{left:,} bases at the ends make no whole token"] if left and self.one_pass else []
             wide = self.window > self.context
-            return said + ["tokens that hold an unknown base have weight 0"] * (wide and bool(self._unknown))
+            return parts + ["tokens that hold an unknown base have weight 0"] * (wide and bool(self._unknown))
         number = min(_LOOKED_AT, self.epoch_windows)
         counts, cut = [], 0
         for sample in self.samples(range(number)):
@@ -325,33 +322,8 @@ class WindowDataset(Dataset):
         ]
 
 
-class _UnknownBases:
-    """How many unknown bases a stretch has, from the runs of all contigs laid one after the other."""
-
-    def __init__(self, genome: Genome) -> None:
-        lengths = [contig.length for contig in genome.contigs]
-        offsets = np.cumsum([0, *lengths])[:-1].tolist()
-        self._offset = {contig.name: offset for contig, offset in zip(genome.contigs, offsets, strict=True)}
-        runs = [contig.unknown + offset for contig, offset in zip(genome.contigs, offsets, strict=True)]
-        # A run of nothing in front of all, so that every place has one at or before it.
-        self._runs = np.concatenate([np.full((1, 2), -1), *runs])
-        self._total = np.cumsum(self._runs[:, 1] - self._runs[:, 0])
-
-    def __bool__(self) -> bool:
-        return len(self._runs) > 1
-
-    def count(self, contigs: Sequence[str], start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Unknown bases in [start, stop) of each contig, (N,) int64."""
-        offset = np.array([self._offset[name] for name in contigs], np.int64)
-        return self._before(offset + stop) - self._before(offset + start)
-
-    def _before(self, place: np.ndarray) -> np.ndarray:
-        run = np.searchsorted(self._runs[:, 0], place, side="right") - 1
-        return self._total[run] - np.maximum(self._runs[run, 1] - place, 0)
-
-
 def _stretches(region: Region, unknown: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """A region cut at runs of `limit` or more unknown bases, and freed of any at its ends: (stretches, runs), (n, 2)."""
+    """A region cut at runs of `limit` or more unknown bases, and trimmed of those at its ends: (stretches, runs), (n, 2)."""
     runs = unknown[np.searchsorted(unknown[:, 1], region.start, "right") : np.searchsorted(unknown[:, 0], region.stop)]
     if not len(runs):
         return np.array([[region.start, region.stop]]), runs

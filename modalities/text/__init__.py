@@ -14,6 +14,7 @@ from modalities.text.data import build_loader
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.model import CausalLM, TextConfig, register_text_models
 from modalities.text.tokenizers import load_tokenizer
+from zoo.model import ZooModel
 from zoo.registry import create_model, model_entry
 
 __all__ = ["MODALITY", "CausalLM", "TextConfig", "TextDataConfig"]
@@ -21,7 +22,7 @@ __all__ = ["MODALITY", "CausalLM", "TextConfig", "TextDataConfig"]
 register_text_models()
 
 
-def build(name: str, options: Mapping[str, Any], data: TextDataConfig) -> CausalLM:
+def build(name: str, options: Mapping[str, Any], data: TextDataConfig) -> ZooModel:
     """A registered model at the data's context and tokenizer.
 
     A tokenizer's files are read only for the size of a vocabulary that neither the entry nor `options` knows.

@@ -44,7 +44,7 @@ class PackedDataset(Dataset):
     Epoch e lays all documents out as [BOS] + tokens in an order drawn from (seed, e), cuts that line into
     W = ceil((E − 1) / L) windows of L+1 tokens at stride L (so every token is a target once), pads the last one, and
     serves the windows in a second random order. Sample n is window n mod W of epoch n div W; the dataset is endless.
-    A document that crosses a window's end goes on in another row as a piece of its own: its positions restart at 0
+    A document that crosses a window's end continues in another row as a separate piece: its positions restart at 0
     there and it has no BOS. Where the whole corpus is shorter than a window, every row is the padded corpus.
 
     epochs=1 with shuffle=False is one pass in the corpus's order, for evaluation: `len(dataset)` is then its length.

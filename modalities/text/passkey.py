@@ -1,10 +1,10 @@
-"""Passkey documents: a number hidden in filler, asked for at the end.
+"""Passkey documents: a number hidden in filler text, with the question at the end.
 
     [BOS] filler … "The pass key is 48213. Remember it." filler … "What is the pass key? The pass key is " 4 8 2 1 3
 
 The task is that of the passkey test of BAM (arXiv 2505.22842); the words are our own. One builder serves training
 and evaluation, so that both ask the same question. The number is five random digits, one token each, whatever the
-tokenizer. Filler is cut to the token, so a document has exactly the length asked for; the cut is made at the
+tokenizer. Filler is cut to the token, so a document has exactly the requested length; the cut is made at the
 document's first sentence and at the last one before the question, and the information stands between whole sentences.
 """
 

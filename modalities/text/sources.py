@@ -283,5 +283,5 @@ def _decode(data: bytes, where: str, options: dict[str, str]) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{where}: invalid UTF-8 at byte {error.start} (0x{data[error.start]:02x}); "
-            "mend the file, or add '?errors=replace' to the source to put U+FFFD there"
+            "correct the file, or add '?errors=replace' to the source to put U+FFFD there"
         ) from error

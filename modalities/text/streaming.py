@@ -5,7 +5,7 @@ every n-th row. A shard is packed into one endless line of [BOS] + tokens, cut a
 `BLOCK` windows, each block in a random order. The block stands in for a shuffle buffer, whose content would be lost
 on resuming: a block can be read again. The state is where its first document starts in the dataset, and is exact.
 
-Held-out documents (by hash) are skipped, so that they can be had with split="heldout". Unlike data.py's, the order
+Held-out documents (by hash) are skipped here and read with split="heldout". Unlike data.py's, the order
 depends on the number of ranks and workers, as shards do; a state therefore fits only the set-up that saved it.
 """
 

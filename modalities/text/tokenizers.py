@@ -10,7 +10,7 @@ Options follow after "?", as in "gpt2?split_digits=true" or "FILE.json?bos=[GO]&
 each decimal digit a token of its own; `bos`, `eos` and `pad` name special tokens of a FILE.json. The whole string is what
 a model's config keeps, so evaluation cuts text as training did.
 
-The last two import `tokenizers` when they are asked for, and only then.
+The last two import `tokenizers` when they are loaded.
 """
 
 from __future__ import annotations
@@ -187,16 +187,16 @@ def _load_json(spec: str, path: Path, options: dict[str, str], split_digits: boo
 
 
 def _special_id(
-    backend: Any, spec: str, role: str, asked: str | None, names: Sequence[str], default: int | None = None
+    backend: Any, spec: str, role: str, named: str | None, names: Sequence[str], default: int | None = None
 ) -> int:
-    """The id of a special token: the one asked for, else the first known name, else the default, else an error."""
-    for name in (asked,) if asked else names:
+    """The id of a special token: the named one, else the first known name, else the default, else an error."""
+    for name in (named,) if named else names:
         found = backend.token_to_id(name)
         if found is not None:
             return int(found)
-    if asked is None and default is not None:
+    if named is None and default is not None:
         return default
-    looked_for = repr(asked) if asked else ", ".join(map(repr, names))
+    looked_for = repr(named) if named else ", ".join(map(repr, names))
     raise ValueError(f"tokenizer {spec!r}: no {role} token; looked for {looked_for}; give one as 'FILE.json?{role}=…'")
 
 

@@ -34,12 +34,12 @@ def test_reverse_complement():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("ACGTMKVLT", r"letter 7 of the sequence, 'L', is no base: is this protein\?"),
-        ("AC-GT", r"letter 2 of the sequence, '-', is no base but a gap or a stop: an alignment\?"),
-        ("ACé1", r"letter 2 of the sequence, 'é' \(0xe9\), is no letter of a sequence: is this a binary file\?"),
+        ("ACGTMKVLT", r"letter 7 of the sequence: 'L' is not a nucleotide code \(protein"),
+        ("AC-GT", r"letter 2 of the sequence: '-' .* gap or stop"),
+        ("ACé1", r"letter 2 of the sequence: 'é' \(0xe9\) .*binary"),
         (b"A\x00", r"letter 1 .* \(0x00\)"),
-        ("ACGT1", r"letter 4 of the sequence, '1', is no base: expected A, C, G, T, U, N or an IUPAC code"),
-        ("ACG T", r"letter 3 of the sequence, ' '"),
+        ("ACGT1", r"letter 4 of the sequence: '1' .*IUPAC"),
+        ("ACG T", r"letter 3 of the sequence: ' '"),
     ],
 )
 def test_letters_that_are_no_bases(text, message):

@@ -1,9 +1,10 @@
-"""The loader of DNA: splits, ranks, workers, exact resume, and batches that the text decoder's loss takes."""
+"""The loader of DNA: splits, ranks, workers, exact resume, and batches that the decoder's loss takes."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ import torch
 
 pytest.importorskip("Bio")
 
+from modalities.decoder.model import target_weights
 from modalities.dna.bases import decode, encode
-from modalities.dna.data import DnaDataConfig, build_loader, load_regions, open_genome
-from modalities.dna.splits import select
-from modalities.text.model import target_weights
+from modalities.dna.config import DnaDataConfig
+from modalities.dna.data import build_loader
+from modalities.dna.genome import open_genome
+from modalities.dna.sources import find_source
+from modalities.dna.splits import load_regions, select
 
 
 def take(iterable, count):
@@ -60,7 +64,7 @@ def test_the_default_trains_and_measures():
 
 
 def test_the_order_that_weights_were_trained_in():
-    dataset = build_loader(DnaDataConfig(), micro_batch=1).dataset
+    dataset = build_loader(DnaDataConfig(), micro_batch=1).source.rows
     assert [(s.start, s.stop, s.strand, s.epoch) for s in dataset.samples([0, 1, 2, 31_999, 123_456_789])] == [
         (98871, 99127, "+", 0), (61751, 62007, "-", 0), (86839, 87095, "-", 0), (1582, 1838, "+", 39),
         (207721, 207977, "-", 152793),
@@ -68,11 +72,11 @@ def test_the_order_that_weights_were_trained_in():
 
 
 def test_batches_from_workers_have_the_types_of_rows(config):
-    for batch in take(build_loader(config.with_options(num_workers=1), micro_batch=2), 2):
+    for batch in take(build_loader(replace(config, num_workers=1), micro_batch=2), 2):
         assert {name: tensor.dtype for name, tensor in batch.items()} == {
             "tokens": torch.int64, "segments": torch.int64, "weights": torch.float32, "sample": torch.int64
         }  # fmt: skip
-    loader = build_loader(config.with_options(num_workers=1), micro_batch=1)
+    loader = build_loader(replace(config, num_workers=1), micro_batch=1)
     for first in (100, 2**31, 2**40):  # numbers of each width
         loader.next_sample = first
         assert next(iter(loader))["sample"].tolist() == [first]
@@ -84,18 +88,18 @@ def test_the_global_order_does_not_depend_on_ranks_batches_or_workers(config):
     assert same(whole, global_batches(config, world=2, micro_batch=2))
     assert same(whole, global_batches(config, world=4, micro_batch=1))
     assert same(whole, global_batches(config, micro_batch=2, steps=24))
-    assert same(whole, global_batches(config.with_options(num_workers=2), world=2, micro_batch=2))
-    assert not torch.equal(whole["tokens"], global_batches(config.with_options(seed=4))["tokens"])
+    assert same(whole, global_batches(replace(config, num_workers=2), world=2, micro_batch=2))
+    assert not torch.equal(whole["tokens"], global_batches(replace(config, seed=4))["tokens"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resume_is_exact_to_the_sample(config, workers):
-    loader = build_loader(config.with_options(num_workers=workers), micro_batch=4)
+    loader = build_loader(replace(config, num_workers=workers), micro_batch=4)
     take(loader, 7)  # workers have fetched ahead; the state counts what was handed out
     state = loader.state_dict()
     assert state["next_sample"] == 28 and state["kind"] == "windows"
     whole = {name: rows[28:] for name, rows in global_batches(config).items()}
-    assert same(whole, global_batches(config.with_options(num_workers=workers), steps=5, start=state))
+    assert same(whole, global_batches(replace(config, num_workers=workers), steps=5, start=state))
     assert same(whole, global_batches(config, world=2, micro_batch=2, steps=5, start=state))
 
 
@@ -105,7 +109,7 @@ def test_a_state_of_other_data_is_refused(config):
         ("seed", 1), ("context", 32), ("tokenizer", "kmer:2"), ("reverse_complement", 0.0), ("max_unknown", 0.2),
         ("soft_mask_weight", 0.5), ("source", "yeast-chr01"),
     ):  # fmt: skip
-        other = config.with_options(**{name: value} | ({"split": None} if name == "source" else {}))
+        other = replace(config, **{name: value} | ({"split": None} if name == "source" else {}))
         with pytest.raises(ValueError, match=r"data state has \w+=.*samples would differ"):
             build_loader(other, micro_batch=2).load_state_dict(state)
     with pytest.raises(ValueError, match=r"one_pass|regions"):
@@ -113,8 +117,8 @@ def test_a_state_of_other_data_is_refused(config):
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_every_held_out_base_is_a_target_once_on_any_number_of_ranks(config, world):
-    genome = open_genome(config.source)
+def test_every_heldout_base_is_a_target_once_on_any_number_of_ranks(config, world):
+    genome = open_genome(find_source(config.source))
     seen = np.zeros(1500, int)
     counts = set()
     for rank in range(world):
@@ -128,21 +132,19 @@ def test_every_held_out_base_is_a_target_once_on_any_number_of_ranks(config, wor
                 if number < 0:
                     assert weights.sum() == 0 and (batch["tokens"][row] == 6).all()
                     continue
-                (where,) = loader.dataset.samples([number])
+                (where,) = loader.source.rows.samples([number])
                 ids = batch["tokens"][row, 1:][weights > 0].numpy()
                 assert where.strand == "+" and np.array_equal(ids, genome.codes(where.contig, where.start, where.stop))
                 seen[where.start : where.stop] += 1
     assert counts == {len(loader)} and (seen[:700] == 1).all() and (seen[750:] == 1).all() and not seen[700:750].any()
 
 
-def test_held_out_rows_are_the_same_for_every_seed_and_named_splits_can_be_read(config):
-    first, other = (
-        next(iter(build_loader(config.with_options(seed=s), split="heldout", micro_batch=8))) for s in (0, 9)
-    )
+def test_heldout_rows_are_the_same_for_every_seed_and_named_splits_can_be_read(config):
+    first, other = (next(iter(build_loader(replace(config, seed=s), split="heldout", micro_batch=8))) for s in (0, 9))
     assert torch.equal(first["tokens"], other["tokens"])
     loader = build_loader(config, split="test", micro_batch=8)
     assert {
-        s.start >= 750 for batch in loader for s in loader.dataset.samples(batch["sample"][batch["sample"] >= 0])
+        s.start >= 750 for batch in loader for s in loader.source.rows.samples(batch["sample"][batch["sample"] >= 0])
     } == {True}
     with pytest.raises(ValueError, match="no region is in the split 'tets'; did you mean 'test'"):
         build_loader(config, split="tets", micro_batch=8)
@@ -150,11 +152,11 @@ def test_held_out_rows_are_the_same_for_every_seed_and_named_splits_can_be_read(
 
 def test_training_reads_the_training_split_alone_and_says_where_from(config):
     loader = build_loader(config, micro_batch=8)
-    genome = open_genome(config.source)
-    (region,) = select(load_regions(config.source, genome, config.split), "train")
+    genome = open_genome(find_source(config.source))
+    (region,) = select(load_regions(find_source(config.source, config.split), genome), "train")
     strands = set()
     for batch in take(loader, 30):
-        for row, where in enumerate(loader.dataset.samples(batch["sample"])):
+        for row, where in enumerate(loader.source.rows.samples(batch["sample"])):
             assert where.contig == region.contig
             letters = decode(genome.codes(where.contig, where.start, where.stop))
             read = decode(batch["tokens"][row, 1:].numpy().astype(np.uint8))
@@ -167,10 +169,10 @@ def test_training_reads_the_training_split_alone_and_says_where_from(config):
 
 
 def test_weights_of_soft_masked_bases_reach_the_loss(config):
-    genome = open_genome(config.source)
-    loader = build_loader(config.with_options(soft_mask_weight=0.25, reverse_complement=0.0), micro_batch=8)
+    genome = open_genome(find_source(config.source))
+    loader = build_loader(replace(config, soft_mask_weight=0.25, reverse_complement=0.0), micro_batch=8)
     batch = next(iter(loader))
-    for row, where in enumerate(loader.dataset.samples(batch["sample"])):
+    for row, where in enumerate(loader.source.rows.samples(batch["sample"])):
         soft = genome.soft_masked(where.contig, where.start, where.stop)
         assert target_weights(batch)[row].tolist() == np.where(soft, 0.25, 1).tolist() and 0 < soft.sum() < 64
 
@@ -183,10 +185,9 @@ def test_wrong_settings_are_refused():
         ({"soft_mask_weight": -0.5}, r"soft_mask_weight -0\.5 must be 0 or more"),
         ({"soft_mask_weight": float("nan")}, "soft_mask_weight nan must be 0 or more"),
         ({"num_workers": -1}, "num_workers -1 is negative"),
-        ({"contxt": 3}, "DNA data has no option 'contxt'; did you mean 'context'"),
     ):
         with pytest.raises(ValueError, match=message):
-            DnaDataConfig().with_options(**options)
+            DnaDataConfig(**options)
     with pytest.raises(ValueError, match="micro_batch 0"):
         build_loader(DnaDataConfig(), micro_batch=0)
     with pytest.raises(ValueError, match=r"rank 2 is outside 0\.\.1"):
@@ -197,6 +198,6 @@ def test_a_contig_of_less_than_a_window_trains(tmp_path):
     (tmp_path / "s.fa").write_text(">a\nACGTACGTAC\n>b\nGGGCCC\n>c\nTTTTAAAACCCC\n")
     loader = build_loader(DnaDataConfig(source=str(tmp_path / "s.fa"), context=32), micro_batch=3)
     batch = next(iter(loader))
-    lengths = [where.stop - where.start for where in loader.dataset.samples(batch["sample"])]
+    lengths = [where.stop - where.start for where in loader.source.rows.samples(batch["sample"])]
     assert target_weights(batch).sum(1).tolist() == lengths
     assert encode("ACGT").tolist() == [0, 1, 2, 3]

@@ -1,5 +1,6 @@
 """bits, contigs and strands: what they average over which bases, for models of any tokenizer and for baselines."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -9,13 +10,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from modalities.dna import likelihood, markov
-from modalities.dna.baselines import MarkovChain, create_baseline
+from modalities.dna import likelihood
+from modalities.dna.baselines import create_baseline, markov
+from modalities.dna.baselines.markov import MarkovChain
 from modalities.dna.bases import decode, reverse_complement
-from modalities.dna.evals import EVALUATORS, DnaSettings
-from modalities.dna.held_out import DnaSource, held_out
+from modalities.dna.data import open_heldout
+from modalities.dna.evaluators import EVALUATORS
 from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import score_windows
+from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import ModelResult
 from recipes import report
@@ -40,7 +43,7 @@ def source(tmp_path_factory):
     (folder / "g.fa").write_text("".join(f">{name}\n{decode(codes)}\n" for name, codes in contigs.items()))
     rows = [f"{name}\t0\t{len(c)}\t{'train' if name == 'train' else 'heldout'}\n" for name, c in contigs.items()]
     (folder / "g.bed").write_text("".join(rows))
-    return DnaSource(str(folder / "g.fa"), str(folder / "g.bed"))
+    return {"source": str(folder / "g.fa"), "split": str(folder / "g.bed")}
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +60,21 @@ def decoder(tokenizer="bases", **changes):
     return DnaDecoder(DnaConfig(**SHAPE | sizes | changes)).eval()
 
 
+def of(name, **options):
+    """An evaluator; options that it does not have are left out."""
+    kind = EVALUATORS[name]
+    known = {field.name for field in dataclasses.fields(kind.settings_class)}
+    return kind(kind.settings_class(**{key: value for key, value in options.items() if key in known}))
+
+
 def measure(name, model, settings, finished=None):
-    evaluator = EVALUATORS[name]
-    values = dict(evaluator.run(model, settings, finished=finished))
+    evaluator = of(name, **settings)
+    values = dict(evaluator.run(model, finished))
     return evaluator.rows(json.loads(json.dumps(values))), values
 
 
 def test_uniform_is_exactly_two_bits_everywhere(source):
-    settings = DnaSettings(lengths=(10, 48, 100), samples=5, source=source)
+    settings = dict(lengths=(10, 48, 100), samples=5, **source)
     for name in ("bits", "contigs"):
         for row in measure(name, create_baseline("uniform", 16), settings)[0]:
             assert row["bits_per_base"] == 2.0 and row["accuracy"] == 0.25
@@ -76,11 +86,12 @@ def test_uniform_is_exactly_two_bits_everywhere(source):
 
 def test_every_length_reads_the_same_bases(source):
     model = create_baseline("uniform", 16)
-    settings = DnaSettings(lengths=(16, 64, 256), samples=4, source=source)
+    settings = dict(lengths=(16, 64, 256), samples=4, **source)
     seen = {}
-    for cell in EVALUATORS["bits"].cells(model, settings):
+    bits = of("bits", **settings)
+    for cell in bits.cells(model):
         length = cell.data["facts"]["length"]
-        windows = EVALUATORS["bits"].windows(model, cell, settings)
+        windows = bits.windows(model, cell)
         assert all(w.shape[1] == length for w in windows)
         seen.setdefault(length, []).append(np.concatenate([w.ravel() for w in windows]))
     first, *others = (np.concatenate(parts) for parts in seen.values())
@@ -90,10 +101,10 @@ def test_every_length_reads_the_same_bases(source):
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:2"])
 def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
     model = decoder(tokenizer)
-    settings = DnaSettings(lengths=(16, 40), samples=3, source=source, batch_tokens=100)
+    settings = dict(lengths=(16, 40), samples=3, **source, batch_tokens=100)
     rows, _ = measure("bits", model, settings)
     width = 1 if tokenizer == "bases" else 2
-    data, means, errors = held_out(source), [], []
+    data, means, errors = open_heldout(find_source(*source.values())).items, [], []
     for stretches in data.stretches(40 * width, 3, 42).values():
         costs = []
         for stretch in stretches:
@@ -115,21 +126,23 @@ def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
 
 def test_bits_by_position_add_up(source):
     model = decoder()
-    (row,), cells = measure("bits", model, DnaSettings(lengths=(100,), samples=2, source=source))
+    settings = dict(lengths=(100,), samples=2, **source)
+    (row,), cells = measure("bits", model, settings)
+    bits = of("bits", **settings)
     assert row["position_to"] == [1, 2, 4, 8, 16, 32, 64, 128]
     total = sum(sum(cell["bucket_bits"]) for cell in cells.values())
     assert total == pytest.approx(sum(sum(cell["bits"]) for cell in cells.values()))
     assert sum(sum(cell["bucket_bases"]) for cell in cells.values()) == row["bases"]
     firsts = [
         score_windows(model, windows).nll[:, 0] / math.log(2)
-        for cell in EVALUATORS["bits"].cells(model, DnaSettings(lengths=(100,), samples=2, source=source))
-        for windows in EVALUATORS["bits"].windows(model, cell, DnaSettings(source=source, lengths=(100,)))
+        for cell in bits.cells(model)
+        for windows in bits.windows(model, cell)
     ]
     assert row["position_bits"][0] == pytest.approx(float(torch.cat(firsts).mean()), rel=1e-5)
 
 
 def test_contigs_too_short_for_the_longest_length_are_counted_or_read_whole(source):
-    settings = DnaSettings(lengths=(20, 64), samples=2, source=source)
+    settings = dict(lengths=(20, 64), samples=2, **source)
     rows, _ = measure("bits", create_baseline("uniform", 16), settings)
     assert [(row["contigs"], row["contigs_left_out"]) for row in rows] == [(2, 1), (2, 1)]
     rows, _ = measure("contigs", create_baseline("uniform", 16), settings)
@@ -138,22 +151,22 @@ def test_contigs_too_short_for_the_longest_length_are_counted_or_read_whole(sour
         ("far", 128, 64),
         ("short", 50, 50),
     ]
-    assert EVALUATORS["contigs"].points(create_baseline("uniform", 16), settings) == ("near", "far", "short")
+    assert of("contigs", **settings).points(create_baseline("uniform", 16)) == ("near", "far", "short")
 
 
-def test_default_lengths_end_where_held_out_contigs_do(source):
-    bits, settings = EVALUATORS["bits"], DnaSettings(source=source)
-    assert bits.points(create_baseline("uniform", 16), settings) == (16, 32, 64, 128, 256, 512, 1024)
-    assert bits.points(create_baseline("uniform", 100), settings) == (100, 200, 400, 800, 1600)
-    assert bits.points(decoder("kmer:4", train_context=100), settings) == (100, 200, 400)
+def test_default_lengths_end_where_heldout_contigs_do(source):
+    bits = of("bits", **source)
+    assert bits.points(create_baseline("uniform", 16)) == (16, 32, 64, 128, 256, 512, 1024)
+    assert bits.points(create_baseline("uniform", 100)) == (100, 200, 400, 800, 1600)
+    assert bits.points(decoder("kmer:4", train_context=100)) == (100, 200, 400)
     with pytest.raises(ValueError, match="longest region has 6000"):
-        bits.cells(create_baseline("uniform", 16), DnaSettings(lengths=(7000,), source=source))
+        of("bits", lengths=(7000,), **source).cells(create_baseline("uniform", 16))
     with pytest.raises(ValueError, match="longest region has 6000"):
-        bits.cells(create_baseline("uniform", 7000), settings)
+        bits.cells(create_baseline("uniform", 7000))
 
 
 def test_a_markov_chain_knows_contigs_like_those_it_learnt_from(source):
-    settings = DnaSettings(lengths=(256,), samples=5, source=source)
+    settings = dict(lengths=(256,), samples=5, **source)
     rows, _ = measure("contigs", create_baseline("markov-1", 16), settings)
     found = {row["contig"]: row for row in rows}
     truth = -(0.775 * math.log2(0.775) + 0.225 * math.log2(0.075))  # the entropy of the chain that made it
@@ -165,9 +178,9 @@ def test_a_markov_chain_knows_contigs_like_those_it_learnt_from(source):
 
 
 def test_strands_compare_windows_with_their_reverse_complements(source):
-    model, settings = decoder(), DnaSettings(lengths=(32, 128), samples=4, source=source)
+    model, settings = decoder(), dict(lengths=(32, 128), samples=4, **source)
     rows, _ = measure("strands", model, settings)
-    data = held_out(source)
+    data = open_heldout(find_source(*source.values())).items
     pairs = []
     for stretches in data.stretches(128, 4, 42).values():
         windows = np.stack([data.codes(stretch) for stretch in stretches])
@@ -180,55 +193,70 @@ def test_strands_compare_windows_with_their_reverse_complements(source):
     assert rows[1]["one_strand_bits"] == pytest.approx(every[0].mean(), rel=1e-5)
     assert rows[1]["both_strands_bits"] == pytest.approx(every.mean(), rel=1e-5)
     assert [row["windows"] for row in rows] == [32, 8]
-    both, _ = measure("bits", model, DnaSettings(lengths=(128,), samples=4, source=source, strands="both"))
+    both, _ = measure("bits", model, dict(lengths=(128,), samples=4, **source, strands="both"))
     assert both[0]["bits_per_base"] == pytest.approx(rows[1]["both_strands_bits"], rel=1e-5)
     assert "position_bits" not in both[0]
 
 
 def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monkeypatch):
     monkeypatch.setattr(likelihood, "CELL_BASES", 120)
-    bits, model = EVALUATORS["bits"], decoder()
-    settings = DnaSettings(lengths=(20, 60), samples=5, source=source)
+    model = decoder()
+    settings = dict(lengths=(20, 60), samples=5, **source)
     rows, values = measure("bits", model, settings)
     assert len(values) == 2 * 2 * 3, "two stretches in a cell"
     half = dict(itertools.islice(values.items(), 6))
     again, _ = measure("bits", model, settings, finished=half)
     assert again == rows
-    keys = [
-        bits.identity(model, DnaSettings(**{"lengths": (20, 60), "samples": 5, "source": source} | change))
-        for change in ({}, {"seed": 1}, {"samples": 4}, {"lengths": (20, 70)}, {"strands": "both"}, {"source": None})
-    ]
+    given = {"lengths": (20, 60), "samples": 5, **source}
+    changes = ({}, {"seed": 1}, {"samples": 4}, {"lengths": (20, 70)}, {"strands": "both"})
+    keys = [of("bits", **given | change).identity(model) for change in changes]
+    keys.append(of("bits", lengths=(20, 60), samples=5).identity(model))
     assert len({json.dumps(key, sort_keys=True) for key in keys}) == len(keys)
-    assert bits.identity(model, DnaSettings(lengths=(60,), samples=5, source=source)) == keys[0]
-    assert bits.identity(decoder("kmer:2"), settings) != keys[0]
-    assert bits.identity(decoder(strands="both"), settings) == keys[4]
+    bits = of("bits", **given)
+    assert of("bits", **given | {"lengths": (60,)}).identity(model) == keys[0]
+    assert bits.identity(decoder("kmer:2")) != keys[0]
+    assert bits.identity(decoder(strands="both")) == keys[4]
 
 
-def test_figures_hold_models_and_baselines(source, tmp_path):
-    settings = DnaSettings(lengths=(16, 64, 128), samples=2, source=source)
+def test_figures_hold_models_and_the_best_and_highest_chain(source, tmp_path):
+    settings = dict(lengths=(16, 64, 128), samples=2, **source)
     models = {"goat": decoder(), "kmer": decoder("kmer:2")}
-    models |= {name: create_baseline(name, 16) for name in ("uniform", "gzip", "markov-2")}
-    for name in ("bits", "contigs", "strands"):
+    models |= {name: create_baseline(name, 16) for name in ("uniform", "gzip", "markov-0", "markov-1", "markov-2")}
+    for name in ("bits", "contigs"):
         results = []
         for label, model in models.items():
             rows, values = measure(name, model, settings)
             method = model.config.position
             results.append(ModelResult(label, 16, rows, values, method=method, group="g" if label == "goat" else ""))
         twin = ModelResult("goat-s1", 16, results[0].rows, results[0].cells, method="goat", group="g")
-        EVALUATORS[name].draw([*results, twin], tmp_path / f"{name}.png")
+        of(name, **settings).draw([*results, twin], tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        EVALUATORS[name].draw(results[1:2], tmp_path / f"{name}-one.png")
+        of(name, **settings).draw(results[1:2], tmp_path / f"{name}-one.png")
+    bits = {"uniform": 2.0, "gzip": 5.0, "goat": 1.9, "markov-0": 1.98, "markov-1": 1.95, "markov-2": 1.97}
+    results = [
+        ModelResult(label, 16, [{"length": 16, "bits_per_base": value}], method=label) for label, value in bits.items()
+    ]
+    drawn, styles = likelihood.with_styles(results, lambda result: result.rows[0]["bits_per_base"])
+    assert [result.label for result in drawn] == ["uniform", "gzip", "goat", "markov-1", "markov-2"]
+    labels = ["uniform", "gzip (out of view, to 5.00)", "goat", "markov-1 (best order)", "markov-2 (highest order)"]
+    assert [style["label"] for style in styles] == labels
+    assert [bool(style["marker"]) for style in styles] == [False, False, True, False, False]
+
+
+def test_strands_have_a_table_and_no_figure(tmp_path):
+    of("strands").draw([], tmp_path / "strands.png")
+    assert not list(tmp_path.iterdir())
 
 
 def test_contigs_are_rows_of_the_table(source, monkeypatch):
-    settings = DnaSettings(lengths=(16,), samples=2, source=source)
+    settings = dict(lengths=(16,), samples=2, **source)
     results = []
     for name in ("uniform", "markov-2"):
         rows, values = measure("contigs", create_baseline(name, 16), settings)
         results.append(ModelResult(name, 16, rows, values, method=name))
     console = Console(width=60, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     monkeypatch.setattr(report, "console", console)
-    report.print_results(EVALUATORS["contigs"], results)
+    report.print_results(of("contigs"), results)
     lines = console.export_text().splitlines()
     for row in results[0].rows:
         assert any(line.split()[:2] == [row["contig"], "2.000"] for line in lines if line.strip())

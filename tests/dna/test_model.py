@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from modalities.decoder import Decoder, causal_lm_loss
 from modalities.dna.model import SIZES, DnaConfig, DnaDecoder, both_strands, next_token_loss
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.text.model import CausalLM, causal_lm_loss
 from zoo import create_model, list_models
 from zoo.methods import list_positions
 
@@ -35,9 +35,9 @@ def window(rows: int = 3, length: int = 24, known: int | None = None) -> dict[st
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
 def test_prefixes_and_cache(name: str) -> None:
-    """The decoder is that of text: a prefix's logits do not see the rest, and decoding with a cache equals prefill."""
+    """The decoder is the shared one: a prefix's logits do not see the rest, and decoding with a cache equals prefill."""
     model, tokens = small(name).double().eval(), window()["tokens"]
-    assert isinstance(model, CausalLM)
+    assert isinstance(model, Decoder)
     full = model(tokens)
     torch.testing.assert_close(model(tokens[:, :9]), full[:, :9], atol=1e-5, rtol=1e-5)
     cache = model.new_cache()

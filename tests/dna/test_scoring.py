@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from modalities.decoder import scoring
 from modalities.dna.baselines import BASELINES, create_baseline
 from modalities.dna.bases import encode, reverse_complement
 from modalities.dna.genome import open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import score_windows
+from modalities.dna.sources import find_source
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
-from modalities.text import scoring
 
 WIDTH = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=32, position="goat")
 
@@ -39,7 +40,7 @@ def bpe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bpe")
     rng = np.random.default_rng(3)
     (folder / "g.fa").write_text(">a\n" + "".join(rng.choice(["ACG", "TT", "A", "GATTACA"], 4000)) + "\n")
-    genome = open_genome(str(folder / "g.fa"))
+    genome = open_genome(find_source(str(folder / "g.fa")))
     train_bpe(genome, (Region("a", 0, genome["a"].length, "train"),), 40, folder / "bpe.json")
     return str(folder / "bpe.json")
 

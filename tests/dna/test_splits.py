@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from modalities.dna.genome import Contig, open_genome
+from modalities.dna.sources import find_source
 from modalities.dna.splits import (
     Region,
     default_split,
@@ -22,7 +23,12 @@ from modalities.dna.splits import (
 def genome(tmp_path):
     path = tmp_path / "a.fa"
     path.write_text("".join(f">{name}\n{'ACGT' * size}\n" for name, size in (("chr1", 25), ("chr2", 10), ("chr3", 5))))
-    return open_genome(str(path))
+    return open_genome(find_source(str(path)))
+
+
+def regions_of(spec, split=None):
+    source = find_source(spec, split)
+    return load_regions(source, open_genome(source))
 
 
 def contigs(sizes):
@@ -36,7 +42,7 @@ def test_a_bed_file_as_others_write_it(tmp_path, genome):
         b"\xef\xbb\xbf# made by hand\r\ntrack name=split\r\nbrowser position chr1\r\n\r\n"
         b"chr1\t0\t60\ttrain\t0\t+\r\nchr1\t60\t100\tvalid\r\nchr2  0  40   test  \r\n"
     )
-    regions = load_regions("anything", genome, str(bed))
+    regions = read_bed(bed, genome)
     assert regions == (Region("chr1", 0, 60, "train"), Region("chr1", 60, 100, "valid"), Region("chr2", 0, 40, "test"))
     write_bed(regions, tmp_path / "b.bed")
     assert read_bed(tmp_path / "b.bed", genome) == regions
@@ -69,31 +75,31 @@ def test_malformed_bed_files(tmp_path, genome, rows, message):
     bed = tmp_path / "a.bed"
     bed.write_text(rows)
     with pytest.raises(ValueError, match=message) as error:
-        load_regions("anything", genome, bed)
+        read_bed(bed, genome)
     assert str(bed) in str(error.value)
 
 
 def test_bed_files_that_are_no_text_or_not_there(tmp_path, genome):
     (tmp_path / "split.bed").write_bytes(b"chr1\t0\t5\t\xff\n")
     with pytest.raises(ValueError, match=r"split\.bed: invalid UTF-8 at byte 9"):
-        load_regions("x", genome, tmp_path / "split.bed")
+        read_bed(tmp_path / "split.bed", genome)
     with pytest.raises(FileNotFoundError, match=r"no BED file .*splits\.bed; did you mean '.*split\.bed'\?"):
-        load_regions("x", genome, tmp_path / "splits.bed")
+        read_bed(tmp_path / "splits.bed", genome)
 
 
 def test_lines_are_numbered_as_editors_number_them(tmp_path, genome):
     (tmp_path / "a.bed").write_bytes("# a\x0cb\u2028c\r\nchr1\t0\t5\ttrian\r\n".encode())
     with pytest.raises(ValueError, match=r"a\.bed, line 2: split 'trian'"):
-        load_regions("x", genome, tmp_path / "a.bed")
+        read_bed(tmp_path / "a.bed", genome)
 
 
 def test_touching_regions_do_not_overlap(tmp_path, genome):
     (tmp_path / "a.bed").write_text("chr1 50 100 heldout\nchr1 0 50 train\nchr1 10 20 train\n")
-    assert [len(region) for region in load_regions("x", genome, tmp_path / "a.bed")] == [50, 50, 10]
+    assert [len(region) for region in read_bed(tmp_path / "a.bed", genome)] == [50, 50, 10]
 
 
 def test_named_sources_have_their_own_bed(tmp_path, monkeypatch):
-    shipped = load_regions("yeast-chr01", open_genome())
+    shipped = regions_of("yeast-chr01")
     assert [region.split for region in shipped] == ["train", "heldout", "train"] and sum(map(len, shipped)) == 230_218
 
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
@@ -102,18 +108,18 @@ def test_named_sources_have_their_own_bed(tmp_path, monkeypatch):
     for name in ("a", "b"):
         (folder / f"{name}.fa").write_text(f">{name}1\nACGTACGT\n>{name}2\nACGT\n")
     with pytest.raises(FileNotFoundError, match=r"no BED file .*split\.bed"):
-        load_regions("genomes", open_genome("genomes"))
+        regions_of("genomes")
     (folder / "split.bed").write_text("a1 0 8 train\na2 0 4 heldout\nb1 0 8 train\nb2 0 4 heldout\n")
-    assert len(load_regions("genomes", open_genome("genomes"))) == 4
-    only = load_regions("genomes:b", open_genome("genomes:b"))
+    assert len(regions_of("genomes")) == 4
+    only = regions_of("genomes:b")
     assert only == (Region("b1", 0, 8, "train"), Region("b2", 0, 4, "heldout"))
     (folder / "split.bed").write_text("a1 0 8 train\na3 0 4 heldout\n")
     with pytest.raises(ValueError, match=r"line 2: no contig 'a3'; there are 4: a1, a2, b1, b2"):
-        load_regions("genomes", open_genome("genomes"))
+        regions_of("genomes")
     (folder / "split.bed").write_text("a1 0 8 train\na2 0 4 heldout\nb2 0 4 heldout\n")
     with pytest.raises(ValueError, match=r"split\.bed: no row for 'b1' of .*b\.fa; add one"):
-        load_regions("genomes:a,b", open_genome("genomes:a,b"))
-    assert load_regions(str(folder / "a.fa"), open_genome(str(folder / "a.fa"))) != only  # by rule, not by that BED
+        regions_of("genomes:a,b")
+    assert regions_of(str(folder / "a.fa")) != only  # by rule, not by that BED
 
 
 def test_the_split_by_rule():

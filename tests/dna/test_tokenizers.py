@@ -156,7 +156,7 @@ def test_tokenizers_that_are_none_of_dna_are_refused(tmp_path):
     library = pytest.importorskip("tokenizers")
     small = library.Tokenizer(library.models.BPE({c: i for i, c in enumerate("acgt")}, []))
     small.save(str(tmp_path / "lower.json"))
-    with pytest.raises(ValueError, match="no token 'A': is it a tokenizer of DNA in upper case"):
+    with pytest.raises(ValueError, match="no token 'A'"):
         load_tokenizer(str(tmp_path / "lower.json"))
     changed = library.Tokenizer(library.models.BPE({c: i for i, c in enumerate("ACGT")}, []))
     changed.normalizer = library.normalizers.Replace("A", "")

@@ -6,23 +6,22 @@ import csv
 import gzip
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
 
-from modalities.dna import variants
 from modalities.dna.baselines import create_baseline
+from modalities.dna.baselines.base import BaselineConfig
 from modalities.dna.bases import decode, encode, reverse_complement
+from modalities.dna.evaluators import variants
+from modalities.dna.evaluators.variants import Placed, Variants, VariantSettings, allele_windows, place_windows
 from modalities.dna.genome import open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
-from modalities.dna.scoring import Scores, score_windows
-from modalities.dna.settings import DnaSettings
+from modalities.dna.scoring import Scores, WindowScorer, score_windows
+from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.dna.variants import Placed, Variants, allele_windows, place_windows
 from modalities.dna.vcf import Variant, read_variants
 from modalities.evaluation import ModelResult
 
@@ -30,12 +29,12 @@ HEADER = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL
 COSTS = np.array([0.25, 2.0, 3.0, 0.5])  # nats of A, C, G, T
 
 
-class Composed(nn.Module):
+class Composed(WindowScorer):
     """A base costs what its letter does, wherever it stands."""
 
     def __init__(self, costs=COSTS):
         super().__init__()
-        self.config = SimpleNamespace(position="composed", tokenizer="bases", train_context=16, ssmax=False)
+        self.config = BaselineConfig("composed", train_context=16)
         self.costs, self.windows = costs, []
 
     def score(self, windows):
@@ -65,7 +64,7 @@ def files(tmp_path):
     def write(contigs, text, name="v.vcf", **options):
         (tmp_path / "ref.fa").write_text("".join(f">{name}\n{letters}\n" for name, letters in contigs.items()))
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-        return DnaSettings(fasta=str(tmp_path / "ref.fa"), variants=str(tmp_path / name), **options)
+        return VariantSettings(fasta=str(tmp_path / "ref.fa"), variants=str(tmp_path / name), **options)
 
     return write
 
@@ -79,7 +78,7 @@ def vcf(*rows):
 
 
 def rows_of(model, chosen):
-    return Variants().rows(json.loads(json.dumps(dict(Variants().run(model, chosen)))))
+    return Variants(chosen).rows(json.loads(json.dumps(dict(Variants(chosen).run(model)))))
 
 
 # ----------------------------------------------------------------------------------------------------------------- files
@@ -132,8 +131,8 @@ def test_tables(tmp_path, text):
         ("chrom,po,ref,alt\nc,3,A,C\n", r"line 1: no column 'pos' .* did you mean 'po'"),
         ("c\t3\t.\tA\tC\n", r"line 1: no column 'chrom'.*expected a VCF"),
         ("chrom,pos,ref,alt\nc,3,A\n", r"line 2: 3 columns; the header has 4"),
-        (gzip.compress(HEADER.encode() * 99)[:60], r"cut short or damaged"),
-        (b"\x89BCF\xff\xfe", r"no text: a BCF"),
+        (gzip.compress(HEADER.encode() * 99)[:60], r"truncated or damaged"),
+        (b"\x89BCF\xff\xfe", r"not text: convert BCF"),
         ("", r"line 1: no column 'chrom'"),
     ],
 )
@@ -193,7 +192,7 @@ def test_windows_by_hand(files, pos, ref, alt, expected):
     chosen = files({"c": text}, "", window=16)
     variant = Variant("c", pos, ".", ref, alt, 1)
     place = place_windows(pos - 1, len(ref), len(alt), len(text), 16)
-    found = allele_windows(open_genome(chosen.fasta), Placed(variant, *place))
+    found = allele_windows(open_genome(find_source(chosen.fasta)), Placed(variant, *place))
     assert tuple(map(decode, found)) == expected
 
 
@@ -278,20 +277,20 @@ def test_every_variant_is_listed_with_its_reason(files):
 def test_a_file_that_does_not_fit_at_all_is_an_error(files, contig, shift, alleles, message):
     text = letters(300)
     rows = [(contig, at + 1 + shift, ".", *(alleles or (text[at : at + 8], "A"))) for at in range(0, 280, 20)]
-    with pytest.raises(ValueError, match=rf"not one of the 14 variants .*{message}"):
-        Variants().cells(Composed(), files({"c": text, "d": "ACGT"}, vcf(*rows)))
+    with pytest.raises(ValueError, match=rf"none of the 14 variants .*{message}"):
+        Variants(files({"c": text, "d": "ACGT"}, vcf(*rows))).cells(Composed())
 
 
 def test_requests_that_cannot_be_served(files, tmp_path):
     chosen = files({"c": "ACGT"}, HEADER)
-    with pytest.raises(ValueError, match=r"v\.vcf holds no variant"):
-        Variants().cells(Composed(), chosen)
-    with pytest.raises(ValueError, match="--variants is missing"):
-        Variants().cells(Composed(), DnaSettings(fasta=chosen.fasta))
-    with pytest.raises(ValueError, match="--fasta is missing"):
-        Variants().cells(Composed(), DnaSettings(variants=chosen.variants))
+    with pytest.raises(ValueError, match=r"v\.vcf has no variants"):
+        Variants(chosen).cells(Composed())
+    with pytest.raises(ValueError, match="--variants"):
+        Variants(VariantSettings(fasta=chosen.fasta)).cells(Composed())
+    with pytest.raises(ValueError, match="--fasta"):
+        Variants(VariantSettings(variants=chosen.variants)).cells(Composed())
     with pytest.raises(FileNotFoundError, match=r"absent\.vcf"):
-        Variants().cells(Composed(), DnaSettings(fasta=chosen.fasta, variants=str(tmp_path / "absent.vcf")))
+        Variants(VariantSettings(fasta=chosen.fasta, variants=str(tmp_path / "absent.vcf"))).cells(Composed())
 
 
 def test_cells_resume_and_batches_change_nothing(files, monkeypatch):
@@ -300,22 +299,22 @@ def test_cells_resume_and_batches_change_nothing(files, monkeypatch):
     chosen, model = files({"c": text}, vcf(*rows)), tiny()
     whole = rows_of(model, chosen)
     monkeypatch.setattr(variants, "LEAST_PART", 7)
-    cells = dict(Variants().run(model, chosen))
+    cells = dict(Variants(chosen).run(model))
     assert len(cells) == 15 and [row["id"] for row in Variants().rows(cells)] == [row[2] for row in rows]
-    small = DnaSettings(fasta=chosen.fasta, variants=chosen.variants, batch_tokens=1)
+    small = VariantSettings(fasta=chosen.fasta, variants=chosen.variants, batch_tokens=1)
     for a, b, c in zip(whole, Variants().rows(cells), rows_of(model, small), strict=True):
         assert a["llr_nats"] == pytest.approx(b["llr_nats"], abs=1e-5) == pytest.approx(c["llr_nats"], abs=1e-5)
     half = dict(list(cells.items())[::2])
-    assert dict(Variants().run(model, chosen, finished=half)) == cells
+    assert dict(Variants(chosen).run(model, half)) == cells
 
 
 def test_identity_holds_what_changes_a_number(files):
     model, contigs = tiny(), {"c": letters(100)}
-    base = Variants().identity(model, files(contigs, vcf(("c", 5, ".", "A", "C"))))
-    assert Variants().identity(model, files(contigs, vcf(("c", 6, ".", "A", "C")))) != base
+    base = Variants(files(contigs, vcf(("c", 5, ".", "A", "C")))).identity(model)
+    assert Variants(files(contigs, vcf(("c", 6, ".", "A", "C")))).identity(model) != base
     for options in ({"window": 8}, {"strands": "both"}):
-        assert Variants().identity(model, files(contigs, vcf(("c", 5, ".", "A", "C")), **options)) != base
-    assert Variants().identity(model, files({"c": letters(101)}, vcf(("c", 5, ".", "A", "C")))) != base
+        assert Variants(files(contigs, vcf(("c", 5, ".", "A", "C")), **options)).identity(model) != base
+    assert Variants(files({"c": letters(101)}, vcf(("c", 5, ".", "A", "C")))).identity(model) != base
 
 
 def test_tables_figures_and_terminal(files, tmp_path):
@@ -326,7 +325,7 @@ def test_tables_figures_and_terminal(files, tmp_path):
     )
     results = []
     for label, model in (("one", Composed()), ("two", create_baseline("uniform"))):
-        cells = dict(Variants().run(model, chosen))
+        cells = dict(Variants(chosen).run(model))
         results.append(ModelResult(label, 16, Variants().rows(cells), cells, method=model.config.position))
     out = tmp_path / "out"
     Variants().draw(results, out / "variants.png")

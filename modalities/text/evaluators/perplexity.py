@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from modalities.decoder.scoring import device_of, position_buckets, token_nll
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, batches, mean_of_seeds, standard_error
@@ -18,6 +17,7 @@ from modalities.figures import curves, finish, name_panel, panels, position_curv
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
+from zoo.model import ZooModel
 
 __all__ = ["Perplexity"]
 
@@ -38,14 +38,14 @@ class Perplexity(TextEvaluator):
     scores = (Score("perplexity"), overview)
     default_samples = 8
 
-    def points(self, model: nn.Module) -> tuple[int, ...]:
+    def points(self, model: ZooModel) -> tuple[int, ...]:
         return self.settings.resolved_lengths(self.trained_at(model))
 
-    def identity(self, model: nn.Module) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> dict[str, Any]:
         text = self.heldout_for(model).fingerprint
         return {"text": text, "seed": self.settings.seed, "stretch": max(self.points(model))}
 
-    def cells(self, model: nn.Module) -> list[Cell]:
+    def cells(self, model: ZooModel) -> list[Cell]:
         lengths, heldout = self.points(model), self.heldout_for(model)
         bos, longest = load_tokenizer(model.config.tokenizer).bos_id, max(lengths)
         stretches = _stretches(heldout.items, bos, longest, self.settings.seed, heldout.name)
@@ -56,7 +56,7 @@ class Perplexity(TextEvaluator):
             for k, stretch in enumerate(stretches)
         ]
 
-    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         length, tokens = cell.data["length"], torch.as_tensor(cell.data["tokens"], device=device_of(model))
         count = (len(tokens) - 1) // length * length
         inputs, targets = tokens[:count].view(-1, length), tokens[1 : count + 1].view(-1, length)

@@ -11,11 +11,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from modalities.decoder.scoring import greedy_texts
 from modalities.evaluation import Cell, CellValue, Score, batches
@@ -23,6 +22,7 @@ from modalities.text.data import EncodedDocument
 from modalities.text.needle_words import ADJECTIVES, NOUNS
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
+from zoo.model import ZooModel
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
@@ -82,22 +82,22 @@ class Ruler(TextEvaluator):
     def samples(self) -> int:
         return self.settings.samples or self.default_samples
 
-    def identity(self, model: nn.Module) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> dict[str, Any]:
         text = self.heldout_for(model).fingerprint
         return {"text": text, "seed": self.settings.seed, "samples": self.samples, "new_tokens": MAX_NEW_TOKENS}
 
-    def essay(self, model: nn.Module) -> tuple[str, ...]:
+    def essay(self, model: ZooModel) -> tuple[str, ...]:
         """The words of all held-out documents, one after the other."""
         return _words(self.heldout_for(model).items)
 
-    def points(self, model: nn.Module) -> tuple[int, ...]:
+    def points(self, model: ZooModel) -> tuple[int, ...]:
         lengths = self.settings.resolved_lengths(self.trained_at(model))
         if self.settings.lengths:
             return lengths  # given explicitly: measured, or an error
         shortest = max(_shortest(model.config.tokenizer, self.essay(model), task) for task in RULER_TASKS)
         return tuple(length for length in lengths if length >= shortest)
 
-    def cells(self, model: nn.Module) -> list[Cell]:
+    def cells(self, model: ZooModel) -> list[Cell]:
         tokenizer, essay, seed = model.config.tokenizer, self.essay(model), self.settings.seed
         return [
             Cell(
@@ -113,7 +113,7 @@ class Ruler(TextEvaluator):
             for task in RULER_TASKS
         ]
 
-    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         tokenizer = load_tokenizer(model.config.tokenizer)
         samples, length = cell.data["samples"], cell.data["length"]
         scores: list[float] = []
@@ -124,7 +124,7 @@ class Ruler(TextEvaluator):
                 tokenizer,
                 [prompt for prompt, _ in samples[part]],
                 max_new_tokens=MAX_NEW_TOKENS,
-                finished=[lambda text, a=answers: fraction_found(text, a) == 1.0 for answers in wanted],
+                finished=[partial(_all_found, references=answers) for answers in wanted],
             )
             scores += [fraction_found(text, answers) for text, answers in zip(texts, wanted, strict=True)]
         return {"length": length, "task": cell.data["task"], "samples": len(scores), "score": sum(scores) / len(scores)}
@@ -143,6 +143,10 @@ def fraction_found(text: str, references: tuple[str, ...]) -> float:
     return sum(reference.lower() in lowered for reference in references) / len(references)
 
 
+def _all_found(text: str, references: tuple[str, ...]) -> bool:
+    return fraction_found(text, references) == 1.0
+
+
 def make_ruler_sample(
     task: RulerTask, length: int, tokenizer: Tokenizer, essay: tuple[str, ...], rng: np.random.Generator
 ) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -155,9 +159,9 @@ def make_ruler_sample(
     values = [_distinct(task.value, task.num_values, rng) for _ in keys]
     needles = [NEEDLE.format(kind=task.value, key=k, value=v) for k, vs in zip(keys, values, strict=True) for v in vs]
     needles = [needles[i] for i in rng.permutation(len(needles))]
-    asked = rng.permutation(task.num_keys)[: task.num_queries]
-    query = ", ".join(keys[i] for i in asked[:-1]) + ", and " * (len(asked) > 1) + keys[asked[-1]]
-    references = tuple(value for i in asked for value in values[i])
+    queried = rng.permutation(task.num_keys)[: task.num_queries]
+    query = ", ".join(keys[i] for i in queried[:-1]) + ", and " * (len(queried) > 1) + keys[queried[-1]]
+    references = tuple(value for i in queried for value in values[i])
     head, tail = HEAD, TAIL
     kind = task.value
     if len(references) == 1:  # RULER's own grammar for one answer

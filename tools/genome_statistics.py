@@ -1,4 +1,4 @@
-"""What a genome is made of, counted a few million bases at a time."""
+"""Composition of a genome, counted a few million bases at a time (tools/prepare_genome.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Composition:
     """Counts of a contig, or of several together. All but `length` and `soft_masked` are of known bases alone.
 
     counts: of A, C, G and T. cpg: places where a G follows a C on this strand. unknown_runs, longest_unknown: stretches
-    of what is not A, C, G or T, and the bases of the longest.
+    of anything but A, C, G and T, and the length of the longest.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Composition:
         return self.soft_masked / self.length
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, counts and what follows from them."""
+        """JSON values: counts, and what follows from them."""
         return {
             "name": self.name,
             "length": self.length,
@@ -86,10 +86,10 @@ def contig_statistics(genome: Genome, contig: Contig) -> Composition:
 
 
 def total(parts: Iterable[Composition], name: str = "total") -> Composition:
-    """Several contigs as one. ValueError where there is none."""
+    """Several contigs as one. ValueError for none."""
     parts = tuple(parts)
     if not parts:
-        raise ValueError("no contig to sum up")
+        raise ValueError("no contig to add up")
     a, c, g, t = (sum(part.counts[base] for part in parts) for base in range(4))
     return Composition(
         name,
@@ -103,5 +103,5 @@ def total(parts: Iterable[Composition], name: str = "total") -> Composition:
 
 
 def genome_statistics(genome: Genome) -> tuple[Composition, ...]:
-    """The composition of every contig, in the genome's order; `total` sums them up."""
+    """The composition of every contig, in the genome's order; `total` adds them up."""
     return tuple(contig_statistics(genome, contig) for contig in genome.contigs)

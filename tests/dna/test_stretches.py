@@ -1,14 +1,16 @@
-"""Held-out stretches: where they lie, that they stay, and what is said where there is no room."""
+"""Held-out stretches: where they lie, what they depend on, and errors where there is no room."""
 
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from modalities.dna.baselines.markov import fit
 from modalities.dna.bases import decode
-from modalities.dna.held_out import DnaSource, HeldOut, held_out, source_name, unknown_bases
-from modalities.dna.markov import fit
-from modalities.dna.settings import DnaEvaluator, DnaSettings
+from modalities.dna.data import open_heldout
+from modalities.dna.evaluators import EVALUATORS
+from modalities.dna.genome import RunCounter
+from modalities.dna.sources import find_source
 
 
 def write(folder, contigs, rows):
@@ -17,7 +19,7 @@ def write(folder, contigs, rows):
     fasta, bed = folder / "g.fa", folder / "g.bed"
     fasta.write_text("".join(f">{name}\n{letters}\n" for name, letters in contigs.items()))
     bed.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
-    return DnaSource(str(fasta), str(bed))
+    return find_source(str(fasta), bed)
 
 
 def texts(data):
@@ -34,7 +36,7 @@ def source(tmp_path):
 
 
 def test_stretches_lie_apart_inside_held_out_regions_with_few_unknown_bases(source):
-    data = HeldOut(source)
+    data = open_heldout(source).items
     found = data.stretches(50, 12, seed=1)
     assert {name: len(stretches) for name, stretches in found.items()} == {"a": 12, "b": 12}
     for name, stretches in found.items():
@@ -47,20 +49,20 @@ def test_stretches_lie_apart_inside_held_out_regions_with_few_unknown_bases(sour
 
 
 def test_stretches_depend_on_the_seed_and_on_nothing_else(source, tmp_path):
-    data = HeldOut(source)
-    assert data.stretches(64, 4, seed=3) == HeldOut(source).stretches(64, 4, seed=3)
+    data = open_heldout(source).items
+    assert data.stretches(64, 4, seed=3) == open_heldout.__wrapped__(source).items.stretches(64, 4, seed=3)
     assert data.stretches(64, 4, seed=3) != data.stretches(64, 4, seed=4)
     alone = write(tmp_path, {"b": decode(data.genome.codes("b"))}, [("b", 0, 900, "heldout")])
-    assert HeldOut(alone).stretches(64, 4, seed=3)["b"] == data.stretches(64, 4, seed=3)["b"]
+    assert open_heldout(alone).items.stretches(64, 4, seed=3)["b"] == data.stretches(64, 4, seed=3)["b"]
 
 
 def test_contigs_without_room_are_left_out_and_none_at_all_is_an_error(source, tmp_path):
-    data = HeldOut(source)
+    data = open_heldout(source).items
     assert list(data.stretches(800, 5, seed=0)) == ["a", "b"]
     (stretch,) = data.stretches(900, 5, seed=0)["a"]  # 1000 to 3000 has no 900 bases beside its gap
     assert (stretch.start, stretch.stop) == (3100, 4000)
     tail = [("a", 0, 1000, "train"), ("a", 1000, 4000, "heldout"), ("b", 0, 900, "heldout")]
-    assert list(HeldOut(write(tmp_path / "tail", texts(data), tail)).stretches(1800, 5, seed=0)) == ["a"]
+    assert list(open_heldout(write(tmp_path / "tail", texts(data), tail)).items.stretches(1800, 5, seed=0)) == ["a"]
     with pytest.raises(
         ValueError, match=r"no held-out region .* has 2001 bases in one piece.* longest region has 2000"
     ):
@@ -70,7 +72,7 @@ def test_contigs_without_room_are_left_out_and_none_at_all_is_an_error(source, t
 
 
 def test_reaching_is_the_length_that_most_held_out_bases_have_room_for(source):
-    data = HeldOut(source)
+    data = open_heldout(source).items
     assert data.reaching(0.5) == 2000  # a has 2900 of 3800 bases, in pieces of 2000 and 900
     assert data.reaching(0.9) == 900
 
@@ -81,33 +83,47 @@ def test_unknown_bases_are_counted_from_runs():
     edges = np.flatnonzero(np.diff(np.concatenate([[0], codes == 4, [0]]).astype(int)))
     starts = np.arange(440)
     expected = [int((codes[s : s + 60] == 4).sum()) for s in starts]
-    assert unknown_bases(edges.reshape(-1, 2), starts, 60).tolist() == expected
-    assert unknown_bases(np.zeros((0, 2), np.int64), starts, 60).tolist() == [0] * 440
+    assert RunCounter(edges.reshape(-1, 2)).count(starts, starts + 60).tolist() == expected
+    none = RunCounter(np.zeros((0, 2), np.int64))
+    assert not none and none.count(starts, starts + 60).tolist() == [0] * 440
 
 
 def test_fingerprint_follows_bases_and_split(source, tmp_path):
-    before = HeldOut(source).fingerprint
+    before = open_heldout(source).fingerprint
     bed = tmp_path / "other.bed"
     bed.write_text("a\t0\t1000\ttrain\nb\t0\t900\theldout\n")
-    assert HeldOut(DnaSource(source.source, str(bed))).fingerprint != before
-    assert HeldOut(source).fingerprint == before
+    assert open_heldout(find_source(str(source.files[0]), bed)).fingerprint != before
+    assert open_heldout.__wrapped__(source).fingerprint == before
 
 
-def test_a_source_has_a_name_and_comes_from_a_recipe():
-    source = DnaEvaluator.source_of(None, {"source": "x.fa", "split": "x.bed", "tokenizer": "kmer:6", "context": 9})
-    assert source == DnaSource("x.fa", "x.bed")
-    assert source_name(source) == "x.fa split by x.bed"
-    assert source_name(None) == source_name(DnaSource()) == source_name("yeast-chr01") == "yeast-chr01"
-    assert held_out(None) is held_out("yeast-chr01")
+def test_a_source_is_that_of_settings_or_of_training(source):
+    kind = EVALUATORS["bits"]
+    fasta, bed = str(source.files[0]), str(source.bed)
+    trained_on = {"source": fasta, "split": bed, "tokenizer": "kmer:6", "context": 9}
+    assert kind(None, trained_on).source == kind(kind.settings_class(source=fasta, split=bed)).source == source
+    assert kind(None, trained_on).source_name == f"{fasta} split by {bed}"
+    assert kind(kind.settings_class(source="yeast-chr01"), trained_on).source == kind().source == find_source()
+    assert kind().source_name == "yeast-chr01" and kind().heldout is open_heldout(find_source("yeast-chr01"))
 
 
-def test_settings_are_checked():
-    assert DnaSettings().resolved_lengths(10) == (10, 20, 40, 80, 160, 320, 640)
-    for bad in ({"strands": "bot"}, {"new_bases": 0}, {"temperature": -1.0}, {"window": 0}):
-        with pytest.raises(ValueError, match=str(next(iter(bad)))):
-            DnaSettings(**bad)
-    with pytest.raises(ValueError, match="did you mean 'both'"):
-        DnaSettings(strands="bot")
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("bits", {"strands": "bot"}),
+        ("bits", {"split": "some.bed"}),
+        ("completion", {"new_bases": 0}),
+        ("completion", {"temperature": -1.0}),
+        ("score", {"window": 0}),
+        ("score", {"samples": 3}),
+    ],
+)
+def test_settings_are_checked(name, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        EVALUATORS[name].settings_class(**wrong)
+
+
+def test_default_lengths():
+    assert EVALUATORS["bits"].settings_class().resolved_lengths(10) == (10, 20, 40, 80, 160, 320, 640)
 
 
 def test_regions_that_share_bases_count_once(tmp_path):
@@ -115,7 +131,8 @@ def test_regions_that_share_bases_count_once(tmp_path):
     once = [("a", 0, 3000, "heldout"), ("a", 3000, 6000, "train")]
     twice = [("a", 0, 2000, "heldout"), ("a", 1000, 3000, "heldout"), *once[1:], ("a", 3500, 5000, "train")]
     plain, shared = (
-        HeldOut(write(tmp_path / name, {"a": letters}, rows)) for name, rows in (("once", once), ("twice", twice))
+        open_heldout(write(tmp_path / name, {"a": letters}, rows)).items
+        for name, rows in (("once", once), ("twice", twice))
     )
     assert shared.stretches(500, 100, 0) == plain.stretches(500, 100, 0)
     tables = [fit(data.genome, data.regions, 2).tables[-1] for data in (plain, shared)]

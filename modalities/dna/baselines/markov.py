@@ -1,10 +1,10 @@
-"""Markov chains of DNA of order 0 to 12, fitted on both strands: the baseline that a model of DNA has to beat.
+"""Markov chains of DNA of order 0 to 12, fitted on both strands.
 
 p_k(x | c) = (n(c x) + τ_k p_{k−1}(x | c')) / (n(c) + τ_k), where c' is c without its first base and p_{−1} = 1/4: a Dirichlet
 prior around the chain of the order below, worth τ_k observations. n counts stretches of ORDER+1 known bases of the training
-regions and of their reverse complements; lower orders are summed out of one table. Each τ_k is the likeliest of a grid, in
-turn from order 0, for a fixed pseudo-random fiftieth of the training regions that the counts then leave out; the counts of
-all training regions are what is kept. Nothing held out is looked at.
+regions and of their reverse complements; lower orders are summed out of one table. Each τ_k, in turn from order 0, is the
+likeliest of a grid on a fixed pseudo-random fiftieth of the training regions, with counts of the rest; the counts of all
+training regions are then kept. Held-out bases are never read.
 """
 
 from __future__ import annotations
@@ -15,22 +15,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from modalities.dna.baselines.base import VERSION, Baseline, BaselineConfig
 from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
-from modalities.dna.held_out import fingerprint
-from modalities.dna.splits import Region, joined, select
+from modalities.dna.splits import Region, joined, select, split_fingerprint
+from modalities.dna.stretches import GenomeSplit
+from modalities.dna.writing import SequenceWriter
 from modalities.evaluation import batches
-from modalities.store import replacing, write_json
-from modalities.text.sources import data_folder
+from modalities.files import data_folder
+from modalities.heldout import Heldout
+from zoo.files import replacing, write_json
+
+__all__ = ["ORDER", "Markov", "MarkovChain", "fit", "load"]
 
 ORDER = 12
-VERSION = 1  # raised when counts or the choice of τ change, so that tables of before are not reused
 TAUS = tuple(digit * 10.0**power for power in range(7) for digit in (1, 2, 5))  # 1 to 5 million
-BLOCK = 4096  # bases in a piece of training data that is held back or not
-HELD_BACK = 0.02
-MOST_HELD_BACK = 256  # blocks: a million bases are enough to choose a number by
-CHUNK = 1 << 20  # bases worked on at a time
+BLOCK = 4096  # bases in a piece of training data that is set aside to choose τ, or not
+ASIDE = 0.02
+MOST_ASIDE = 256  # blocks: a million bases are enough
+CHUNK = 1 << 20  # bases counted at a time
+SCORED = 1 << 18  # bases scored at a time
 
 
 @dataclass(frozen=True)
@@ -47,9 +54,9 @@ class Markov:
     taus: tuple[float, ...]
 
     def probabilities(self, windows: np.ndarray, order: int | None = None) -> np.ndarray:
-        """(B, T, 4) float64: p_k of each base at each place of windows (B, T) of codes, after what the window says before it.
+        """(B, T, 4) float64: p_k of each base at each place of windows (B, T) of codes, given what precedes it there.
 
-        k is ``order``, or the known bases since the start of the window or the last unknown one, where these are fewer.
+        k is `order`, or the number of known bases since the window's start or the last unknown base, where that is less.
         """
         order = len(self.tables) - 1 if order is None else order
         codes, known = contexts(windows, order)
@@ -61,16 +68,69 @@ class Markov:
         return p.reshape(*windows.shape, 4)
 
 
-def load(genome: Genome, regions: Sequence[Region]) -> Markov:
-    """The chain of order ORDER of the training regions, from the cache in the data folder, or fitted and put there.
+class MarkovChain(Baseline, SequenceWriter):
+    """A chain of one order; the table of the last source is kept, for all orders.
 
-    The table is a file of 4^(ORDER+1) uint32, 268 MB, that is mapped and not read.
+    Raises RuntimeError where it scores before `fit`.
+    """
+
+    _kept: tuple[str, Markov] | None = None  # of the class: one table serves all orders
+
+    def __init__(self, config: BaselineConfig) -> None:
+        super().__init__(config)
+        self.order = int(config.position.removeprefix("markov-"))
+        self.source: Heldout[GenomeSplit] | None = None
+
+    def fit(self, data: Heldout[GenomeSplit]) -> None:
+        """Count when first used."""
+        self.source = data
+
+    @property
+    def chain(self) -> Markov:
+        if self.source is None:
+            raise RuntimeError(f"{self.config.position} is not fitted: call fit(open_heldout(source)) first")
+        if MarkovChain._kept is None or MarkovChain._kept[0] != self.source.fingerprint:
+            MarkovChain._kept = self.source.fingerprint, load(self.source.items.genome, self.source.items.regions)
+        return MarkovChain._kept[1]
+
+    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
+        nll, correct = np.empty(windows.shape), np.empty(windows.shape)
+        for part in batches(windows.shape[1], max(1, SCORED // len(windows))):
+            before = min(part.start, self.order)  # a context is all that a chunk needs of the previous one
+            read = windows[:, part.start - before : part.stop]
+            p = self.chain.probabilities(read, self.order)[:, before:]
+            true = np.minimum(read[:, before:], UNKNOWN - 1).astype(np.int64)[..., None]
+            nll[:, part] = -np.log(np.take_along_axis(p, true, axis=-1)[..., 0])
+            best = p == p.max(-1, keepdims=True)
+            correct[:, part] = (np.take_along_axis(best, true, axis=-1) / best.sum(-1, keepdims=True))[..., 0]
+        return torch.from_numpy(nll), torch.from_numpy(correct)
+
+    def write_bases(self, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int) -> np.ndarray:
+        """(B, new_bases) codes after prompts (B, P): drawn from p^(1/temperature), the likeliest at temperature 0."""
+        rng, known = np.random.default_rng(seed), prompts[:, -max(1, self.order) :]
+        for _ in range(new_bases):
+            last = known[:, -max(1, self.order) :]
+            read = np.concatenate([last, np.zeros_like(last[:, :1])], axis=1)
+            p = self.chain.probabilities(read, self.order)[:, -1]
+            if temperature > 0:
+                p = np.exp((np.log(p) - np.log(p.max(1, keepdims=True))) / temperature)
+                chosen = (rng.random((len(p), 1)) * p.sum(1, keepdims=True) >= p.cumsum(1)).sum(1)
+            else:
+                chosen = p.argmax(1)
+            known = np.concatenate([known, chosen[:, None].astype(known.dtype)], axis=1)
+        return known[:, -new_bases:]
+
+
+def load(genome: Genome, regions: Sequence[Region]) -> Markov:
+    """The chain of order ORDER of the training regions, from the cache in the data folder, or fitted and stored there.
+
+    The table is a memory-mapped file of 4^(ORDER+1) uint32, 268 MB.
 
     Raises:
         ValueError: for a damaged file, which it names, and for regions without a training split.
     """
     train = joined(select(regions, "train"))
-    digest = hashlib.sha256(f"{VERSION} {ORDER} {fingerprint(genome, train)}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{VERSION} {ORDER} {split_fingerprint(genome, train)}".encode()).hexdigest()[:16]
     path = data_folder() / "cache" / f"markov-{digest}.npy"
     notes = path.with_suffix(".json")
     if not (path.exists() and notes.exists()):  # the notes are written last
@@ -85,20 +145,20 @@ def load(genome: Genome, regions: Sequence[Region]) -> Markov:
         if table.shape != (4 ** (ORDER + 1),) or table.dtype != np.uint32 or len(taus) != ORDER + 1:
             raise ValueError(f"{table.dtype} {table.shape} and {len(taus)} pseudo-counts")
     except (ValueError, KeyError, TypeError, EOFError) as error:
-        raise ValueError(f"{path} or {notes.name} is damaged ({error}); delete it, and it is made again") from error
+        raise ValueError(f"{path} or {notes.name} is damaged ({error}); delete it to fit the chain again") from error
     return Markov(_lower_orders(table), taus)
 
 
 def fit(genome: Genome, regions: Sequence[Region], order: int = ORDER) -> Markov:
-    """The chain of the training regions among ``regions``; the pieces that choose the τ are counted last."""
+    """The chain of the training regions among `regions`; the pieces that choose the τ are counted last."""
     train = joined(select(regions, "train"))
-    counted, held_back = _pieces(train)
+    counted, aside = _pieces(train)
     table = np.zeros(4 ** (order + 1), np.uint32)  # a count fits: it is at most twice the longest run of one k-mer
     for region in counted:
         _count(genome, region.contig, region.start, region.stop, table, order + 1)
-    chosen = np.concatenate([_known_apart(genome, region) for region in held_back])
+    chosen = np.concatenate([_known_apart(genome, region) for region in aside])
     taus = _choose_taus(_lower_orders(_both_strands(table, order + 1)), chosen)
-    for region in held_back:  # with what reaches into it from both sides
+    for region in aside:  # with the contexts that reach into it from both sides
         home = next(r for r in train if r.contig == region.contig and r.start <= region.start < r.stop)
         start, stop = max(region.start - order, home.start), min(region.stop + order, home.stop)
         _count(genome, region.contig, start, stop, table, order + 1)
@@ -107,14 +167,14 @@ def fit(genome: Genome, regions: Sequence[Region], order: int = ORDER) -> Markov
 
 def contexts(windows: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
     """Of every base of windows (B, T), both (B·T,) int64: the number whose last 2k bits are the k bases before it, k up to
-    ``order``, the nearest being the least significant digit; and how many known bases there are right before it."""
+    `order`, the nearest in the least significant digit; and how many known bases directly precede it."""
     unknown = windows >= UNKNOWN
     digits = np.where(unknown, 0, windows).astype(np.int64)
     codes = np.zeros_like(digits)
     for back in range(1, min(order, windows.shape[1] - 1) + 1):
         codes[:, back:] |= digits[:, :-back] << 2 * (back - 1)
     place = np.arange(windows.shape[1])
-    since = np.maximum.accumulate(np.where(unknown, place + 1, 0), axis=1)  # where the known bases up to here begin
+    since = np.maximum.accumulate(np.where(unknown, place + 1, 0), axis=1)  # start of the known bases up to here
     known = place - np.concatenate([np.zeros_like(since[:, :1]), since[:, :-1]], axis=1)
     return codes.reshape(-1), known.reshape(-1)
 
@@ -124,7 +184,7 @@ def _posterior(counts: np.ndarray, tau: float, prior: np.ndarray) -> np.ndarray:
 
 
 def _choose_taus(tables: Sequence[np.ndarray], codes: np.ndarray) -> tuple[float, ...]:
-    """For each order in turn the τ of TAUS, the least of equals, under which ``codes`` (N,) are likeliest."""
+    """For each order in turn the τ of TAUS, the least of equals, under which `codes` (N,) are likeliest."""
     windows = codes[None]
     context, known = contexts(windows, len(tables) - 1)
     scored = np.flatnonzero(codes < UNKNOWN)
@@ -142,15 +202,15 @@ def _choose_taus(tables: Sequence[np.ndarray], codes: np.ndarray) -> tuple[float
 
 
 def _pieces(regions: Sequence[Region]) -> tuple[list[Region], list[Region]]:
-    """Training regions cut into what is counted and what is held back, neighbours of one kind in one piece."""
+    """Training regions cut into what is counted and what is set aside, neighbours of one kind in one piece."""
     total = sum(region.stop - region.start for region in regions)
-    block = min(BLOCK, max(1, round(HELD_BACK * total)))
+    block = min(BLOCK, max(1, round(ASIDE * total)))
     blocks = [
         (region, start, min(start + block, region.stop))
         for region in regions
         for start in range(region.start, region.stop, block)
     ]
-    number = min(MOST_HELD_BACK, max(1, round(HELD_BACK * len(blocks))))
+    number = min(MOST_ASIDE, max(1, round(ASIDE * len(blocks))))
     aside = set(np.random.default_rng(0).choice(len(blocks), number, replace=False).tolist())
     pieces: tuple[list[Region], list[Region]] = ([], [])
     before: tuple[Region, bool] | None = None
@@ -164,19 +224,19 @@ def _pieces(regions: Sequence[Region]) -> tuple[list[Region], list[Region]]:
 
 
 def _known_apart(genome: Genome, region: Region) -> np.ndarray:
-    """The codes of a region and an unknown base after it, so that no context reaches over its end."""
+    """The codes of a region and an unknown base after it, so that no context crosses its end."""
     return np.append(genome.codes(region.contig, region.start, region.stop), np.uint8(UNKNOWN))
 
 
 def _count(genome: Genome, contig: str, start: int, stop: int, table: np.ndarray, size: int) -> None:
-    """Add the stretches of ``size`` known bases inside [start, stop), as written, to ``table`` (4^size,)."""
+    """Add the stretches of `size` known bases inside [start, stop), as written, to `table` (4^size,)."""
     for part in batches(max(0, stop - start - size + 1), CHUNK):
         words = kmers(genome.codes(contig, start + part.start, start + part.stop + size - 1), size)
         np.add.at(table, words, np.uint32(1))
 
 
 def kmers(codes: np.ndarray, size: int) -> np.ndarray:
-    """Numbers, uint32, of the stretches of ``size`` ≤ 16 known bases in codes (N,), in order: first base most significant."""
+    """Numbers, uint32, of the stretches of `size` ≤ 16 known bases in codes (N,), in order; first base most significant."""
     unknown = codes >= UNKNOWN
     word, length = np.where(unknown, 0, codes).astype(np.uint32), 1
     words, done = None, 0  # doubling: 13 = 1 + 4 + 8
@@ -194,13 +254,13 @@ def kmers(codes: np.ndarray, size: int) -> np.ndarray:
 
 
 def _both_strands(table: np.ndarray, size: int) -> np.ndarray:
-    """Counts (4^size,) of k-mers and of their reverse complements: each digit d becomes 3 − d, and their order turns."""
+    """Counts (4^size,) of k-mers and of their reverse complements: each digit d becomes 3 − d, and their order reverses."""
     digits = table.reshape((4,) * size)
     return (digits + digits[(slice(None, None, -1),) * size].transpose()).reshape(-1)
 
 
 def _lower_orders(table: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Counts (4^(k+1),) as (4^j, 4) for j = 0 .. k: the first base of each summed out, again and again."""
+    """Counts (4^(k+1),) as (4^j, 4) for j = 0 .. k: the first base summed out repeatedly."""
     tables = [table.reshape(-1, 4)]
     while len(tables[0]) > 1:
         tables.insert(0, tables[0].reshape(4, -1, 4).sum(0, dtype=np.int64))

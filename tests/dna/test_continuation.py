@@ -6,46 +6,44 @@ import json
 import math
 from collections import Counter
 from itertools import chain
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 from modalities.dna.baselines import create_baseline
+from modalities.dna.baselines.base import BaselineConfig
 from modalities.dna.bases import decode, encode
-from modalities.dna.completion import (
+from modalities.dna.evaluators.completion import (
     WINDOW,
     Completion,
-    Spectrum,
+    CompletionSettings,
     chance,
-    complete,
     gc_correlation,
     gc_trajectory,
-    jensen_shannon,
-    kmer_counts,
 )
-from modalities.dna.held_out import DnaSource
+from modalities.dna.evaluators.spectrum import Spectrum, SpectrumSettings, jensen_shannon, kmer_counts
+from modalities.dna.genome import open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
-from modalities.dna.settings import DnaSettings
-from modalities.dna.terminal import by_agreement
+from modalities.dna.sources import find_source
+from modalities.dna.splits import load_regions
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
+from modalities.dna.writing import SequenceWriter, write_bases
 from modalities.evaluation import ModelResult
 
 NEW = 60
 
 
-class Writer(nn.Module):
-    """Writes ``text(prompt)`` after each prompt."""
+class Writer(nn.Module, SequenceWriter):
+    """Writes `text(prompt)` after each prompt."""
 
     def __init__(self, text):
         super().__init__()
-        self.config = SimpleNamespace(position="writer", tokenizer="bases", train_context=16, ssmax=False)
+        self.config = BaselineConfig("writer", train_context=16)
         self.text, self.prompts = text, []
 
-    def complete(self, prompts, *, new_bases, temperature, seed):
+    def write_bases(self, prompts, *, new_bases, temperature, seed):
         self.prompts += [decode(prompt) for prompt in prompts]
         return np.stack([self.text(decode(prompt))[:new_bases] for prompt in prompts])
 
@@ -83,11 +81,17 @@ def source(tmp_path_factory):
     (folder / "g.fa").write_text("".join(f">{name}\n{text}\n" for name, text in texts.items()))
     splits = {"a": "train"} | dict.fromkeys("bcd", "heldout")
     (folder / "g.bed").write_text("".join(f"{name}\t0\t3000\t{split}\n" for name, split in splits.items()))
-    return DnaSource(str(folder / "g.fa"), str(folder / "g.bed")), texts
+    return {"source": str(folder / "g.fa"), "split": str(folder / "g.bed")}, texts
 
 
-def settings(source, **options):
-    return DnaSettings(source=source[0], new_bases=NEW, **({"samples": 12, "lengths": (24, 64)} | options))
+def completion(source, **options):
+    return Completion(
+        CompletionSettings(**{"new_bases": NEW, "samples": 12, "lengths": (24, 64)} | source[0] | options)
+    )
+
+
+def spectrum(source, **options):
+    return Spectrum(SpectrumSettings(**{"new_bases": NEW, "samples": 12, "lengths": (24, 64)} | source[0] | options))
 
 
 def after(texts):
@@ -101,8 +105,8 @@ def after(texts):
     return text
 
 
-def rows_of(evaluator, model, chosen):
-    return evaluator.rows(dict(evaluator.run(model, chosen)))
+def rows_of(evaluator, model):
+    return evaluator.rows(dict(evaluator.run(model)))
 
 
 # --------------------------------------------------------------------------------------------------------------- numbers
@@ -155,7 +159,7 @@ def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
     """Read anew for every token, without a cache. A prompt that is no whole number of k-mers loses its first bases."""
     model, every = tiny(tokenizer), load_tokenizer(tokenizer)
     prompts = np.random.default_rng(3).integers(0, 4, (3, 20)).astype(np.uint8)
-    written = complete(model, prompts, new_bases=14, temperature=0, seed=0)
+    written = write_bases(model, prompts, new_bases=14, temperature=0, seed=0)
     assert written.shape == (3, 14)
     for prompt, text in zip(prompts, written, strict=True):
         ids = [every.bos_id, *every.encode(prompt[left_out:]).ids]
@@ -165,38 +169,36 @@ def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
 
 
 def test_bpe_writes_as_many_bases_as_asked(tmp_path, source):
-    from modalities.dna.genome import open_genome
-    from modalities.dna.splits import load_regions
-
-    genome = open_genome(source[0].source)
-    train_bpe(genome, load_regions(source[0].source, genome, source[0].split), 24, tmp_path / "bpe.json")
+    found = find_source(*source[0].values())
+    genome = open_genome(found)
+    train_bpe(genome, load_regions(found, genome), 24, tmp_path / "bpe.json")
     model = tiny(str(tmp_path / "bpe.json"))
     prompts = np.stack([encode(text[:40]) for text in source[1].values()])  # of different numbers of tokens
-    written = complete(model, prompts, new_bases=33, temperature=1.0, seed=4)
+    written = write_bases(model, prompts, new_bases=33, temperature=1.0, seed=4)
     assert written.shape == (4, 33) and written.max() < 4
-    alone = complete(model, prompts[1:2], new_bases=33, temperature=0, seed=4)
-    np.testing.assert_array_equal(complete(model, prompts, new_bases=33, temperature=0, seed=4)[1], alone[0])
+    alone = write_bases(model, prompts[1:2], new_bases=33, temperature=0, seed=4)
+    np.testing.assert_array_equal(write_bases(model, prompts, new_bases=33, temperature=0, seed=4)[1], alone[0])
 
 
 def test_what_cannot_write_says_so():
     with pytest.raises(ValueError, match="gzip cannot continue"):
-        complete(create_baseline("gzip"), np.zeros((1, 8), np.uint8), new_bases=4, temperature=1, seed=0)
+        write_bases(create_baseline("gzip"), np.zeros((1, 8), np.uint8), new_bases=4, temperature=1, seed=0)
 
 
 # ------------------------------------------------------------------------------------------------------------ completion
 
 
 def test_the_truth_scores_in_full(source):
-    for row in rows_of(Completion(), Writer(after(source[1])), settings(source)):
+    for row in rows_of(completion(source), Writer(after(source[1]))):
         assert row["accuracy"] == 1 and row["gc_r"] == pytest.approx(1) and row["gc_error"] == 0
         assert row["undefined"] == 0 and row["prompts"] == 12 and 0.25 < row["chance"] < 0.4
 
 
 def test_a_constant_text_has_no_correlation(source):
     writer = Writer(lambda _: np.zeros(NEW, np.uint8))
-    row = rows_of(Completion(), writer, settings(source))[0]
+    row = rows_of(completion(source), writer)[0]
     assert row["undefined"] == 12 and math.isnan(row["gc_r"]) and math.isnan(row["gc_r_standard_error"])
-    cells = dict(Completion().run(writer, settings(source)))
+    cells = dict(completion(source).run(writer))
     truth = [text for cell in cells.values() if cell["length"] == 24 for text in cell["truth"]]
     assert row["accuracy"] == pytest.approx(np.mean([text.count("A") / NEW for text in truth]))
     strong = np.mean([gc_trajectory(encode(text)[None]).mean() for text in truth])
@@ -205,7 +207,7 @@ def test_a_constant_text_has_no_correlation(source):
 
 def test_continuations_are_the_same_at_every_length(source):
     writer = Writer(after(source[1]))
-    cells = dict(Completion().run(writer, settings(source, samples=30)))
+    cells = dict(completion(source, samples=30).run(writer))
     by_length = {n: [c for c in cells.values() if c["length"] == n] for n in (24, 64)}
     truth, places = (
         {n: list(chain.from_iterable(c[key] for c in part)) for n, part in by_length.items()}
@@ -226,41 +228,41 @@ def test_continuations_are_the_same_at_every_length(source):
 def test_sampling_follows_the_seed_alone(source):
     model, found = tiny(), {}
     for key, options in {"a": {}, "b": {}, "c": {"seed": 7}, "greedy": {"temperature": 0.0}}.items():
-        found[key] = dict(Completion().run(model, settings(source, samples=4, **options)))
+        found[key] = dict(completion(source, samples=4, **options).run(model))
     assert found["a"] == found["b"] and found["a"] != found["c"] and found["a"] != found["greedy"]
     stored = json.loads(json.dumps(found["a"]))
     first = next(iter(stored))
-    resumed = dict(Completion().run(model, settings(source, samples=4), finished={first: stored[first]}))
+    resumed = dict(completion(source, samples=4).run(model, {first: stored[first]}))
     assert Completion().rows(resumed) == Completion().rows(found["a"])
 
 
 def test_identity_holds_what_changes_a_number(source):
-    model, base = tiny(), Completion().identity(tiny(), settings(source))
+    model, base = tiny(), completion(source).identity(tiny())
     changed = [{"seed": 1}, {"samples": 5}, {"temperature": 0.5}, {"batch_tokens": 64}, {"lengths": (24, 65)}]
     for options in changed:
-        assert Completion().identity(model, settings(source, **options)) != base, options
-    greedy = [settings(source, temperature=0.0, batch_tokens=n) for n in (64, 128)]
-    assert Completion().identity(model, greedy[0]) == Completion().identity(model, greedy[1])
+        assert completion(source, **options).identity(model) != base, options
+    greedy = [completion(source, temperature=0.0, batch_tokens=n).identity(model) for n in (64, 128)]
+    assert greedy[0] == greedy[1]
 
 
 def test_requests_that_cannot_be_served(source):
     with pytest.raises(ValueError, match="at least 50 bases"):
-        Completion().cells(tiny(), DnaSettings(source=source[0], new_bases=49))
+        CompletionSettings(new_bases=49)
     with pytest.raises(ValueError, match=r"no held-out region .* has 4096 known bases and 60 more .* longest has 3000"):
-        Completion().cells(tiny(), settings(source, lengths=(24, 4096)))
+        completion(source, lengths=(24, 4096)).cells(tiny())
 
 
 def test_default_prompts_are_those_there_is_room_for(source):
-    assert Completion().points(tiny(), DnaSettings(source=source[0])) == (16, 64, 256)
+    assert Completion(CompletionSettings(**source[0])).points(tiny()) == (16, 64, 256)
     long = create_baseline("markov-1", 512)
-    assert Completion().points(long, DnaSettings(source=source[0])) == (512, 2048)
+    assert Completion(CompletionSettings(**source[0])).points(long) == (512, 2048)
 
 
 # -------------------------------------------------------------------------------------------------------------- spectrum
 
 
 def test_the_truth_lies_on_the_floor(source):
-    rows = rows_of(Spectrum(), Writer(after(source[1])), settings(source, samples=20))
+    rows = rows_of(spectrum(source, samples=20), Writer(after(source[1])))
     assert [row["k"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert all(row["excess"] == pytest.approx(0, abs=1e-12) and row["floor"] > 0 for row in rows)
     floors = [row["floor"] for row in rows]
@@ -270,54 +272,24 @@ def test_the_truth_lies_on_the_floor(source):
 def test_a_chain_of_the_right_composition_lies_near_the_floor_and_another_text_above(source):
     rng = np.random.default_rng(8)
     draw = lambda p: Writer(lambda _: rng.choice(4, NEW, p=p).astype(np.uint8))  # noqa: E731
-    right, wrong = (
-        rows_of(Spectrum(), draw(p), settings(source, samples=40))[0] for p in ((0.3, 0.2, 0.1, 0.4), (0.25,) * 4)
-    )
+    right, wrong = (rows_of(spectrum(source, samples=40), draw(p))[0] for p in ((0.3, 0.2, 0.1, 0.4), (0.25,) * 4))
     assert abs(right["excess"]) < 0.003 < 0.01 < wrong["excess"]
     assert right["floor"] == wrong["floor"]
 
 
 def test_two_halves_need_two_continuations(source):
     with pytest.raises(ValueError, match="two halves"):
-        Spectrum().cells(tiny(), settings(source, samples=1))
-
-
-# --------------------------------------------------------------------------------------------------------------- showing
-
-
-def test_bases_that_agree_are_told_by_case():
-    assert by_agreement("ACGTA", "ACCTG") == ("AC T ", "  c g")
-
-
-def test_figures_and_terminal(tmp_path, source):
-    results = []
-    for n, model in enumerate((Writer(after(source[1])), tiny())):
-        cells = dict(Completion().run(model, settings(source, samples=3, lengths=(24, 16, 64))))
-        rows = Completion().rows(cells)
-        results.append(ModelResult(f"model {n}", 16, rows, cells, method=("goat", "ggd")[n]))
-    Completion().draw(results, tmp_path / "completion.png")
-    assert {p.name for p in tmp_path.iterdir()} == {"completion.png", "completion_text.png"}
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    Completion().show(results, console)
-    text = console.export_text()
-    cell = next(cell for cell in results[1].cells.values() if cell["length"] == 16)  # where it was trained
-    upper, lower = by_agreement(cell["truth"][0], cell["written"][0])
-    expected = "".join(u if u != " " else low for u, low in zip(upper, lower, strict=True))
-    assert cell["places"][0] in text and cell["truth"][0] in text and expected in text and "100%" in text
-
-
-def test_models_without_a_shared_continuation_are_drawn_without_texts(tmp_path, source):
-    results = []
-    for n, lengths in enumerate(((16,), (24,))):
-        cells = dict(Completion().run(Writer(after(source[1])), settings(source, samples=3, lengths=lengths)))
-        results.append(ModelResult(f"model {n}", 16, Completion().rows(cells), cells, method=("goat", "ggd")[n]))
-    Completion().draw(results, tmp_path / "completion.png")
-    assert {p.name for p in tmp_path.iterdir()} == {"completion.png"}
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    Completion().show(results, console)
-    assert "no text is shown" in console.export_text()
+        spectrum(source, samples=1).cells(tiny())
 
 
 def test_what_cannot_write_is_refused_before_anything_is_measured(source):
     with pytest.raises(ValueError, match="gzip cannot continue a sequence"):
-        Completion().cells(create_baseline("gzip", 16), settings(source, samples=3, lengths=(16,)))
+        completion(source, samples=3, lengths=(16,)).cells(create_baseline("gzip", 16))
+
+
+def test_completion_has_a_table_and_spectrum_a_figure(tmp_path, source):
+    cells = dict(spectrum(source, samples=4).run(tiny()))
+    result = ModelResult("tiny", 16, Spectrum().rows(cells), cells, method="goat")
+    Completion().draw([result], tmp_path / "completion.png")
+    Spectrum().draw([result], tmp_path / "spectrum.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["spectrum.png"]

@@ -5,22 +5,22 @@ from __future__ import annotations
 import csv
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
 
-from modalities.dna import records
 from modalities.dna.baselines import create_baseline
+from modalities.dna.baselines.base import BaselineConfig
 from modalities.dna.bases import decode, encode, reverse_complement
+from modalities.dna.evaluators import score as records
+from modalities.dna.evaluators.score import Score, base_nats
 from modalities.dna.genome import Genome, open_genome
+from modalities.dna.listing import FileSettings, step_of
 from modalities.dna.model import DnaConfig, DnaDecoder
-from modalities.dna.records import Score, base_nats, read_at_once, step_of
-from modalities.dna.scoring import Scores, score_windows
-from modalities.dna.settings import DnaSettings
+from modalities.dna.scoring import Scores, WindowScorer, score_windows
+from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
 from modalities.evaluation import ModelResult
 
@@ -40,12 +40,12 @@ def tiny(tokenizer="bases", **options):
     return model
 
 
-class Seen(nn.Module):
+class Seen(WindowScorer):
     """A base costs as many nats as bases of its window were read before it."""
 
     def __init__(self):
         super().__init__()
-        self.config = SimpleNamespace(position="seen", tokenizer="bases", train_context=8, ssmax=False)
+        self.config = BaselineConfig("seen", train_context=8)
 
     def score(self, windows):
         known = torch.from_numpy(windows < 4)
@@ -70,8 +70,12 @@ def fasta(tmp_path):
 
 
 def score(model, path, **options):
-    chosen = DnaSettings(fasta=path, **options)
-    return {row["name"]: row for row in Score().rows(json.loads(json.dumps(dict(Score().run(model, chosen)))))}
+    evaluator = of(fasta=path, **options)
+    return {row["name"]: row for row in evaluator.rows(json.loads(json.dumps(dict(evaluator.run(model)))))}
+
+
+def of(**options):
+    return Score(FileSettings(**options))
 
 
 @torch.no_grad()
@@ -118,7 +122,7 @@ def test_each_base_counts_once_whatever_the_tokens(tmp_path, fasta, tokenizer):
     text = letters(203)
     path = fasta(r=text)
     if tokenizer == "bpe":
-        genome = open_genome(path)
+        genome = open_genome(find_source(path))
         tokenizer = str(tmp_path / "bpe.json")
         from modalities.dna.splits import Region
 
@@ -176,18 +180,18 @@ def test_parts_and_batches_change_nothing(fasta, monkeypatch):
     whole = score(model, path, window=32)
     monkeypatch.setattr(records, "LEAST_PART", 100)
     monkeypatch.setattr(records, "MOST_PARTS", 40)
-    chosen = DnaSettings(fasta=path, window=32, batch_tokens=70)
-    cells = dict(Score().run(model, chosen))
+    evaluator = of(fasta=path, window=32, batch_tokens=70)
+    cells = dict(evaluator.run(model))
     assert len(cells) > 20 and len({name for cell in cells.values() for name in cell["record"]}) == 30
     assert sum(len(cell["record"]) for cell in cells.values()) > 30  # some records lie in several
-    for row in Score().rows(cells):
+    for row in evaluator.rows(cells):
         numbers = {name: value for name, value in row.items() if name != "name"}
         assert numbers == pytest.approx({name: whole[row["name"]][name] for name in numbers}, rel=1e-5)
-    planned = Score().cells(model, chosen)
+    planned = evaluator.cells(model)
     windows = [w for cell in planned for p in cell.data["pieces"] for w in records._windows(0, p, 16)]
     assert sum(cell.cost for cell in planned) == sum(w.stop - w.start for w in windows)
     half = dict(list(cells.items())[::2])
-    assert dict(Score().run(model, chosen, finished=half)) == cells
+    assert dict(evaluator.run(model, half)) == cells
 
 
 def test_no_more_than_a_window_is_read_at_once(fasta, monkeypatch):
@@ -205,23 +209,23 @@ def test_no_more_than_a_window_is_read_at_once(fasta, monkeypatch):
 
 def test_identity_holds_what_changes_a_number(fasta):
     path, model = fasta(r="ACGT" * 9), tiny()
-    base = Score().identity(model, DnaSettings(fasta=path))
+    base = of(fasta=path).identity(model)
     for options in ({"window": 16}, {"strands": "both"}):
-        assert Score().identity(model, DnaSettings(fasta=path, **options)) != base
-    assert Score().identity(model, DnaSettings(fasta=fasta(r="ACGT" * 8 + "ACGA"))) != base
-    assert Score().identity(model, DnaSettings(fasta=path)) != base  # the same path, another content
-    assert Score().identity(create_baseline("markov-1"), DnaSettings(fasta=path))["learnt_from"]
+        assert of(fasta=path, **options).identity(model) != base
+    assert of(fasta=fasta(r="ACGT" * 8 + "ACGA")).identity(model) != base
+    assert of(fasta=path).identity(model) != base  # the same path, another content
+    assert of(fasta=path).identity(create_baseline("markov-1"))["fitted_to"]
 
 
 def test_requests_that_cannot_be_served(fasta, tmp_path):
     with pytest.raises(ValueError, match="--fasta"):
-        Score().cells(tiny(), DnaSettings())
-    with pytest.raises(ValueError, match=r"window 5: tokenizer 'kmer:3' needs at least 6"):
-        Score().cells(tiny("kmer:3"), DnaSettings(fasta=fasta(r="ACGT"), window=5))
+        of().cells(tiny())
+    with pytest.raises(ValueError, match=r"window 5: .*'kmer:3' needs at least 6"):
+        of(fasta=fasta(r="ACGT"), window=5).cells(tiny("kmer:3"))
     with pytest.raises((FileNotFoundError, ValueError), match=r"nothing\.fa"):
-        Score().cells(tiny(), DnaSettings(fasta=str(tmp_path / "nothing.fa")))
-    assert read_at_once(tiny("kmer:3"), 20, 16, even=True) == 18
-    assert read_at_once(tiny("kmer:3"), None, 16, even=True) == 16 * 8 * 3
+        of(fasta=str(tmp_path / "nothing.fa")).cells(tiny())
+    assert of(window=20).window(tiny("kmer:3")) == 18
+    assert of().window(tiny("kmer:3")) == 16 * 8 * 3
 
 
 @pytest.mark.parametrize("count", [1, 30, 4000])

@@ -7,11 +7,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from modalities.dna import baselines, markov
-from modalities.dna.baselines import MarkovChain, create_baseline
+from modalities.dna.baselines import create_baseline, markov
+from modalities.dna.baselines.markov import MarkovChain
 from modalities.dna.bases import decode, encode, reverse_complement
+from modalities.dna.data import open_heldout
 from modalities.dna.genome import open_genome
-from modalities.dna.held_out import DnaSource, HeldOut, held_out
+from modalities.dna.sources import find_source
 from modalities.dna.splits import Region
 
 
@@ -25,7 +26,7 @@ def genome(tmp_path):
     rng = np.random.default_rng(0)
     path = tmp_path / "g.fa"
     path.write_text(f">a\n{letters(rng, 3000)}\n>b\n{letters(rng, 1200)}\n>c\n{letters(rng, 400)}\n")
-    return open_genome(str(path))
+    return open_genome(find_source(str(path)))
 
 
 REGIONS = (
@@ -90,12 +91,12 @@ def test_counts_are_those_of_the_whole_training_split(genome, monkeypatch):
         assert table.reshape(-1).tolist() == [found[word] for word in words]
 
 
-def test_held_out_bases_do_not_matter(genome, tmp_path):
+def test_heldout_bases_do_not_matter(genome, tmp_path):
     other = tmp_path / "other.fa"
     texts = {name: decode(genome.codes(name)) for name in "abc"}
     texts["a"] = texts["a"][:2000] + "T" * 1000
     other.write_text("".join(f">{name}\n{text}\n" for name, text in texts.items()))
-    one, two = (markov.fit(g, REGIONS, 2) for g in (genome, open_genome(str(other))))
+    one, two = (markov.fit(g, REGIONS, 2) for g in (genome, open_genome(find_source(str(other)))))
     assert all((a == b).all() for a, b in zip(one.tables, two.tables, strict=True)) and one.taus == two.taus
 
 
@@ -150,11 +151,11 @@ def small(monkeypatch, tmp_path, genome):
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     bed = tmp_path / "g.bed"
     bed.write_text("".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in REGIONS))
-    return DnaSource(genome.files[0], str(bed))
+    return find_source(genome.files[0], bed)
 
 
 def test_the_cache_is_read_again_and_keyed_by_what_is_trained_on(small, tmp_path, monkeypatch):
-    data = held_out(small)
+    data = open_heldout(small).items
     first = markov.load(data.genome, data.regions)
     files = sorted(path.name for path in (tmp_path / "cache").glob("markov-*"))
     assert [name.rpartition(".")[2] for name in files] == ["json", "npy"]
@@ -168,7 +169,7 @@ def test_the_cache_is_read_again_and_keyed_by_what_is_trained_on(small, tmp_path
 
 
 def test_a_damaged_cache_is_named(small, tmp_path):
-    data = held_out(small)
+    data = open_heldout(small).items
     markov.load(data.genome, data.regions)
     (path,) = (tmp_path / "cache").glob("markov-*.npy")
     whole = path.read_bytes()
@@ -181,35 +182,35 @@ def test_a_damaged_cache_is_named(small, tmp_path):
         markov.load(data.genome, data.regions)
 
 
-def test_a_baseline_learns_before_it_scores(small, monkeypatch):
+def test_a_chain_is_fitted_before_it_scores(small, monkeypatch):
     model = create_baseline("markov-2", train_context=64)
     windows = np.stack([encode(letters(np.random.default_rng(2), 50, unknown=0.1))] * 2)
-    with pytest.raises(RuntimeError, match="markov-2 has learnt nothing"):
+    with pytest.raises(RuntimeError, match="markov-2 is not fitted"):
         model.score(windows)
-    data = HeldOut(small)
-    model.learn_from(data)
-    scores, p = model.score(windows), markov.load(data.genome, data.regions).probabilities(windows, 2)
+    data = open_heldout(small)
+    model.fit(data)
+    scores, p = model.score(windows), markov.load(data.items.genome, data.items.regions).probabilities(windows, 2)
     known = windows < 4
     for row, at in zip(*np.nonzero(known), strict=True):
         assert scores.nll[row, at].item() == -math.log(p[row, at, windows[row, at]])
         assert scores.correct[row, at].item() == (p[row, at].argmax() == windows[row, at])
     assert scores.bases.tolist() == known.astype(int).tolist()
     assert not scores.nll[~known].any() and not scores.correct[~known].any()
-    monkeypatch.setattr(baselines, "CHUNK", 14)  # columns of a chunk: 7
+    monkeypatch.setattr(markov, "SCORED", 14)  # columns of a chunk: 7
     assert model.score(windows).nll.equal(scores.nll)
 
 
 def test_completions_are_drawn_from_the_chain(small):
     model = create_baseline("markov-2")
-    model.learn_from(HeldOut(small))
+    model.fit(open_heldout(small))
     prompts = np.stack([encode("ACGTACGT"), encode("TTTTTTTA")])
-    likely = model.complete(prompts, new_bases=5, temperature=0, seed=0)
+    likely = model.write_bases(prompts, new_bases=5, temperature=0, seed=0)
     text = prompts
     for at in range(5):
         p = model.chain.probabilities(np.concatenate([text, text[:, :1]], axis=1), 2)[:, -1]
         assert likely[:, at].tolist() == p.argmax(1).tolist()
         text = np.concatenate([text, likely[:, at : at + 1]], axis=1)
-    many = model.complete(np.repeat(prompts[:1], 4000, axis=0), new_bases=1, temperature=1.0, seed=1)
+    many = model.write_bases(np.repeat(prompts[:1], 4000, axis=0), new_bases=1, temperature=1.0, seed=1)
     p = model.chain.probabilities(encode("ACGTACGTA")[None], 2)[0, -1]
     np.testing.assert_allclose(np.bincount(many[:, 0], minlength=4) / 4000, p, atol=0.03)
-    assert (many == model.complete(np.repeat(prompts[:1], 4000, axis=0), new_bases=1, temperature=1.0, seed=1)).all()
+    assert (many == model.write_bases(np.repeat(prompts[:1], 4000, axis=0), new_bases=1, temperature=1.0, seed=1)).all()

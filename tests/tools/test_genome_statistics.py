@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from modalities.dna import statistics
 from modalities.dna.genome import open_genome
-from modalities.dna.statistics import contig_statistics, genome_statistics, total
+from modalities.dna.sources import find_source
+from tools import genome_statistics as statistics
+from tools.genome_statistics import contig_statistics, genome_statistics, total
 
 
 def letters(seed, size):
@@ -19,7 +20,7 @@ def letters(seed, size):
 def opened(tmp_path, contigs):
     path = tmp_path / "a.fa"
     path.write_text("".join(f">{name}\n{text}\n" for name, text in contigs.items()))
-    return open_genome(str(path))
+    return open_genome(find_source(str(path)))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 1000, 1 << 22])
@@ -59,13 +60,13 @@ def test_the_total_and_json(tmp_path):
     assert unknown["gc"] is None and unknown["cpg_observed_over_expected"] is None
     back = json.loads(json.dumps(whole.as_dict(), allow_nan=False))
     assert back["counts"] == {"A": 1, "C": 3, "G": 3, "T": 1} and back["soft_masked_share"] == 4 / 14
-    with pytest.raises(ValueError, match="no contig to sum up"):
+    with pytest.raises(ValueError, match="no contig to add up"):
         total([])
 
 
 def test_yeast_chromosome_1():
     """Values of the record: 230,218 bp, GC 39.27%."""
-    genome = open_genome()
+    genome = open_genome(find_source())
     part = contig_statistics(genome, genome["yeast_chr01"])
     assert part.known == part.length == 230_218 and round(part.gc, 4) == 0.3927
     assert part.unknown_runs == part.soft_masked == 0 and 0.5 < part.cpg_ratio < 1.1

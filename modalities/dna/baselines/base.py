@@ -1,0 +1,86 @@
+"""What baselines have in common, and the two kinds that learn nothing."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from modalities.dna.bases import UNKNOWN, decode
+from modalities.dna.scoring import BIT, Scores, WindowScorer
+from modalities.dna.stretches import GenomeSplit
+from modalities.heldout import Heldout
+
+__all__ = ["COMPRESSORS", "Baseline", "BaselineConfig", "Compressor", "Uniform"]
+
+VERSION = 1  # raised when counts or the choice of τ change, so that stored numbers and tables are not reused
+
+
+@dataclass(frozen=True)
+class BaselineConfig:
+    """The part of a model's configuration that tables, figures and evaluators read.
+
+    Attributes:
+        position: the baseline's name, which gives it its style in figures.
+        train_context: default lengths are multiples of it; that of the models beside it.
+        version: of what a chain learns, so that older stored numbers are not reused.
+    """
+
+    position: str
+    train_context: int = 256
+    ssmax: bool = False
+    tokenizer: str = "bases"
+    strands: str = "one"
+    version: int = VERSION
+
+
+class Baseline(WindowScorer):
+    """A module without parameters that evaluators measure as they measure models."""
+
+    def __init__(self, config: BaselineConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def fit(self, data: Heldout[GenomeSplit]) -> None:
+        """Learn from the training regions of a source; only Markov chains do."""
+        return None
+
+    def score(self, windows: np.ndarray) -> Scores:
+        nll, correct = self.costs(windows)
+        known = torch.from_numpy(windows < UNKNOWN)
+        return Scores(nll.where(known, 0.0), known.long(), correct.where(known, 0.0))
+
+    @abstractmethod
+    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """nll and correct as in `Scores`, both (B, T) float64; any value where a base is unknown."""
+
+
+class Uniform(Baseline):
+    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
+        return tuple(torch.full(windows.shape, value, dtype=torch.float64) for value in (2 * BIT, 0.25))
+
+
+class Compressor(Baseline):
+    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
+        known = [window[window < UNKNOWN] for window in windows]
+        sizes = [len(COMPRESSORS[self.config.position](decode(codes).encode())) for codes in known]
+        each = np.array([8 * BIT * size / max(1, len(k)) for size, k in zip(sizes, known, strict=True)])
+        nll = torch.from_numpy(each)[:, None].expand(windows.shape)
+        return nll, torch.full(windows.shape, math.nan, dtype=torch.float64)
+
+
+def _xz(letters: bytes) -> bytes:
+    # A dictionary beyond the data is useless, and clearing it takes time; 4 KiB is the minimum.
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": max(4096, len(letters))}]
+    return lzma.compress(letters, filters=filters)
+
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {"gzip": partial(gzip.compress, compresslevel=9, mtime=0), "xz": _xz}

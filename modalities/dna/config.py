@@ -1,0 +1,51 @@
+"""The data section of DNA recipes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["DEFAULT_SOURCE", "DnaDataConfig", "check_windows"]
+
+DEFAULT_SOURCE = "yeast-chr01"  # ships with the package
+
+
+@dataclass(frozen=True)
+class DnaDataConfig:
+    """What to train on.
+
+    source, tokenizer: spec strings (sources.py, tokenizers.py).
+    split: a BED file whose fourth column is "train" or "heldout"; None: the source's own, or whole contigs by rule.
+    context: L, tokens a model sees at once.
+    reverse_complement: probability that a training window is read on the other strand.
+    soft_mask_weight: weight in the loss of a soft-masked target (lower-case: repeats, by convention); 0 leaves them out.
+    max_unknown: training windows with a larger share of unknown bases are skipped.
+    cache_dir: where the parsed bases of large files are kept; None: <data folder>/cache.
+    """
+
+    source: str = DEFAULT_SOURCE
+    split: str | None = None
+    tokenizer: str = "bases"
+    context: int = 256
+    seed: int = 0
+    reverse_complement: float = 0.5
+    soft_mask_weight: float = 1.0
+    max_unknown: float = 0.1
+    cache_dir: str | None = None
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        check_windows(self.context, self.reverse_complement, self.soft_mask_weight, self.max_unknown)
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers {self.num_workers} is negative")
+
+
+def check_windows(context: int, reverse_complement: float, soft_mask_weight: float, max_unknown: float) -> None:
+    """ValueError for a value out of range."""
+    if context < 1:
+        raise ValueError(f"context {context} must be at least 1")
+    for name, share in (("reverse_complement", reverse_complement), ("max_unknown", max_unknown)):
+        if not 0 <= share <= 1:
+            raise ValueError(f"{name} {share} is outside 0..1")
+    if not 0 <= soft_mask_weight < math.inf:
+        raise ValueError(f"soft_mask_weight {soft_mask_weight} must be 0 or more, and finite")

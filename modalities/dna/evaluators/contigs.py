@@ -1,0 +1,82 @@
+"""Bits per base of each held-out contig at one length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from modalities.dna.evaluators.bits import Bits, summary
+from modalities.dna.likelihood import by_contig, view, with_styles
+from modalities.dna.stretches import Stretch
+from modalities.evaluation import Axis, CellValue, ModelResult, Score, SeedMean, compact, mean_of_seeds
+from modalities.figures import RULE, finish, panels
+
+__all__ = ["Contigs"]
+
+
+class Contigs(Bits):
+    """Bits per base and accuracy of each held-out contig, in windows of one length: the last of `lengths`, by default four
+    times the training length. A contig without room for a window is one shorter window: its longest region."""
+
+    name = "contigs"
+    summary = "NLL, bits per base and next-base accuracy of each held-out contig at one length"
+    scores = (Score("bits_per_base"), Score("accuracy"), Score("token_accuracy"))
+    axis = Axis("contig", "held-out contig")
+
+    def points(self, model: nn.Module) -> tuple[str, ...]:
+        return tuple(self.heldout.items.contigs)
+
+    def lengths(self, model: nn.Module) -> tuple[int, ...]:
+        return (self.settings.lengths[-1] if self.settings.lengths else 4 * self.trained_at(model),)
+
+    def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Stretch]]:
+        data = self.heldout.items
+        short = {name: region for name in data.contigs if len(region := data.longest(name)) < length}
+        found = data.stretches(length, count, seed) if len(short) < len(data.contigs) else {}
+        found |= {name: [Stretch(name, region.start, region.stop)] for name, region in short.items()}
+        return {name: found[name] for name in data.contigs if name in found}
+
+    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+        return [
+            {"contig": name, "length": mine[0]["length"]} | summary(mine)
+            for name, mine in by_contig(list(cells.values())).items()
+        ]
+
+    def draw(self, results: list[ModelResult], path: Path) -> None:
+        """A marker for every model and held-out contig, baselines as ticks."""
+        results, styles = with_styles(mean_of_seeds(results, self.axis.column), _mean_bits)
+        contigs = list(dict.fromkeys(row["contig"] for result in results for row in result.rows))
+        scored = any("accuracy" in row for result in results for row in result.rows)
+        figure, axes = panels(1, 1 + scored, width=5.2, height=1.8 + max(0.42, 0.07 * len(results)) * len(contigs))
+        labels = {"bits_per_base": "bits per base, less is better", "accuracy": "next base predicted right"}
+        for axis, (column, label), chance in zip(axes, labels.items(), (2.0, 0.25), strict=False):
+            for k, (result, style) in enumerate(zip(results, styles, strict=True)):
+                marker = {} if style["marker"] else {"marker": "|", "markersize": 9.0, "markeredgewidth": 1.6}
+                _dots(axis, result, column, contigs, 0.62 * ((k + 0.5) / len(results) - 0.5), style | marker)
+            axis.set(ylim=(len(contigs) - 0.5, -0.5), xlim=view(results, column, chance), xlabel=label)
+            axis.set_yticks(range(len(contigs)), contigs if axis is axes[0] else [])
+            axis.axvline(chance, **RULE)
+            axis.grid(axis="x", alpha=0.25, linewidth=0.6)
+            for edge in range(1, len(contigs)):
+                axis.axhline(edge - 0.5, color="0.85", linewidth=0.6, zorder=0)
+        windows = compact(max(row["length"] for result in results for row in result.rows))
+        figure.suptitle(f"held-out contigs, windows of {windows} tokens", fontsize=11)
+        finish(figure, axes, results, path)
+
+
+def _dots(axis: Any, result: ModelResult, column: str, contigs: list[str], lift: float, style: dict[str, Any]) -> None:
+    """One model's marker in the line of each contig, `lift` below its middle."""
+    rows = [row for row in result.rows if column in row]
+    places = [contigs.index(row["contig"]) + lift for row in rows]
+    axis.plot([row[column] for row in rows], places, **style | {"linestyle": "none"})
+    if isinstance(result, SeedMean):
+        ends = ([row[column] for row in r if column in row] for r in (result.low, result.high))
+        axis.hlines(places, *ends, color=style["color"], linewidth=1.0, zorder=2)
+
+
+def _mean_bits(result: ModelResult) -> float:
+    return float(np.mean([row["bits_per_base"] for row in result.rows]))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modalities.evaluation import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds
-from zoo.files import replacing
+from zoo.prior_plot import save_figure
 
 # Okabe and Ito's colours, then Tol's muted scheme.
 STYLES: dict[str, tuple[str, str]] = {
@@ -262,12 +262,3 @@ def finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
     legend = figure.legend(handles, names, loc="outside right center", **style)
     legend.set_title(title, prop={"size": 8.5})
     save_figure(figure, path)
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure as PNG, whole or not at all, and close it."""
-    from matplotlib import pyplot
-
-    with replacing(path, "wb") as file:
-        figure.savefig(file, dpi=130, format="png")
-    pyplot.close(figure)

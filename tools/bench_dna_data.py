@@ -29,8 +29,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
 from modalities.cost import Meter
-from modalities.dna.data import DnaDataConfig, build_loader, open_genome
-from modalities.dna.genome import source_files
+from modalities.dna.config import DnaDataConfig
+from modalities.dna.data import build_loader
+from modalities.dna.genome import open_genome
+from modalities.dna.sources import find_source
 from tools.bench_attention import write_record
 
 
@@ -58,11 +60,12 @@ class Reading:
 
 
 def parse(source: str, cache_dir: str, clock: Callable[[], float]) -> Parsed:
-    """Parse a source into an empty cache folder. Errors: those of open_genome."""
-    size = sum(path.stat().st_size for path in source_files(source))
+    """Parse a source into an empty cache folder. Errors: those of find_source and open_genome."""
+    found = find_source(source)
+    size = sum(path.stat().st_size for path in found.files)
     begun = clock()
     with Meter("cpu") as meter:
-        genome = open_genome(source, cache_dir=cache_dir)
+        genome = open_genome(found, cache_dir=cache_dir)
     seconds = clock() - begun
     extra = None if meter.peak_bytes is None else meter.peak_bytes / 2**20
     return Parsed(size / 2**20, genome.bases, seconds, extra)
@@ -84,11 +87,11 @@ def read(config: DnaDataConfig, micro_batch: int, seconds: float, clock: Callabl
         before = processor_of_ended_children()
         batches.close()  # ends the workers, whose time is known from then on
         passed = processor_of_ended_children() - before
-    rate = count * micro_batch * loader.dataset.window / passed / max(1, config.num_workers)
+    rate = count * micro_batch * loader.source.rows.window / passed / max(1, config.num_workers)
     return Reading(
         config.tokenizer,
         config.context,
-        loader.dataset.window,
+        loader.source.rows.window,
         config.num_workers,
         config.soft_mask_weight,
         count,

@@ -1,6 +1,7 @@
 """priorzoo's core: positions as priors on attention's logits, one attention call, and models by name."""
 
-from zoo.attention import KVCache, PagedCache, prior_attention
+from zoo.attention import prior_attention
+from zoo.decoding import KVCache, PagedCache
 from zoo.positions import Positions
 from zoo.priors import Prior, PriorTerms, RelativeTable, compose, create_prior, list_priors
 from zoo.registry import create_model, list_models, load_model, register_model

@@ -37,7 +37,7 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
         return typer.main.get_command(app).main(words, prog, standalone_mode=False) or 0
     except typer.Exit as leave:
         return leave.exit_code
-    except _USAGE_ERROR as error:
+    except _USAGE_ERROR as error:  # type: ignore[misc]
         message = error.format_message()
     except (ValueError, FileNotFoundError, ImportError) as error:
         message = str(error)

@@ -33,9 +33,9 @@ class Rotary(nn.Module):
         scaling: an evaluation-time option. "linear" divides positions by `factor` (arXiv 2306.15595); "ntk" raises theta to
             theta·factor^(D/(D−2)); "yarn" (arXiv 2309.00071) divides the slow frequencies only, ramping over `yarn_ramp`,
             and multiplies logits by (0.1·ln factor + 1)².
-        factor: wanted length / training length, at least 1.
-        yarn_ramp: turns over the training context below which a frequency is divided by the whole factor, and above
-            which it is left alone. 1 and 32 as published; a context of 128 tokens turns 20 times at most and wants less.
+        factor: target length / training length, at least 1.
+        yarn_ramp: periods in the training context below which a frequency is divided by the whole factor, and above
+            which it is unchanged. 1 and 32 as published; at 128 tokens the fastest frequency completes 20 periods: use less.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Rotary(nn.Module):
             raise ValueError("YaRN needs train_context, the number of tokens seen in training")
         self.head_dim, self.theta, self.train_context = head_dim, theta, train_context
         if not 0 < yarn_ramp[0] < yarn_ramp[1]:
-            raise ValueError(f"yarn_ramp is two rising positive numbers of turns, got {yarn_ramp}")
+            raise ValueError(f"yarn_ramp must be two increasing positive numbers of periods, got {yarn_ramp}")
         self.scaling, self.factor, self.yarn_ramp = scaling, factor, yarn_ramp
 
     def frequencies(self, device: torch.device | str | None = None) -> Tensor:
@@ -81,7 +81,7 @@ class Rotary(nn.Module):
         return omega
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
-        """x (B, H, T, D), turned to where `positions` says its T tokens are."""
+        """x (B, H, T, D), rotated by the positions of its T tokens."""
         angle = positions.index(x.device).double()[:, None, :, None] * self.frequencies(x.device)
         turned = rotate(x, angle)
         return turned * (0.1 * math.log(self.factor) + 1) if self.scaling == "yarn" else turned
@@ -171,7 +171,7 @@ class Learned(nn.Module):
     """One learned vector per position, added to the embedding; it ends at the training context.
 
     Raises:
-        ValueError: when asked for a position it was never given.
+        ValueError: for a position beyond the training context.
     """
 
     def __init__(self, dim: int, *, train_context: int) -> None:
@@ -183,7 +183,7 @@ class Learned(nn.Module):
         index = positions.index(self.weight.device)
         last = positions.offset + positions.length - 1
         if last >= len(self.weight) and positions.within is not None:
-            last = int(index.max())  # in documents positions restart; reading them back waits for the device
+            last = int(index.max())  # positions restart in documents; reading them back synchronises
         if last >= len(self.weight):
             raise ValueError(
                 f"learned positions end at {len(self.weight)} tokens, got position {last}; "

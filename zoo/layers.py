@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.cache import LayerCache
 from zoo.attention.dispatch import prior_attention
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 
-__all__ = ["Attention", "Block", "SSMax", "SwiGLU", "init_linear"]
+__all__ = ["Attention", "AttentionCache", "Block", "SSMax", "SwiGLU", "init_linear"]
 
 
 class SwiGLU(nn.Module):
@@ -47,7 +46,7 @@ class SSMax(nn.Module):
         if train_context < 2:
             raise ValueError(f"SSMax needs a training context of at least 2 tokens, got {train_context}")
         self.window = window
-        # On the CPU whatever the default device: models are counted on "meta", where no number can be read back.
+        # On the CPU whatever the default device: on "meta", where models are counted, tensors have no values.
         seen = torch.arange(1 if causal else train_context, train_context + 1, device="cpu")
         seen = seen.clamp(max=self._reach(causal)) if window else seen
         self.s = nn.Parameter(torch.full((num_heads,), 1.0 / float(seen.double().log().mean())))
@@ -58,17 +57,45 @@ class SSMax(nn.Module):
         return window if causal else 2 * window - 1
 
     def forward(self, positions: Positions, *, causal: bool) -> Tensor:
-        """(1 or B, H, T) float32: s·ln n. Bidirectional attention sees all `positions`; packed documents there are refused."""
+        """(1 or B, H, T) float32: s·ln n. Bidirectional: n is the length; raises ValueError for packed documents."""
         if causal:
             seen = positions.index(self.s.device).double() + 1
         elif positions.within is not None:
-            raise ValueError("SSMax counts visible keys; for bidirectional attention over packed documents it cannot")
+            raise ValueError("SSMax cannot count visible keys in bidirectional attention over packed documents")
         else:
             seen = torch.full((1, positions.length), float(positions.length), dtype=torch.float64, device=self.s.device)
         if self.window is not None:
             seen = seen.clamp(max=self._reach(causal))
         wide = torch.promote_types(self.s.dtype, torch.float32)
         return self.s.to(wide)[:, None] * seen.log().to(wide)[:, None]
+
+
+class AttentionCache(Protocol):
+    """What `Attention` needs of its layer's KV cache. `zoo.decoding` has two."""
+
+    def attend(
+        self,
+        prior: Prior,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Positions,
+        *,
+        query_scale: Tensor | None = None,
+        segments: Tensor | None = None,
+        window: int | None = None,
+        kernel: str = "auto",
+    ) -> Tensor:
+        """Store k and v of the new tokens and attend to all tokens so far: (B, H, T, D). Options as in `prior_attention`.
+
+        Args:
+            prior: of this layer.
+            x: (B, T, C) the layer's input at the new tokens.
+            q, k, v: (B, H, T, d_c), (B, G, T, d_c), (B, G, T, D) of the new tokens.
+            positions: of the new tokens.
+            segments: (B, S) document ids of all tokens, or None.
+        """
 
 
 class Attention(nn.Module):
@@ -88,7 +115,7 @@ class Attention(nn.Module):
         causal: whether keys after the query are hidden.
 
     Raises:
-        ValueError: where the numbers do not divide, or the lanes leave no content columns.
+        ValueError: if the sizes do not divide, or the lanes leave no content columns.
     """
 
     def __init__(
@@ -128,7 +155,7 @@ class Attention(nn.Module):
         positions: Positions,
         *,
         segments: Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: AttentionCache | None = None,
         kernel: str = "auto",
         logit_scale: float = 1.0,
     ) -> Tensor:
@@ -173,7 +200,7 @@ class Block(nn.Module):
         positions: Positions,
         *,
         segments: Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: AttentionCache | None = None,
         kernel: str = "auto",
     ) -> Tensor:
         x = x + self.attention(self.attention_norm(x), positions, segments=segments, cache=cache, kernel=kernel)

@@ -1,7 +1,8 @@
 """Position methods by the name they have in model names: a prior, or an encoding beside the uniform prior.
 
-A model asks for `create_position("ggd", ...)` and gets the four parts a method may have. On a line of tokens every 1-D prior
-is a method under its own name; what is not a prior is a line of `ENCODINGS`. On a grid of patches the methods are `GRIDS`.
+`create_position("ggd", ...)` returns the four parts a method may have. On a line of tokens every 1-D prior is a method under
+its own name; methods that are not priors are listed in `ENCODINGS`. On a grid of patches a prior NAME2d is the method NAME,
+apart from the exceptions in `GRID_NAMES`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from zoo.encodings import Learned, Learned2d, Rotary, Rotary2d, Sinusoidal, Sinusoidal2d
-from zoo.naming import did_you_mean
+from zoo.naming import check_options, did_you_mean
 from zoo.priors import PRIORS, Prior, create_prior
 
 __all__ = ["Position", "create_grid_position", "create_position", "list_grid_positions", "list_positions"]
@@ -25,8 +26,8 @@ class Position:
     """The parts of one layer's position method; `embedding` belongs to the model and is made once.
 
     Attributes:
-        prior: the log-prior of attention; uniform where the method is not one.
-        rotary: turns q and k, or None.
+        prior: the log-prior of attention; uniform if the method is not a prior.
+        rotary: rotates q and k, or None.
         embedding: adds to the token embedding, or None.
         window: sliding window in tokens, or None.
     """
@@ -39,7 +40,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Method:
-    """A method: which part `make` makes, options that its name fixes, and whether attention is cut to the training context."""
+    """A method: the part that `make` returns, options its name fixes, and whether attention is cut to the training context."""
 
     part: str
     make: Callable[..., nn.Module]
@@ -60,17 +61,19 @@ LINES: dict[str, Method] = {
     if not name.endswith("2d")
 } | ENCODINGS
 
+# The methods of 2-D priors whose names do not follow the rule, with the options that a name fixes.
+GRID_NAMES: dict[str, dict[str, dict[str, Any]]] = {
+    "spectral2d": {"spectral2d": {}},
+    "ggd2d": {"ggd2d": {"form": "isotropic"}, "ggd2d_separable": {"form": "separable"}},
+}
 GRIDS: dict[str, Method] = {
     "nope": Method("prior", PRIORS["uniform"]),
-    "goat": Method("prior", PRIORS["goat2d"]),
-    "spectral2d": Method("prior", PRIORS["spectral2d"]),
-    "key_bias": Method("prior", PRIORS["key_bias2d"]),
-    "ggd2d": Method("prior", PRIORS["ggd2d"], {"form": "isotropic"}),
-    "ggd2d_separable": Method("prior", PRIORS["ggd2d"], {"form": "separable"}),
-    "alibi": Method("prior", PRIORS["alibi2d"]),
-    "t5": Method("prior", PRIORS["t5_2d"]),
-    "kerple": Method("prior", PRIORS["kerple2d"]),
-    "fire": Method("prior", PRIORS["fire2d"]),
+    **{
+        method: Method("prior", prior, fixed)
+        for name, prior in PRIORS.items()
+        if name.endswith("2d")
+        for method, fixed in GRID_NAMES.get(name, {name.removesuffix("2d").removesuffix("_"): {}}).items()
+    },
     "rope2d_axial": Method("rotary", Rotary2d, {"form": "axial"}),
     "rope2d_mixed": Method("rotary", Rotary2d, {"form": "mixed"}),
     "sinusoidal": Method("embedding", Sinusoidal2d),
@@ -97,7 +100,7 @@ def create_position(
         name: one of `list_positions()`.
         dim: C, the model's width.
         num_heads: H.
-        train_context: tokens seen in training; given to what asks for it.
+        train_context: tokens seen in training; passed to methods that take it.
         options: the method's own options, as its class documents them.
 
     Raises:
@@ -129,14 +132,8 @@ def _create(
     method = methods[name]
     parameters = inspect.signature(method.make).parameters
     taken = {key: value for key, value in {**given, "num_heads": num_heads}.items() if key in parameters} | method.fixed
-    valid = [p for p in parameters if p not in taken or p in ("train_context", "train_grid")]
-    for option in options:
-        if option not in valid:
-            hint = did_you_mean(option, valid)
-            raise ValueError(f"{name!r} has no option {option!r}; {hint}It takes: {', '.join(valid) or 'none'}")
-    missing = [p for p, kind in parameters.items() if kind.default is kind.empty and p not in taken | options]
-    if missing:
-        raise ValueError(f"{name!r} needs the option {missing[0]!r}")
+    defaults = {"train_context", "train_grid"} & taken.keys()
+    check_options(repr(name), method.make, options, fixed=taken.keys() - defaults, defaults=defaults)
     made = method.make(**taken | options)
     if isinstance(made, Prior):
         return Position(made)

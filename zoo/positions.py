@@ -1,7 +1,6 @@
-"""Where tokens are: a line of tokens, or a grid of patches with prefix tokens.
+"""Positions of tokens: a line of tokens, or a grid of patches with prefix tokens.
 
-Positions are data, passed on every call. Nothing in a model remembers a length, so a longer text or a larger image needs
-no resizing of anything.
+Positions are data, passed on every call. No module stores a length, so a longer text or a larger image needs no resizing.
 """
 
 from __future__ import annotations
@@ -11,7 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Positions"]
+__all__ = ["Positions", "document_starts"]
+
+
+def document_starts(segments: Tensor) -> Tensor:
+    """bool like the document ids `segments` (…, T): the first token of each run of equal ids."""
+    starts = torch.ones_like(segments, dtype=torch.bool)
+    starts[..., 1:] = segments[..., 1:] != segments[..., :-1]
+    return starts
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class Positions:
     Attributes:
         length: number of tokens, prefix tokens included.
         offset: row index of the first token; only a line has one.
-        within: (B, T) position of each token inside its own document, or None where that is the row index.
+        within: (B, T) position of each token inside its document, or None if that is the row index.
         shape: (height, width) of the patch grid, or None for a line.
         num_prefix: CLS and register tokens before the patches. They are not on the grid.
     """
@@ -43,15 +49,13 @@ class Positions:
     def documents(segments: Tensor, *, offset: int = 0) -> Positions:
         """Positions that restart at 0 wherever the document id in `segments` (B, T) changes along a row.
 
-        Documents are runs: an id is not used again after another one. `offset` is the row index of the first column and
-        leaves the restarted positions alone.
+        Documents are runs: an id does not recur after another one. `offset` is the row index of the first column; it does not
+        shift the restarted positions.
         """
         if segments.ndim != 2:
             raise ValueError(f"segments must be (B, T), got shape {tuple(segments.shape)}")
         index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
-        starts = torch.ones_like(segments, dtype=torch.bool)
-        starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
-        first = torch.where(starts, index, 0).cummax(dim=1).values
+        first = torch.where(document_starts(segments), index, 0).cummax(dim=1).values
         return Positions(segments.shape[1], offset, within=index - first)
 
     @staticmethod
@@ -66,11 +70,11 @@ class Positions:
         return self.shape is not None
 
     def row_index(self, device: torch.device | str | None = None) -> Tensor:
-        """(T,) int64 index in the row: what relative tables count with."""
+        """(T,) int64 index in the row, as used by relative tables."""
         return torch.arange(self.offset, self.offset + self.length, device=device)
 
     def index(self, device: torch.device | str | None = None) -> Tensor:
-        """(1 or B, T) int64 position of each token inside its own document: what absolute terms count with."""
+        """(1 or B, T) int64 position of each token inside its document, as used by absolute terms."""
         if self.within is not None:
             return self.within.to(device) if device is not None else self.within
         return self.row_index(device)[None]
@@ -79,7 +83,7 @@ class Positions:
         """Row and column of each patch, both (height·width,) int64, prefix tokens left out.
 
         Raises:
-            ValueError: for a line, which has no rows.
+            ValueError: for a line.
         """
         if self.shape is None:
             raise ValueError("a line of tokens has no grid; make the positions with Positions.grid(height, width)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from functools import cache
@@ -11,6 +10,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 from torch import nn
+
+from zoo.naming import did_you_mean
 
 __all__ = ["WEIGHTS", "list_weights", "load_pretrained", "manifest", "resolve_tag", "sha256", "verified_file"]
 
@@ -33,7 +34,7 @@ def resolve_tag(name: str) -> str:
     """`name` with its tag: itself, or the architecture's first tag in the manifest.
 
     Raises:
-        ValueError: when there are no such weights; it names what there is.
+        ValueError: if there are no such weights, with those that exist.
     """
     known = list_weights()
     if name in known:
@@ -44,9 +45,8 @@ def resolve_tag(name: str) -> str:
         return f"{base}.{tags[0]}"
     if tags:
         raise ValueError(f"{base} has no weights {tag!r}; it has: {', '.join(tags)}")
-    near = difflib.get_close_matches(base, {full.partition(".")[0] for full in known}, n=3)
-    hint = f"; weights exist for {', '.join(near)}" if near else ""
-    raise ValueError(f"no weights ship for {base!r}{hint}; `python -m zoo list --pretrained` prints all")
+    hint = did_you_mean(base, dict.fromkeys(full.partition(".")[0] for full in known), most=3)
+    raise ValueError(f"no weights ship for {base!r}; {hint}`python -m zoo list --pretrained` prints all")
 
 
 def sha256(path: Path) -> str:
@@ -62,8 +62,8 @@ def verified_file(name: str) -> Path:
     """The weights file of a tagged name, after its digest matched.
 
     Raises:
-        FileNotFoundError: when the file is missing.
-        ValueError: when its bytes are not the ones that were published.
+        FileNotFoundError: if the file is missing.
+        ValueError: if its digest differs from the manifest.
     """
     entry = manifest()[name]
     path = WEIGHTS / entry["file"]
@@ -79,7 +79,7 @@ def load_pretrained(model: nn.Module, name: str) -> nn.Module:
     """Load the weights of a tagged name into `model`, strictly.
 
     Raises:
-        ValueError: for a damaged file, or weights of another shape than the model's (an override changed it).
+        ValueError: for a damaged file, or weights that do not match the model (for example after an override).
     """
     state = load_file(verified_file(name))
     try:

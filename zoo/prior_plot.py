@@ -1,32 +1,25 @@
-"""One figure of what a model's priors have learned: every head's log-prior against distance, and the numbers behind it.
+"""One figure of a model's learned priors: every head's log-prior against distance, and its parameters.
 
-A curve is the last row of K, read from the prior's own oracle: one query at position N − 1, all N keys. Nothing grows
-with N². matplotlib is imported when a figure is drawn.
+A curve is the last row of K from the prior's oracle: one query at position N − 1, all N keys, O(N) memory. matplotlib is
+imported when a figure is drawn.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zoo.files import replacing
 from zoo.positions import Positions
-from zoo.priors.alibi import Alibi
 from zoo.priors.base import Prior
-from zoo.priors.cable import Cable
-from zoo.priors.ggd import Ggd
-from zoo.priors.kerple import Kerple
-from zoo.priors.key_bias import KeyBias
-from zoo.priors.spectral import Spectral
-from zoo.priors.uniform import Uniform
 
-__all__ = ["draw_priors", "head_parameters", "is_retrieval_head", "layer_priors", "log_prior_curve", "save_figure"]
+__all__ = ["draw_priors", "layer_priors", "log_prior_curve", "save_figure"]
 
-FLOOR = -12.0  # panels end here: a key this far below the best one weighs 6e-6 of it
+FLOOR = -12.0  # lower end of the panels: exp(−12) = 6e-6 of the best key's weight
 RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion
 
 
@@ -34,18 +27,17 @@ def layer_priors(model: nn.Module) -> list[Prior]:
     """The prior of each layer of a model.
 
     Raises:
-        ValueError: for a model with nothing to draw; it says why.
+        ValueError: for a model without layers, with K = 0, or whose K depends on its input.
     """
     priors = [layer.attention.prior for layer in getattr(model, "layers", [])]
     if not priors:
         raise ValueError("this model has no layers with a prior")
-    parts = [part for prior in priors for part in _parts(prior)]
-    if all(isinstance(part, Uniform) for part in parts):
+    if all(prior.is_zero for prior in priors):
         raise ValueError(
-            "this model's log-prior is 0 everywhere: its position method acts on queries, keys or embeddings, or it has none"
+            "this model's log-prior is 0: its position method acts on queries, keys or embeddings, or it has none"
         )
-    if any(isinstance(part, Cable) for part in parts):
-        raise ValueError("cable's log-prior depends on the text it reads, so it has no curve of its own")
+    if any(prior.depends_on_content for prior in priors):
+        raise ValueError("this model's log-prior depends on its input, so it has no fixed curve")
     return priors
 
 
@@ -53,41 +45,11 @@ def layer_priors(model: nn.Module) -> list[Prior]:
 def log_prior_curve(prior: Prior, length: int) -> Tensor:
     """(H, length) float64: K at distances d = 0 … length − 1 from a query at position length − 1, less each head's maximum.
 
-    What depends on the key's position alone, such as GOAT's sink, is therefore part of the curve: key 0 is its last point.
+    Terms that depend on the key's position alone, such as GOAT's sink, are part of the curve: key 0 is its last point.
     """
     query, keys = Positions.line(1, offset=length - 1), Positions.line(length)
     row = prior.log_prior(query, keys, causal=True)[0, :, 0].double().cpu().flip(-1)
     return row - row.max(dim=-1, keepdim=True).values
-
-
-@torch.no_grad()
-def head_parameters(prior: Prior) -> dict[str, list[float]]:
-    """The numbers that make each head's curve, by a short name: β and α of GGD, GOAT's amplitude, slope and bump, …"""
-    found: dict[str, Tensor] = {}
-    for part in _parts(prior):
-        if isinstance(part, Ggd):
-            found |= {"β = θβ": part.theta_beta, "α = exp θα": part.theta_alpha.exp()}
-            if part.theta_mu.abs().max() > 0:
-                found["μ = 2 sinh θμ"] = 2 * part.theta_mu.sinh()
-        elif isinstance(part, Spectral):
-            found |= {"amplitude √Σ(α²+β²)": (part.alpha.square() + part.beta.square()).sum(-1).sqrt()}
-        elif isinstance(part, KeyBias):
-            found |= {"slope": part.slopes(), "bump at key 0": part.bump}
-        elif isinstance(part, Alibi):
-            found |= {"slope": part.slopes()}
-        elif isinstance(part, Kerple):
-            found |= {"r1": part.r1, "r2": part.r2}
-    return {name: value.double().cpu().tolist() for name, value in found.items()}
-
-
-@torch.no_grad()
-def is_retrieval_head(prior: Prior) -> list[bool]:
-    """Per head: whether GGD's θβ < 0, so that it looks away from the query and leaves far keys to content (BAM, th. 3–4)."""
-    flags = [False] * prior.num_heads
-    for part in _parts(prior):
-        if isinstance(part, Ggd):
-            flags = [flag or beta < 0 for flag, beta in zip(flags, part.theta_beta.tolist(), strict=True)]
-    return flags
 
 
 def draw_priors(model: nn.Module, title: str, path: Path, *, length: int) -> None:
@@ -106,7 +68,7 @@ def draw_priors(model: nn.Module, title: str, path: Path, *, length: int) -> Non
 
     columns = min(4, len(priors))
     rows = math.ceil(len(priors) / columns)
-    tables = [head_parameters(prior) for prior in priors]
+    tables = [_head_parameters(prior) for prior in priors]
     names = list(tables[0])
     heads = max(prior.num_heads for prior in priors)
     table_height = 0.9 + 0.28 * len(priors) if names else 0.0
@@ -128,27 +90,31 @@ def draw_priors(model: nn.Module, title: str, path: Path, *, length: int) -> Non
     _legend(top, priors, heads)
     if names:
         for axis, name in zip(below[0].subplots(1, len(names), squeeze=False).flat, names, strict=True):
-            _draw_table(axis, name, [table[name] for table in tables], [is_retrieval_head(prior) for prior in priors])
+            _draw_table(
+                axis, name, [table[name] for table in tables], [prior.retrieval_heads().tolist() for prior in priors]
+            )
     figure.suptitle(f"{title}: log-prior of every head against distance", fontsize=11)
     save_figure(figure, path)
+
+
+@torch.no_grad()
+def _head_parameters(prior: Prior) -> dict[str, list[float]]:
+    return {name: value.double().cpu().tolist() for name, value in prior.head_parameters().items()}
 
 
 def save_figure(figure: Any, path: Path) -> None:
     """Write a matplotlib figure as PNG, whole or not at all, and close it."""
     from matplotlib import pyplot
 
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.partial.png")
-    figure.savefig(partial, dpi=130)
-    os.replace(partial, path)
+    with replacing(path, "wb") as file:
+        figure.savefig(file, dpi=130, format="png")
     pyplot.close(figure)
 
 
 def _draw_layer(axis, prior: Prior, length: int, *, trained_at: int | None) -> None:
     curves = log_prior_curve(prior, length)
     at = _sampled(length)
-    for head, (curve, retrieval) in enumerate(zip(curves, is_retrieval_head(prior), strict=True)):
+    for head, (curve, retrieval) in enumerate(zip(curves, prior.retrieval_heads().tolist(), strict=True)):
         axis.plot(at + 1, curve[at], **_style(head, prior.num_heads, retrieval))
     axis.set_xscale("log", base=2)
     axis.set_ylim(FLOOR, 0.6)
@@ -165,7 +131,7 @@ def _legend(figure, priors: list[Prior], heads: int) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], **_style(h, heads, False), label=f"head {h}") for h in range(heads)]
-    if any(flag for prior in priors for flag in is_retrieval_head(prior)):
+    if any(flag for prior in priors for flag in prior.retrieval_heads().tolist()):
         handles.append(
             Line2D([], [], color=RETRIEVAL, linewidth=2.6, label="retrieval head\n(β < 0), in its\nhead's dashes")
         )
@@ -195,7 +161,7 @@ def _draw_table(axis, name: str, rows: list[list[float]], marked: list[list[bool
 
 
 def _style(head: int, heads: int, retrieval: bool) -> dict:
-    """Head number by grey level and dash; retrieval heads in their own colour."""
+    """Grey level and dash by head index; retrieval heads in their own colour."""
     dashes = ("-", "--", "-.", ":")[head % 4]
     if retrieval:
         return {"color": RETRIEVAL, "linewidth": 2.6, "linestyle": dashes, "zorder": 4}
@@ -205,14 +171,8 @@ def _style(head: int, heads: int, retrieval: bool) -> dict:
 
 
 def _sampled(length: int) -> Tensor:
-    """At most a few hundred distances, all of the small ones: what a log axis can show."""
+    """At most a few hundred distances, all small ones included: the resolution of a log axis."""
     if length <= 512:
         return torch.arange(length)
     spaced = torch.logspace(math.log10(256), math.log10(length - 1), 256, dtype=torch.float64).round().long()
     return torch.unique(torch.cat([torch.arange(256), spaced.clamp(max=length - 1)]))
-
-
-def _parts(prior: Prior) -> list[Prior]:
-    """The laws that a prior is made of: of a sum, and of a grid's two axes or distance."""
-    inner = [child for child in prior.children() if isinstance(child, Prior)]
-    return [deep for part in inner for deep in _parts(part)] if inner else [prior]

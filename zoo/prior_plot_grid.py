@@ -1,4 +1,4 @@
-"""One figure of what a vision model's priors have learned: every head's log-prior around the patch in the centre.
+"""One figure of a vision model's learned priors: every head's log-prior around the patch in the centre.
 
 A panel is one row of K, that of the centre patch, laid out over the grid; only this row is computed, so that grids far
 larger than those of training can be drawn. matplotlib is imported when a figure is drawn.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.positions import Positions
-from zoo.prior_plot import FLOOR, RETRIEVAL, is_retrieval_head, layer_priors, save_figure
+from zoo.prior_plot import FLOOR, RETRIEVAL, layer_priors, save_figure
 from zoo.priors.base import Prior, PriorTerms
 
 __all__ = ["centre_log_prior", "draw_grid_priors"]
@@ -22,7 +22,7 @@ LEAST_RANGE = 0.1  # nats on the colour scale, so that noise around 0 does not l
 
 
 def centre_patch(positions: Positions) -> tuple[int, int]:
-    """(row, column) of the patch in the centre of a grid; of an even number of them the later one."""
+    """(row, column) of the centre patch of a grid; for an even side the later of the two."""
     assert positions.shape is not None
     return positions.shape[0] // 2, positions.shape[1] // 2
 
@@ -89,7 +89,7 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
     scale = dict(cmap="viridis", vmin=max(FLOOR, min(lowest, -LEAST_RANGE)), vmax=0.0)
     image: Any = None
     for n, (prior, (patches, prefix)) in enumerate(zip(priors, maps, strict=True)):
-        for h, retrieval in enumerate(is_retrieval_head(prior)):
+        for h, retrieval in enumerate(prior.retrieval_heads().tolist()):
             axis = axes[n][h]
             image = axis.imshow(patches[h].numpy(), **scale)
             _decorate(axis, positions, trained, retrieval)
@@ -139,6 +139,6 @@ def _caption(title: str, priors: list[Prior], positions: Positions, trained: Pos
     ]
     if _extrapolates(positions, trained):
         lines[2] += "; dashed: displacements seen in training"
-    if any(flag for prior in priors for flag in is_retrieval_head(prior)):
+    if any(flag for prior in priors for flag in prior.retrieval_heads().tolist()):
         lines.append("framed in vermilion: retrieval heads (β < 0)")
     return "\n".join(lines)

@@ -7,7 +7,6 @@ packages through the entry-point group `priorzoo.modalities`.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import json
 import os
@@ -113,13 +112,12 @@ def model_entry(name: str) -> ModelEntry:
     """The entry of an architecture, with or without a tag of weights behind it.
 
     Raises:
-        ValueError: for an unknown name; it names the nearest known ones.
+        ValueError: for an unknown name, with the nearest known ones.
     """
     base = name.partition(".")[0]
     missing = _load_all({base.partition("_")[0]} & set(modality_names()) or modality_names())
     if base not in _ENTRIES:
-        near = difflib.get_close_matches(base, _ENTRIES, n=3)
-        hint = f"did you mean {', '.join(near)}? " if near else ""
+        hint = did_you_mean(base, _ENTRIES, most=3)
         known = f"`python -m zoo list` prints all {len(_ENTRIES)}"
         raise ValueError("; ".join([f"unknown model {base!r}", hint + known, *dict.fromkeys(missing)]))
     return _ENTRIES[base]

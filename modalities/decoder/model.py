@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modalities.decoder.generation import generate
-from zoo.attention import Cache, KVCache, PagedCache
 from zoo.attention.base import single_documents
-from zoo.attention.forget import Certificate
+from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
 from zoo.layers import Attention, Block, SSMax, SwiGLU, init_linear
 from zoo.methods import Position, create_position, list_positions
 from zoo.model import ZooModel
@@ -103,8 +102,8 @@ class Decoder(ZooModel):
             return KVCache(self.config.num_layers, capacity=capacity)
         if capacity < 1:
             raise ValueError(f"a paged cache needs its capacity, the most tokens it will hold, got {capacity}")
-        proofs = [Certificate.of(layer, capacity, PAGE) for layer in self.layers]
-        return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, certificates=proofs)
+        bounds = [EvictionBound.of(layer, capacity, PAGE) for layer in self.layers]
+        return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, bounds=bounds)
 
     def forward_features(
         self, tokens: Tensor, *, segments: Tensor | None = None, cache: Cache | None = None, kernel: str = "auto"

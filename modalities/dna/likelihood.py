@@ -126,6 +126,7 @@ def with_styles(
     for result in results:
         if result.method in MARKOV:
             color, dash, note = ("0.2", "-", "best order") if result is kept[0] else ("0.45", "--", "highest order")
+            note = "best and highest order" if kept[0] is kept[1] else note
             note = f" ({note})" if len(chains) > 1 else ""
         elif result.method in GREYS:
             color, dash = GREYS[result.method]

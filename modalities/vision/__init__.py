@@ -3,9 +3,32 @@
 Importing it registers the models with the zoo and with timm.
 """
 
+from __future__ import annotations
+
+from modalities.contract import Modality
+from modalities.vision.config import VisionDataConfig
+from modalities.vision.data import build_loader, first_heldout
+from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.model import VisionConfig, VisionTransformer
 from modalities.vision.registry import register_vision_models
+from modalities.vision.training import build, cost, loss, weight
 
-__all__ = ["VisionConfig", "VisionTransformer"]
+__all__ = ["MODALITY", "VisionConfig", "VisionDataConfig", "VisionTransformer"]
 
 register_vision_models()
+
+MODALITY = Modality(
+    name="vision",
+    unit="images",
+    model=VisionTransformer,
+    config=VisionDataConfig,
+    build=build,
+    loader=build_loader,
+    heldout=first_heldout,
+    loss=loss,
+    weight=weight,
+    cost=cost,
+    evaluators=EVALUATORS,
+    metrics=("top1", "top5"),
+    recipes="recipes.vision",
+)

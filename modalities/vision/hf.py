@@ -1,5 +1,4 @@
-"""Hugging Face datasets as images by number. `datasets` takes seconds to import, and training on shards needs no part of
-it; so it is imported when a source asks for it."""
+"""Hugging Face datasets as image sets. `datasets` takes seconds to import, so it is imported when a source needs it."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from modalities.vision.images import BadImage
-from modalities.vision.sources import HELDOUT_NAMES, ImageSet, fingerprint_of, is_held_out
+from modalities.vision.imageset import HELDOUT_NAMES, ImageSet, digest_of, is_heldout
 from zoo.naming import did_you_mean
 
 __all__ = ["HFImages"]
@@ -21,7 +20,7 @@ class HFImages(ImageSet):
     """One split of a Hugging Face dataset; images stay encoded until they are read.
 
     split "train" is the split named in the spec, else "train", else the first. "heldout" is the dataset's validation or
-    test split, but never the one trained on; where there is no other, `is_held_out` picks rows of that one. "all" is the
+    test split, but never the one trained on; where there is no other, `is_heldout` picks rows of that one. "all" is the
     split named, else the held-out one, else everything.
 
     A spec that names a validation or test split of a dataset with others to train on means that split, held out: to train
@@ -54,7 +53,7 @@ class HFImages(ImageSet):
         data = _rows(spec, splits, chosen)
         if split != "all" and hold_out and heldout is None:
             wanted = split == "heldout"
-            data = data.select([row for row in range(len(data)) if is_held_out(f"row {row}") == wanted])
+            data = data.select([row for row in range(len(data)) if is_heldout(f"row {row}") == wanted])
         if not len(data):
             raise ValueError(f"source {spec!r}: split {chosen!r} has no row for {split!r}")
         self.image = _column(spec, data, options.get("image"), datasets.Image, "an Image")
@@ -63,7 +62,7 @@ class HFImages(ImageSet):
         self.spec, self.split = spec, chosen
         self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
         self.data = data.cast_column(self.image, datasets.Image(decode=False)).select_columns([self.image, self.label])
-        self.fingerprint = fingerprint_of([name, config, chosen, len(data), self.data._fingerprint])
+        self.fingerprint = digest_of([name, config, chosen, len(data), self.data._fingerprint])
 
     def __len__(self) -> int:
         return len(self.data)
@@ -73,7 +72,7 @@ class HFImages(ImageSet):
         stored, label = row[self.image], row[self.label]
         if stored is None:
             raise BadImage("no image", f"column {self.image!r} is null")
-        if label is None or label == -1:  # -1 is how a ClassLabel says that there is none
+        if label is None or label == -1:  # -1 is a ClassLabel's missing label
             raise BadImage("no label", f"column {self.label!r} is {label}")
         return stored["bytes"] if stored["bytes"] is not None else Path(stored["path"]).read_bytes(), int(label)
 

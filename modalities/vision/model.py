@@ -99,13 +99,13 @@ class VisionConfig:
 
 
 def not_multiples(sides: Sequence[int], patch: int) -> str:
-    """What is wrong with the sides that are no multiple of `patch`, and the nearest ones that are; "" where none is."""
-    said = []
+    """For an error message: the sides that are no multiple of `patch`, and the nearest ones that are; "" where all are."""
+    wrong = []
     for side in dict.fromkeys(sides):
         if side < 1 or side % patch:
             near = [size for size in (side // patch * patch, (side // patch + 1) * patch) if size > 0]
-            said.append(f"{side} is no multiple; the nearest sizes are {' and '.join(map(str, near))}")
-    return "; ".join(said)
+            wrong.append(f"{side} is no multiple; the nearest sizes are {' and '.join(map(str, near))}")
+    return "; ".join(wrong)
 
 
 class VisionBlock(nn.Module):
@@ -146,6 +146,7 @@ class VisionTransformer(ZooModel):
     """
 
     config_class = VisionConfig
+    modality = "vision"
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -185,6 +186,20 @@ class VisionTransformer(ZooModel):
         if self.num_classes:
             trunc_normal_(self.head.weight, std=0.02)
             nn.init.zeros_(self.head.bias)
+
+    def train_positions(self) -> Positions:
+        return self.positions(*self.config.train_size)
+
+    def describe_input(self) -> dict[str, str]:
+        pixels, grid, prefix = self.config.train_size, self.config.train_grid, self.num_prefix_tokens
+        return {
+            "pixels": f"{pixels[0]} × {pixels[1]}",
+            "patches": f"{grid[0]} × {grid[1]}",
+            "tokens": f"{grid[0] * grid[1] + prefix}, of which {prefix} class token and registers",
+        }
+
+    def replaceable_parameters(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.startswith("head.")}
 
     # ------------------------------------------------------------------------------------------ forward
 
@@ -233,7 +248,7 @@ class VisionTransformer(ZooModel):
         """(B, num_classes) logits; any size that is a multiple of the patch. logit_scale: see `Attention.forward`."""
         return self.forward_head(self.forward_features(images, kernel=kernel, logit_scale=logit_scale))
 
-    # ------------------------------------------------------------------------------------------ what timm asks for
+    # ------------------------------------------------------------------------------------------ timm's interface
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -243,7 +258,7 @@ class VisionTransformer(ZooModel):
         if global_pool is not None:
             possible = ("", "avg", "token") if self.config.class_token else ("", "avg")
             if global_pool not in possible:
-                raise ValueError(f"global_pool={global_pool!r}; this model can do {', '.join(map(repr, possible))}")
+                raise ValueError(f"global_pool={global_pool!r}; this model has {', '.join(map(repr, possible))}")
             self.global_pool = global_pool
         self.num_classes = num_classes
         self.config = replace(self.config, num_classes=num_classes, global_pool=self.global_pool)
@@ -296,8 +311,8 @@ class VisionTransformer(ZooModel):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the blocks after the last of `indices`, and on request the norm (then the model cannot be saved as one) and
-        the classifier."""
+        """Drop the blocks after the last of `indices`, the classifier, and on request the norm (the model can then not be
+        saved)."""
         take, last = feature_take_indices(len(self.layers), list(indices) if isinstance(indices, tuple) else indices)
         self.layers = self.layers[: last + 1]
         self.config = replace(self.config, num_layers=last + 1)

@@ -24,8 +24,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "small_patch16": dict(dim=384, num_layers=12, num_heads=6, hidden_dim=1024),
     "base_patch16": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048),
 }  # fmt: skip
-# What a size ("*": every one) needs of a method beyond its defaults. Heads of 32 columns have no room for 8 pairs an axis; a
-# separable law whose centre can leave the query tells left from right, as GOAT's sines do.
+# Options of a method in a size ("*": every size). Heads of 32 columns have no room for 8 pairs an axis; a separable law
+# with a learned centre tells left from right, as GOAT's sines do.
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("tiny_patch8", "goat"): {"rank": 2},
     ("tiny_patch8", "spectral2d"): {"rank": 2},
@@ -94,9 +94,10 @@ def _entry_point(name: str) -> Callable[..., VisionTransformer]:
                     weights.verified_file(full)  # timm reads the file itself, and compares no digest
         config = model_entry(name).config
         given = {**config, **_known(name, kwargs)}
-        if pretrained and given["img_size"] != config["img_size"]:
+        sizes = [VisionConfig(**{**config, "img_size": side["img_size"]}).train_size for side in (given, config)]
+        if pretrained and sizes[0] != sizes[1]:
             raise ValueError(
-                f"img_size={given['img_size']}, but the weights were trained at {config['img_size']}: leave it out, the model "
+                f"img_size={given['img_size']}, but the weights were trained at {config['img_size']}: omit img_size, the model "
                 "takes images of any size at every call"
             )
         feature_cfg = {"feature_cls": "getter", "out_indices": given.pop("out_indices", 3)}

@@ -1,15 +1,15 @@
-"""WebDataset shards: where they are, how many samples they hold, reading them in order or by number.
+"""WebDataset shards: where they are, how many samples they hold, reading them in order or by index.
 
 A shard is a tar in which members of one sample follow one another under one name: 00017.jpg, 00017.cls. Its label is
 a `.cls` member (a whole number as text) or the field "label" of a `.json` member.
 
-How many samples every shard holds must be known, since ranks and workers share an epoch out by sample. It is taken from
+Ranks and workers share an epoch by samples, so the number of samples in every shard must be known. It comes from
 `index.json` beside the shards ({"classes", "samples", "size", "shards": [{"file", "samples", "sha256"}]}, or what
-webdataset's `widsindex` writes), from timm's `_info.json`, or, for local shards, by reading their headers.
-`write_index` writes an index.json.
+webdataset's `widsindex` writes), from timm's `_info.json`, or, for local shards, from their headers. `write_index` writes
+an index.json.
 
-Shards are files or have one of the schemes in `SCHEMES`. Commands (webdataset's "pipe:") are not run: a spec may come
-from a file that someone else wrote.
+Shards are files or URLs of `SCHEMES`. Commands (webdataset's "pipe:") are never run: a spec may come from someone else's
+file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import posixpath
 import re
 import shutil
 import tarfile
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,13 +32,14 @@ import numpy as np
 import webdataset
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
+from modalities.files import data_folder
 from modalities.vision.images import EXTENSIONS, BadImage
+from zoo.files import replacing_path, write_json
 
 __all__ = [
     "PackedStrings",
     "ShardSet",
     "TarImages",
-    "data_folder",
     "open_shards",
     "read_label",
     "sample_image",
@@ -53,7 +53,7 @@ _OTHER = re.compile(r"^\s*(pipe:|[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
 
 
 def _check_place(place: str) -> str:
-    """A path or URL that may be opened. Errors: ValueError for a scheme that is not in SCHEMES."""
+    """A path or URL that may be opened. Raises ValueError for a scheme outside SCHEMES."""
     other = _OTHER.match(place)
     if other and not _REMOTE.match(place):
         raise ValueError(
@@ -63,20 +63,25 @@ def _check_place(place: str) -> str:
 
 
 def _open(place: str) -> IO[bytes]:
-    """A path or URL for reading. Paths do not go through webdataset, which looks for schemes in them."""
+    """A path or URL for reading. Paths bypass webdataset, which looks for schemes in them."""
     return webdataset.gopen(place) if _REMOTE.match(_check_place(place)) else Path(place).open("rb")
 
 
 @dataclass(frozen=True)
 class ShardSet:
-    """Shards with their sizes. Sample number n is in shard order; `classes` where the index names them."""
+    """Shards with their sizes; samples are numbered in shard order.
+
+    Attributes:
+        classes: where the index names them.
+        hashes: sha256 of each shard, where the index has it; empty: of none.
+    """
 
     spec: str
     urls: tuple[str, ...]
     counts: tuple[int, ...]
     classes: tuple[str, ...] | None
     fingerprint: str
-    hashes: tuple[str | None, ...] = ()  # sha256 of each shard, where the index has it; empty: of none
+    hashes: tuple[str | None, ...] = ()
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -89,7 +94,7 @@ class ShardSet:
     def read(self, shard: int, start: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """(number, sample) of samples start…stop−1 of one shard, read in order from its beginning."""
         url, found = self.urls[shard], 0
-        tar_error = tarfile.TarError  # looked up now: gone when the interpreter's end closes an open reader
+        tar_error = tarfile.TarError  # looked up now: the module is gone when interpreter exit closes an open reader
         with _open(url) as stream:
             samples = group_by_keys(tar_file_expander([{"url": url, "stream": stream}]))
             try:
@@ -107,8 +112,8 @@ class ShardSet:
 def open_shards(spec: str, pattern: str) -> ShardSet:
     """The shards of a folder with index.json, or of a pattern with braces such as "a/train-{000..127}.tar".
 
-    Errors: FileNotFoundError for shards that are not there; ValueError for a scheme that is not in SCHEMES, and where the
-    number of samples is not to be had.
+    Raises FileNotFoundError for missing shards; ValueError for a scheme outside SCHEMES, and for an unknown number of
+    samples.
     """
     place, _, query = pattern.partition("?index=")
     if Path(_check_place(place)).is_dir():
@@ -128,7 +133,7 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
         entries = [known[_file_name(url)] for url in urls]
     elif not all(local):
         raise ValueError(
-            f"source {spec!r}: how many samples these remote shards hold is not known. Put an index.json beside them "
+            f"source {spec!r}: the number of samples in these remote shards is not known. Put an index.json beside them "
             "(modalities.vision.shards.write_index writes one from a local copy), or name a local one: '…tar?index=PATH'"
         )
     else:
@@ -185,18 +190,18 @@ def _read_json(place: str) -> dict[str, Any] | None:
     try:
         with _open(place) as stream:
             return json.loads(stream.read())
-    except (OSError, ValueError):  # not there: an HTTP error, or the page that a server sends instead
+    except (OSError, ValueError):  # missing: an HTTP error, or the page that a server sends instead
         return None
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    """A local shard's line of an index, made from its headers."""
+    """A local shard's entry of an index, from its headers."""
     samples = _scan(path)
     return {"file": path.name, "samples": len(samples), "members": _digest(path, samples)}
 
 
 def _digest(path: str | Path, samples: Sequence[dict[str, Any]] | None = None) -> str:
-    """Stands in for a hash of a whole local tar: one of its members' names and sizes and of its labels' bytes."""
+    """Cheaper than hashing a whole local tar: a hash of its members' names and sizes and its labels' bytes."""
     digest = hashlib.blake2b(digest_size=16)
     with Path(path).open("rb") as stream:
         for sample in _scan(Path(path)) if samples is None else samples:
@@ -215,7 +220,7 @@ def write_index(folder: str | Path, classes: Sequence[str] = ()) -> Path:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         shards.append({"file": path.name, "samples": len(_scan(path)), "sha256": digest})
     index = {"classes": list(classes), "samples": sum(shard["samples"] for shard in shards), "shards": shards}
-    (folder / "index.json").write_text(json.dumps(index, indent=1))
+    write_json(folder / "index.json", index)
     return folder / "index.json"
 
 
@@ -237,32 +242,22 @@ def _scan(path: Path) -> list[dict[str, Any]]:
     return samples
 
 
-def data_folder() -> Path:
-    """$PRIORZOO_DATA, or ./data."""
-    return Path(os.environ.get("PRIORZOO_DATA") or "data")
-
-
 def local_copy(url: str, sha256: str | None = None) -> Path:
     """A shard as a local file: remote ones are copied once, into the data folder's `cache`.
 
-    Errors: ValueError for a copy, new or old, whose hash is not the one given.
+    Raises ValueError for a copy, new or old, with another hash than the given one.
     """
     if not _REMOTE.match(_check_place(url)):
         return Path(url)
     name = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     copy = data_folder() / "cache" / f"{name}-{_file_name(url)}"
     if copy.is_file():
-        _check_hash(copy, sha256, f"{copy}, a copy of {url} made earlier: delete it to have it made anew;")
+        _check_hash(copy, sha256, f"{copy}, an earlier copy of {url}: delete it to copy again;")
         return copy
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    partial = copy.with_name(f"{copy.name}.{uuid.uuid4().hex}.part")  # ranks, and machines, may do it at once
-    try:
+    with replacing_path(copy) as partial:  # ranks, and machines, may copy at once
         with partial.open("wb") as stream, _open(url) as source:
             shutil.copyfileobj(source, stream, 2**20)
         _check_hash(partial, sha256, f"{url}, to be copied to {copy}:")
-        partial.replace(copy)
-    finally:
-        partial.unlink(missing_ok=True)
     return copy
 
 
@@ -276,7 +271,7 @@ def _check_hash(path: Path, sha256: str | None, what: str) -> None:
 
 
 class PackedStrings(Sequence[str]):
-    """Strings in two buffers. A list of as many objects is copied, page by page, by every forked worker that reads it."""
+    """Strings in two buffers: forked workers share them, while they would copy a list of objects page by page."""
 
     def __init__(self, strings: Iterable[str]) -> None:
         encoded = [os.fsencode(string) for string in strings]
@@ -294,7 +289,7 @@ class PackedStrings(Sequence[str]):
 
 
 class TarImages:
-    """Samples of shards by number, without reading what is not asked for. One file is open at a time."""
+    """Samples of shards by index; only what is requested is read. One file is open at a time."""
 
     def __init__(self, shards: ShardSet) -> None:
         hashes = shards.hashes or [None] * len(shards.urls)
@@ -346,7 +341,7 @@ class TarImages:
 
 
 def sample_image(sample: dict[str, Any]) -> bytes:
-    """The image member of a sample. Errors: BadImage "no image"."""
+    """The image member of a sample. Raises BadImage "no image"."""
     for extension, data in sample.items():
         if not extension.startswith("__") and f".{extension.rpartition('.')[2]}" in EXTENSIONS:
             return data
@@ -362,7 +357,7 @@ def _json_label(data: bytes) -> int | None:
 
 
 def read_label(sample: dict[str, Any]) -> int:
-    """The label of a sample. Errors: BadImage "no label", "bad label"."""
+    """The label of a sample. Raises BadImage "no label", "bad label"."""
     try:
         if "cls" in sample:
             return int(sample["cls"])

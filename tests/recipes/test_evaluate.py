@@ -122,7 +122,7 @@ def test_heatmap_and_ruler_write_their_figures(tmp_path, runs):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["text_ggd_tinny", "passkey"], "did you mean text_ggd_tiny"),
+        (["text_ggd_tinny", "passkey"], "text_ggd_tiny"),
         (["text_ggd_tiny", "paskey"], "no evaluator 'paskey' for text models; did you mean 'passkey'?"),
         (["text_ggd_tiny"], "name at least one model"),
         (["text_ggd_tiny", ","], "',' names no evaluator; those of text models are perplexity, passkey"),

@@ -45,13 +45,13 @@ def run(folder, recipe="dna.ggd_ssmax_tiny", resume=None, **changes) -> int:
 )
 def test_bits_per_base_are_measured_on_the_way(tokenizer, strands, bases, tmp_path) -> None:
     assert run(tmp_path / "run", data__tokenizer=tokenizer, model__options__strands=strands) == 0
-    records = [r for r in RunFolder(tmp_path / "run").metrics() if "held_out_loss" in r]
+    records = [r for r in RunFolder(tmp_path / "run").metrics() if "heldout_loss" in r]
     assert [r["step"] for r in records] == [2, 4]
     for record in records:  # yeast has no unknown base, so every target stands for as many
-        assert record["held_out_bits_per_base"] == pytest.approx(
-            record["held_out_loss"] / math.log(2) / bases, rel=1e-5
+        assert record["heldout_bits_per_base"] == pytest.approx(
+            record["heldout_loss"] / math.log(2) / bases, rel=1e-5
         )
-        assert 1.8 < record["held_out_bits_per_base"] < 2.4
+        assert 1.8 < record["heldout_bits_per_base"] < 2.4
     config = load_run(tmp_path / "run")[0].config
     assert (config.tokenizer, config.strands, config.num_targets, config.train_context) == (
         *(tokenizer, strands, 4**bases, 32),

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from modalities.dna.genome import open_genome  # noqa: E402
+from modalities.dna.sources import find_source  # noqa: E402
 from modalities.dna.splits import load_regions  # noqa: E402
 from tools import prepare_genome  # noqa: E402
 
@@ -54,18 +55,18 @@ def test_the_whole_command(fasta, tmp_path):
     assert splits(out) == {"chr1": "train", "chr2": "train", "chr20": "heldout"}
     said = json.loads((out / "statistics.json").read_text())
     assert said["total"]["length"] == sum(SIZES.values()) and len(said["contigs"]) == len(SIZES)
-    assert said["fingerprint"] == open_genome(str(fasta)).fingerprint and "train: 2 regions" in said["split"]
+    assert said["fingerprint"] == open_genome(find_source(str(fasta))).fingerprint and "train: 2 regions" in said["split"]
     assert "not used" in done.stdout and f"{said['total']['gc']:.1%}" in done.stdout
     command = shlex.split(done.stdout.split("train on it: ")[1].replace("\n", " "))
     assert command[:3] == ["python", "recipes/train.py", "dna.human_125m"]
     settings = dict(part.split("=", 1) for part in command if "=" in part)
-    genome = open_genome(settings["data.source"])
-    assert len(load_regions(settings["data.source"], genome, settings["data.split"])) == 3
+    source = find_source(settings["data.source"], settings["data.split"])
+    assert len(load_regions(source, open_genome(source))) == 3
 
 
 def test_the_split_by_rule_and_by_fraction(fasta, tmp_path):
     assert prepare(fasta, "--out", tmp_path / "rule").exit_code == 0
-    by_rule = load_regions(str(fasta), open_genome(str(fasta)))
+    by_rule = load_regions(find_source(str(fasta)), open_genome(find_source(str(fasta))))
     assert splits(tmp_path / "rule") == {region.contig: region.split for region in by_rule}
     assert prepare(fasta, "--out", tmp_path / "more", "--fraction", "0.3").exit_code == 0
     share = lambda out: sum(SIZES[n] for n, split in splits(out).items() if split == "heldout") / sum(SIZES.values())  # noqa: E731
@@ -135,7 +136,7 @@ def test_what_cannot_be_done_is_said(fasta, tmp_path, options, message):
 def test_bad_files_are_named(tmp_path, fasta):
     (tmp_path / "bad.fa").write_text(">a\nACGT\nMKVL\n")
     done = prepare(tmp_path / "bad.fa", "--out", tmp_path / "out")
-    assert done.exit_code == 2 and "bad.fa, line 3: 'L', is no base: is this protein?" in done.stderr
+    assert done.exit_code == 2 and "bad.fa, line 3: 'L' is not a nucleotide code (protein" in done.stderr
     missing = prepare(tmp_path / "humna.fa", "--out", tmp_path / "out")
     assert missing.exit_code == 2 and "did you mean" in missing.stderr and not (tmp_path / "out").exists()
 

@@ -19,8 +19,8 @@ PATCHES = [(y, x) for y in range(HEIGHT) for x in range(WIDTH)]
 VARIANTS = [(name, {}) for name in GRID] + [("ggd2d", {"form": "isotropic"}), ("goat2d", {"reach": 3.0, "top": 0.5})]
 
 
-def power(law, distance: float) -> torch.Tensor:
-    return -law.theta_alpha.exp() * ((-distance - 2 * law.theta_mu.sinh()).abs() + 1e-5) ** law.theta_beta
+def power(ggd, distance: float) -> torch.Tensor:
+    return -ggd.theta_alpha.exp() * ((-distance - 2 * ggd.theta_mu.sinh()).abs() + 1e-5) ** ggd.theta_beta
 
 
 def series(spectral, distance: int) -> torch.Tensor:

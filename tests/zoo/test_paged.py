@@ -9,10 +9,9 @@ import torch
 
 from modalities.text.model import CausalLM, TextConfig
 from tests.zoo.priors_table import LINE, inputs, make
-from zoo import Positions, create_prior
-from zoo.attention import KVCache, PagedCache
-from zoo.attention.forget import Certificate
-from zoo.attention.pages import PageStore
+from zoo import KVCache, PagedCache, Positions, create_prior
+from zoo.decoding.eviction import EvictionBound
+from zoo.decoding.pages import PageStore
 from zoo.encodings import Rotary
 from zoo.layers import Attention, Block, SSMax, SwiGLU
 from zoo.methods import list_positions
@@ -53,12 +52,12 @@ def fading(*, heads: int = 6, retrieval: int = 3, slope: float = 10.0, **config)
     return model
 
 
-def proofs(model: CausalLM, horizon: int, block: int) -> list[Certificate]:
-    return [Certificate.of(layer, horizon, block) for layer in model.layers]
+def bounds(model: CausalLM, horizon: int, block: int) -> list[EvictionBound]:
+    return [EvictionBound.of(layer, horizon, block) for layer in model.layers]
 
 
 def paged(model: CausalLM, horizon: int, *, block: int = 4) -> PagedCache:
-    return PagedCache(len(model.layers), horizon=horizon, block=block, certificates=proofs(model, horizon, block))
+    return PagedCache(len(model.layers), horizon=horizon, block=block, bounds=bounds(model, horizon, block))
 
 
 def read(model: CausalLM, cache, ids: torch.Tensor, chunks=CHUNKS, segments=None, **options) -> torch.Tensor:
@@ -145,14 +144,14 @@ def test_the_bound_is_reached_and_never_crossed(ssmax: bool, scale_prior: bool) 
     weight, at any position to come, is below 2^-24/horizon of the own key's: to the 1% that rounding is given, and 2^-7."""
     horizon = 400
     block = extreme_block(ssmax, scale_prior)
-    attention, proof = block.attention, Certificate.of(block, horizon, 1)
+    attention, bound = block.attention, EvictionBound.of(block, horizon, 1)
     ahead = block.attention_norm(torch.tensor([1.0, 0, 0, 0], dtype=torch.float64))
     q, k_own, k_past = attention.query(ahead), attention.key(ahead), attention.key(-ahead)
     content = float(q @ (k_past - k_own)) / math.sqrt(attention.content_dim)
     assert content > 0
     limit, now = 24 * math.log(2) + math.log(horizon), 40
     last = torch.arange(now)[None, None]
-    dead = proof.dead(k_past.norm().expand(1, 1, now), last, now, documents=False)[0, 0]
+    dead = bound.evictable(k_past.norm().expand(1, 1, now), last, now, documents=False)[0, 0]
     position = torch.arange(now, horizon, dtype=torch.float64)
     row = attention.ssmax.s[0] * (position + 1).log() if ssmax else torch.ones_like(position)
     key = torch.arange(now, dtype=torch.float64)
@@ -165,7 +164,7 @@ def test_the_bound_is_reached_and_never_crossed(ssmax: bool, scale_prior: bool) 
     if ssmax and not scale_prior:  # the row scale is taken at the horizon, where the prior has fallen further
         slack += content * float(row.max() - row.min())
     assert (kept > -limit - slack).all()
-    shorter = proof.dead(k_past.norm().expand(1, 1, now) * 3, last, now, documents=False)[0, 0]
+    shorter = bound.evictable(k_past.norm().expand(1, 1, now) * 3, last, now, documents=False)[0, 0]
     assert shorter.sum() < dead.sum()  # longer keys stay longer
 
 
@@ -177,17 +176,17 @@ def prior_fall(prior: Prior, distance: torch.Tensor) -> torch.Tensor:
 def test_a_negative_row_scale_and_a_young_document_forget_nothing() -> None:
     block = extreme_block(ssmax=True)
     last, highest = torch.arange(300)[None, None], torch.full((1, 1, 300), 0.5)
-    old = Certificate.of(block, 400, 1).dead(highest, last, 300, documents=False)
-    young = Certificate.of(block, 400, 1).dead(highest, last, 300, documents=True)
+    old = EvictionBound.of(block, 400, 1).evictable(highest, last, 300, documents=False)
+    young = EvictionBound.of(block, 400, 1).evictable(highest, last, 300, documents=True)
     assert old.any() and not (young & ~old).any() and young.sum() < old.sum()
     block.attention.ssmax.s.fill_(-0.1)
-    assert not Certificate.of(block, 400, 1).dead(highest, last, 300, documents=False).any()
+    assert not EvictionBound.of(block, 400, 1).evictable(highest, last, 300, documents=False).any()
 
 
 @torch.no_grad()
 def test_yarn_lengthens_queries_and_keys() -> None:
-    plain = Certificate.of(extreme_block(rotary=Rotary(4)), 40, 1)
-    yarn = Certificate.of(extreme_block(rotary=Rotary(4, train_context=16, scaling="yarn", factor=4.0)), 40, 1)
+    plain = EvictionBound.of(extreme_block(rotary=Rotary(4)), 40, 1)
+    yarn = EvictionBound.of(extreme_block(rotary=Rotary(4, train_context=16, scaling="yarn", factor=4.0)), 40, 1)
     torch.testing.assert_close(yarn.query / plain.query, torch.tensor([0.1 * math.log(4) + 1], dtype=torch.float64))
     torch.testing.assert_close(yarn.key / plain.key, yarn.query / plain.query)
 
@@ -209,13 +208,13 @@ def test_pages_are_judged_by_their_longest_key_once_they_are_full() -> None:
             return torch.zeros_like(last, dtype=torch.bool)
 
         for part_k, part_v in zip(k.split(sizes, 2), v.split(sizes, 2), strict=True):
-            store.keep(part_k, part_v, dead)
+            store.append(part_k, part_v, dead)
         for page in range(8):
             torch.testing.assert_close(judged[page][-1], norms[..., page])
         assert (store.pages.count == 9).all() and store.pages.length == 34
         pool = store.pages.keys[store.pages.index.long()].flatten(2, 3)[:, :, :34]
         assert torch.equal(pool, k)
-        store.keep(k[:, :, :7], v[:, :, :7], lambda highest, last: torch.ones_like(last, dtype=torch.bool))
+        store.append(k[:, :, :7], v[:, :, :7], lambda highest, last: torch.ones_like(last, dtype=torch.bool))
         assert (store.pages.count == 1).all() and (store.pages.start == 40).all()
         assert torch.equal(store.pages.keys[store.pages.index[..., 0].long(), :1], k[:, :, 6:7])
 
@@ -367,11 +366,11 @@ def test_the_decoding_kernel_says_what_it_cannot_do(block: int, message: str) ->
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: small("fire").generate([[1, 2]], max_new_tokens=2, cache="paged"), "Fire hands over a dense bias"),
+        (lambda: small("fire").generate([[1, 2]], max_new_tokens=2, cache="paged"), "Fire"),
         (lambda: small("ggd").new_cache(8, "page"), "did you mean 'paged'"),
         (lambda: small("ggd").new_cache(kind="paged"), "needs its capacity"),
         (lambda: PagedCache(1, horizon=0), "horizon >= 1"),
-        (lambda: PagedCache(2, horizon=9, certificates=proofs(small("ggd"), 8, 4)), "up to 9 tokens"),
+        (lambda: PagedCache(2, horizon=9, bounds=bounds(small("ggd"), 8, 4)), "up to 9 tokens"),
         (lambda: small("ggd").forward_features(tokens(9), cache=paged(small("ggd"), 8)), "made for 8 tokens"),
     ],
 )

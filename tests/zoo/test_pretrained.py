@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from modalities.dna.genome import open_genome
+from modalities.dna.data import open_heldout
 from modalities.dna.scoring import score_windows
-from modalities.dna.splits import load_regions, select
+from modalities.dna.sources import find_source
 from modalities.vision.glyphs import BuiltinGlyphs
 from modalities.vision.transforms import eval_transform
 from zoo import create_model, list_models, pretrained
@@ -71,8 +71,9 @@ def test_weights_load_and_have_a_card(name: str) -> None:
         return
     assert model.config.train_context == entry["train_context"]
     if name.startswith("dna"):
-        genome, held_out = open_genome("yeast-chr01"), select(load_regions("yeast-chr01", open_genome()), "heldout")[0]
-        codes = genome.codes(held_out.contig, held_out.start, held_out.start + 16 * 512).reshape(16, 512)
+        data = open_heldout(find_source("yeast-chr01")).items
+        ((region, *_),) = data.contigs.values()
+        codes = data.genome.codes(region.contig, region.start, region.start + 16 * 512).reshape(16, 512)
         scores = score_windows(model, codes)
         shares = torch.bincount(torch.from_numpy(codes).flatten().int(), minlength=4) / codes.size
         by_composition = -(shares * shares.log2()).sum()  # of the stretch itself: 1.975

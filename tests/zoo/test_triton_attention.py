@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.device import DEVICE
 from tests.zoo.priors_table import GRID, LINE, WIDTH, causal_modes, make
 from tests.zoo.test_attention import CASES, HEADS, LOW_PRECISION, Case, build, eager_in, evaluate
-from zoo import Positions
-from zoo.attention import KVCache, prior_attention, triton
+from zoo import KVCache, Positions, prior_attention
+from zoo.attention import triton
 from zoo.attention.base import AttentionCall
 from zoo.attention.triton import common
 from zoo.methods import list_positions
@@ -101,7 +101,7 @@ def test_low_precision_error_is_that_of_an_eager_reference(name, dtype):
     [(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID],
 )
 def test_every_prior_with_gradients_of_its_parameters(name, causal):
-    """A prior registered today is covered today, GGD through its law; dense ones are refused with the reason."""
+    """A prior registered today is covered today, GGD as a parametric table; dense ones are refused with the reason."""
     prior = make(name, num_heads=2).to(DEVICE).float()
     pos = Positions.grid(4, 5, num_prefix=2) if name in GRID else Positions.line(21)
     torch.manual_seed(3)

@@ -15,9 +15,8 @@ if not triton.knobs.runtime.interpret:
     pytest.skip("its blocks of 16 and its budgets are for the interpreter", allow_module_level=True)
 
 from zoo.attention.triton import common, table_grad  # noqa: E402
-from zoo.attention.triton.backward import DQ_16, attention_backward, block_sizes  # noqa: E402
+from zoo.attention.triton.backward import DQ_16, attention_backward, block_sizes, row_delta  # noqa: E402
 from zoo.attention.triton.common import Geometry  # noqa: E402
-from zoo.attention.triton.delta import row_delta  # noqa: E402
 from zoo.attention.triton.table_grad import table_gradient  # noqa: E402
 
 LOG2E = math.log2(math.e)
@@ -47,7 +46,7 @@ class Case:
     documents: tuple[int, ...] | None = None
     scale: str | None = None
     table: bool = True
-    numbers: int = 0
+    params: int = 0
     grid: tuple[int, int, int] | None = None  # height, width, prefix
     planned: bool = False
     dtype: torch.dtype = torch.float32
@@ -67,22 +66,22 @@ def on_grid(height: int, width: int, prefix: int, **options) -> Case:
 
 
 CASES = {
-    "odd": Case(width_k=19, width_v=24, scale="shared", numbers=2),
+    "odd": Case(width_k=19, width_v=24, scale="shared", params=2),
     "no-table": Case(table=False, queries=21, keys=21),
-    "lanes-apart": Case(queries=19, keys=45, width_k=19, lanes=3, groups=1, scale="shared", numbers=1),
+    "lanes-apart": Case(queries=19, keys=45, width_k=19, lanes=3, groups=1, scale="shared", params=1),
     "one": Case(queries=1, keys=1),
     "grouped-offset": Case(queries=19, keys=45, heads=4),
-    "bidirectional": Case(causal=False, queries=33, keys=33, scale="batch", numbers=1, batch=2, heads=1, groups=1),
+    "bidirectional": Case(causal=False, queries=33, keys=33, scale="batch", params=1, batch=2, heads=1, groups=1),
     "bidirectional-offset": Case(queries=19, keys=45, causal=False, heads=1, groups=1),
     "more-queries": Case(queries=45, keys=19, causal=False, scale="shared", heads=1, groups=1),
     "documents": Case(documents=(20, 5), batch=2, scale="batch", heads=1, groups=1),
-    "documents-offset": Case(queries=19, keys=45, documents=(30,), causal=False, numbers=1, heads=1, groups=1),
-    "window": Case(queries=40, keys=40, window=7, scale="shared", numbers=1, heads=1, groups=1),
+    "documents-offset": Case(queries=19, keys=45, documents=(30,), causal=False, params=1, heads=1, groups=1),
+    "window": Case(queries=40, keys=40, window=7, scale="shared", params=1, heads=1, groups=1),
     "window-bidirectional": Case(queries=40, keys=40, window=20, causal=False, heads=1, groups=1),
     "window-of-nothing": Case(queries=45, keys=19, window=4, causal=False, heads=1, groups=1),
     "grid": on_grid(2, 5, 0, batch=2),
-    "grid-prefix": on_grid(2, 18, 3, heads=1, groups=1, scale="shared", numbers=2),
-    "planned": Case(queries=70, keys=80, planned=True, scale="shared", numbers=1, heads=1, groups=1),
+    "grid-prefix": on_grid(2, 18, 3, heads=1, groups=1, scale="shared", params=2),
+    "planned": Case(queries=70, keys=80, planned=True, scale="shared", params=1, heads=1, groups=1),
 }
 
 
@@ -93,14 +92,14 @@ class Inputs:
     v: Tensor
     grad_out: Tensor
     table: Tensor | None
-    tangents: Tensor | None
-    numbers: Tensor | None
+    jacobian: Tensor | None
+    params: Tensor | None
     row_scale: Tensor | None
     segments: Tensor | None
 
 
 def draw(case: Case) -> Inputs:
-    """Rounded to the case's dtype, held in float64: both sides see the same numbers."""
+    """Rounded to the case's dtype, held in float64: both sides see the same values."""
     g = case.geometry
     generator = torch.Generator().manual_seed(7)
 
@@ -119,8 +118,8 @@ def draw(case: Case) -> Inputs:
         normal(g.batch, g.groups, g.keys, g.width_v, dtype=case.dtype),
         normal(g.batch, g.heads, g.queries, g.width_v, dtype=case.dtype),
         normal(g.heads, columns) if case.table else None,
-        normal(case.numbers, g.heads, columns) if case.numbers else None,
-        normal(case.numbers, g.heads) if case.numbers else None,
+        normal(case.params, g.heads, columns) if case.params else None,
+        normal(case.params, g.heads) if case.params else None,
         None if scale is None else normal(*scale).abs() + 0.25,
         segments,
     )
@@ -174,17 +173,17 @@ def oracle(case: Case, inputs: Inputs) -> dict[str, Tensor]:
         leaves["table"] = inputs.table
     if inputs.row_scale is not None:
         leaves["row_scale"] = inputs.row_scale.expand(case.batch, -1, -1).clone()
-    if inputs.numbers is not None:
-        leaves["numbers"] = inputs.numbers
+    if inputs.params is not None:
+        leaves["params"] = inputs.params
     leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
     given = Inputs(
         leaves["q"], leaves["k"], leaves["v"], inputs.grad_out, None, None, None, leaves.get("row_scale"), inputs.segments
     )  # fmt: skip
     table = leaves.get("table")
-    if inputs.numbers is not None:
-        # A table that is inputs.table at these numbers and has the tangents as its derivatives.
-        change = (leaves["numbers"] - inputs.numbers)[..., None]
-        table = table + (change * inputs.tangents).sum(0)
+    if inputs.params is not None:
+        # A table that is inputs.table at these params and has the jacobian as its derivatives.
+        change = (leaves["params"] - inputs.params)[..., None]
+        table = table + (change * inputs.jacobian).sum(0)
     out, lse = dense(case, given, table)
     grads = torch.autograd.grad(out, list(leaves.values()), inputs.grad_out)
     return dict(zip(leaves, grads, strict=True)) | {"out": out.detach(), "lse": lse.detach()}
@@ -211,12 +210,12 @@ def fused(
         q, k, v, grad_out, out = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, grad_out, out))
     lse2 = (want["lse"] * LOG2E).float()
     table2 = None if inputs.table is None else (inputs.table * LOG2E).float()
-    tangents2 = None if inputs.tangents is None else (inputs.tangents * LOG2E).float()
+    jacobian2 = None if inputs.jacobian is None else (inputs.jacobian * LOG2E).float()
     row_scale = None if inputs.row_scale is None else inputs.row_scale.float()
     delta = row_delta(grad_out, out, g)
     shared = (grad_out, q, k, v, table2, row_scale, inputs.segments)
-    grads = attention_backward(*shared, out, lse2, plan, g, tangents2, delta)
-    got = dict(zip(("q", "k", "v", "row_scale", "numbers"), grads, strict=True))
+    grads = attention_backward(*shared, out, lse2, plan, g, jacobian2, delta)
+    got = dict(zip(("q", "k", "v", "row_scale", "params"), grads, strict=True))
     if table2 is not None:
         got["table"] = table_gradient(*shared, lse2, delta, plan, g)
     return {name: x for name, x in got.items() if x is not None}
@@ -253,7 +252,7 @@ def test_every_gradient_matches_float64_autograd(name):
 
 def test_bfloat16_is_as_near_as_rounding_allows():
     case = Case(
-        queries=37, keys=45, heads=2, groups=1, width_k=32, width_v=32, dtype=torch.bfloat16, scale="shared", numbers=1
+        queries=37, keys=45, heads=2, groups=1, width_k=32, width_v=32, dtype=torch.bfloat16, scale="shared", params=1
     )
     inputs = draw(case)
     want = oracle(case, inputs)
@@ -283,7 +282,7 @@ def eager(case: Case, inputs: Inputs, want: dict[str, Tensor]) -> dict[str, Tens
         "k": (rounded(ds).mT @ inputs.q).unflatten(1, (-1, repeat)).sum(2),
         "v": (rounded(p).mT @ inputs.grad_out).unflatten(1, (-1, repeat)).sum(2),
         "row_scale": (ds * bias).sum(-1),
-        "numbers": (ds * scale * inputs.tangents[:, :, index][:, None]).sum((1, 3, 4)),
+        "params": (ds * scale * inputs.jacobian[:, :, index][:, None]).sum((1, 3, 4)),
     }
     flat = index.expand(case.batch, case.heads, -1, -1).transpose(0, 1).flatten(1)
     terms = (ds * scale).transpose(0, 1).flatten(1)
@@ -292,7 +291,7 @@ def eager(case: Case, inputs: Inputs, want: dict[str, Tensor]) -> dict[str, Tens
 
 
 def test_two_runs_agree_to_the_bit_and_split_diagonals_with_whole_ones(monkeypatch):
-    case = Case(queries=33, keys=33, batch=2, heads=1, groups=1, scale="shared", numbers=1)
+    case = Case(queries=33, keys=33, batch=2, heads=1, groups=1, scale="shared", params=1)
     inputs = draw(case)
     want = oracle(case, inputs)
     whole = fused(case, inputs, want)
@@ -318,12 +317,12 @@ def test_strided_operands_and_a_broadcast_gradient():
     assert grads[3] is None and grads[4] is None
 
 
-def test_a_law_needs_its_table():
-    case = Case(queries=3, keys=3, numbers=1)
+def test_a_jacobian_needs_its_table():
+    case = Case(queries=3, keys=3, params=1)
     inputs = draw(case)
     inputs.table = None
     with pytest.raises(
-        ValueError, match=r"tangents2 must be \(P, H, N\) over a table2 \(H, N\), got \(1, 2, 5\) over None"
+        ValueError, match=r"jacobian2 must be \(P, H, N\) over a table2 \(H, N\), got \(1, 2, 5\) over None"
     ):
         fused(case, inputs, {"out": inputs.grad_out, "lse": torch.zeros(1, 2, 3)})
 

@@ -55,7 +55,9 @@ def loss(run, ids: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
-def operands(*, table: bool, law: bool, lanes: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> tuple:
+def operands(
+    *, table: bool, parametric: bool, lanes: int, dtype: torch.dtype = torch.float32, grad: bool = True
+) -> tuple:
     """Arguments of the operator: grouped heads whose keys and values are views, documents and a shared row scale."""
     torch.manual_seed(0)
     heads, groups, length, columns = 2, 1, 14, 27
@@ -66,25 +68,25 @@ def operands(*, table: bool, law: bool, lanes: int, dtype: torch.dtype = torch.f
     q = leaf(2, heads, length, 8 + lanes, dtype=dtype)
     k, v = (leaf(2, length, groups, width, dtype=dtype).transpose(1, 2) for width in (8 + lanes, 8))
     ids = (torch.arange(length, device=DEVICE) // 9).int().expand(2, -1).contiguous()
-    numbers, tangents = (leaf(2, heads), leaf(2, heads, columns)) if law else (None, None)
-    numbers_of_table = [leaf(heads, columns), leaf(1, heads, length)] if table else [None, None]
-    tensors = [q, k, v, *numbers_of_table, ids, numbers]
+    params, jacobian = (leaf(2, heads), leaf(2, heads, columns)) if parametric else (None, None)
+    table_and_scale = [leaf(heads, columns), leaf(1, heads, length)] if table else [None, None]
+    tensors = [q, k, v, *table_and_scale, ids, params]
     for tensor in tensors:
         if grad and tensor is not None and tensor.is_floating_point():
             tensor.requires_grad_()
-    if law:
+    if parametric:
         tensors[3].requires_grad_(False)
-    return (*tensors, tangents, True, 0, length - 1, [], lanes, table)
+    return (*tensors, jacobian, True, 0, length - 1, [], lanes, table)
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        dict(table=True, law=False, lanes=3),
-        dict(table=True, law=True, lanes=0, dtype=torch.bfloat16),
-        dict(table=False, law=False, lanes=0),
+        dict(table=True, parametric=False, lanes=3),
+        dict(table=True, parametric=True, lanes=0, dtype=torch.bfloat16),
+        dict(table=False, parametric=False, lanes=0),
     ],
-    ids=["table-lanes", "law-bfloat16", "none"],
+    ids=["table-lanes", "parametric-bfloat16", "none"],
 )
 def test_operators_keep_the_rules_of_torch(case: dict) -> None:
     """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd has its place."""
@@ -93,7 +95,7 @@ def test_operators_keep_the_rules_of_torch(case: dict) -> None:
     given = operands(**case, grad=False)
     out, *saved = op.fused_attention(*given)
     sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(out)  # a sum's gradient has no memory of its own
-    backward = (sums, *given[:6], given[7], out, *saved, *given[8:13], case["table"] and not case["law"])
+    backward = (sums, *given[:6], given[7], out, *saved, *given[8:13], case["table"] and not case["parametric"])
     torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
     few = (given[0][:, :, -2:], *given[1:4], None, None, True, 0, 25, [], case["lanes"])
     torch.library.opcheck(op.decode_op, few, test_utils=tests[::2])
@@ -135,7 +137,7 @@ def test_decoding_compiles_in_one_graph() -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", ["ggd", "kerple"])
 def test_activation_checkpointing_gives_the_same_gradients(name: str, reentrant: bool) -> None:
-    """The prior's terms are made anew in the backward pass: by its law, and by its table."""
+    """The prior's terms are made anew in the backward pass: by its parametric, and by its table."""
     prior, line = make(name, num_heads=2).to(DEVICE).float(), Positions.line(20)
     torch.manual_seed(1)
     q = torch.randn(1, 2, 20, 16, device=DEVICE, requires_grad=True)
@@ -176,7 +178,7 @@ def test_a_second_derivative_is_refused_where_it_is_wanted() -> None:
 
 
 def test_only_what_is_trained_gets_a_gradient() -> None:
-    """Frozen q, k and v; one number of a law; a table beside a frozen one; and nothing at all, which keeps nothing."""
+    """Frozen q, k and v; one parameter of a table; a table beside a frozen one; and nothing at all, which keeps nothing."""
     line = Positions.line(20)
     q = torch.randn(1, 2, 20, 16, device=DEVICE)
     for name, trained in (("ggd", "theta_beta"), ("kerple", "r1")):

@@ -102,9 +102,9 @@ class Paged(Contender):
     def refuses(self, problem: Problem) -> str | None:
         if self.by != "triton":
             return None
-        from zoo.attention import triton
+        from zoo.attention.dispatch import KERNELS
 
-        return triton.refuses(self._call(problem)[0])
+        return KERNELS["triton"].refuses(self._call(problem)[0])
 
     def _call(self, problem: Problem):
         from zoo.attention.base import AttentionCall
@@ -113,16 +113,16 @@ class Paged(Contender):
         leaves, rows = problem.leaves(problem.shape.width), problem.shape.rows
         q, k, v = (leaf.detach() for leaf in leaves.values())
         terms = prior(problem.q_pos, problem.k_pos, causal=True)
-        terms = replace(terms, table=replace(terms.table, table=terms.table.table.detach(), law=None))
+        terms = replace(terms, table=replace(terms.table, table=terms.table.table.detach(), parametric=None))
         return AttentionCall(q, k[:, :, -rows:], v[:, :, -rows:], terms, True), prior, leaves
 
     def prepare(self, problem: Problem) -> Run:
         from zoo.attention.base import AttentionCall
-        from zoo.attention.gathered import attend_gathered, kernel_for
+        from zoo.decoding.paged_attention import attend_gathered, paged_kernel
 
         given, prior, leaves = self._call(problem)
         store = filled_pages(prior, given.q, leaves["k"].detach(), leaves["v"].detach())
-        kernel = kernel_for(given, "triton", PAGE) if self.by == "triton" else None
+        kernel = paged_kernel(given, "triton", PAGE) if self.by == "triton" else None
 
         def forward() -> Tensor:
             call = AttentionCall(
@@ -139,16 +139,16 @@ class Paged(Contender):
 @torch.no_grad()
 def filled_pages(prior, q: Tensor, k: Tensor, v: Tensor):
     """Pages of k and v (B, H, S, D), less those that no query as long as the longest of q can use from S − T on."""
-    from zoo.attention.forget import Certificate
-    from zoo.attention.pages import PageStore
+    from zoo.decoding.eviction import EvictionBound
+    from zoo.decoding.pages import PageStore
 
     rows, keys, width = q.shape[2], k.shape[2], k.shape[3]
     longest = [x.float().norm(dim=-1).amax((0, 2)).double() for x in (q, k)]
     places = torch.arange(0, keys, PAGE, device=k.device)
-    proof = Certificate(longest[0] / math.sqrt(width), longest[1], prior.tail(places, keys), PAGE, keys)
+    bound = EvictionBound(longest[0] / math.sqrt(width), longest[1], prior.tail(places, keys), PAGE, keys)
     store = PageStore(k, v, block=PAGE, width=width)
     for part in (slice(0, keys - rows), slice(keys - rows, keys)):
-        store.keep(k[:, :, part], v[:, :, part], partial(proof.dead, now=keys - rows, documents=False))
+        store.append(k[:, :, part], v[:, :, part], partial(bound.evictable, now=keys - rows, documents=False))
     return store
 
 

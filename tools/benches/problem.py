@@ -171,7 +171,7 @@ class Ours(Contender):
             leaves |= {name: p for name, p in prior.named_parameters() if p.requires_grad}
         elif terms.table is not None:
             table = terms.table.table.detach().requires_grad_()
-            terms = replace(terms, table=replace(terms.table, table=table, law=None))
+            terms = replace(terms, table=replace(terms.table, table=table, parametric=None))
             leaves["table"] = table
         elif self.gradient == "given" and terms.q_lanes is not None:
             lanes = {"q_lanes": terms.q_lanes.detach(), "k_lanes": terms.k_lanes.detach()}

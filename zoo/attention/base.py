@@ -1,11 +1,11 @@
-"""One attention call as data, and what a kernel must offer."""
+"""One attention call as data, the interface of a kernel, and helpers that kernels share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,14 @@ from zoo.priors.base import PriorTerms, RelativeTable
 
 __all__ = [
     "AttentionCall",
+    "Kernel",
+    "Pages",
     "Workspace",
     "cuda_capability",
+    "cut",
     "fold_lanes",
+    "join",
+    "needs_grad",
     "needs_mask",
     "pad_heads",
     "repeat_heads",
@@ -31,9 +36,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def traced_as_constant(function: _F) -> _F:
-    """Have torch.compile run `function` while it traces and keep the result, for what depends on no tensor.
+    """Mark a function of no tensors, so that torch.compile calls it while tracing and keeps the result as a constant.
 
-    As torch.compiler.assume_constant_result, which would import the whole compiler with this module.
+    Like torch.compiler.assume_constant_result, without importing the compiler with this module.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -41,19 +46,19 @@ def traced_as_constant(function: _F) -> _F:
 
 @traced_as_constant
 def cuda_capability(device: str) -> tuple[int, int]:
-    """Compute capability of a GPU of NVIDIA; (0, 0) of another maker's, which torch calls "cuda" as well."""
+    """Compute capability of an NVIDIA GPU; (0, 0) on ROCm, whose devices torch also calls "cuda"."""
     return (0, 0) if torch.version.hip else torch.cuda.get_device_capability(device)
 
 
 class _Once:
-    """An attribute computed when first read. functools.cached_property takes a lock, which torch.compile cannot trace;
-    there it is computed anew, and the compiler finds what it has already."""
+    """A cached property. functools.cached_property takes a lock, which torch.compile cannot trace; while compiling the value
+    is recomputed and left to common subexpression elimination."""
 
     def __init__(self, make: Callable[[AttentionCall], Tensor]) -> None:
         self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
 
     def __get__(self, call: AttentionCall | None, owner: type | None = None) -> Tensor:
-        if call is None:  # read from the class, as documentation tools do
+        if call is None:  # accessed on the class, by documentation tools
             return self  # type: ignore[return-value]
         value = self.make(call)
         if not torch.compiler.is_compiling():
@@ -67,7 +72,7 @@ class AttentionCall:
 
     Logits are  z[i,j] = (<q_i, k_j>/sqrt(d_c) + K[h,i,j]) · query_scale[h,i],  masked, then softmax over j.
 
-    q (B,H,T,d_c), k (B,Gk,S,d_c) or (B,Gk,S,R+d_c) with its lanes inside, v (B,G,S,D); Gk and G divide H.
+    q (B,H,T,d_c), k (B,Gk,S,d_c) or (B,Gk,S,R+d_c) with lanes folded in, v (B,G,S,D); Gk and G divide H.
     query_scale (1 or B, H, T) or None; segments (B,S) or None; window: keys a query sees on each side, itself included.
     """
 
@@ -108,10 +113,10 @@ class AttentionCall:
 
     @_Once
     def queries(self) -> Tensor:
-        """(B, H, T, R+d_c): queries whose plain product with `keys` is the logit without table and bias.
+        """(B, H, T, R+d_c): queries whose inner product with `keys` is the logit without table and bias.
 
-        Content is scaled by query_scale/sqrt(d_c) and lanes by query_scale, in float32 and rounded once, so a kernel is
-        called with scale 1. (GOAT eq. 20–24; scaling here and not in the kernel leaves lanes of 1 exact in bfloat16.)
+        Content is scaled by query_scale/sqrt(d_c) and lanes by query_scale, in float32 and rounded once, so kernels run
+        with scale 1. (GOAT eq. 20–24; scaling here and not in the kernel leaves lanes of 1 exact in bfloat16.)
         """
         scale = 1.0 / math.sqrt(self.q.shape[-1])
         wide = torch.promote_types(self.q.dtype, torch.float32)
@@ -123,11 +128,43 @@ class AttentionCall:
         return fold_lanes(content.to(self.q.dtype), lanes)
 
 
+class Kernel(Protocol):
+    """One way to compute an `AttentionCall`. Kernels hold no state of a call and may be shared."""
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        """Why this kernel cannot serve the call, for an error message; None where it can."""
+
+    def run(self, call: AttentionCall) -> Tensor:
+        """(B, H, T, D) attention output in q's dtype, for a call that `refuses` returned None for."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A paged KV cache as kernels read it. Page index[b,g,n] holds positions start[b,g,n] … start[b,g,n] + block − 1.
+
+    Attributes:
+        keys, values: (P, block, Dk), (P, block, Dv) the pool, key lanes first.
+        index: (B, G, n) int32 page table of each batch row and key head; valid below its count.
+        start: (B, G, n) int32 position of each page's first key, a multiple of `block`, ascending.
+        count: (B, G) int32 pages held.
+        length: S, positions so far; those at or after it, on the last page, are not filled.
+        segments: (B, S) int32 document ids, or None.
+    """
+
+    keys: Tensor
+    values: Tensor
+    index: Tensor
+    start: Tensor
+    count: Tensor
+    length: int
+    segments: Tensor | None = None
+
+
 def fold_lanes(heads: Tensor, lanes: Tensor) -> Tensor:
     """Put lanes (1 or B, 1 or H, L, R) in front of head columns (B, G, L, d): (B, G or H, L, R+d).
 
-    They lead, because a growing prior's lanes cancel among themselves and should do so before the content is added to the
-    float32 accumulator. Lanes of their own per query head make the keys of a group differ, so grouped keys are repeated.
+    Lanes come first: those of an unbounded prior cancel, and should do so before content enters the float32 accumulator.
+    Per-query-head lanes make the keys of a group differ, so grouped keys are repeated.
     """
     if lanes.shape[1] not in (1, heads.shape[1]):
         heads = repeat_heads(heads, lanes.shape[1])
@@ -142,26 +179,41 @@ def repeat_heads(heads: Tensor, num_heads: int) -> Tensor:
 
 
 def pad_heads(*heads: Tensor) -> list[Tensor]:
-    """Zero columns up to the widest of them, rounded up to a multiple of 8: what fused kernels take."""
+    """Pad columns with zeros to the widest, rounded up to a multiple of 8, as fused kernels require."""
     width = -(-max(h.shape[-1] for h in heads) // 8) * 8
     return [h if h.shape[-1] == width else F.pad(h, (0, width - h.shape[-1])) for h in heads]
 
 
+def cut(size: int, step: int) -> Iterator[slice]:
+    """[0, size) in slices of `step`, the last one shorter."""
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
+
+def join(parts: list[Tensor], dim: int) -> Tensor:
+    """torch.cat without a copy of a single part."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether autograd records operations on any of the tensors."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def single_documents(segments: Tensor) -> Tensor:
-    """(B,) bool: rows that are one document from end to end."""
+    """(B,) bool: rows that hold a single document."""
     return (segments == segments[:, :1]).all(dim=1)
 
 
 def needs_mask(call: AttentionCall) -> bool:
-    """Whether torch's attention can only serve the call with a T × S mask."""
+    """Whether torch's attention needs a T × S mask for the call."""
     if call.table is not None or call.terms.bias is not None or call.segments is not None or call.window is not None:
         return True
     return call.causal and call.num_queries not in (1, call.num_keys)
 
 
 def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_key: int | None = None) -> Tensor | None:
-    """(1 or B, 1, T, S) bool: which keys each query may see; None: all of them. Or its part for queries [start, stop) and
-    keys [0, last_key)."""
+    """(1 or B, 1, T, S) bool: keys visible to each query, or None for all; restricted to queries [start, stop) and keys
+    [0, last_key)."""
     if not call.causal and call.window is None and call.segments is None:
         return None
     stop = call.num_queries if stop is None else stop
@@ -182,7 +234,7 @@ def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_k
 
 
 class Workspace:
-    """One buffer that every block uses again: fresh memory for each costs more than the arithmetic on it."""
+    """One buffer reused by all blocks: allocating per block costs more than the arithmetic on it."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.buffer = torch.empty(0, dtype=dtype, device=device)

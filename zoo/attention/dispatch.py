@@ -2,50 +2,53 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from zoo.attention import flash, reference, sdpa, toeplitz, triton
-from zoo.attention.base import AttentionCall, needs_mask, single_documents, traced_as_constant
+from zoo.attention.base import AttentionCall, Kernel, needs_mask, single_documents, traced_as_constant
+from zoo.attention.flash import FlashKernel
+from zoo.attention.reference import ReferenceKernel
+from zoo.attention.sdpa import SdpaKernel
+from zoo.attention.toeplitz import ToeplitzKernel
+from zoo.attention.triton import TritonKernel
+from zoo.naming import did_you_mean
 from zoo.priors.base import PriorTerms
 
 __all__ = ["KERNELS", "MaskWarning", "choose_kernel", "prior_attention"]
 
-# A kernel is a module with `refuses(call) -> reason | None` and `run(call) -> Tensor`. A new one is a file and a line here.
-KERNELS: dict[str, ModuleType] = {
-    "reference": reference,
-    "sdpa": sdpa,
-    "toeplitz": toeplitz,
-    "triton": triton,
-    "flash": flash,
+# To add a kernel: a file with a class that implements `Kernel`, and a line here.
+KERNELS: dict[str, Kernel] = {
+    "reference": ReferenceKernel(),
+    "sdpa": SdpaKernel(),
+    "toeplitz": ToeplitzKernel(),
+    "triton": TritonKernel(),
+    "flash": FlashKernel(),
 }
 
-# Without a table, up to this many logits per head one masked call is faster than the blocks that would avoid its mask
+# Without a table, up to this many logits per head one masked call is faster than blocks without a mask
 # (tools/bench_attention.py's machine: 0.65 to 0.9 of the time up to 256 × 256, 1.4 times at 512 × 512).
 SMALL_MASK = 256 * 256
 
 
 class MaskWarning(RuntimeWarning):
-    """On CUDA a call goes through T × S numbers because no fused kernel takes it. Said once for each reason."""
+    """On CUDA no fused kernel serves a call, which falls back to materialising T × S logits. Warned once per reason."""
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 def choose_kernel(call: AttentionCall) -> str:
-    """What `kernel="auto"` takes.
+    """The kernel that `kernel="auto"` selects.
 
-    On CUDA the first that serves the call: `flash` where no mask is needed, then torch's own attention by `sdpa`; without
-    a table, for documents, windows and causal offsets, `flash` (its package), then `triton`; with a table `triton`. Where
-    none does, `sdpa` with its mask and a `MaskWarning`.
+    On CUDA the first that serves the call: without a mask `flash`, then `sdpa`; with documents, windows or causal offsets
+    but no table `flash` (its package), then `triton`; with a table `triton`. If none does, `sdpa` with a T × S mask and a
+    `MaskWarning`.
 
-    Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S). What `toeplitz` refuses, a
-    grid's table for one, stays with `sdpa`, which makes its mask a block at a time; so does all that torch.compile traces,
-    which it cannot do with `toeplitz`.
+    Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S). What `toeplitz` refuses (a
+    grid's table, for example) and what torch.compile traces, which cannot trace `toeplitz`, goes to `sdpa`, which makes
+    its mask a block at a time.
     """
     if call.on_cuda:
         return _choose_on_cuda(call)
@@ -53,7 +56,7 @@ def choose_kernel(call: AttentionCall) -> str:
         return "sdpa"
     if call.table is None and call.num_queries * call.num_keys <= SMALL_MASK:
         return "sdpa"
-    return "sdpa" if toeplitz.refuses(call) else "toeplitz"
+    return "sdpa" if KERNELS["toeplitz"].refuses(call) else "toeplitz"
 
 
 def _choose_on_cuda(call: AttentionCall) -> str:
@@ -69,26 +72,26 @@ def _choose_on_cuda(call: AttentionCall) -> str:
         why = f"kernel {name!r} refuses it: {reason}"
     # Torch's memory-efficient attention takes float32 and wide heads where no mask is needed, but nothing takes float64.
     if masked or call.q.dtype == torch.float64:
-        _say_once(
-            f"attention goes through T × S logits on CUDA, which is slow and large, because {why}. {_advice(call)}"
+        _warn_once(
+            f"attention materialises T × S logits on CUDA, which is slow and large, because {why}. {_advice(call)}"
         )
     return "sdpa"
 
 
 def _advice(call: AttentionCall) -> str:
-    """What a user can do about a mask on CUDA."""
+    """How a user avoids the mask on CUDA."""
     if call.terms.bias is not None:
         return "A prior with a relative table or lanes has no such bias."
     if call.q.dtype == torch.float64:
         return "Fused kernels compute in float32, bfloat16 and float16."
-    return "Where that is mended, kernel='auto' is fast; kernel='sdpa' goes this way without a warning."
+    return "Fix that and kernel='auto' uses a fused kernel; kernel='sdpa' takes this path without a warning."
 
 
 @traced_as_constant
-def _say_once(message: str) -> None:
-    """A MaskWarning; under torch.compile when it traces."""
-    if message not in _said:
-        _said.add(message)
+def _warn_once(message: str) -> None:
+    """Issue a MaskWarning once per message; under torch.compile while it traces."""
+    if message not in _warned:
+        _warned.add(message)
         warnings.warn(message, MaskWarning, stacklevel=2)
 
 
@@ -132,8 +135,8 @@ def prior_attention(
     _check(call)
     name = choose_kernel(call) if kernel == "auto" else kernel
     if name not in KERNELS:
-        near = difflib.get_close_matches(name, KERNELS, n=1) or ["auto"]
-        raise ValueError(f"unknown kernel {name!r}; did you mean {near[0]!r}? Known: auto, {', '.join(KERNELS)}")
+        hint = did_you_mean(name, ["auto", *KERNELS])
+        raise ValueError(f"unknown kernel {name!r}; {hint}Known: auto, {', '.join(KERNELS)}")
     reason = KERNELS[name].refuses(call)
     if reason:
         raise ValueError(f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can")
@@ -141,9 +144,9 @@ def prior_attention(
 
 
 def _hides_nothing(segments: Tensor, q: Tensor, k: Tensor) -> bool:
-    """Whether document ids all agree, and no mask is needed without them.
+    """Whether each row is one document, so that ids mask nothing.
 
-    Looked at on the CPU alone: elsewhere looking waits for the device, and torch.compile cannot trace what depends on data.
+    Checked on the CPU only: elsewhere it needs a device synchronisation, and torch.compile cannot trace control flow on data.
     """
     if q.device.type != "cpu" or torch.compiler.is_compiling() or segments.shape != (q.shape[0], k.shape[2]):
         return False
@@ -187,7 +190,7 @@ def _check(call: AttentionCall) -> None:
 
 
 def _check_terms(call: AttentionCall) -> None:
-    """What kernels read without looking, so that a table too short would be read past its end."""
+    """Bounds that kernels rely on without checking: they would read past the end of a table that is too short."""
     q, terms, table = call.q, call.terms, call.table
     if terms.k_lanes is not None and (terms.q_lanes is None or terms.q_lanes.shape[3] != terms.k_lanes.shape[3]):
         have = "no" if terms.q_lanes is None else terms.q_lanes.shape[3]
@@ -215,5 +218,5 @@ def _check_terms(call: AttentionCall) -> None:
         ("segments", call.segments),
     ):
         if tensor is not None and tensor.device != q.device:
-            hint = "; a prior without parameters makes its terms where x is" if what.startswith("prior") else ""
+            hint = "; a prior without parameters makes its terms on the device of x" if what.startswith("prior") else ""
             raise ValueError(f"the {what} must be on {q.device} as q is, got {tensor.device}{hint}")

@@ -1,7 +1,7 @@
-"""Lanes without a table on the GPU: flash attention on wider heads, from the flash-attn package or from torch itself.
+"""Lanes without a table on the GPU: flash attention on widened heads, from the flash-attn package or from torch.
 
-The package serves documents (its varlen call), windows and T ≠ S; torch's own flash and cuDNN kernels serve calls that need
-no mask. Never a T × S matrix: what neither can do is refused.
+The package serves documents (its varlen call), windows and T ≠ S; torch's flash and cuDNN kernels serve calls without a mask.
+Never a T × S matrix: other calls are refused.
 """
 
 from __future__ import annotations
@@ -19,58 +19,62 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zoo.attention.base import AttentionCall, cuda_capability, needs_mask, pad_heads, repeat_heads, traced_as_constant
+from zoo.positions import document_starts
 
-__all__ = ["refuses", "run"]
+__all__ = ["FlashKernel"]
 
 DTYPES = (torch.bfloat16, torch.float16)
 WIDEST = 256
-# From this version on causal masks and windows are aligned to the last query and the last key, as here.
+# From this version on causal masks and windows are aligned to the last query and key, as in `AttentionCall`.
 FIRST_VERSION = (2, 3)
 
-# Why the package cannot be used, or None where it can. Asked once a process: a missing package is slow to look for.
+# Why the package cannot be used, or None. Cached per process: searching for a missing package is slow.
 _unusable: dict[str, str | None] = {}
 
 
-def refuses(call: AttentionCall) -> str | None:
-    """It serves calls without a table in bfloat16 and float16 on CUDA; documents and windows where flash-attn is installed."""
-    if not call.on_cuda:
-        return f"it runs on CUDA, and the queries are on {call.q.device}"
-    if call.table is not None or call.terms.bias is not None:
-        return "flash attention adds nothing to the logits; a prior with a table needs kernel='triton'"
-    dtypes = {call.q.dtype, call.k.dtype, call.v.dtype}
-    if len(dtypes) > 1 or call.q.dtype not in DTYPES:
-        return f"q, k and v must all be bfloat16 or all float16, got {', '.join(sorted(map(str, dtypes)))}"
-    width = max(_width(call), call.v.shape[-1])
-    if width > WIDEST:
-        return f"heads may be {WIDEST} columns wide, lanes included, and these are {width}"
-    if cuda_capability(str(call.q.device)) < (8, 0):
-        return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
-    if not needs_mask(call):
-        return None
-    if why := _without_package():
-        return f"{why}, and torch's own has no documents, windows or causal offsets; kernel='triton' has"
-    return None if call.segments is None else _refuses_documents(call, call.segments)
+class FlashKernel:
+    """Serves bfloat16 and float16 calls without a table on CUDA; documents and windows where flash-attn is installed."""
 
+    def refuses(self, call: AttentionCall) -> str | None:
+        if not call.on_cuda:
+            return f"it runs on CUDA, and the queries are on {call.q.device}"
+        if call.table is not None or call.terms.bias is not None:
+            return "flash attention adds no bias to the logits; a prior with a table needs kernel='triton'"
+        dtypes = {call.q.dtype, call.k.dtype, call.v.dtype}
+        if len(dtypes) > 1 or call.q.dtype not in DTYPES:
+            return f"q, k and v must all be bfloat16 or all float16, got {', '.join(sorted(map(str, dtypes)))}"
+        width = max(_width(call), call.v.shape[-1])
+        if width > WIDEST:
+            return f"head width with lanes must be at most {WIDEST}, got {width}"
+        if cuda_capability(str(call.q.device)) < (8, 0):
+            return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
+        if not needs_mask(call):
+            return None
+        if why := _without_package():
+            return (
+                f"{why}, and torch's flash attention has no documents, windows or causal offsets; use kernel='triton'"
+            )
+        return None if call.segments is None else _refuses_documents(call, call.segments)
 
-def run(call: AttentionCall) -> Tensor:
-    """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a multiple of 8."""
-    num_heads, width = call.q.shape[1], call.v.shape[-1]
-    q, k, v = call.queries, call.keys, call.v
-    if k.shape[1] != v.shape[1]:
-        k, v = repeat_heads(k, num_heads), repeat_heads(v, num_heads)
-    q, k, v = pad_heads(q, k, v)
-    if _without_package() is not None:
-        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
-            is_causal, grouped = call.causal and call.num_queries > 1, k.shape[1] != num_heads
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped)
+    def run(self, call: AttentionCall) -> Tensor:
+        """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a multiple of 8."""
+        num_heads, width = call.q.shape[1], call.v.shape[-1]
+        q, k, v = call.queries, call.keys, call.v
+        if k.shape[1] != v.shape[1]:
+            k, v = repeat_heads(k, num_heads), repeat_heads(v, num_heads)
+        q, k, v = pad_heads(q, k, v)
+        if _without_package() is not None:
+            with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
+                is_causal, grouped = call.causal and call.num_queries > 1, k.shape[1] != num_heads
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped)
+            return out[..., :width]
+        package = sys.modules["flash_attn"]
+        if call.segments is None:
+            q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+            out = package.flash_attn_func(q, k, v, **_options(call)).transpose(1, 2)
+        else:
+            out = _documents(call, package, q, k, v)
         return out[..., :width]
-    package = sys.modules["flash_attn"]
-    if call.segments is None:
-        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
-        out = package.flash_attn_func(q, k, v, **_options(call)).transpose(1, 2)
-    else:
-        out = _documents(call, package, q, k, v)
-    return out[..., :width]
 
 
 def _width(call: AttentionCall) -> int:
@@ -80,7 +84,7 @@ def _width(call: AttentionCall) -> int:
 
 @traced_as_constant
 def _without_package() -> str | None:
-    """Why there is no flash-attn to use; None where there is."""
+    """Why flash-attn cannot be used; None if it can."""
     if "flash_attn" not in _unusable:
         _unusable["flash_attn"] = _look_for_package()
     return _unusable["flash_attn"]
@@ -114,12 +118,12 @@ def _options(call: AttentionCall) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _Runs:
-    """The documents of all rows one after another, those without a query left out.
+    """The documents of all rows concatenated, without those that have no query.
 
     Attributes:
-        cu_queries, cu_keys: (documents + 1,) int32, where each begins among all queries and all kept keys.
-        longest_query, longest_key: tokens of the longest.
-        kept: (keys,) int64 which of the B·S keys are meant; None for all.
+        cu_queries, cu_keys: (documents + 1,) int32 cumulative lengths in queries and kept keys.
+        longest_query, longest_key: maximum lengths.
+        kept: (keys,) int64 indices of the keys used, of B·S; None for all.
     """
 
     cu_queries: Tensor
@@ -129,22 +133,22 @@ class _Runs:
     kept: Tensor | None
 
 
-# The runs of the ids last asked for: all layers of a model share one tensor of them, and finding runs waits for the device.
+# Runs of the last ids: all layers of a model share one tensor of ids, and finding runs synchronises with the device.
 _last: tuple[weakref.ref[Tensor], int, int, _Runs | None] | None = None
 
 
 def _refuses_documents(call: AttentionCall, segments: Tensor) -> str | None:
     if torch.compiler.is_compiling():
-        return "the lengths of documents are data, which torch.compile cannot trace; kernel='triton' reads ids on the device"
+        return "document lengths are data, which torch.compile cannot trace; kernel='triton' reads ids on the device"
     if _runs_of(segments, call.offset) is None:
-        return "an id of a document comes back after another one; kernel='triton' compares ids one by one"
+        return "a document id recurs after another one; kernel='triton' compares ids one by one"
     return None
 
 
 def _runs_of(segments: Tensor, offset: int) -> _Runs | None:
-    """See `_find_runs`; remembered for the next layer."""
+    """`_find_runs`, cached for the next layer."""
     global _last
-    if segments.is_inference():  # which do not count their changes
+    if segments.is_inference():  # inference tensors have no version counter
         return _find_runs(segments, offset)
     if _last is not None and _last[0]() is segments and _last[1:3] == (segments._version, offset):
         return _last[3]
@@ -156,17 +160,15 @@ def _runs_of(segments: Tensor, offset: int) -> _Runs | None:
 def _find_runs(segments: Tensor, offset: int) -> _Runs | None:
     """The runs of equal ids along the rows of `segments` (B, S), whose queries begin at column `offset`.
 
-    None where an id comes back after another one: its tokens would not be side by side.
+    None if an id recurs after another one: its tokens are not contiguous.
     """
     ids, length = segments.cpu().long(), segments.shape[1]
-    change = torch.ones_like(ids, dtype=torch.bool)
-    change[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    row, first = change.nonzero().unbind(1)
+    row, first = document_starts(ids).nonzero().unbind(1)
     named = torch.stack([row, ids[row, first]])
     if named.unique(dim=1).shape[1] != named.shape[1]:
         return None
     last = torch.cat([first[1:], first.new_zeros(1)])
-    last = torch.where(last == 0, length, last)  # a row's last document ends with it
+    last = torch.where(last == 0, length, last)  # the last document of a row ends with the row
     queries = last - first.clamp(min=offset)
     used = queries > 0
     queries, keys = queries[used], (last - first)[used]
@@ -178,7 +180,7 @@ def _find_runs(segments: Tensor, offset: int) -> _Runs | None:
 
 
 def _documents(call: AttentionCall, package: ModuleType, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(B, H, T, D): every document a sequence of its own."""
+    """(B, H, T, D): each document as its own sequence."""
     assert call.segments is not None
     runs = _runs_of(call.segments, call.offset)
     assert runs is not None

@@ -1,4 +1,4 @@
-"""The oracle: dense logits, any dtype, nothing clever. O(T·S) memory."""
+"""The oracle: dense logits in any dtype. O(T·S) memory."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from torch import Tensor
 
 from zoo.attention.base import AttentionCall, repeat_heads, visible
 
-__all__ = ["refuses", "run"]
+__all__ = ["ReferenceKernel"]
 
 
-def refuses(call: AttentionCall) -> str | None:
-    """It serves every call."""
-    return None
+class ReferenceKernel:
+    """The oracle. Serves every call."""
 
+    def refuses(self, call: AttentionCall) -> str | None:
+        return None
 
-def run(call: AttentionCall) -> Tensor:
-    """(B, H, T, D) attention output; below float32 the inputs are raised to float32 and the result rounded once."""
-    wide = torch.promote_types(call.q.dtype, torch.float32)
-    num_heads = call.q.shape[1]
-    width, lanes = call.q.shape[-1], call.terms.q_lanes
-    keys = repeat_heads(call.k, num_heads).to(wide)
-    logits = call.q.to(wide) @ keys[..., -width:].transpose(-1, -2) / math.sqrt(width)
-    if lanes is not None:
-        k_lanes = keys[..., :-width] if call.terms.k_lanes is None else call.terms.k_lanes.to(wide)
-        logits = logits + lanes.to(wide) @ k_lanes.transpose(-1, -2)
-    if call.table is not None:
-        logits = logits + call.table.dense().to(wide)
-    if call.terms.bias is not None:
-        logits = logits + call.terms.bias.to(wide)
-    if call.query_scale is not None:
-        logits = logits * call.query_scale.to(wide)[..., None]
-    mask = visible(call)
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -math.inf)
-    return (logits.softmax(-1) @ repeat_heads(call.v, num_heads).to(wide)).to(call.q.dtype)
+    def run(self, call: AttentionCall) -> Tensor:
+        """(B, H, T, D) attention output; below float32, inputs are cast to float32 and the result is rounded once."""
+        wide = torch.promote_types(call.q.dtype, torch.float32)
+        num_heads = call.q.shape[1]
+        width, lanes = call.q.shape[-1], call.terms.q_lanes
+        keys = repeat_heads(call.k, num_heads).to(wide)
+        logits = call.q.to(wide) @ keys[..., -width:].transpose(-1, -2) / math.sqrt(width)
+        if lanes is not None:
+            k_lanes = keys[..., :-width] if call.terms.k_lanes is None else call.terms.k_lanes.to(wide)
+            logits = logits + lanes.to(wide) @ k_lanes.transpose(-1, -2)
+        if call.table is not None:
+            logits = logits + call.table.dense().to(wide)
+        if call.terms.bias is not None:
+            logits = logits + call.terms.bias.to(wide)
+        if call.query_scale is not None:
+            logits = logits * call.query_scale.to(wide)[..., None]
+        mask = visible(call)
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -math.inf)
+        return (logits.softmax(-1) @ repeat_heads(call.v, num_heads).to(wide)).to(call.q.dtype)

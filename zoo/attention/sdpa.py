@@ -1,69 +1,69 @@
-"""Lanes: one ordinary scaled_dot_product_attention call on wider heads. What needs a mask gets it a block at a time."""
+"""torch's scaled_dot_product_attention on heads widened by the lanes; masks are made a block at a time."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, Workspace, needs_mask, pad_heads, repeat_heads, visible
+from zoo.attention.base import AttentionCall, Workspace, cut, join, needs_mask, pad_heads, repeat_heads, visible
 from zoo.priors.tables import UnrolledTable
 
-__all__ = ["refuses", "run"]
+__all__ = ["SdpaKernel"]
 
 # Logits per head of a block: 64 MiB of float32.
 MASK_LIMIT = 1 << 24
-# Bidirectional calls on the CPU are those of images, whose memory should stay small at any size: numbers in the mask of a
-# block over all its heads and batch rows, 26 MiB of float32.
+# Bidirectional calls on the CPU (images) keep memory small at any size: mask elements of a block over all its heads and
+# batch rows, 26 MiB of float32.
 SMALL_LIMIT = 13 << 19
-# From this many queries on torch's fused CPU attention takes 256 at a time, a tenth faster than fewer: such a block rather
-# has fewer heads than fewer rows.
+# From this many queries on torch's fused CPU attention processes 256 at a time, 10% faster than fewer: blocks shrink in heads
+# before they shrink in rows.
 BLOCK_ROWS = 768
 
 
-def refuses(call: AttentionCall) -> str | None:
-    """It serves every call; with a table, documents, a window or a causal offset it needs a T × S mask."""
-    return None
+class SdpaKernel:
+    """torch's scaled_dot_product_attention. Serves every call; with a table, documents, a window or a causal offset it needs a
+    T × S mask, which it makes a block at a time."""
 
+    def refuses(self, call: AttentionCall) -> str | None:
+        return None
 
-def run(call: AttentionCall) -> Tensor:
-    """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8."""
-    num_heads, width = call.q.shape[1], call.v.shape[-1]
-    q, k, v = call.queries, call.keys, call.v
-    masked = needs_mask(call)
-    if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not masked:
-        # One query: the heads of a group become rows that share its keys, which then need no copies.
-        q, k, v = pad_heads(q, k, v)
-        out = F.scaled_dot_product_attention(q.unflatten(1, (k.shape[1], -1)).squeeze(3), k, v, scale=1.0)
-        return out.flatten(1, 2)[:, :, None, :width]
-    q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
-    if masked:
-        return _masked(call, q, k, v)[..., :width]
-    is_causal = call.causal and call.num_queries > 1
-    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0)[..., :width]
+    def run(self, call: AttentionCall) -> Tensor:
+        """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8."""
+        num_heads, width = call.q.shape[1], call.v.shape[-1]
+        q, k, v = call.queries, call.keys, call.v
+        masked = needs_mask(call)
+        if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not masked:
+            # One query: the heads of a group become rows that share its keys, which then need no copies.
+            q, k, v = pad_heads(q, k, v)
+            out = F.scaled_dot_product_attention(q.unflatten(1, (k.shape[1], -1)).squeeze(3), k, v, scale=1.0)
+            return out.flatten(1, 2)[:, :, None, :width]
+        q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
+        if masked:
+            return _masked(call, q, k, v)[..., :width]
+        is_causal = call.causal and call.num_queries > 1
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0)[..., :width]
 
 
 def _masked(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Blocks of queries and heads, so that without gradients one block's mask is all that is held."""
+    """Attention in blocks of queries and heads; without gradients only one block's mask is in memory."""
     dtype = wide = q.dtype
     if call.table is not None or call.terms.bias is not None:
-        # In half precision a log-prior of −100 is off by a quarter. The bias stays float32, and so does its product.
+        # In bfloat16 a log-prior of −100 is off by 0.25, so the bias and its product stay in float32.
         wide = torch.promote_types(dtype, torch.float32)
     tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *_biases(call)))
     space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
     out = None if tracked else torch.empty_like(q)
     rows, heads = _block_size(call)
     columns = []
-    for group in _cut(q.shape[1], heads):
+    for group in cut(q.shape[1], heads):
         kg, vg = k[:, group].to(wide), v[:, group].to(wide)
         table = None if call.table is None else call.table.of_heads(group).unroll(wide)
         parts = []
-        for block in _cut(q.shape[2], rows):
+        for block in cut(q.shape[2], rows):
             last = block.stop + call.offset if call.causal else call.num_keys
             mask = _mask(call, table, block, group, last, space)
-            with torch.autocast(q.device.type, enabled=False):  # which would take the bias back to half precision
+            with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias to half precision
                 part = F.scaled_dot_product_attention(
                     q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], attn_mask=mask, scale=1.0
                 )
@@ -72,16 +72,8 @@ def _masked(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             else:
                 out[:, group, block] = part
         if out is None:
-            columns.append(_join(parts, dim=2))
-    return _join(columns, dim=1) if out is None else out
-
-
-def _cut(size: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(start + step, size)) for start in range(0, size, step))
-
-
-def _join(parts: list[Tensor], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+            columns.append(join(parts, dim=2))
+    return join(columns, dim=1) if out is None else out
 
 
 def _biases(call: AttentionCall) -> list[Tensor]:
@@ -107,10 +99,7 @@ def _block_size(call: AttentionCall) -> tuple[int, int]:
 def _mask(
     call: AttentionCall, table: UnrolledTable | None, block: slice, heads: slice, last: int, space: Workspace | None
 ) -> Tensor | None:
-    """(1 or B, 1 or heads, queries, last): bool where only visibility matters, else the additive bias.
-
-    `table` is of these heads alone.
-    """
+    """(1 or B, 1 or heads, queries, last): bool without a bias, else the additive bias. `table` holds only `heads`."""
     shown = visible(call, block.start, block.stop, last)
     bias = out = None
     if table is not None:
@@ -124,8 +113,8 @@ def _mask(
         return shown
     if call.query_scale is not None:
         scale = call.query_scale[:, heads, block, None]
-        mine = out is not None and call.terms.bias is None and scale.shape[0] == 1
-        bias = bias.mul_(scale) if mine else bias * scale
+        owned = out is not None and call.terms.bias is None and scale.shape[0] == 1
+        bias = bias.mul_(scale) if owned else bias * scale
     if shown is not None:
         bias = bias.masked_fill(~shown, -torch.inf)
     return bias.to(torch.promote_types(call.q.dtype, torch.float32))

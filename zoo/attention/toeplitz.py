@@ -1,78 +1,79 @@
 """Relative tables on the CPU: exact attention, forward and backward, without a T × S matrix.
 
 On a line K[h,i,j] = t[h, i − j] is a Toeplitz matrix. With the rows of a block of queries flipped, it is a strided view
-of the reversed table, both strides 1, which torch's fused CPU attention takes as its `attn_mask` without a
-copy. Causal masks and windows are functions of i − j too, so they are entries of −∞ in the same table and cost nothing.
+of the reversed table, both strides 1, which torch's fused CPU attention accepts as `attn_mask` without a copy. Causal
+masks and windows are functions of i − j too: entries of −∞ in the same table, at no cost.
 
-The backward pass computes a block's weights P again. The gradient of the table sums dS = P ∘ (dP − δ) along its
-diagonals; in a buffer one column wider than the block, a view whose row stride is one less than the buffer's has those
-diagonals as its columns, so the sums are column sums, in a fixed order. Memory beyond inputs and outputs is O(T + S)
-plus three blocks of at most ONE_HEAD numbers, or one head's 64 × S where that is more.
+The backward pass recomputes a block's weights P. The gradient of the table sums dS = P ∘ (dP − δ) along its diagonals; in
+a buffer one column wider than the block, a view whose row stride is one less than the buffer's has those diagonals as its
+columns, so the sums are column sums, in a fixed order. Memory beyond inputs and outputs is O(T + S) plus three blocks of
+at most ONE_HEAD elements, or one head's 64 × S if that is larger.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, Workspace, repeat_heads
-from zoo.attention.toeplitz_plan import Block, plan_blocks
+from zoo.attention.base import AttentionCall, Workspace, needs_grad, repeat_heads, single_documents
+from zoo.positions import document_starts
 
-__all__ = ["refuses", "run"]
+__all__ = ["ToeplitzKernel"]
 
-# Rows of a block. From 192 rows on the fused kernel takes 64 rows at a time; more than 256 compute more of the causal
-# half in vain. The backward pass works with whole rows of P, which should stay in the processor's cache.
+# Rows of a block. From 192 rows on the fused kernel processes 64 rows at a time; more than 256 waste more of the causal half.
+# The backward pass works with whole rows of P, which should stay in the processor's cache.
 FORWARD_ROWS = 256
 BACKWARD_ROWS = 256
 SHORT_ROWS = 64
-# Numbers in a block of logits that is written out: 2 MiB of float32, the second-level caches of two cores. Smaller blocks
-# are no faster, and each of their operations wakes the threads once more, which is slow where the machine is busy. Heads
-# and batch rows are taken in turn to keep to it; one head's block may grow to ONE_HEAD before it gets fewer rows.
+# Elements of a block of logits in memory: 2 MiB of float32, the L2 caches of two cores. Smaller blocks are no faster and wake
+# the threads more often, which is slow on a busy machine. Blocks are cut by batch rows and heads to this size; one head's
+# block may grow to ONE_HEAD before it gets fewer rows.
 WORKSPACE = 1 << 19
 ONE_HEAD = 1 << 22
 LEAST_ROWS = 64
-# Keys per column of a head up to which P is kept for the backward pass: there P, T × S, is no larger than q, k, v and
-# the output are together, so memory stays O(T + S), and the backward pass need not compute P again.
+# Keys per head column up to which P is kept for the backward pass: there P, T × S, is no larger than q, k, v and the output
+# together, so memory stays O(T + S) and P is not recomputed.
 KEEP_KEYS = 4
+
+# Up to this many logits per head a batch of several documents is faster as one masked block than row by row.
+ONE_BLOCK = 256 * 256
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-def refuses(call: AttentionCall) -> str | None:
-    """It serves tables on a line, and calls without a table, on the CPU."""
-    if call.q.device.type != "cpu":
-        return f"it runs on the CPU, and the queries are on {call.q.device}"
-    if call.terms.bias is not None:
-        return "a dense bias is not a function of i − j"
-    if call.table is not None and (call.table.origin is None or call.table.num_prefix):
-        return "the table is over a grid, where K is not a function of i − j"
-    return None
+class ToeplitzKernel:
+    """Serves tables on a line, and calls without a table, on the CPU."""
 
+    def refuses(self, call: AttentionCall) -> str | None:
+        if call.q.device.type != "cpu":
+            return f"it runs on the CPU, and the queries are on {call.q.device}"
+        if call.terms.bias is not None:
+            return "a dense bias is not a function of i − j"
+        if call.table is not None and (call.table.origin is None or call.table.num_prefix):
+            return "the table is over a grid, where K is not a function of i − j"
+        return None
 
-def run(call: AttentionCall) -> Tensor:
-    """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""
-    num_heads, width = call.q.shape[1], call.v.shape[-1]
-    queries, keys, values = call.queries, call.keys, call.v
-    if keys.shape[-1] != width:  # the fused kernel has one width for all three
-        widest = max(keys.shape[-1], width)
-        queries, keys, values = (F.pad(x, (0, widest - x.shape[-1])) for x in (queries, keys, values))
-    table = _reversed_table(call)
-    scale = call.query_scale if call.table is not None else None
-    if scale is not None:
-        scale = scale.to(table.dtype)
-    grouped = keys.shape[1] == values.shape[1] != num_heads
-    if call.num_queries == 1 and grouped and not _needs_grad(queries, keys, values, table, scale):
-        return _decode_grouped(call, queries, keys, values, table, scale)[..., :width]
-    keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
-    return _ToeplitzAttention.apply(queries, keys, values, table, scale, call)[..., :width]
-
-
-def _needs_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    def run(self, call: AttentionCall) -> Tensor:
+        """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""
+        num_heads, width = call.q.shape[1], call.v.shape[-1]
+        queries, keys, values = call.queries, call.keys, call.v
+        if keys.shape[-1] != width:  # the fused kernel has one width for all three
+            widest = max(keys.shape[-1], width)
+            queries, keys, values = (F.pad(x, (0, widest - x.shape[-1])) for x in (queries, keys, values))
+        table = _reversed_table(call)
+        scale = call.query_scale if call.table is not None else None
+        if scale is not None:
+            scale = scale.to(table.dtype)
+        grouped = keys.shape[1] == values.shape[1] != num_heads
+        if call.num_queries == 1 and grouped and not needs_grad(queries, keys, values, table, scale):
+            return _decode_grouped(call, queries, keys, values, table, scale)[..., :width]
+        keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
+        return _ToeplitzAttention.apply(queries, keys, values, table, scale, call)[..., :width]
 
 
 def _reversed_table(call: AttentionCall) -> Tensor:
@@ -87,7 +88,7 @@ def _reversed_table(call: AttentionCall) -> Tensor:
 
 
 def _reversed_mask(call: AttentionCall, dtype: torch.dtype) -> Tensor | None:
-    """(T+S−1,) 0 or −∞ by distance, in the order of `_reversed_table`; None where every distance is visible."""
+    """(T+S−1,) 0 or −∞ by distance, in the order of `_reversed_table`; None if every distance is visible."""
     if not call.causal and call.window is None:
         return None
     distance = torch.arange(call.num_keys - 1, -call.num_queries, -1)
@@ -100,9 +101,117 @@ def _reversed_mask(call: AttentionCall, dtype: torch.dtype) -> Tensor | None:
 
 
 @dataclass(frozen=True)
+class Block:
+    """Queries [lo, hi) of batch rows `batch` and the keys [first, last) visible to at least one of them.
+
+    `mixed`: the block holds several documents, so document ids must be compared.
+    """
+
+    batch: slice
+    lo: int
+    hi: int
+    first: int
+    last: int
+    mixed: bool = False
+
+    def of_batch(self, start: int, stop: int) -> Block:
+        """The block restricted to batch rows [start, stop)."""
+        return replace(self, batch=slice(start, stop))
+
+
+def plan_blocks(call: AttentionCall, rows: int) -> list[Block]:
+    """Blocks of at most `rows` queries covering the call, without key ranges that no query of the block sees.
+
+    Documents are contiguous runs (`Positions.documents`). If every row is one document they cost nothing; a short batch of
+    several is compared id by id; a long one is cut row by row, so that a block starts at its first document.
+    """
+    batch, offset = call.q.shape[0], call.offset
+    everything = slice(0, batch)
+    if call.segments is None:
+        return _cut(call, everything, 0, call.num_queries, rows)
+    single = single_documents(call.segments)
+    if bool(single.all()):
+        return _cut(call, everything, 0, call.num_queries, rows)
+    if call.num_queries * call.num_keys <= ONE_BLOCK:
+        return _cut(call, everything, 0, call.num_queries, rows, mixed=True)
+    blocks: list[Block] = []
+    for row, whole in enumerate(single.tolist()):
+        here = slice(row, row + 1)
+        if whole:
+            blocks += _cut(call, here, 0, call.num_queries, rows)
+            continue
+        starts = _run_starts(call.segments[row])
+        if starts is None:
+            blocks += _cut(call, here, 0, call.num_queries, rows, mixed=True)
+            continue
+        bounds = torch.tensor([*starts, call.num_keys])
+        for lo, hi in _query_cuts(starts, offset, call.num_queries, rows):
+            low, high = torch.searchsorted(bounds, torch.tensor([lo + offset, hi + offset - 1]), right=True).tolist()
+            keys = (int(bounds[low - 1]), int(bounds[high]))
+            blocks += _cut(call, here, lo, hi, rows, mixed=low != high, keys=keys)
+    return blocks
+
+
+def _cut(
+    call: AttentionCall,
+    batch: slice,
+    start: int,
+    stop: int,
+    rows: int,
+    *,
+    mixed: bool = False,
+    keys: tuple[int, int] | None = None,
+) -> list[Block]:
+    """Cut queries [start, stop) in blocks of `rows`; keys are those in `keys`, the window and the causal past."""
+    begin, end = keys or (0, call.num_keys)
+    blocks = []
+    for lo in range(start, stop, rows):
+        hi = min(lo + rows, stop)
+        first, last = begin, end
+        if call.window is not None:
+            first = max(first, lo + call.offset - call.window + 1)
+            last = min(last, hi + call.offset + call.window - 1)
+        if call.causal:
+            last = min(last, hi + call.offset)
+        blocks.append(Block(batch, lo, hi, max(first, 0), last, mixed))
+    return blocks
+
+
+def _run_starts(segments: Tensor) -> list[int] | None:
+    """First column of each document of one row; None if an id recurs after another one."""
+    starts = document_starts(segments).nonzero().flatten()
+    if segments[starts].unique().numel() != starts.numel():
+        return None
+    return starts.tolist()
+
+
+def _query_cuts(starts: list[int], offset: int, num_queries: int, rows: int) -> list[tuple[int, int]]:
+    """Query ranges of at most `rows`: a document of at least a quarter block gets its own, shorter ones share."""
+    bounds = [max(s - offset, 0) for s in starts] + [num_queries]
+    cuts: list[tuple[int, int]] = []
+    shared: int | None = None
+    for begin, end in pairwise(bounds):
+        if end <= begin:
+            continue
+        if end - begin < rows // 4:
+            if shared is not None and end - shared > rows:
+                cuts.append((shared, begin))
+                shared = begin
+            shared = begin if shared is None else shared
+            continue
+        if shared is not None:
+            cuts.append((shared, begin))
+            shared = None
+        cuts += [(lo, min(lo + rows, end)) for lo in range(begin, end, rows)]
+    if shared is not None:
+        cuts.append((shared, num_queries))
+    return cuts
+
+
+@dataclass(frozen=True)
 class _Bias:
-    """The log-prior of any block, out of O(T + S) numbers: `table` with hidden distances at −∞, or, where rows are
-    scaled, the table and the mask apart (0 · −∞ is not a number)."""
+    """The log-prior of any block from O(T + S) values: `table` with hidden distances at −∞, or, with a row scale, table and
+    mask separately (0 · −∞ = NaN)."""
 
     table: Tensor
     mask: Tensor | None
@@ -125,7 +234,7 @@ class _Bias:
         return self.num_queries - block.hi + block.first
 
     def block(self, block: Block, heads: slice, out: Tensor | None = None) -> Tensor:
-        """(1 or B, 1 or H, rows, keys), rows flipped: a view where nothing depends on the row itself, else written to
+        """(1 or B, 1 or H, rows, keys), rows flipped: a view if nothing depends on the row itself, else written to
         `out` (B, H, rows, keys)."""
         rows, keys, start = block.hi - block.lo, block.last - block.first, self.column(block)
         bias = _toeplitz(self.table if self.table.shape[0] == 1 else self.table[heads], start, rows, keys)
@@ -149,7 +258,7 @@ class _Bias:
 
 
 def _fit(out: Tensor | None, like: Tensor) -> Tensor | None:
-    """`out` cut down to the batch axis of `like`: a bias that batch rows share is written once."""
+    """`out` cut to the batch axis of `like`: a bias shared by batch rows is written once."""
     return None if out is None else out[: like.shape[0]]
 
 
@@ -160,7 +269,7 @@ def _toeplitz(line: Tensor, start: int, rows: int, keys: int) -> Tensor:
 
 
 def _pieces(blocks: list[Block], num_heads: int, limit: int) -> Iterator[tuple[Block, slice]]:
-    """Blocks again, cut by batch rows, then by heads, until each has at most `limit` logits, or one head."""
+    """Blocks cut by batch rows, then by heads, until each has at most `limit` logits, or one head."""
     for block in blocks:
         one_head = (block.hi - block.lo) * (block.last - block.first)
         if one_head * num_heads <= limit:
@@ -208,7 +317,7 @@ class _ToeplitzAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out):
-        if torch.is_grad_enabled():  # under create_graph; autograd's own guard lets a constant grad_out pass in silence
+        if torch.is_grad_enabled():  # under create_graph; autograd's own guard silently accepts a constant grad_out
             raise RuntimeError(
                 "kernel 'toeplitz' has no second derivative; use kernel='reference' with create_graph=True"
             )
@@ -256,7 +365,7 @@ def _forward_short(call: AttentionCall, bias: _Bias, q: Tensor, k: Tensor, v: Te
     """Output and the weights P of every block. Only for calls of few keys: see KEEP_KEYS."""
     wide = bias.table.dtype
     out = torch.empty_like(q)
-    k, v = k.to(wide).contiguous(), v.to(wide).contiguous()  # so that the slices below need no copies
+    k, v = k.to(wide).contiguous(), v.to(wide).contiguous()  # slices below then need no copies
     kept = []
     for block, heads in _pieces(plan_blocks(call, SHORT_ROWS), q.shape[1], WORKSPACE):
         here, rows, keys = block.batch, slice(block.lo, block.hi), slice(block.first, block.last)
@@ -301,10 +410,10 @@ def _backward(
         qb, gb = qb.flatten(0, 1), gb.flatten(0, 1)
         num_rows, width = block.hi - block.lo, block.last - block.first
         p = kept[index] if kept else _weights(bias, block, heads, qb, kb, p_space.view(*lead, num_rows, width))
-        # With causal rows the buffer's own zeros pad all diagonals but one; otherwise every row needs its own padding.
+        # Causal rows end in zeros, which pad all diagonals but one; otherwise every row needs its own padding.
         pad = 1 if call.causal else num_rows
         buffer = ds_space.view(len(p), num_rows, width + pad)
-        if padded != buffer.shape:  # nothing but this writes there
+        if padded != buffer.shape:  # the padding is written only here
             buffer[..., width:] = 0
             padded = buffer.shape
         dp = torch.bmm(gb, vb.transpose(1, 2), out=dp_space.view(len(p), num_rows, width))

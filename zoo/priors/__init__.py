@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-
-from zoo.naming import did_you_mean
+from zoo.naming import check_options, did_you_mean
 from zoo.priors.alibi import Alibi, Alibi2d
 from zoo.priors.base import GridPrior, Prior, PriorTerms, RelativeTable, TablePrior
 from zoo.priors.cable import Cable
@@ -14,7 +12,7 @@ from zoo.priors.ggd import Ggd, Ggd2d
 from zoo.priors.kerple import Kerple, Kerple2d
 from zoo.priors.key_bias import KeyBias, KeyBias2d
 from zoo.priors.spectral import Spectral, Spectral2d
-from zoo.priors.t5 import T5, T5Grid
+from zoo.priors.t5 import T5, T52d
 from zoo.priors.uniform import Uniform
 
 __all__ = [
@@ -44,7 +42,7 @@ PRIORS: dict[str, type[Prior]] = {
     "ggd2d": Ggd2d,
     "cable": Cable,
     "t5": T5,
-    "t5_2d": T5Grid,
+    "t5_2d": T52d,
     "kerple": Kerple,
     "kerple2d": Kerple2d,
     "fire": Fire,
@@ -65,13 +63,5 @@ def create_prior(name: str, *, num_heads: int, **options) -> Prior:
     """
     if name not in PRIORS:
         raise ValueError(f"unknown prior {name!r}; {did_you_mean(name, PRIORS)}Known: {', '.join(list_priors())}")
-    known = inspect.signature(PRIORS[name].__init__).parameters
-    valid = [p for p in known if p not in ("self", "num_heads")]
-    for option in options:
-        if option not in valid:
-            hint = did_you_mean(option, valid)
-            raise ValueError(f"prior {name!r} has no option {option!r}; {hint}It takes: {', '.join(valid) or 'none'}")
-    for option in valid:
-        if known[option].default is inspect.Parameter.empty and option not in options:
-            raise ValueError(f"prior {name!r} needs the option {option!r}")
+    check_options(f"prior {name!r}", PRIORS[name], options, fixed=("num_heads",))
     return PRIORS[name](num_heads, **options)

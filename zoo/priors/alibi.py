@@ -14,8 +14,8 @@ from zoo.priors.base import IsotropicPrior, Prior, PriorTerms, line_table, prior
 
 __all__ = ["RAMP_LANES", "Alibi", "Alibi2d", "alibi_slopes", "inverse_softplus", "ramp_lanes"]
 
-# Four bfloat16 pieces carry 36 significant bits: a ramp of slope 1 is off by 2^-16 at position 2^20. One lane more per
-# query takes the bulk of the ramp at the query's own position away again, which keeps the float32 sums of a kernel small.
+# Four bfloat16 pieces carry 36 significant bits: a ramp of slope 1 has error 2^-16 at position 2^20. One more lane subtracts
+# the bulk of the ramp at the query's own position, which keeps a kernel's float32 sums small.
 RAMP_PIECES = 4
 RAMP_LANES = RAMP_PIECES + 1
 
@@ -23,8 +23,8 @@ RAMP_LANES = RAMP_PIECES + 1
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Tensor:
     """(H,) float64 slopes m_h = 2^(−8(h+1)/H); for H not a power of two the published interleaving.
 
-    That takes the slopes of the power of two below H, then every other slope of the one above it. They are computed on the
-    device: numbers sent there would make it wait.
+    The interleaving takes the slopes of the power of two below H, then every other slope of the one above it. Computed on the
+    device, since copying them there would synchronise.
     """
     below = 2 ** math.floor(math.log2(num_heads))
     n = torch.arange(1, num_heads + 1, dtype=torch.float64, device=device)
@@ -101,6 +101,9 @@ class Alibi(Prior):
     def tail(self, distance: Tensor, horizon: int) -> Tensor:
         """(H, n) float64: −m_h·distance, exactly."""
         return -self.slopes(distance.device)[:, None] * distance
+
+    def head_parameters(self) -> dict[str, Tensor]:
+        return {"slope": self.slopes()}
 
 
 class Alibi2d(IsotropicPrior, Alibi):

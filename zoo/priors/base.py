@@ -1,9 +1,9 @@
-"""What a prior is, and what it hands to attention.
+"""The interface of a prior, and the terms it returns to attention.
 
     p[i,·] = softmax_j( <q_i, k_j> / sqrt(d_c) + K[h,i,j] )                        (GOAT eq. 5, BAM theorem 1)
 
 A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra head columns) or as a *relative table*
-(K = t[h, i − j], H × (T+S−1) numbers). Neither ever builds the T × S matrix.
+(K = t[h, i − j], H × (T+S−1) entries). Neither builds the T × S matrix.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PriorTerms:
-    """What a prior hands to attention: data, never closures. Terms of two priors over the same positions add.
+    """The output of a prior: data, never closures. Terms of two priors over the same positions add.
 
     Attributes:
         q_lanes: (1 or B, 1 or H, T, R) head columns; K += <q_lanes, k_lanes>.
         k_lanes: (1 or B, 1 or H, S, R); None beside q_lanes means that the keys hold them already (a KV cache).
         table: a relative table.
-        bias: (1 or B, H, T, S) dense log-prior, for the one prior (FIRE) that has neither form.
-        carry: what the next chunk of the same sequence must start from (CABLE's running sum), or None.
+        bias: (1 or B, H, T, S) dense log-prior, for the one prior (FIRE) that is neither lanes nor a table.
+        carry: state passed to the next chunk of the same sequence (CABLE's running sum), or None.
     """
 
     q_lanes: Tensor | None = None
@@ -67,11 +67,11 @@ class PriorTerms:
         )
 
     def dense(self) -> Tensor:
-        """(1 or B, H, T, S): K as it is realised, lanes multiplied out."""
+        """(1 or B, H, T, S): K as a matrix, lanes multiplied out."""
         parts = []
         if self.q_lanes is not None:
             if self.k_lanes is None:
-                raise ValueError("the key lanes are inside the keys; the dense form needs them here")
+                raise ValueError("the dense form needs k_lanes, but these are folded into the keys")
             parts.append(self.q_lanes @ self.k_lanes.transpose(-1, -2))
         if self.table is not None:
             parts.append(self.table.dense())
@@ -82,7 +82,7 @@ class PriorTerms:
 
 def _only(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is not None and b is not None:
-        raise ValueError("only one part of a composed prior may carry a state from chunk to chunk")
+        raise ValueError("only one part of a composed prior may carry state from chunk to chunk")
     return b if a is None else a
 
 
@@ -101,16 +101,16 @@ def prior_dtype(module: nn.Module) -> torch.dtype:
 
 
 def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
-    """A linear layer computed in the dtype of `x`, whatever the layer's: for the layers inside priors."""
+    """A linear layer inside a prior, computed in the dtype of `x` and not the layer's."""
     assert isinstance(layer, nn.Linear)
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
 
 def split_bf16(value: Tensor, pieces: int) -> Tensor:
-    """`value` (float64) as (..., pieces) summands, all but the last exact in bfloat16 and the last what remains.
+    """`value` (float64) as (..., pieces) summands, all but the last exact in bfloat16, the last the remainder.
 
-    Each piece takes 8 further significant bits, so in bfloat16 the sum is off by at most 2^(−9·pieces)·abs(value). The
+    Each piece adds 8 significant bits, so in bfloat16 the error of the sum is at most 2^(−9·pieces)·abs(value). The
     gradient reaches `value` through the first piece alone: its lanes multiply the same partner as all the others.
     """
     rest = value.detach()
@@ -147,19 +147,19 @@ class Prior(nn.Module):
         raise NotImplementedError
 
     def require_line(self, q_pos: Positions, k_pos: Positions) -> None:
-        """Raises ValueError for positions on a grid: a prior along a line would take patches for tokens of a text."""
+        """Raise ValueError for positions on a grid, whose patches a prior along a line would treat as tokens of a text."""
         if q_pos.is_grid or k_pos.is_grid:
             raise ValueError(f"{type(self).__name__} is a prior along a line of tokens; a grid needs a 2-D prior")
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
-        """(1 or B, H, T, S) float64: the formula itself, entry by entry. The oracle of tests and plots; O(T·S)."""
+        """(1 or B, H, T, S) float64: the formula evaluated at every entry. The oracle of tests and plots; O(T·S)."""
         raise NotImplementedError
 
     def tail(self, distance: Tensor, horizon: int) -> Tensor:
         """(H, n) float64: at least  sup K[h,i,j] − K[h,i,i]  over all i < horizon and all keys j ≤ i − distance.
 
-        What a cache may forget follows from it (`zoo.attention.forget`): how far the prior can still lift a key so far
-        away above the query's own. Without a law that says more it is +∞, and nothing is forgotten.
+        How far the prior can lift a key at least `distance` back above the query's own: `zoo.decoding.eviction` bounds
+        attention weights with it. The default, +∞, evicts nothing.
 
         Args:
             distance: (n,) int64, 0 or more.
@@ -167,11 +167,40 @@ class Prior(nn.Module):
         """
         return torch.full((self.num_heads, len(distance)), math.inf, dtype=torch.float64, device=distance.device)
 
+    def parts(self) -> list[Prior]:
+        """The priors this one is composed of: summands, or one per axis of a grid. [] for one that is not composed."""
+        return [part for part in self.children() if isinstance(part, Prior)]
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether K = 0 for all parameters; for a composed prior, of all parts."""
+        parts = self.parts()
+        return bool(parts) and all(part.is_zero for part in parts)
+
+    @property
+    def depends_on_content(self) -> bool:
+        """Whether K depends on the layer's input x; for a composed prior, of any part."""
+        return any(part.depends_on_content for part in self.parts())
+
+    def head_parameters(self) -> dict[str, Tensor]:
+        """(H,) each: parameters that shape the heads' curves, by the names plots show. By default those of the parts."""
+        found: dict[str, Tensor] = {}
+        for part in self.parts():
+            found |= part.head_parameters()
+        return found
+
+    def retrieval_heads(self) -> Tensor:
+        """(H,) bool: heads that look away from the query and leave far keys to content. By default those of any part."""
+        flags = torch.zeros(self.num_heads, dtype=torch.bool)
+        for part in self.parts():
+            flags = flags | part.retrieval_heads().cpu()
+        return flags
+
 
 def farther(curve: Callable[[Tensor], Tensor], distance: Tensor, horizon: int) -> Tensor:
     """(H, n) float64: sup of curve(d) − curve(0) over the integers d in [distance, horizon); O(H·horizon) memory.
 
-    From `horizon` on, where there is no such integer, the value at horizon − 1.
+    For distance >= horizon, where there is no such integer, the value at horizon − 1.
     """
     every = curve(torch.arange(horizon, dtype=torch.float64, device=distance.device))
     highest = every.flip(-1).cummax(-1).values.flip(-1)
@@ -179,7 +208,7 @@ def farther(curve: Callable[[Tensor], Tensor], distance: Tensor, horizon: int) -
 
 
 class TablePrior(Prior):
-    """A prior that is a function of distance: subclasses give `curve`, a line's table and oracle follow."""
+    """A prior that is a function of distance. Subclasses implement `curve`; table, oracle and tail follow from it."""
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         """(H, *distance.shape) log-prior at distances d = i − j, in the dtype of `distance`."""
@@ -206,7 +235,7 @@ class TablePrior(Prior):
 class GridPrior(Prior):
     """A prior that is a function of the displacement on a grid of patches, realised as a table; prefix tokens get 0.
 
-    Subclasses give `surface`; the table and the oracle follow.
+    Subclasses implement `surface`; table and oracle follow from it.
     """
 
     num_lanes = 0
@@ -214,7 +243,7 @@ class GridPrior(Prior):
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         """(H, *dy.shape) log-prior at displacements (dy, dx) = query − key in patches, in their dtype.
 
-        grid: (height, width) of the present image, for priors that measure distances by its size.
+        grid: (height, width) of the current image, for priors that normalise distances by its size.
         """
         raise NotImplementedError
 
@@ -232,12 +261,12 @@ class GridPrior(Prior):
         return F.pad(patches, (k_pos.num_prefix, 0, q_pos.num_prefix, 0))[None]
 
     def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """+∞ whatever the law along a line says: a grid has no order in which keys could be forgotten."""
+        """+∞, also for classes derived from a prior along a line: a grid has no causal order, so nothing is evicted."""
         return Prior.tail(self, distance, horizon)
 
 
 class IsotropicPrior(GridPrior):
-    """The law of a prior along a line, over the Euclidean patch distance √(dy² + dx²): put it before that prior's class."""
+    """The curve of a prior along a line over the Euclidean patch distance √(dy² + dx²). List it before that prior's class."""
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         """(H, *distance.shape) log-prior at distances >= 0, in the dtype of `distance`."""

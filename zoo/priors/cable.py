@@ -1,4 +1,4 @@
-"""CABLE: a recency penalty whose rate each token sets for itself (arXiv 2503.08067)."""
+"""CABLE: a recency penalty with a learned rate per token (arXiv 2503.08067)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, split_bf1
 __all__ = ["Cable"]
 
 # K = w_i·S_j as products of bfloat16 pieces, the significant ones only: piece a of w with piece b of S is of order
-# 2^(−8(a+b)). S grows to about 2^20, so what is dropped (a + b >= 4) stays below 2^-10 logits.
+# 2^(−8(a+b)). S grows to about 2^20, so the dropped products (a + b >= 4) stay below 2^-10 logits.
 _PIECES = [(a, b) for total in range(4) for a in range(min(total, 2) + 1) for b in [total - a]]
 
 
@@ -29,6 +29,7 @@ class Cable(Prior):
     """
 
     num_lanes = len(_PIECES) + 1
+    depends_on_content = True
 
     def __init__(self, num_heads: int, *, d_model: int, weighted: bool = True) -> None:
         super().__init__(num_heads)
@@ -43,7 +44,7 @@ class Cable(Prior):
         decay = linear_in(self.decay, wide).relu()
         if self.weight is None:
             return decay.transpose(1, 2).to(dtype), torch.ones_like(decay).transpose(1, 2).to(dtype)
-        # Contiguous before softplus: the compiler's gradient of it takes the strides of the one for those of the other.
+        # Contiguous before softplus: torch.compile's gradient of softplus confuses the strides of input and output.
         weight = F.softplus(linear_in(self.weight, wide).transpose(1, 2).contiguous())
         return decay.transpose(1, 2).to(dtype), weight.to(dtype)
 
@@ -61,7 +62,7 @@ class Cable(Prior):
         weight = weight[..., k_pos.length - q_pos.length :]
         own = total[..., k_pos.length - q_pos.length :]
         w, s = split_bf16(weight, 3), split_bf16(total, 4)
-        # The bulk of S_i, taken away first: a row constant that keeps a kernel's float32 sums small near the query.
+        # Subtract the bulk of S_i first: a row constant that keeps a kernel's float32 sums small near the query.
         bulk = -(weight * own).detach().to(torch.bfloat16).to(weight.dtype)[..., None]
         q_lanes = torch.cat([bulk, w[..., [a for a, _ in _PIECES]]], dim=-1)
         k_lanes = torch.cat([torch.ones_like(s[..., :1]), s[..., [b for _, b in _PIECES]]], dim=-1)
@@ -75,5 +76,5 @@ class Cable(Prior):
         return -weight[..., first:, None] * (total[..., first:, None] - total[..., None, :])
 
     def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """(H, n) 0: rates are 0 at least, so no key stands above the query's own, but tokens may choose not to decay."""
+        """(H, n) 0: rates are >= 0, so no key exceeds the query's own; a rate of 0 gives no decay."""
         return torch.zeros(self.num_heads, len(distance), dtype=torch.float64, device=distance.device)

@@ -13,10 +13,10 @@ __all__ = ["Compose", "Goat", "Goat2d", "compose"]
 
 
 class Compose(Prior):
-    """K = Σ_n K_n of the named parts, whose names are its submodules' names.
+    """K = Σ_n K_n of the named parts; part names are submodule names.
 
     Raises:
-        ValueError: for parts of unequal heads, or none.
+        ValueError: for parts with different numbers of heads, or no parts.
     """
 
     def __init__(self, **parts: Prior) -> None:
@@ -27,9 +27,6 @@ class Compose(Prior):
         for name, part in parts.items():
             self.add_module(name, part)
         self.num_lanes = sum(part.num_lanes for part in parts.values())
-
-    def parts(self) -> list[Prior]:
-        return [part for part in self.children() if isinstance(part, Prior)]
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
@@ -44,7 +41,7 @@ class Compose(Prior):
         return sum(others, first)
 
     def tail(self, distance: Tensor, horizon: int) -> Tensor:
-        """(H, n) float64: the sum of the parts' tails, each taken at its own worst."""
+        """(H, n) float64: the sum of the parts' tails, an upper bound."""
         first, *others = (part.tail(distance, horizon) for part in self.parts())
         return sum(others, first)
 
@@ -62,7 +59,7 @@ class Goat(Compose):
         train_context: L_train of the key bias, in tokens.
         rank: R of `.spectral`.
         sink_rank: M of `.key_bias`.
-        init: "seeded" starts near ALiBi; "uniform" starts at plain attention (see `KeyBias` for what that costs).
+        init: "seeded" starts near ALiBi; "uniform" starts at plain attention (the slope then has no gradient, see `KeyBias`).
     """
 
     def __init__(

@@ -17,7 +17,7 @@ class Fire(Prior):
     """K[h,i,j] = f_θ( ψ(i − j) / ψ(max(L, i)) ), ψ(x) = log(c·x + 1), f_θ an MLP 1 → 32 → H with ReLU.
 
     c and the threshold L are learned. Past L the prior depends on i and j and not on their difference alone, so it is neither
-    a table nor lanes: it hands over the dense (H, T, S) matrix, and costs that memory.
+    a table nor lanes: it returns the dense (H, T, S) matrix, at that cost in memory.
 
     Args:
         num_heads: H.

@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from zoo.positions import Positions
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import GridPrior, PriorTerms, TablePrior, prior_dtype
-from zoo.priors.tables import Law
+from zoo.priors.tables import ParametricTable
 
-__all__ = ["EPSILON", "Ggd", "Ggd2d", "GgdLaw"]
+__all__ = ["EPSILON", "Ggd", "Ggd2d", "GgdTable"]
 
 EPSILON = 1e-5
 
 
 @dataclass(frozen=True)
-class GgdLaw(Law):
+class GgdTable(ParametricTable):
     """table = Σ over axes of t,  t = −exp(θα)·r^θβ,  r = |x| + 1e−5,  x = −d − μ,  μ = 2·sinh θμ,  and so
 
         ∂t/∂θα = t,    ∂t/∂θβ = t·ln r,    ∂t/∂θμ = 2·cosh θμ · exp(θα)·θβ·r^(θβ−1) · sign x.
 
     Attributes:
         theta: (A, 3, H) θα, θβ, θμ of each axis.
-        axes: which displacement d of the table each is about: "d" of a line; "y", "x", or "r" = √(y² + x²), of a grid.
-        train_mu: whether θμ is among the numbers, which are those of each axis in turn.
+        axes: displacement of each axis: "d" of a line; "y", "x", or "r" = √(y² + x²), of a grid.
+        train_mu: whether θμ is one of the params; these are ordered by axis, then (θα, θβ, θμ).
     """
 
     theta: Tensor
@@ -35,23 +35,25 @@ class GgdLaw(Law):
     train_mu: bool
 
     @staticmethod
-    def of(laws: Sequence[Ggd], axes: tuple[str, ...]) -> GgdLaw:
-        """Of priors, one per axis. Copies their parameters: whoever shards them may take them away after the prior ran."""
-        rows = [p.to(prior_dtype(law)) for law in laws for p in (law.theta_alpha, law.theta_beta, law.theta_mu)]
-        return GgdLaw(torch.stack(rows).unflatten(0, (-1, 3)), axes, any(law.theta_mu.requires_grad for law in laws))
+    def of(priors: Sequence[Ggd], axes: tuple[str, ...]) -> GgdTable:
+        """From one prior per axis. Copies their parameters, which a sharding engine may free after the prior's forward."""
+        rows = [p.to(prior_dtype(axis)) for axis in priors for p in (axis.theta_alpha, axis.theta_beta, axis.theta_mu)]
+        return GgdTable(
+            torch.stack(rows).unflatten(0, (-1, 3)), axes, any(axis.theta_mu.requires_grad for axis in priors)
+        )
 
     @property
-    def numbers(self) -> Tensor:
+    def params(self) -> Tensor:
         return (self.theta if self.train_mu else self.theta[:, :2]).flatten(0, 1)
 
-    def of_heads(self, heads: slice) -> GgdLaw:
+    def of_heads(self, heads: slice) -> GgdTable:
         return replace(self, theta=self.theta[:, :, heads])
 
-    def tangents(self, displacements: dict[str, Tensor]) -> Tensor:
+    def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:
         rows = []
-        for axis, numbers in zip(self.axes, self.theta.detach()[..., None], strict=True):
+        for axis, theta in zip(self.axes, self.theta.detach()[..., None], strict=True):
             distance = torch.hypot(displacements["y"], displacements["x"]) if axis == "r" else displacements[axis]
-            alpha, beta, mu = numbers
+            alpha, beta, mu = theta
             x = -distance - 2 * mu.sinh()
             r = x.abs() + EPSILON
             t = -alpha.exp() * r**beta
@@ -90,21 +92,31 @@ class Ggd(TablePrior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
-        return _with_law(super().forward(q_pos, k_pos, causal=causal, x=x), GgdLaw.of([self], ("d",)))
+        return _parametric(super().forward(q_pos, k_pos, causal=causal, x=x), GgdTable.of([self], ("d",)))
+
+    def head_parameters(self) -> dict[str, Tensor]:
+        found = {"β = θβ": self.theta_beta, "α = exp θα": self.theta_alpha.exp()}
+        if self.theta_mu.abs().max() > 0:
+            found["μ = 2 sinh θμ"] = 2 * self.theta_mu.sinh()
+        return found
+
+    def retrieval_heads(self) -> Tensor:
+        """(H,) bool: θβ < 0 (BAM, theorems 3 and 4)."""
+        return self.theta_beta < 0
 
 
 class Ggd2d(GridPrior):
-    """The same law over the grid of patches; prefix tokens get 0.
+    """The generalised Gaussian over the grid of patches; prefix tokens get 0.
 
-    "isotropic": over the Euclidean patch distance, K = −exp(θα)·(√(dy² + dx²) + 1e−5)^θβ, part `.r`; "separable": the sum
-    of one law per axis, parts `.y` and `.x`.
+    "isotropic": over the Euclidean patch distance, K = −exp(θα)·(√(dy² + dx²) + 1e−5)^θβ, part `.r`; "separable": a sum
+    over the axes, parts `.y` and `.x`.
 
     Args:
         num_heads: H.
         form: "isotropic" or "separable".
         init: as in `Ggd`.
-        train_mu: train θμ, which moves the centre of a separable law off the query, so that a head can look to one side, and
-            makes a ring of an isotropic one.
+        train_mu: train θμ, which moves the centre of a separable prior off the query, so that a head can look to one side, and
+            turns an isotropic one into a ring.
     """
 
     def __init__(
@@ -119,20 +131,20 @@ class Ggd2d(GridPrior):
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         distances = (torch.hypot(dy, dx),) if self.form == "isotropic" else (dy, dx)
-        curves = [law.curve(distance, causal=False) for law, distance in zip(self.laws(), distances, strict=True)]
+        curves = [part.curve(distance, causal=False) for part, distance in zip(self.axes(), distances, strict=True)]
         return sum(curves[1:], curves[0])
 
-    def laws(self) -> list[Ggd]:
-        """One per axis: of r, or of y and x."""
-        return [law for law in self.children() if isinstance(law, Ggd)]
+    def axes(self) -> list[Ggd]:
+        """One prior per axis: r, or y and x."""
+        return [part for part in self.children() if isinstance(part, Ggd)]
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         axes = ("r",) if self.form == "isotropic" else ("y", "x")
-        return _with_law(super().forward(q_pos, k_pos, causal=causal, x=x), GgdLaw.of(self.laws(), axes))
+        return _parametric(super().forward(q_pos, k_pos, causal=causal, x=x), GgdTable.of(self.axes(), axes))
 
 
-def _with_law(terms: PriorTerms, law: GgdLaw) -> PriorTerms:
+def _parametric(terms: PriorTerms, table: GgdTable) -> PriorTerms:
     assert terms.table is not None
-    return replace(terms, table=replace(terms.table, law=law))
+    return replace(terms, table=replace(terms.table, parametric=table))

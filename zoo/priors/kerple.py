@@ -31,6 +31,9 @@ class Kerple(TablePrior):
         r1, r2 = (r.to(distance.dtype).clamp(min=_MINIMUM).view(lead) for r in (self.r1, self.r2))
         return -r1 * torch.log1p(r2 * distance.abs())
 
+    def head_parameters(self) -> dict[str, Tensor]:
+        return {"r1": self.r1, "r2": self.r2}
+
 
 class Kerple2d(IsotropicPrior, Kerple):
     """K = −r1_h·log(1 + r2_h·√(dy² + dx²)) over the grid of patches; prefix tokens get 0.

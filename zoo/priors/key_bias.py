@@ -16,7 +16,7 @@ __all__ = ["KeyBias", "KeyBias2d"]
 
 
 class _Sink(Prior):
-    """What the two share: u_h(j) = g_h·MLP(z_j) + b_h·bump_j."""
+    """Base of both: u_h(j) = g_h·MLP(z_j) + b_h·bump_j."""
 
     def __init__(self, num_heads: int, rank: int) -> None:
         super().__init__(num_heads)
@@ -99,6 +99,9 @@ class KeyBias(_Sink):
         sink = self.bias(at, False, torch.float64)[0]
         reach = sink.amax(-1) - sink.amin(-1)
         return (reach[:, None] - self.slopes()[:, None] * distance.to(reach.device)).to(distance.device)
+
+    def head_parameters(self) -> dict[str, Tensor]:
+        return {"slope": self.slopes(), "bump at key 0": self.bump}
 
 
 class KeyBias2d(_Sink):

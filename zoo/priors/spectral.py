@@ -49,8 +49,8 @@ class Spectral(Prior):
         self.register_buffer("omega", frequencies(rank, base, top))
 
     def _apply(self, fn, recurse=True):
-        # Angles are float64 whatever the model is cast to: 2^20 · ω has no fraction left in bfloat16. The frequencies are those
-        # that the weights were trained with, which a checkpoint brings along.
+        # Frequencies stay float64 whatever the model is cast to: in bfloat16, 2^20 · ω has no fractional bits. Their values are
+        # saved in checkpoints, so that weights keep the frequencies they were trained with.
         omega = self.omega
         super()._apply(fn, recurse)
         if omega.is_meta:
@@ -87,11 +87,14 @@ class Spectral(Prior):
     def tail(self, distance: Tensor, horizon: int) -> Tensor:
         """(H, n) float64: sup of K[h,d'] − K[h,0] over the integers d' in [distance, horizon), + Σ_r (|α|+|β|)/64.
 
-        The last is what lanes in bfloat16 can be off: four products per frequency, in K[h,d'] and in K[h,0], of two
-        factors that each are off by 2^−9.
+        The last term bounds the rounding of bfloat16 lanes: four products per frequency, in K[h,d'] and in K[h,0], of two
+        factors with relative error 2^−9 each.
         """
         size = (self.alpha.abs() + self.beta.abs()).double().sum(-1, keepdim=True)
         return farther(self.series, distance.to(self.omega.device), horizon).to(distance.device) + size / 64
+
+    def head_parameters(self) -> dict[str, Tensor]:
+        return {"amplitude √Σ(α²+β²)": (self.alpha.square() + self.beta.square()).sum(-1).sqrt()}
 
 
 class Spectral2d(Prior):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zoo.priors.base import GridPrior, TablePrior
 
-__all__ = ["T5", "T5Grid"]
+__all__ = ["T5", "T52d"]
 
 
 class T5(TablePrior):
@@ -42,10 +42,10 @@ class T5(TablePrior):
         return self.bias.to(distance.dtype)[:, self.bucket(distance, causal=causal)]
 
 
-class T5Grid(GridPrior):
-    """K = bias[h, bucket(dy), bucket(dx)]: T5's signed buckets on each axis, one learned number per pair; prefix tokens get 0.
+class T52d(GridPrior):
+    """K = bias[h, bucket(dy), bucket(dx)]: T5's signed buckets on each axis, one learned value per pair; prefix tokens get 0.
 
-    Displacements beyond `max_distance` share the bucket of that distance, so that no image meets an untrained one.
+    Displacements beyond `max_distance` share the bucket of that distance, so no image indexes an untrained bucket.
 
     Args:
         num_heads: H.
@@ -70,7 +70,7 @@ class T5Grid(GridPrior):
                 f"t5_2d needs an even number of buckets >= 4 and max_distance >= 1, got {num_buckets}, {max_distance}"
             )
         self.num_buckets = num_buckets
-        # A buffer, so that weights keep their buckets in a model made for another grid.
+        # A buffer, so that weights keep their buckets in a model built for another grid.
         farthest = [side - 1 if max_distance is None else max_distance for side in train_grid]
         self.register_buffer("max_distance", torch.tensor(farthest))
         self.bias = nn.Parameter(torch.zeros(num_heads, num_buckets, num_buckets))
@@ -86,7 +86,7 @@ class T5Grid(GridPrior):
 def one_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int | Tensor) -> Tensor:
     """int64 bucket of distances >= 0: half of the buckets exact, the others logarithmic up to `max_distance`.
 
-    A tensor of one number stays on its device, which reading it back would wait for.
+    A one-element tensor stays on its device: reading it back would synchronise.
     """
     exact = num_buckets // 2
     if isinstance(max_distance, Tensor):
@@ -94,7 +94,7 @@ def one_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int | Ten
     else:
         span = math.log(max(max_distance, exact + 1) / exact)
     scale = (num_buckets - exact) / span
-    # float64: the edges fall on round numbers, and a float32 logarithm puts some on the wrong side.
+    # float64: bucket edges fall on integers, and a float32 logarithm puts some on the wrong side.
     far = distance.double()
     coarse = exact + ((far.clamp(min=1) / exact).log() * scale + 1e-9).floor()
     return torch.where(far < exact, far, coarse.clamp(max=num_buckets - 1)).long()

@@ -1,7 +1,7 @@
 """Relative tables: log-priors that are functions of the displacement between query and key, on a line or on a grid.
 
-The matrix of a table is Toeplitz: on a line each row is the one above it moved by one key, on a grid block-Toeplitz with
-Toeplitz blocks. So rows of it are overlapping windows of the table, and copying them needs no T × S index.
+The matrix of a table is Toeplitz: on a line each row is the one above it shifted by one key, on a grid block-Toeplitz with
+Toeplitz blocks. Its rows are overlapping windows of the table and can be copied without a T × S index.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from torch import Tensor
 
 from zoo.positions import Positions
 
-__all__ = ["Law", "RelativeTable", "UnrolledTable", "grid_table", "line_table"]
+__all__ = ["ParametricTable", "RelativeTable", "UnrolledTable", "grid_table", "line_table"]
 
 
-class Law:
-    """How a table follows from P numbers per head.
+class ParametricTable:
+    """table[h, n] = f(params[:, h], n) with a known Jacobian ∂table/∂params.
 
-    A kernel that meets dL/dK entry by entry can sum it straight to the numbers' gradient, Σ dL/dK · ∂table/∂number, and
-    needs none of the table. See `RelativeTable.tangents`.
+    A kernel can reduce dL/dK to the gradient of the params, Σ dL/dK · ∂table/∂params, without storing dL/dtable. See
+    `RelativeTable.jacobian`.
 
     Attributes:
-        numbers: (P, H) float32 or better, differentiable with respect to the prior's parameters.
+        params: (P, H) float32 or float64, differentiable with respect to the prior's parameters.
     """
 
     @property
-    def numbers(self) -> Tensor:
+    def params(self) -> Tensor:
         raise NotImplementedError
 
-    def tangents(self, displacements: dict[str, Tensor]) -> Tensor:
-        """(P, H, N) ∂table/∂number at every column, without gradient; see `RelativeTable.displacements`."""
+    def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:
+        """(P, H, N) ∂table/∂params at every column, without gradient; see `RelativeTable.displacements`."""
         raise NotImplementedError
 
-    def of_heads(self, heads: slice) -> Law:
-        """The law of some heads."""
+    def of_heads(self, heads: slice) -> ParametricTable:
+        """The same function for a slice of heads."""
         raise NotImplementedError
 
 
@@ -46,14 +46,14 @@ class RelativeTable:
     """K[h,i,j] = table[h, q_code[i] − k_code[j] + center]; prefix tokens get 0.
 
     Attributes:
-        table: (H, N) float32 or better, differentiable.
+        table: (H, N) float32 or float64, differentiable.
         q_code, k_code: (T,), (S,) int64. On a line the row index; on a grid y·(2·width − 1) + x.
         center: the table's column for code difference 0.
-        num_prefix: leading queries and keys without a position; their rows and columns of K are 0, and their codes unused.
+        num_prefix: leading queries and keys without a position; their rows and columns of K are 0, their codes are unused.
         origin: on a line the column of (first query, first key), so that K[h,i,j] = table[h, origin + i − j]; None on a grid.
         shape: (height, width) of the grid that queries and keys share, N = (2·height − 1)·(2·width − 1); None on a line.
-        law: how the table follows from a few numbers per head, where a prior says so. It is about columns, so it holds for
-            other positions; a sum of tables has none.
+        parametric: the table as a function of a few parameters per head, or None. A function of the column, so it holds at
+            other positions; a sum of tables has None.
     """
 
     table: Tensor
@@ -63,7 +63,7 @@ class RelativeTable:
     num_prefix: int = 0
     origin: int | None = None
     shape: tuple[int, int] | None = None
-    law: Law | None = None
+    parametric: ParametricTable | None = None
 
     @staticmethod
     def line(table: Tensor, q_pos: Positions, k_pos: Positions, *, center: int) -> RelativeTable:
@@ -89,30 +89,31 @@ class RelativeTable:
         return bias[None]
 
     def of_heads(self, heads: slice) -> RelativeTable:
-        """The table of some heads."""
-        return replace(self, table=self.table[heads], law=None if self.law is None else self.law.of_heads(heads))
+        """The table of a slice of heads."""
+        parametric = None if self.parametric is None else self.parametric.of_heads(heads)
+        return replace(self, table=self.table[heads], parametric=parametric)
 
     def displacements(self) -> dict[str, Tensor]:
-        """What each column is about, (N,) in the table's dtype: "d" = i − j on a line; "y", "x" = query − key on a grid."""
+        """Displacement of each column, (N,) in the table's dtype: "d" = i − j on a line; "y", "x" = query − key on a grid."""
         if self.shape is None:
             column = torch.arange(self.table.shape[1], device=self.table.device, dtype=self.table.dtype)
             return {"d": column - self.center}
         dy, dx = _grid_displacements(self.shape, device=self.table.device, dtype=self.table.dtype)
         return {"y": dy.flatten(), "x": dx.flatten()}
 
-    def tangents(self) -> Tensor:
-        """(P, H, N) ∂table/∂number for the numbers of the law, without gradient.
+    def jacobian(self) -> Tensor:
+        """(P, H, N) ∂table/∂params of `parametric`, without gradient.
 
         Raises:
-            ValueError: for a table without a law.
+            ValueError: for a table that is not parametric.
         """
-        if self.law is None:
-            raise ValueError("only a table with a law has tangents, and this one has none: use its own gradient")
+        if self.parametric is None:
+            raise ValueError("this table is not parametric and has no Jacobian: use the gradient of the table itself")
         with torch.no_grad():
-            return self.law.tangents(self.displacements())
+            return self.parametric.jacobian(self.displacements())
 
     def unroll(self, dtype: torch.dtype | None = None) -> UnrolledTable:
-        """The form whose rows are windows, in `dtype`. On a grid 2·H·width·S numbers, on a line as many as the table."""
+        """The layout whose rows are windows, in `dtype`. On a grid 2·H·width·S elements, on a line as many as the table."""
         table = self.table if dtype is None else self.table.to(dtype)
         if self.shape is not None:
             height, width = self.shape
@@ -126,19 +127,19 @@ class RelativeTable:
         return self.unroll().rows(start, stop, last_key)
 
     def shifted(self, q_pos: Positions, k_pos: Positions) -> RelativeTable:
-        """The same table read at other positions of the line: slicing instead of computing it again."""
-        return replace(RelativeTable.line(self.table, q_pos, k_pos, center=self.center), law=self.law)
+        """The same table at other positions of the line, without recomputing it."""
+        return replace(RelativeTable.line(self.table, q_pos, k_pos, center=self.center), parametric=self.parametric)
 
     def __add__(self, other: RelativeTable) -> RelativeTable:
         same = self.shape == other.shape and self.center == other.center and self.num_prefix == other.num_prefix
         if not same or self.table.shape != other.table.shape:
-            raise ValueError("two relative tables add only over the same positions")
-        return replace(self, table=self.table + other.table, law=None)
+            raise ValueError("relative tables can only be added over the same positions")
+        return replace(self, table=self.table + other.table, parametric=None)
 
 
 @dataclass(frozen=True)
 class UnrolledTable:
-    """A relative table written so that rows of its matrix are windows of `source`. Make it with `RelativeTable.unroll`."""
+    """A relative table laid out so that rows of its matrix are windows of `source`. Made by `RelativeTable.unroll`."""
 
     source: Tensor
     of: RelativeTable
@@ -146,7 +147,7 @@ class UnrolledTable:
     def rows(self, start: int, stop: int, last_key: int, *, out: Tensor | None = None) -> Tensor:
         """(1, H, stop − start, last_key) the matrix for queries [start, stop) and keys [0, last_key).
 
-        out: (1, H, stop − start, S) memory that a grid's rows are written to, where no gradient is wanted.
+        out: (1, H, stop − start, S) buffer for a grid's rows; only where no gradient is needed.
         """
         of, source = self.of, self.source
         if of.shape is not None:
@@ -162,9 +163,9 @@ class UnrolledTable:
 
 @dataclass(frozen=True)
 class _GridRows:
-    """Rows [start, stop) of the matrix of a grid: which of its parts is which window of the unrolled table.
+    """Rows [start, stop) of a grid's matrix as windows of the unrolled table.
 
-    For the queries of one row of patches all keys together are one window, contiguous in memory.
+    For the queries of one row of patches all keys form one window, contiguous in memory.
     """
 
     shape: tuple[int, int]
@@ -194,9 +195,9 @@ class _GridRows:
 
 
 class _Windows(torch.autograd.Function):
-    """`_GridRows.write`: a linear map of the unrolled table, whose gradient is its transpose, and the reverse.
+    """`_GridRows.write` as a linear map of the unrolled table; its gradient is the transposed map.
 
-    Autograd's own gradient of overlapping windows scatters; here each window adds to its place, in a fixed order.
+    Autograd's gradient of overlapping windows scatters; here windows are added in a fixed order, which is deterministic.
     """
 
     @staticmethod
@@ -235,7 +236,7 @@ def line_table(
     device: torch.device | str | None,
     dtype: torch.dtype,
 ) -> RelativeTable:
-    """The (H, T+S−1) table of `value(d)` over a line's distances, which are given in `dtype`."""
+    """The (H, T+S−1) table of `value(d)` over a line's distances d, in `dtype`."""
     lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
     highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
     distance = torch.arange(lowest, highest + 1, device=device, dtype=dtype)

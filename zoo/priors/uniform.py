@@ -1,4 +1,4 @@
-"""No positional prior at all: every visible key is as likely as another (NoPE, arXiv 2305.19466)."""
+"""No positional prior: all visible keys are equally likely (NoPE, arXiv 2305.19466)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ __all__ = ["Uniform"]
 
 class Uniform(Prior):
     """K = 0."""
+
+    is_zero = True
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None

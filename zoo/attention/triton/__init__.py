@@ -1,12 +1,12 @@
 """Fused attention on the GPU: content, lanes and a relative table in one kernel, forward and backward (Triton).
 
-A tile of BM × BN logits needs BM + BN − 1 numbers of a line's table, so the log-prior costs one cached load a logit and
-no memory. Gradients are exact and the same in every run: no float is added atomically. The table's gradient walks along
-diagonals of tiles, where the same entries of the table are met again and again, so that tiles add up in registers and are
-summed along their own diagonals once (`table_grad`); a table with a law (GGD) passes its gradient to the law's numbers
-without that. Tiles that cannot matter, because the prior has decayed or the documents differ, are not computed (`plan`).
+A tile of BM × BN logits reads BM + BN − 1 entries of a line's table: one cached load per logit, no T × S memory. Gradients are
+deterministic, without atomic adds. The table's gradient walks diagonals of tiles, which share table entries, and accumulates
+them in registers (`table_grad`); a parametric table (GGD) gets the gradient of its parameters inside the dq kernel instead.
+Tiles with negligible weight, because the prior has decayed or documents differ, are skipped (`plan`). README.md here traces
+the gradient step by step.
 
-On the CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1), to be tested.
+On the CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1), for tests.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, cuda_capability, repeat_heads, traced_as_constant
+from zoo.attention.base import AttentionCall, cuda_capability, needs_grad, repeat_heads, traced_as_constant
 
-__all__ = ["refuses", "run", "skipped_share", "skipping"]
+__all__ = ["TritonKernel", "skipped_share", "skipping"]
 
-# Fewer keys than this are not worth the plan, which reads all queries and keys once.
+# Below this many keys the plan, which reads all queries and keys once, costs more than it saves.
 LEAST_KEYS = 1024
 DECODE_QUERIES = 8
 WIDEST = 256
@@ -32,7 +32,7 @@ _skipping = True
 
 @contextmanager
 def skipping(enabled: bool) -> Iterator[None]:
-    """Whether tiles that provably do not matter are left out, for what runs inside. They are by default."""
+    """Enable or disable skipping of tiles with provably negligible weight inside the context. Default: enabled."""
     global _skipping
     before, _skipping = _skipping, enabled
     try:
@@ -41,73 +41,74 @@ def skipping(enabled: bool) -> Iterator[None]:
         _skipping = before
 
 
-def refuses(call: AttentionCall) -> str | None:
-    """It serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA."""
-    if not _installed():
-        return "the package triton is not installed"
-    device = call.q.device.type
-    if device != "cuda" and not (device == "cpu" and _interpreted()):
-        return f"it runs on CUDA devices, and the queries are on {call.q.device}"
-    if device == "cuda" and cuda_capability(str(call.q.device)) < (8, 0):
-        return "it needs an NVIDIA GPU of compute capability 8.0 or later"
-    if call.terms.bias is not None:
-        return "a dense bias is T × S numbers"
-    if len({call.q.dtype, call.k.dtype, call.v.dtype}) > 1:
-        return f"q, k and v must be of one dtype, got {call.q.dtype}, {call.k.dtype} and {call.v.dtype}"
-    if call.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"it computes in float32, bfloat16 and float16, not in {call.q.dtype}"
-    lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
-    width = max(call.q.shape[-1] + lanes, call.v.shape[-1])
-    if width > WIDEST:
-        return f"heads may be up to {WIDEST} wide, lanes included, got {width}"
-    if call.table is not None and call.table.origin is None and call.table.shape is None:
-        return "its table is neither over a line nor over a grid"
-    if call.segments is not None and call.offset < 0:
-        return "documents need a key for every query"
-    return None
+class TritonKernel:
+    """Serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA."""
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        if not _installed():
+            return "the package triton is not installed"
+        device = call.q.device.type
+        if device != "cuda" and not (device == "cpu" and _interpreted()):
+            return f"it runs on CUDA devices, and the queries are on {call.q.device}"
+        if device == "cuda" and cuda_capability(str(call.q.device)) < (8, 0):
+            return "it needs an NVIDIA GPU of compute capability 8.0 or later"
+        if call.terms.bias is not None:
+            return "a dense bias takes T × S memory"
+        if len({call.q.dtype, call.k.dtype, call.v.dtype}) > 1:
+            return f"q, k and v must be of one dtype, got {call.q.dtype}, {call.k.dtype} and {call.v.dtype}"
+        if call.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return f"it computes in float32, bfloat16 and float16, not in {call.q.dtype}"
+        lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
+        width = max(call.q.shape[-1] + lanes, call.v.shape[-1])
+        if width > WIDEST:
+            return f"head width with lanes must be at most {WIDEST}, got {width}"
+        if call.table is not None and call.table.origin is None and call.table.shape is None:
+            return "its table is neither over a line nor over a grid"
+        if call.segments is not None and call.offset < 0:
+            return "documents need a key for every query"
+        return None
+
+    def run(self, call: AttentionCall) -> Tensor:
+        """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients use the decoding kernel."""
+        from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
+
+        q, k, v, row_scale, segments = _operands(call)
+        table = call.table
+        values = params = jacobian = None
+        if table is not None:
+            values = table.table
+            if table.parametric is not None and torch.is_grad_enabled() and values.requires_grad:
+                values, params, jacobian = values.detach(), table.parametric.params.float(), table.jacobian().float()
+            values = values.float()
+        scalars = _scalars(call)
+        if call.num_queries <= DECODE_QUERIES and not scalars[3] and not needs_grad(q, k, v, values, params, row_scale):
+            decode = decode_op if torch.compiler.is_compiling() else fused_decode
+            return decode(q, k, v, values, row_scale, segments, *scalars)
+        if values is not None and table is not None and table.origin is not None:
+            # Without gradients too: recomputation under activation checkpointing must give the same bits.
+            values, jacobian = _centred(values, jacobian, table.center if call.causal else 0)
+        skip = _skipping and call.num_keys >= LEAST_KEYS and _may_skip(call)
+        return fused_attention(q, k, v, values, row_scale, segments, params, jacobian, *scalars, skip)[0]
 
 
-def run(call: AttentionCall) -> Tensor:
-    """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients take the decoding kernel."""
-    from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
+def _centred(values: Tensor, jacobian: Tensor | None, first: int) -> tuple[Tensor, Tensor | None]:
+    """A line's table (H, N) and its Jacobian (P, H, N), minus their entries at the column where the table is largest, from
+    column `first` on.
 
-    q, k, v, row_scale, segments = _operands(call)
-    table = call.table
-    values = numbers = tangents = None
-    if table is not None:
-        values = table.table
-        if table.law is not None and torch.is_grad_enabled() and values.requires_grad:
-            values, numbers, tangents = values.detach(), table.law.numbers.float(), table.tangents().float()
-        values = values.float()
-    scalars = _scalars(call)
-    if call.num_queries <= DECODE_QUERIES and not scalars[3] and not _needs_grad(q, k, v, values, numbers, row_scale):
-        decode = decode_op if torch.compiler.is_compiling() else fused_decode
-        return decode(q, k, v, values, row_scale, segments, *scalars)
-    if values is not None and table is not None and table.origin is not None:
-        # Without gradients too: what is computed again for a backward pass must be the same bits.
-        values, tangents = _centred(values, tangents, table.center if call.causal else 0)
-    skip = _skipping and call.num_keys >= LEAST_KEYS and _may_skip(call)
-    return fused_attention(q, k, v, values, row_scale, segments, numbers, tangents, *scalars, skip)[0]
-
-
-def _centred(values: Tensor, tangents: Tensor | None, first: int) -> tuple[Tensor, Tensor | None]:
-    """A line's table (H, N) and its tangents (P, H, N), less their entries where the table is largest from column `first`
-    on: where a head looks that sees no content.
-
-    A number per head may be taken off, for a row's weights do not change, and neither do sums with its Σ_j dS_ij = 0. In
-    bfloat16 that sum is not quite 0, δ being made of the rounded output; what it is multiplied by had better be small.
+    Subtracting a constant per head changes neither the softmax nor gradients, since Σ_j dS_ij = 0. In bfloat16 the residual
+    Σ_j dS_ij ≠ 0 (δ uses the rounded output) is multiplied by the table's magnitude, which this keeps small.
     """
     first = min(max(first, 0), values.shape[1] - 1)
     column = values.detach()[:, first:].argmax(dim=1, keepdim=True) + first
     shift = values.detach().gather(1, column)
     values = values - shift.where(shift.isfinite(), 0.0)
-    if tangents is not None:
-        tangents = tangents - tangents.gather(2, column.expand(len(tangents), -1, 1))
-    return values, tangents
+    if jacobian is not None:
+        jacobian = jacobian - jacobian.gather(2, column.expand(len(jacobian), -1, 1))
+    return values, jacobian
 
 
 def skipped_share(call: AttentionCall) -> float:
-    """The share of the visible tiles of this call that are not computed. Waits for the device."""
+    """Fraction of the visible tiles of this call that are skipped. Synchronises with the device."""
     from zoo.attention.triton import plan
     from zoo.attention.triton.op import geometry_of
 
@@ -130,12 +131,8 @@ def _interpreted() -> bool:
 
 
 def _may_skip(call: AttentionCall) -> bool:
-    """Content alone is bounded by nothing that falls with distance."""
+    """Whether a bound on logits can vary between tiles: content alone has none that decreases with distance."""
     return call.table is not None or call.terms.q_lanes is not None or call.segments is not None
-
-
-def _needs_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -145,7 +142,7 @@ def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | Non
         groups = max(k.shape[1], v.shape[1])
         groups = groups if groups % min(k.shape[1], v.shape[1]) == 0 else q.shape[1]
         k, v = repeat_heads(k, groups), repeat_heads(v, groups)
-    # A column alone may have any stride and be contiguous.
+    # A tensor with one column may report any stride as contiguous.
     q, k, v = (x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
     row_scale = None if call.table is None or call.query_scale is None else call.query_scale.float().contiguous()
     segments = None if call.segments is None else call.segments.to(torch.int32).contiguous()
@@ -153,7 +150,7 @@ def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | Non
 
 
 def _scalars(call: AttentionCall) -> tuple[bool, int, int, list[int], int]:
-    """causal, window, origin, grid and lanes, as the operator takes them."""
+    """causal, window, origin, grid and lanes: the operator's scalar arguments."""
     origin, grid = 0, []
     if call.table is not None and call.table.shape is not None:
         origin, grid = call.table.center, [*call.table.shape, call.table.num_prefix]

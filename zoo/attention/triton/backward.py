@@ -1,13 +1,13 @@
-"""Gradients of q, k, v, the row scale and a law's numbers; the table's own is in table_grad.py.
+"""Gradients of q, k, v, the row scale and a parametric table's params; that of the table itself is in table_grad.py.
 
 With weights p = exp2(z2 − lse2), δ = rowsum(dO ∘ O) and ds = p ∘ (dO·vᵀ − δ), the gradient of the natural-log logits:
 
     dq = ds·k      dk = dsᵀ·q      dv = pᵀ·dO      d row_scale[i] = Σ_j ds·table[index]
-    d numbers[p] = Σ_ij ds·row_scale[i]·∂table/∂number_p[index]
+    d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
 
-(FlashAttention, arXiv:2205.14135, algorithm 4, as two kernels.) One program owns each block of dk and dv and adds up the
-query heads of its key head in registers, another owns each block of dq; every sum has a fixed order and nothing is
-added atomically, so two runs agree to the bit. Tiles that lie wholly inside the mask take a path without comparisons.
+(FlashAttention, arXiv:2205.14135, algorithm 4, as two kernels.) One program owns each block of dk and dv and sums over the
+query heads of its key head in registers, another owns each block of dq. Sums have a fixed order without atomic adds, so two
+runs agree to the bit. Tiles wholly inside the mask take a path without comparisons.
 """
 
 from __future__ import annotations
@@ -32,28 +32,56 @@ from zoo.attention.triton.common import (
     seen_of,
     shared_limit,
 )
-from zoo.attention.triton.delta import row_delta
-from zoo.attention.triton.tiles import entries, numbers_at, place_of, planned, split, store_tile, tile_at
+from zoo.attention.triton.tiles import entries, place_of, planned, row_values, split, store_tile, tile_at
 
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-__all__ = ["attention_backward"]
+__all__ = ["attention_backward", "row_delta"]
 
-# (queries, keys, warps, stages) of a block by padded width, for two-byte numbers and for float32, which is multiplied on
-# the ordinary units. None spills registers on compute capability 9.0, and all two-byte ones use its matrix instructions for
-# 64 rows (tools/compile_kernels.py); not yet timed. Edges of the mask are pipelined like the rest: loads that wait in
-# registers until they are stored to shared memory cost more of them.
+# (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on
+# CUDA cores. None spills registers on compute capability 9.0, and all two-byte ones use its matrix instructions for 64 rows
+# (tools/compile_kernels.py); not yet timed. Masked tiles are pipelined too: loads staged through registers cost more registers.
 DKDV_16 = {**dict.fromkeys((16, 32, 64), (64, 128, 8, 2)), 128: (32, 128, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_PLAIN_128 = (64, 128, 8, 2)  # on a line without lanes, documents or row scales
 DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
 DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
 DQ_32 = {16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 16, 8, 1), 256: (32, 16, 8, 1)}
 
-# Lengths and the like change from call to call and must not each cost a compilation.
+
+@triton.jit(do_not_specialize=["heads", "queries"])
+def _delta(
+    grad_out, out, delta, gob, goh, got, ob, oh, ot, heads, queries, WIDTH: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr
+):  # fmt: skip
+    """One block of rows of one head of δ = rowsum(dO ∘ O)."""
+    blocks = tl.cdiv(queries, BM)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    start = tl.program_id(0) % blocks * BM
+    b, h = row // heads, row % heads
+    do = tile_at(grad_out + b * gob + h * goh, start, got, queries, WIDTH, DV, BM, True)
+    o = tile_at(out + b * ob + h * oh, start, ot, queries, WIDTH, DV, BM, True)
+    rows = start + tl.arange(0, BM)
+    tl.store(delta + row * queries + rows, tl.sum(do.to(tl.float32) * o.to(tl.float32), 1), mask=rows < queries)
+
+
+def row_delta(grad_out: Tensor, out: Tensor, geometry: Geometry) -> Tensor:
+    """(B, H, T) float32 δ = Σ_d dO·O, the softmax term of every ds of a row; both arguments (B, H, T, Dv)."""
+    g = geometry
+    grad_out, out = last_axis_contiguous(grad_out), last_axis_contiguous(out)
+    delta = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=out.device)
+    block = common.TILE
+    with on_device(out):
+        _delta[(triton.cdiv(g.queries, block) * g.batch * g.heads,)](
+            grad_out, out, delta, *grad_out.stride()[:3], *out.stride()[:3], g.heads, g.queries,
+            WIDTH=g.width_v, DV=padded_width(g.width_v), BM=block, num_warps=4,
+        )  # fmt: skip
+    return delta
+
+
+# Sizes change from call to call and must not trigger recompilation.
 LENGTHS = [
     "heads", "share", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix", "q_tiles", "k_tiles",
-    "scale_b", "table_h", "tangent_p",
+    "scale_b", "table_h", "jacobian_p",
 ]  # fmt: skip
 
 
@@ -83,8 +111,8 @@ def _dkdv(
     v_tile = tile_at(v + b * vb + g * vg, start, vs, keys, WIDTH_V, DV, BN, True)
     col_ids = cols
     if IDS:
-        col_ids = numbers_at(segments + b * keys, cols, keys, 0, True)
-    # Queries that can see a key of this block, and those that see all of it.
+        col_ids = row_values(segments + b * keys, cols, keys, 0, True)
+    # Queries that see some key of this block, and those that see all of it.
     first, last, full_first, full_last = 0 * start, 0 * start + queries, 0 * start, 0 * start + queries
     if CAUSAL:
         first, full_first = tl.maximum(first, start - offset), start + BN - 1 - offset
@@ -110,20 +138,20 @@ def _dkdv(
         lo, full_lo, full_hi, hi = split(lo_token, hi_token, full_first, full_last, BM)
         if IDS:
             full_hi = full_lo
-        for part in tl.static_range(2 - IDS):  # first the tiles on the edges of the mask, then those inside it
+        for part in tl.static_range(2 - IDS):  # 0: masked tiles, 1: tiles wholly inside the mask
             count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
-            nought = member // share
+            opaque_zero = member // share
             for t in tl.range(0, count):
                 m = full_lo + t
                 if part == 0:
                     m = lo + t + tl.where(t >= full_lo - lo, full_hi - full_lo, 0)
                 at = m * BM
                 rows = (at + tl.arange(0, BM))[None, :]
-                q_tile = tile_at(q_head + LANES, at, qt, queries, WIDTH_K, DK, BM, part == 0, nought)
+                q_tile = tile_at(q_head + LANES, at, qt, queries, WIDTH_K, DK, BM, part == 0, opaque_zero)
                 q_lanes = q_tile
                 if LANES > 0:
-                    q_lanes = tile_at(q_head, at, qt, queries, LANES, DL, BM, part == 0, nought)
-                do_tile = tile_at(do_head, at, got, queries, WIDTH_V, DV, BM, part == 0, nought)
+                    q_lanes = tile_at(q_head, at, qt, queries, LANES, DL, BM, part == 0, opaque_zero)
+                do_tile = tile_at(do_head, at, got, queries, WIDTH_V, DV, BM, part == 0, opaque_zero)
                 z = mm(k_tile, tl.trans(q_tile))
                 if LANES > 0:
                     z = mm(k_lanes, tl.trans(q_lanes), z)
@@ -132,7 +160,7 @@ def _dkdv(
                 if part == 0:
                     row_ids = rows
                     if IDS:
-                        row_ids = numbers_at(segments + b * keys + offset, rows, queries, 0, True)
+                        row_ids = row_values(segments + b * keys + offset, rows, queries, 0, True)
                     seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
                 if table is not None:
                     q_place = place_of(rows, grid_width, prefix, GRID)
@@ -141,38 +169,38 @@ def _dkdv(
                         GRID, PREFIX, part == 0,
                     )  # fmt: skip
                     if row_scale is not None:
-                        entry *= numbers_at(row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0)
+                        entry *= row_values(row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0)
                     z += entry
-                p = tl.exp2(z - numbers_at(lse + head_row * queries, rows, queries, float("inf"), part == 0))
+                p = tl.exp2(z - row_values(lse + head_row * queries, rows, queries, float("inf"), part == 0))
                 if part == 0:
                     p = tl.where(seen, p, 0.0)
                 dv_sum += mm(narrow(p, do_tile.dtype), do_tile)
                 dp = mm(v_tile, tl.trans(do_tile))
-                ds = p * (dp - numbers_at(delta + head_row * queries, rows, queries, 0.0, part == 0))
+                ds = p * (dp - row_values(delta + head_row * queries, rows, queries, 0.0, part == 0))
                 dk_sum += mm(narrow(ds, q_tile.dtype), q_tile)
                 if LANES > 0:
                     lanes_sum += mm(narrow(ds, q_tile.dtype), q_lanes)
-    nought = start // (start + keys)
+    opaque_zero = start // (start + keys)
     if LANES > 0:
-        store_tile(dk + b * dkb + g * dkg, lanes_sum, start, dks, keys, LANES, DL, BN, nought)
-    store_tile(dk + b * dkb + g * dkg + LANES, dk_sum, start, dks, keys, WIDTH_K, DK, BN, nought)
-    store_tile(dv + b * dvb + g * dvg, dv_sum, start, dvs, keys, WIDTH_V, DV, BN, nought)
+        store_tile(dk + b * dkb + g * dkg, lanes_sum, start, dks, keys, LANES, DL, BN, opaque_zero)
+    store_tile(dk + b * dkb + g * dkg + LANES, dk_sum, start, dks, keys, WIDTH_K, DK, BN, opaque_zero)
+    store_tile(dv + b * dvb + g * dvg, dv_sum, start, dvs, keys, WIDTH_V, DV, BN, opaque_zero)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _dq(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, tangents, dq, d_scale, d_numbers,
-    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dqb, dqh, dqt, scale_b, table_h, tangent_p,
+    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, jacobian, dq, d_scale, d_params,
+    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dqb, dqh, dqt, scale_b, table_h, jacobian_p,
     heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
-    PREFIX: tl.constexpr, NUMBERS: tl.constexpr
+    PREFIX: tl.constexpr, PARAMS: tl.constexpr
 ):  # fmt: skip
-    """One block of queries of one head: dq, the row scale's gradient, and this block's part of the numbers' gradients."""
+    """One block of queries of one head: dq, the row scale's gradient, and this block's part of the params' gradients."""
     IDS: tl.constexpr = segments is not None
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
-    block = blocks - 1 - tl.program_id(0) % blocks  # causal, the last have the most keys: they start first
+    block = blocks - 1 - tl.program_id(0) % blocks  # last blocks first: causal, they have the most keys
     start = block * BM
     batch_rows = tl.num_programs(0) // blocks
     b, h = row // heads, row % heads
@@ -183,16 +211,16 @@ def _dq(
     if LANES > 0:
         q_lanes = tile_at(q + b * qb + h * qh, start, qt, queries, LANES, DL, BM, True)
     do_tile = tile_at(grad_out + b * gob + h * goh, start, got, queries, WIDTH_V, DV, BM, True)
-    lse_rows = numbers_at(lse + row * queries, rows, queries, float("inf"), True)
-    delta_rows = numbers_at(delta + row * queries, rows, queries, 0.0, True)
+    lse_rows = row_values(lse + row * queries, rows, queries, float("inf"), True)
+    delta_rows = row_values(delta + row * queries, rows, queries, 0.0, True)
     k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
     row_ids = rows
     if IDS:
-        row_ids = numbers_at(segments + b * keys + offset, rows, queries, 0, True)
+        row_ids = row_values(segments + b * keys + offset, rows, queries, 0, True)
     scale = tl.full([BM, 1], 1.0, tl.float32)
     if row_scale is not None:
-        scale = numbers_at(row_scale + b * scale_b + h * queries, rows, queries, 0.0, True)
-    # Keys that a query of this block can see, and those that all of them see.
+        scale = row_values(row_scale + b * scale_b + h * queries, rows, queries, 0.0, True)
+    # Keys that some query of this block sees, and those that all of them see.
     first, last, full_first, full_last = 0 * start, 0 * start + keys, 0 * start, 0 * start + keys
     if CAUSAL:
         last, full_last = tl.minimum(last, start + BM + offset), tl.minimum(last, start + offset + 1)
@@ -214,8 +242,8 @@ def _dq(
     dq_sum = tl.zeros([BM, DK], tl.float32)
     lanes_sum = tl.zeros([BM, DL], tl.float32)
     scale_sum = tl.zeros([BM], tl.float32)
-    law_sums = (tl.zeros([BM], tl.float32),) * NUMBERS
-    for part in tl.static_range(2 - IDS):  # first the tiles on the edges of the mask, then those inside it
+    param_sums = (tl.zeros([BM], tl.float32),) * PARAMS
+    for part in tl.static_range(2 - IDS):  # 0: masked tiles, 1: tiles wholly inside the mask
         count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
         for t in tl.range(0, count):
             n = full_lo + t
@@ -236,7 +264,7 @@ def _dq(
             if part == 0:
                 col_ids = cols
                 if IDS:
-                    col_ids = numbers_at(segments + b * keys, cols, keys, 0, True)
+                    col_ids = row_values(segments + b * keys, cols, keys, 0, True)
                 seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
             k_place = place_of(cols, grid_width, prefix, GRID)
             entry = z
@@ -252,36 +280,36 @@ def _dq(
             ds = p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
             if d_scale is not None:
                 scale_sum += tl.sum(ds * entry, 1)
-            if NUMBERS > 0:
+            if PARAMS > 0:
                 new_sums = ()
-                for number in tl.static_range(NUMBERS):
-                    tangent = entries(
-                        tangents + number * tl.cast(tangent_p, tl.int64) + h * table_h,
+                for param in tl.static_range(PARAMS):
+                    derivative = entries(
+                        jacobian + param * tl.cast(jacobian_p, tl.int64) + h * table_h,
                         start, at, rows, cols, q_place, k_place, seen, origin, prefix, GRID, PREFIX, part == 0,
                     )  # fmt: skip
-                    new_sums = new_sums + (law_sums[number] + tl.sum(ds * tangent, 1),)  # type: ignore[assignment]  # noqa: RUF005
-                law_sums = new_sums
+                    new_sums = new_sums + (param_sums[param] + tl.sum(ds * derivative, 1),)  # type: ignore[assignment]  # noqa: RUF005
+                param_sums = new_sums
             dq_sum += mm(narrow(ds, k_tile.dtype), k_tile)
             if LANES > 0:
                 lanes_sum += mm(narrow(ds, k_tile.dtype), k_lanes)
-    nought = start // (start + queries)
+    opaque_zero = start // (start + queries)
     if LANES > 0:
-        store_tile(dq + b * dqb + h * dqh, lanes_sum, start, dqt, queries, LANES, DL, BM, nought)
-    store_tile(dq + b * dqb + h * dqh + LANES, dq_sum, start, dqt, queries, WIDTH_K, DK, BM, nought)
+        store_tile(dq + b * dqb + h * dqh, lanes_sum, start, dqt, queries, LANES, DL, BM, opaque_zero)
+    store_tile(dq + b * dqb + h * dqh + LANES, dq_sum, start, dqt, queries, WIDTH_K, DK, BM, opaque_zero)
     tokens = start + tl.arange(0, BM)
     if d_scale is not None:
         tl.store(d_scale + row * queries + tokens, scale_sum / LOG2E, mask=tokens < queries)
-    for number in tl.static_range(NUMBERS):
-        sum_rows = law_sums[number][:, None] * scale / LOG2E
-        tl.store(d_numbers + (number * batch_rows + row) * blocks + block, tl.sum(sum_rows))
+    for param in tl.static_range(PARAMS):
+        sum_rows = param_sums[param][:, None] * scale / LOG2E
+        tl.store(d_params + (param * batch_rows + row) * blocks + block, tl.sum(sum_rows))
 
 
 def block_sizes(
     blocks: tuple[int, int, int, int], kept: int, width: int, size: int, limit: int
 ) -> tuple[int, int, int, int]:
     """(queries, keys, warps, stages), in proportion to a TILE smaller than 64, and smaller until they fit `limit` bytes of
-    shared memory. The rows of axis `kept` (0 or 1) stay there, those of the other come in stages; `width`: padded columns
-    of both operands together, of `size` bytes."""
+    shared memory. Rows of axis `kept` (0 or 1) stay there, those of the other axis are pipelined; `width`: padded columns of
+    both operands together, of `size` bytes."""
     rows, cols, warps, stages = blocks
     sides = [max(16, side * common.TILE // 64) for side in (rows, cols)]
     while (sides[kept] + stages * sides[1 - kept]) * width * size > limit - 2048 and max(sides) > 16:
@@ -299,12 +327,12 @@ def shape_arguments(g: Geometry, table2: Tensor | None) -> tuple[int, ...]:
 
 
 def lanes_apart(g: Geometry) -> int:
-    """How many first columns of q and k get a tile of their own: the lanes, if they would double the width of q's and k's."""
+    """Leading columns of q and k that get their own tile: the lanes, if they would double the padded width of q and k."""
     return g.lanes if padded_width(g.width_k - g.lanes) < padded_width(g.width_k) else 0
 
 
 def shape_options(g: Geometry) -> dict[str, int | bool]:
-    """What every kernel is compiled for."""
+    """Constexpr arguments shared by all kernels."""
     lanes = lanes_apart(g)
     return {
         "WIDTH_K": g.width_k - lanes,
@@ -319,7 +347,7 @@ def shape_options(g: Geometry) -> dict[str, int | bool]:
 
 
 def _empty_like(x: Tensor) -> Tensor:
-    """Memory in the order of `x`, except that its last axis is contiguous."""
+    """An empty tensor with the memory order of `x` and a contiguous last axis."""
     like = torch.empty_like(x)
     return like if like.stride(-1) == 1 else x.new_empty(x.shape)
 
@@ -336,29 +364,29 @@ def attention_backward(
     lse2: Tensor,
     plan: Plan | None,
     geometry: Geometry,
-    tangents2: Tensor | None = None,
+    jacobian2: Tensor | None = None,
     delta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of all but the table.
 
     Args:
-        grad_out, out: (B, H, T, Dv); q, k, v, table2, row_scale, segments, plan, geometry: as the forward pass had them.
+        grad_out, out: (B, H, T, Dv); q, k, v, table2, row_scale, segments, plan, geometry: as in the forward pass.
         lse2: (B, H, T) float32 from the forward pass.
-        tangents2: (P, H, N) float32, ∂table2/∂number, that is ∂table/∂number times log2 e; same columns as table2.
-        delta: `row_delta(grad_out, out)`, where the caller has it already.
+        jacobian2: (P, H, N) float32, ∂table2/∂params, that is ∂table/∂params times log2 e; same columns as table2.
+        delta: `row_delta(grad_out, out)`, if already computed.
 
     Returns:
         dq (B,H,T,Dk), dk (B,G,S,Dk), dv (B,G,S,Dv) in the dtypes of q, k, v; d_row_scale (B,H,T) float32, not yet summed
-        over a batch that shares its scales, or None without row_scale; d_numbers (P,H) float32, or None without tangents2.
+        over a batch that shares its scales, or None without row_scale; d_params (P,H) float32, or None without jacobian2.
         The last two are gradients with respect to natural units.
     """
     g = geometry
-    if tangents2 is not None and (table2 is None or tangents2.shape[1:] != table2.shape):
+    if jacobian2 is not None and (table2 is None or jacobian2.shape[1:] != table2.shape):
         have = None if table2 is None else tuple(table2.shape)
-        raise ValueError(f"tangents2 must be (P, H, N) over a table2 (H, N), got {tuple(tangents2.shape)} over {have}")
+        raise ValueError(f"jacobian2 must be (P, H, N) over a table2 (H, N), got {tuple(jacobian2.shape)} over {have}")
     grad_out, q, k, v = (last_axis_contiguous(x) for x in (grad_out, q, k, v))
-    table2, row_scale, segments, tangents2 = (
-        None if x is None else x.contiguous() for x in (table2, row_scale, segments, tangents2)
+    table2, row_scale, segments, jacobian2 = (
+        None if x is None else x.contiguous() for x in (table2, row_scale, segments, jacobian2)
     )
     delta = row_delta(grad_out, out, g) if delta is None else delta
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
@@ -382,16 +410,16 @@ def attention_backward(
         )  # fmt: skip
         blocks = (DQ_16 if small else DQ_32)[width]
         bm, bn, warps, stages = block_sizes(blocks, 0, columns_read, q.element_size(), limit)
-        parts, numbers = triton.cdiv(g.queries, bm), 0 if tangents2 is None else tangents2.shape[0]
-        if numbers:  # their sums and gathers take the registers of half the keys
-            bn = max(16, bn // (2 if numbers <= 2 else 4))
+        parts, params = triton.cdiv(g.queries, bm), 0 if jacobian2 is None else jacobian2.shape[0]
+        if params:  # their sums and gathers use the registers of half the keys
+            bn = max(16, bn // (2 if params <= 2 else 4))
         d_scale = None if row_scale is None or table2 is None else torch.empty_like(lse2)
-        partial = lse2.new_empty(numbers, g.batch, g.heads, parts) if numbers else None
+        partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
         _dq[(parts * g.batch * g.heads,)](
-            grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.rows, tangents2,
+            grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.rows, jacobian2,
             dq, d_scale, partial,
             *strides, *dq.stride()[:3], scale_stride(row_scale), columns, g.heads * columns, *shared,
-            BM=bm, BN=bn, NUMBERS=numbers, num_warps=warps, num_stages=stages, **options,
+            BM=bm, BN=bn, PARAMS=params, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
-    d_numbers = None if partial is None else partial.sum((1, 3), dtype=torch.float64).float()
-    return dq, dk, dv, d_scale, d_numbers
+    d_params = None if partial is None else partial.sum((1, 3), dtype=torch.float64).float()
+    return dq, dk, dv, d_scale, d_params

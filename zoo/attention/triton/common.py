@@ -1,7 +1,7 @@
-"""What the kernels share: the shape of a call, and the pieces of a tile of logits.
+"""Shared by the kernels: the geometry of a call, and the parts of a tile of logits.
 
 Kernels work in base 2: z2 = (q·k)·log2 e + row_scale·table2 with table2 = table·log2 e, and weights are exp2(z2 − lse2).
-A tile of BM × BN logits meets BM + BN − 1 entries of a line's table, which stay in the first-level cache.
+A tile of BM × BN logits reads BM + BN − 1 entries of a line's table, which stay in the L1 cache.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ __all__ = [
 INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
 
-# Rows and keys of the smallest block, and of a tile of the plan. Tests make it smaller, so that short calls have several.
+# Rows and keys of the smallest block and of a tile of the plan. Tests lower it, so that short calls have several tiles.
 TILE = 64
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of a call and what its queries may see.
+    """The shape of a call and its mask.
 
     Attributes:
         batch, heads, groups, queries, keys: B, H, G, T, S.
         width_k, width_v: columns of q and k, lanes included, and of v.
-        lanes: how many of the first columns of q and k are lanes.
+        lanes: leading columns of q and k that are lanes.
         causal: keys after the query are hidden.
         window: keys a query sees on each side, itself included; 0 for all.
         origin: on a line the table's column of (first query, first key).
         grid_height, grid_width: patches of the grid; 0 on a line.
-        prefix: leading tokens of a grid without a place on it.
+        prefix: leading tokens of a grid call that are not on the grid.
     """
 
     batch: int
@@ -81,31 +81,31 @@ class Geometry:
 
 
 def padded_width(width: int) -> int:
-    """Columns of a tile that holds `width`: the power of two, at least 16, that the matrix units take."""
+    """Columns of a tile that holds `width`: the next power of two, at least 16, as tensor cores require."""
     return max(16, triton.next_power_of_2(width))
 
 
 def last_axis_contiguous(x: Tensor) -> Tensor:
-    """`x`, copied if its last axis is strided: kernels read rows of columns side by side."""
+    """`x`, copied if its last axis is strided: kernels read rows with contiguous columns."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @cache
 def shared_limit(device: int) -> int:
-    """Bytes of shared memory a block may have on the device of this index; the interpreter has no limit."""
+    """Shared memory limit per block, in bytes, of the device of this index; unlimited in the interpreter."""
     if INTERPRET.value:
         return 1 << 30
     return driver.active.utils.get_device_properties(device)["max_shared_mem"]
 
 
 def scale_stride(row_scale: Tensor | None) -> int:
-    """From one batch row's scales (H, T) to the next's: 0 where all share them."""
+    """Batch stride of the row scales (1 or B, H, T); 0 where all batch rows share them."""
     return 0 if row_scale is None or row_scale.shape[0] == 1 else row_scale.stride(0)
 
 
 @contextmanager
 def on_device(x: Tensor) -> Iterator[None]:
-    """Launch on the device that holds `x`, whichever is current."""
+    """Make the device of `x` current for a launch."""
     if x.device.type == "cuda":
         with torch.cuda.device(x.device):
             yield
@@ -117,7 +117,7 @@ def on_device(x: Tensor) -> Iterator[None]:
 def mm(a, b, acc=None):
     """a @ b (+ acc) with float32 sums; float32 operands are not rounded to tf32.
 
-    The interpreter would multiply the bit patterns of bfloat16; as float32 the products are the same as on the device.
+    The interpreter multiplies bit patterns of bfloat16, so operands are cast there; float32 products are exact.
     """
     if INTERPRET:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc=acc, input_precision="ieee")
@@ -126,7 +126,7 @@ def mm(a, b, acc=None):
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr):
-    """float32 `x` rounded to nearest in `dtype`; the interpreter would cut bfloat16 off."""
+    """float32 `x` rounded to nearest in `dtype`; the interpreter's own cast truncates to bfloat16."""
     if INTERPRET and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         bits += 0x7FFF + ((bits >> 16) & 1)
@@ -138,7 +138,7 @@ def narrow(x, dtype: tl.constexpr):
 def seen_of(
     rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr
 ):  # fmt: skip
-    """`visible_of` for rows and cols that broadcast as they are, so that a tile may be held keys × queries."""
+    """`visible_of` for rows and cols that already broadcast, so that a tile can be keys × queries."""
     seen = (rows < queries) & (cols < keys)
     distance = rows + offset - cols
     if CAUSAL:
@@ -154,7 +154,7 @@ def seen_of(
 def visible_of(
     rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr
 ):  # fmt: skip
-    """(BM, BN) bool: which keys `cols` (BN,) the queries `rows` (BM,) may see; ids of documents as loaded, if IDS."""
+    """(BM, BN) bool: which keys `cols` (BN,) each query of `rows` (BM,) sees; document ids as loaded, if IDS."""
     return seen_of(
         rows[:, None], cols[None, :], row_ids[:, None], col_ids[None, :], queries, keys, offset, window, CAUSAL, WINDOW, IDS
     )  # fmt: skip
@@ -177,8 +177,8 @@ def placed_of(rows, cols, prefix):
 def table_load(at, seen, MASKED: tl.constexpr):
     """float32 at the pointers `at`, 0 where not `seen`, if MASKED.
 
-    On the device a plain load is written out. Triton would see that the logits lead to a matrix product, copy the gathered
-    numbers to shared memory four bytes at a time to have them early, and so double the shared memory a block needs.
+    On the device the load is inline assembly: Triton would pipeline the gather through shared memory, four bytes at a time,
+    because the logits feed a matrix product, and double the shared memory of a block.
     """
     if INTERPRET:
         if MASKED:
@@ -198,12 +198,12 @@ def bias_of(
 ):  # fmt: skip
     """(BM, BN) float32: row_scale·table[index] of one head, in the base of `table`; 0 where not `seen`, if MASKED.
 
-    A tile that is not MASKED lies in the call whole, away from prefix tokens, so its loads need no bounds.
+    A tile that is not MASKED lies wholly inside the call and off the prefix tokens, so its loads need no bounds.
 
-    On a line a thread of a matrix unit's layout holds rows r, r + 8, … and columns c, c + 8, …: of its 64 elements of a tile
-    of 128 × 64 only 34 differ in r − c. The compiler sees that, and loads each number once from one address plus a constant,
-    if rows and columns come as (a start the whole tile shares) + (a range of constants), the range is nobody else's, and
-    the two are added to the pointer one after the other. Hence the ranges from BM and BN on.
+    On a line a thread of the MMA layout holds rows r, r + 8, … and columns c, c + 8, …: of its 64 elements of a 128 × 64 tile
+    only 34 differ in r − c. The compiler loads each distinct entry once, from one address plus a constant, if rows and columns
+    are (a start shared by the tile) + (a constant range), the range is used nowhere else, and the two are added to the pointer
+    one after the other. Hence the ranges that start at BM and BN.
     """
     if GRID:
         at = (table + origin + code_of(rows, grid_width, prefix))[:, None] - code_of(cols, grid_width, prefix)[None, :]
@@ -223,8 +223,8 @@ def bias_of(
 
 @triton.jit
 def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
-    """What of the blocks [lo, hi) of BN keys, all inside the call, lies around position `own` and is of the one document of
-    all rows; nothing if there are several. The ids of [lo, hi) are read once, four bytes a key."""
+    """The part of blocks [lo, hi) of BN keys, all inside the call, around position `own` that is in the document of all rows;
+    empty if the rows are of several documents. Reads the ids of [lo, hi) once, four bytes per key."""
     SPAN: tl.constexpr = 1024
     document = tl.max(row_ids)
     one = tl.min(row_ids) == document
@@ -245,7 +245,7 @@ def key_range(
 ):  # fmt: skip
     """Blocks of BN keys for the BM queries from `first` on: (lo, full_lo, full_hi, hi); in [full_lo, full_hi) nothing is
     masked. `plan_rows` points at the [lo, hi) of this head's query tiles, `tile` entries apart; `ids_ptr` at the batch row's
-    document ids, and `row_ids` (BM,) are those of the queries; with SAME, blocks inside one document count as not masked."""
+    document ids, and `row_ids` (BM,) are those of the queries; with SAME, blocks inside one document count as unmasked."""
     last = tl.minimum(first + BM, queries) - 1 + offset  # position of the last query
     lo, hi = 0, keys
     if CAUSAL:

@@ -1,7 +1,7 @@
-"""Few queries against many keys: the keys are split among programs, and a second kernel puts their sums together.
+"""Few queries against many keys: keys are split among programs, and a second kernel combines the partial softmaxes.
 
-Decoding is bound by the bytes of the cache, so keys and values are read once for all heads of a group: a program's rows are
-the queries of those heads, row ρ = query ρ // r of head ρ % r with r = H/G. (FlashDecoding; ours adds tables and pages.)
+Decoding is limited by memory bandwidth, so keys and values are read once for all heads of a group: a program's rows are the
+queries of those heads, row ρ = query ρ // r of head ρ % r with r = H/G. (FlashDecoding, with tables and pages.)
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from zoo.attention.triton import common
 from zoo.attention.triton.common import LOG2E, Geometry, mm, narrow, on_device, padded_width, scale_stride, visible_of
 
 if TYPE_CHECKING:
-    from zoo.attention.paged import Pages
+    from zoo.attention.base import Pages
 
 __all__ = ["decode", "decode_paged", "split_count"]
 
-# Chosen so that nothing spills on compute capability 9.0 and two programs fit a multiprocessor; not yet timed.
-STEP_BYTES = 16384  # of keys, and of values, that a program reads at a time
+# Nothing spills on compute capability 9.0 and two programs fit on a multiprocessor; not yet timed.
+STEP_BYTES = 16384  # of keys, and of values, per step of a program
 STAGES = 3
-FEWEST_KEYS = 256  # of a split, unless there are no more
-PROGRAM_COST = 128  # what a program costs besides its keys, counted in keys
+FEWEST_KEYS = 256  # per split, if the call has as many
+PROGRAM_COST = 128  # fixed cost of a program, in keys
 MOST_SPLITS = 512
-# Pages are counted on the device, so the host cannot know how few heads hold most of them. Splitting as if a quarter did
-# leaves programs without keys, which end at once, and shares the full heads' keys among the others.
+# Page counts are on the device, so the host does not know how few heads hold most pages. Splitting as if a quarter did gives
+# some programs no keys, which exit at once, and spreads the keys of full heads over more programs.
 FULL_SHARE = 4
-CHUNK = tl.constexpr(16)  # splits added up at a time
+CHUNK = tl.constexpr(16)  # splits summed per step
 
 
 @triton.jit
@@ -50,10 +50,10 @@ def _span(first, last, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.co
 
 @triton.jit
 def _slots(lo, hi, count, keys, PAGE: tl.constexpr):
-    """The part of a list of `count` pages that can hold keys at [lo, hi), in slots from the first page's first.
+    """The part of a list of `count` pages that can hold keys at [lo, hi), in slots counted from the first page's first key.
 
     A page is at least as far along as its place in the list, and at most as far before the last key as its place before
-    the end: pages may be absent, but they ascend and the newest is there.
+    the end: pages may be absent, but they ascend and the newest is present.
     """
     newest = (keys - 1) // PAGE
     begin = tl.maximum(count - 1 - (newest - lo // PAGE), 0)
@@ -70,8 +70,8 @@ def _page(index_ptr, start_ptr, slot, end, PAGE: tl.constexpr):
     )
 
 
-# What changes from token to token must not cost a compilation: lengths, and the strides of a cache that grows, whose common
-# factor is in UNIT.
+# What changes from token to token must not trigger recompilation: lengths, and the strides of a growing cache, whose common
+# factor is UNIT.
 LENGTHS = [
     "skb", "skg", "sks", "svb", "svg", "svs", "ssb", "ssh", "sth", "sib",
     "queries", "keys", "offset", "window", "origin", "listed", "splits", "fewest",
@@ -87,9 +87,11 @@ def _partial(
     UNIT: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr,
     TABLE: tl.constexpr, SCALE: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
-    """One split of one key head's keys for BM rows. Strides of keys and values are in UNITs, which tells how wide a load may
-    be; PAGE is 0 where keys lie side by side; WHOLE: there is one split."""
-    blocks = tl.cdiv(group * queries, BM)  # on the first axis with the heads, since the others of a launch end at 65535
+    """One split of one key head's keys for BM rows. Strides of keys and values are in UNITs, which gives the compiler their
+    alignment; PAGE is 0 for contiguous keys; WHOLE: there is one split."""
+    blocks = tl.cdiv(
+        group * queries, BM
+    )  # on the first grid axis with the heads, since the others are limited to 65535
     bg, split, first_row = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1), tl.program_id(0) % blocks * BM
     b, g = bg // groups, bg % groups
     row = first_row + tl.arange(0, BM)
@@ -130,19 +132,19 @@ def _partial(
     if PAGE:
         page, begin = _page(index_ptr, start_ptr, lo, hi, PAGE)
     for n in range(lo, hi, BN):
-        if PAGE:  # a step lies on one page
+        if PAGE:  # a step stays within one page
             slot = n % PAGE + r
             cols = begin + slot
             k_row = page.to(tl.int64) * skb * UNIT + slot * sks * UNIT
             v_row = page.to(tl.int64) * svb * UNIT + slot * svs * UNIT
-            # Looked up one step ahead: inside its own step the look-up would keep Triton from reading keys ahead.
+            # Looked up one step ahead: a look-up in the same step would prevent Triton from pipelining the keys.
             page, begin = _page(index_ptr, start_ptr, n + BN, hi, PAGE)
         else:
             cols = n + r
             k_row, v_row = cols.to(tl.int64) * sks * UNIT, cols.to(tl.int64) * svs * UNIT
-        there = (cols < keys)[:, None]  # slots not yet filled may hold anything, infinities too
-        k = tl.load(k_ptr + k_row[:, None] + dk[None, :], mask=there & (dk[None, :] < WK), other=0.0)
-        v = tl.load(v_ptr + v_row[:, None] + dv[None, :], mask=there & (dv[None, :] < WV), other=0.0)
+        valid = (cols < keys)[:, None]  # unfilled slots may hold any bits, NaN and infinities included
+        k = tl.load(k_ptr + k_row[:, None] + dk[None, :], mask=valid & (dk[None, :] < WK), other=0.0)
+        v = tl.load(v_ptr + v_row[:, None] + dv[None, :], mask=valid & (dv[None, :] < WV), other=0.0)
         seen = visible_of(t, cols, t, cols, queries, keys, offset, window, CAUSAL, WINDOW, False)
         z = mm(q, tl.trans(k)) * LOG2E
         if TABLE:
@@ -150,12 +152,12 @@ def _partial(
             if SCALE:
                 bias *= scale[:, None]
             z += bias
-        if IDS:  # after the table, whose loads would wait for the ids
+        if IDS:  # after the table loads, which would otherwise wait for the ids
             col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
             seen &= row_ids[:, None] == col_ids[None, :]
         z = tl.where(seen, z, float("-inf"))
         new_top = tl.maximum(top, tl.max(z, 1))
-        # A row that has seen nothing yet stays at −∞, and −∞ − (−∞) is no number.
+        # Keep the pivot finite for rows without a visible key so far: −∞ − (−∞) = NaN.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         p = tl.exp2(z - base[:, None])
         fade = tl.exp2(top - base)
@@ -172,7 +174,7 @@ def _partial(
     else:
         at = (bg * splits + split) * (group * queries) + row
         tl.store(lse_ptr + at, top + tl.log2(total), mask=held)
-        # A row that saw nothing is told by its −∞; its sums are not read.
+        # lse = −∞ marks a row without visible keys; its sums are not read.
         tl.store(out_ptr + at[:, None] * WV + dv[None, :], out, mask=some[:, None] & (dv[None, :] < WV))
 
 
@@ -197,8 +199,8 @@ def _combine(
         some = s + tl.arange(0, CHUNK)
         part = first + some.to(tl.int64) * rows
         logs = tl.load(lse_ptr + part, mask=some < splits, other=float("-inf"))
-        there = (logs > float("-inf"))[:, None] & (dv[None, :] < WV)
-        values = tl.load(part_ptr + part[:, None] * WV + dv[None, :], mask=there, other=0.0)
+        valid = (logs > float("-inf"))[:, None] & (dv[None, :] < WV)
+        values = tl.load(part_ptr + part[:, None] * WV + dv[None, :], mask=valid, other=0.0)
         acc += tl.sum(tl.exp2(logs - top)[:, None] * values, 0)
     out = narrow(acc / tl.where(total > 0.0, total, 1.0), out_ptr.dtype.element_ty)
     out_at = bg // groups * sob + (bg % groups * group + row % group) * soh + (row // group).to(tl.int64) * sot
@@ -206,9 +208,9 @@ def _combine(
 
 
 def split_count(programs: int, keys: int, slots: int) -> int:
-    """Into how many splits `keys` go when one split makes `programs` programs and the device runs `slots` at once.
+    """Number of splits of `keys` if one split takes `programs` programs and the device runs `slots` at once.
 
-    The count that minimises  waves · (keys/splits + PROGRAM_COST)  among those that fill one to four waves of programs.
+    Minimises  waves · (keys/splits + PROGRAM_COST)  among counts that fill one to four waves.
     """
     most = max(1, min(MOST_SPLITS, keys // FEWEST_KEYS))
     choices = sorted({1, *(min(max(wave * slots // programs, 1), most) for wave in (1, 2, 3, 4))})
@@ -216,7 +218,7 @@ def split_count(programs: int, keys: int, slots: int) -> int:
 
 
 def _blocks(rows: int, width: int, size: int) -> tuple[int, int, int]:
-    """Rows and keys of a step, and warps, for heads padded to `width` numbers of `size` bytes."""
+    """Rows and keys of a step, and warps, for heads padded to `width` elements of `size` bytes."""
     bm = min(64 if size == 2 else 32, max(16, triton.next_power_of_2(rows)))
     bn = max(16, min(common.TILE if bm == 64 else 2 * common.TILE, STEP_BYTES // (width * size)))
     return bm, bn, 4 if bm == 16 and size == 2 else 8
@@ -224,7 +226,7 @@ def _blocks(rows: int, width: int, size: int) -> tuple[int, int, int]:
 
 @cache
 def _slots_of(device: torch.device, warps: int) -> int:
-    """Programs that the device runs at once, by the registers and shared memory that they take; the interpreter runs one."""
+    """Programs the device runs concurrently, limited by registers and shared memory; 1 in the interpreter."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count * (2 if warps == 4 else 1)
@@ -249,13 +251,13 @@ def decode(
         q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv) of one dtype; k and v may be views into a cache, last axis contiguous.
         table2: (H, N) float32, the table times log2 e; row_scale: (1 or B, H, T) float32; segments: (B, S) int32.
         geometry: the call's shape.
-        splits: parts to cut the keys into; chosen for the device if None.
+        splits: number of splits of the keys; None chooses for the device.
 
     Returns:
         (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv).
 
     Raises:
-        ValueError: on a grid; for shapes, dtypes or strides other than these; for a table that lacks a column in use.
+        ValueError: on a grid; for other shapes, dtypes or strides; for a table that is too short.
     """
     g = geometry
     _check(q, table2, row_scale, segments, g, splits)
@@ -275,9 +277,9 @@ def decode_paged(
     *,
     splits: int | None = None,
 ) -> Tensor:
-    """`decode` over the pages that a cache has kept; a key that is on none of them is not attended to.
+    """`decode` over the pages a cache holds; evicted keys are not attended to.
 
-    The S positions include those of dropped keys. The queries' own keys are on pages, the newest page last.
+    The S positions include those of evicted keys. The queries' own keys are on pages, the newest page last.
 
     Args:
         q: (B,H,T,Dk), any T: chunks of a prompt too.
@@ -311,11 +313,11 @@ def decode_paged(
 
 
 def _launch(q, k, v, pages, table2, row_scale, segments, g: Geometry, splits, k_strides, v_strides) -> Tensor:
-    """Both kernels, or only the first where one split is enough."""
+    """Both kernels, or only the first for one split."""
     q = common.last_axis_contiguous(q)
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     group, block, listed = g.heads // g.groups, 0, 0
-    index = start = count = q  # pointers that are never read, as those below
+    index = start = count = q  # unused pointers, like those below
     if pages is not None:
         index, start, count = pages.index.contiguous(), pages.start.contiguous(), pages.count.contiguous()
         block, listed = pages.keys.shape[1], pages.index.shape[2]
@@ -364,7 +366,7 @@ def _expect(what: str, found: object, wanted: object) -> None:
 def _check(
     q: Tensor, table2: Tensor | None, row_scale: Tensor | None, segments: Tensor | None, g: Geometry, splits: int | None
 ) -> None:
-    """What both ways to hold keys ask of the rest of a call."""
+    """Checks shared by contiguous and paged keys."""
     if g.grid_width:
         raise ValueError(f"a grid of {g.grid_height} × {g.grid_width}: decoding kernels serve lines only")
     _expect("q's shape", tuple(q.shape), (g.batch, g.heads, g.queries, g.width_k))

@@ -1,4 +1,4 @@
-"""The forward pass: one program a block of queries, the softmax kept up as key blocks go by (FlashAttention, 2205.14135)."""
+"""The forward pass: one program per block of queries, online softmax over key blocks (FlashAttention, arXiv:2205.14135)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["attention_forward"]
 
-# (queries, keys, warps, stages) of a block by padded width, for two-byte numbers and for float32, which is multiplied on
-# the ordinary units. None spills registers on compute capability 9.0 (tools/compile_kernels.py); not yet timed. On a grid
-# the places of a tile's keys take registers too, beside 256 columns their documents as well, and columns that do not come
-# by sixteens are loaded one at a time.
+# (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on CUDA
+# cores. None spills registers on compute capability 9.0 (tools/compile_kernels.py); not yet timed. On a grid the codes of a
+# tile's keys take registers, beside 256 columns document ids do too, and widths that are no multiple of 16 load one column
+# at a time.
 BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
 GRID_BLOCKS_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 3)}
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
@@ -42,13 +42,13 @@ BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 32, 4, 2), 64: (32, 32, 8, 2), 128: (3
 def block_sizes(
     dk: int, dv: int, lanes: int, size: int, crowded: bool, even: bool, limit: int
 ) -> tuple[int, int, int, int]:
-    """(queries, keys, warps, stages) for padded widths of `size`-byte numbers, within `limit` bytes of shared memory.
+    """(queries, keys, warps, stages) for padded widths of `size`-byte elements, within `limit` bytes of shared memory.
 
     `crowded`: on a grid, or documents beside 256 columns; `even`: widths before padding are multiples of 16.
     """
     blocks = BLOCKS_32 if size == 4 else UNEVEN_BLOCKS_16 if not even else GRID_BLOCKS_16 if crowded else BLOCKS_16
     bm, bn, warps, stages = blocks[max(dk, dv)]
-    spare = limit - 1024  # for ids of documents, and for what a reduction takes
+    spare = limit - 1024  # for document ids and reductions
     while bn > 16 and (bm * (dk + lanes) + stages * bn * (dk + lanes + dv)) * size > spare:
         if stages > 2:
             stages -= 1
@@ -71,8 +71,8 @@ def _attend(
     dk, dv = lanes + tl.arange(0, DK), tl.arange(0, DV)
     for n in range(lo, hi):
         cols = n * BN + tl.arange(0, BN)
-        # Offsets of keys pass 2^31. A product of 32 × 32 bits in 64 is one instruction, and takes fewer registers than offsets
-        # inside the block, which the compiler would keep from block to block.
+        # Key offsets exceed 2^31. A 32 × 32 → 64 bit product is one instruction and takes fewer registers than offsets inside
+        # the block, which the compiler would keep across blocks.
         far = cols.to(tl.int64)[:, None]
         k_at, v_at = (k_ptr + dk[None, :]) + far * sks, (v_ptr + dv[None, :]) + far * svs
         if MASKED or not EVEN:
@@ -100,10 +100,10 @@ def _attend(
             z += bias_of(table, rows, cols, scale, seen, origin, grid_width, prefix, SCALE, GRID, PREFIX, MASKED)
         if MASKED:
             z = tl.where(seen, z, float("-inf"))
-        # Without a table z stays in natural units until the exponent, where the factor costs nothing.
+        # Without a table z stays in natural units until the exponent, where the factor log2 e is free.
         unit = 1.0 if TABLE else LOG2E
         new_top = tl.maximum(top, tl.max(z, 1) * unit)
-        # A row that has seen nothing yet stays at −∞, and −∞ − (−∞) is no number.
+        # Keep the pivot finite for rows without a visible key so far: −∞ − (−∞) = NaN.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         p = tl.exp2(z * unit - base[:, None])
         fade = tl.exp2(top - base)
@@ -113,7 +113,7 @@ def _attend(
     return acc, total, top
 
 
-# Lengths and the like change from call to call and must not each cost a compilation.
+# Sizes change from call to call and must not trigger recompilation.
 LENGTHS = [
     "ssb", "sth", "heads", "group", "tiles", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix"
 ]  # fmt: skip
@@ -128,8 +128,8 @@ def _forward(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PLAN: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    # One axis, since the others of a launch end at 65535. The last queries of a causal call have the most keys: they start
-    # first, so that no long program is left at the end.
+    # One grid axis, since the others are limited to 65535. The last queries of a causal call have the most keys and start
+    # first, so that no long program runs last.
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     first = (blocks - 1 - tl.program_id(0) % blocks) * BM
@@ -142,12 +142,12 @@ def _forward(
     ids_ptr += b * keys
     rows = first + tl.arange(0, BM)
     dk, dv, r = lanes + tl.arange(0, DK), tl.arange(0, DV), tl.arange(0, BM)[:, None]
-    there = rows[:, None] < queries
-    q = tl.load(q_ptr + (r * sqt + dk[None, :]), mask=there & (dk[None, :] < width_k), other=0.0)
+    valid = rows[:, None] < queries
+    q = tl.load(q_ptr + (r * sqt + dk[None, :]), mask=valid & (dk[None, :] < width_k), other=0.0)
     q_lanes = q
     if LANES:
         dl = tl.arange(0, LANES)
-        q_lanes = tl.load(q_ptr + (r * sqt + dl[None, :]), mask=there & (dl[None, :] < lanes), other=0.0)
+        q_lanes = tl.load(q_ptr + (r * sqt + dl[None, :]), mask=valid & (dl[None, :] < lanes), other=0.0)
     row_ids, scale = rows, rows.to(tl.float32)
     if IDS:
         row_ids = tl.load(ids_ptr + offset + rows, mask=rows < queries, other=-2)
@@ -177,7 +177,7 @@ def _forward(
     )  # fmt: skip
     total = tl.where(total == 0.0, 1.0, total)  # rows beyond the last query
     out = narrow(acc / total[:, None], out_ptr.dtype.element_ty)
-    tl.store(out_ptr + (r * sot + dv[None, :]), out, mask=there & (dv[None, :] < width_v))
+    tl.store(out_ptr + (r * sot + dv[None, :]), out, mask=valid & (dv[None, :] < width_v))
     tl.store(lse_ptr + row * queries + rows, top + tl.log2(total), mask=rows < queries)
 
 
@@ -196,7 +196,7 @@ def attention_forward(
     Args:
         q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), last axis contiguous; lanes first, all scales inside q.
         table2: (H, N) float32, the table times log2 e; row_scale: (1 or B, H, T) float32; segments: (B, S) int32.
-        plan: which tiles to compute; None for every visible one.
+        plan: tiles to compute; None for every visible one.
         geometry: the call's shape.
 
     Returns:
@@ -208,10 +208,10 @@ def attention_forward(
     dk, dv, lanes = padded_width(g.width_k), padded_width(g.width_v), 0
     if (
         g.lanes and padded_width(g.width_k - g.lanes) < dk
-    ):  # lanes that would double a tile's width get one of their own
+    ):  # lanes that would double a tile's padded width get their own tile
         dk, lanes = padded_width(g.width_k - g.lanes), g.lanes
     padded_lanes = padded_width(lanes) if lanes else 0
-    empty = lse2  # a pointer that is never read
+    empty = lse2  # unused pointer
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0

@@ -1,7 +1,7 @@
 """The fused kernels as operators of torch: shapes for its compiler, gradients for autograd.
 
-`priorzoo::attention` is opaque to torch.compile, so a whole model compiles without a break around it, and what it saves for
-the backward pass is O(T + S): the output, a number a row, and the interval of tiles that each tile of the plan needs.
+`priorzoo::attention` is opaque to torch.compile, so a whole model compiles without a graph break. It saves O(T + S) for the
+backward pass: the output, one log-sum-exp per row, and the plan's intervals of tiles.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.attention.triton.backward import attention_backward
+from zoo.attention.triton.backward import attention_backward, row_delta
 from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous
 from zoo.attention.triton.decode import decode
-from zoo.attention.triton.delta import row_delta
 from zoo.attention.triton.forward import attention_forward
 from zoo.attention.triton.plan import Plan, make_plan
 from zoo.attention.triton.table_grad import table_gradient
@@ -53,8 +52,8 @@ def fused_attention(
     table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
-    numbers: Tensor | None,
-    tangents: Tensor | None,
+    params: Tensor | None,
+    jacobian: Tensor | None,
     causal: bool,
     window: int,
     origin: int,
@@ -67,13 +66,13 @@ def fused_attention(
     Args:
         q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first, all scales inside q.
         table: (H, N) float32. row_scale: (1 or B, H, T) float32. segments: (B, S) int32.
-        numbers, tangents: (P, H) and (P, H, N) float32 of a table's law: the gradient then goes to the numbers, as
-            Σ_ij dS_ij·row_scale_i·tangents[p, h, index(i, j)], and none to the table.
+        params, jacobian: (P, H) and (P, H, N) float32 of a parametric table: params then get the gradient
+            Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none.
         causal, window (0: none), origin, grid, lanes: see `geometry_of`.
-        skip: leave out tiles that the plan proves irrelevant.
+        skip: skip tiles whose weight the plan bounds as negligible.
 
     Returns:
-        out (B,H,T,Dv); log2-sum-exp (B,H,T); the plan's rows and columns, empty without one.
+        out (B,H,T,Dv); log2-sum-exp (B,H,T); the plan's rows and columns, empty without a plan.
     """
     g = geometry_of(q, k, v, causal, window, origin, grid, lanes)
     plan = make_plan(q, k, table, row_scale, segments, g) if skip else None
@@ -94,7 +93,7 @@ def _backward_op(
     table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
-    tangents: Tensor | None,
+    jacobian: Tensor | None,
     out: Tensor,
     lse2: Tensor,
     rows: Tensor,
@@ -106,15 +105,15 @@ def _backward_op(
     lanes: int,
     needs_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, table, row_scale and numbers; empty where there is none."""
+    """Gradients of q, k, v, table, row_scale and params; empty tensors for absent ones."""
     g = geometry_of(q, k, v, causal, window, origin, grid, lanes)
     plan = Plan(rows, cols) if rows.numel() else None
     table2 = None if table is None else (table * _LOG2E).contiguous()
     grad_out = last_axis_contiguous(grad_out)
     delta = row_delta(grad_out, out, g)
-    tangents2 = None if tangents is None else (tangents * _LOG2E).contiguous()
-    dq, dk, dv, d_scale, d_numbers = attention_backward(
-        grad_out, q, k, v, table2, row_scale, segments, out, lse2, plan, g, tangents2, delta
+    jacobian2 = None if jacobian is None else (jacobian * _LOG2E).contiguous()
+    dq, dk, dv, d_scale, d_params = attention_backward(
+        grad_out, q, k, v, table2, row_scale, segments, out, lse2, plan, g, jacobian2, delta
     )
     d_table = None
     if needs_table and table2 is not None:
@@ -122,8 +121,8 @@ def _backward_op(
     if d_scale is not None and row_scale is not None and row_scale.shape[0] == 1 != g.batch:
         d_scale = d_scale.sum(0, keepdim=True)
     none = torch.empty(0, device=q.device)
-    d_table, d_scale, d_numbers = (none.clone() if x is None else x for x in (d_table, d_scale, d_numbers))
-    return dq, dk, dv, d_table, d_scale, d_numbers
+    d_table, d_scale, d_params = (none.clone() if x is None else x for x in (d_table, d_scale, d_params))
+    return dq, dk, dv, d_table, d_scale, d_params
 
 
 def _tiles(length: int) -> int:
@@ -133,7 +132,7 @@ def _tiles(length: int) -> int:
 
 
 @fused_attention.register_fake
-def _(q, k, v, table, row_scale, segments, numbers, tangents, causal, window, origin, grid, lanes, skip):
+def _(q, k, v, table, row_scale, segments, params, jacobian, causal, window, origin, grid, lanes, skip):
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     lse2 = q.new_empty(q.shape[:3], dtype=torch.float32)
     heads = q.shape[0] * q.shape[1]
@@ -143,31 +142,31 @@ def _(q, k, v, table, row_scale, segments, numbers, tangents, causal, window, or
 
 
 @_backward_op.register_fake
-def _(grad_out, q, k, v, table, row_scale, segments, tangents, *rest):
+def _(grad_out, q, k, v, table, row_scale, segments, jacobian, *rest):
     def like(x: Tensor | None) -> Tensor:
         return q.new_empty(0 if x is None else x.shape, dtype=torch.float32)
 
     needs_table = rest[-1]
     d_table = like(table if needs_table else None)
-    numbers = q.new_empty(0 if tangents is None else tangents.shape[:2], dtype=torch.float32)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, like(row_scale), numbers
+    params = q.new_empty(0 if jacobian is None else jacobian.shape[:2], dtype=torch.float32)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, like(row_scale), params
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, v, table, row_scale, segments, numbers, tangents, *scalars, _ = inputs
-    ctx.save_for_backward(q, k, v, table, row_scale, segments, tangents if numbers is not None else None, *output)
+    q, k, v, table, row_scale, segments, params, jacobian, *scalars, _ = inputs
+    ctx.save_for_backward(q, k, v, table, row_scale, segments, jacobian if params is not None else None, *output)
     ctx.scalars = scalars
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _gradients(ctx, grad_out, *_):
     needs = ctx.needs_input_grad
-    dq, dk, dv, d_table, d_scale, d_numbers = _backward_op(grad_out, *ctx.saved_tensors, *ctx.scalars, needs[3])
-    d_table, d_scale, d_numbers = (
+    dq, dk, dv, d_table, d_scale, d_params = _backward_op(grad_out, *ctx.saved_tensors, *ctx.scalars, needs[3])
+    d_table, d_scale, d_params = (
         g if need else None
-        for g, need in zip((d_table, d_scale, d_numbers), (needs[3], needs[4], needs[6]), strict=True)
+        for g, need in zip((d_table, d_scale, d_params), (needs[3], needs[4], needs[6]), strict=True)
     )
-    return (dq, dk, dv, d_table, d_scale, None, d_numbers, None, *[None] * 6)
+    return (dq, dk, dv, d_table, d_scale, None, d_params, None, *[None] * 6)
 
 
 def _no_second_derivative(ctx, *_):
@@ -179,10 +178,9 @@ _backward_op.register_autograd(_no_second_derivative)
 
 
 def two_based(row_scale: Tensor | None, q: Tensor) -> Tensor:
-    """(1 or B, H, T) float32 row scale that takes a table in natural units to base 2.
+    """(1 or B, H, T) float32 row scale times log2 e, for a table in natural units.
 
-    A cache's table is as long as the cache: a row's scale takes the factor log2 e at no cost, where a product with the table
-    would be made again at every token.
+    A cache's table is as long as the cache: scaling the row scale is free, scaling the table would be repeated every token.
     """
     if row_scale is None:
         return q.new_full((1, q.shape[1], q.shape[2]), _LOG2E, dtype=torch.float32)
@@ -209,7 +207,7 @@ def fused_decode(
     return decode(q, k, v, table, scale, segments, geometry_of(q, k, v, causal, window, origin, grid, lanes))
 
 
-# The operator is for torch.compile; without it a token's many calls are spared what an operator costs the host.
+# The operator is for torch.compile; eager decoding calls the function directly and saves the operator's host overhead.
 decode_op = torch.library.custom_op("priorzoo::attention_decode", mutates_args=())(fused_decode)
 
 

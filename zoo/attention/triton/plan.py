@@ -1,16 +1,16 @@
-"""Which tiles of logits a call needs: those that are visible and not provably irrelevant.
+"""Tiles of logits that a call needs: visible ones whose weight is not provably negligible.
 
-For query tile m and key tile n of one head, with logits z less a constant of each row (what the row's lanes make of the
-own tile's middle key lanes, and the row's scale times the table's entry for the own key):
+For query tile m and key tile n of one head, with logits z minus a constant per row (the row's lanes times the middle key
+lanes of its own tile, plus the row's scale times the table's entry for its own key):
 
     upper(m,n) = max‖q content‖·max‖k content‖ + Σ_lanes sup(q·k) + sup(row_scale·table)         natural-log units
-    lower(m,n) = likewise with minus and inf
-    floor(m)   = the largest of: lower over the tiles that hold the own keys of m; lower of any tile that every row of m
-                 sees a key of
-    n is skipped by m where upper(m,n) < floor(m) − 24·ln 2 − ln S
+    lower(m,n) = the same with minus and inf
+    floor(m)   = max of: lower over the tiles that hold the own keys of m; lower of any tile with a key visible to every
+                 row of m
+    m skips n if upper(m,n) < floor(m) − 24·ln 2 − ln S
 
-Every row of m then has a visible key whose weight is at least 2^24·S times each skipped one, so that all skipped weights
-of a row are together below 2^−24 of the row's sum. Bounds are rounded outwards by the float32 error of their sums.
+Every row of m then has a visible key whose weight is at least 2^24·S times each skipped one, so all skipped weights of a row
+together are below 2^−24 of its sum. Bounds are rounded outwards by the float32 error of their sums.
 Memory is O((T + S)/TILE) per head and lane.
 """
 
@@ -28,16 +28,16 @@ from zoo.attention.triton.common import Geometry, last_axis_contiguous, on_devic
 from zoo.attention.triton.plan_kernels import (
     chunk_extremes,
     column_intervals,
-    poisoned_heads,
+    heads_without_skipping,
     row_intervals,
     tile_extremes,
 )
 
 __all__ = ["Plan", "make_plan", "skipped_share"]
 
-# What a program looks at together: query and key tiles, tiles and columns of q and k, chunks of the table, and tiles where it
-# holds little else. The interpreter pays for each program; the device pays for registers: 8 × 32 tiles on 4 warps take 128
-# to 168 of them on sm_90, larger blocks spill.
+# Block sizes of the plan's kernels: query and key tiles, tiles and columns of q and k, chunks of the table, and tiles where
+# little else is held. The interpreter pays per program; the device pays in registers: 8 × 32 tiles on 4 warps take 128 to 168
+# on sm_90, larger blocks spill.
 QUERIES, VECTOR = (16, 64) if common.INTERPRET.value else (8, 32)
 SEVERAL, COLUMNS = (8, 64) if common.INTERPRET.value else (1, 64)
 CHUNKS = 16
@@ -46,14 +46,14 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """The tiles to compute, as intervals [lo, hi); a superset is as right.
+    """The tiles to compute, as intervals [lo, hi); any superset is also correct.
 
     Attributes:
-        rows: (2, B·H, ceil(T/tile)) int32, the key tiles that each query tile needs.
-        cols: (2, B·H, ceil(S/tile)) int32, the query tiles that each key tile is needed by. An empty interval has lo = hi.
+        rows: (2, B·H, ceil(T/tile)) int32, key tiles that each query tile needs.
+        cols: (2, B·H, ceil(S/tile)) int32, query tiles that need each key tile. An empty interval has lo = hi.
         tile: rows and keys of a tile.
-        counts: (2, B·H, ceil(T/tile)) int32, how many key tiles each query tile sees and how many of these it skips; only
-            `skipped_share` reads them.
+        counts: (2, B·H, ceil(T/tile)) int32, key tiles that each query tile sees, and skips; read only by
+            `skipped_share`.
     """
 
     rows: Tensor
@@ -65,10 +65,10 @@ class Plan:
 def make_plan(
     q: Tensor, k: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None, geometry: Geometry
 ) -> Plan:
-    """The tiles that a call needs, without waiting for the device.
+    """The tiles that a call needs, without a device synchronisation.
 
-    A head with NaN or an infinity in its queries, keys or row scales, NaN or +∞ in its table, or −∞ there beside a row scale
-    that is not positive, skips nothing but what is invisible.
+    A head skips only invisible tiles if its queries, keys or row scales have NaN or ±∞, its table has NaN or +∞, or its table
+    has −∞ while a row scale is not positive.
 
     Args:
         q: (B, H, T, Dk), lanes first; scaled, so that q·k is in natural-log units. float32 or narrower.
@@ -85,7 +85,7 @@ def make_plan(
     rows = torch.empty(2, count, q_tiles, dtype=torch.int32, device=q.device)
     cols = torch.empty(2, count, k_tiles, dtype=torch.int32, device=q.device)
     counts = torch.empty_like(rows)
-    poisoned = torch.empty(count, dtype=torch.int32, device=q.device)
+    no_skip = torch.empty(count, dtype=torch.int32, device=q.device)
     flags = {"lanes": g.lanes, "TABLE": table is not None, "SCALED": row_scale is not None}
     columns = 0 if table is None else table.shape[1]
     chunk_count = triton.cdiv(columns, tile)
@@ -94,13 +94,13 @@ def make_plan(
         q_stats, q_ids = _tile_extremes(q, row_scale, segments, g.offset, g.lanes, tile)
         k_stats, k_ids = _tile_extremes(k, None, segments, 0, g.lanes, tile)
         chunks = q_stats if table is None else _chunk_extremes(table, tile)
-        poisoned_heads[(count,)](
-            poisoned, q_stats, k_stats, chunks, g.heads, g.groups, q_tiles, k_tiles, chunk_count, **flags,
+        heads_without_skipping[(count,)](
+            no_skip, q_stats, k_stats, chunks, g.heads, g.groups, q_tiles, k_tiles, chunk_count, **flags,
             VECTOR=BLOCK, num_warps=4,
         )  # fmt: skip
         row_intervals[(count * triton.cdiv(q_tiles, QUERIES),)](
-            rows, counts, poisoned, q_stats, k_stats, q_ids, k_ids, q_stats if table is None else table, chunks,
-            0 if table is None else table.stride(0), columns, chunk_count, _chunks_met(g, tile),
+            rows, counts, no_skip, q_stats, k_stats, q_ids, k_ids, q_stats if table is None else table, chunks,
+            0 if table is None else table.stride(0), columns, chunk_count, _chunks_per_tile(g, tile),
             g.batch, g.heads, g.groups, g.queries, g.keys, g.offset, g.window, columns // 2 if grid else g.origin,
             max(g.grid_width, 1), g.prefix, 24.0 * math.log(2.0) + math.log(g.keys) + 1e-3, (g.lanes + 16) * 2.0**-23,
             **flags, CAUSAL=g.causal, WINDOW=g.window > 0, GRID=grid, IDS=segments is not None,
@@ -113,23 +113,23 @@ def make_plan(
 
 
 def skipped_share(plan: Plan, geometry: Geometry) -> float:
-    """Share of the visible tiles of all heads that the plan leaves out; waits for the device.
+    """Fraction of the visible tiles of all heads that the plan skips; synchronises with the device.
 
-    A tile is visible unless causality, the window or disjoint ranges of document ids hide all of it.
+    A tile is visible unless causality, the window or disjoint document id ranges hide all of it.
 
     Raises:
-        ValueError: for a plan of another shape, or one put together without its counts.
+        ValueError: for a plan of another shape, or without counts.
     """
     wanted = (2, geometry.batch * geometry.heads, triton.cdiv(geometry.queries, plan.tile))
     if plan.counts is None or tuple(plan.counts.shape) != wanted:
         found = None if plan.counts is None else tuple(plan.counts.shape)
-        raise ValueError(f"the plan's counts must be {wanted} for this call, got {found}; take the plan of make_plan")
+        raise ValueError(f"the plan's counts must be {wanted} for this call, got {found}; use the plan of make_plan")
     seen, skipped = plan.counts.sum(dim=(1, 2), dtype=torch.int64).tolist()
     return skipped / seen if seen else 0.0
 
 
-def _chunks_met(g: Geometry, tile: int) -> int:
-    """The most chunks of `tile` columns that the indices of one tile of logits fall in."""
+def _chunks_per_tile(g: Geometry, tile: int) -> int:
+    """Maximum number of table chunks of `tile` columns that one tile of logits indexes."""
     width = tile - 1
     if g.grid_width:
         width += (g.grid_width - 1) * min(g.grid_height - 1, (tile - 1) // g.grid_width + 1)

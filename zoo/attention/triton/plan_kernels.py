@@ -1,4 +1,4 @@
-"""The kernels of the plan: extremes of tiles and of the table, and the intervals that follow from them; see `plan.py`."""
+"""The kernels of `plan.py`: extremes of tiles and of the table, and the intervals derived from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 from zoo.attention.triton.common import code_of
 
-__all__ = ["chunk_extremes", "column_intervals", "poisoned_heads", "row_intervals", "tile_extremes"]
+__all__ = ["chunk_extremes", "column_intervals", "heads_without_skipping", "row_intervals", "tile_extremes"]
 
 SHAPES = [
     "batch", "heads", "groups", "tiles", "q_tiles", "k_tiles", "length", "queries", "keys", "columns", "count",
@@ -17,7 +17,7 @@ SHAPES = [
 
 
 def _kernel(fn):
-    """A Triton kernel that is compiled once for all lengths."""
+    """A Triton kernel compiled once for all sizes."""
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
     return triton.jit(
         fn,
@@ -32,8 +32,7 @@ def tile_extremes(
     x_batch, x_head, x_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
     TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
-    """SEVERAL tiles of rows of one head of x: each one's norm, rounded up and +∞ if anything in it is not finite, and the
-    other extremes."""
+    """Extremes of SEVERAL tiles of rows of one head of x. Norms are rounded up, and +∞ if a value is not finite."""
     blocks = (tiles + SEVERAL - 1) // SEVERAL
     head_at = (tl.program_id(0) // blocks).to(tl.int64)
     b, h = head_at // heads, head_at % heads
@@ -76,7 +75,7 @@ def tile_extremes(
         place = stats + (1 + 2 * lanes) * plane
         tl.store(place, tl.min(tl.where(real, part, float("inf")), axis=1), mask=exists)
         tl.store(place + plane, tl.max(tl.where(real, part, -float("inf")), axis=1), mask=exists)
-    # The term of its own (2^-50) covers squares that underflow.
+    # The constant 2^-50 covers squares that underflow.
     norm = tl.sqrt(tl.max(squares, axis=1)) * inflate + 8.8817841970012523e-16
     tl.store(stats, tl.where(tl.max(wrong, axis=1) > 0, float("inf"), norm), mask=exists)
 
@@ -85,7 +84,7 @@ def tile_extremes(
 def chunk_extremes(
     table, chunks, heads, columns, count, blocks, table_head, TILE: tl.constexpr, CHUNKS: tl.constexpr
 ):  # fmt: skip
-    """Minimum and maximum of some chunks of the table of one head; the maximum is +∞ where there is NaN."""
+    """Minimum and maximum of CHUNKS chunks of one head's table; the maximum is +∞ if there is NaN."""
     at = tl.program_id(0).to(tl.int64)
     head = at // blocks
     chunk = at % blocks * CHUNKS + tl.arange(0, CHUNKS)
@@ -99,11 +98,11 @@ def chunk_extremes(
 
 
 @_kernel
-def poisoned_heads(
-    poisoned, q_stats, k_stats, chunks, heads, groups, q_tiles, k_tiles, chunk_count, lanes,
+def heads_without_skipping(
+    no_skip, q_stats, k_stats, chunks, heads, groups, q_tiles, k_tiles, chunk_count, lanes,
     TABLE: tl.constexpr, SCALED: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """1 for a head that must skip nothing, since logits of it may be NaN or +∞; else 0."""
+    """1 where a logit bound may be NaN or +∞, which disables skipping for that head; else 0."""
     at = tl.program_id(0).to(tl.int64)
     head = at % heads
     plane = tl.num_programs(0) * q_tiles
@@ -133,12 +132,12 @@ def poisoned_heads(
             high = tl.maximum(high, tl.load(high_at, mask=tiles < chunk_count, other=0.0))
         wrong |= tl.max(high, axis=0) == float("inf")
         wrong |= (tl.min(low, axis=0) == -float("inf")) & (tl.min(scale, axis=0) <= 0.0)
-    tl.store(poisoned + at, wrong.to(tl.int32))
+    tl.store(no_skip + at, wrong.to(tl.int32))
 
 
 @triton.jit
 def _largest_product(a_low, a_high, b_low, b_high):
-    """sup of a·b over two intervals; +∞ where a product has no value."""
+    """sup of a·b over two intervals; +∞ where a product is NaN."""
     first, second, third, fourth = a_low * b_low, a_low * b_high, a_high * b_low, a_high * b_high
     valid = (first == first) & (second == second) & (third == third) & (fourth == fourth)
     largest = tl.maximum(tl.maximum(first, second), tl.maximum(third, fourth))
@@ -147,7 +146,7 @@ def _largest_product(a_low, a_high, b_low, b_high):
 
 @triton.jit
 def _finite_size(term):
-    """|term|, and 0 for an infinity, which no rounding moves."""
+    """|term|, and 0 for an infinity, which has no rounding error."""
     return tl.where(tl.abs(term) < float("inf"), tl.abs(term), 0.0)
 
 
@@ -179,7 +178,7 @@ def _content_and_lanes(stats, tiles, LOWER: tl.constexpr):
 def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TILE: tl.constexpr):
     """(QUERIES, VECTOR) sup (of the negative, if LOWER) of row_scale·(table − base), from the extremes of the chunks.
 
-    Columns rise with the query and fall with the key, so those of a tile lie between the ones of its corners.
+    Columns increase with the query and decrease with the key, so a tile's columns lie between those of its corners.
     """
     chunks, plane, columns, steps, origin, grid_width, prefix, base, scale_low, scale_high = table
     first_row, last_row, keys = reach[0][:, None], reach[1][:, None], reach[2]
@@ -213,7 +212,7 @@ def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TI
 
 @triton.jit
 def _visible_tiles(tiles, reach, documents, IDS: tl.constexpr):
-    """(QUERIES, VECTOR) which key tiles some row may see, and which of them are of the one document of the query tile."""
+    """(QUERIES, VECTOR) key tiles that some row sees, and those in the one document of the query tile."""
     q_low, q_high, k_ids, plane, k_tiles = documents
     seen = (tiles[None, :] >= reach[3][:, None]) & (tiles[None, :] < reach[4][:, None])
     same = seen
@@ -244,7 +243,7 @@ def _floor(
         if WINDOW:
             for_all &= (first_key <= low + window - 1) & (last_key >= high - window + 1)
         total, size = _content_and_lanes(stats, tiles, True)
-        # The own key is in one of these; its bias is known, not only the range that its tile meets.
+        # One of these tiles holds the own key, whose bias is known exactly and not only as a range.
         here = -(total + own_bias[:, None] + epsilon * (size + _finite_size(own_bias)[:, None]))
         here = tl.where(here == here, here, -float("inf"))
         is_own = (first_key <= high) & (first_key + TILE > low)
@@ -261,13 +260,13 @@ def _floor(
 
 @_kernel
 def row_intervals(
-    rows, counts, poisoned, q_stats, k_stats, q_ids, k_ids, entries, chunks,
+    rows, counts, no_skip, q_stats, k_stats, q_ids, k_ids, entries, chunks,
     table_head, columns, chunk_count, steps,
     batch, heads, groups, queries, keys, offset, window, origin, grid_width, prefix, margin, epsilon, lanes,
     IDS: tl.constexpr, TABLE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
     SCALED: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """The key tiles of QUERIES query tiles of one head: first their floors, then the first and last tile not skipped."""
+    """Key intervals of QUERIES query tiles of one head: their floors, then the first and last tile not skipped."""
     q_tiles, k_tiles = (queries + TILE - 1) // TILE, (keys + TILE - 1) // TILE
     blocks = (q_tiles + QUERIES - 1) // QUERIES
     head_at = (tl.program_id(0) // blocks).to(tl.int64)
@@ -280,7 +279,7 @@ def row_intervals(
     k_plane = tl.cast(batch * groups, tl.int64) * k_tiles
     k_at = k_stats + (b * groups + h // (heads // groups)) * k_tiles
 
-    # The key tiles that causality and the window leave to the positions low … high, and the tiles of their own keys.
+    # Key tiles visible to positions low … high by causality and window, and the tiles of their own keys.
     first_row, last_row = m * TILE, tl.minimum(m * TILE + TILE, queries) - 1
     low, high = first_row + offset, last_row + offset
     first, last = tl.zeros_like(m), tl.zeros_like(m) + k_tiles
@@ -302,14 +301,14 @@ def row_intervals(
         scale_at = q_stats + at + (1 + 2 * lanes) * q_plane
         scale_low, scale_high = tl.load(scale_at), tl.load(scale_at + q_plane)
     if TABLE:
-        # Biases are measured from the own key's entry, if the own key is not hidden by −∞.
+        # Biases are relative to the own key's entry, unless that is −∞.
         base += tl.load(entries + h * table_head + (origin if GRID else origin - offset)).to(tl.float32)
         if GRID:
             base = tl.where(last_row >= prefix, base, 0.0)
         has_own &= base > -float("inf")
         base = tl.where(tl.abs(base) < float("inf"), base, 0.0)
         if GRID:
-            # Of rows with and without a place, some have no bias at their own key: sup of row_scale·(base − 0).
+            # Prefix rows of a mixed tile have no bias at their own key: sup of row_scale·(base − 0).
             mixed = _largest_product(scale_low, scale_high, tl.minimum(base, 0.0), tl.maximum(base, 0.0))
             own_bias = tl.where(first_row < prefix, mixed, 0.0)
 
@@ -323,7 +322,7 @@ def row_intervals(
         stats, table, reach, documents, offset, window, own_bias, has_own, epsilon,
         IDS, TABLE, CAUSAL, WINDOW, GRID, TILE, VECTOR,
     ) - margin  # fmt: skip
-    keep_all = tl.load(poisoned + head_at) > 0
+    keep_all = tl.load(no_skip + head_at) > 0
 
     lo, hi = tl.zeros_like(m) + k_tiles, tl.zeros_like(m)
     for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
@@ -337,7 +336,7 @@ def row_intervals(
         needed = seen & (keep_all | ~(total + epsilon * size < floor[:, None]))
         lo = tl.minimum(lo, tl.min(tl.where(needed, tiles[None, :], k_tiles), axis=1))
         hi = tl.maximum(hi, tl.max(tl.where(needed, tiles[None, :] + 1, 0), axis=1))
-    # An empty interval stands at the row's own tile, so that a kernel of larger blocks widens little with it.
+    # An empty interval is placed at the row's own tile, so that kernels with larger blocks widen little.
     lo = tl.where(hi == 0, tl.minimum(own_first, k_tiles), lo)
     hi = tl.maximum(hi, lo)
     tl.store(rows + at, lo, mask=real)

@@ -1,13 +1,13 @@
-"""The gradient of a relative table: one program walks a diagonal of blocks, all of which meet the same table entries.
+"""The gradient of a relative table: one program walks a diagonal of blocks, which share their table entries.
 
     d table[h, c] = Σ_b Σ_{i,j: index(i,j)=c} row_scale[b,h,i]·ds[b,h,i,j]
 
 Tiles of BLOCK queries × BLOCK keys with the same (query block − key block) have i − j = BLOCK·diagonal + r − c for their
-row r and column c, so their row_scale∘ds add up in one (BLOCK, BLOCK) tile in registers, over the diagonal and over the
-batch. Mask and table depend on r − c alone and are made once. At the end the tile is sheared: turning row r by r brings
-the entries of one diagonal into one column, and 2·BLOCK column sums leave the program. A second pass adds the halves that
-neighbouring diagonals share. On a grid the line is one row of patches, and there is one set of diagonals for each
-difference of rows. Sums have a fixed order, nothing is added atomically, and memory is O(N).
+row r and column c, so their row_scale∘ds accumulate in one (BLOCK, BLOCK) tile in registers, over the diagonal and the batch.
+Mask and table depend on r − c alone and are computed once. At the end the tile is sheared: rotating row r by r brings the
+entries of one diagonal into one column, and the program stores 2·BLOCK column sums. A second pass adds the halves that
+neighbouring diagonals share. On a grid the line is one row of patches, with one set of diagonals per difference of rows.
+Sums have a fixed order without atomic adds; memory is O(N).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from zoo.attention.triton import common
 from zoo.attention.triton.backward import shape_options
 from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous, mm, on_device, padded_width, scale_stride
-from zoo.attention.triton.tiles import numbers_at, tile_at
+from zoo.attention.triton.tiles import row_values, tile_at
 
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["table_gradient"]
 
 # (rows = keys, warps, stages) of a block by padded width; see backward.py. None spills on compute capability 9.0. At two-byte
-# width 256 that leaves 16 rows: (64, 8, 1) keeps up to 96 bytes of addresses on the stack, outside its loops; neither is timed.
+# width 256 that limits blocks to 16 rows: (64, 8, 1) spills up to 96 bytes of addresses, outside its loops; neither is timed.
 BLOCKS_16 = {16: (64, 8, 2), 32: (64, 8, 2), 64: (64, 8, 2), 128: (64, 8, 2), 256: (16, 4, 2)}
 BLOCKS_32 = {16: (32, 8, 2), 32: (32, 8, 2), 64: (16, 4, 2), 128: (16, 4, 2), 256: (16, 4, 1)}
 
-# Diagonals are split until about this many programs run, in at most so many parts.
+# Diagonals are split into at most MOST_PARTS parts, until about PROGRAMS programs run.
 PROGRAMS, MOST_PARTS = 1024, 8
 
 LENGTHS = [
@@ -45,18 +45,18 @@ LENGTHS = [
 
 @triton.jit
 def _needed(plan, row, all_rows, q_tiles, diagonal, lo, hi, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """The part of query blocks [lo, hi) on a diagonal between the first and the last that the plan asks for."""
+    """The part of query blocks [lo, hi) on a diagonal between the first and last that the plan requires."""
     first, last = hi, lo
     for start in range(lo * BLOCK // TILE, tl.cdiv(hi * BLOCK, TILE), 128):
         tile = start + tl.arange(0, 128)
         left = tl.load(plan + row * q_tiles + tile, mask=tile < q_tiles, other=2147483647)
         right = tl.load(plan + (all_rows + row) * q_tiles + tile, mask=tile < q_tiles, other=0)
         block, end = tile * TILE // BLOCK, ((tile + 1) * TILE - 1) // BLOCK + 1
-        # Keys of the blocks that this tile of queries meets on the diagonal, in tiles, rounded outwards.
+        # Keys of the diagonal's blocks at this tile of queries, in tiles, rounded outwards.
         key_lo, key_hi = (block - diagonal) * BLOCK // TILE, ((end - diagonal) * BLOCK + TILE - 1) // TILE
-        asked = (left < key_hi) & (right > key_lo) & (left < right)
-        first = tl.minimum(first, tl.min(tl.where(asked, block, hi), 0))
-        last = tl.maximum(last, tl.max(tl.where(asked, end, lo), 0))
+        needed = (left < key_hi) & (right > key_lo) & (left < right)
+        first = tl.minimum(first, tl.min(tl.where(needed, block, hi), 0))
+        last = tl.maximum(last, tl.max(tl.where(needed, end, lo), 0))
     return tl.maximum(first, lo), tl.minimum(last, hi)
 
 
@@ -81,7 +81,7 @@ def _diagonal(
     h = (rest // differences % heads).to(tl.int64)
     part = rest // differences // heads
     batch_part, tile_part = part // tile_parts, part % tile_parts
-    # Longest diagonals first: causal, they shrink from the first on; else from the middle outwards.
+    # Longest diagonals first: causal, the first is longest; else the middle one.
     place = turn
     if not CAUSAL:
         place = (diagonals - 1) // 2 + tl.where(turn % 2 == 1, (turn + 1) // 2, -(turn // 2))
@@ -91,16 +91,16 @@ def _diagonal(
     distance = dx + offset
     if GRID:
         distance += dy * line_q
-    met = (dx > -line_k) & (dx < line_q)
+    valid = (dx > -line_k) & (dx < line_q)
     if CAUSAL:
-        met &= distance >= 0
+        valid &= distance >= 0
     if WINDOW:
-        met &= (distance < window) & (distance > -window)
+        valid &= (distance < window) & (distance > -window)
     column = dx + origin
     if GRID:
         column += dy * (2 * line_q - 1)
-    bias = tl.load(table + h * columns + column, mask=met, other=float("-inf"))
-    # Query blocks on the diagonal, and the first that reaches beyond a line's end on either axis.
+    bias = tl.load(table + h * columns + column, mask=valid, other=float("-inf"))
+    # Query blocks on the diagonal, and the first that crosses a line's end on either axis.
     lo = tl.maximum(diagonal, 0)
     hi = tl.minimum(tl.cdiv(line_q, BLOCK), tl.cdiv(line_k, BLOCK) + diagonal)
     edge = tl.minimum(line_q // BLOCK, line_k // BLOCK + diagonal)
@@ -119,8 +119,8 @@ def _diagonal(
             middle = first
         q_head, do_head = q + b * qb + h * qh, grad_out + b * gob + h * goh
         k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
-        nought = b_at // batch  # see tile_at
-        for edges in tl.static_range(IDS + 0, 2):  # the tiles inside the lines, then those at their ends
+        opaque_zero = b_at // batch  # see tile_at
+        for edges in tl.static_range(IDS + 0, 2):  # 0: tiles inside the lines, 1: tiles at their ends
             begin = middle if edges == 1 else first
             count = last - middle if edges == 1 else middle - first
             walk = count
@@ -134,33 +134,33 @@ def _diagonal(
                 q_at, k_at = q_base + m * BLOCK, k_base + (m - diagonal) * BLOCK
                 q_end, k_end = q_base + line_q, k_base + line_k
                 rows, cols = q_at + r, k_at + c
-                q_tile = tile_at(q_head + LANES, q_at, qt, q_end, WIDTH_K, DK, BLOCK, edges == 1, nought)
-                k_tile = tile_at(k_head + LANES, k_at, ks, k_end, WIDTH_K, DK, BLOCK, edges == 1, nought)
+                q_tile = tile_at(q_head + LANES, q_at, qt, q_end, WIDTH_K, DK, BLOCK, edges == 1, opaque_zero)
+                k_tile = tile_at(k_head + LANES, k_at, ks, k_end, WIDTH_K, DK, BLOCK, edges == 1, opaque_zero)
                 z = mm(q_tile, tl.trans(k_tile))
                 if LANES > 0:
-                    q_lanes = tile_at(q_head, q_at, qt, q_end, LANES, DL, BLOCK, edges == 1, nought)
-                    k_lanes = tile_at(k_head, k_at, ks, k_end, LANES, DL, BLOCK, edges == 1, nought)
+                    q_lanes = tile_at(q_head, q_at, qt, q_end, LANES, DL, BLOCK, edges == 1, opaque_zero)
+                    k_lanes = tile_at(k_head, k_at, ks, k_end, LANES, DL, BLOCK, edges == 1, opaque_zero)
                     z = mm(q_lanes, tl.trans(k_lanes), z)
                 z *= LOG2E
-                lse_rows = numbers_at(lse + row * queries, rows, q_end, float("inf"), edges == 1)
-                delta_rows = numbers_at(delta + row * queries, rows, q_end, 0.0, edges == 1)
+                lse_rows = row_values(lse + row * queries, rows, q_end, float("inf"), edges == 1)
+                delta_rows = row_values(delta + row * queries, rows, q_end, 0.0, edges == 1)
                 if row_scale is not None:
-                    scale = numbers_at(row_scale + b * scale_b + h * queries, rows, q_end, 0.0, edges == 1)
+                    scale = row_values(row_scale + b * scale_b + h * queries, rows, q_end, 0.0, edges == 1)
                     p = tl.exp2(z + scale * bias - lse_rows) * scale
                 else:
                     p = tl.exp2(z + bias - lse_rows)
                 if edges == 1:
                     inside = (rows < q_end) & (cols < k_end)
                     if IDS:
-                        row_ids = numbers_at(segments + b * keys + offset, rows, q_end, 0, True)
-                        inside &= row_ids == numbers_at(segments + b * keys, cols, k_end, 0, True)
+                        row_ids = row_values(segments + b * keys + offset, rows, q_end, 0, True)
+                        inside &= row_ids == row_values(segments + b * keys, cols, k_end, 0, True)
                     p = tl.where(inside, p, 0.0)
-                do_tile = tile_at(do_head, q_at, got, q_end, WIDTH_V, DV, BLOCK, edges == 1, nought)
-                v_tile = tile_at(v_head, k_at, vs, k_end, WIDTH_V, DV, BLOCK, edges == 1, nought)
+                do_tile = tile_at(do_head, q_at, got, q_end, WIDTH_V, DV, BLOCK, edges == 1, opaque_zero)
+                v_tile = tile_at(v_head, k_at, vs, k_end, WIDTH_V, DV, BLOCK, edges == 1, opaque_zero)
                 total += p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
-    # Hidden entries, whatever they have become, are hidden in every tile of the diagonal.
+    # Entries with bias −∞ are hidden in every tile of the diagonal; discard whatever they accumulated.
     total = tl.where(bias == float("-inf"), 0.0, total)
-    r += turn // (turn + lines)  # 0, but made again rather than kept from before the loops
+    r += turn // (turn + lines)  # adds an opaque 0: recompute r instead of keeping it in registers across the loops
     sheared = tl.gather(total, (r - c + BLOCK) % BLOCK, 1)  # column s: r − c = s from row s on, s − BLOCK above it
     at = partial + (part * heads + h) * (differences * diagonals * 2 * BLOCK)
     at += ((dy + lines - 1) * diagonals + place) * 2 * BLOCK + tl.arange(0, BLOCK)
@@ -169,7 +169,7 @@ def _diagonal(
 
 
 def _diagonal_range(g: Geometry, line_q: int, line_k: int, block: int) -> tuple[int, int]:
-    """First diagonal of blocks and how many: those that meet a visible pair. On a grid only the lines' ends count."""
+    """First diagonal of blocks and their count, of those with a visible pair. On a grid only the lines' ends bound them."""
     low, high = 1 - line_k, line_q - 1  # of i − j
     if not g.grid_width:
         if g.causal:
@@ -186,7 +186,7 @@ def _assemble(partial: Tensor, low: int, origin: int, columns: int) -> Tensor:
     block = partial.shape[-1] // 2
     lower, upper = partial[..., :block], partial[..., block:]
     line = (F.pad(upper, (0, 0, 1, 0)) + F.pad(lower, (0, 0, 0, 1))).flatten(-2)
-    start = (low - 1) * block + origin  # column of the first number
+    start = (low - 1) * block + origin  # column of the first entry
     begin, end = max(start, 0), min(start + line.shape[-1], columns)
     if end <= begin:
         return line.new_zeros(*line.shape[:-1], columns)
@@ -209,9 +209,9 @@ def table_gradient(
     """(H, N) float32: the gradient of the table in natural units, summed over the batch.
 
     Args:
-        grad_out: (B, H, T, Dv); q, k, v, table2 (H, N), row_scale, segments, plan, geometry: as the forward pass had them.
+        grad_out: (B, H, T, Dv); q, k, v, table2 (H, N), row_scale, segments, plan, geometry: as in the forward pass.
         lse2, delta: (B, H, T) float32 from the forward pass and from `row_delta`.
-        plan: on a line, stretches at the ends of a diagonal that no tile of the plan meets are not walked; unused on a grid.
+        plan: on a line, the ends of a diagonal outside all tiles of the plan are not walked; unused on a grid.
     """
     g = geometry
     grad_out, q, k, v = (last_axis_contiguous(x) for x in (grad_out, q, k, v))

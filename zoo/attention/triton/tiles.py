@@ -1,4 +1,4 @@
-"""What one tile of the backward pass reads: its rows, its part of the table, what it may see, and which blocks to visit."""
+"""Tile helpers of the backward pass: loads and stores of rows, table entries, and the range of blocks to visit."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import triton.language as tl
 
 from zoo.attention.triton.common import code_of, narrow, table_load
 
-__all__ = ["entries", "numbers_at", "place_of", "planned", "split", "store_tile", "tile_at"]
+__all__ = ["entries", "place_of", "planned", "row_values", "split", "store_tile", "tile_at"]
 
 
 @triton.jit
 def tile_at(
     matrix, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
-    nought=0
+    opaque_zero=0
 ):  # fmt: skip
     """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column and, if MASKED, row.
 
-    `nought` is 0; where the compiler cannot know it, it makes a thread's offsets where they are used, and does not keep
-    them in registers, or spill them, around the loops before.
+    `opaque_zero`: a runtime 0 that the compiler cannot fold; it stops it from hoisting the address arithmetic out of earlier
+    loops and spilling it.
     """
-    r, c = tl.arange(0, BLOCK) + nought, tl.arange(0, PADDED)
+    r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
     # The first row's offset may pass 2^31, offsets inside the tile do not.
     at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
     if MASKED and WIDTH < PADDED:
@@ -33,8 +33,8 @@ def tile_at(
 
 
 @triton.jit
-def numbers_at(vector, rows, count, beyond: tl.constexpr, MASKED: tl.constexpr):
-    """One number per row, in the shape of `rows`; `beyond` for rows from `count` on, if MASKED."""
+def row_values(vector, rows, count, beyond: tl.constexpr, MASKED: tl.constexpr):
+    """One value per row, in the shape of `rows`; `beyond` for rows from `count` on, if MASKED."""
     if MASKED:
         return tl.load(vector + rows, mask=rows < count, other=beyond)
     return tl.load(vector + rows)
@@ -42,17 +42,17 @@ def numbers_at(vector, rows, count, beyond: tl.constexpr, MASKED: tl.constexpr):
 
 @triton.jit
 def store_tile(
-    matrix, tile, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, nought=0
+    matrix, tile, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, opaque_zero=0
 ):
-    """The rows of `tile` that a (count, WIDTH) matrix has, rounded to its dtype. `nought`: as for `tile_at`."""
-    r, c = tl.arange(0, BLOCK) + nought, tl.arange(0, PADDED)
+    """Store the rows of `tile` inside a (count, WIDTH) matrix, rounded to its dtype. `opaque_zero`: as for `tile_at`."""
+    r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
     at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
     tl.store(at, narrow(tile, matrix.dtype.element_ty), mask=(start + r[:, None] < count) & (c[None, :] < WIDTH))
 
 
 @triton.jit
 def place_of(tokens, grid_width, prefix, GRID: tl.constexpr):
-    """What a column of the table is a difference of: the token's number on a line, its code on a grid."""
+    """The value whose query − key difference indexes the table: the token's index on a line, its code on a grid."""
     if GRID:
         return code_of(tokens, grid_width, prefix)
     return tokens
@@ -64,10 +64,10 @@ def entries(
     GRID: tl.constexpr, PREFIX: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
     """Table entries of the tile whose first query and key are `row_start` and `col_start`, in the shape that `rows` and `cols`
-    broadcast to; if MASKED, 0 where the table may not reach: where nothing is seen, and for tokens off the grid.
+    broadcast to; if MASKED, 0 outside the table's reach: for hidden pairs, and for tokens off the grid.
 
-    On a line the address is one that the tile shares plus ranges of constants that are nobody else's, so that the compiler
-    sees which elements of a thread are of one distance and loads each number once (as `common.bias_of` does).
+    On a line the address is one shared by the tile plus constant ranges used nowhere else, so that the compiler loads each
+    distinct entry of a thread once (see `common.bias_of`).
     """
     if GRID:
         at = table + (q_place - k_place + origin)
@@ -84,7 +84,7 @@ def entries(
 
 @triton.jit
 def planned(plan, row, all_rows, tiles, start, other, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """[lo, hi) in tokens of the other axis, of length `other`, that the plan asks of the block at `start`."""
+    """[lo, hi) in tokens of the other axis, of length `other`, that the plan requires for the block at `start`."""
     COUNT: tl.constexpr = (BLOCK + TILE - 1) // TILE
     tile = start // TILE + tl.arange(0, COUNT)
     lo = tl.min(tl.load(plan + row * tiles + tile, mask=tile < tiles, other=2147483647), 0)

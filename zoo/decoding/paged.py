@@ -1,7 +1,7 @@
-"""A KV cache in pages, which each key head keeps only as long as a query to come can use them.
+"""A paged KV cache: each key head keeps only the pages that a future query can use.
 
-A head whose prior decays needs the last few pages, a retrieval head all of them; pages that one drops are another's next. So
-memory follows the retrieval heads. What is dropped is proven to be of no use (`zoo.attention.forget`).
+A head whose prior decays keeps the last few pages, a retrieval head keeps all. Pages come from one pool per layer shared by
+all heads, so memory is proportional to the pages held. `zoo.decoding.eviction` bounds the weight that eviction drops.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import torch
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall, repeat_heads
-from zoo.attention.cache import Cache, LayerCache, Mark
 from zoo.attention.dispatch import prior_attention
-from zoo.attention.forget import Certificate
-from zoo.attention.gathered import attend_gathered, kernel_for
-from zoo.attention.pages import Pages, PageStore
+from zoo.decoding.cache import Cache, LayerCache, Mark
+from zoo.decoding.eviction import EvictionBound
+from zoo.decoding.paged_attention import attend_gathered, paged_kernel
+from zoo.decoding.pages import PageStore
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 
-__all__ = ["PagedCache", "PagedLayer", "Pages"]
+__all__ = ["PagedCache", "PagedLayer"]
 
 
 class PagedLayer(LayerCache):
     """The pages of one layer. No gradient reaches the keys and values held."""
 
-    def __init__(self, owner: PagedCache, certificate: Certificate | None) -> None:
+    def __init__(self, owner: PagedCache, bound: EvictionBound | None) -> None:
         super().__init__(owner)
         self.owner: PagedCache = owner
-        self.certificate = certificate
+        self.bound = bound
         self.store: PageStore | None = None
 
     def attend(
@@ -50,17 +50,17 @@ class PagedLayer(LayerCache):
     ) -> Tensor:
         """As `LayerCache.attend`.
 
-        kernel: of the first tokens as in `prior_attention`. Later ones are attended to by "triton", which "auto" takes on
-            CUDA where no gradient is wanted, and with any other by gathering the pages.
+        kernel: for the first tokens as in `prior_attention`. Later tokens use "triton", which "auto" selects on CUDA where
+            no gradient is needed, and otherwise gather the pages.
 
         Raises:
-            ValueError: for a prior that hands over a dense bias (FIRE).
+            ValueError: for a prior that returns a dense bias (FIRE).
         """
         terms, k = self.terms(prior, x, k, positions)
         if terms.bias is not None:
             raise ValueError(
-                f"a paged cache serves priors made of lanes or of a table; {type(prior).__name__} hands over a dense bias "
-                "over all keys, dropped ones too: use a dense cache"
+                f"a paged cache serves priors made of lanes or of a table; {type(prior).__name__} returns a dense bias over "
+                "all keys, evicted ones included: use a dense cache"
             )
         v = repeat_heads(v, k.shape[1])
         if query_scale is not None and query_scale.ndim == 2:
@@ -72,18 +72,18 @@ class PagedLayer(LayerCache):
         call = AttentionCall(q, k, v, terms, True, query_scale, segments, window)
         if start == 0 and tokens > 1:
             out = _dense(call, kernel)
-            self.store.keep(k, v, self._dead(stop))
+            self.store.append(k, v, self._evictable(stop))
             return out
         table = None if terms.table is None else self.distances(prior, stop)
         table = None if table is None else table.shifted(positions, Positions.line(stop))
         call = replace(call, terms=replace(terms, table=table))
-        in_place = kernel_for(call, kernel, self.owner.block)
+        in_place = paged_kernel(call, kernel, self.owner.block)
         if in_place is None and tokens > self.owner.block:
-            # A long chunk is read beside the pages and then stored, so that the pool never holds what is dropped at once.
+            # Attend to a long chunk beside the pages before storing it, so that pages evicted at once never enter the pool.
             out = attend_gathered(call, self.store.pages, self.store.counts, fresh=(k, v))
-            self.store.keep(k, v, self._dead(stop))
+            self.store.append(k, v, self._evictable(stop))
             return out
-        self.store.keep(k, v, self._dead(start))
+        self.store.append(k, v, self._evictable(start))
         if in_place is None:
             return attend_gathered(call, self.store.pages, self.store.counts)
         ids = None if segments is None else segments.to(torch.int32).contiguous()
@@ -92,15 +92,15 @@ class PagedLayer(LayerCache):
     def memory(self) -> int:
         return 0 if self.store is None else self.store.memory()
 
-    def _dead(self, now: int) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """Which pages no query at `now` or later can use, for `PageStore.keep`; None while all must stay."""
-        if self.certificate is None or self.owner.marked:
+    def _evictable(self, now: int) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """For `PageStore.append`: which pages no query at `now` or later can use; None while nothing may be evicted."""
+        if self.bound is None or self.owner.marked:
             return None
-        return partial(self.certificate.dead, now=now, documents=self.owner.segments is not None)
+        return partial(self.bound.evictable, now=now, documents=self.owner.segments is not None)
 
 
 def _dense(call: AttentionCall, kernel: str) -> Tensor:
-    """The first tokens of a cache, which are all there are."""
+    """Attention among the first tokens of a cache."""
     return prior_attention(
         call.q,
         call.k,
@@ -115,18 +115,18 @@ def _dense(call: AttentionCall, kernel: str) -> Tensor:
 
 
 class PagedCache(Cache):
-    """Keys and values in pages, of which each layer, batch row and key head holds only those that can still be used.
+    """Keys and values in pages; each layer, batch row and key head holds only those that can still be used.
 
-    While a `mark` is kept nothing is dropped, for its `rewind` may need it.
+    Nothing is evicted while a `mark` is alive, since `rewind` may need it.
 
     Args:
         num_layers: layers of the model.
-        horizon: the most tokens the cache will ever hold; what is dropped is of no use up to there, and no further.
+        horizon: maximum number of tokens; evicted keys are negligible for queries up to there.
         block: tokens per page. Kernels on CUDA take powers of two from 16 on.
-        certificates: of each layer, made for this horizon; None drops nothing.
+        bounds: one per layer, for at least this horizon; None evicts nothing.
 
     Raises:
-        ValueError: for a block or horizon below 1, or certificates of other layers or another horizon.
+        ValueError: for a block or horizon below 1, or bounds for another number of layers or a shorter horizon.
     """
 
     def __init__(
@@ -135,29 +135,29 @@ class PagedCache(Cache):
         *,
         horizon: int,
         block: int = 64,
-        certificates: Sequence[Certificate] | None = None,
+        bounds: Sequence[EvictionBound] | None = None,
     ) -> None:
         super().__init__()
         if block < 1 or horizon < 1:
             raise ValueError(f"a paged cache needs block >= 1 and horizon >= 1, got {block} and {horizon}")
-        proofs: Sequence[Certificate | None] = [None] * num_layers if certificates is None else certificates
-        if len(proofs) != num_layers or any(p is not None and p.horizon < horizon for p in proofs):
+        each: Sequence[EvictionBound | None] = [None] * num_layers if bounds is None else bounds
+        if len(each) != num_layers or any(bound is not None and bound.horizon < horizon for bound in each):
             raise ValueError(
-                f"a paged cache needs a certificate for each of {num_layers} layers up to {horizon} tokens"
+                f"a paged cache needs an eviction bound for each of {num_layers} layers up to {horizon} tokens"
             )
         self.block, self.horizon = block, horizon
-        self.layers: list[PagedLayer] = [PagedLayer(self, proof) for proof in proofs]
+        self.layers: list[PagedLayer] = [PagedLayer(self, bound) for bound in each]
 
     @property
     def marked(self) -> bool:
-        """Whether a mark is still kept by anyone."""
+        """Whether a mark is alive."""
         return len(self._marks) > 0
 
     def reserve(self, tokens: int) -> None:
-        """Check that `tokens` more are within the horizon. Pages are made when they are filled.
+        """Check that `tokens` more are within the horizon. Pages are allocated when they are filled.
 
         Raises:
-            ValueError: beyond the horizon, for which nothing was proven.
+            ValueError: beyond the horizon, where the eviction bound does not hold.
         """
         needed = self.length + tokens
         if needed > self.horizon:
@@ -172,7 +172,7 @@ class PagedCache(Cache):
         super().rewind(mark)
         for layer in self.layers:
             if layer.store is not None:
-                layer.store.cut(self.length)
+                layer.store.truncate(self.length)
 
     def held(self) -> Tensor:
         """(layers, B, G) int64: pages held; G is H where lanes make keys differ per head. (layers, 0, 0) of an empty cache."""

@@ -1,51 +1,45 @@
-"""Attention over pages: by gathering the pages that each head holds, or by the Triton kernel, which reads them in place."""
+"""Attention over a paged cache: by gathering each head's pages, or by the Triton kernel, which reads them in place."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall
-from zoo.attention.sdpa import pad_heads
+from zoo.attention.base import AttentionCall, Pages, cut, join, pad_heads
+from zoo.attention.dispatch import KERNELS
 
-if TYPE_CHECKING:
-    from zoo.attention.pages import Pages
+__all__ = ["attend_gathered", "paged_kernel"]
 
-__all__ = ["attend_gathered", "kernel_for"]
-
-# Logits alive at once: 16 MiB of float32.
+# Logits in memory at once: 16 MiB of float32.
 LOGITS = 1 << 22
 
 
-def kernel_for(call: AttentionCall, kernel: str, block: int) -> Callable[[AttentionCall, Pages], Tensor] | None:
-    """Triton's kernel where `kernel` asks for it, or is "auto" on CUDA; None for `attend_gathered`. `block`: keys of a page.
+def paged_kernel(call: AttentionCall, kernel: str, block: int) -> Callable[[AttentionCall, Pages], Tensor] | None:
+    """The Triton kernel if `kernel` is "triton", or "auto" on CUDA; None for `attend_gathered`. `block`: keys per page.
 
     Raises:
-        ValueError: for kernel="triton" where it cannot serve the call.
+        ValueError: for kernel="triton" if it cannot serve the call.
     """
     if kernel != "triton" and (kernel != "auto" or call.q.device.type != "cuda"):
         return None
-    from zoo.attention import triton
-
-    reason = triton.refuses(call) or _refuses_pages(call, block)
+    reason = KERNELS["triton"].refuses(call) or _refuses_pages(call, block)
     if reason is None:
         return _decode_paged
     if kernel == "triton":
         raise ValueError(f"kernel 'triton' cannot read pages for this call: {reason}; kernel='auto' gathers them")
-    _warn(reason)
+    _warn_once(reason)
     return None
 
 
 def _refuses_pages(call: AttentionCall, block: int) -> str | None:
-    """What it asks for besides."""
+    """What reading pages in place requires beyond `TritonKernel.refuses`."""
     if block < 16 or block & (block - 1):
-        return f"its pages hold a power of two of keys, at least 16, and these hold {block}"
+        return f"a page must hold a power of two of keys, at least 16, got {block}"
     table = None if call.table is None else call.table.table
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (call.q, table, call.query_scale)):
         return "it has no gradient; decode under torch.no_grad()"
@@ -53,7 +47,7 @@ def _refuses_pages(call: AttentionCall, block: int) -> str | None:
 
 
 @cache
-def _warn(reason: str) -> None:
+def _warn_once(reason: str) -> None:
     warnings.warn(f"pages of the KV cache are gathered at every step, which is slow on CUDA: {reason}", stacklevel=2)
 
 
@@ -74,8 +68,8 @@ def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
     if table is None:
         return decode_paged(q, pages, None, None, geometry)
     scale = None if call.query_scale is None else call.query_scale.float().contiguous()
-    numbers = last_axis_contiguous(table.table.float())
-    return decode_paged(q, pages, numbers, two_based(scale, q), geometry)
+    values = last_axis_contiguous(table.table.float())
+    return decode_paged(q, pages, values, two_based(scale, q), geometry)
 
 
 def attend_gathered(
@@ -85,15 +79,15 @@ def attend_gathered(
     *,
     fresh: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """(B, H, T, Dv): the call's queries attend to the keys on pages, and to those in `fresh`.
+    """(B, H, T, Dv): the call's queries attend to the keys on pages and to those in `fresh`.
 
-    Heads that hold equally many pages go together; memory is that of the pages of one such set, and a block of logits.
+    Heads with equal page counts are batched; memory is the pages of one such set plus a block of logits.
 
     Args:
         call: queries, terms (the table's column of a distance d is d + center), row scale, documents and window; its k and v
             are those of the T queries.
-        pages: without the T new keys where they are `fresh`, else with them.
-        counts: pages.count on the host, B·G numbers.
+        pages: exclude the T new keys if these are in `fresh`, else include them.
+        counts: pages.count on the host, length B·G.
         fresh: k (B, G, T, Dk) and v (B, G, T, Dv).
     """
     batch, groups = call.k.shape[:2]
@@ -110,7 +104,7 @@ def attend_gathered(
         rows = torch.tensor(members, device=index.device)
         filled = count * block - -pages.length % block if count else 0
         ids = index[rows, :count].flatten()
-        # index_select copies whole pages; pool[ids] takes four times as long on the CPU.
+        # index_select copies whole pages; pool[ids] takes 4× as long on the CPU.
         k, v = (
             pool.index_select(0, ids).view(len(rows), count * block, -1)[:, :filled]
             for pool in (pages.keys, pages.values)
@@ -128,31 +122,26 @@ def attend_gathered(
 def _attend(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, at: Tensor, rows: Tensor, first: int) -> Tensor:
     """(u, r, T, Dv) of the key heads `rows` (u,), flat over batch and group; keys (u, S, Dk) are at positions (u, S).
 
-    The heads of a group are rows that share its keys.
+    The heads of a group become rows that share its keys.
     """
     width, dtype = v.shape[2], q.dtype
     wide = dtype if call.table is None else torch.promote_types(dtype, torch.float32)
     q, k, v = pad_heads(q, k, v)
     k, v = k[:, None].to(wide), v[:, None].to(wide)
     parts = []
-    for block in _blocks(call.num_queries, q.shape[0] * q.shape[1] * k.shape[2]):
+    for block in cut(call.num_queries, max(LOGITS // max(q.shape[0] * q.shape[1] * k.shape[2], 1), 1)):
         mask = _mask(call, at, rows, first, block)
         if mask is not None:
             mask = mask.expand(-1, q.shape[1], -1, -1).flatten(1, 2)[:, None]
         part = q[:, :, block].to(wide)
-        with torch.autocast(q.device.type, enabled=False):  # which would take the bias to half precision
+        with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias to half precision
             found = F.scaled_dot_product_attention(part.flatten(1, 2)[:, None], k, v, attn_mask=mask, scale=1.0)
         parts.append(found[:, 0].unflatten(1, part.shape[1:3])[..., :width].to(dtype))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-
-def _blocks(queries: int, logits: int) -> Iterator[slice]:
-    step = max(LOGITS // max(logits, 1), 1)
-    return (slice(start, min(start + step, queries)) for start in range(0, queries, step))
+    return join(parts, dim=2)
 
 
 def _mask(call: AttentionCall, at: Tensor, rows: Tensor, first: int, block: slice) -> Tensor | None:
-    """(u, 1 or r, t, S) for the queries of a block: None where one query sees all, bool, or the additive bias."""
+    """(u, 1 or r, t, S) for the queries of a block: None if one query sees all, bool, or the additive bias."""
     groups = call.k.shape[1]
     i = torch.arange(first + block.start, first + block.stop, device=at.device)
     distance = i[:, None] - at[:, None, :]  # (u, t, S)

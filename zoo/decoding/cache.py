@@ -1,4 +1,4 @@
-"""The KV cache of causal decoding. Lanes are inside the cached keys, tables are sliced, memory comes in blocks."""
+"""The dense KV cache of causal decoding. Cached keys include their lanes; tables are sliced; memory grows in blocks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Cache", "DenseLayer", "KVCache", "LayerCache", "Mark"]
 
 
 class LayerCache:
-    """What one layer keeps of the tokens before: subclasses say how keys and values are held and attended to.
+    """One layer's cached keys and values; subclasses implement storage and attention (`zoo.layers.AttentionCache`).
 
     Attributes:
-        carry: what the prior's next tokens start from, as in `PriorTerms`.
+        carry: the prior's running state, as in `PriorTerms`.
     """
 
     def __init__(self, owner: Cache) -> None:
@@ -43,23 +43,15 @@ class LayerCache:
         window: int | None = None,
         kernel: str = "auto",
     ) -> Tensor:
-        """Keep k and v of the new tokens, and attend to all tokens so far: (B, H, T, D). Arguments as in `prior_attention`.
-
-        Args:
-            prior: of this layer.
-            x: (B, T, C) the layer's input at the new tokens.
-            q, k, v: (B, H, T, d_c), (B, G, T, d_c), (B, G, T, D) of the new tokens.
-            positions: theirs.
-            segments: (B, S) document ids of all tokens, or None.
-        """
+        """See `AttentionCache.attend`."""
         raise NotImplementedError
 
     def memory(self) -> int:
-        """Bytes of keys and values that are reserved."""
+        """Bytes reserved for keys and values."""
         raise NotImplementedError
 
     def terms(self, prior: Prior, x: Tensor, k: Tensor, positions: Positions) -> tuple[PriorTerms, Tensor]:
-        """The prior's terms among the new tokens, key lanes moved into the keys, which are returned with them."""
+        """The prior's terms among the new tokens without key lanes, and keys with the lanes folded in."""
         terms = prior(positions, positions, causal=True, x=x, carry=self.carry)
         self.carry = terms.carry
         if terms.k_lanes is not None:
@@ -75,7 +67,7 @@ class LayerCache:
 
 
 class DenseLayer(LayerCache):
-    """Every key and value of one layer, side by side: (B, Gk, capacity, R+d_c) and (B, G, capacity, D)."""
+    """All keys and values of one layer in one buffer each: (B, Gk, capacity, R+d_c) and (B, G, capacity, D)."""
 
     def __init__(self, owner: Cache) -> None:
         super().__init__(owner)
@@ -114,7 +106,7 @@ class DenseLayer(LayerCache):
         )
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store (B, Gk, T, R+d_c) and (B, G, T, D) after what is held; returns views of all S tokens."""
+        """Store (B, Gk, T, R+d_c) and (B, G, T, D) after the tokens held; returns views of all S tokens."""
         start = self.owner.length
         stop = start + keys.shape[2]
         self.keys = _store(self.keys, keys, start, self.owner.capacity)
@@ -134,7 +126,7 @@ class DenseLayer(LayerCache):
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """A state of a cache, to come back to with `rewind`."""
+    """A saved state of a cache, for `rewind`."""
 
     length: int
     segments: Tensor | None
@@ -143,11 +135,11 @@ class Mark:
 
 
 class Cache:
-    """What caches share: how many tokens there are, where the next ones are, and the way back to a marked state.
+    """Base of caches: token count, positions of the next tokens, and mark/rewind.
 
     Attributes:
         length: tokens held.
-        capacity: tokens there is room for.
+        capacity: tokens that fit.
         layers: one `LayerCache` per layer of the model.
     """
 
@@ -164,11 +156,11 @@ class Cache:
         raise NotImplementedError
 
     def advance(self, tokens: int) -> None:
-        """Count `tokens` as held, after every layer kept them."""
+        """Count `tokens` as held, after every layer stored them."""
         self.length += tokens
 
     def memory(self) -> int:
-        """Bytes of keys and values that all layers have reserved."""
+        """Bytes that all layers reserve for keys and values."""
         return sum(layer.memory() for layer in self.layers)
 
     def mark(self) -> Mark:
@@ -178,16 +170,16 @@ class Cache:
         return mark
 
     def rewind(self, mark: Mark) -> None:
-        """Forget what came after `mark`; the next keys overwrite those of the forgotten tokens."""
+        """Drop the tokens after `mark`; the next keys overwrite theirs."""
         self.length, self.segments, self._within = mark.length, mark.segments, mark.within
         for layer, carry in zip(self.layers, mark.carries, strict=True):
             layer.carry = carry
 
     def positions(self, tokens: int, segments: Tensor | None) -> tuple[Positions, Tensor | None]:
-        """Where `tokens` new ones are, and the document ids (B, S) of all, new ones included.
+        """Positions of `tokens` new tokens, and the document ids (B, S) of all tokens including them.
 
         Raises:
-            ValueError: when ids are given for some tokens and not for others.
+            ValueError: if ids are given for some tokens and not for others.
         """
         if self.length and (segments is None) != (self.segments is None):
             raise ValueError("a cache holds document ids for all of its tokens or for none")
@@ -211,7 +203,7 @@ class KVCache(Cache):
 
     Args:
         num_layers: layers of the model.
-        capacity: tokens to reserve at once; 0 reserves as they come, in blocks. A full cache grows by half, or one block.
+        capacity: tokens to reserve at once; 0 reserves in blocks on demand. A full cache grows by half, at least one block.
         block: tokens per block.
     """
 
@@ -231,7 +223,7 @@ class KVCache(Cache):
 
 
 def _store(held: Tensor | None, new: Tensor, start: int, capacity: int) -> Tensor:
-    """Write `new` at row `start` of the (B, G, capacity, D) buffer, made or enlarged where it is too small."""
+    """Write `new` at row `start` of the (B, G, capacity, D) buffer, allocated or enlarged if too small."""
     if held is None or held.shape[2] < capacity:
         grown = new.new_empty(new.shape[0], new.shape[1], capacity, new.shape[3])
         if held is not None:

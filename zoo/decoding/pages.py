@@ -1,49 +1,27 @@
-"""Pages of keys and values, and who holds which."""
+"""The page pool of one layer: allocation, the page table of each key head, and eviction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["PageStore", "Pages"]
+from zoo.attention.base import Pages
 
-
-@dataclass(frozen=True)
-class Pages:
-    """What a layer holds, as kernels read it. Page index[b,g,n] holds positions start[b,g,n] … start[b,g,n] + block − 1.
-
-    Attributes:
-        keys, values: (P, block, Dk), (P, block, Dv) the pool, key lanes first.
-        index: (B, G, n) int32 pages of each batch row and key head; valid below its count.
-        start: (B, G, n) int32 position of each page's first key, a multiple of `block`, ascending.
-        count: (B, G) int32 pages held.
-        length: S, positions so far; those at or after it, on the last page, are not filled.
-        segments: (B, S) int32 document ids, or None.
-    """
-
-    keys: Tensor
-    values: Tensor
-    index: Tensor
-    start: Tensor
-    count: Tensor
-    length: int
-    segments: Tensor | None = None
+__all__ = ["PageStore"]
 
 
 class PageStore:
-    """The pages of one layer, with what is needed to take and to drop some.
-
-    Each time tokens begin new pages, the dead ones are dropped; the device is asked once how many there are.
+    """The pages of one layer. Appending evicts where new pages begin, with one device synchronisation for the counts.
 
     Attributes:
-        pages: what is held.
-        counts: pages.count on the host, B·G numbers.
+        pages: pool and page table.
+        counts: pages.count on the host, length B·G.
 
     Args:
-        k, v: tokens like those to come, (B, G, T, Dk) and (B, G, T, Dv), for shapes and dtypes.
+        k, v: (B, G, T, Dk) and (B, G, T, Dv), examples of shape, dtype and device.
         block: positions of a page.
         width: d_c, the last columns of a key.
     """
@@ -60,8 +38,8 @@ class PageStore:
             length=0,
         )
         self.counts = [0] * k.shape[:2].numel()
-        self._highest = none.float()  # (B, G, n) max‖k‖, content columns, of each full page
-        self._free = none.new_empty(0, dtype=torch.int64)  # pages of the pool that nobody holds
+        self._max_norm = none.float()  # (B, G, n) max‖k‖, content columns, of each full page
+        self._free = none.new_empty(0, dtype=torch.int64)  # free pages of the pool
 
     @property
     def newest(self) -> Tensor:
@@ -69,11 +47,12 @@ class PageStore:
         return (self.pages.count[..., None].long() - 1).clamp(min=0)
 
     @torch.no_grad()
-    def keep(self, k: Tensor, v: Tensor, dead: Callable[[Tensor, Tensor], Tensor] | None) -> None:
-        """Store (B, G, T, Dk) and (B, G, T, Dv) after what is held.
+    def append(self, k: Tensor, v: Tensor, evictable: Callable[[Tensor, Tensor], Tensor] | None) -> None:
+        """Store (B, G, T, Dk) and (B, G, T, Dv) after the tokens held.
 
         Args:
-            dead: maps max‖k‖ and last position of full pages, both (B, G, n), to bool: those to drop where pages are begun.
+            evictable: maps max‖k‖ and last position of full pages, both (B, G, n), to bool; called where new pages begin.
+                None evicts nothing.
         """
         at, tokens = self.pages.length, k.shape[2]
         self.pages = replace(self.pages, length=at + tokens)
@@ -81,10 +60,10 @@ class PageStore:
         if filled:
             self._fill(k[:, :, :filled], v[:, :, :filled], at % self.block)
         if filled < tokens:
-            self._begin_pages(k[:, :, filled:], v[:, :, filled:], at + filled, dead)
+            self._begin_pages(k[:, :, filled:], v[:, :, filled:], at + filled, evictable)
 
-    def cut(self, length: int) -> None:
-        """Let go of the pages of positions from `length` on."""
+    def truncate(self, length: int) -> None:
+        """Free the pages of positions from `length` on."""
         pages = self.pages
         later = self._listed() & (pages.start >= length)
         self._free = torch.cat([self._free, pages.index[later].long()])
@@ -97,7 +76,7 @@ class PageStore:
         return sum(pool.numel() * pool.element_size() for pool in (self.pages.keys, self.pages.values))
 
     def _listed(self) -> Tensor:
-        """(B, G, n) bool: entries of the lists that count."""
+        """(B, G, n) bool: valid entries of the page table."""
         pages = self.pages
         return torch.arange(pages.index.shape[2], device=pages.index.device) < pages.count[..., None]
 
@@ -108,11 +87,11 @@ class PageStore:
         pages.keys[ids, row : row + k.shape[2]] = k
         pages.values[ids, row : row + v.shape[2]] = v
 
-    def _begin_pages(self, k: Tensor, v: Tensor, at: int, dead: Callable[[Tensor, Tensor], Tensor] | None) -> None:
-        """Tokens from position `at`, the first of a page: drop what is dead, and store the new pages that live."""
+    def _begin_pages(self, k: Tensor, v: Tensor, at: int, evictable: Callable[[Tensor, Tensor], Tensor] | None) -> None:
+        """Tokens from position `at`, the first of a page: evict, then store the new pages that are not evictable themselves."""
         if self.pages.index.shape[2]:  # the newest page is full now
             full = self.pages.keys[self.pages.index.gather(2, self.newest).long()]
-            self._highest.scatter_(2, self.newest, _norms(full, self.width))
+            self._max_norm.scatter_(2, self.newest, _norms(full, self.width))
         pages, (batch, groups, tokens), block = self.pages, k.shape[:3], self.block
         whole = tokens // block
         blocks = [x[:, :, : whole * block].unflatten(2, (whole, block)) for x in (k, v)]
@@ -120,20 +99,20 @@ class PageStore:
         new = starts.new_zeros(starts.shape)
         norms = new.float()
         norms[..., :whole] = _norms(blocks[0], self.width)
-        start, highest = torch.cat([pages.start, starts], dim=2), torch.cat([self._highest, norms], dim=2)
+        start, max_norm = torch.cat([pages.start, starts], dim=2), torch.cat([self._max_norm, norms], dim=2)
         held = pages.index.shape[2]
         listed = torch.cat([self._listed(), torch.ones_like(new, dtype=torch.bool)], dim=2)
-        live = listed if dead is None else listed & ~dead(highest, start + block - 1)
-        live[..., held + whole :] = True  # a page that is not full is not judged
-        gone, made = listed[..., :held] & ~live[..., :held], live[..., held:]
+        live = listed if evictable is None else listed & ~evictable(max_norm, start + block - 1)
+        live[..., held + whole :] = True  # only full pages can be evicted
+        evicted, made = listed[..., :held] & ~live[..., :held], live[..., held:]
         count = live.sum(2)
-        *counts, num_gone, num_made = torch.cat([count.flatten(), gone.sum()[None], made.sum()[None]]).tolist()
+        *counts, num_evicted, num_made = torch.cat([count.flatten(), evicted.sum()[None], made.sum()[None]]).tolist()
 
-        self._free = torch.cat([self._free, pages.index.flatten()[_first(gone, num_gone)].long()])
+        self._free = torch.cat([self._free, pages.index.flatten()[_first(evicted, num_evicted)].long()])
         new.view(-1)[_first(made, num_made)] = self._take(num_made).to(torch.int32)
         order = live.logical_not().to(torch.uint8).argsort(dim=2, stable=True)[..., : max(counts)]
         index = torch.cat([pages.index, new], dim=2).gather(2, order)
-        self.counts, self._highest = counts, highest.gather(2, order)
+        self.counts, self._max_norm = counts, max_norm.gather(2, order)
         self.pages = replace(self.pages, index=index, start=start.gather(2, order), count=count.to(torch.int32))
         if whole:
             stored = made[..., :whole].nonzero(as_tuple=True)
@@ -143,12 +122,12 @@ class PageStore:
             self._fill(k[:, :, whole * block :], v[:, :, whole * block :], 0)
 
     def _take(self, count: int) -> Tensor:
-        """(count,) pages that nobody holds; the pool grows by a quarter, or by what is needed."""
+        """(count,) free pages; the pool grows by a quarter, or by what is needed."""
         short = count - len(self._free)
         if short > 0:
             pages, size = self.pages, len(self.pages.keys)
             grown = max(short, size // 4)
-            # Zeros: rows not yet filled may be read with weight 0.
+            # Zeros: unfilled rows may be read with weight 0.
             keys, values = (torch.cat([x, x.new_zeros(grown, *x.shape[1:])]) for x in (pages.keys, pages.values))
             self.pages = replace(pages, keys=keys, values=values)
             self._free = torch.cat([self._free, torch.arange(size, size + grown, device=self._free.device)])
@@ -157,12 +136,12 @@ class PageStore:
 
 
 def _norms(blocks: Tensor, width: int) -> Tensor:
-    """(B, G, n) float32: the longest key of each (B, G, n, block, Dk), its last `width` columns."""
+    """(B, G, n) float32: largest key norm of each (B, G, n, block, Dk), over its last `width` columns."""
     if blocks.shape[2] == 0:
         return torch.zeros(blocks.shape[:3], device=blocks.device)
     return blocks[..., -width:].float().norm(dim=-1).amax(-1)
 
 
 def _first(mask: Tensor, count: int) -> Tensor:
-    """(count,) int64: where the flattened mask is true, in order, without asking the device how often it is."""
+    """(count,) int64: where the flattened mask is true, in order, without a device synchronisation."""
     return mask.flatten().logical_not().to(torch.uint8).argsort(stable=True)[:count]

@@ -1,49 +1,46 @@
-"""What a cache may forget: the proof that no query to come can give a key any weight worth the name."""
+"""Upper bound on a key's future attention weight: pages below the threshold can be evicted."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from zoo.layers import Attention, Block
 from zoo.positions import Positions
 
-if TYPE_CHECKING:
-    from zoo.layers import Attention, Block
+__all__ = ["EvictionBound"]
 
-__all__ = ["Certificate"]
-
-# Five roundings to bfloat16 of 2^-9 each: the normed input, the projection, the rotation, the row scale, the other factor.
+# Five roundings to bfloat16, 2^-9 each: normed input, projection, rotation, row scale, and the other factor of the product.
 ROUNDED = 1.01
-# The row scale on lanes, and a table in float32: relative to the log-prior, generously.
+# Relative error of the log-prior: row scale on lanes in bfloat16, table in float32; a generous bound.
 TAIL_ROUNDED = 2.0**-7
 
 
 @dataclass(frozen=True)
-class Certificate:
+class EvictionBound:
     """Bounds on the logits of one layer, for all inputs, at positions below `horizon`.
 
-    The layer's input is normed, x̂ = g ∘ u with ‖u‖ ≤ √C, so whatever the tokens are
+    The layer's input is normed, x̂ = g ∘ u with ‖u‖ ≤ √C, so for any tokens
 
         ‖q_h‖/√d_c ≤ Q_h = σ(W_q^h diag g)·√(C/d_c),   ‖k_g‖ ≤ K_g = σ(W_k^g diag g)·√C        (σ the largest singular value)
 
-    Rotations keep norms. A query to come sees its own key, whose logit is −Q_h·K_g + K(0) at least; a key on a page of past
-    keys, d or more positions back, has Q_h·max‖k‖ + sup_{d' ≥ d} K(d') at most. With ρ the row scale, the page is dead when
-    for every head of its group
+    Rotations keep norms. A future query sees its own key, whose logit is at least −Q_h·K_g + K(0); a key on a page of past
+    keys, d or more positions back, has at most Q_h·max‖k‖ + sup_{d' ≥ d} K(d'). With ρ the row scale, the page is evictable
+    when for every head of its group
 
         ρ_min·( Q_h·(max‖k‖ + K_g) + tail_h(d) ) < −(24 ln 2 + ln horizon)         where ρ multiplies the prior too,
         ρ_max·Q_h·(max‖k‖ + K_g) + tail_h(d)     < −(24 ln 2 + ln horizon)         where it does not
 
-    Then a key's weight is below 2^−24/horizon of the own key's, and all forgotten keys together are below 2^−24 of the sum.
+    Then a key's weight is below 2^−24/horizon of the own key's, and all evicted keys together are below 2^−24 of the sum.
 
     Attributes:
-        query, key: (H,) Q_h and (G,) K_g, 1% more for rounding.
+        query, key: (H,) Q_h and (G,) K_g, with 1% added for rounding.
         tail: (H, n) `Prior.tail` at distances 0, step, 2·step, …
         step: distance between its columns.
-        horizon: positions there will ever be.
+        horizon: maximum length of the sequence.
         scale: (H,) SSMax's s, ρ = s·ln(keys seen); None where ρ = 1.
         scale_prior: whether ρ multiplies the prior too.
         window: keys a query sees; None for all.
@@ -60,15 +57,15 @@ class Certificate:
 
     @staticmethod
     @torch.no_grad()
-    def of(block: Block, horizon: int, step: int) -> Certificate:
-        """From the weights of a block, float64; the attention's input is the RMSNorm before it."""
+    def of(block: Block, horizon: int, step: int) -> EvictionBound:
+        """From a block's weights, in float64; the attention's input is the output of the RMSNorm before it."""
         attention = block.attention
         gain, root = block.attention_norm.weight, math.sqrt(attention.query.in_features)
-        turn = ROUNDED * root * _turn(attention)
+        growth = ROUNDED * root * _rotary_norm(attention)
         distance = torch.arange(0, horizon, step, device=gain.device)
-        return Certificate(
-            query=_largest(attention.query, gain, attention.content_dim) * turn / math.sqrt(attention.content_dim),
-            key=_largest(attention.key, gain, attention.content_dim) * turn,
+        return EvictionBound(
+            query=_largest(attention.query, gain, attention.content_dim) * growth / math.sqrt(attention.content_dim),
+            key=_largest(attention.key, gain, attention.content_dim) * growth,
             tail=attention.prior.tail(distance, horizon),
             step=step,
             horizon=horizon,
@@ -77,16 +74,16 @@ class Certificate:
             window=attention.window,
         )
 
-    def dead(self, highest: Tensor, last: Tensor, now: int, *, documents: bool) -> Tensor:
-        """(B, G', n) bool: pages that no query at position `now` or later can use.
+    def evictable(self, max_norm: Tensor, last: Tensor, now: int, *, documents: bool) -> Tensor:
+        """(B, G', n) bool: pages whose keys get negligible weight from every query at position `now` or later.
 
         Args:
-            highest: (B, G', n) max‖k‖ of each page, content columns; G' is G, or H where lanes made keys differ per head.
+            max_norm: (B, G', n) max‖k‖ of each page, content columns; G' is G, or H where lanes made keys differ per head.
             last: (B, G', n) int, position of each page's last key.
-            now: the first position to come.
-            documents: positions restart at documents, so that a query may have seen no more keys than lie behind the page.
+            now: position of the next token.
+            documents: positions restart at documents, so a query may see as few keys as its distance to the page.
         """
-        groups, heads = highest.shape[1], len(self.query)
+        groups, heads = max_norm.shape[1], len(self.query)
         away = now - last
         column = (away.clamp(min=0) // self.step).clamp(max=self.tail.shape[1] - 1)
         tail = self.tail.unflatten(0, (groups, -1)).expand(len(away), -1, -1, -1)
@@ -95,20 +92,20 @@ class Certificate:
         tail = tail + TAIL_ROUNDED * tail.abs()
         query = self.query.view(groups, -1, 1)
         key = self.key.repeat_interleave(groups // len(self.key))[:, None, None]
-        gap = self._scaled(query * (highest[:, :, None].double() + key), tail, away, now, documents)
+        gap = self._scaled(query * (max_norm[:, :, None].double() + key), tail, away, now, documents)
         limit = 24 * math.log(2) + math.log(self.horizon)
-        dead = (gap < -limit).all(dim=2)  # 0 · ∞ is no number, and no number is not below the limit
-        return dead if self.window is None else dead | (away >= self.window)
+        evictable = (gap < -limit).all(dim=2)  # 0 · ∞ = NaN compares False: the page is kept
+        return evictable if self.window is None else evictable | (away >= self.window)
 
     def _scaled(self, content: Tensor, tail: Tensor, away: Tensor, now: int, documents: bool) -> Tensor:
-        """(B, G', r, n) how far the page's best logit can lie above the own key's, at the least favourable row scale."""
+        """(B, G', r, n) upper bound of the page's largest logit minus the own key's, at the least favourable row scale."""
         if self.scale is None:
             return content + tail
         s = self.scale.view(content.shape[1], -1, 1)
         most = min(self.horizon, self.window or self.horizon)
         if not self.scale_prior:
             return s.abs() * math.log(most) * content + tail
-        # A query that sees a key d positions back in its document sees d + 1 keys at least.
+        # A query that sees a key d positions back in its document sees at least d + 1 keys.
         seen = away.clamp(min=0)[:, :, None] + 1 if documents else torch.full_like(away[:, :, None], now + 1)
         return s.clamp(min=0) * seen.clamp(max=most).double().log() * (content + tail)
 
@@ -119,8 +116,8 @@ def _largest(linear: nn.Linear, gain: Tensor, width: int) -> Tensor:
     return torch.linalg.eigvalsh(rows @ rows.mT)[:, -1].clamp(min=0).sqrt()
 
 
-def _turn(attention: Attention) -> float:
-    """What a rotation multiplies norms with: it is the identity at position 0, but for YaRN's factor."""
+def _rotary_norm(attention: Attention) -> float:
+    """Factor by which the rotation scales norms: 1, or YaRN's factor. Read at position 0, where the angle is 0."""
     if attention.rotary is None:
         return 1.0
     at_origin = attention.rotary(torch.ones(1, 1, 1, attention.content_dim, dtype=torch.float64), Positions.line(1))

@@ -1,4 +1,4 @@
-"""The law of a table: numbers per head whose tangents sum a gradient of K to theirs."""
+"""Parametric tables: the Jacobian reduces a gradient of K to that of the parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.zoo.priors_table import make
 from zoo import Positions, RelativeTable, compose, create_prior
-from zoo.attention.cache import KVCache
+from zoo.decoding.cache import KVCache
 from zoo.priors import Prior
 
 HEADS = 3
@@ -41,9 +41,11 @@ def direction(table: RelativeTable) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 
 
-def by_law(table: RelativeTable, grad: Tensor) -> Tensor:
-    """(P, H): Σ_ij dK_ij · tangent, as a kernel sums it."""
-    return torch.stack([(replace(table, table=t, law=None).dense() * grad).sum((0, 2, 3)) for t in table.tangents()])
+def by_jacobian(table: RelativeTable, grad: Tensor) -> Tensor:
+    """(P, H): Σ_ij dK_ij · ∂table/∂params, as a kernel sums it."""
+    return torch.stack(
+        [(replace(table, table=t, parametric=None).dense() * grad).sum((0, 2, 3)) for t in table.jacobian()]
+    )
 
 
 def gradients(prior: Prior, of: Tensor, grad: Tensor) -> dict[str, Tensor]:
@@ -53,14 +55,14 @@ def gradients(prior: Prior, of: Tensor, grad: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_tangents_sum_to_every_parameters_gradient(case: str) -> None:
+def test_jacobians_sum_to_every_parameters_gradient(case: str) -> None:
     prior, table = build(*CASES[case])
-    assert table.law is not None
-    grad, numbers = direction(table), table.law.numbers
-    assert numbers.shape == table.tangents().shape[:2] and not table.tangents().requires_grad
+    assert table.parametric is not None
+    grad, params = direction(table), table.parametric.params
+    assert params.shape == table.jacobian().shape[:2] and not table.jacobian().requires_grad
     expected = gradients(prior, table.dense(), grad)
-    got = gradients(prior, numbers, by_law(table, grad))
-    assert len(expected) == len(numbers) > 0
+    got = gradients(prior, params, by_jacobian(table, grad))
+    assert len(expected) == len(params) > 0
     for name, want in expected.items():
         # Sums of a few hundred float64 products in another order.
         torch.testing.assert_close(got[name], want, rtol=1e-11, atol=1e-11, msg=name)
@@ -68,49 +70,58 @@ def test_tangents_sum_to_every_parameters_gradient(case: str) -> None:
 
 
 def test_a_centre_that_is_not_trained_still_counts() -> None:
-    """θμ moved, then frozen: no number, but the other tangents are about the moved centre."""
+    """θμ moved, then frozen: no number, but the other jacobian are about the moved centre."""
     prior, _ = build(*CASES["line-mu"])
     prior.get_parameter("theta_mu").requires_grad_(False)
     table = prior(LINE, LINE, causal=True).table
-    assert table is not None and table.law is not None and table.law.numbers.shape == (2, HEADS)
+    assert table is not None and table.parametric is not None and table.parametric.params.shape == (2, HEADS)
     assert bool((prior.get_parameter("theta_mu").abs() > 1e-3).all())
     grad = direction(table)
-    expected, got = gradients(prior, table.dense(), grad), gradients(prior, table.law.numbers, by_law(table, grad))
+    expected, got = (
+        gradients(prior, table.dense(), grad),
+        gradients(prior, table.parametric.params, by_jacobian(table, grad)),
+    )
     for name, want in expected.items():
         torch.testing.assert_close(got[name], want, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("case", ["line-mu", "separable"])
-def test_the_law_of_some_heads(case: str) -> None:
+def test_a_slice_of_heads(case: str) -> None:
     prior, table = build(*CASES[case])
     some = table.of_heads(slice(1, HEADS))
-    assert some.law is not None
+    assert some.parametric is not None
     grad = direction(some)
-    expected, got = gradients(prior, some.dense(), grad), gradients(prior, some.law.numbers, by_law(some, grad))
+    expected, got = (
+        gradients(prior, some.dense(), grad),
+        gradients(prior, some.parametric.params, by_jacobian(some, grad)),
+    )
     for name, want in expected.items():
         torch.testing.assert_close(got[name], want, rtol=1e-11, atol=1e-11)
         assert want[0] == 0 and got[name][0] == 0
 
 
-def test_a_table_read_elsewhere_keeps_its_law() -> None:
+def test_a_table_read_elsewhere_stays_parametric() -> None:
     """As a cache reads it: one query, a table that reaches further than the keys."""
     prior, _ = build(*CASES["line-mu"])
     cache = KVCache(1, capacity=64)
     cache.length = 10
     table = cache.layers[0].table(prior, Positions.line(1, offset=10), LINE)
-    assert table is not None and table.law is not None and table.table.shape[1] > 11
+    assert table is not None and table.parametric is not None and table.table.shape[1] > 11
     grad = direction(table)
-    expected, got = gradients(prior, table.dense(), grad), gradients(prior, table.law.numbers, by_law(table, grad))
+    expected, got = (
+        gradients(prior, table.dense(), grad),
+        gradients(prior, table.parametric.params, by_jacobian(table, grad)),
+    )
     for name, want in expected.items():
         torch.testing.assert_close(got[name], want, rtol=1e-11, atol=1e-11)
 
 
-def test_a_sum_of_tables_has_no_law() -> None:
+def test_a_sum_of_tables_is_not_parametric() -> None:
     prior, table = build(*CASES["line"])
-    assert (table + table).law is None
+    assert (table + table).parametric is None
     both = compose(prior, make("t5", num_heads=HEADS))(LINE, LINE, causal=True).table
-    assert both is not None and both.law is None
+    assert both is not None and both.parametric is None
     alone = compose(prior, create_prior("uniform", num_heads=HEADS))(LINE, LINE, causal=True).table
-    assert alone is not None and alone.law is not None
-    with pytest.raises(ValueError, match="only a table with a law"):
-        both.tangents()
+    assert alone is not None and alone.parametric is not None
+    with pytest.raises(ValueError, match="not parametric"):
+        both.jacobian()

@@ -13,25 +13,21 @@ of a held-out scene at 144 px covers as many pixels as a letter of 0.66–0.84 o
 that thickness have been seen by the patches. What has not been seen at 48 px is a letter among so many patches.
 
 Ink is always darker than paper, and both are tinted at random: which of the two is the letter is not part of the task.
-
-`BuiltinGlyphs` needs no download: it draws the fonts that matplotlib ships.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from modalities.vision.letters import CLASSES, PAD, builtin_fonts, cap_ratio, letter_box, letter_mask
+from tools.glyphs.letters import CLASSES, PAD, cap_ratio, letter_box, letter_mask
 from zoo.naming import did_you_mean
 
 __all__ = [
-    "BuiltinGlyphs",
     "Scene",
     "Shape",
     "View",
@@ -286,51 +282,3 @@ def _placed_letter(scene: Scene, canvas: _Canvas) -> Image.Image:
     turned = glyph.transform((right - left, bottom - top), Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)
     mask.paste(turned, (left, top))
     return mask
-
-
-# ---- the built-in source ----
-
-
-@dataclass
-class BuiltinGlyphs:
-    """Map-style dataset of letters in matplotlib's fonts: [i] is (RGB picture, label), drawn when asked for.
-
-    Every font and letter has `scenes_per_letter` scenes; consecutive items walk through the letters, then the fonts.
-    An item depends on its index, the split and the seed, and never on `size`: the same composition at every size.
-    """
-
-    split: str
-    size: int = 128
-    scenes_per_letter: int = 4
-    seed: int = 0
-    classes: tuple[str, ...] = field(default=CLASSES, init=False)
-
-    def __post_init__(self) -> None:
-        for name in ("size", "scenes_per_letter"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        self.fonts = builtin_fonts(self.split)
-        made_by = (HELDOUT_CAP, TRAIN_CAP, MAX_ROTATION, MIN_CONTRAST, MAX_CLUTTER_CONTRAST)
-        what = ("glyphs-builtin 2", made_by, self.split, self.scenes_per_letter, self.seed)
-        digest = hashlib.sha256(repr(what).encode())
-        for font in self.fonts:
-            digest.update(font.name.encode() + font.read_bytes())
-        self.fingerprint = digest.hexdigest()[:16]
-
-    def __len__(self) -> int:
-        return len(self.fonts) * len(self.classes) * self.scenes_per_letter
-
-    def example(self, index: int) -> tuple[Scene, View]:
-        """The scene and view of an item. Raises IndexError outside [0, len)."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"index {index} is outside [0, {len(self)})")
-        rest, label = divmod(index, len(self.classes))
-        font = self.fonts[rest % len(self.fonts)]
-        rng = np.random.default_rng([self.seed, self.split == "heldout", index, 1])
-        make = training_example if self.split == "train" else heldout_example
-        return make(rng, font, self.classes[label])
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        scene, view = self.example(index)
-        return draw(scene, (self.size, self.size), view), index % len(self.classes)

@@ -1,0 +1,122 @@
+"""Training batches from decoded images: augmentation, mixup and erasing, each draw keyed.
+
+Every random draw follows from a key of integers such as (seed, epoch, sample). timm and torchvision draw from the global
+generators, so `seeded(key)` sets those and `undisturbed()` restores them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.data.mixup import Mixup, mixup_target
+from timm.data.random_erasing import RandomErasing
+from torch import Tensor
+from torchvision.transforms import v2
+
+from modalities.vision.config import VisionDataConfig
+from modalities.vision.transforms import BICUBIC, LessThin, rand_augment
+
+__all__ = ["BatchMaker", "train_transform"]
+
+# First word of every random key after the seed, so that no two uses share a stream; samples.py has its own.
+_AUGMENT, _ERASE, _MIX = 10, 11, 12
+
+
+def seeded(*key: int) -> None:
+    """Seed Python's, numpy's and torch's CPU generator by a key."""
+    digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=24).digest()
+    first, second, third = struct.unpack("<QIxxxxQ", digest)
+    random.seed(first)
+    np.random.seed(second)
+    torch.default_generator.manual_seed(third >> 1)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Restore the three generators afterwards."""
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])
+
+
+def train_transform(config: VisionDataConfig) -> v2.Compose:
+    """PIL -> PIL (image_size, image_size), as `augment` says. Draws from the global generators."""
+    size, steps = config.image_size, []
+    if config.augment == "none":
+        return v2.Compose([LessThin(), v2.Resize(size, BICUBIC), v2.CenterCrop(size)])
+    steps.append(v2.RandomResizedCrop(size, scale=config.crop_scale, interpolation=BICUBIC))
+    if config.hflip > 0:
+        steps.append(v2.RandomHorizontalFlip(config.hflip))
+    if config.color_jitter > 0:
+        jitter = config.color_jitter
+        steps.append(v2.ColorJitter(brightness=jitter, contrast=jitter, saturation=jitter))
+    if config.rand_augment:
+        steps.append(rand_augment(config.rand_augment, size, config.mean))
+    return v2.Compose(steps)
+
+
+class BatchMaker:
+    """Decoded images of one batch -> {"images": float32 (B, 3, S, S), normalised, "targets"}.
+
+    targets: int64 (B,); with mixup, cutmix or label smoothing float32 (B, num_classes) summing to 1. Mixup pairs image b
+    with image B−1−b, one λ per batch, and needs an even B.
+    """
+
+    def __init__(self, config: VisionDataConfig) -> None:
+        self.config = config
+        size = config.image_size
+        self.transform = train_transform(config)
+        self.erase = RandomErasing(config.random_erasing, mode="pixel", device="cpu") if config.random_erasing else None
+        mixing = {"mixup_alpha": config.mixup, "cutmix_alpha": config.cutmix}
+        self.mix = None
+        if config.mixup > 0 or config.cutmix > 0:
+            self.mix = Mixup(**mixing, label_smoothing=config.label_smoothing, num_classes=config.num_classes)
+        self.mean = 255 * torch.tensor(config.mean).view(3, 1, 1)
+        self.scale = 1 / (255 * torch.tensor(config.std).view(3, 1, 1))
+        self.shape = (size, size, 3)
+
+    def __call__(
+        self,
+        images: Sequence[Image.Image],
+        labels: Sequence[int],
+        keys: Sequence[tuple[int, ...]],
+        batch_key: tuple[int, ...],
+    ) -> dict[str, Tensor]:
+        """keys: one per image; batch_key: of what is drawn once per batch. The config's seed precedes each."""
+        seed = self.config.seed
+        pixels = np.empty((len(images), *self.shape), dtype=np.uint8)
+        with undisturbed():
+            for row, image, key in zip(pixels, images, keys, strict=True):
+                seeded(seed, _AUGMENT, *key)
+                row[:] = np.asarray(self.transform(image))
+            batch = (
+                torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+            )
+            batch.sub_(self.mean).mul_(self.scale)
+            batch, targets = self._mix(batch, torch.tensor(labels, dtype=torch.int64), keys, batch_key)
+        return {"images": batch, "targets": targets}
+
+    def _mix(self, batch: Tensor, targets: Tensor, keys: Sequence[tuple[int, ...]], batch_key: tuple[int, ...]) -> Any:
+        config = self.config
+        if self.erase is not None:
+            for image, key in zip(batch, keys, strict=True):
+                seeded(config.seed, _ERASE, *key)
+                self.erase(image)
+        if self.mix is not None:
+            seeded(config.seed, _MIX, *batch_key)
+            return self.mix(batch, targets)
+        if config.label_smoothing > 0:
+            targets = mixup_target(targets, config.num_classes, smoothing=config.label_smoothing)
+        return batch, targets

@@ -1,0 +1,463 @@
+"""Accuracy against the size of the image, with nothing tuned and nothing resized in the model.
+
+A cell is a size and a stretch of the held-out images, taken in one random order that is always the same, so that the first
+N of them are a fair sample whatever order they are stored in.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from modalities.cost import Meter, device_name
+from modalities.evaluation import (
+    Axis,
+    Cell,
+    CellValue,
+    Evaluator,
+    ModelResult,
+    Score,
+    Settings,
+    batches,
+    check_choice,
+    counts,
+    mean_of_seeds,
+    option,
+)
+from modalities.figures import curves, finish, name_panel, panels, styles_of
+from modalities.heldout import Heldout
+from modalities.vision.data import (
+    DEFAULT_SOURCE,
+    HeldoutImages,
+    Shape,
+    fitted,
+    heldout_by,
+    heldout_name,
+    open_heldout,
+)
+from modalities.vision.images import BadImage
+from modalities.vision.transforms import preprocess
+
+__all__ = ["SCALES", "Resolution", "ResolutionSettings"]
+
+CHUNK = 128  # images in a cell
+FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
+SCALES = tuple(2 ** (k / 4) for k in range(-4, 5))  # of the logits, among which tuning chooses
+ENOUGH = 0.9  # share of the images that reach a default size
+PROBED = 256  # images by which default sizes are chosen
+_CHOICES = {"mode": ("native", "resized", "upsampled"), "fit": ("extend", "crop")}
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+def width_to_height(text: str) -> tuple[int, int]:
+    """ "2:1" to (2, 1)."""
+    found = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    if not found:
+        raise ValueError(f"{text!r} is not width:height in whole numbers, such as 2:1 or 3:4")
+    return int(found[1]), int(found[2])
+
+
+@dataclass(frozen=True)
+class ResolutionSettings(Settings):
+    """`samples` counts images, the first of a fixed random order (default: all).
+
+    Attributes:
+        sizes: ascending. Default: 1, 1.5, 2, 3 and 4 times the training size, rounded to whole patches; in native mode as far
+            as nine in ten of the held-out images are large enough.
+        aspect: (width, height) in lowest terms. Default: that of the training images.
+        mode: "native" reduces stored images to the size, so that a larger one has real detail; images too small for one of
+            the sizes are left out of all, and counted. "resized" takes every image and enlarges those, as papers do.
+            "upsampled" reduces them to the training size first, then enlarges: the control without new detail.
+        fit: how an image gets the aspect: "extend" repeats its edge pixels, "crop" cuts the centre. Default: "extend" with
+            `aspect`, else "crop", as in training.
+        tune_temperature: measure also with one factor on all attention logits, chosen at each size.
+    """
+
+    sizes: tuple[int, ...] | None = option(
+        None, "pixels of the shorter side, as 96,192,384; default 1x to 4x trained", parse=counts
+    )
+    aspect: tuple[int, int] | None = option(None, "width:height, as 2:1; default as trained", parse=width_to_height)
+    mode: str = option("native", "native, resized (enlarges too small images), or upsampled from the training size")
+    fit: str | None = option(None, "crop (default), or extend to the aspect (default with --aspect)")
+    tune_temperature: bool = option(False, "also with logits scaled at each size; marked as tuned")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sizes is not None:
+            if not self.sizes or min(self.sizes) < 1:
+                raise ValueError(f"sizes must be pixel counts of at least 1, got {list(self.sizes)}")
+            object.__setattr__(self, "sizes", tuple(sorted(set(self.sizes))))
+        if self.aspect is not None:
+            if min(self.aspect) < 1:
+                raise ValueError(f"aspect must be width:height, both at least 1, got {self.aspect[0]}:{self.aspect[1]}")
+            object.__setattr__(self, "aspect", _lowest_terms(*self.aspect))
+        for name, choices in _CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
+
+    @property
+    def fitting(self) -> str:
+        return self.fit or ("crop" if self.aspect is None else "extend")
+
+
+# ------------------------------------------------------------------------------------------------ measurement
+
+
+class Resolution(Evaluator):
+    """Top-1 and top-5 of held-out images at every size, and the ratio of top-1 to that at the training size.
+
+    The training size is always measured. With another aspect than in training it is not a point of the curve, only the
+    ratio's denominator. Images that cannot be decoded, and in native mode those too small for one of the sizes, are left out
+    and counted as `skipped`. With five classes or fewer there is no top-5.
+
+    `reduced_top1` is the control of a larger size: the best top-1 among the smaller sizes measured, which is what the same
+    images give when they are reduced before the model.
+
+    `tuned_*` columns exist with `tune_temperature` alone: every image is scored at the factor of the logits, one of `SCALES`,
+    that was best at that size for the other half of the images (even and odd places of the order), never for its own.
+    `tuned_scale` is the mean of the two; `tuned_ratio` is to the untuned top-1 at the training size.
+
+    images_per_second is the median over cells of images per wall time of the forward pass alone; peak_memory_mib is its
+    memory beyond weights and input, at `batch` images in a pass (see `Meter`). The first batch of every size is run once
+    before anything is timed. A cell measured before keeps the cost of then, on the `device` it names.
+    """
+
+    name = "resolution"
+    version = 2
+    summary = "top-1 and top-5 of held-out images against their size, without fine-tuning"
+    scores = (
+        Score("top1", "top-1 accuracy", linear=True),
+        Score("top5"),
+        Score("ratio", "top-1 / top-1 at the training size", linear=True),
+        Score("reduced_top1", "top-1, reduced to the best smaller size"),
+        Score("tuned_top1", "TUNED top-1 accuracy", linear=True),
+        Score("tuned_ratio", "TUNED top-1 / top-1 at the training size", linear=True),
+        Score("tuned_scale"),
+        Score("images_per_second"),
+        Score("peak_memory_mib"),
+        Score("skipped", exception=True),
+    )
+    settings_class = ResolutionSettings
+    axis = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format, "train_size")
+    unit = "images"
+    _warm: ClassVar[WeakKeyDictionary[nn.Module, set[Shape]]] = WeakKeyDictionary()  # shapes that each model has seen
+
+    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
+        super().__init__(settings, trained_on)
+        self.source = self.settings.source or (heldout_by(self.trained_on) if self.trained_on else DEFAULT_SOURCE)
+
+    @property
+    def heldout(self) -> Heldout[HeldoutImages]:
+        return open_heldout(self.source)
+
+    @property
+    def source_name(self) -> str:
+        return heldout_name(self.source)
+
+    def trained_at(self, model: nn.Module) -> int:
+        return min(model.config.train_size)
+
+    def points(self, model: nn.Module) -> tuple[int, ...]:
+        return tuple(min(shape) for shape in self._shapes(model))
+
+    def identity(self, model: nn.Module) -> dict[str, Any]:
+        settings = self.settings
+        scales = list(SCALES) if settings.tune_temperature else []
+        return {"images": self.heldout.fingerprint, "mode": settings.mode, "fit": settings.fitting, "scales": scales}
+
+    def cells(self, model: nn.Module) -> list[Cell]:
+        settings, images = self.settings, self.heldout.items
+        self._check_classes(model)
+        shapes = self._shapes(model)
+        trained = tuple(model.config.train_size)
+        named = [("", shape) for shape in shapes]
+        if trained not in shapes:
+            named = [("reference ", trained), *named]
+        every = [shape for _, shape in named] + [trained]
+        count = min(settings.samples or len(images), len(images))
+        small = set() if settings.mode != "native" else images.too_small(range(count), every, settings.fitting)
+        if len(small) == count:
+            raise self._too_large(model, every, count)
+        if settings.tune_temperature and count - len(small) < 2:
+            raise ValueError("--tune-temperature needs at least 2 images: it scores one half at what suits the other")
+        needed = "+".join(f"{h}x{w}" for h, w in dict.fromkeys((trained, shapes[-1])))
+        cells = []
+        for role, (height, width) in named:
+            for part in batches(count, CHUNK):
+                places = range(part.start, part.stop)
+                without = small.intersection(places)
+                name = f"{role}{height}x{width}/images={part.start}-{part.stop}"
+                name += f"/of {needed}" if without else ""  # here the numbers depend on the other sizes
+                data = {"shape": (height, width), "places": places, "small": without}
+                cells.append(Cell(name, cost=len(places), data=data))
+        return cells
+
+    @torch.inference_mode()
+    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+        settings = self.settings
+        height, width = shape = cell.data["shape"]
+        batch = min(settings.batch_size(_tokens(model, height, width)), CHUNK)
+        meter = Meter(next(model.parameters()).device)
+        skipped: Counter[str] = Counter({"too small": len(cell.data["small"])} if cell.data["small"] else {})
+        sums: dict[str, Any] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in _ranks(model)}
+        if settings.tune_temperature:
+            sums |= {f"half_top{k}": np.zeros((2, len(SCALES)), int) for k in _ranks(model)}
+        places = [place for place in cell.data["places"] if place not in cell.data["small"]]
+        for images, labels, kept in self._loaded(model, places, shape, batch, skipped):
+            self._warm_up(model, images, shape)
+            with meter:
+                logits = model(images)
+            logits = logits.float().cpu()
+            sums["images"] += len(labels)
+            sums["nll_sum"] += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+            for k in _ranks(model):
+                sums[f"top{k}"] += int(_right(logits, labels, k).sum())
+            if settings.tune_temperature:
+                for name, counts in _by_scale(model, images, labels, kept, logits).items():
+                    sums[name] += counts
+        return {
+            "size": min(height, width),
+            "height": height,
+            "width": width,
+            "trained": (height, width) == tuple(model.config.train_size),
+            "skipped": dict(skipped),
+            "batch": batch,
+            "device": device_name(meter.device),
+            **{name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in sums.items()},
+            "seconds": meter.seconds,
+            "peak_bytes": meter.peak_bytes,
+        }
+
+    def _warm_up(self, model: nn.Module, images: Tensor, shape: Shape) -> None:
+        """An untimed pass: the first at a size is slower, as it selects kernels and allocates memory."""
+        seen = self._warm.setdefault(model, set())
+        if shape not in seen:
+            seen.add(shape)
+            model(images)
+
+    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+        by_shape: dict[Shape, list[CellValue]] = {}
+        for name, cell in cells.items():
+            if not name.startswith("reference "):
+                by_shape.setdefault((cell["height"], cell["width"]), []).append(cell)
+        trained = _row([cell for cell in cells.values() if cell["trained"]])["top1"]
+        rows = [_row(mine) for mine in by_shape.values()]
+        for row in rows:
+            for kind in ("", "tuned_"):
+                if f"{kind}top1" in row:
+                    row[f"{kind}ratio"] = row[f"{kind}top1"] / trained if trained else math.nan
+            smaller = [other["top1"] for other in rows if other["size"] < row["size"]]
+            row |= {"reduced_top1": max(smaller)} if smaller else {}
+        return sorted(rows, key=lambda row: row["size"])
+
+    def _shapes(self, model: nn.Module) -> list[Shape]:
+        """(height, width) of every point, ascending; that of training among them where it has the aspect."""
+        settings = self.settings
+        height, width = model.config.train_size
+        aspect, step = self._aspect(model), self._step(model)
+        if settings.sizes is None:
+            sizes = {max(1, round(factor * min(height, width) / step)) * step for factor in FACTORS}
+            if settings.mode == "native":
+                shape = _shape(step, aspect)
+                most = self.heldout.items.largest(shape, settings.fitting, share=ENOUGH, count=PROBED)
+                least, sizes = min(sizes), {size for size in sizes if size <= most}
+        else:
+            _check_sizes(settings.sizes, step, model.config.patch_size, aspect)
+            sizes = set(settings.sizes)
+        if aspect == _lowest_terms(width, height):
+            sizes.add(min(height, width))
+        if not sizes:
+            raise self._too_large(model, [_shape(least, aspect)], PROBED, share=ENOUGH)
+        return [_shape(size, aspect) for size in sorted(sizes)]
+
+    def _aspect(self, model: nn.Module) -> tuple[int, int]:
+        height, width = model.config.train_size
+        return self.settings.aspect or _lowest_terms(width, height)
+
+    def _step(self, model: nn.Module) -> int:
+        """The shorter side is a multiple of this where both sides are whole patches at the aspect."""
+        return (1 if model.config.pad else model.config.patch_size) * min(self._aspect(model))
+
+    def _too_large(self, model: nn.Module, shapes: list[Shape], count: int, share: float = 0) -> ValueError:
+        """The error for sizes that no stored image reaches; it names the largest one that works."""
+        step, fit, heldout = self._step(model), self.settings.fitting, self.heldout
+        largest = {shape: heldout.items.largest(shape, fit, share=share, count=count) for shape in shapes}
+        shape = max(shapes, key=lambda shape: min(shape) / largest[shape])
+        most, (width, height) = largest[shape] // step * step, self._aspect(model)
+        return ValueError(
+            f"size {min(shape)} has more pixels than held-out images of {heldout.name!r} have: "
+            + (f"the largest size at aspect {width}:{height} is {most}. " if most else "")
+            + ("" if most else f"no stored image reaches any valid size at aspect {width}:{height}. ")
+            + "Choose sizes up to that, or --mode resized"
+        )
+
+    def _check_classes(self, model: nn.Module) -> None:
+        """ValueError where the source's list of classes is not that of the model, as far as its length tells."""
+        theirs, classes = len(self.heldout.items.classes), model.config.num_classes
+        if theirs and theirs != classes:
+            raise ValueError(
+                f"source {self.heldout.name!r} has {theirs} classes and the model {classes}; only images of the model's own "
+                "classes can be scored: give --source such images, as those it was trained on"
+            )
+
+    def _loaded(
+        self, model: nn.Module, places: list[int], shape: Shape, batch: int, skipped: Counter[str]
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Images (B, 3, height, width) on the model's device, labels (B,) and places (B,), a batch at a time; images that
+        cannot be decoded are counted by reason in `skipped`."""
+        like, classes = next(model.parameters()), model.config.num_classes
+        found: list[tuple[Tensor, int, int]] = []
+        for n, place in enumerate(places):
+            try:
+                image, label = self.heldout.items[place]
+                if not 0 <= label < classes:
+                    raise ValueError(
+                        f"{self.heldout.name!r} has an image of class {label}; the model has {classes} classes"
+                    )
+                found.append((_pixels(image, shape, model.config, self.settings), label, place))
+            except BadImage as error:
+                skipped[error.reason] += 1
+            if found and (len(found) == batch or n + 1 == len(places)):
+                pixels, labels, kept = zip(*found, strict=True)
+                found.clear()
+                yield torch.stack(pixels).to(like), torch.tensor(labels), torch.tensor(kept)
+
+    def draw(self, results: list[ModelResult], path: Path) -> None:
+        """Top-1 against size beside its control, and its ratio to top-1 at the training size; tuned numbers, if any, in panels
+        of their own."""
+        results = mean_of_seeds(results, self.axis.column)
+        tuned = [r for r in results if any("tuned_top1" in row for row in r.rows)]
+        figure, axes = panels(2 if tuned else 1, 2, width=4.9, height=4.2)
+        self._draw_panels(axes[:2], results, "")
+        _draw_reduced(axes[0], results)
+        if tuned:
+            self._draw_panels(axes[2:], tuned, "tuned_")
+            for above, below in zip(axes[:2], axes[2:], strict=True):  # one scale shows what tuning changes
+                low, high = (choose(above.get_ylim()[n], below.get_ylim()[n]) for n, choose in enumerate((min, max)))
+                above.set_ylim(low, high)
+                below.set_ylim(low, high)
+        finish(figure, axes, results, path)
+
+    def _draw_panels(self, axes: Sequence[Any], results: Sequence[ModelResult], kind: str) -> None:
+        by_column, note = {score.column: score for score in self.scores}, ", TUNED at each size" if kind else ""
+        curves(axes[0], results, by_column[f"{kind}top1"], self.axis)
+        curves(axes[1], results, by_column[f"{kind}ratio"], self.axis)
+        axes[1].axhline(1.0, color="0.35", linewidth=1.0, zorder=1)
+        name_panel(axes[0], f"Top-1{note}")
+        name_panel(axes[1], f"Share kept{note}")
+
+
+def _draw_reduced(axis: Any, results: Sequence[ModelResult]) -> None:
+    """A thin dotted line per model: the same images reduced to the best smaller size."""
+    for result, style in zip(results, styles_of(results), strict=True):
+        rows = [row for row in result.rows if "reduced_top1" in row]
+        places, values = [row["size"] for row in rows], [row["reduced_top1"] for row in rows]
+        axis.plot(places, values, ":", color=style["color"], linewidth=1.1, zorder=2.5)
+    (line,) = axis.plot([], [], ":", color="0.3", linewidth=1.1)
+    axis.legend([line], ["reduced to the best smaller size"], fontsize=7.5, frameon=False, loc="lower left")
+
+
+def _lowest_terms(width: int, height: int) -> tuple[int, int]:
+    common = math.gcd(width, height)
+    return width // common, height // common
+
+
+def _shape(size: int, aspect: tuple[int, int]) -> Shape:
+    """(height, width) with `size` pixels on the shorter side."""
+    longer = size * max(aspect) // min(aspect)
+    return (size, longer) if aspect[0] >= aspect[1] else (longer, size)
+
+
+def _check_sizes(sizes: tuple[int, ...], step: int, patch: int, aspect: tuple[int, int]) -> None:
+    """ValueError unless both sides of every size are whole patches; it names the nearest sizes for which they are."""
+    for size in sizes:
+        if size % step:
+            near = [n for n in (size // step * step, (size // step + 1) * step) if n]
+            at = "" if max(aspect) == 1 else f" at aspect {aspect[0]}:{aspect[1]}"
+            raise ValueError(
+                f"size {size}{at} does not divide into patches of {patch}; nearest valid: {' and '.join(map(str, near))}"
+            )
+
+
+def _tokens(model: nn.Module, height: int, width: int) -> int:
+    patch = model.config.patch_size
+    return model.num_prefix_tokens + -(-height // patch) * -(-width // patch)
+
+
+def _pixels(image: Image.Image, shape: Shape, config: Any, settings: ResolutionSettings) -> Tensor:
+    fit, mode, reduced = settings.fitting, settings.mode, min(config.train_size)
+    if mode == "resized":  # reduced to its own size, which changes nothing, then resized, up or down
+        mode, reduced = "upsampled", min(fitted(image.size, shape, fit))
+    return preprocess(image, *shape, mode=mode, train_size=reduced, fit=fit, mean=config.mean, std=config.std)
+
+
+def _ranks(model: nn.Module) -> tuple[int, ...]:
+    return (1, 5) if model.config.num_classes > 5 else (1,)
+
+
+def _right(logits: Tensor, labels: Tensor, k: int) -> Tensor:
+    """(N,) whether the label is among the k largest logits; rows with a NaN or infinite logit are wrong."""
+    top = logits.topk(min(k, logits.shape[1]), dim=1).indices
+    return (top == labels[:, None]).any(1) & logits.isfinite().all(1)
+
+
+def _by_scale(model: nn.Module, images: Tensor, labels: Tensor, places: Tensor, plain: Tensor) -> dict[str, np.ndarray]:
+    """(2, scales): how many are right at each of `SCALES`, for images at even and at odd places."""
+    counts = {f"half_top{k}": np.zeros((2, len(SCALES)), int) for k in _ranks(model)}
+    for n, scale in enumerate(SCALES):
+        logits = plain if scale == 1.0 else model(images, logit_scale=scale).float().cpu()
+        for k in _ranks(model):
+            right = _right(logits, labels, k)
+            counts[f"half_top{k}"][:, n] = [int(right[places % 2 == half].sum()) for half in (0, 1)]
+    return counts
+
+
+def _row(cells: list[CellValue]) -> dict[str, Any]:
+    """A table row from the cells of one shape, without ratios and the control."""
+    count = sum(cell["images"] for cell in cells)
+    if not count:
+        raise ValueError("none of the held-out images could be decoded")
+    skipped = sum((Counter(cell["skipped"]) for cell in cells), Counter())
+    top1, nll = (sum(cell[name] for cell in cells) / count for name in ("top1", "nll_sum"))
+    row = {name: cells[0][name] for name in ("size", "height", "width")} | {
+        "images": count,
+        "skipped": skipped.total(),
+        "skipped_because": ", ".join(f"{number} {reason}" for reason, number in skipped.most_common()),
+        "top1": top1,
+        "top1_standard_error": math.sqrt(top1 * (1 - top1) / count),
+        **({"top5": sum(cell["top5"] for cell in cells) / count} if "top5" in cells[0] else {}),
+        "nll": nll,
+        "ratio": math.nan,
+    }
+    if "half_top1" in cells[0]:
+        row |= _tuned(cells, count)
+    row["images_per_second"] = statistics.median(cell["images"] / cell["seconds"] for cell in cells if cell["images"])
+    if all(cell["peak_bytes"] is not None for cell in cells):
+        row["peak_memory_mib"] = max(cell["peak_bytes"] for cell in cells) / 2**20
+    devices = dict.fromkeys(cell["device"] for cell in cells)
+    return row | {"batch": max(cell["batch"] for cell in cells), "device": " and ".join(devices)}
+
+
+def _tuned(cells: list[CellValue], count: int) -> dict[str, float]:
+    """Each half scored at the factor that is best for the other; among equals, the one nearest 1."""
+    top = {k: np.sum([cell[f"half_top{k}"] for cell in cells], axis=0) for k in (1, 5) if f"half_top{k}" in cells[0]}
+    order = sorted(range(len(SCALES)), key=lambda k: abs(math.log(SCALES[k])))
+    chosen = [max(order, key=lambda k, half=half: top[1][1 - half][k]) for half in (0, 1)]
+    return {
+        **{f"tuned_top{k}": sum(int(right[h][at]) for h, at in enumerate(chosen)) / count for k, right in top.items()},
+        "tuned_ratio": math.nan,
+        "tuned_scale": sum(SCALES[k] for k in chosen) / 2,
+    }

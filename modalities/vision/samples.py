@@ -1,0 +1,203 @@
+"""Vision data as `modalities.loading` takes it: map-style image sets (`ImageSamples`), shards in order (`ShardStream`).
+
+An epoch is not cut to whole batches: its last samples share a batch with the next one's first, so every sample occurs
+exactly once per epoch. The place of a skipped image is taken by the next good one of the order, so where a batch begins
+never depends on what was skipped. What happens to an image follows from the seed and its place in the order; only mixup's
+and CutMix's λ, and which images are paired, follow from its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from modalities.vision.batches import BatchMaker
+from modalities.vision.config import VisionDataConfig
+from modalities.vision.images import BadImage, ImageReport
+from modalities.vision.imageset import Event, ImageSet, check_label, decode, load_image
+from modalities.vision.shards import ShardSet, read_label, sample_image
+
+__all__ = ["ImageSamples", "ShardOrder", "ShardStream"]
+
+# First word of every random key after the seed, so that no two uses share a stream; batches.py has its own.
+_ORDER, _SHARDS, _BLOCK = 0, 1, 2
+_Block = list[tuple[int, dict[str, Any]]]  # (number, sample)
+
+
+class ImageSamples:
+    """Samples of an image set.
+
+    Training is endless: epoch e serves all N images in an order drawn from (seed, e). train=False is one pass without
+    augmentation, in an order that is the same for every seed. Every image counts once in it: numbers beyond the end, and
+    what replaces a skipped image, have target −1.
+    """
+
+    def __init__(self, images: ImageSet, config: VisionDataConfig, *, train: bool) -> None:
+        if not len(images):
+            raise ValueError(f"source {images.spec!r} has no image")
+        self.images, self.train, self.seed = images, train, config.seed if train else 0
+        self.size = None if train else len(images)
+        self.num_classes = config.num_classes
+        self.make = BatchMaker(config if train else config.unaugmented())
+        self.report = ImageReport()
+        self.report.extend(images.problems)
+        self._orders: dict[int, np.ndarray] = {}  # of the last two epochs read
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "images", "fingerprint": self.images.fingerprint, "seed": self.seed}
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if epoch not in self._orders:
+            drawn = np.random.default_rng([self.seed, _ORDER, epoch]).permutation(len(self.images))
+            self._orders = dict([*self._orders.items()][-1:]) | {epoch: drawn}
+        return self._orders[epoch]
+
+    def __getitem__(self, numbers: list[int]) -> tuple[dict[str, Tensor], list[Event]]:
+        events: list[Event] = []
+        images, labels = zip(*(self._good(number, events) for number in numbers), strict=True)
+        return self.make(images, labels, [(number,) for number in numbers], (numbers[0],)), events
+
+    def _good(self, number: int, events: list[Event]) -> tuple[Image.Image, int]:
+        epoch, position = divmod(number, len(self.images))
+        order = self._order(epoch if self.train else 0)
+        for step in range(len(order)):
+            index = int(order[(position + step) % len(order)])
+            try:
+                image, label = load_image(self.images, index, self.num_classes, events)
+                again = not self.train and (epoch or step)  # beyond the end, or in place of a skipped one
+                return image, -1 if again else label
+            except BadImage as error:
+                events.append(("skipped", error.reason, self.images.name(index)))
+        raise ValueError(f"source {self.images.spec!r}: all {len(order)} images were skipped: {_reasons(events)}")
+
+
+class ShardOrder:
+    """Which samples each of `slots` (ranks × workers) reads, shards in order, epoch after epoch.
+
+    Epoch e lays the shards out in an order drawn from (seed, e) and cuts that line of N samples into equal segments, one
+    per slot (lengths differ by one at most; slot s has segment (s + e) mod slots, so that the longer ones rotate). A segment
+    is read in blocks of about `buffer` samples, each shuffled by (seed, e, its start). Unlike a shuffle buffer, a block
+    can be read again on resuming.
+    """
+
+    def __init__(self, shards: ShardSet, *, seed: int, slots: int, buffer: int) -> None:
+        self.shards, self.seed, self.slots, self.buffer = shards, seed, slots, buffer
+
+    def segment(self, epoch: int, slot: int) -> tuple[int, int]:
+        """(first, end) of a slot's samples in an epoch."""
+        number, total = (slot + epoch) % self.slots, len(self.shards)
+        return total * number // self.slots, total * (number + 1) // self.slots
+
+    def spans(self, epoch: int, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(shard, start, stop) that make up samples first…end−1 of an epoch."""
+        at = 0
+        for shard in np.random.default_rng([self.seed, _SHARDS, epoch]).permutation(len(self.shards.urls)):
+            start, stop = max(first - at, 0), min(end - at, self.shards.counts[shard])
+            if start < stop:
+                yield int(shard), start, stop
+            at += self.shards.counts[shard]
+
+    def blocks(self, slot: int, done: int) -> Iterator[tuple[int, _Block, int]]:
+        """A slot's endless blocks after its first `done` samples: (epoch, shuffled (number, sample), how many are done)."""
+        epoch, done = done // len(self.shards) * self.slots, done % len(self.shards)  # `slots` epochs are N samples
+        while True:
+            first, end = self.segment(epoch, slot)
+            pieces = -(-(end - first) // self.buffer)
+            cuts = [first + (end - first) * piece // pieces for piece in range(pieces)] if pieces else []
+            lengths = np.diff([*cuts, end]).tolist()
+            while cuts and done >= lengths[0]:
+                done -= lengths.pop(0)
+                cuts.pop(0)
+            spans = self.spans(epoch, cuts[0], end) if cuts else iter(())
+            samples = (sample for span in spans for sample in self.shards.read(*span))
+            for cut, length in zip(cuts, lengths, strict=True):
+                block = list(islice(samples, length))
+                order = np.random.default_rng([self.seed, _BLOCK, epoch, cut]).permutation(length)
+                block = [block[place] for place in order]
+                yield epoch, block, done
+                del block  # before the next one is read; the caller does the same
+                done = 0
+            epoch += 1
+
+
+class ShardStream:
+    """Endless batches of WebDataset shards, in the order of `ShardOrder`."""
+
+    def __init__(self, shards: ShardSet, config: VisionDataConfig, micro_batch: int) -> None:
+        self.shards, self.config, self.micro_batch = shards, config, micro_batch
+        self.make = BatchMaker(config)
+        self.report = ImageReport()
+
+    def identity(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "kind": "shards",
+            "fingerprint": self.shards.fingerprint,
+            "seed": config.seed,
+            "shuffle_buffer": config.shuffle_buffer,
+        }
+
+    def batches(
+        self, slot: int, slots: int, done: int, state: None
+    ) -> Iterator[tuple[dict[str, Tensor], list[Event], None]]:
+        order = ShardOrder(self.shards, seed=self.config.seed, slots=slots, buffer=self.config.shuffle_buffer)
+        events: list[Event] = []
+        samples = self._samples(order, slot, done * self.micro_batch, events)
+        for batch in count(done):
+            keys, images, labels = zip(*islice(samples, self.micro_batch), strict=True)
+            yield self.make(images, labels, keys, (slot, batch)), events[:], None
+            events.clear()
+
+    def _samples(
+        self, order: ShardOrder, slot: int, done: int, events: list[Event]
+    ) -> Iterator[tuple[tuple[int, int], Image.Image, int]]:
+        end = done
+        for epoch, block, first in order.blocks(slot, done):
+            end += len(block) - first
+            spare = None  # for every place of a block without a good image
+            for place in range(first, len(block)):
+                found = spare or self._good(block, place, events)
+                if found is None:
+                    found = spare = self._good_after(order, slot, end, events)
+                yield (epoch, block[place][0]), *found
+            del block
+
+    def _good(self, block: _Block, place: int, events: list[Event]) -> tuple[Image.Image, int] | None:
+        """The first good image of a block from `place` on, wrapping around; None where there is none."""
+        for step in range(len(block)):
+            sample = block[(place + step) % len(block)][1]
+            name = f"{sample['__url__']}:{sample['__key__']}"
+            try:
+                label, data = read_label(sample), sample_image(sample)
+                check_label(label, self.config.num_classes, name, listed=self.shards.classes is not None)
+                return decode(data, name, events), label
+            except BadImage as error:
+                events.append(("skipped", error.reason, name))
+        return None
+
+    def _good_after(self, order: ShardOrder, slot: int, done: int, events: list[Event]) -> tuple[Image.Image, int]:
+        """The next good image of a slot after its first `done` samples. Raises ValueError where an epoch's worth has none."""
+        tried, shards = 0, self.shards
+        for _, block, _ in order.blocks(slot, done):
+            found = self._good(block, 0, events)
+            tried += len(block)
+            if found is not None:
+                return found
+            if tried >= len(shards):
+                break
+            del block
+        raise ValueError(f"source {shards.spec!r}: all of {tried} images in a row were skipped: {_reasons(events)}")
+
+
+def _reasons(events: Sequence[Event]) -> str:
+    report = ImageReport()
+    for kind, reason, name in events:
+        if kind == "skipped":
+            report.names.setdefault(reason, [name])
+            report.skipped[reason] += 1
+    return str(report)

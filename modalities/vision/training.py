@@ -1,0 +1,61 @@
+"""What the training loop needs of vision models: building, loss, weight and cost of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modalities.contract import Cost
+from modalities.vision.config import VisionDataConfig
+from modalities.vision.model import VisionTransformer
+from zoo.registry import create_model
+
+__all__ = ["build", "cost", "loss", "weight"]
+
+
+def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> VisionTransformer:
+    """A registered model at the data's image size, classes and normalisation."""
+    given = {"img_size": data.image_size, "num_classes": data.num_classes, "mean": data.mean, "std": data.std}
+    return create_model(name, **given | dict(options))
+
+
+def loss(model: Callable[..., Any], batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean cross-entropy to labels or soft targets, in nats; top-1 and top-5 accuracy where there are labels."""
+    logits, targets = model(batch["images"]).float(), batch["targets"]
+    if targets.is_floating_point():
+        return F.cross_entropy(logits, targets), {}
+    counted = targets >= 0
+    logits, targets = logits[counted], targets[counted]
+    with torch.no_grad():
+        ranked = logits.topk(min(5, logits.shape[-1])).indices == targets[:, None]
+        metrics = {"top1": ranked[:, 0].float().mean(), "top5": ranked.any(dim=1).float().mean()}
+    return F.cross_entropy(logits, targets), metrics
+
+
+def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
+    """Every image counts 1; places of held-out batches that do not count have target −1."""
+    targets = batch["targets"]
+    count = len(targets) if targets.is_floating_point() else int((targets >= 0).sum())
+    return float(count), count
+
+
+def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
+    """One image of T tokens. FLOPs: 6 a matrix parameter and token (the classifier's once), 12·C a (query, key) pair and layer.
+
+    (Attention's two products are 4·C forward and 8·C backward a pair; all T² pairs are visible.) Activations, in numbers of
+    `width` bytes a token and layer: 10·C + 4·hidden (norms, q, k, v, output, residuals, MLP), or 2·C where blocks are
+    recomputed.
+    """
+    config = model.config
+    grid = config.train_grid
+    tokens = grid[0] * grid[1] + model.num_prefix_tokens
+    kept = ("prefix_tokens", "position_embedding", "head")
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim >= 2 and not name.startswith(kept))
+    flops = 6.0 * (matrices * tokens + config.dim * config.num_classes)
+    flops += 12.0 * config.dim * tokens**2 * config.num_layers
+    per_layer = 2 * config.dim if config.activation_checkpointing else 10 * config.dim + 4 * config.hidden_dim
+    return Cost(1, flops, tokens * width * config.num_layers * per_layer)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from modalities.evaluation import compact
-from modalities.figures import DASHES, panels
+from modalities.figures import DASHES, STYLES, panels
 from tools.benches.harness import one_of
 from zoo.prior_plot import save_figure
 

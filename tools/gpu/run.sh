@@ -26,15 +26,11 @@ phase() { local limit=$1; shift; timeout -k 10 "$limit" "$@" 2>&1 | tee -a "$OUT
 
 restore() {  # kernels compiled by an earlier call
   [ -f "$HERE/cache.tgz" ] && [ ! -d $TRITON_CACHE_DIR ] && tar xzf "$HERE/cache.tgz" -C /tmp && say "kernels restored: $(ls $TRITON_CACHE_DIR | wc -l)"
-  # The package is not installed there, so it has no entry points, and zoo.create_model knows no model: this says what pip would.
-  mkdir -p /tmp/meta/priorzoo-0.0.0.dist-info
-  printf 'Metadata-Version: 2.1\nName: priorzoo\nVersion: 0.0.0\n' > /tmp/meta/priorzoo-0.0.0.dist-info/METADATA
-  printf '[priorzoo.modalities]\n\n' > /tmp/meta/priorzoo-0.0.0.dist-info/entry_points.txt
   # Wheels brought along (flash-linear-attention, fla-core, goat-attention: pure Python, peers of the benchmark).
   if ls "$HERE"/whl/*.whl >/dev/null 2>&1 && [ ! -d /tmp/site ]; then
     $PY -m pip install -q --no-index --no-deps --no-compile --target /tmp/site "$HERE"/whl/*.whl || say "wheels not installed"
   fi
-  export PYTHONPATH="$PROJECT:/tmp/meta:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
+  export PYTHONPATH="$PROJECT:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
 }
 keep_cache() {  # binary only: some 60 KiB a kernel
   [ -d $TRITON_CACHE_DIR ] || return 0

@@ -92,7 +92,7 @@ def test_a_download_is_tried_again_and_verified(tmp_path, web):
     [(404, "404"), (403, "403"), (500, "500.*--offline"), ([b"conteSHORT"] + [503] * 3, "503.*--offline")],
 )
 def test_a_download_that_fails_is_named(tmp_path, web, answer, named):
-    web["https://a.org/x"] = answer
+    web["https://a.org/x"] = list(answer) if isinstance(answer, list) else answer  # answers are taken from it
     with pytest.raises(common.FetchError, match=rf"https://a.org/x: .*{named}"):
         common.download("https://a.org/x", tmp_path)
 

@@ -44,10 +44,8 @@ def draw(record: dict[str, Any], path: Path) -> None:
     rows = [r for r in rows if len(lengths[r["shape"]["width"], r["what"]]) > 1]
     if not rows:
         raise ValueError("nothing to draw: no ratio at two lengths or more")
-    widths, passes = (
-        sorted({r["shape"]["width"] for r in rows}),
-        [w for w in TITLES if any(w == r["what"] for r in rows)],
-    )
+    widths = sorted({r["shape"]["width"] for r in rows})
+    passes = [what for what in TITLES if any(what == r["what"] for r in rows)]
     figure, axes = panels(len(widths), len(passes), width=4.7, height=3.9)
     labelled = {}
     for axis, (width, what) in zip(axes, [(width, what) for width in widths for what in passes], strict=True):

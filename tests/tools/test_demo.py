@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import json
-
+from modalities.evaluation import ModelResult
 from tools import demo, train_zoo
 from zoo import list_models
 
 
-def passkey_file(*models: tuple[str, float]) -> dict:
-    rows = lambda score: [  # noqa: E731
-        {"length": 128, "teacher_forced": 1.0, "free_generation": 1.0},
-        {"length": 4096, "teacher_forced": score, "free_generation": score},
-    ]
-    return {
-        "models": [
-            {"label": f"text_{m}_tiny.passkey", "method": m, "train_context": 128, "rows": rows(score)}
-            for m, score in models
-        ]
-    }
+def passkey(method: str, score: float) -> ModelResult:
+    rows = [{"length": n, "teacher_forced": s, "free_generation": s} for n, s in ((128, 1.0), (4096, score))]
+    return ModelResult(f"text_{method}_tiny.passkey", 128, rows, method=method)
 
 
 def test_the_demo_says_in_a_sentence_what_was_measured() -> None:
-    said = demo.summary(passkey_file(("ggd_ssmax", 0.95), ("rope_ssmax", 0.0), ("alibi", 0.25)))
-    first = said.splitlines()[0]
+    others = (passkey("rope_ssmax", 0.0), passkey("alibi", 0.25))
+    mine = ModelResult(demo.RECIPE, 128, passkey("ggd_ssmax", 0.95).rows, method="ggd_ssmax")
+    first = demo.summary([*others, mine]).splitlines()[0]
     assert "95% of trials at 4,096 tokens, 32 times" in first
     assert "0.00 for rope_ssmax and 0.25 for alibi" in first
-    assert "Next:" in said
 
 
 def test_the_demo_compares_with_weights_that_ship() -> None:
@@ -34,24 +25,14 @@ def test_the_demo_compares_with_weights_that_ship() -> None:
     assert {name.partition(".")[2] for name in demo.BASELINES} == {train_zoo.FAMILIES["text"].tag}
 
 
-def test_cards_come_from_the_measured_files(tmp_path, monkeypatch) -> None:
-    passkey = passkey_file(("ggd", 0.5))
-    perplexity = {
-        "models": [
-            {
-                "label": "text_ggd_tiny.passkey",
-                "method": "ggd",
-                "rows": [{"length": n, "nll": 1.25, "bits_per_byte": 1.8} for n in (128, 4096)],
-            },
-        ]
-    }
-    for name, content in {"passkey": passkey, "perplexity": perplexity}.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    monkeypatch.setattr(train_zoo.Family, "measured", tmp_path)
-    text = train_zoo.FAMILIES["text"]
-    table = train_zoo.measured_tables(text)["text_ggd_tiny.passkey"]
+def test_cards_come_from_the_measured_files(monkeypatch) -> None:
+    text, label = train_zoo.FAMILIES["text"], passkey("ggd", 0.5).label
+    bits = [{"length": n, "nll": 1.25, "bits_per_byte": 1.8} for n in (128, 4096)]
+    stored = {"passkey": [passkey("ggd", 0.5)], "perplexity": [ModelResult(label, 128, bits, method="ggd")]}
+    monkeypatch.setattr(train_zoo, "load_results", lambda evaluator, out: stored[evaluator.name])
+    table = train_zoo.measured_tables(text)[label]
     expected = {"length": 4096, "teacher_forced": 0.5, "free_generation": 0.5, "nll": 1.25, "bits_per_byte": 1.8}
     assert table[1] == expected
-    card = train_zoo.card(text, "text_ggd_tiny.passkey", {"seed": 0, "measured": table})
-    assert card.startswith("# text_ggd_tiny.passkey\n") and "| 4096 | 0.5 | 0.5 | 1.25 | 1.8 |" in card
+    card = train_zoo.card(text, label, {"seed": 0, "measured": table})
+    assert card.startswith(f"# {label}\n") and "| 4096 | 0.5 | 0.5 | 1.25 | 1.8 |" in card
     assert "- **seed**: 0" in card

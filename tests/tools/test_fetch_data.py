@@ -19,12 +19,12 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+from modalities.vision.letters import CLASSES, builtin_fonts
 from PIL import Image
 from typer.testing import CliRunner
 
 import modalities  # noqa: F401
 from modalities.vision import glyphs
-from modalities.vision.letters import CLASSES, builtin_fonts
 from modalities.vision.shards import TarImages, open_shards
 from tools import fetch_data
 from tools.fetchers import common, fonts, text, vision

@@ -10,10 +10,12 @@ out in an order fixed by their names, until they hold --fraction of the known ba
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -28,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.sources import find_source
-from modalities.dna.splits import HELDOUT_FRACTION, Region, describe, read_bed, select, split_contigs, write_bed
+from modalities.dna.splits import HELDOUT_FRACTION, Region, read_bed, select, split_contigs
 from tools.genome_statistics import Composition, contig_statistics, total
-from zoo.files import write_json
+from zoo.files import write_json, write_text
 from zoo.naming import did_you_mean
 
 RECIPE = "dna.human_125m"
@@ -135,6 +137,30 @@ def _keep_split(regions: tuple[Region, ...], path: Path, genome: Genome) -> None
         same, why = False, f" ({error})"
     if not same:
         raise ValueError(f"{path} holds another split{why}; --force replaces it, another --out keeps both")
+
+
+def describe(regions: Iterable[Region]) -> str:
+    """ "train: 3 regions of 2 contigs, 1,234 bases (95.00%); heldout: …", in the order in which the splits appear."""
+    regions = tuple(regions)
+    total = sum(map(len, regions))
+    parts = []
+    for split in dict.fromkeys(region.split for region in regions):
+        mine = [region for region in regions if region.split == split]
+        contigs, bases = len({region.contig for region in mine}), sum(map(len, mine))
+        parts.append(
+            f"{split}: {_plural(len(mine), 'region')} of {_plural(contigs, 'contig')}, "
+            f"{bases:,} bases ({bases / total:.2%})"
+        )
+    return "; ".join(parts)
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
+def write_bed(regions: Iterable[Region], path: str | os.PathLike[str]) -> None:
+    """Four columns with tabs; the file is complete or absent."""
+    write_text(path, "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions))
 
 
 def _tracked(genome: Genome):

@@ -46,7 +46,7 @@ def build_loader(
         options |= {"seed": config.seed, "reverse_complement": config.reverse_complement}
     else:
         # Shuffled, so that the first batches represent all regions; by one seed, so that runs compare.
-        options |= {"seed": 0, "epochs": 1}
+        options |= {"seed": 0, "one_pass": True}
     rows = WindowDataset(genome, regions, config.context, load_tokenizer(config.tokenizer), **options)
     return IndexedLoader(RowBatches(rows), micro_batch, rank=rank, world=world, num_workers=config.num_workers)
 

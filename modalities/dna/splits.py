@@ -10,7 +10,6 @@ that no row covers are not used. Rows of different splits may not share a base.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,22 +17,18 @@ from pathlib import Path
 from modalities.dna.genome import Contig, Genome
 from modalities.dna.sources import DnaSource
 from modalities.heldout import fingerprint_of
-from zoo.files import write_text
 from zoo.naming import did_you_mean
 
 __all__ = [
     "HELDOUT",
     "HELDOUT_FRACTION",
     "Region",
-    "default_split",
-    "describe",
     "joined",
     "load_regions",
     "read_bed",
     "select",
     "split_contigs",
     "split_fingerprint",
-    "write_bed",
 ]
 
 HELDOUT = ("heldout", "valid", "validation", "val", "test")
@@ -58,14 +53,14 @@ class Region:
 
 
 def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
-    """The regions of a source: of its BED file where it has one, else of `default_split`.
+    """The regions of a source: of its BED file where it has one, else of `split_contigs`.
 
     Raises:
         FileNotFoundError: for a missing BED.
         ValueError: with file, line and reason for a malformed one, or one without a contig that it must cover.
     """
     if source.bed is None:
-        return default_split(genome)
+        return split_contigs(genome.contigs)
     regions = read_bed(source.bed, genome, others=source.subset)
     covered = {region.contig for region in regions}
     for contig in genome.contigs if source.complete else ():
@@ -74,11 +69,6 @@ def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
                 f"{source.bed}: no row for {contig.name!r} of {contig.file}; add one, or name another BED file"
             )
     return regions
-
-
-def default_split(genome: Genome) -> tuple[Region, ...]:
-    """Whole contigs, held out in an order fixed by their names until they hold 5% of the known bases."""
-    return split_contigs(genome.contigs)
 
 
 def split_contigs(contigs: Sequence[Contig], fraction: float = HELDOUT_FRACTION) -> tuple[Region, ...]:
@@ -140,35 +130,11 @@ def joined(regions: Sequence[Region]) -> tuple[Region, ...]:
     return tuple(found if len(found) < len(regions) else regions)
 
 
-def describe(regions: Iterable[Region]) -> str:
-    """ "train: 3 regions of 2 contigs, 1,234 bases (95.00%); heldout: …", in the order in which the splits appear."""
-    regions = tuple(regions)
-    total = sum(map(len, regions))
-    parts = []
-    for split in dict.fromkeys(region.split for region in regions):
-        mine = [region for region in regions if region.split == split]
-        contigs, bases = len({region.contig for region in mine}), sum(map(len, mine))
-        parts.append(
-            f"{split}: {_plural(len(mine), 'region')} of {_plural(contigs, 'contig')}, "
-            f"{bases:,} bases ({bases / total:.2%})"
-        )
-    return "; ".join(parts)
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' * (count != 1)}"
-
-
 def split_fingerprint(genome: Genome, regions: Iterable[Region]) -> str:
     """16 hex digits of a genome's bases and of regions in it."""
     ordered = sorted(regions, key=lambda r: (r.contig, r.start))
     lines = (f"\n{r.contig}\t{r.start}\t{r.stop}\t{r.split}" for r in ordered)
     return fingerprint_of(part.encode() for part in (genome.fingerprint, *lines))
-
-
-def write_bed(regions: Iterable[Region], path: str | os.PathLike[str]) -> None:
-    """Four columns with tabs; the file is complete or absent."""
-    write_text(path, "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions))
 
 
 def read_bed(path: Path, genome: Genome, *, others: bool = False) -> tuple[Region, ...]:

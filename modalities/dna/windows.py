@@ -2,7 +2,7 @@
 
 A region is cut at its long runs of unknown bases into stretches, and a stretch into windows. A window never crosses a
 stretch's end. In training each epoch shifts each stretch's grid by a random offset, permutes the windows, and reads some of
-them on the other strand. In a single pass (`epochs`) windows start at a stretch's start and the last is padded, so that every
+them on the other strand. In a single pass windows start at a stretch's start and the last is padded, so that every
 known base is a target once.
 
 A window follows from its sample number by arithmetic on the table of stretches; no list of windows is made.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -50,14 +50,14 @@ class Sample:
 class WindowDataset(Dataset):
     """Rows of [start] + `context` tokens. Sample n depends on (genome, regions, settings, n) alone.
 
-    A window has w = context · bases_per_token bases. Training (epochs=None) is endless. An epoch has ⌊n / w⌋ windows of a
+    A window has w = context · bases_per_token bases. Training is endless. An epoch has ⌊n / w⌋ windows of a
     stretch of n bases, 1 of a shorter one, which is padded. With an offset o drawn from (seed, epoch, stretch) they start at
     o, o + w, …; where the last would cross the end, it is taken from the end, or from the start if more is uncovered there.
     Fewer than w bases of a stretch are unused in an epoch, others in each. A window with more than `max_unknown` unknown
     bases is skipped, and another one takes its place.
 
     Sample n is window π(n mod W) of epoch n div W, with a permutation π for each epoch, on the other strand with
-    probability `reverse_complement`. shuffle=False: in order, with no offset.
+    probability `reverse_complement`. one_pass: one epoch, without offsets, the last window of a stretch padded.
 
     A row: tokens, segments int64 (L+1,); segments 0, padding −1; weights float32 (L+1,): 0 for unknown bases and padding,
     soft_mask_weight for tokens more than half of whose bases are soft-masked, else 1; sample int64 (), n itself, −1 in rows
@@ -78,13 +78,12 @@ class WindowDataset(Dataset):
         reverse_complement: float = 0.0,
         soft_mask_weight: float = 1.0,
         max_unknown: float = 0.1,
-        shuffle: bool = True,
-        epochs: int | None = None,
+        one_pass: bool = False,
     ) -> None:
         check_windows(context, reverse_complement, soft_mask_weight, max_unknown)
         self.genome, self.regions, self.context, self.tokenizer = genome, joined(regions), context, tokenizer
         self.seed, self.reverse_complement, self.soft_mask_weight = seed, reverse_complement, soft_mask_weight
-        self.max_unknown, self.shuffle, self.one_pass = max_unknown, shuffle, epochs is not None
+        self.max_unknown, self.one_pass = max_unknown, one_pass
         self.window = max(1, round(context * tokenizer.bases_per_token))
         lengths = [contig.length for contig in genome.contigs]
         # Unknown bases of all contigs, laid one after the other.
@@ -95,7 +94,7 @@ class WindowDataset(Dataset):
             np.concatenate([contig.unknown + self._offsets[contig.name] for contig in genome.contigs])
         )
         self._lay_out()
-        self.size = None if epochs is None else epochs * self.epoch_windows
+        self.size = self.epoch_windows if one_pass else None
         if not self.one_pass:
             self._places(np.zeros(1, np.int64))  # raises where no window is usable
 
@@ -128,17 +127,6 @@ class WindowDataset(Dataset):
                 f"{self._cut[1]:,} bases in them are unknown"
             )
 
-    def __len__(self) -> int:
-        if self.size is None:
-            raise TypeError("an endless WindowDataset has no length; epoch_windows is that of one epoch")
-        return self.size
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        index = 0
-        while self.size is None or index < self.size:
-            yield self[index]
-            index += 1
-
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return self.__getitems__([index])[0]
 
@@ -153,12 +141,8 @@ class WindowDataset(Dataset):
         names = ("tokens", "segments", "weights", "sample")
         return [dict(zip(names, row, strict=True)) for row in zip(*tensors, strict=True)]
 
-    def provenance(self, index: int) -> Sample:
-        """Origin of a sample. IndexError outside 0..size − 1."""
-        return self.samples([index])[0]
-
     def samples(self, indices: Sequence[int]) -> list[Sample]:
-        """`provenance` of many samples, such as a batch's "sample"."""
+        """Origins of samples, such as a batch's "sample". IndexError outside 0..size − 1."""
         numbers = np.asarray(indices, dtype=np.int64)
         for index in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
             if index < 0 or (self.size is not None and index >= self.size):
@@ -190,7 +174,7 @@ class WindowDataset(Dataset):
             "reverse_complement": self.reverse_complement,
             "soft_mask_weight": self.soft_mask_weight,
             "max_unknown": self.max_unknown,
-            "shuffle": self.shuffle,
+            "shuffle": True,
             "one_pass": self.one_pass,
         }
 
@@ -230,13 +214,12 @@ class WindowDataset(Dataset):
 
     def _grid(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         epoch, position = np.divmod(numbers, self.epoch_windows)
-        if self.shuffle:
-            position = permuted(position, self.epoch_windows, self.seed, _ORDER, epoch)
+        position = permuted(position, self.epoch_windows, self.seed, _ORDER, epoch)
         stretch = np.searchsorted(self._ends, position, side="right")
         windows, length = self._windows[stretch], (self._stop - self._start)[stretch]
         inside = position - self._ends[stretch] + windows  # the window's number within its stretch
         at = inside * self.window
-        if self.shuffle and not self.one_pass:
+        if not self.one_pass:
             offset = (hash64(self.seed, _OFFSET, epoch, stretch) % np.uint64(self.window)).astype(np.int64)
             at += offset
             out = at + self.window > length  # at most the last; it moves to where more bases are uncovered

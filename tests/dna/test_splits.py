@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 
 from modalities.dna.genome import Contig, open_genome
-from modalities.dna.sources import find_source
+from modalities.dna.sources import DnaSource, find_source
 from modalities.dna.splits import (
     Region,
-    default_split,
-    describe,
     load_regions,
     read_bed,
     select,
     split_contigs,
-    write_bed,
 )
+from tools.prepare_genome import describe, write_bed
 
 
 @pytest.fixture
@@ -157,7 +155,7 @@ def test_a_single_contig_is_cut(genome):
             split_contigs(wrong)
     with pytest.raises(ValueError, match=r"fraction 0\.7 of bases to hold out must be above 0 and below 0\.5"):
         split_contigs([one], fraction=0.7)
-    assert default_split(genome) == split_contigs(genome.contigs)
+    assert load_regions(DnaSource("genome", ()), genome) == split_contigs(genome.contigs)
 
 
 def test_select_and_describe():

@@ -85,10 +85,10 @@ def epoch_of(data, epoch=0):
 def test_one_pass_has_every_known_base_as_a_target_once(spec, context):
     tokenizer = load_tokenizer(spec)
     width = int(tokenizer.bases_per_token)
-    data = dataset(context, tokenizer=tokenizer, epochs=1)
+    data = dataset(context, tokenizer=tokenizer, one_pass=True)
     seen = {contig.name: np.zeros(contig.length, int) for contig in GENOME.contigs}
     for row in data:
-        sample = data.provenance(int(row["sample"]))
+        sample = data.samples([int(row["sample"])])[0]
         ids = row["tokens"][row["segments"] >= 0].numpy()
         assert ids[0] == tokenizer.bos_id and sample.strand == "+"
         assert (row["tokens"][row["segments"] < 0] == tokenizer.pad_id).all()
@@ -108,18 +108,15 @@ def test_one_pass_has_every_known_base_as_a_target_once(spec, context):
 
 
 def test_one_pass_is_mixed_finite_and_alike_for_windows_of_all_regions():
-    data = dataset(epochs=1)
+    data = dataset(one_pass=True)
     places = [(s.contig, s.start) for s in epoch_of(data)]
-    assert len(data) == len(set(places)) and places != sorted(places)
+    assert data.size == len(set(places)) and places != sorted(places)
     assert {name for name, _ in places[:12]} >= {"a", "c"}
-    in_order = dataset(epochs=1, shuffle=False)
-    assert [(s.contig, s.start) for s in epoch_of(in_order)] == sorted(places)
-    with pytest.raises(IndexError, match=rf"sample {len(data)} is outside 0\.\.{len(data) - 1}"):
-        data[len(data)]
+    with pytest.raises(IndexError, match=rf"sample {data.size} is outside 0\.\.{data.size - 1}"):
+        data[data.size]
     with pytest.raises(IndexError, match=r"sample -1 is outside"):
-        data.provenance(-1)
-    with pytest.raises(TypeError, match="epoch_windows"):
-        len(dataset())
+        data.samples([-1])[0]
+    assert dataset().size is None
 
 
 # ---- training windows ----
@@ -151,14 +148,12 @@ def test_offsets_move_from_epoch_to_epoch_and_every_base_has_its_turn():
             if s.contig == "c":
                 times[s.start : s.stop] += 1
     assert times[:64].min() > 20 and times[128:].min() > 20 and times[64:128].max() == 0
-    still = dataset(32, shuffle=False)
-    assert [s.start for s in epoch_of(still, 0)] == [s.start for s in epoch_of(still, 3)]
 
 
 def test_a_sample_follows_from_seed_and_number():
     first, same, other = dataset(seed=5), dataset(seed=5), dataset(seed=6)
     numbers = [0, 3, 40, 1_000_003, 10**12]
-    assert first.samples(numbers) == [same.provenance(n) for n in numbers] != other.samples(numbers)
+    assert first.samples(numbers) == [same.samples([n])[0] for n in numbers] != other.samples(numbers)
     # Pinned: a change here would make a run that is resumed see other windows than it would have seen.
     assert dataset(32, seed=1, reverse_complement=0.5).samples([0, 1, 10**9]) == PINNED
 
@@ -186,7 +181,7 @@ def test_regions_shorter_than_a_window_are_one_padded_row():
 
 def test_regions_that_share_bases_count_them_once():
     regions = [Region("c", 200, 300, "train"), Region("b", 0, 9, "train"), Region("c", 128, 264, "train")]
-    data = dataset(16, regions=regions, epochs=1)
+    data = dataset(16, regions=regions, one_pass=True)
     assert sum(float(row["weights"][1:].sum()) for row in data) == 9 + (300 - 128)
     assert sorted(r.start for r in data.regions) == [0, 128]
 
@@ -218,11 +213,15 @@ def test_windows_with_too_many_unknown_bases_are_skipped(monkeypatch):
         dataset(50, genome=genome, regions=[Region("a", 1000, 1003, "train")])
 
 
-def test_a_good_window_is_served_in_every_epoch_whatever_is_passed_over():
+def test_every_good_window_of_an_epoch_is_served_whatever_is_skipped():
     genome = FakeGenome(a=letters(3200, 4, unknown=[(at, at + 3) for at in range(800, 1600, 10)]))
-    data = dataset(32, genome=genome, shuffle=False)
-    good = {at for at in range(0, 3200, 32) if (genome.codes("a", at, at + 32) == UNKNOWN).mean() <= 0.1}
-    assert {s.start for s in epoch_of(data)} == good and len(good) < data.epoch_windows
+    data = dataset(32, genome=genome)
+    for epoch in range(3):
+        numbers = np.arange(epoch * data.epoch_windows, (epoch + 1) * data.epoch_windows)
+        grid = data._grid(numbers)[1].tolist()
+        good = {at for at in grid if (genome.codes("a", at, at + 32) == UNKNOWN).mean() <= 0.1}
+        served = {s.start for s in epoch_of(data, epoch)}
+        assert good <= served and len(good) < len(grid)
 
 
 def test_the_report_says_what_is_left_out():
@@ -233,8 +232,8 @@ def test_the_report_says_what_is_left_out():
     assert "weight 0" not in report and "weight 0" in dataset(32, soft_mask_weight=0).report
     short = FakeGenome(a="ACGT" * 20 + "N" * 40 + "ACGTA" + "N" * 40 + "ACGT" * 20)
     assert "5 bases left out in 1 stretches too short" in dataset(32, genome=short).report
-    assert "left out" not in dataset(32, genome=short, epochs=1).report
-    kmers = dataset(10, tokenizer=load_tokenizer("kmer:3"), epochs=1).report
+    assert "left out" not in dataset(32, genome=short, one_pass=True).report
+    kmers = dataset(10, tokenizer=load_tokenizer("kmer:3"), one_pass=True).report
     assert "bases at the ends make no whole token" in kmers and "hold an unknown base have weight 0" in kmers
 
 
@@ -249,15 +248,15 @@ def test_the_other_strand_turns_tokens_and_weights():
     turned = dataset(40, genome=genome, seed=2, soft_mask_weight=0.25, reverse_complement=1.0)
     for n in range(60):
         here, there = plain[n], turned[n]
-        assert plain.provenance(n).strand == "+" and turned.provenance(n).strand == "-"
-        assert (plain.provenance(n).start, plain.provenance(n).stop) == (
-            turned.provenance(n).start,
-            turned.provenance(n).stop,
+        assert plain.samples([n])[0].strand == "+" and turned.samples([n])[0].strand == "-"
+        assert (plain.samples([n])[0].start, plain.samples([n])[0].stop) == (
+            turned.samples([n])[0].start,
+            turned.samples([n])[0].stop,
         )
         assert np.array_equal(there["tokens"][1:], reverse_complement(here["tokens"][1:].numpy().astype(np.uint8)))
         assert torch.equal(there["weights"][1:], here["weights"][1:].flip(0))
-        codes = genome.codes("a", plain.provenance(n).start, plain.provenance(n).stop)
-        soft = genome.soft_masked("a", plain.provenance(n).start, plain.provenance(n).stop)
+        codes = genome.codes("a", plain.samples([n])[0].start, plain.samples([n])[0].stop)
+        soft = genome.soft_masked("a", plain.samples([n])[0].start, plain.samples([n])[0].stop)
         assert here["weights"][1:].tolist() == np.where(codes == UNKNOWN, 0, np.where(soft, 0.25, 1)).tolist()
     half = dataset(40, genome=genome, reverse_complement=0.5)
     minus = sum(s.strand == "-" for s in half.samples(range(1000)))
@@ -269,7 +268,7 @@ def test_the_other_strand_turns_tokens_and_weights():
 def test_a_token_counts_as_soft_masked_when_most_of_its_bases_are():
     genome = FakeGenome(a="acgACGacGAcgACGTac")
     tokenizer = load_tokenizer("kmer:3")
-    options = {"genome": genome, "tokenizer": tokenizer, "soft_mask_weight": 0.5, "epochs": 1}
+    options = {"genome": genome, "tokenizer": tokenizer, "soft_mask_weight": 0.5, "one_pass": True}
     assert dataset(6, **options)[0]["weights"][1:].tolist() == [0.5, 1, 0.5, 0.5, 1, 0.5]
     assert dataset(6, **options, reverse_complement=1.0)[0]["weights"][1:].tolist() == [0.5, 1, 0.5, 0.5, 1, 0.5][::-1]
 
@@ -283,7 +282,7 @@ def test_bpe_windows_are_cut_and_padded_and_the_report_says_how_much(tmp_path):
     assert data.window == round(32 * tokenizer.bases_per_token) > 64
     cut = padded = 0
     for n in range(100):
-        row, sample = data[n], data.provenance(n)
+        row, sample = data[n], data.samples([n])[0]
         codes = genome.codes("a", sample.start, sample.stop)
         codes = reverse_complement(codes) if sample.strand == "-" else codes
         read = tokenizer.decode(row["tokens"].numpy())

@@ -26,7 +26,6 @@ __all__ = ["Score"]
 
 LEAST_PART = 1 << 18  # bases in a cell
 MOST_PARTS = 64  # cells of a file
-MOST_DOTS = 3000  # records; more are drawn as quantiles
 FEW_RECORDS = 20  # too few for a histogram
 
 
@@ -122,35 +121,25 @@ class Score(FileEvaluator):
         return [_row(name, record) for name, record in records.items()]
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """Bits per base against length (dots, or quantiles of many), and their histogram."""
-        from matplotlib.ticker import LogLocator, NullFormatter
-
-        many, crowded = (len(results[0].rows) > most for most in (FEW_RECORDS, MOST_DOTS))
-        rows = [(row["length"], row["bits_per_base"]) for result in results for row in result.rows]
-        every = [bits for _, bits in rows if math.isfinite(bits)]
-        figure, axes = panels(1, 2 if many else 1, width=5.2, height=4.0)
-        for result, style in zip(results, styles_of(results), strict=True):
-            lengths, bits = (
-                np.array([row[name] for row in result.rows], float) for name in ("length", "bits_per_base")
-            )
-            lengths, bits = lengths[np.isfinite(bits)], bits[np.isfinite(bits)]
-            if crowded and len(bits):
-                _quantiles(axes[0], lengths, bits, style)
-            else:
-                dots = {"linestyle": "", "marker": style["marker"] or ".", "alpha": 0.7}
-                axes[0].plot(lengths, bits, **(style | dots | {"markersize": 6.0 if len(bits) < 200 else 3.0}))
-            if many and len(bits):
+        """Bits per base against length, a dot for each record, and their histogram where they are many."""
+        many = len(results[0].rows) > FEW_RECORDS
+        finite = [[row for row in result.rows if math.isfinite(row["bits_per_base"])] for result in results]
+        every = [row["bits_per_base"] for rows in finite for row in rows]
+        figure, axes = panels(1, 1 + many, width=5.2, height=4.0)
+        for rows, style in zip(finite, styles_of(results), strict=True):
+            bits = [row["bits_per_base"] for row in rows]
+            size = {"markersize": 6.0 if len(rows) < 200 else 2.0, "alpha": 0.7 if len(rows) < 2000 else 0.2}
+            dots = style | size | {"linestyle": "", "marker": style["marker"] or "."}
+            axes[0].plot([row["length"] for row in rows], bits, **dots)
+            if many and rows:
                 outline = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 1.6}
                 axes[1].hist(bits, bins=bin_edges(every, 60), histtype="step", **outline)
         axes[0].set_xscale("log")
-        axes[0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes[0].xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes[0].xaxis.set_minor_formatter(NullFormatter())
         axes[0].axhline(2.0, **REFERENCE)
         at = {"xycoords": ("axes fraction", "data"), "fontsize": 7.5, "color": "0.35", "va": "bottom"}
         axes[0].annotate("uniform", (0.01, 2.0), **at)
-        title = "median, and a band of nine tenths of the records" if crowded else "every record"
-        axes[0].set(xlabel="length of the record (bases, log)", ylabel="bits per base", title=title)
+        axes[0].set(xlabel="length of the record (bases, log)", ylabel="bits per base", title="every record")
         if many:
             axes[1].set(xlabel="bits per base", ylabel="records", title=f"{len(results[0].rows):,} records")
             axes[1].axvline(2.0, **REFERENCE)
@@ -251,17 +240,6 @@ def _row(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
         "nats_per_base": nats_per_base,
         "bits_per_base": nats_per_base / math.log(2),
     }
-
-
-def _quantiles(axis: Any, lengths: np.ndarray, bits: np.ndarray, style: dict[str, Any]) -> None:
-    """The median by length, in a band that holds nine tenths."""
-    edges = np.unique(np.quantile(lengths, np.linspace(0, 1, 25)))
-    bins = np.clip(np.searchsorted(edges, lengths, side="right") - 1, 0, max(0, len(edges) - 2))
-    filled = np.unique(bins)
-    centres = [np.median(lengths[bins == b]) for b in filled]
-    low, middle, high = np.array([np.quantile(bits[bins == b], (0.05, 0.5, 0.95)) for b in filled]).T
-    axis.plot(centres, middle, **style)
-    axis.fill_between(centres, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def _table(results: Sequence[ModelResult], names: Sequence[str], count: int) -> Table:

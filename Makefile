@@ -29,12 +29,12 @@ lint: setup  ## style and types
 	$(BIN)/mypy
 
 bench: setup  ## attention on this machine, as ratios to plain attention
-	$(BIN)/python tools/bench_attention.py
+	$(BIN)/python tools/bench.py attention
 
 bench-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)  ## on CUDA: the kernels' tests, then attention and training steps
 	PRIORZOO_TEST_DEVICE=cuda $(GPU_PYTHON) -m pytest $(wildcard tests/zoo/test_triton_*.py)
-	$(GPU_PYTHON) tools/bench_attention.py --device cuda --minutes $(MINUTES) --out benchmarks/h200/attention.json
-	$(GPU_PYTHON) tools/bench_training.py --minutes $(MINUTES) --out benchmarks/h200/training.json
+	$(GPU_PYTHON) tools/bench.py attention --device cuda --minutes $(MINUTES) --out benchmarks/h200/attention.json
+	$(GPU_PYTHON) tools/bench.py training --device cuda --minutes $(MINUTES) --out benchmarks/h200/training.json
 
 weights: setup  ## train every shipped tiny model again
 	$(BIN)/python tools/train_zoo.py train text

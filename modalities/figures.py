@@ -168,11 +168,11 @@ def curves(
         error = f"{score.column}_standard_error"
         if isinstance(result, SeedMean):
             low, high = ([rows[n][score.column] for n in there] for rows in (result.low, result.high))
-            axis.fill_between(places, low, high, color=style["color"], alpha=0.18, linewidth=0, zorder=2)
+            _band(axis, places, low, high, style["color"])
         elif there and all(error in result.rows[n] for n in there):
             middle, spread = ([result.rows[n][name] for n in there] for name in (score.column, error))
             low, high = ([m + k * s for m, s in zip(middle, spread, strict=True)] for k in (-1, 1))
-            axis.fill_between(places, low, high, color=style["color"], alpha=0.12, linewidth=0, zorder=2)
+            _band(axis, places, low, high, style["color"], dashed=True)
     axis.set_xscale("log", base=2)
     gaps = [math.log2(b / a) for a, b in pairwise(ticks)]
     room = min(gaps) / sum(gaps) if gaps else 1.0
@@ -189,6 +189,15 @@ def curves(
     elif not score.linear:
         log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
     mark_training(axis, results, along)
+
+
+def _band(
+    axis, places: Sequence[Any], low: Sequence[float], high: Sequence[float], color: str, *, dashed: bool = False
+):
+    """A faint band with edges that can be followed where bands overlap; dashed for one seed's standard error."""
+    axis.fill_between(places, low, high, color=color, alpha=0.07, linewidth=0, zorder=2)
+    for edge in (low, high):
+        axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, linestyle="--" if dashed else "-", zorder=2)
 
 
 def log_if_wide(axis, values: Sequence[float]) -> None:
@@ -253,10 +262,11 @@ def finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
     names = [named[label].method if short and label in named else label for label in labels]
     if len(seeds) > 1:
         numbers = [getattr(named.get(label), "seeds", 1) for label in labels]
-        names = [f"{name}, {n} seeds" if n > 1 else name for name, n in zip(names, numbers, strict=True)]
+        names = [f"{name}, {n} seeds" if n > 1 else f"{name}, one seed" for name, n in zip(names, numbers, strict=True)]
     title = None
     if seeds != {1}:
-        title = f"mean of {seeds.pop() if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest"
+        mixed = "\n(one seed: standard error, dashed)" if 1 in seeds else ""
+        title = f"mean of {seeds.pop() if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest{mixed}"
     columns = 1 + (len(names) > 16)  # more would not fit under each other
     style: dict[str, Any] = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns)
     legend = figure.legend(handles, names, loc="outside right center", **style)

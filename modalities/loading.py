@@ -184,9 +184,7 @@ class StreamLoader(_Loader):
         self.states: dict[str, Any] = {}  # of each worker's sequence after its last batch
 
     def __iter__(self) -> Iterator[Batch]:
-        loader = DataLoader(
-            _StreamBatches(self), batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged
-        )
+        loader = DataLoader(_StreamBatches(self), batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged)
         for worker, batch, events, state in loader:
             if state is not None:
                 self.states[str(worker)] = state

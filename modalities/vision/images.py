@@ -25,13 +25,13 @@ What the sources add:
     a tar sample without a label, or an unreadable one   skipped                                   skipped: no label, bad label
     a label outside 0…num_classes−1             list of classes known (folder, index.json, hf ClassLabel): ValueError;
                                                 otherwise skipped                                  skipped: label out of range
-                                                taken as it is where num_classes is not known either (`held_out_images`
-                                                of a spec); −1 in an hf ClassLabel is no label     skipped: no label
+                                                taken as it is where num_classes is not known either (evaluation
+                                                of a spec string); −1 in an hf ClassLabel is none  skipped: no label
     a class folder without images               the class keeps its number                         skipped: empty class
     a tar that ends too early, or has another number of samples than its index says                ValueError
 
 The place of a skipped image is taken by the next good one of the order; in held-out passes it then has target −1. A set of
-which nothing is left is a ValueError. Asked for by its number (`HeldOut[i]`) a bad image raises BadImage, a ValueError.
+which nothing is left is a ValueError. Read by index (`HeldoutImages`), a bad image raises BadImage, a ValueError.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class BadImage(ValueError):
 
 
 class ImageReport:
-    """What was skipped and converted: times met by reason, with the first few names of each.
+    """What was skipped and converted: counts by reason, with the first few names of each.
 
-    A training loader meets an image again in every epoch. The first of every reason is logged: what is skipped as a
-    warning, what is converted as information.
+    A training loader counts an image in every epoch. The first of every reason is logged: skipped as a warning,
+    converted as information.
     """
 
     NAMES = 5
@@ -118,7 +118,7 @@ class ImageReport:
 
 
 def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
-    """(RGB image, what was converted). Errors: BadImage, with a reason of the module's table."""
+    """(RGB image, what was converted). Raises BadImage, with a reason of the module's table."""
     if not data:
         raise BadImage("empty")
     try:
@@ -141,7 +141,7 @@ def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
 
 
 def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
-    """(upright 8-bit RGB image, what was converted). Errors: BadImage for a mode without a defined range, and for what
+    """(upright 8-bit RGB image, what was converted). Raises BadImage for a mode without a defined range, and for what
     Pillow cannot convert."""
     notes: list[str] = []
     turn = _UPRIGHT.get(orientation(image))

@@ -2,14 +2,17 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
-import torch
 from torch import nn
 
-from recipes import dna, engine, find_recipe, list_recipes, text, vision
-from recipes.config import ConfigError, Optim, resolve
-from recipes.estimate import describe
+from modalities.contract import find_modality
+from recipes import engine, find_recipe, list_recipes
+from recipes.config import ConfigError, Model, Optim, Recipe, resolve
+from recipes.estimate import build_on_meta, describe
+from recipes.initial import load_weights
+from recipes.registry import Recipes
 from zoo import create_model, list_models
 from zoo.layers import SSMax
 from zoo.priors import Prior
@@ -31,8 +34,13 @@ def test_every_tiny_vision_model_has_a_recipe():
 def test_a_dry_run_counts_without_data(name):
     recipe = find_recipe(name)
     figures = describe(resolve(recipe, world=1 if name.endswith("_tiny") else 8))
-    unit = {"text": "tokens", "vision": "images", "dna": "tokens"}[recipe.modality]
-    assert set(figures) >= {"model", "batch", unit, "estimated FLOPs", "estimated memory per rank"}
+    assert set(figures) >= {
+        "model",
+        "batch",
+        find_modality(recipe.modality).unit,
+        "estimated FLOPs",
+        "estimated memory per rank",
+    }
 
 
 def test_goats_imagenet_set_up():
@@ -44,12 +52,10 @@ def test_goats_imagenet_set_up():
     assert train.batch == 1024 and round(train.steps / epoch) == 150 and round(optim.warmup / epoch) == 20
     assert (data.mixup, data.cutmix, data.label_smoothing, data.random_erasing) == (0.8, 1.0, 0.1, 0.25)
     assert data.rand_augment.startswith("rand-m9-n2") and data.image_size == 224 and data.hflip == 0.5
-    with torch.device("meta"):
-        config = vision.build_model(recipe).config
+    model = build_on_meta(recipe)
+    config, prior = model.config, model.layers[0].attention.prior
     assert (config.num_layers, config.num_heads, config.dim, config.mlp) == (12, 6, 384, "swiglu")
     assert (config.position, config.drop_path_rate, config.patch_size) == ("goat", 0.1, 16)
-    with torch.device("meta"):
-        prior = vision.build_model(recipe).layers[0].attention.prior
     assert prior.spectral.y.rank + prior.spectral.x.rank == 16  # pairs in all
 
 
@@ -59,8 +65,7 @@ def test_goats_dna_set_ups(name):
     recipe = find_recipe(f"dna.{name}")
     assert (recipe.data.tokenizer, recipe.data.context) == ("bases", 1024)
     assert (recipe.optim.name, recipe.optim.lr) == ("adamw", 3e-4)
-    with torch.device("meta"):
-        model = dna.build_model(recipe)
+    model = build_on_meta(recipe)
     config, prior = model.config, model.layers[0].attention.prior
     shape = (config.num_layers, config.num_heads, config.dim)
     assert shape == {"goat_human": (8, 8, 512), "human_125m": (12, 12, 768)}[name]
@@ -89,29 +94,61 @@ def test_the_papers_set_ups(name, context, tokens_per_step, steps, optimizer, lr
 
 
 def test_the_tokenizer_of_the_data_is_the_models():
+    def config(**options):
+        recipe.model.options = options
+        return build_on_meta(recipe).config
+
     recipe = find_recipe("text.goat_c4_125m")
-    recipe.data = recipe.data.with_options(tokenizer="gpt2?split_digits=true")
-    with torch.device("meta"):  # the same vocabulary: no file is read for it
-        config = text.build_model(recipe).config
-    assert (config.tokenizer, config.vocab_size) == ("gpt2?split_digits=true", 50257)
-    recipe.data = recipe.data.with_options(tokenizer="bytes")
-    with torch.device("meta"):
-        config = text.build_model(recipe).config
-    assert (config.tokenizer, config.vocab_size) == ("bytes", 264)
-    recipe.model.options = {"vocab_size": 512}
-    with torch.device("meta"):
-        assert text.build_model(recipe).config.vocab_size == 512
-    recipe.model.options = {"tokenizer": "gpt2"}
-    with pytest.raises(ConfigError, match=r"data\.tokenizer=bytes"):
-        text.build_model(recipe)
+    recipe.data = replace(
+        recipe.data, tokenizer="gpt2?split_digits=true"
+    )  # the same vocabulary: no file is read for it
+    assert (config().tokenizer, config().vocab_size) == ("gpt2?split_digits=true", 50257)
+    recipe.data = replace(recipe.data, tokenizer="bytes")
+    assert (config().tokenizer, config().vocab_size) == ("bytes", 264)
+    assert config(vocab_size=512).vocab_size == 512
+    with pytest.raises(ValueError, match=r"tokenizer=gpt2\b.*data\.tokenizer=bytes"):
+        config(tokenizer="gpt2")
+    recipe.data = replace(recipe.data, tokenizer="nowhere.json")
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.json"):
+        config()
+    assert config(vocab_size=300).vocab_size == 300  # known: its file need not be there
 
 
 def test_context_extension_starts_from_a_finished_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = find_recipe("text.bam_extend_120m")
     describe(resolve(recipe, world=8))  # a dry run needs none
-    with pytest.raises(ConfigError, match=r"deepspeed recipes/train\.py text\.bam_fineweb_120m"):
-        text.load_weights(None, recipe.model.init_from)
+    with pytest.raises(ConfigError, match=r"text\.bam_fineweb_120m"):
+        load_weights(None, recipe.model.init_from)
+
+
+def test_an_unknown_recipe_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"text\.ggd_ssmax_tiny"):
+        find_recipe("text.ggd_ssmx_tiny")
+    for name in ("audio.ggd_tiny", "tiny", ""):
+        with pytest.raises(ConfigError, match=repr(name)):
+            find_recipe(name)
+
+
+def test_recipes_are_added_by_name_and_for_every_model():
+    table = Recipes("text")
+
+    @table.add
+    def ggd_tiny() -> Recipe:
+        return Recipe("text.ggd_tiny", "text", Model("text_ggd_tiny"), None)
+
+    table.add_methods("tiny", lambda method: method)
+    assert table["ggd_tiny"] is ggd_tiny and table["rope_ssmax_tiny"]() == "rope_ssmax"
+    assert len(table) == len(list_models("text_*_tiny", modality="text"))
+    table.add_methods("long", lambda method: method, model_size="tiny")
+    assert table["rope_long"]() == "rope"
+
+
+def test_a_recipe_is_made_anew_each_time():
+    first = find_recipe("text.ggd_ssmax_tiny")
+    first.train.steps, first.model.options["dim"] = 1, 8
+    assert find_recipe("text.ggd_ssmax_tiny").train.steps == 800
+    assert find_recipe("text.ggd_ssmax_tiny").model.options == {}
 
 
 def test_warm_up_then_cosine_to_the_floor():

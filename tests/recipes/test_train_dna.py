@@ -48,9 +48,7 @@ def test_bits_per_base_are_measured_on_the_way(tokenizer, strands, bases, tmp_pa
     records = [r for r in RunFolder(tmp_path / "run").metrics() if "heldout_loss" in r]
     assert [r["step"] for r in records] == [2, 4]
     for record in records:  # yeast has no unknown base, so every target stands for as many
-        assert record["heldout_bits_per_base"] == pytest.approx(
-            record["heldout_loss"] / math.log(2) / bases, rel=1e-5
-        )
+        assert record["heldout_bits_per_base"] == pytest.approx(record["heldout_loss"] / math.log(2) / bases, rel=1e-5)
         assert 1.8 < record["heldout_bits_per_base"] < 2.4
     config = load_run(tmp_path / "run")[0].config
     assert (config.tokenizer, config.strands, config.num_targets, config.train_context) == (

@@ -44,10 +44,10 @@ def whole(tmp_path_factory):
 
 
 def test_accuracy_is_measured_on_the_way(whole) -> None:
-    records = [r for r in RunFolder(whole).metrics() if "held_out_loss" in r]
+    records = [r for r in RunFolder(whole).metrics() if "heldout_loss" in r]
     assert [r["step"] for r in records] == [2, 4]
     for record in records:
-        assert 0 <= record["held_out_top1"] <= record["held_out_top5"] <= 1
+        assert 0 <= record["heldout_top1"] <= record["heldout_top5"] <= 1
     assert [r["images"] for r in RunFolder(whole).metrics() if "loss" in r] == [8, 16, 24, 32]
 
 

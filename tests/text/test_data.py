@@ -5,27 +5,21 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from modalities.text.data import (
-    Document,
-    PackedDataset,
-    PackedLoader,
-    TextDataConfig,
-    TokenCorpus,
-    build_loader,
-    corpus_of,
-    document_split,
-    heldout_documents,
-    load_tokenizer,
-    open_source,
-    tokenize_corpus,
-)
+from modalities.loading import IndexedLoader, RowBatches
+from modalities.text.config import TextDataConfig
+from modalities.text.corpus import TokenCorpus, corpus_of, tokenize_corpus
+from modalities.text.data import PackedDataset, build_loader, open_heldout
+from modalities.text.sources import Document, document_split, open_source
+from modalities.text.tokenizers import load_tokenizer
 
 BYTES = load_tokenizer()
 
@@ -48,14 +42,20 @@ def take(iterable, count):
     return list(itertools.islice(iterable, count))
 
 
+def loader_of(dataset, micro_batch, **share):
+    return IndexedLoader(RowBatches(dataset), micro_batch, **share)
+
+
 # ---- the shipped excerpt and the split ----
 
 
 def test_the_excerpt_trains_and_measures():
     documents = list(open_source())
     assert len(documents) == 36 and len({d.id for d in documents}) == 36
-    assert len(heldout_documents(min_bytes=32769)) >= 10
-    assert heldout_documents(limit=2) == heldout_documents()[:2]
+    heldout = open_heldout("sotu-excerpt", "bytes")
+    assert sum(document.bytes > 32768 for document in heldout.items) >= 10
+    assert {d.text for d in heldout.items} == {d.text for d in documents if document_split(d) == "heldout"}
+    assert all(len(d.tokens) == d.bytes and d.bytes_per_token == 1 for d in heldout.items)
     loader = build_loader(TextDataConfig(context=128, passkey_fraction=0.5), micro_batch=4)
     batch = next(iter(loader))
     assert batch["tokens"].shape == batch["segments"].shape == (4, 129)
@@ -103,7 +103,7 @@ def test_parquet(tmp_path):
     spec = f"{tmp_path}/x.parquet"
     assert [d.text for d in open_source(spec + "?field=body&id_field=n")] == ["one", "two"]
     assert [d.id for d in open_source(spec + "?field=body&id_field=n")] == ["1", "3"]
-    with pytest.raises(ValueError, match=r"row 1: no field 'bdy' among \['body', 'n'\]; did you mean '\?field=body'"):
+    with pytest.raises(ValueError, match=r"row 1\b.*'bdy'.*'\?field=body'"):
         list(open_source(spec + "?field=bdy"))
 
 
@@ -112,37 +112,35 @@ def test_empty_files_and_documents_are_left_out(tmp_path):
     (tmp_path / "b.txt").write_text(" \n ")
     (tmp_path / "c.jsonl").write_text('{"text": ""}\n{"text": null}\n')
     assert list(open_source(f"{tmp_path}/*")) == []
-    with pytest.raises(ValueError, match="has no document: every file or row is empty"):
+    with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path))}.*empty"):
         tokenize_corpus(open_source(f"{tmp_path}/*"), BYTES)
     (tmp_path / "d.txt").write_text("something")
     assert [d.id for d in open_source(f"{tmp_path}/*")] == ["d.txt"]
-    with pytest.raises(ValueError, match="has 1 document and none in the 'heldout' split"):
+    with pytest.raises(ValueError, match=r"\b1 document\b.*'heldout'"):
         tokenize_corpus(open_source(f"{tmp_path}/*"), BYTES, split="heldout")
     assert len(tokenize_corpus(open_source(f"{tmp_path}/*"), BYTES, split="all")) == 1
 
 
 def test_invalid_utf8_is_an_error_or_replaced(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"good \xff bad")
-    with pytest.raises(ValueError, match=r"a\.txt: invalid UTF-8 at byte 5 \(0xff\).*errors=replace"):
+    with pytest.raises(ValueError, match=r"a\.txt.*byte 5 \(0xff\).*errors=replace"):
         list(open_source(f"{tmp_path}/a.txt"))
     assert [d.text for d in open_source(f"{tmp_path}/a.txt?errors=replace")] == ["good \ufffd bad"]
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "ok"}\n{"text": "\xe9"}\n')
-    with pytest.raises(ValueError, match=r"b\.jsonl, row 2: invalid UTF-8"):
+    with pytest.raises(ValueError, match=r"b\.jsonl, row 2\b.*UTF-8"):
         list(open_source(f"{tmp_path}/b.jsonl"))
 
 
 def test_bad_rows_name_file_and_row(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "ok"}, {"txet": "no"}])
-    with pytest.raises(
-        ValueError, match=r"a\.jsonl, row 2: no field 'text' among \['txet'\]; did you mean '\?field=txet'"
-    ):
+    with pytest.raises(ValueError, match=r"a\.jsonl, row 2\b.*'text'.*'\?field=txet'"):
         list(open_source(str(path)))
-    with pytest.raises(ValueError, match="row 1: field 'text' is int, expected a string"):
+    with pytest.raises(ValueError, match=r"row 1\b.*'text'.*\bint\b"):
         list(open_source(str(write_jsonl(tmp_path / "b.jsonl", [{"text": 3}]))))
-    with pytest.raises(ValueError, match="row 1: expected an object"):
+    with pytest.raises(ValueError, match=r"c\.jsonl, row 1\b"):
         list(open_source(str(write_jsonl(tmp_path / "c.jsonl", [["text"]]))))
     (tmp_path / "d.jsonl").write_text('{"text": "ok"}\n{"text": \n')
-    with pytest.raises(ValueError, match=r"d\.jsonl, row 2: not JSON"):
+    with pytest.raises(ValueError, match=r"d\.jsonl, row 2\b.*JSON"):
         list(open_source(str(tmp_path / "d.jsonl")))
 
 
@@ -155,7 +153,7 @@ def test_a_source_can_bring_its_own_split(tmp_path):
     ]
     rows[0]["s"] = "test"
     write_jsonl(tmp_path / "a.jsonl", rows)
-    with pytest.raises(ValueError, match="split 'test' is none of"):
+    with pytest.raises(ValueError, match="'test'"):
         list(open_source(spec))
 
 
@@ -164,18 +162,18 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
     (tmp_path / "speech.txt").write_text("x")
     (tmp_path / "pic.png").write_text("x")
     cases = {
-        "sotu-exerpt": (FileNotFoundError, "did you mean 'sotu-excerpt'"),
+        "sotu-exerpt": (FileNotFoundError, "'sotu-excerpt'"),
         "rfc": (FileNotFoundError, "fetch_data.py text rfc"),
-        f"{tmp_path}/speeech.txt": (FileNotFoundError, "did you mean '.*speech.txt'"),
-        f"{tmp_path}/*.md": (FileNotFoundError, "no file matches"),
-        f"{tmp_path}": (FileNotFoundError, "is a folder; give a glob"),
-        f"{tmp_path}/pic.png": (ValueError, "is none of .txt, .jsonl"),
-        "sotu-excerpt?feild=text": (ValueError, "did you mean 'field'"),
-        "sotu-excerpt?errors=skip": (ValueError, "expected 'strict' or 'replace'"),
-        "sotu-excerpt?data_files=x": (ValueError, "only for 'hf:"),
-        "hf:": (ValueError, "expected 'hf:NAME"),
-        "hf:a:b:c:d": (ValueError, "expected 'hf:NAME"),
-        "": (ValueError, "non-empty string"),
+        f"{tmp_path}/speeech.txt": (FileNotFoundError, "speech.txt'"),
+        f"{tmp_path}/*.md": (FileNotFoundError, r"\*\.md"),
+        f"{tmp_path}": (FileNotFoundError, r"folder.*/\*\.jsonl"),
+        f"{tmp_path}/pic.png": (ValueError, r"pic\.png.*\.jsonl"),
+        "sotu-excerpt?feild=text": (ValueError, "'feild'.*'field'"),
+        "sotu-excerpt?errors=skip": (ValueError, "'skip'.*'strict' or 'replace'"),
+        "sotu-excerpt?data_files=x": (ValueError, "data_files.*'hf:"),
+        "hf:": (ValueError, "'hf:NAME"),
+        "hf:a:b:c:d": (ValueError, "'hf:NAME"),
+        "": (ValueError, "''"),
     }
     for spec, (error, message) in cases.items():
         with pytest.raises(error, match=message):
@@ -219,7 +217,7 @@ def test_saved_corpus_is_a_source(tmp_path):
         assert torch.equal(there["tokens"], here["tokens"])
     with pytest.raises(FileExistsError):
         corpus("x").save(tmp_path / "train")
-    with pytest.raises(FileNotFoundError, match=r"no corpus\.json"):
+    with pytest.raises(FileNotFoundError, match=r"corpus\.json"):
         TokenCorpus.load(tmp_path)
     (tmp_path / "train/corpus.json").write_text('{"format": 99}')
     with pytest.raises(ValueError, match="format 99"):
@@ -296,25 +294,24 @@ def test_passkey_rows_come_at_their_rate_and_leave_text_rows_alone():
             assert row["tokens"][0] == 256 and (row["segments"] == 0).all()
         else:
             assert torch.equal(row["tokens"], plain[index]["tokens"])
-    with pytest.raises(ValueError, match=r"context 79 is too short for passkey documents.*at least 80"):
+    with pytest.raises(ValueError, match=r"context 79\b.*\b80\b"):
         PackedDataset(corpus("x"), 79, BYTES, passkey_fraction=0.1)
     PackedDataset(corpus("x"), 80, BYTES, passkey_fraction=1.0)[0]
 
 
 def test_wrong_values_are_refused():
-    with pytest.raises(ValueError, match="tokenised with 'bytes'"):
+    with pytest.raises(ValueError, match=r"'bytes'.*'gpt2'"):
         PackedDataset(corpus("x"), 8, type("T", (), {"name": "gpt2"})())
-    with pytest.raises(IndexError, match=r"sample 1 is outside 0\.\.0"):
+    with pytest.raises(IndexError, match=r"sample 1\b"):
         PackedDataset(corpus("x"), 8, BYTES, epochs=1)[1]
     with pytest.raises(ValueError, match="micro_batch 0"):
-        PackedLoader(PackedDataset(corpus("x"), 8, BYTES), 0)
-    with pytest.raises(ValueError, match=r"rank 2 is outside 0\.\.1"):
-        PackedLoader(PackedDataset(corpus("x"), 8, BYTES), 1, rank=2, world=2)
-    with pytest.raises(ValueError, match=r"no option 'contxt'; did you mean 'context'"):
-        TextDataConfig().with_options(contxt=3)
-    with pytest.raises(ValueError, match=r"outside 0\.\.1"):
-        TextDataConfig().with_options(passkey_fraction=3)
-    with pytest.raises(ValueError, match="split 'valid' is none of"):
+        loader_of(PackedDataset(corpus("x"), 8, BYTES), 0)
+    with pytest.raises(ValueError, match=r"rank 2\b"):
+        loader_of(PackedDataset(corpus("x"), 8, BYTES), 1, rank=2, world=2)
+    for name, value in {"passkey_fraction": 3, "passkey_weight": 0, "context": 0, "num_workers": -1}.items():
+        with pytest.raises(ValueError, match=rf"{name} {value}"):
+            TextDataConfig(**{name: value})
+    with pytest.raises(ValueError, match="'valid'"):
         tokenize_corpus(open_source(), BYTES, split="valid")
 
 
@@ -323,7 +320,7 @@ def test_wrong_values_are_refused():
 
 def packed(micro_batch=2, rank=0, world=1, workers=0, seed=0, context=16):
     data = PackedDataset(corpus(*random_texts(60)), context, BYTES, seed=seed)
-    return PackedLoader(data, micro_batch, rank=rank, world=world, num_workers=workers)
+    return loader_of(data, micro_batch, rank=rank, world=world, num_workers=workers)
 
 
 def global_samples(world, micro_batch, workers=0, steps=12):
@@ -351,7 +348,7 @@ def test_resume_is_exact(workers):
     fresh = packed(workers=workers)
     fresh.load_state_dict(state)
     resumed = [b["tokens"] for b in take(fresh, 5)]
-    assert all(torch.equal(a, b) for a, b in zip(whole[7:], resumed, strict=True))
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(whole[7:], resumed, strict=True))
     # and on two ranks
     ranks = [packed(1, rank, 2) for rank in range(2)]
     for rank in ranks:
@@ -363,29 +360,39 @@ def test_resume_is_exact(workers):
 def test_a_foreign_state_is_refused():
     state = packed().state_dict()
     for other in (packed(seed=1), packed(context=8)):
-        with pytest.raises(ValueError, match=r"data state has (seed|context)="):
+        with pytest.raises(ValueError, match=r"\b(seed|context)="):
             other.load_state_dict(state)
     with pytest.raises(ValueError, match="fingerprint"):
-        PackedLoader(PackedDataset(corpus("x"), 16, BYTES), 2).load_state_dict(state)
+        loader_of(PackedDataset(corpus("x"), 16, BYTES), 2).load_state_dict(state)
+
+
+def test_a_state_of_before_0_5_goes_on():
+    """What version 0.4 saved after three batches of the shipped text, and the sum of the ids it read next."""
+    state = {"kind": "packed", "fingerprint": "004d223252de1896a2e3132efee93a8b", "seed": 0, "context": 128}
+    state |= {"passkey_fraction": 0.5, "passkey_weight": 1.0, "shuffle": True, "next_sample": 12}
+    loader = build_loader(TextDataConfig(context=128, passkey_fraction=0.5), micro_batch=4)
+    loader.load_state_dict(state)
+    assert next(iter(loader))["tokens"].sum() == 46522
 
 
 def test_heldout_pass_is_finite_complete_and_equal_on_all_ranks():
     config = TextDataConfig(context=512)
     single = build_loader(config, split="heldout", micro_batch=3)
     count = sum(int((b["segments"][:, 1:] >= 0).sum()) for b in single)
-    assert count == single.dataset.epoch_tokens - 1
+    assert count == single.source.rows.epoch_tokens - 1
     loaders = [build_loader(config, split="heldout", micro_batch=5, rank=r, world=3) for r in range(3)]
     batches = [list(loader) for loader in loaders]
     assert {len(b) for b in batches} == {len(loaders[0])}
     assert sum(int((b["segments"][:, 1:] >= 0).sum()) for part in batches for b in part) == count
     assert len(list(loaders[0])) == len(loaders[0])  # a second pass starts over
-    other = build_loader(config.with_options(seed=9), split="heldout", micro_batch=3)
+    other = build_loader(replace(config, seed=9), split="heldout", micro_batch=3)
     assert torch.equal(next(iter(other))["tokens"], next(iter(single))["tokens"])
 
 
+@pytest.mark.slow
 def test_training_imports_neither_datasets_nor_arrow_nor_tokenizers():
     code = (
-        "import sys; from modalities.text.data import TextDataConfig, build_loader;"
+        "import sys; from modalities.text.config import TextDataConfig; from modalities.text.data import build_loader;"
         "next(iter(build_loader(TextDataConfig(passkey_fraction=.5), micro_batch=2)));"
         "print([m for m in ('datasets', 'pyarrow', 'pandas', 'tokenizers', 'transformers', 'matplotlib') if m in sys.modules])"
     )

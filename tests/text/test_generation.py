@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modalities.text.generation import _pick, stream
+from modalities.decoder.generation import _pick, stream
 from modalities.text.tokenizers import load_tokenizer
 from zoo import create_model
 
@@ -56,10 +56,12 @@ def test_stop_strings_and_end_tokens(model) -> None:
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ([[]], {}, "at least one token"),
-        ([[1]], {"max_new_tokens": 0}, "max_new_tokens >= 1"),
-        ([[1]], {"top_p": 1.5}, r"\(0, 1\], got 1.5"),
-        ([[1]], {"stop": ["x"]}, "pass tokenizer"),
+        ([[]], {}, "bos_id"),
+        ([[1]], {"max_new_tokens": 0}, "max_new_tokens"),
+        ([[1]], {"temperature": -1}, r"temperature.*-1\b"),
+        ([[1]], {"top_k": 0}, "top_k"),
+        ([[1]], {"top_p": 1.5}, r"top_p.*1\.5"),
+        ([[1]], {"stop": ["x"]}, "tokenizer"),
     ],
 )
 def test_bad_requests_are_named(model, prompts, options: dict, message: str) -> None:

@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from modalities.text.model import SIZES, CausalLM, TextConfig, causal_lm_loss
+from modalities.decoder import causal_lm_loss
+from modalities.text.model import SIZES, CausalLM, TextConfig
 from zoo import create_model, list_models
 from zoo.methods import list_positions
 from zoo.priors import Prior
@@ -84,7 +85,7 @@ def test_cached_decoding_across_packed_documents(tokens: torch.Tensor) -> None:
         for t, s in zip(tokens.split([8, 10, 1, 14], 1), segments.split([8, 10, 1, 14], 1), strict=True)
     ]
     torch.testing.assert_close(torch.cat(parts, 1), model(tokens, segments=segments), atol=1e-5, rtol=1e-5)
-    with pytest.raises(ValueError, match="for all of its tokens or for none"):
+    with pytest.raises(ValueError, match=r"\bdocument\b"):
         model(tokens[:, :1], cache=cache)
 
 
@@ -153,28 +154,28 @@ def test_save_and_load(tmp_path, tokens: torch.Tensor) -> None:
         again.layers[0].attention.prior.key_bias.raw_slope, model.layers[0].attention.prior.key_bias.raw_slope
     )
     torch.testing.assert_close(again(tokens), model(tokens), atol=0.05, rtol=0.05)
-    with pytest.raises(FileNotFoundError, match=r"lacks model\.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
         (tmp_path / "m" / "model.safetensors").unlink()
         CausalLM.from_pretrained(tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"wings": 2}))
     (tmp_path / "m" / "model.safetensors").touch()
-    with pytest.raises(ValueError, match="does not know: wings"):
+    with pytest.raises(ValueError, match=r"config\.json.*wings"):
         CausalLM.from_pretrained(tmp_path / "m")
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: create_model("text_gd_tiny"), "did you mean"),
-        (lambda: create_model("text_ggd_tiny", dimm=3), "did you mean 'dim'"),
-        (lambda: create_model("text_ggd_tiny", dim=130), "heads must divide"),
-        (lambda: create_model("text_cable_tiny", num_heads=16), "leaves none for content"),
-        (lambda: create_model("text_rope_tiny", position_options={"thet": 1.0}), "It takes: theta"),
-        (lambda: create_model("text_ggd_tiny.nonesuch"), "weights"),
-        (lambda: register_model("text_ggd_tiny", CausalLM, modality="text", config={}), "registered already"),
-        (lambda: register_model("text.x", CausalLM, modality="text", config={}), "dot"),
-        (lambda: CausalLM(TextConfig(position="rpe")), "did you mean"),
+        (lambda: create_model("text_gd_tiny"), "'text_gd_tiny'.*text_ggd_tiny"),
+        (lambda: create_model("text_ggd_tiny", dimm=3), "'dimm'.*'dim'"),
+        (lambda: create_model("text_ggd_tiny", dim=130), r"dim=130\b.*num_heads=4\b"),
+        (lambda: create_model("text_cable_tiny", num_heads=16), r"\b10 of 8\b"),
+        (lambda: create_model("text_rope_tiny", position_options={"thet": 1.0}), "'thet'.*theta"),
+        (lambda: create_model("text_ggd_tiny.nonesuch"), "nonesuch|text_ggd_tiny"),
+        (lambda: register_model("text_ggd_tiny", CausalLM, modality="text", config={}), "'text_ggd_tiny'"),
+        (lambda: register_model("text.x", CausalLM, modality="text", config={}), r"'text\.x'"),
+        (lambda: CausalLM(TextConfig(position="rpe")), "'rpe'.*'rope'"),
     ],
 )
 def test_bad_requests_are_named(call, message: str) -> None:

@@ -71,7 +71,7 @@ def test_one_token_per_digit_with_a_bpe_tokenizer(tmp_path):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"80 tokens is too short.*at least 81"):
+    with pytest.raises(ValueError, match=r"\b80\b.*\b81\b"):
         make_passkey(80, 0.5, np.random.default_rng(0), BYTES)
-    with pytest.raises(ValueError, match=r"depth 1\.5 is outside 0\.\.1"):
+    with pytest.raises(ValueError, match=r"depth 1\.5\b"):
         make_passkey(128, 1.5, np.random.default_rng(0), BYTES)

@@ -8,8 +8,10 @@ import re
 import pytest
 import torch
 
-from modalities.text.data import TextDataConfig, build_loader, load_corpus, load_tokenizer
+from modalities.text.config import TextDataConfig
+from modalities.text.data import build_loader, load_corpus
 from modalities.text.sources import Document, document_split
+from modalities.text.tokenizers import load_tokenizer
 
 datasets = pytest.importorskip("datasets")
 
@@ -99,6 +101,7 @@ def test_resume_is_exact(spec, world, workers, stops):
         second.load_state_dict(state)
         for old, new in zip(whole[number : number + 90], batches(second, 90), strict=True):
             assert torch.equal(old["tokens"], new["tokens"]) and torch.equal(old["segments"], new["segments"])
+            assert old["tokens"].dtype == new["tokens"].dtype == torch.int64
     if not workers and world == 1:  # the last stop lay beyond the first epoch
         assert states[400]["states"]["0"]["dataset"]["epoch"] > 0
 
@@ -113,10 +116,24 @@ def test_seed_decides_the_order_and_passkeys_come_at_their_rate(spec):
 
 def test_a_state_fits_only_the_setup_that_saved_it(spec):
     state = loader(spec).state_dict()
-    with pytest.raises(ValueError, match="data state has world=1, this loader 2"):
+    with pytest.raises(ValueError, match=r"\bworld=1\b.*\b2\b"):
         loader(spec, world=2).load_state_dict(state)
-    with pytest.raises(ValueError, match="data state has seed=0"):
+    with pytest.raises(ValueError, match=r"\bseed=0\b"):
         loader(spec, seed=1).load_state_dict(state)
+
+
+def test_a_state_of_before_0_5_goes_on(tmp_path, monkeypatch):
+    """What version 0.4 saved after three batches of this file, and the rows it read next."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"body":"one two"}\n{"body":"three four five"}\n')
+    source = "hf:json?data_files=a.jsonl&field=body"
+    position = {"dataset": {"epoch": 0, "row": 0, "hf": None}, "skip": 0, "block": 0, "done": 12}
+    state = {"batches": 3, "states": {"0": position}, "kind": "streaming", "source": source, "seed": 0, "context": 8}
+    state |= {"tokenizer": "2b95024be9eaecc2979539cc8f40a448", "passkey_fraction": 0.0, "passkey_weight": 1.0}
+    resumed = loader(source)
+    resumed.load_state_dict(state | {"rank": 0, "world": 1, "workers": 1, "micro_batch": 4})
+    rows = next(iter(resumed))["tokens"]
+    assert [BYTES.decode(row) for row in rows] == ["one two", "three fo", "one two", "one two"]
 
 
 def test_heldout_documents_of_a_stream(spec, texts):
@@ -129,10 +146,10 @@ def test_heldout_documents_of_a_stream(spec, texts):
 
 
 def test_a_shard_without_documents_is_an_error(spec):
-    with pytest.raises(ValueError, match="shard 170 has no training document"):
+    with pytest.raises(ValueError, match=r"shard 170\b"):
         next(iter(loader(spec, rank=170, world=171)))
 
 
 def test_a_missing_field_names_the_row(spec):
-    with pytest.raises(ValueError, match=r"row 0: no field 'text' among \['body'\]"):
+    with pytest.raises(ValueError, match=r"row 0\b.*'text'.*'body'"):
         next(iter(loader(spec.replace("&field=body", ""))))

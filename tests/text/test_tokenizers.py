@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from modalities.files import data_folder
 from modalities.text.tokenizers import load_tokenizer
 
 TEXT = "In 1903 the Senate met; 48213 dollars — naïve, 日本.\n  Two  spaces.\t"
@@ -67,9 +66,9 @@ def test_split_digits_gives_each_digit_its_own_token(bpe_folder, kind):
     assert load_tokenizer(kind.format(bpe_folder) + "?split_digits=true").fingerprint == split.fingerprint
     assert load_tokenizer(kind.format(bpe_folder) + "?split_digits=false").fingerprint == joined.fingerprint
     for wrong, words in {
-        "split_digits=yes": "expected true or false",
-        "split_digits": "has no value",
-        "split_digit=true": "did you mean 'split_digits'",
+        "split_digits=yes": "'yes'",
+        "split_digits": "'split_digits'",
+        "split_digit=true": "'split_digit'.*'split_digits'",
     }.items():
         with pytest.raises(ValueError, match=words):
             load_tokenizer(f"{kind.format(bpe_folder)}?{wrong}")
@@ -86,32 +85,30 @@ def test_special_tokens_of_a_json_can_be_named(bpe_folder, tmp_path):
         model.token_to_id(t) for t in ("<s>", "</s>", "<pad>")
     ]
     assert load_tokenizer(f"{path}?bos=[GO]").bos_id == model.token_to_id("[GO]")
-    with pytest.raises(ValueError, match=r"no bos token; looked for '\[NO\]'"):
+    with pytest.raises(ValueError, match=r"bos.*'\[NO\]'"):
         load_tokenizer(f"{path}?bos=[NO]")
-    with pytest.raises(ValueError, match="did you mean 'bos'"):
+    with pytest.raises(ValueError, match=r"'boss'.*'bos'"):
         load_tokenizer(f"{path}?boss=x")
 
 
 def test_errors_name_what_is_valid(tmp_path):
-    with pytest.raises(ValueError, match=r"unknown tokenizer 'byte'.*did you mean 'bytes'"):
+    with pytest.raises(ValueError, match=r"'byte'.* 'bytes'\?"):
         load_tokenizer("byte")
-    with pytest.raises(ValueError, match="non-empty string"):
+    with pytest.raises(ValueError, match="''"):
         load_tokenizer("")
-    with pytest.raises(
-        FileNotFoundError, match=r"encoder\.json \+ vocab\.bpe or vocab\.json.*fetch_data\.py text gpt2"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"encoder\.json.*vocab\.bpe.*vocab\.json.*fetch_data\.py text gpt2"):
         load_tokenizer(f"gpt2:{tmp_path}")
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match=r"'tokenizer\.json' is there"):
+    with pytest.raises(FileNotFoundError, match=r"'tokenizer\.json'"):
         load_tokenizer(str(tmp_path / "tokeniser.json"))
-    with pytest.raises(ValueError, match="not a `tokenizers` JSON file"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
         load_tokenizer(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match=r"token id 300 is outside 0\.\.263"):
+    with pytest.raises(ValueError, match=r"\b300\b.*\b263\b"):
         load_tokenizer().decode([300])
 
 
 def test_the_real_gpt2_when_it_has_been_fetched():
-    folder = Path(os.environ.get("PRIORZOO_DATA") or "data") / "gpt2"
+    folder = data_folder() / "gpt2"
     if not (folder / "encoder.json").is_file():
         pytest.skip("python tools/fetch_data.py text gpt2 has not been run")
     tokenizer = load_tokenizer("gpt2", split_digits=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tools.glyphs import letters, scenes
-from modalities.vision.glyphs import BuiltinGlyphs, Shape, View, draw, heldout_example, training_example
+from modalities.vision.sources import BUILTIN, BUILTIN_SIZES
+from tools.glyphs import builtin, letters, scenes
+from tools.glyphs.builtin import BuiltinGlyphs
+from tools.glyphs.scenes import Shape, View, draw, heldout_example, training_example
 
 FONTS = {split: letters.builtin_fonts(split) for split in ("train", "heldout")}
 
@@ -78,8 +81,8 @@ def test_tilt_is_counter_clockwise():
         tilted = replace(
             scene, letter="I", font=str(FONTS["train"][-1]), centre=(0.5, 0.5), rotation=angle, cap_height=0.8
         )
-        canvas = glyphs._Canvas(96, 96, 2, View())
-        rows = np.asarray(glyphs._placed_letter(tilted, canvas), np.float32)
+        canvas = scenes._Canvas(96, 96, 2, View())
+        rows = np.asarray(scenes._placed_letter(tilted, canvas), np.float32)
         top, bottom = (
             (rows[part] * np.arange(192)).sum() / rows[part].sum() for part in (slice(0, 70), slice(122, 192))
         )
@@ -95,30 +98,30 @@ def test_the_letter_is_whole_in_the_view(make, split):
     for scene, view in examples(80, make, FONTS[split]):
         half = 0.5 / view.zoom
         assert all(half - 1e-9 <= place <= 1 - half + 1e-9 for place in view.centre)
-        seen = np.asarray(glyphs._placed_letter(scene, glyphs._Canvas(128, 128, 2, view)), np.float32)
+        seen = np.asarray(scenes._placed_letter(scene, scenes._Canvas(128, 128, 2, view)), np.float32)
         assert not seen[[0, -1]].any() and not seen[:, [0, -1]].any()
         alone = replace(scene, centre=(0.5, 0.5))  # the same letter in the middle, twice as large
-        full = np.asarray(glyphs._placed_letter(alone, glyphs._Canvas(256, 256, 2, replace(view, centre=(0.5, 0.5)))))
+        full = np.asarray(scenes._placed_letter(alone, scenes._Canvas(256, 256, 2, replace(view, centre=(0.5, 0.5)))))
         assert seen.sum() == pytest.approx(full.sum() / 4, rel=0.02)
 
 
 def test_cap_heights_are_log_uniform():
-    for example_of, (low, high) in ((heldout_example, glyphs.HELDOUT_CAP), (training_example, glyphs.TRAIN_CAP)):
-        caps = np.array([glyphs.cap_height_in(*example) for example in examples(600, example_of)])
+    for example_of, (low, high) in ((heldout_example, scenes.HELDOUT_CAP), (training_example, scenes.TRAIN_CAP)):
+        caps = np.array([scenes.cap_height_in(*example) for example in examples(600, example_of)])
         assert low <= caps.min() < 1.03 * low and 0.9 * high < caps.max() <= high
         assert 0.44 < np.mean(caps < math.sqrt(low * high)) < 0.56  # wide letters stop before `high`, but above this
-    low, high = glyphs.HELDOUT_CAP
+    low, high = scenes.HELDOUT_CAP
     assert all(low <= scene.cap_height <= high for scene, _ in examples(100))
 
 
 def test_the_letter_stands_out_and_clutter_does_not():
     for scene, _ in examples(200):
-        assert min(glyphs._contrast(scene.ink, side) for side in scene.paper) >= glyphs.MIN_CONTRAST
-        assert all(glyphs._luminance(scene.ink) < glyphs._luminance(side) for side in scene.paper)
-        spread = glyphs._contrast(*scene.paper)
+        assert min(scenes._contrast(scene.ink, side) for side in scene.paper) >= scenes.MIN_CONTRAST
+        assert all(scenes._luminance(scene.ink) < scenes._luminance(side) for side in scene.paper)
+        spread = scenes._contrast(*scene.paper)
         for shape in scene.clutter:
-            assert max(glyphs._contrast(shape.colour, side) for side in scene.paper) <= 1.4 * spread
-    assert glyphs._contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
+            assert max(scenes._contrast(shape.colour, side) for side in scene.paper) <= 1.4 * spread
+    assert scenes._contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
     assert {len(scene.clutter) for scene, _ in examples(200)} == set(range(7))
 
 
@@ -183,3 +186,16 @@ def test_builtin_items_depend_on_seed_and_not_on_size():
     assert len({base.fingerprint, seeded.fingerprint, BuiltinGlyphs("heldout", size=32).fingerprint}) == 3
     with pytest.raises(ValueError, match="scenes_per_letter must be a whole number of at least 1, got 0"):
         BuiltinGlyphs("train", scenes_per_letter=0)
+
+
+@pytest.mark.parametrize(("split", "size"), [(split, size) for split, sizes in BUILTIN_SIZES.items() for size in sizes])
+def test_the_shipped_sheets_are_what_this_draws(split, size):
+    index = json.loads((BUILTIN / "index.json").read_text())
+    if index["made_with"] != builtin.versions():
+        pytest.skip(f"the sheets were drawn with {index['made_with']}")
+    glyphs = BuiltinGlyphs(split, size=size)
+    assert [font.stem for font in glyphs.fonts] == index[split]["fonts"]
+    assert glyphs.fingerprint == index[split]["fingerprint"]
+    for name, drawn in zip(index[split]["fonts"], builtin.sheets(glyphs), strict=True):
+        with Image.open(BUILTIN / f"{split}-{size}-{name}.webp") as shipped:
+            assert shipped.tobytes() == drawn.tobytes()

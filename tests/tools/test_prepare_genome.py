@@ -55,7 +55,9 @@ def test_the_whole_command(fasta, tmp_path):
     assert splits(out) == {"chr1": "train", "chr2": "train", "chr20": "heldout"}
     said = json.loads((out / "statistics.json").read_text())
     assert said["total"]["length"] == sum(SIZES.values()) and len(said["contigs"]) == len(SIZES)
-    assert said["fingerprint"] == open_genome(find_source(str(fasta))).fingerprint and "train: 2 regions" in said["split"]
+    assert (
+        said["fingerprint"] == open_genome(find_source(str(fasta))).fingerprint and "train: 2 regions" in said["split"]
+    )
     assert "not used" in done.stdout and f"{said['total']['gc']:.1%}" in done.stdout
     command = shlex.split(done.stdout.split("train on it: ")[1].replace("\n", " "))
     assert command[:3] == ["python", "recipes/train.py", "dna.human_125m"]

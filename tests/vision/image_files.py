@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from modalities.vision.data import open_heldout
 from modalities.vision.shards import write_index
 
 
@@ -72,3 +73,14 @@ def write_json(path, value):
 
 def take(iterable, count):
     return list(itertools.islice(iterable, count))
+
+
+def opened(source):
+    """`open_heldout` anew, for a source whose files may have changed."""
+    return open_heldout.__wrapped__(source)
+
+
+def stored(source):
+    """The held-out images of a source in the order in which they are stored, read one at a time."""
+    items = opened(source).items
+    return (items[int(place)] for place in np.argsort(items.order))

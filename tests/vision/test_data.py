@@ -7,15 +7,17 @@ import pickle
 import random
 import weakref
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from modalities.vision.data import VisionDataConfig, build_loader, held_out_images
-from modalities.vision.loaders import ShardLine
+from modalities.vision.config import VisionDataConfig
+from modalities.vision.data import build_loader, heldout_by, heldout_name
+from modalities.vision.samples import ShardOrder
 from modalities.vision.shards import ShardSet, open_shards
-from tests.vision.image_files import encoded, numbers, picture, solid, take, write_shards
+from tests.vision.image_files import encoded, numbers, opened, picture, solid, stored, take, write_shards
 
 PLAIN = {"augment": "none", "image_size": 12, "num_classes": 4, "mean": (0, 0, 0), "std": (1, 1, 1)}
 IMAGENET = {
@@ -74,12 +76,6 @@ def test_the_config_refuses_what_it_cannot_do(options, message):
         VisionDataConfig(**options)
 
 
-def test_with_options_names_the_nearest():
-    assert VisionDataConfig().with_options(mixup=0.2).mixup == 0.2
-    with pytest.raises(ValueError, match="did you mean 'image_size'"):
-        VisionDataConfig().with_options(imagesize=3)
-
-
 # ---- order and coverage ----
 
 
@@ -114,21 +110,21 @@ def test_labels_stay_with_their_images_and_epochs_differ(shards):
     assert numbers(other) != numbers(batches[0])
 
 
-def test_the_line_shares_out_every_epoch_exactly():
-    """Segments of all slots make up each epoch, for more slots than samples too; a slot's place is found arithmetically."""
+def test_segments_partition_every_epoch():
+    """Segments of all slots make up each epoch, for more slots than samples too."""
     for counts, slots in [((3, 5, 1), 2), ((4, 4), 3), ((2, 1), 5)]:
         total = sum(counts)
-        line = ShardLine(ShardSet("x", tuple("abc"[: len(counts)]), counts, None, ""), seed=3, slots=slots, buffer=2)
+        order = ShardOrder(ShardSet("x", tuple("abc"[: len(counts)]), counts, None, ""), seed=3, slots=slots, buffer=2)
         for epoch in range(slots + 1):
             seen = [
                 (shard, n)
                 for slot in range(slots)
-                for shard, start, stop in line.spans(epoch, *line.segment(epoch, slot))
+                for shard, start, stop in order.spans(epoch, *order.segment(epoch, slot))
                 for n in range(start, stop)
             ]
             assert sorted(seen) == [(shard, n) for shard, count in enumerate(counts) for n in range(count)]
         for slot in range(slots):
-            lengths = [end - first for first, end in (line.segment(epoch, slot) for epoch in range(slots))]
+            lengths = [end - first for first, end in (order.segment(epoch, slot) for epoch in range(slots))]
             assert sum(lengths) == total and max(lengths) - min(lengths) <= 1
 
 
@@ -153,7 +149,7 @@ def test_heldout_is_one_pass_with_equally_many_batches(shards, folder):
         assert [numbers(b) for b in loader] == [numbers(b) for b in batches[2:]]
 
 
-def test_what_stands_in_for_a_bad_held_out_image_does_not_count(tmp_path):
+def test_the_replacement_of_a_bad_heldout_image_does_not_count(tmp_path):
     spec = f"wds:{write_shards(tmp_path, [8], damage={3: {'png': b'', 'cls': b'3'}})}"
     batch = next(iter(build_loader(config("wds:none", heldout_source=spec), split="heldout", micro_batch=8)))
     counted = [n for n, label in zip(numbers(batch), batch["targets"].tolist(), strict=True) if label >= 0]
@@ -177,7 +173,7 @@ def test_blocks_of_bad_images_alone_do_not_stop_training(world, workers, buffer,
 
 def test_shards_without_a_good_image_are_an_error(tmp_path):
     write_shards(tmp_path, [5, 3], damage={n: {"png": b"", "cls": b"0"} for n in range(8)})
-    with pytest.raises(ValueError, match=r"all of 8 images in turn were skipped: skipped \d+ × empty"):
+    with pytest.raises(ValueError, match=r"8 images.* skipped \d+ × empty"):
         take(build_loader(config(f"wds:{tmp_path}", shuffle_buffer=2), micro_batch=2), 1)
 
 
@@ -234,7 +230,7 @@ def test_the_state_is_equal_on_all_ranks_and_checked(shards, folder):
         wider.load_state_dict(build_loader(config(f"wds:{shards}"), world=2, micro_batch=4).state_dict())
 
 
-def test_images_by_number_may_go_on_with_other_ranks_and_batches(folder):
+def test_an_indexed_loader_resumes_with_other_ranks_and_batches(folder):
     one = build_loader(config(f"folder:{folder}"), micro_batch=6)
     batches = iter(one)
     take(batches, 2)
@@ -328,29 +324,52 @@ def test_normalisation(folder):
 # ---- held-out images ----
 
 
-def test_held_out_shards_are_read_by_number(shards, tmp_path):
-    held = held_out_images(f"wds:{shards}")
-    assert len(held) == 60 and held.classes == list("abcd")
+def test_held_out_shards_are_read_by_index(shards, tmp_path):
+    held = opened(f"wds:{shards}")
+    assert len(held.items) == 60 and held.items.classes == list("abcd")
+    found = list(stored(f"wds:{shards}"))
     for n in (59, 0, 27, 41):
-        image, label = held[n]
+        image, label = found[n]
         assert image.getpixel((0, 0)) == (n, 0, 7) and label == n % 4 and image.size == (12, 12)
     with pytest.raises(IndexError):
-        held[60]
-    assert [label for _, label in held][:5] == [0, 1, 2, 3, 0]
-    loader = torch.utils.data.DataLoader(held, batch_size=None, num_workers=2)  # forked workers read the same open file
-    assert [image.getpixel((0, 0))[0] for image, _ in loader] == list(range(60))
-    same = held_out_images(config("wds:none", heldout_source=f"wds:{shards}"))
-    other = held_out_images(f"wds:{write_shards(tmp_path, [60])}")
+        held.items[60]
+    places = torch.utils.data.DataLoader(held.items, sampler=range(60), batch_size=None, num_workers=2)
+    colours = [image.getpixel((0, 0))[0] for image, _ in places]  # forked workers read the same open file
+    assert colours == held.items.order.tolist()
+    same = opened(config("wds:none", heldout_source=f"wds:{shards}"))
+    other = opened(f"wds:{write_shards(tmp_path, [60])}")
     assert held.fingerprint == same.fingerprint != other.fingerprint
 
 
+def test_a_training_decides_what_it_held_out():
+    """The same for seeds and variants of a training, which differ in the rest of its data section."""
+    data = {"source": "folder:a", "num_classes": 3, "image_size": 96, "seed": 1, "mixup": 0.2}
+    one = heldout_by(data)
+    assert one == heldout_by({**data, "seed": 2, "image_size": 48}) and heldout_name(one) == "folder:a"
+    assert one != heldout_by({**data, "heldout_source": "folder:b"})
+    assert heldout_name(heldout_by({**data, "heldout_source": "folder:b"})) == "all of folder:b, classes of folder:a"
+    with pytest.raises(ValueError, match="--source"):
+        heldout_by({"source": "wds:x-{0..3}.tar"})
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "image_size", "side"),
+    [("train", 1976, 48, 64), ("heldout", 416, 48, 64), ("heldout", 416, 96, 384)],
+)
+def test_the_built_in_letters(split, count, image_size, side):
+    """A stored size with room for random crops; above the largest, pictures are enlarged."""
+    images = build_loader(VisionDataConfig(source="glyphs-builtin", image_size=image_size), split=split, micro_batch=2)
+    images = images.source.images
+    assert len(images) == count and images.classes == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    picture, label = images.read(27)
+    assert picture.size == (side, side) and picture.mode == "RGB" and label == 1
+    assert images.fingerprint == {"train": "5136a41ba6080f3e", "heldout": "23db3152d34eb315"}[split]  # of stored cells
+
+
 def test_held_out_builtin_letters_are_large():
-    held = held_out_images("glyphs-builtin")
-    image, label = held[1]
-    assert image.size == (384, 384) and held.classes[label] == "B" and len(held.classes) == 26
-    assert (
-        held.fingerprint and held.fingerprint == held_out_images(VisionDataConfig(source="glyphs-builtin")).fingerprint
-    )
+    held = opened("glyphs-builtin")
+    assert held.items[1][0].size == (384, 384) and len(held.items.classes) == 26
+    assert held.fingerprint == opened(VisionDataConfig(source="glyphs-builtin")).fingerprint
 
 
 @pytest.mark.parametrize("classes", [3, 5])
@@ -366,12 +385,12 @@ def test_training_and_held_out_images_have_the_same_classes_in_one_order(shards,
     unknown = f"wds:{write_shards(tmp_path / 'unknown', [4], indexed=False)}/part-000.tar"
     for source in (f"wds:{shards}", f"folder:{folder}"):
         pair = config(source, heldout_source=swapped)
-        for read in (held_out_images, lambda c: build_loader(c, split="heldout", micro_batch=2)):
+        for read in (opened, lambda c: build_loader(c, split="heldout", micro_batch=2)):
             with pytest.raises(ValueError, match="label 2 is 'c' in training and 'd' in held-out images"):
                 read(pair)
-        assert len(held_out_images(pair.with_options(heldout_source=unknown))) == 4
-        assert len(held_out_images(pair.with_options(heldout_source=f"wds:{shards}"))) == 60
-    assert len(held_out_images(config(unknown, heldout_source=swapped))) == 4
+        assert len(opened(replace(pair, heldout_source=unknown)).items) == 4
+        assert len(opened(replace(pair, heldout_source=f"wds:{shards}")).items) == 60
+    assert len(opened(config(unknown, heldout_source=swapped)).items) == 4
 
 
 def test_shards_without_a_split_ask_for_one(shards):

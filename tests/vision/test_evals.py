@@ -15,52 +15,50 @@ from torch import nn
 
 from modalities.cost import Meter
 from modalities.evaluation import ModelResult, SeedMean, mean_of_seeds
-from modalities.plots import resolution_figure, styles_of
+from modalities.figures import styles_of
+from modalities.heldout import Heldout
 from modalities.vision import VisionConfig, VisionTransformer
-from modalities.vision import evals as module
-from modalities.vision import held_out as held_out_module
-from modalities.vision.evals import SCALES, ImageSettings, Resolution
+from modalities.vision import data as data_module
+from modalities.vision.data import HeldoutImages
+from modalities.vision.evaluators import EVALUATORS
+from modalities.vision.evaluators import resolution as module
+from modalities.vision.evaluators.resolution import SCALES, Resolution, ResolutionSettings
 from modalities.vision.images import BadImage
+from modalities.vision.imageset import ImageSet
 from modalities.vision.transforms import eval_transform, preprocess
 from recipes.report import print_results, write_results
 
 CLASSES = 8
 
 
-class Greys:
-    """Images of one grey each, which is the class; every 8th of the classes in turn."""
+class Greys(ImageSet):
+    """Images of one grey each, which is the class; the classes in turn."""
 
     def __init__(self, count=40, size=(64, 64), broken=()):
         self.count, self.size, self.broken = count, size, broken
-        self.classes, self.fingerprint = [str(n) for n in range(CLASSES)], "greys"
-        self.images = self  # what `HeldOut` reads stored images from
+        self.spec, self.classes, self.fingerprint = "greys", tuple(map(str, range(CLASSES))), "greys"
 
     def __len__(self):
         return self.count
 
-    def __getitem__(self, index):
+    def read(self, index):
         if index in self.broken:
             raise BadImage("truncated")
         label = index % CLASSES
         size = self.size[index] if isinstance(self.size, list) else self.size
         return Image.new("RGB", size, (int((label + 0.5) / CLASSES * 255),) * 3), label
 
-    def read(self, index):
-        return self[index]
-
 
 @pytest.fixture
 def images(monkeypatch):
-    """Makes `Greys(...)` what the spec "greys" stands for, and returns what makes it."""
+    """Makes `Greys(...)` what the evaluator opens, and returns its held-out items."""
 
     def use(**options):
-        made = Greys(**options)
-        monkeypatch.setattr(held_out_module, "held_out_images", lambda source: {"greys": made}[source])
-        held_out_module.held_out.cache_clear()
-        return made
+        made = Heldout("greys", "greys", HeldoutImages(Greys(**options)))
+        monkeypatch.setattr(module, "open_heldout", lambda source: {"greys": made}[source])
+        return made.items
 
-    yield use
-    held_out_module.held_out.cache_clear()
+    return use
 
 
 @dataclass
@@ -94,8 +92,12 @@ class Reader(nn.Module):
 
 
 def rows(model, **settings):
-    cells = dict(Resolution().run(model, ImageSettings(source="greys", **settings)))
-    return {row["size"]: row for row in Resolution().rows(cells)}
+    evaluator = resolution(**settings)
+    return {row["size"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
+
+
+def resolution(**settings):
+    return Resolution(ResolutionSettings(source="greys", **settings))
 
 
 def wrong_where(wrong):
@@ -208,12 +210,11 @@ def test_the_first_pass_at_a_size_is_not_timed(images):
 
 
 def test_five_classes_have_no_top_five(images):
-    images(count=5)
-    held_out_module.held_out("greys").classes = None  # of which only five occur
+    items = images(count=5)
+    items.classes = []  # of which only five occur
     model = Reader(num_classes=5)
     model.forward = lambda pixels, logit_scale=1.0: torch.eye(5)[torch.zeros(len(pixels), dtype=torch.long)]
-    cells = dict(Resolution().run(model, ImageSettings(source="greys", sizes=(16,), tune_temperature=True)))
-    row = Resolution().rows(cells)[0]
+    row = rows(model, sizes=(16,), tune_temperature=True)[16]
     assert "top1" in row and "tuned_top1" in row and not [name for name in row if "top5" in name]
 
 
@@ -222,7 +223,7 @@ def test_five_classes_have_no_top_five(images):
 
 def test_default_sizes_stop_where_the_images_do(images):
     def points(**settings):
-        return Resolution().points(Reader(), ImageSettings(source="greys", **settings))
+        return resolution(**settings).points(Reader())
 
     images(size=(64, 64))
     assert points() == (16, 24, 32, 48, 64)
@@ -238,19 +239,19 @@ def test_default_sizes_stop_where_the_images_do(images):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sizes": (16, 20)}, "size 20 does not divide into patches of 8; nearest valid: 16 and 24"),
-        ({"sizes": (4,)}, "nearest valid: 8$"),
-        ({"sizes": (24,), "aspect": (3, 2)}, "size 24 at aspect 3:2 .* nearest valid: 16 and 32"),
-        ({"sizes": (16, 72)}, "size 72 has more pixels than held-out images of 'greys' have: the largest .* is 64"),
-        ({"sizes": (16, 40), "aspect": (1, 2), "fit": "crop"}, "size 40 .* the largest .* at this aspect is 32"),
-        ({"aspect": (9, 1), "fit": "crop"}, "size 16 has more pixels .* no size can be had"),
+        ({"sizes": (16, 20)}, "size 20 .* 16 and 24"),
+        ({"sizes": (4,)}, "8$"),
+        ({"sizes": (24,), "aspect": (3, 2)}, "size 24 at aspect 3:2 .* 16 and 32"),
+        ({"sizes": (16, 72)}, "size 72 .* 'greys' .* 64"),
+        ({"sizes": (16, 40), "aspect": (1, 2), "fit": "crop"}, "size 40 .* aspect 1:2 is 32"),
+        ({"aspect": (9, 1), "fit": "crop"}, "size 16 .* no stored image reaches .* aspect 9:1"),
         ({"sizes": (16,), "tune_temperature": True, "samples": 1}, "at least 2 images"),
     ],
 )
 def test_what_cannot_be_measured_is_known_before(images, settings, message):
     images()
     with pytest.raises(ValueError, match=message):
-        Resolution().cells(Reader(), ImageSettings(source="greys", **settings))
+        resolution(**settings).cells(Reader())
 
 
 def test_images_too_small_for_one_size_are_left_out_of_all(images):
@@ -265,30 +266,29 @@ def test_images_too_small_for_one_size_are_left_out_of_all(images):
     assert rows(Reader(), sizes=(16,))[16]["images"] == 40
     resized = rows(Reader(), sizes=(16, 32), mode="resized")
     assert {(row["images"], row["skipped"], row["top1"]) for row in resized.values()} == {(40, 0, 1.0)}
-    names = [[cell.name for cell in Resolution().cells(Reader(), ImageSettings(source="greys", sizes=sizes))]
-             for sizes in ((16,), (16, 32), (16, 64))]  # fmt: skip
+    names = [[cell.name for cell in resolution(sizes=sizes).cells(Reader())] for sizes in ((16,), (16, 32), (16, 64))]
     assert names[0] == ["16x16/images=0-40"]  # a cell that depends on the other sizes is called by them
     assert names[1][0] == "16x16/images=0-40/of 16x16+32x32" and names[2][0] == "16x16/images=0-40/of 16x16+64x64"
 
 
 def test_default_sizes_let_one_image_in_ten_go(images):
     images(size=[(64, 64)] * 37 + [(17, 17)] * 3)
-    assert Resolution().points(Reader(), ImageSettings(source="greys")) == (16, 24, 32, 48, 64)
+    assert resolution().points(Reader()) == (16, 24, 32, 48, 64)
     images(size=[(64, 64)] * 30 + [(17, 17)] * 10)
-    assert Resolution().points(Reader(), ImageSettings(source="greys")) == (16,)
+    assert resolution().points(Reader()) == (16,)
 
 
 def test_a_header_tells_the_size_of_the_upright_image():
     def size(image, **options):
         image.save(stored := io.BytesIO(), **options)
-        return held_out_module._upright_size(stored.getvalue())
+        return data_module._upright_size(stored.getvalue())
 
     lying, turned = Image.new("RGB", (30, 20)), Image.Exif()
     turned[0x0112] = 6
     assert size(lying, format="PNG") == size(lying, format="JPEG") == (30, 20)
     assert size(lying, format="JPEG", exif=turned) == (20, 30)
     with pytest.raises(BadImage):
-        held_out_module._upright_size(b"no image")
+        data_module._upright_size(b"no image")
 
 
 def test_resized_images_are_those_of_training(images):
@@ -296,7 +296,7 @@ def test_resized_images_are_those_of_training(images):
     images()
     ramp = Image.fromarray(np.linspace(0, 255, 40 * 24).reshape(24, 40).astype(np.uint8)).convert("RGB")
     for size in (16, 48):
-        settings = ImageSettings(source="greys", mode="resized")
+        settings = ResolutionSettings(source="greys", mode="resized")
         pixels = module._pixels(ramp, (size, size), Config(), settings)
         expected = eval_transform(size, (0, 0, 0), (1, 1, 1))(ramp)
         assert pixels.shape == expected.shape and float((pixels - expected).abs().mean()) < 0.01
@@ -309,10 +309,8 @@ def test_upsampled_images_may_be_larger_than_stored_ones(images):
 
 def test_a_source_of_other_classes_is_an_error(images):
     images()
-    with pytest.raises(
-        ValueError, match="'greys' has 8 classes and the model 14; only images of the model's own classes"
-    ):
-        Resolution().cells(Reader(num_classes=14), ImageSettings(source="greys"))
+    with pytest.raises(ValueError, match="'greys' has 8 classes and the model 14"):
+        resolution().cells(Reader(num_classes=14))
 
 
 def test_settings_refuse_nonsense():
@@ -325,36 +323,51 @@ def test_settings_refuse_nonsense():
         ({"samples": 0}, "samples"),
     ):
         with pytest.raises(ValueError, match=message):
-            ImageSettings(**wrong)
-    assert ImageSettings(sizes=(32, 16, 32), aspect=(4, 2)).sizes == (16, 32)
-    assert ImageSettings(aspect=(4, 2)).aspect == (2, 1)
+            ResolutionSettings(**wrong)
+    assert ResolutionSettings(sizes=(32, 16, 32), aspect=(4, 2)).sizes == (16, 32)
+    assert ResolutionSettings(aspect=(4, 2)).aspect == (2, 1) == module.width_to_height("2:1")
+    with pytest.raises(ValueError, match="'2x1'"):
+        module.width_to_height("2x1")
 
 
 def test_cells_do_not_depend_on_how_many_images_are_asked_for(images):
     images(count=300)
-    settings = ImageSettings(source="greys", sizes=(16,))
-    few, all_ = (Resolution().cells(Reader(), replace(settings, samples=n)) for n in (128, None))
+    few, all_ = (resolution(sizes=(16,), samples=n).cells(Reader()) for n in (128, None))
     assert [cell.name for cell in few] == ["16x16/images=0-128"]
     assert [cell.name for cell in all_] == [f"16x16/images={a}-{b}" for a, b in ((0, 128), (128, 256), (256, 300))]
     assert sum(cell.cost for cell in all_) == 300
-    identity = Resolution().identity(Reader(), settings)
-    assert identity == Resolution().identity(Reader(), replace(settings, samples=128, batch_tokens=1))
-    assert identity != Resolution().identity(Reader(), replace(settings, mode="upsampled"))
+    identity = resolution(sizes=(16,)).identity(Reader())
+    assert identity == resolution(sizes=(16,), samples=128, batch_tokens=1).identity(Reader())
+    assert identity != resolution(sizes=(16,), mode="upsampled").identity(Reader())
 
 
 def test_images_are_taken_in_random_order_and_stay_decoded(images, monkeypatch):
-    stored = images(count=64)
-    taken = held_out_module.held_out("greys")
+    taken = images(count=64)
     labels = [taken[place][1] for place in range(64)]
     assert labels != [n % CLASSES for n in range(64)] and sorted(labels) == sorted(n % CLASSES for n in range(64))
     assert len(set(labels[:16])) > 4  # a folder's first images are all of one class
-    monkeypatch.setattr(stored, "broken", range(64))
+    taken.images.broken = range(64)
     assert [taken[place][1] for place in range(64)] == labels
-    monkeypatch.setattr(held_out_module, "KEPT_BYTES", 10 * 3 * 64 * 64)
-    monkeypatch.setattr(stored, "broken", ())
-    held_out_module.held_out.cache_clear()
-    taken = held_out_module.held_out("greys")
+    monkeypatch.setattr(data_module, "KEPT_BYTES", 10 * 3 * 64 * 64)
+    taken = images(count=64)
     assert [taken[place][1] for place in range(64)] == labels and len(taken.kept) == 10
+
+
+def test_a_recipe_decides_what_is_held_out_unless_a_source_does():
+    data = {"source": "folder:a", "num_classes": 3}
+    assert Resolution(None, data).source_name == "folder:a"
+    assert Resolution(None, {**data, "heldout_source": "hf:b"}).source_name == "all of hf:b"
+    assert Resolution(ResolutionSettings(source="glyphs-builtin"), data).source_name == "glyphs-builtin"
+    assert Resolution().source_name == "glyphs"
+
+
+def test_the_control_is_the_best_smaller_size(images):
+    """What the same images give reduced before the model: it stands beside every size but the smallest."""
+    images()
+    best_at_32 = wrong_where(lambda true, images, scale: (true % 4 == 0) & (images.shape[-1] != 32))
+    measured = rows(Reader(best_at_32), sizes=(8, 32, 48, 64))
+    assert [measured[size]["top1"] for size in (8, 16, 32, 48, 64)] == [0.75, 0.75, 1.0, 0.75, 0.75]
+    assert [measured[size].get("reduced_top1") for size in (8, 16, 32, 48, 64)] == [None, 0.75, 0.75, 1.0, 1.0]
 
 
 # ------------------------------------------------------------------------------------------------------- tuning
@@ -371,8 +384,7 @@ def test_tuning_finds_the_scale_and_says_that_it_did(images):
 
 def test_no_image_is_scored_at_a_scale_it_helped_to_choose(images):
     """A half that is right at its own best scale alone is wrong at the other's."""
-    images()
-    taken = held_out_module.held_out("greys")
+    taken = images()
     # Which half an image is in shows in nothing but its place, so the model is told by the order of its calls.
     model = Reader()
     halves = torch.tensor([place % 2 for place in range(40)], dtype=torch.bool)
@@ -409,7 +421,7 @@ def test_seeds_of_a_group_become_their_mean():
     assert (mean.low[1]["top1"], mean.high[1]["top1"]) == (0.5, 0.7)
     assert mean.deviation[1]["top1"] == pytest.approx(0.1 * math.sqrt(2))
     assert mean.rows[0]["device"] == "cpu"
-    with pytest.raises(ValueError, match="no seeds of one set-up"):
+    with pytest.raises(ValueError, match="seeds of one set-up"):
         mean_of_seeds([seeds[0], replace(seeds[1], trained_at=128)], "size")
 
 
@@ -424,7 +436,7 @@ def test_seeds_that_failed_are_no_crash(tmp_path, capsys):
     pooled = mean_of_seeds(infinite, "size")[0]
     assert math.isnan(pooled.rows[0]["nll"]) and math.isnan(pooled.deviation[0]["nll"])
     for models in ([good, bad], [bad], [bad, replace(bad, label="goat.c")]):
-        write_results(Resolution(), models, ImageSettings(), tmp_path)
+        write_results(Resolution(), models, tmp_path)
         print_results(Resolution(), models)
         assert "nan" in capsys.readouterr().out
         assert "goat.b,goat,96,96,0.0,nan" in (tmp_path / "resolution.csv").read_text()
@@ -436,14 +448,14 @@ def test_the_figure_draws_seeds_and_tuned_numbers(tmp_path):
     models = [result("goat.a", (0.8, 0.5), "g", tuned_top1=0.6, tuned_ratio=0.9),
               result("goat.b", (0.9, 0.7), "g", tuned_top1=0.7, tuned_ratio=0.9),
               result("nope", (0.3, 0.1))]  # fmt: skip
-    resolution_figure(models, path)
+    Resolution().draw(models, path)
     assert path.read_bytes().startswith(b"\x89PNG")
     with Image.open(path) as tuned, _drawn(models[2:], tmp_path / "plain.png") as plain:
         assert tuned.height > 1.5 * plain.height  # a row of panels of its own
 
 
 def _drawn(models, path):
-    resolution_figure(models, path)
+    Resolution().draw(models, path)
     return Image.open(path)
 
 
@@ -453,8 +465,6 @@ def test_styles_tell_methods_and_ssmax_apart():
     styles = styles_of([SimpleNamespace(method=method, label=method) for method in methods])
     looks = {(s["color"], s["marker"], s["markerfacecolor"]) for s in styles}
     assert len(looks) == len(methods)
-    thick = {method for method, style in zip(methods, styles, strict=True) if style["linewidth"] > 2}
-    assert thick == {m for m in methods if m.startswith(("goat", "ggd"))}
 
 
 def test_the_meter_sees_memory_that_is_gone_again():
@@ -466,4 +476,4 @@ def test_the_meter_sees_memory_that_is_gone_again():
         del values
     assert meter.seconds > 0
     assert meter.peak_bytes is None or 50e6 < meter.peak_bytes < 120e6
-    assert module.EVALUATORS["resolution"].unit == "images"
+    assert EVALUATORS["resolution"].unit == "images"

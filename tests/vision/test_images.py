@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 
 from modalities.vision import images
-from modalities.vision.data import VisionDataConfig, eval_transform, preprocess
+from modalities.vision.batches import train_transform
+from modalities.vision.config import VisionDataConfig
 from modalities.vision.images import BadImage, ImageReport, decode_image, to_rgb
-from modalities.vision.transforms import train_transform
+from modalities.vision.transforms import eval_transform, preprocess
 from tests.vision.image_files import encoded, picture, solid
 
 RED = (200, 30, 40)
@@ -209,10 +210,10 @@ def test_native_images_have_detail_and_upsampled_ones_have_not():
     torch.testing.assert_close(small, preprocess(ramp(192, 192), 48, 48, mode="upsampled", train_size=48, **NORMAL))
 
 
-def test_native_never_enlarges_and_says_what_can_be_had():
-    with pytest.raises(ValueError, match="the largest that can be had is 128×128"):
+def test_native_never_enlarges_and_names_the_largest_size():
+    with pytest.raises(ValueError, match=r"largest.* 128×128"):
         preprocess(picture(1, (128, 128)), 129, 129, train_size=96)
-    with pytest.raises(ValueError, match="the largest that can be had is 100×200"):
+    with pytest.raises(ValueError, match=r"largest.* 100×200"):
         preprocess(picture(1, (200, 300)), 150, 300, fit="crop", train_size=96)
     assert preprocess(picture(1, (200, 300)), 100, 200, fit="crop", train_size=96).shape == (3, 100, 200)
 
@@ -266,7 +267,7 @@ def test_pictures_that_are_not_thin_are_resized_as_ever():
 
 def test_preprocess_refuses_unknown_ways():
     for options in ({"mode": "big"}, {"fit": "stretch"}):
-        with pytest.raises(ValueError, match="is none of"):
+        with pytest.raises(ValueError, match="expected"):
             preprocess(picture(1), 8, 8, train_size=8, **options)
 
 

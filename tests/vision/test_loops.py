@@ -10,16 +10,16 @@ from timm.utils import AverageMeter, accuracy
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from modalities.vision.glyphs import BuiltinGlyphs
+from modalities.vision.sources import open_images
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """52 letters as a folder of class folders."""
     root = tmp_path_factory.mktemp("letters")
-    letters = BuiltinGlyphs("heldout", size=112, scenes_per_letter=1, seed=0)
-    for n in range(min(52, len(letters))):
-        image, label = letters[n]
+    letters = open_images("glyphs-builtin", "heldout")
+    for n in range(52):
+        image, label = letters.read(n)
         (root / letters.classes[label]).mkdir(exist_ok=True)
         image.save(root / letters.classes[label] / f"{n}.png")
     return root
@@ -99,3 +99,14 @@ def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypat
     monkeypatch.setattr(pretrained, "manifest", lambda: damaged)
     with pytest.raises(ValueError, match="damaged"):
         timm.create_model(name, pretrained=True)
+
+
+def test_a_model_saved_by_timm_is_loaded_by_it(tmp_path) -> None:
+    """timm writes img_size as a list."""
+    from timm.models import save_for_hf
+
+    model, images = timm.create_model("vision_goat_tiny_patch8", num_layers=1).eval(), torch.randn(1, 3, 48, 48)
+    save_for_hf(model, tmp_path)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    with torch.no_grad():
+        assert torch.equal(again(images), model(images))

@@ -141,7 +141,7 @@ def test_bf16_models_take_float32_images(name: str) -> None:
 
 
 def test_rotations_are_positions() -> None:
-    """Learned directions of mixed RoPE do not decay, learn with the priors' numbers, and are stored in float32."""
+    """Learned directions of mixed RoPE do not decay, learn with the priors' parameters, and are stored in float32."""
     model = small("vision_rope2d_mixed_tiny_patch8")
     name = "layers.0.attention.rotary.omega"
     assert name in model.no_weight_decay() and name in model.prior_parameters()

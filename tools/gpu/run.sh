@@ -26,15 +26,11 @@ phase() { local limit=$1; shift; timeout -k 10 "$limit" "$@" 2>&1 | tee -a "$OUT
 
 restore() {  # kernels compiled by an earlier call
   [ -f "$HERE/cache.tgz" ] && [ ! -d $TRITON_CACHE_DIR ] && tar xzf "$HERE/cache.tgz" -C /tmp && say "kernels restored: $(ls $TRITON_CACHE_DIR | wc -l)"
-  # The package is not installed there, so it has no entry points, and zoo.create_model knows no model: this says what pip would.
-  mkdir -p /tmp/meta/priorzoo-0.0.0.dist-info
-  printf 'Metadata-Version: 2.1\nName: priorzoo\nVersion: 0.0.0\n' > /tmp/meta/priorzoo-0.0.0.dist-info/METADATA
-  printf '[priorzoo.modalities]\ntext = modalities.text\nvision = modalities.vision\ndna = modalities.dna\n' > /tmp/meta/priorzoo-0.0.0.dist-info/entry_points.txt
   # Wheels brought along (flash-linear-attention, fla-core, goat-attention: pure Python, peers of the benchmark).
   if ls "$HERE"/whl/*.whl >/dev/null 2>&1 && [ ! -d /tmp/site ]; then
     $PY -m pip install -q --no-index --no-deps --no-compile --target /tmp/site "$HERE"/whl/*.whl || say "wheels not installed"
   fi
-  export PYTHONPATH="$PROJECT:/tmp/meta:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
+  export PYTHONPATH="$PROJECT:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
 }
 keep_cache() {  # binary only: some 60 KiB a kernel
   [ -d $TRITON_CACHE_DIR ] || return 0
@@ -50,7 +46,7 @@ from triton import knobs
 print(platform.python_version(), "torch", torch.__version__, "triton", triton.__version__, "cuda", torch.version.cuda, "cudnn", torch.backends.cudnn.version())
 print(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), "cc:", shutil.which("gcc") or shutil.which("cc"), "ptxas", knobs.nvidia.ptxas.path, knobs.nvidia.ptxas.version)
 print({k: v for k, v in os.environ.items() if k.startswith(("TRITON", "PTXAS", "TORCH", "CUDA"))})
-for name in ("zoo", "tests.device", "tools.benches.sweep", "modalities.text", "tools.bench_attention", "tools.bench_training"):
+for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text", "tools.bench", "tools.benches.training"):
     try:
         module = importlib.import_module(name)
         where = getattr(module, "__file__", None) or list(getattr(module, "__path__", []))
@@ -93,8 +89,8 @@ P
 }
 bench() {
   say "bench: without FlexAttention, which compiles for seconds at every shape, then it alone at two"
-  phase 330 $PY tools/bench_attention.py --device cuda --lengths 2048,4096,8192,16384,65536 --decode 32768,524288 --without flex,dense --minutes 5 --commit "${COMMIT:-unknown}" --out "$OUT/attention.json"
-  phase 190 $PY tools/bench_attention.py --device cuda --lengths 4096,16384 --width 64 --decode "" --minutes 3 --commit "${COMMIT:-unknown}" --out "$OUT/attention_flex.json"
+  phase 330 $PY tools/bench.py attention --device cuda --lengths 2048,4096,8192,16384,65536 --decode 32768,524288 --without flex,dense --minutes 5 --commit "${COMMIT:-unknown}" --out "$OUT/attention.json"
+  phase 190 $PY tools/bench.py attention --device cuda --lengths 4096,16384 --width 64 --decode none --minutes 3 --commit "${COMMIT:-unknown}" --out "$OUT/attention_flex.json"
   keep_cache
 }
 sweep() {
@@ -106,7 +102,7 @@ sweep() {
 train() {
   say train
   for context in 2048 16384; do
-    phase 80 $PY tools/bench_training.py --engine torch --contexts $context --seconds 4 --methods rope,alibi,goat,ggd_ssmax,kerple --commit "${COMMIT:-unknown}" --out "$OUT/training_$context.json"
+    phase 80 $PY tools/bench.py training --engine torch --contexts $context --seconds 4 --methods rope,alibi,goat,ggd_ssmax,kerple --commit "${COMMIT:-unknown}" --out "$OUT/training_$context.json"
   done
   phase 340 $PY "$HERE/train.py" --seconds 80 --out "$OUT/train.jsonl"
 }

@@ -297,11 +297,11 @@ class Resolution(Evaluator):
         largest = {shape: heldout.items.largest(shape, fit, share=share, count=count) for shape in shapes}
         shape = max(shapes, key=lambda shape: min(shape) / largest[shape])
         most, (width, height) = largest[shape] // step * step, self._aspect(model)
+        at = f"at aspect {width}:{height}"
+        reach = f"the largest size {at} is {most}. Choose sizes up to that, or" if most else ""
         return ValueError(
             f"size {min(shape)} has more pixels than held-out images of {heldout.name!r} have: "
-            + (f"the largest size at aspect {width}:{height} is {most}. " if most else "")
-            + ("" if most else f"no stored image reaches any valid size at aspect {width}:{height}. ")
-            + "Choose sizes up to that, or --mode resized"
+            f"{reach or f'no stored image reaches any valid size {at}. Choose'} --mode resized"
         )
 
     def _check_classes(self, model: nn.Module) -> None:

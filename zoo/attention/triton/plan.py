@@ -21,17 +21,11 @@ from dataclasses import dataclass, field
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.common import Geometry, last_axis_contiguous, on_device
-from zoo.attention.triton.plan_kernels import (
-    chunk_extremes,
-    column_intervals,
-    heads_without_skipping,
-    row_intervals,
-    tile_extremes,
-)
+from zoo.attention.triton.common import Geometry, code_of, last_axis_contiguous, on_device
 
 __all__ = ["Plan", "make_plan", "skipped_share"]
 
@@ -60,6 +54,378 @@ class Plan:
     cols: Tensor
     tile: int = field(default_factory=lambda: common.TILE)
     counts: Tensor | None = None
+
+
+SHAPES = [
+    "batch", "heads", "groups", "tiles", "q_tiles", "k_tiles", "length", "queries", "keys", "columns", "count",
+    "chunk_count", "blocks", "steps", "lanes", "offset", "window", "origin", "grid_width", "prefix",
+    "scale_batch", "scale_head", "ids_batch", "table_head",
+]  # fmt: skip
+
+
+def _kernel(fn):
+    """A Triton kernel compiled once for all sizes."""
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    return triton.jit(
+        fn,
+        do_not_specialize=[name for name in SHAPES if name in names],
+        do_not_specialize_on_alignment=[name for name in ("scale", "segments", "table", "entries") if name in names],
+    )
+
+
+@_kernel
+def tile_extremes(
+    x, scale, segments, stats, ids, batch, heads, tiles, length, width, lanes, offset, inflate,
+    x_batch, x_head, x_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
+    TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr, IDS: tl.constexpr,
+):  # fmt: skip
+    """Extremes of SEVERAL tiles of rows of one head of x. Norms are rounded up, and +∞ if a value is not finite."""
+    blocks = (tiles + SEVERAL - 1) // SEVERAL
+    head_at = (tl.program_id(0) // blocks).to(tl.int64)
+    b, h = head_at // heads, head_at % heads
+    first_tile = tl.program_id(0) % blocks * SEVERAL
+    tile = first_tile + tl.arange(0, SEVERAL)
+    exists = tile < tiles
+    row = tl.arange(0, SEVERAL)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    real = row < length - first_tile * TILE
+    x += b * x_batch + h * x_head + first_tile.to(tl.int64) * TILE * x_row
+    plane = tl.cast(batch * heads, tl.int64) * tiles
+    stats += head_at * tiles + tile
+    if IDS:
+        # One head of each batch row writes the extremes of its document ids.
+        at_id = segments + b * ids_batch + tl.cast(first_tile * TILE + offset, tl.int64) * ids_column + row * ids_column
+        document = tl.load(at_id, mask=real & (h == 0), other=0).to(tl.int32)
+        place = ids + b * tiles + tile
+        tl.store(place, tl.min(tl.where(real, document, 0x7FFFFFFF), axis=1), mask=exists & (h == 0))
+        place += batch * tiles
+        tl.store(place, tl.max(tl.where(real, document, -0x80000000), axis=1), mask=exists & (h == 0))
+    squares = tl.zeros((SEVERAL, TILE), tl.float32)
+    wrong = tl.zeros((SEVERAL, TILE), tl.int32)
+    for first in range(0, width, COLUMNS):
+        cols = first + tl.arange(0, COLUMNS)
+        inside = real[:, :, None] & (cols[None, None, :] < width)
+        part = tl.load(x + row[:, :, None] * x_row + cols[None, None, :], mask=inside, other=0.0).to(tl.float32)
+        wrong |= tl.max((~(tl.abs(part) < float("inf"))).to(tl.int32), axis=2)
+        content = tl.where(cols[None, None, :] >= lanes, part, 0.0)
+        squares += tl.sum(content * content, axis=2)
+        if first < lanes:
+            low = tl.min(tl.where(real[:, :, None], part, float("inf")), axis=1)
+            high = tl.max(tl.where(real[:, :, None], part, -float("inf")), axis=1)
+            places = stats[:, None] + (1 + 2 * cols)[None, :] * plane
+            mask = exists[:, None] & (cols < lanes)[None, :]
+            tl.store(places, low, mask=mask)
+            tl.store(places + plane, high, mask=mask)
+    if SCALED:
+        scale += b * scale_batch + h * scale_head + first_tile.to(tl.int64) * TILE * scale_row
+        part = tl.load(scale + row * scale_row, mask=real, other=0.0).to(tl.float32)
+        wrong |= (~(tl.abs(part) < float("inf"))).to(tl.int32)
+        place = stats + (1 + 2 * lanes) * plane
+        tl.store(place, tl.min(tl.where(real, part, float("inf")), axis=1), mask=exists)
+        tl.store(place + plane, tl.max(tl.where(real, part, -float("inf")), axis=1), mask=exists)
+    # The constant 2^-50 covers squares that underflow.
+    norm = tl.sqrt(tl.max(squares, axis=1)) * inflate + 8.8817841970012523e-16
+    tl.store(stats, tl.where(tl.max(wrong, axis=1) > 0, float("inf"), norm), mask=exists)
+
+
+@_kernel
+def chunk_extremes(
+    table, chunks, heads, columns, count, blocks, table_head, TILE: tl.constexpr, CHUNKS: tl.constexpr
+):  # fmt: skip
+    """Minimum and maximum of CHUNKS chunks of one head's table; the maximum is +∞ if there is NaN."""
+    at = tl.program_id(0).to(tl.int64)
+    head = at // blocks
+    chunk = at % blocks * CHUNKS + tl.arange(0, CHUNKS)
+    column = chunk[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    real = column < columns
+    part = tl.load(table + head * table_head + column, mask=real, other=0.0).to(tl.float32)
+    part = tl.where(part == part, part, float("inf"))
+    place = chunks + head * count + chunk
+    tl.store(place, tl.min(tl.where(real, part, float("inf")), axis=1), mask=chunk < count)
+    tl.store(place + heads * count, tl.max(tl.where(real, part, -float("inf")), axis=1), mask=chunk < count)
+
+
+@_kernel
+def heads_without_skipping(
+    no_skip, q_stats, k_stats, chunks, heads, groups, q_tiles, k_tiles, chunk_count, lanes,
+    TABLE: tl.constexpr, SCALED: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """1 where a logit bound may be NaN or +∞, which disables skipping for that head; else 0."""
+    at = tl.program_id(0).to(tl.int64)
+    head = at % heads
+    plane = tl.num_programs(0) * q_tiles
+    lane = tl.arange(0, VECTOR)
+    norm = tl.zeros((VECTOR,), tl.float32)
+    scale = tl.full((VECTOR,), 1.0, tl.float32)
+    q_stats += at * q_tiles
+    for first in range(0, q_tiles, VECTOR):
+        tiles = first + lane
+        norm = tl.maximum(norm, tl.load(q_stats + tiles, mask=tiles < q_tiles, other=0.0))
+        if SCALED:
+            low_at = q_stats + tl.cast(1 + 2 * lanes, tl.int64) * plane
+            scale = tl.minimum(scale, tl.load(low_at + tiles, mask=tiles < q_tiles, other=1.0))
+    k_stats += (at // heads * groups + head // (heads // groups)) * k_tiles
+    for first in range(0, k_tiles, VECTOR):
+        tiles = first + lane
+        norm = tl.maximum(norm, tl.load(k_stats + tiles, mask=tiles < k_tiles, other=0.0))
+    wrong = tl.max(norm, axis=0) == float("inf")
+    if TABLE:
+        low = tl.full((VECTOR,), 0.0, tl.float32)
+        high = tl.full((VECTOR,), 0.0, tl.float32)
+        chunks += head * chunk_count
+        for first in range(0, chunk_count, VECTOR):
+            tiles = first + lane
+            low = tl.minimum(low, tl.load(chunks + tiles, mask=tiles < chunk_count, other=0.0))
+            high_at = chunks + heads * chunk_count + tiles
+            high = tl.maximum(high, tl.load(high_at, mask=tiles < chunk_count, other=0.0))
+        wrong |= tl.max(high, axis=0) == float("inf")
+        wrong |= (tl.min(low, axis=0) == -float("inf")) & (tl.min(scale, axis=0) <= 0.0)
+    tl.store(no_skip + at, wrong.to(tl.int32))
+
+
+@triton.jit
+def _largest_product(a_low, a_high, b_low, b_high):
+    """sup of a·b over two intervals; +∞ where a product is NaN."""
+    first, second, third, fourth = a_low * b_low, a_low * b_high, a_high * b_low, a_high * b_high
+    valid = (first == first) & (second == second) & (third == third) & (fourth == fourth)
+    largest = tl.maximum(tl.maximum(first, second), tl.maximum(third, fourth))
+    return tl.where(valid, largest, float("inf"))
+
+
+@triton.jit
+def _finite_size(term):
+    """|term|, and 0 for an infinity, which has no rounding error."""
+    return tl.where(tl.abs(term) < float("inf"), tl.abs(term), 0.0)
+
+
+@triton.jit
+def _content_and_lanes(stats, tiles, LOWER: tl.constexpr):
+    """(QUERIES, VECTOR) sup (of the negative, if LOWER) of content and lanes less the row's constant; its terms' sizes."""
+    q_at, k_at, q_plane, k_plane, k_tiles, own_first, own_last, lanes = stats
+    inside = tiles < k_tiles
+    total = tl.load(q_at)[:, None] * tl.load(k_at + tiles, mask=inside, other=0.0)[None, :]
+    size = total
+    for _ in range(0, lanes):
+        low_at, high_at = k_at + k_plane, k_at + 2 * k_plane
+        own_low = tl.minimum(tl.load(low_at + own_first), tl.load(low_at + own_last))
+        own_high = tl.maximum(tl.load(high_at + own_first), tl.load(high_at + own_last))
+        middle = 0.5 * own_low + 0.5 * own_high
+        low = tl.load(low_at + tiles, mask=inside, other=0.0)[None, :] - middle[:, None]
+        high = tl.load(high_at + tiles, mask=inside, other=0.0)[None, :] - middle[:, None]
+        if LOWER:
+            low, high = -high, -low
+        term = _largest_product(tl.load(q_at + q_plane)[:, None], tl.load(q_at + 2 * q_plane)[:, None], low, high)
+        total += term
+        size += tl.abs(term)
+        q_at += 2 * q_plane
+        k_at += 2 * k_plane
+    return total, size
+
+
+@triton.jit
+def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TILE: tl.constexpr):
+    """(QUERIES, VECTOR) sup (of the negative, if LOWER) of row_scale·(table − base), from the extremes of the chunks.
+
+    Columns increase with the query and decrease with the key, so a tile's columns lie between those of its corners.
+    """
+    chunks, plane, columns, steps, origin, grid_width, prefix, base, scale_low, scale_high = table
+    first_row, last_row, keys = reach[0][:, None], reach[1][:, None], reach[2]
+    first_key, last_key = (tiles * TILE)[None, :], (tl.minimum(tiles * TILE + TILE, keys) - 1)[None, :]
+    if GRID:
+        seen &= (last_row >= prefix) & (last_key >= prefix)
+        low_at = code_of(tl.maximum(first_row, prefix), grid_width, prefix)
+        low_at = low_at - code_of(tl.maximum(last_key, prefix), grid_width, prefix)
+        high_at = code_of(tl.maximum(last_row, prefix), grid_width, prefix)
+        high_at = high_at - code_of(tl.maximum(first_key, prefix), grid_width, prefix)
+    else:
+        low_at, high_at = first_row - last_key, last_row - first_key
+    first = tl.minimum(tl.maximum(low_at + origin, 0), columns - 1) // TILE
+    last = tl.minimum(tl.maximum(high_at + origin, 0), columns - 1) // TILE
+    low = tl.full(first.shape, float("inf"), tl.float32)
+    high = tl.full(first.shape, -float("inf"), tl.float32)
+    for step in range(0, steps):
+        mask = seen & (first + step <= last)
+        low = tl.minimum(low, tl.load(chunks + first + step, mask=mask, other=float("inf")))
+        high = tl.maximum(high, tl.load(chunks + plane + first + step, mask=mask, other=-float("inf")))
+    if GRID:
+        # Prefix tokens have no bias.
+        zero = (first_row < prefix) | (first_key < prefix)
+        low = tl.where(zero, tl.minimum(low, 0.0), low)
+        high = tl.where(zero, tl.maximum(high, 0.0), high)
+    low, high = low - base[:, None], high - base[:, None]
+    if LOWER:
+        low, high = -high, -low
+    return _largest_product(scale_low[:, None], scale_high[:, None], low, high)
+
+
+@triton.jit
+def _visible_tiles(tiles, reach, documents, IDS: tl.constexpr):
+    """(QUERIES, VECTOR) key tiles that some row sees, and those in the one document of the query tile."""
+    q_low, q_high, k_ids, plane, k_tiles = documents
+    seen = (tiles[None, :] >= reach[3][:, None]) & (tiles[None, :] < reach[4][:, None])
+    same = seen
+    if IDS:
+        k_low = tl.load(k_ids + tiles, mask=tiles < k_tiles, other=0)
+        k_high = tl.load(k_ids + plane + tiles, mask=tiles < k_tiles, other=0)
+        same = seen & (q_low == q_high)[:, None] & (k_low == k_high)[None, :] & (k_low[None, :] == q_low[:, None])
+        seen &= (k_low[None, :] <= q_high[:, None]) & (k_high[None, :] >= q_low[:, None])
+    return seen, same
+
+
+@triton.jit
+def _floor(
+    stats, table, reach, documents, offset, window, own_bias, has_own, epsilon,
+    IDS: tl.constexpr, TABLE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
+    TILE: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """(QUERIES,) a lower bound of each row's largest visible logit, less the row's constant; −∞ if there is none."""
+    first_row, last_row, keys, first, last = reach
+    low, high = (first_row + offset)[:, None], (last_row + offset)[:, None]
+    floor, own = tl.full(first_row.shape, -float("inf"), tl.float32), tl.full(first_row.shape, float("inf"), tl.float32)
+    for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
+        tiles = start + tl.arange(0, VECTOR)
+        seen, for_all = _visible_tiles(tiles, reach, documents, IDS)
+        first_key, last_key = (tiles * TILE)[None, :], (tl.minimum(tiles * TILE + TILE, keys) - 1)[None, :]
+        if CAUSAL:
+            for_all &= first_key <= low
+        if WINDOW:
+            for_all &= (first_key <= low + window - 1) & (last_key >= high - window + 1)
+        total, size = _content_and_lanes(stats, tiles, True)
+        # One of these tiles holds the own key, whose bias is known exactly and not only as a range.
+        here = -(total + own_bias[:, None] + epsilon * (size + _finite_size(own_bias)[:, None]))
+        here = tl.where(here == here, here, -float("inf"))
+        is_own = (first_key <= high) & (first_key + TILE > low)
+        own = tl.minimum(own, tl.min(tl.where(is_own, here, float("inf")), axis=1))
+        if TABLE:
+            term = _bias(table, reach, tiles, seen, GRID, True, TILE)
+            total += term
+            size += _finite_size(term)
+        here = -(total + epsilon * size)
+        here = tl.where(for_all & (here == here), here, -float("inf"))
+        floor = tl.maximum(floor, tl.max(here, axis=1))
+    return tl.where(has_own, tl.maximum(floor, own), floor)
+
+
+@_kernel
+def row_intervals(
+    rows, counts, no_skip, q_stats, k_stats, q_ids, k_ids, entries, chunks,
+    table_head, columns, chunk_count, steps,
+    batch, heads, groups, queries, keys, offset, window, origin, grid_width, prefix, margin, epsilon, lanes,
+    IDS: tl.constexpr, TABLE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
+    SCALED: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """Key intervals of QUERIES query tiles of one head: their floors, then the first and last tile not skipped."""
+    q_tiles, k_tiles = (queries + TILE - 1) // TILE, (keys + TILE - 1) // TILE
+    blocks = (q_tiles + QUERIES - 1) // QUERIES
+    head_at = (tl.program_id(0) // blocks).to(tl.int64)
+    b, h = head_at // heads, head_at % heads
+    m = tl.program_id(0) % blocks * QUERIES + tl.arange(0, QUERIES)
+    real = m < q_tiles
+    m = tl.minimum(m, q_tiles - 1)
+    at = head_at * q_tiles + m
+    q_plane = tl.cast(batch * heads, tl.int64) * q_tiles
+    k_plane = tl.cast(batch * groups, tl.int64) * k_tiles
+    k_at = k_stats + (b * groups + h // (heads // groups)) * k_tiles
+
+    # Key tiles visible to positions low … high by causality and window, and the tiles of their own keys.
+    first_row, last_row = m * TILE, tl.minimum(m * TILE + TILE, queries) - 1
+    low, high = first_row + offset, last_row + offset
+    first, last = tl.zeros_like(m), tl.zeros_like(m) + k_tiles
+    if WINDOW:
+        first = tl.minimum(tl.maximum(low - window + 1, 0) // TILE, k_tiles)
+        last = tl.minimum(tl.maximum(high + window - 1 + TILE, 0) // TILE, k_tiles)
+    if CAUSAL:
+        last = tl.minimum(high // TILE + 1, k_tiles)
+    own_first, own_last = tl.maximum(low, 0) // TILE, tl.maximum(high, 0) // TILE
+    has_own = low >= 0
+    q_low, q_high = tl.zeros_like(m), tl.zeros_like(m)
+    if IDS:
+        q_low = tl.load(q_ids + b * q_tiles + m)
+        q_high = tl.load(q_ids + (batch + b) * q_tiles + m)
+
+    own_bias = tl.zeros((QUERIES,), tl.float32)
+    base, scale_low, scale_high = own_bias, own_bias + 1.0, own_bias + 1.0
+    if SCALED:
+        scale_at = q_stats + at + (1 + 2 * lanes) * q_plane
+        scale_low, scale_high = tl.load(scale_at), tl.load(scale_at + q_plane)
+    if TABLE:
+        # Biases are relative to the own key's entry, unless that is −∞.
+        base += tl.load(entries + h * table_head + (origin if GRID else origin - offset)).to(tl.float32)
+        if GRID:
+            base = tl.where(last_row >= prefix, base, 0.0)
+        has_own &= base > -float("inf")
+        base = tl.where(tl.abs(base) < float("inf"), base, 0.0)
+        if GRID:
+            # Prefix rows of a mixed tile have no bias at their own key: sup of row_scale·(base − 0).
+            mixed = _largest_product(scale_low, scale_high, tl.minimum(base, 0.0), tl.maximum(base, 0.0))
+            own_bias = tl.where(first_row < prefix, mixed, 0.0)
+
+    stats = (q_stats + at, k_at, q_plane, k_plane, k_tiles, own_first, own_last, lanes)
+    table = (
+        chunks + h * chunk_count, heads * chunk_count, columns, steps, origin, grid_width, prefix, base, scale_low, scale_high
+    )  # fmt: skip
+    reach = (first_row, last_row, keys, first, last)
+    documents = (q_low, q_high, k_ids + b * k_tiles, batch * k_tiles, k_tiles)
+    floor = _floor(
+        stats, table, reach, documents, offset, window, own_bias, has_own, epsilon,
+        IDS, TABLE, CAUSAL, WINDOW, GRID, TILE, VECTOR,
+    ) - margin  # fmt: skip
+    keep_all = tl.load(no_skip + head_at) > 0
+
+    lo, hi = tl.zeros_like(m) + k_tiles, tl.zeros_like(m)
+    for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
+        tiles = start + tl.arange(0, VECTOR)
+        seen, _ = _visible_tiles(tiles, reach, documents, IDS)
+        total, size = _content_and_lanes(stats, tiles, False)
+        if TABLE:
+            term = _bias(table, reach, tiles, seen, GRID, False, TILE)
+            total += term
+            size += _finite_size(term)
+        needed = seen & (keep_all | ~(total + epsilon * size < floor[:, None]))
+        lo = tl.minimum(lo, tl.min(tl.where(needed, tiles[None, :], k_tiles), axis=1))
+        hi = tl.maximum(hi, tl.max(tl.where(needed, tiles[None, :] + 1, 0), axis=1))
+    # An empty interval is placed at the row's own tile, so that kernels with larger blocks widen little.
+    lo = tl.where(hi == 0, tl.minimum(own_first, k_tiles), lo)
+    hi = tl.maximum(hi, lo)
+    tl.store(rows + at, lo, mask=real)
+    tl.store(rows + q_plane + at, hi, mask=real)
+
+    count = tl.maximum(last - first, 0)
+    skipped = count - (hi - lo)
+    if IDS:
+        count, skipped = tl.zeros_like(m), tl.zeros_like(m)
+        for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
+            tiles = start + tl.arange(0, VECTOR)
+            seen, _ = _visible_tiles(tiles, reach, documents, IDS)
+            outside = seen & ((tiles[None, :] < lo[:, None]) | (tiles[None, :] >= hi[:, None]))
+            count += tl.sum(seen.to(tl.int32), axis=1)
+            skipped += tl.sum(outside.to(tl.int32), axis=1)
+    tl.store(counts + at, count, mask=real)
+    tl.store(counts + q_plane + at, skipped, mask=real)
+
+
+@_kernel
+def column_intervals(cols, rows, count, q_tiles, k_tiles, offset, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """First and last query tile whose interval holds a key tile, for BLOCK key tiles of one head."""
+    blocks = (k_tiles + BLOCK - 1) // BLOCK
+    at = tl.program_id(0).to(tl.int64)
+    head_at = at // blocks
+    n = (at % blocks).to(tl.int32) * BLOCK + tl.arange(0, BLOCK)
+    rows += head_at * q_tiles
+    first = tl.full((BLOCK,), 0x7FFFFFFF, tl.int32)
+    last = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, q_tiles, BLOCK):
+        m = start + tl.arange(0, BLOCK)
+        lo = tl.load(rows + m, mask=m < q_tiles, other=0)
+        hi = tl.load(rows + tl.cast(count, tl.int64) * q_tiles + m, mask=m < q_tiles, other=0)
+        needs = (lo[:, None] <= n[None, :]) & (n[None, :] < hi[:, None])
+        first = tl.minimum(first, tl.min(tl.where(needs, m[:, None], 0x7FFFFFFF), axis=0))
+        last = tl.maximum(last, tl.max(tl.where(needs, m[:, None] + 1, 0), axis=0))
+    own = tl.minimum(tl.maximum(n * TILE - offset, 0) // TILE, q_tiles)
+    first = tl.where(last == 0, own, first)
+    last = tl.maximum(last, first)
+    cols += head_at * k_tiles + n
+    tl.store(cols, first, mask=n < k_tiles)
+    tl.store(cols + tl.cast(count, tl.int64) * k_tiles, last, mask=n < k_tiles)
 
 
 def make_plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from types import SimpleNamespace
@@ -11,14 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from modalities.evaluation import EvalSettings
-from modalities.store import CellStore, weights_hash
-from modalities.text.evals import EVALUATORS, Passkey, Perplexity, bucket_of
-from modalities.text.held_out import held_out_documents
+from modalities.decoder.scoring import force_and_write, position_buckets
+from modalities.evaluation import LengthSettings
+from modalities.text.data import open_heldout
+from modalities.text.evaluators import EVALUATORS
+from modalities.text.evaluators.niah import NeedleGrid
+from modalities.text.evaluators.passkey import Passkey
+from modalities.text.evaluators.perplexity import Perplexity
+from modalities.text.evaluators.ruler import RULER_TASKS, Ruler, fraction_found, make_ruler_sample
 from modalities.text.model import CausalLM, TextConfig
-from modalities.text.needles import NeedleGrid
-from modalities.text.ruler import RULER_TASKS, Ruler, fraction_found, make_ruler_sample
-from modalities.text.scoring import force_and_write
 from modalities.text.tokenizers import load_tokenizer
 from zoo import KVCache
 
@@ -68,9 +70,17 @@ def tiny(position="ggd", **options):
     return CausalLM(config).eval()
 
 
-def summary(evaluator, model, **settings):
-    cells = dict(evaluator.run(model, EvalSettings(**settings)))
-    return {row["length"]: row for row in evaluator.rows(cells)}
+def made(kind, trained_on=None, **settings):
+    return kind(LengthSettings(**settings), trained_on)
+
+
+def summary(kind, model, **settings):
+    evaluator = made(kind, **settings)
+    return {row["length"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
+
+
+def documents():
+    return open_heldout("sotu-excerpt", "bytes").items
 
 
 def passkey_of(prompt):
@@ -78,13 +88,20 @@ def passkey_of(prompt):
     return found[1] if found else "nothing"
 
 
+def asked_values(prompt):
+    """All but the last of the values that a RULER prompt asks for, wherever they are, in capitals."""
+    asked = prompt.rsplit("What ", 1)[1]
+    found = [value for key, value in re.findall(r"for (\S+) is: (\S+)\.", prompt) if key in asked]
+    return " " + ", ".join(found[:-1]).upper() + ", not the last"
+
+
 # ----------------------------------------------------------------------------------------------------- perplexity
 
 
 def test_perplexity_is_the_direct_computation():
     model = tiny().double()
-    rows = summary(Perplexity(), model, lengths=(16, 64), samples=3, batch_tokens=50)
-    cells = Perplexity().cells(model, EvalSettings(lengths=(16, 64), samples=3))
+    rows = summary(Perplexity, model, lengths=(16, 64), samples=3, batch_tokens=50)
+    cells = made(Perplexity, lengths=(16, 64), samples=3).cells(model)
     stretches = [cell.data["tokens"] for cell in cells if cell.data["length"] == 64]
     assert len(stretches) == 3 and all(len(stretch) == 65 for stretch in stretches)
     for length in (16, 64):
@@ -105,38 +122,37 @@ def test_perplexity_is_the_direct_computation():
 
 
 def test_every_length_scores_the_same_tokens():
-    cells = Perplexity().cells(tiny(), EvalSettings(lengths=(16, 64), samples=3))
+    cells = made(Perplexity, lengths=(16, 64), samples=3).cells(tiny())
     first, second = ([c.data["tokens"] for c in cells if c.data["length"] == n] for n in (16, 64))
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
-    tokenizer, documents = held_out_documents("bytes", None)
-    starts = [stretch for stretch in second if stretch[0] == tokenizer.bos_id]
+    starts = [stretch for stretch in second if stretch[0] == load_tokenizer("bytes").bos_id]
     assert len(starts) == 3  # the first stretch of three documents, each behind its BOS
     assert all(
-        any((d.tokens[:64] == stretch[1:]).all() for d in documents if len(d.tokens) >= 64) for stretch in starts
+        any((d.tokens[:64] == stretch[1:]).all() for d in documents() if len(d.tokens) >= 64) for stretch in starts
     )
 
 
 def test_uniform_logits_take_log2_of_the_vocabulary():
-    rows = summary(Perplexity(), KnownAnswer(), lengths=(32, 128), samples=2)
+    rows = summary(Perplexity, KnownAnswer(), lengths=(32, 128), samples=2)
     for row in rows.values():
         assert row["bits_per_byte"] == pytest.approx(math.log2(264), abs=1e-9)
         assert row["perplexity"] == pytest.approx(264)
 
 
 def test_buckets_hold_powers_of_two():
-    assert bucket_of(9).tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 4]
+    assert position_buckets(9).tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 4]
 
 
 def test_a_length_beyond_every_document_is_an_error():
-    with pytest.raises(ValueError, match=r"no held-out document .* 5000000 tokens; the longest has \d+"):
-        Perplexity().cells(tiny(), EvalSettings(lengths=(128, 5_000_000)))
+    with pytest.raises(ValueError, match=r"\b5000000\b.* longest has \d+"):
+        made(Perplexity, lengths=(128, 5_000_000)).cells(tiny())
 
 
 # -------------------------------------------------------------------------------------------------------- passkey
 
 
 def test_passkey_of_a_model_that_copies_is_one():
-    rows = summary(Passkey(), KnownAnswer(passkey_of), lengths=(128, 300), samples=2)
+    rows = summary(Passkey, KnownAnswer(passkey_of), lengths=(128, 300), samples=2)
     for row in rows.values():
         assert row["samples"] == 40
         assert (row["teacher_forced"], row["free_generation"], row["digits"]) == (1.0, 1.0, 1.0)
@@ -147,20 +163,20 @@ def test_passkey_of_a_model_that_knows_four_digits_is_zero_with_eight_tenths_of_
         key = passkey_of(prompt)
         return key[:4] + ("0" if key[4] != "0" else "1")
 
-    row = summary(Passkey(), KnownAnswer(nearly), lengths=(128,), samples=2)[128]
+    row = summary(Passkey, KnownAnswer(nearly), lengths=(128,), samples=2)[128]
     assert (row["teacher_forced"], row["free_generation"]) == (0.0, 0.0)
     assert row["digits"] == pytest.approx(0.8)
 
 
 def test_passkey_of_random_weights_is_zero():
-    row = summary(Passkey(), tiny(), lengths=(128,), samples=1)[128]
+    row = summary(Passkey, tiny(), lengths=(128,), samples=1)[128]
     assert (row["teacher_forced"], row["free_generation"]) == (0.0, 0.0)
     assert row["digits"] < 0.3
 
 
 def test_passkeys_depend_on_the_seed_alone():
     def drawn(seed, lengths):
-        cells = Passkey().cells(tiny(), EvalSettings(lengths=lengths, samples=2, seed=seed))
+        cells = made(Passkey, lengths=lengths, samples=2, seed=seed).cells(tiny())
         return {cell.name: cell.data["answers"].tolist() for cell in cells}
 
     alone, among = drawn(0, (128,)), drawn(0, (96, 128))
@@ -169,8 +185,8 @@ def test_passkeys_depend_on_the_seed_alone():
 
 
 def test_a_length_too_short_for_the_passkey_is_an_error():
-    with pytest.raises(ValueError, match="at least 81"):
-        Passkey().cells(tiny(), EvalSettings(lengths=(40,)))
+    with pytest.raises(ValueError, match=r"\b81\b"):
+        made(Passkey, lengths=(40,)).cells(tiny())
 
 
 @pytest.mark.parametrize("position", ["ggd", "goat", "cable", "rope", "fire", "nope"])
@@ -190,10 +206,9 @@ def test_both_readings_of_an_answer_share_one_prefill(position):
 
 
 def test_needle_grid_hides_the_key_in_held_out_text():
-    cells = NeedleGrid().cells(tiny(), EvalSettings(lengths=(256,), samples=2))
+    cells = made(NeedleGrid, lengths=(256,), samples=2).cells(tiny())
     assert len(cells) == 11
-    tokenizer, documents = held_out_documents("bytes", None)
-    texts = " ".join(d.text for d in documents)
+    tokenizer, texts = load_tokenizer("bytes"), " ".join(d.text for d in documents())
     for cell, depth in ((cells[0], 0.0), (cells[-1], 1.0)):
         prompt = tokenizer.decode(cell.data["prompts"][0])
         assert len(cell.data["prompts"][0]) + 5 == 256
@@ -201,7 +216,7 @@ def test_needle_grid_hides_the_key_in_held_out_text():
         assert (at < 5) if depth == 0 else (at > 150)
         hay = prompt.split("Remember it.")[1].split("What is")[0] if depth == 0 else prompt[: at - 1]
         assert hay[5:-5] in texts
-    row = summary(NeedleGrid(), KnownAnswer(passkey_of), lengths=(256,), samples=1)[256]
+    row = summary(NeedleGrid, KnownAnswer(passkey_of), lengths=(256,), samples=1)[256]
     assert row["free_generation"] == 1.0
 
 
@@ -226,19 +241,14 @@ def test_ruler_prompts_fit_and_hold_their_references(name):
 @pytest.mark.parametrize("name", RULER_TASKS)
 def test_ruler_ends_with_an_error_when_too_short(name):
     model = tiny()
-    with pytest.raises(ValueError, match=r"too short for this RULER task: its shortest prompt takes \d+ tokens"):
+    with pytest.raises(ValueError, match=r"\b256\b.* \d+ tokens .*'bytes'"):
         make_ruler_sample(RULER_TASKS[name], 256, load_tokenizer("bytes"), ("Word.",), np.random.default_rng(0))
-    with pytest.raises(ValueError, match="ruler single_1: length 200 is too short"):
-        Ruler().cells(model, EvalSettings(lengths=(200,)))
+    with pytest.raises(ValueError, match=r"single_1.*\b200\b"):
+        made(Ruler, lengths=(200,)).cells(model)
 
 
 def test_ruler_scores_what_is_generated():
-    def values(prompt):  # of the keys asked for, wherever they are
-        asked = prompt.rsplit("What ", 1)[1]
-        found = [value for key, value in re.findall(r"for (\S+) is: (\S+)\.", prompt) if key in asked]
-        return " " + ", ".join(found[:-1]).upper() + ", not the last"
-
-    rows = summary(Ruler(), KnownAnswer(values), lengths=(1200,), samples=2)
+    rows = summary(Ruler, KnownAnswer(asked_values), lengths=(1200,), samples=2)
     assert rows[1200]["single_1"] == 0.0  # one reference, left out
     assert rows[1200]["multivalue"] == 0.75  # three of four, in capitals where there are letters
     assert rows[1200]["average"] == pytest.approx(np.mean([rows[1200][task] for task in RULER_TASKS]))
@@ -253,46 +263,73 @@ def test_fraction_found_ignores_case():
 
 @pytest.mark.parametrize("name", EVALUATORS)
 def test_finished_cells_are_handed_on_and_the_rest_is_the_same(name):
-    evaluator, model = EVALUATORS[name], KnownAnswer(None if name == "perplexity" else passkey_of)
-    settings = EvalSettings(lengths=(900,), samples=1)
-    full = dict(evaluator.run(model, settings))
+    kind, model = EVALUATORS[name], KnownAnswer(None if name == "perplexity" else passkey_of)
+    full = dict(made(kind, lengths=(900,), samples=1).run(model))
     kept = dict(list(full.items())[:-1])
     measured = []
-    original = type(evaluator).measure
 
-    class Counting(type(evaluator)):
-        def measure(self, model, cell, settings):
+    class Counting(kind):
+        def measure(self, model, cell):
             measured.append(cell.name)
-            return original(self, model, cell, settings)
+            return super().measure(model, cell)
 
-    assert dict(Counting().run(model, settings, finished=kept)) == full
+    assert dict(made(Counting, lengths=(900,), samples=1).run(model, kept)) == full
     assert measured == list(full)[-1:]
 
 
-def test_store_survives_and_refuses_other_settings(tmp_path):
-    key = {"evaluator": "passkey", "model": "a model", "weights": "00", "settings": {"seed": 1}}
-    CellStore(tmp_path, key).add("cell", {"score": 0.1 + 0.2})
-    store = CellStore(tmp_path, key)
-    assert store.finished == {"cell": {"score": 0.1 + 0.2}}
-    assert CellStore(tmp_path, key | {"settings": {"seed": 2}}).finished == {}
-    store.path.write_text(store.path.read_text().replace('"seed": 1', '"seed": 3'))
-    with pytest.raises(ValueError, match="belongs to other settings"):
-        CellStore(tmp_path, key)
-    assert [p.name for p in tmp_path.iterdir()] == [store.path.name]
+@pytest.mark.parametrize("kind", EVALUATORS.values())
+def test_batches_change_no_number_and_are_no_part_of_a_cells_key(kind):
+    model = KnownAnswer({Perplexity: None, Ruler: asked_values}.get(kind, passkey_of))
+    one, many = (made(kind, lengths=(900,), samples=2, batch_tokens=n) for n in (1, 10**6))
+    assert one.identity(model) == many.identity(model)
+    score = "nll_sum" if kind is Perplexity else "score" if kind is Ruler else "free_generation"
+    first, second = ([value[score] for _, value in evaluator.run(model)] for evaluator in (one, many))
+    assert first == pytest.approx(second, rel=1e-12) and sum(first) > 0
 
 
-def test_weights_hash_sees_every_bit():
-    model = tiny()
-    before = weights_hash(model)
-    assert weights_hash(tiny()) == before
-    with torch.no_grad():
-        model.layers[1].attention.prior.theta_beta[0] += 1e-6
-    assert weights_hash(model) != before
+# ---------------------------------------------------------------------------------------------------- held-out text
 
 
-def test_settings_refuse_nonsense():
-    for wrong in ({"lengths": (1,)}, {"lengths": ()}, {"samples": 0}, {"batch_tokens": 0}):
-        with pytest.raises(ValueError):
-            EvalSettings(**wrong)
-    assert EvalSettings(lengths=(64, 16, 64)).lengths == (16, 64)
-    assert EvalSettings().resolved_lengths(128) == (128, 256, 512, 1024, 2048, 4096)
+def texts_about(word, path):
+    """Ten documents, the first three of them held out."""
+    rows = [{"text": f"{word} {n} " * 40, "split": "heldout" if n < 3 else "train"} for n in range(10)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"{path}?split_field=split"
+
+
+def test_a_run_is_measured_on_what_its_training_held_out(tmp_path):
+    """The held-out share of its source; all of a held-out source of its own; what --source names before either."""
+    trained, other = (texts_about(word, tmp_path / f"{word}.jsonl") for word in ("ant", "bee"))
+    model, found = tiny(), {}
+    for label, data, source in (
+        ("shipped", None, None),
+        ("share", {"source": trained}, None),
+        ("whole", {"source": trained, "heldout_source": other}, None),
+        ("asked", {"source": trained, "heldout_source": other}, trained),
+    ):
+        evaluator = made(Perplexity, data, source=source)
+        found[label] = [d.text for d in evaluator.heldout_for(model).items]
+        assert evaluator.source_name == {"shipped": "sotu-excerpt", "whole": other}.get(label, trained)
+    assert found["shipped"] == [d.text for d in documents()]
+    assert len(found["whole"]) == 10 and all("bee" in text for text in found["whole"])
+    assert len(found["share"]) == 3 and all("ant" in text for text in found["share"])
+    assert found["asked"] == found["share"]
+    keys = [
+        made(kind, data).identity(model)
+        for kind in (Perplexity, NeedleGrid, Ruler)
+        for data in (None, {"source": other})
+    ]
+    assert all(a != b for a, b in zip(keys[::2], keys[1::2], strict=True))
+    assert made(Passkey, {"source": other}).source_name is None
+
+
+def test_tokens_without_text_ask_for_a_source(tmp_path):
+    with pytest.raises(ValueError, match=r"'tokens:folder'.*--source"):
+        made(Perplexity, {"source": "tokens:folder"}).cells(tiny())
+    assert made(Perplexity, {"source": "tokens:folder"}, source="sotu-excerpt", lengths=(64,)).cells(tiny())
+
+
+def test_a_source_without_a_heldout_document_is_refused(tmp_path):
+    (tmp_path / "one.txt").write_text("A single text, and training has it.")
+    with pytest.raises(ValueError, match=r"one\.txt"):
+        open_heldout(f"{tmp_path}/one.txt", "bytes")

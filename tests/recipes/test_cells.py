@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-from modalities.store import CellStore, write_table
+from recipes.cells import CellStore, weights_hash
+from zoo import create_model
 
 KEY = {"evaluator": "bits", "model": "a model", "weights": "00", "settings": {"seed": 1}}
 
@@ -16,6 +18,17 @@ def filled(folder, count=3):
     for n in range(count):
         store.add(f"cell={n}", {"score": n / 3, "undefined": math.nan})
     return store
+
+
+def test_cells_come_back_and_belong_to_their_settings(tmp_path):
+    CellStore(tmp_path, KEY).add("cell", {"score": 0.1 + 0.2})
+    store = CellStore(tmp_path, KEY)
+    assert store.finished == {"cell": {"score": 0.1 + 0.2}}
+    assert CellStore(tmp_path, KEY | {"settings": {"seed": 2}}).finished == {}
+    store.path.write_text(store.path.read_text().replace('"seed": 1', '"seed": 3'))
+    with pytest.raises(ValueError, match=store.path.name):
+        CellStore(tmp_path, KEY)
+    assert [p.name for p in tmp_path.iterdir()] == [store.path.name]
 
 
 def test_a_line_that_a_stopped_run_cut_off_is_measured_again(tmp_path):
@@ -46,7 +59,7 @@ def test_a_damaged_line_is_named(tmp_path):
     lines = path.read_text().splitlines()
     for number, line in ((1, '{"other": 1}'), (2, '{"cell": "cell=0"}'), (3, "{"), (3, "[]")):
         path.write_text("\n".join([*lines[: number - 1], line, *lines[number:]]) + "\n")
-        with pytest.raises(ValueError, match=f"{path.name} line {number} is no stored cell"):
+        with pytest.raises(ValueError, match=rf"{path.name} line {number}\b"):
             CellStore(tmp_path, KEY)
 
 
@@ -59,10 +72,14 @@ def test_a_cell_is_appended_and_those_before_are_not_written_again(tmp_path):
     assert after.count(b"\n") == before.count(b"\n") + 1
 
 
-def test_a_table_is_whole_or_absent(tmp_path):
-    rows = [{"a": 1, "positions": [1, 2]}, {"a": 2, "b": "x"}]
-    write_table(tmp_path / "t.csv", rows)
-    assert (tmp_path / "t.csv").read_bytes() == b"a,b\n1,\n2,x\n"
-    with pytest.raises(UnicodeEncodeError):
-        write_table(tmp_path / "t.csv", [{"a": "\ud800"}])
-    assert (tmp_path / "t.csv").read_bytes() == b"a,b\n1,\n2,x\n" and len(list(tmp_path.iterdir())) == 1
+def test_weights_hash_sees_every_bit():
+    def model():
+        torch.manual_seed(1)
+        return create_model("text_ggd_tiny", num_layers=2, dim=32, num_heads=2, hidden_dim=48)
+
+    changed = model()
+    before = weights_hash(changed)
+    assert weights_hash(model()) == before
+    with torch.no_grad():
+        changed.layers[1].attention.prior.theta_beta[0] += 1e-6
+    assert weights_hash(changed) != before

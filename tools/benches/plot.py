@@ -1,7 +1,4 @@
-"""Draw what tools/bench_attention.py saved: ratios or rates against length, a line for each contender.
-
-    python tools/plot_bench.py benchmarks/cpu/attention.json                     writes benchmarks/cpu/attention.png
-    python tools/plot_bench.py benchmarks/h200/attention.json --show tflops --out rates.png
+"""A figure of an attention record: ratios or rates against length, a line for each contender.
 
 A row of panels for each head width: forward, forward and backward, and decoding where it was measured. Ours are in strong
 colours and thick lines, the others muted and thin with hollow markers; dashes and markers tell kernels of one prior apart.
@@ -11,16 +8,15 @@ Shapes that no other length shares head width and pass with (a training step's) 
 from __future__ import annotations
 
 import json
-import sys
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
-
-from modalities.plots import DASHES, OURS, compact, panels
+from modalities.evaluation import compact
+from modalities.figures import DASHES, STYLES, panels
+from tools.benches.harness import one_of
 from zoo.prior_plot import save_figure
 
 TITLES = {"forward": "forward", "fwd+bwd": "forward and backward", "decode": "one token against a cache"}
@@ -62,7 +58,7 @@ def style_of(key: tuple[str, str], again: int) -> dict[str, Any]:
     method, kernel = key
     ours = is_ours(method, kernel)
     base = method.partition("+")[0]
-    colour = COLOURS.get(base) or OURS.get(base, ("#777777", "o"))[0]
+    colour = COLOURS.get(base) or STYLES.get(base, ("#777777", "o"))[0]
     return {
         "color": colour, "marker": MARKERS[again % len(MARKERS)], "markerfacecolor": colour if ours else "white",
         "linestyle": "-" if ours and again == 0 else DASHES[again % len(DASHES)], "linewidth": 2.4 if ours else 1.2,
@@ -142,13 +138,12 @@ def panel(axis, lines: dict[tuple[str, str], list[tuple[int, float]]], styles, c
 
 
 def main(
-    source: Annotated[Path, typer.Argument(help="JSON of bench_attention.py")],
+    source: Annotated[Path, typer.Argument(help="JSON of `bench.py attention`")],
     out: Annotated[Path | None, typer.Option(help="PNG; beside the JSON by default")] = None,
     show: Annotated[str, typer.Option(help=", ".join(SHOWN))] = "ratio",
 ) -> None:
-    """Draw a benchmark."""
-    if show not in SHOWN:
-        raise typer.BadParameter(f"--show must be one of {', '.join(SHOWN)}, got {show!r}")
+    """Draw an attention record; the PNG is written beside it."""
+    one_of("show", show, SHOWN)
     try:
         record = json.loads(source.read_text())
         path = out or source.with_name(source.stem + ("" if show == "ratio" else f"_{show}") + ".png")
@@ -156,7 +151,3 @@ def main(
     except (OSError, json.JSONDecodeError, ValueError, KeyError) as error:
         raise typer.BadParameter(f"{source}: {error}") from None
     print(f"written to {path}")
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,0 +1,137 @@
+"""What evaluators share: settings, cells to rows, means over seeds, and how a folder of them is found."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from modalities.evaluation import (
+    Axis,
+    Cell,
+    Evaluator,
+    LengthSettings,
+    ModelResult,
+    SeedMean,
+    Settings,
+    batches,
+    compact,
+    counts,
+    find_evaluators,
+    mean_of_seeds,
+    option,
+    standard_error,
+)
+
+
+@dataclass(frozen=True)
+class HueSettings(Settings):
+    strength: float = option(0.5, "of the colour")
+
+
+class Hues(Evaluator):
+    """The least that an evaluator defines."""
+
+    name, summary, scores = "hues", "mean hue", ()
+    settings_class, axis = HueSettings, Axis("hue", "hue")
+
+    def cells(self, model):
+        return [Cell(f"{hue}/{n}", 1, {"hue": hue, "n": n}) for hue in (30, 10) for n in range(2)]
+
+    def measure(self, model, cell):
+        hue, n = cell.data["hue"], cell.data["n"]
+        return {"hue": hue, "value": hue + n, "list": [n, hue], "kind": "same", "label": f"{hue}"}
+
+
+def test_settings_refuse_nonsense():
+    for name, wrong in {"lengths": (1,), "samples": 0, "batch_tokens": 0}.items():
+        with pytest.raises(ValueError, match=name):
+            LengthSettings(**{name: wrong})
+    with pytest.raises(ValueError, match="lengths"):
+        LengthSettings(lengths=())
+    assert LengthSettings(lengths=(64, 16, 64)).lengths == (16, 64)
+    assert LengthSettings().resolved_lengths(128) == (128, 256, 512, 1024, 2048, 4096)
+    assert Settings(batch_tokens=100).batch_size(30) == 3 and Settings(batch_tokens=10).batch_size(30) == 1
+
+
+def test_counts_read_powers_of_two():
+    assert counts("128,512,4k") == (128, 512, 4096) and counts("1M, 2") == (2**20, 2)
+    for wrong in ("1x", "k", "-3", "1.5k"):
+        with pytest.raises(ValueError, match=wrong):
+            counts(wrong)
+    assert [compact(n) for n in (128, 1024, 1536, 2**20)] == ["128", "1k", "1.5k", "1M"]
+
+
+def test_rows_are_means_along_the_axis_and_finished_cells_are_passed_on():
+    evaluator = Hues()
+    cells = dict(evaluator.run(None, {"30/0": {"hue": 30, "value": 99, "list": [0, 0], "kind": "same", "label": "x"}}))
+    assert list(cells) == ["30/0", "30/1", "10/0", "10/1"] and evaluator.points(None) == (30, 10)
+    assert evaluator.rows(cells) == [
+        {"hue": 10, "value": 10.5, "list": [0.5, 10], "kind": "same", "label": "10"},
+        {"hue": 30, "value": 65.0, "list": [0.5, 15], "kind": "same", "label": None},
+    ]
+
+
+def test_a_cells_key_holds_every_setting_but_source_and_batch():
+    evaluator = Hues(HueSettings(strength=0.25, source="x", batch_tokens=1, samples=3))
+    assert evaluator.identity(None) == {"strength": 0.25, "samples": 3}
+
+
+def seed(label, group="g", trained_at=16, **columns):
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return ModelResult(label, trained_at, rows, method="ggd", group=group, seconds=1.0)
+
+
+def test_seeds_of_a_group_become_their_mean_in_the_place_of_the_first():
+    one = seed("a", size=[1, 2], top1=[0.0, 0.5], parts=[[0.0, 1.0], [1.0, 1.0]], note=["x", "y"])
+    two = seed("b", size=[2, 3], top1=[1.0, 0.7], parts=[[0.0, 1.0], [1.0, 1.0]], note=["z", "y"])
+    alone = seed("c", group="", size=[1], top1=[0.1])
+    mean, other = mean_of_seeds([one, alone, two], "size")
+    assert isinstance(mean, SeedMean) and other is alone and (mean.label, mean.seeds, mean.seconds) == ("g", 2, 2.0)
+    assert mean.rows == [{"size": 2, "top1": 0.75, "parts": [0.5, 1.0], "note": None}]  # what both have
+    assert (mean.low[0]["top1"], mean.high[0]["top1"]) == (0.5, 1.0)
+    assert mean.deviation[0]["top1"] == pytest.approx(math.sqrt(0.125))
+
+
+def test_a_number_that_is_none_in_one_seed_is_none_in_the_mean():
+    nan, infinite = (
+        mean_of_seeds([seed("a", size=[1], x=[1.0]), seed("b", size=[1], x=[x])], "size")[0]
+        for x in (math.nan, math.inf)
+    )
+    for rows in (nan.rows, nan.low, nan.high, nan.deviation, infinite.deviation):
+        assert math.isnan(rows[0]["x"])
+    assert infinite.rows[0]["x"] == math.inf and infinite.low[0]["x"] == 1.0
+
+
+def test_what_was_trained_otherwise_is_no_seed():
+    with pytest.raises(ValueError, match=r"\ba, b\b"):
+        mean_of_seeds([seed("a", size=[1]), seed("b", trained_at=32, size=[1])], "size")
+
+
+def test_models_of_one_label_are_not_averaged():
+    results = [seed("run (a)", group="", size=[16], top1=[top1]) for top1 in (0.2, 0.4)]
+    assert [result.rows[0]["top1"] for result in mean_of_seeds(results, "size")] == [0.2, 0.4]
+
+
+def test_a_folder_of_evaluators_is_found_by_itself(tmp_path, monkeypatch):
+    source = "from tests.test_evaluation import Hues\n\nclass Own(Hues):\n    name = {name!r}\n"
+    package = tmp_path / "found_evaluators"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for module, name in {"b": "second", "a": "first"}.items():
+        (package / f"{module}.py").write_text(source.format(name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(find_evaluators("found_evaluators")) == ["first", "second"]  # and not Hues, which they import
+    (package / "c.py").write_text(source.format(name="first"))
+    with pytest.raises(ValueError, match="'first'"):
+        find_evaluators("found_evaluators")
+    for module in [name for name in sys.modules if name.startswith("found_evaluators")]:
+        del sys.modules[module]
+
+
+def test_small_helpers():
+    assert [(s.start, s.stop) for s in batches(5, 2)] == [(0, 2), (2, 4), (4, 5)]
+    assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0) and math.isnan(standard_error(np.array([1.0])))

@@ -1,0 +1,79 @@
+"""Files, folders and tables that appear whole or not at all, and where fetched data lies."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from modalities import files
+from modalities.files import data_folder, file_safe, new_folder, write_table
+from zoo.files import replacing, replacing_path, write_json, write_text
+
+
+def test_a_table_is_whole_or_absent(tmp_path):
+    rows = [{"a": 1, "positions": [1, 2]}, {"a": 2, "b": "x"}]
+    write_table(tmp_path / "t.csv", rows)
+    assert (tmp_path / "t.csv").read_bytes() == b"a,b\n1,\n2,x\n"
+    with pytest.raises(UnicodeEncodeError):
+        write_table(tmp_path / "t.csv", [{"a": "\ud800"}])
+    assert (tmp_path / "t.csv").read_bytes() == b"a,b\n1,\n2,x\n" and len(list(tmp_path.iterdir())) == 1
+    write_table(tmp_path / "t.tsv", rows, delimiter="\t")
+    assert (tmp_path / "t.tsv").read_text() == "a\tb\n1\t\n2\tx\n"
+
+
+def test_a_file_is_the_old_one_or_the_new_one(tmp_path):
+    path = tmp_path / "deep" / "file.txt"
+    write_text(path, "old é\n")
+    with pytest.raises(RuntimeError), replacing(path) as file:
+        file.write("a part")
+        raise RuntimeError
+    with pytest.raises(OSError, match="full"), replacing_path(path) as temporary:
+        assert temporary.suffix == ".txt" and temporary.parent == path.parent
+        temporary.write_text("a part")
+        raise OSError("disk full")
+    assert path.read_bytes() == "old é\n".encode() and list(path.parent.iterdir()) == [path]
+    with replacing(path, "wb") as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o644
+
+
+def test_json_holds_what_it_does_not_know_as_text(tmp_path):
+    write_json(tmp_path / "x.json", {"path": Path("a/b"), "nan": math.nan})
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert found["path"] == "a/b" and math.isnan(found["nan"])
+
+
+def test_a_folder_is_complete_or_absent_and_the_first_of_two_is_kept(tmp_path):
+    folder = tmp_path / "cache" / "f"
+    with pytest.raises(RuntimeError), new_folder(folder, "mark") as temporary:
+        (temporary / "mark").touch()
+        raise RuntimeError
+    assert list(folder.parent.iterdir()) == []
+    for text in ("first", "second"):
+        with new_folder(folder, "mark") as temporary:
+            (temporary / "mark").write_text(text)
+    assert (folder / "mark").read_text() == "first" and list(folder.parent.iterdir()) == [folder]
+    (folder / "mark").unlink()
+    (folder / "other").touch()
+    with pytest.raises(OSError), new_folder(folder, "mark") as temporary:  # what is there is something else
+        (temporary / "mark").touch()
+
+
+def test_names_of_files():
+    assert file_safe("text.ggd tiny (run/é)") == "text.ggd_tiny__run_é_"
+
+
+def test_the_data_folder_is_named_or_in_the_checkout_or_the_users(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PRIORZOO_DATA", raising=False)
+    assert data_folder() == Path("data")  # of a checkout, which this is
+    monkeypatch.setattr(files, "_CHECKOUT", False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    assert data_folder().is_absolute() and data_folder().name == "priorzoo"
+    (tmp_path / "data").mkdir()
+    assert data_folder() == Path("data")
+    monkeypatch.setenv("PRIORZOO_DATA", "elsewhere")
+    assert data_folder() == Path("elsewhere")

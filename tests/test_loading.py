@@ -1,0 +1,253 @@
+"""The two loaders on the smallest data there is: order, shares, resuming, held-out batches, reports."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from modalities.loading import FirstBatches, IndexedLoader, RowBatches, StreamLoader, collate, permuted
+
+
+class Report(list):
+    def __str__(self):
+        return f"{len(self)} strange"
+
+
+class Numbers:
+    """Sample n is the number n, weighed 0 beyond the end; every fifth is worth an event."""
+
+    def __init__(self, size=None):
+        self.size, self.report = size, Report()
+
+    def __getitem__(self, numbers):
+        inside = [self.size is None or n < self.size for n in numbers]
+        batch = {"n": np.array(numbers, np.int16), "weights": np.array(inside, np.float32)}
+        return batch, [n for n, real in zip(numbers, inside, strict=True) if real and n % 5 == 0]
+
+    def identity(self):
+        return {"kind": "numbers", "size": self.size}
+
+
+class Rows:
+    """Row n is [n, n + 1], as `Rows` have it."""
+
+    def __init__(self, size=None):
+        self.size = size
+
+    def __getitem__(self, index):
+        tokens = torch.tensor([index, index + 1])
+        row = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
+        return row | ({"weights": torch.full((2,), 3.0)} if index % 4 == 1 else {})
+
+    def padding_row(self):
+        return {"tokens": torch.zeros(2, dtype=torch.int64), "segments": torch.full((2,), -1)}
+
+    def identity(self):
+        return {"kind": "rows"}
+
+
+class Counting:
+    """A stream whose slot s gives s·1000, s·1000 + 1, …; its states say where it is."""
+
+    def __init__(self, seeks=False):
+        self.seeks, self.report = seeks, Report()
+
+    def batches(self, slot, slots, done, state):
+        at = done if self.seeks else (state or {"at": 0})["at"]
+        assert at == done
+        while True:
+            at += 1
+            yield {"n": np.array([slot * 1000 + at - 1], np.int32)}, [at], None if self.seeks else {"at": at}
+
+    def identity(self):
+        return {"kind": "shards", "seed": 0} if self.seeks else {"kind": "counting"}
+
+
+def take(loader, count):
+    return [batch["n"].tolist() for batch in itertools.islice(loader, count)]
+
+
+def saved(loader):
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+def indexed(size=None, micro_batch=2, **share):
+    return IndexedLoader(Numbers(size), micro_batch, **share)
+
+
+def streamed(seeks=False, micro_batch=1, **share):
+    return StreamLoader(Counting(seeks), micro_batch, **share)
+
+
+# ------------------------------------------------------------------------------------------------ samples with numbers
+
+
+def test_ranks_take_consecutive_samples_in_turn():
+    batches = [take(indexed(rank=rank, world=2), 2) for rank in range(2)]
+    assert batches == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_handed_out_has_the_same_types_and_events(workers):
+    loader = indexed(num_workers=workers)
+    assert take(loader, 6) == [[n, n + 1] for n in range(0, 12, 2)]
+    assert loader.report == [0, 5, 10] and str(loader.report) == "3 strange"  # of what was handed out, not fetched
+    batch = next(iter(loader))
+    assert batch["n"].dtype == torch.int64 and batch["weights"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 1)])
+def test_samples_go_on_with_another_number_of_workers_and_ranks(before, after):
+    first = indexed(micro_batch=4, num_workers=before)
+    take(first, 3)
+    state = saved(first)
+    assert state == {"kind": "numbers", "size": None, "next_sample": 12}
+    second = indexed(micro_batch=4, num_workers=after)
+    second.load_state_dict(state)
+    assert take(second, 2) == [[12, 13, 14, 15], [16, 17, 18, 19]]
+    ranks = [indexed(micro_batch=1, rank=rank, world=3) for rank in range(3)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    assert [take(rank, 2) for rank in ranks] == [[[12], [15]], [[13], [16]], [[14], [17]]]
+
+
+def test_a_pass_ends_alike_on_all_ranks_and_starts_over():
+    loaders = [indexed(size=7, rank=rank, world=2) for rank in range(2)]
+    passes = [[batch["n"].tolist() for batch in loader] for loader in loaders]
+    assert passes == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]] and {len(loader) for loader in loaders} == {2}
+    assert [b["weights"].tolist() for b in loaders[1]] == [[1, 1], [1, 0]]  # sample 7 is padding; the pass started over
+    interrupted = indexed(size=7)
+    take(interrupted, 2)
+    assert take(interrupted, 1) == [[0, 1]]
+    interrupted.load_state_dict(saved(interrupted) | {"next_sample": 4})
+    assert take(interrupted, 9) == [[4, 5], [6, 7]]
+    assert take(interrupted, 1) == [[0, 1]]
+    with pytest.raises(TypeError):
+        len(indexed())
+
+
+def test_wrong_shares_and_foreign_states_are_refused():
+    for share, word in (
+        ({"micro_batch": 0}, "micro_batch 0"),
+        ({"rank": 2, "world": 2}, "rank 2"),
+        ({"rank": -1}, "rank -1"),
+    ):
+        for make in (indexed, streamed):
+            with pytest.raises(ValueError, match=word):
+                make(**share)
+    with pytest.raises(ValueError, match=r"size=7\b.*\b9\b"):
+        indexed(size=9).load_state_dict(saved(indexed(size=7)))
+    with pytest.raises(ValueError, match="kind='counting'"):
+        indexed().load_state_dict(saved(streamed()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_first_batches_are_the_same_in_every_iteration(workers):
+    for rank in range(2):
+        held = FirstBatches(indexed(size=100, rank=rank, world=2, num_workers=workers), samples=9)
+        passes = [[batch["n"].tolist() for batch in held] for _ in range(3)]
+        assert passes[0] == passes[1] == passes[2] == [[n + rank, n + 2 + rank] for n in (0, 4, 8)]
+    few = FirstBatches(indexed(size=3), samples=50)  # more than there are
+    assert [len(list(few)) for _ in range(2)] == [2, 2]
+
+
+# ------------------------------------------------------------------------------------------------ rows of tokens
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_are_stacked_padded_and_weighed(workers):
+    first, second = IndexedLoader(RowBatches(Rows(3)), 2, num_workers=workers)
+    assert first["tokens"].tolist() == [[0, 1], [1, 2]] and first["weights"].tolist() == [[1, 1], [3, 3]]
+    assert second["tokens"].tolist() == [[2, 3], [0, 0]] and second["segments"].tolist() == [[0, 0], [-1, -1]]
+    assert "weights" not in second
+    assert {first[name].dtype for name in ("tokens", "segments")} == {torch.int64}
+
+
+def test_rows_that_can_be_read_together_are():
+    asked = []
+
+    class Together(Rows):
+        def __getitems__(self, numbers):
+            asked.append(list(numbers))
+            return [self[n] for n in numbers]
+
+    assert [b["tokens"][:, 0].tolist() for b in IndexedLoader(RowBatches(Together(5)), 4)] == [
+        [0, 1, 2, 3],
+        [4, 0, 0, 0],
+    ]
+    assert asked == [[0, 1, 2, 3], [4]]
+    assert IndexedLoader(RowBatches(Rows(5)), 4).report == ""
+
+
+def test_collate_gives_every_row_a_weight_where_one_has_it():
+    rows = [{"tokens": torch.arange(3)}, {"tokens": torch.arange(3), "weights": torch.full((3,), 2.0)}]
+    assert "weights" not in collate(rows[:1]) and collate(rows)["weights"].tolist() == [[1, 1, 1], [2, 2, 2]]
+
+
+# ------------------------------------------------------------------------------------------------ streams
+
+
+@pytest.mark.parametrize("seeks", [False, True])
+def test_workers_take_turns_and_resuming_is_exact(seeks):
+    share = {"rank": 1, "world": 2, "num_workers": 2}
+    whole = take(streamed(seeks, **share), 9)
+    assert whole[:4] == [[2000], [3000], [2001], [3001]]  # slots 2 and 3 of 4
+    for stop in range(5):
+        first = streamed(seeks, **share)
+        take(first, stop)
+        second = streamed(seeks, **share)
+        second.load_state_dict(saved(first))
+        assert take(second, 9 - stop) == whole[stop:]
+    assert list(first.report) == [1, 1, 2, 2]
+
+
+def test_states_of_batches_are_their_ranks_own():
+    """Where batches carry none, the state is the same on all ranks."""
+    for seeks in (False, True):
+        loaders = [streamed(seeks, rank=rank, world=2) for rank in range(2)]
+        for loader in loaders:
+            take(loader, 3)
+        states = [saved(loader) for loader in loaders]
+        assert (states[0] == states[1]) == seeks
+    states = [saved(loader) for loader in [streamed(rank=0, world=2), streamed(rank=1, world=2)] if take(loader, 1)]
+    with pytest.raises(ValueError, match=r"rank=0\b.*\b1\b"):
+        streamed(rank=1, world=2).load_state_dict(states[0])
+    for share, word in ({"world": 3}, "world=2"), ({"num_workers": 3, "world": 2}, "workers=1"):
+        with pytest.raises(ValueError, match=word):
+            streamed(**share).load_state_dict(states[0])
+
+
+def test_a_state_of_before_0_5_without_states_goes_on():
+    """What shards of images saved: batches handed out, and the set-up."""
+    old = {"batches": 3, "kind": "shards", "seed": 0, "world": 1, "workers": 1, "micro_batch": 1}
+    loader = streamed(seeks=True)
+    loader.load_state_dict(old)
+    assert take(loader, 2) == [[3], [4]] and saved(loader) == old | {"batches": 5}
+
+
+def test_a_saved_state_does_not_change_while_training_goes_on():
+    loader = streamed()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    before = pickle.dumps(state)
+    next(batches)
+    assert pickle.dumps(state) == before
+
+
+# ------------------------------------------------------------------------------------------------ random order
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 64, 1000])
+def test_permuted_is_a_permutation_for_every_key(size):
+    index = np.arange(size)
+    orders = [permuted(index, size, seed, 7) for seed in range(3)]
+    assert all(sorted(order) == list(range(size)) for order in orders)
+    assert size < 64 or not (orders[0] == orders[1]).all()
+    seeds = np.arange(3).repeat(size)  # a key for each index
+    assert (permuted(np.tile(index, 3), size, seeds, 7) == np.concatenate(orders)).all()

@@ -1,0 +1,99 @@
+"""Whether a contender computes the attention it is named after: its output and gradients against float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tools.benches.contenders import Contender, Problem, Run
+from tools.benches.harness import no_grad
+
+# How far outputs and gradients may be from float64, relative. Rounding of the operands alone is 2^-9 in bfloat16 and 2^-12 in
+# float16, once in the logits and once in the weights; a prior that is missing or a tile that is lost is off by far more.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+
+
+def oracle(run: Run, problem: Problem) -> tuple[Tensor, dict[str, Tensor]]:
+    """Output (B, H, T, D) and gradients by name, in float64, from the same inputs: softmax of <q, k>/√d_c + K with K from
+    the prior's formula (`log_prior`) or, where the table is a leaf, from its numbers. O(T·S)."""
+    wide = {name: leaf.detach().double().requires_grad_() for name, leaf in run.leaves.items() if "lanes" not in name}
+    content = run.content or wide["q"].shape[-1]
+    logits = wide["q"][..., :content] @ wide["k"][..., :content].transpose(-1, -2) / math.sqrt(content)
+    if run.table is not None:
+        logits = logits + replace(run.table, table=wide["table"]).dense()
+    elif run.prior is not None:
+        prior = copy.deepcopy(run.prior).double()
+        wide |= {name: p for name, p in prior.named_parameters() if name in wide}
+        x = None if run.x is None else run.x.double()
+        logits = logits + prior.log_prior(problem.q_pos, problem.k_pos, causal=True, x=x).to(logits.device)
+    if "scale" in wide:
+        logits = logits * wide["scale"][..., None]
+    i, j = problem.q_pos.row_index(logits.device), problem.k_pos.row_index(logits.device)
+    weights = logits.masked_fill(j[None, :] > i[:, None], -math.inf).softmax(dim=-1)
+    out = weights @ wide["v"]
+    grads = torch.autograd.grad(out, list(wide.values()), problem.grad.double(), allow_unused=True)
+    return out.detach(), {name: g for name, g in zip(wide, grads, strict=True) if g is not None}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A contender against float64. error: the greatest relative one, of a row of the output or of a gradient (`worst`)."""
+
+    error: float
+    bound: float
+    worst: str
+    deterministic: bool | None
+
+    @property
+    def correct(self) -> bool:
+        return self.error <= self.bound
+
+
+def check(contender: Contender, problem: Problem, *, backward: bool) -> Verdict:
+    """Output, and with `backward` every gradient the oracle knows, against float64; a second step must agree bit for bit to
+    be called deterministic."""
+    run = contender.prepare(problem)
+    out, grads = oracle(run, problem)
+    found = {"output": no_grad(run.forward)()}
+    errors = {"output": row_error(found["output"], out)}
+    deterministic = None
+    if backward and contender.backward:
+        first, again = (dict(zip(run.leaves, run.step(problem.grad), strict=True)) for _ in range(2))
+        errors |= _gradient_errors(first, grads)
+        deterministic = all(_same(first[name], again[name]) for name in first)
+    worst = max(errors, key=lambda name: errors[name])
+    return Verdict(errors[worst], TOLERANCE[problem.dtype], worst, deterministic)
+
+
+def _gradient_errors(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor]) -> dict[str, float]:
+    """By name; a missing gradient counts as infinitely wrong."""
+    errors = {}
+    for name, gradient in exact.items():
+        given = found.get(name)
+        errors[f"gradient of {name}"] = math.inf if given is None else norm_error(given, gradient)
+    return errors
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)
+
+
+def row_error(found: Tensor, exact: Tensor) -> float:
+    """Greatest relative error ‖found − exact‖/‖exact‖ of a row (last axis) of an output; NaN counts as infinite."""
+    wrong = (found.double() - exact.double()).norm(dim=-1) / exact.double().norm(dim=-1).clamp(min=1e-300)
+    return _finite(wrong.max())
+
+
+def norm_error(found: Tensor, exact: Tensor) -> float:
+    """Relative error of a gradient as a whole; its rows may vanish by cancellation. NaN counts as infinite."""
+    wrong = (found.double() - exact.double()).norm() / exact.double().norm().clamp(min=1e-300)
+    return _finite(wrong)
+
+
+def _finite(error: Tensor) -> float:
+    return math.inf if not torch.isfinite(error) else float(error)

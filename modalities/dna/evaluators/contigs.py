@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from modalities.dna.evaluators.bits import Bits, summary
 from modalities.dna.likelihood import by_contig, view, with_styles
@@ -15,6 +14,7 @@ from modalities.dna.stretches import Stretch
 from modalities.evaluation import Axis, CellValue, ModelResult, Score
 from modalities.figures import RULE, finish, panels
 from modalities.results import SeedMean, compact, mean_of_seeds
+from zoo.model import ZooModel
 
 __all__ = ["Contigs"]
 
@@ -28,10 +28,10 @@ class Contigs(Bits):
     scores = (Score("bits_per_base"), Score("accuracy"), Score("token_accuracy"))
     axis = Axis("contig", "held-out contig")
 
-    def points(self, model: nn.Module) -> tuple[str, ...]:
+    def points(self, model: ZooModel) -> tuple[str, ...]:
         return tuple(self.heldout.items.contigs)
 
-    def lengths(self, model: nn.Module) -> tuple[int, ...]:
+    def lengths(self, model: ZooModel) -> tuple[int, ...]:
         return (self.settings.lengths[-1] if self.settings.lengths else 4 * self.trained_at(model),)
 
     def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Stretch]]:

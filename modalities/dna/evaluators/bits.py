@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from modalities.decoder.scoring import position_buckets
-from modalities.dna.baselines import COMPRESSORS
+from modalities.dna.baselines import BASELINES, COMPRESSORS
 from modalities.dna.evaluation import DnaLengthSettings, StrandSettings, strands_of
 from modalities.dna.likelihood import LEFT_OUT, Likelihood, add, by_contig, mean, view, with_styles
 from modalities.dna.scoring import BIT, score_windows
@@ -104,7 +104,7 @@ class Bits(Likelihood):
             position_curves(axes[2], known, "position_bits", "bits per base", styles=their_styles)
             axes[2].axhline(2.0, **RULE)
         axes[2].set_visible(bool(where))
-        finish(figure, axes, results, path)
+        finish(figure, axes, results, path, unseeded=BASELINES)
 
 
 def _bits_as_trained(result: ModelResult) -> float:

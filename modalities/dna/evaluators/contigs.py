@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from modalities.dna.baselines import BASELINES
 from modalities.dna.evaluators.bits import Bits, summary
 from modalities.dna.likelihood import by_contig, view, with_styles
 from modalities.dna.stretches import Stretch
@@ -66,7 +67,7 @@ class Contigs(Bits):
                 axis.axhline(edge - 0.5, color="0.85", linewidth=0.6, zorder=0)
         windows = compact(max(row["length"] for result in results for row in result.rows))
         figure.suptitle(f"held-out contigs, windows of {windows} tokens", fontsize=11)
-        finish(figure, axes, results, path)
+        finish(figure, axes, results, path, unseeded=BASELINES)
 
 
 def _dots(axis: Any, result: ModelResult, column: str, contigs: list[str], lift: float, style: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from modalities.dna.baselines import BASELINES
 from modalities.dna.continuation import Continuation, ContinuationSettings, texts_of
 from modalities.evaluation import Axis, Cell, CellValue, ModelResult, Score
 from modalities.figures import RULE, finish, panels, styles_of
@@ -88,7 +89,7 @@ class Spectrum(Continuation):
             xlabel=self.axis.label, ylabel="Jensen-Shannon divergence (bits)", title="written k-mers against true ones"
         )
         axis.grid(alpha=0.25, linewidth=0.6)
-        finish(figure, [axis], results, path)
+        finish(figure, [axis], results, path, unseeded=BASELINES)
 
 
 def kmer_counts(codes: np.ndarray, k: int) -> np.ndarray:

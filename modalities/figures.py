@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from modalities.evaluation import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds
+from modalities.results import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds
 from zoo.prior_plot import save_figure
 
 # Okabe and Ito's colours, then Tol's muted scheme.

@@ -17,8 +17,9 @@ from modalities.dna.evaluation import DnaLengthSettings, StrandSettings, strands
 from modalities.dna.likelihood import LEFT_OUT, Likelihood, add, by_contig, mean, view, with_styles
 from modalities.dna.scoring import BIT, score_windows
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.evaluation import Cell, CellValue, ModelResult, Score, mean_of_seeds
+from modalities.evaluation import Cell, CellValue, ModelResult, Score
 from modalities.figures import RULE, curves, finish, name_panel, panels, position_curves
+from modalities.results import mean_of_seeds
 from zoo.model import ZooModel
 
 __all__ = ["Bits", "BitsSettings", "summary"]

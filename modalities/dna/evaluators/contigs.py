@@ -11,8 +11,9 @@ import numpy as np
 from modalities.dna.evaluators.bits import Bits, summary
 from modalities.dna.likelihood import by_contig, view, with_styles
 from modalities.dna.stretches import Stretch
-from modalities.evaluation import Axis, CellValue, ModelResult, Score, SeedMean, compact, mean_of_seeds
+from modalities.evaluation import Axis, CellValue, ModelResult, Score
 from modalities.figures import RULE, finish, panels
+from modalities.results import SeedMean, compact, mean_of_seeds
 from zoo.model import ZooModel
 
 __all__ = ["Contigs"]

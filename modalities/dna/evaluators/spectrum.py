@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from modalities.dna.continuation import Continuation, ContinuationSettings, texts_of
-from modalities.evaluation import Axis, Cell, CellValue, ModelResult, Score, mean_of_seeds
+from modalities.evaluation import Axis, Cell, CellValue, ModelResult, Score
 from modalities.figures import RULE, finish, panels, styles_of
+from modalities.results import mean_of_seeds
 from zoo.model import ZooModel
 
 __all__ = ["Spectrum", "SpectrumSettings"]

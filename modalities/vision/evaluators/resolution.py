@@ -33,11 +33,11 @@ from modalities.evaluation import (
     batches,
     check_choice,
     counts,
-    mean_of_seeds,
     option,
 )
 from modalities.figures import curves, finish, name_panel, panels, styles_of
 from modalities.heldout import Heldout
+from modalities.results import mean_of_seeds
 from modalities.vision.data import (
     DEFAULT_SOURCE,
     HeldoutImages,

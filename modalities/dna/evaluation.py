@@ -63,7 +63,7 @@ class DnaEvaluator(Evaluator):
     def source(self) -> DnaSource:
         if self.settings.source is not None:
             return find_source(self.settings.source, self.settings.split)
-        return find_source(self.trained_on.get("source") or DEFAULT_SOURCE, self.trained_on.get("split"))
+        return find_source(self.trained_on.get("source") or DEFAULT_SOURCE, self.trained_on.get("split") or None)
 
     @property
     def heldout(self) -> Heldout[GenomeSplit]:

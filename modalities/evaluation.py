@@ -27,7 +27,7 @@ import numpy as np
 from modalities.figures import scores_figure
 from modalities.files import file_safe, write_table
 from modalities.heldout import Heldout
-from modalities.results import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean, mean_of_seeds, reduce
+from modalities.results import LENGTH, Axis, CellValue, ModelResult, Score, mean_of_rows
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 
@@ -41,19 +41,13 @@ __all__ = [
     "Listing",
     "ModelResult",
     "Score",
-    "SeedMean",
     "Settings",
     "batches",
-    "compact",
     "counts",
     "find_evaluators",
-    "mean_of_seeds",
     "option",
     "standard_error",
 ]
-
-CellValue = dict[str, Any]  # numbers, or lists of numbers: whatever JSON carries
-
 
 # ------------------------------------------------------------------------------------------------ settings
 
@@ -125,9 +119,6 @@ class LengthSettings(Settings):
         return self.lengths or tuple(train_context * factor for factor in self.factors)
 
 
-# ------------------------------------------------------------------------------------------------ evaluators
-
-
 @dataclass(frozen=True)
 class Cell:
     """One unit of work: `name` keys its result, `cost` (the evaluator's units to read) drives the progress bar."""
@@ -135,6 +126,9 @@ class Cell:
     name: str
     cost: int
     data: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+# ------------------------------------------------------------------------------------------------ evaluators
 
 
 class Evaluator(ABC):
@@ -200,8 +194,7 @@ class Evaluator(ABC):
         for cell in cells.values():
             by_point.setdefault(cell[column], []).append(cell)
         return [
-            {column: point}
-            | {name: reduce([cell.get(name) for cell in mine], mean) for name in mine[0] if name != column}
+            {column: point} | {name: value for name, value in mean_of_rows(mine).items() if name != column}
             for point, mine in sorted(by_point.items())
         ]
 

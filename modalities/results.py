@@ -1,4 +1,4 @@
-"""What evaluators find: rows along an axis, the columns that tables and figures show, and means over seeds."""
+"""What evaluators find: rows of scores along an axis, of one model or as the mean of several seeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["LENGTH", "Axis", "ModelResult", "Score", "SeedMean", "compact", "mean", "mean_of_seeds", "reduce"]
+__all__ = [
+    "LENGTH",
+    "Axis",
+    "CellValue",
+    "ModelResult",
+    "Score",
+    "SeedMean",
+    "compact",
+    "mean_of_rows",
+    "mean_of_seeds",
+]
+
+CellValue = dict[str, Any]  # numbers, or lists of numbers: whatever JSON carries
 
 
 def compact(number: float) -> str:
@@ -61,7 +73,7 @@ class ModelResult:
     label: str
     trained_at: int  # on the evaluator's axis
     rows: list[dict[str, Any]]
-    cells: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cells: dict[str, CellValue] = field(default_factory=dict)
     method: str = ""  # "ggd_ssmax": gives the model its colour
     weights: str = ""
     seconds: float = 0.0
@@ -107,14 +119,14 @@ def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
     def reduced(how: Callable[[list[float]], float]) -> list[dict[str, Any]]:
         rows = []
         for point in points:
-            row = {name: reduce([rows[point].get(name) for rows in by_point], how) for name in by_point[0][point]}
+            row = {name: _reduce([rows[point].get(name) for rows in by_point], how) for name in by_point[0][point]}
             rows.append(row | {axis: point})
         return rows
 
     return SeedMean(
         first.group,
         first.trained_at,
-        reduced(mean),
+        reduced(_mean),
         method=first.method,
         seconds=sum(member.seconds for member in members),
         group=first.group,
@@ -126,7 +138,7 @@ def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
     )
 
 
-def mean(values: list[float]) -> float:
+def _mean(values: list[float]) -> float:
     # fmean refuses the sum of an infinity and its negative
     return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
 
@@ -139,10 +151,15 @@ def _deviation(values: list[float]) -> float:
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
-def reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
+def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
     """Numbers by `how`, lists of numbers place by place; anything else is kept where all agree, else None."""
     if all(isinstance(value, (int, float)) for value in values):
         return how(values)
     if all(isinstance(value, list) for value in values):
-        return [reduce(list(column), how) for column in zip(*values, strict=False)]
+        return [_reduce(list(column), how) for column in zip(*values, strict=False)]
     return values[0] if all(value == values[0] for value in values) else None
+
+
+def mean_of_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of every number; lists place by place; other values are kept where all agree, else None."""
+    return {name: _reduce([row.get(name) for row in rows], _mean) for name in rows[0]}

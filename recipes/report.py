@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from modalities.evaluation import Evaluator, Listing, ModelResult, Score, SeedMean, batches, mean_of_seeds
+from modalities.evaluation import Evaluator, Listing, ModelResult, Score, batches
 from modalities.files import file_safe, write_table
+from modalities.results import SeedMean, mean_of_seeds
 from zoo.files import write_json
 
 console = Console(highlight=False)

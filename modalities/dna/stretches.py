@@ -85,8 +85,8 @@ class GenomeSplit:
         starts = [np.zeros(0, np.int64)]
         gaps = runs[runs[:, 1] - runs[:, 0] > MAX_UNKNOWN * length]  # the grid starts anew after each
         for start, stop in _between(regions, gaps):
-            places, rest = divmod(stop - start, length)
-            starts.append(start + int(rng.integers(rest + 1)) + np.arange(places) * length)
+            room, rest = divmod(stop - start, length)
+            starts.append(start + int(rng.integers(rest + 1)) + np.arange(room) * length)
         places = np.concatenate(starts)
         places = places[RunCounter(runs).count(places, places + length) <= MAX_UNKNOWN * length]
         bounds = np.arange(count + 1) * len(places) // count

@@ -239,10 +239,10 @@ def kmers(codes: np.ndarray, size: int) -> np.ndarray:
     """Numbers, uint32, of the stretches of `size` ≤ 16 known bases in codes (N,), in order; first base most significant."""
     unknown = codes >= UNKNOWN
     word, length = np.where(unknown, 0, codes).astype(np.uint32), 1
-    words, done = None, 0  # doubling: 13 = 1 + 4 + 8
+    words, done = word, 0  # doubling: 13 = 1 + 4 + 8
     while True:
         if size & length:
-            words = word if words is None else words[: len(word) - done] << np.uint32(2 * length) | word[done:]
+            words = word if not done else words[: len(word) - done] << np.uint32(2 * length) | word[done:]
             done += length
         if done == size:
             break

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from modalities.decoder.scoring import device_of, position_buckets, token_nll
-from modalities.evaluation import Cell, CellValue, ModelResult, Score, batches, mean_of_seeds, standard_error
+from modalities.evaluation import Cell, CellValue, ModelResult, Score, batches, standard_error
 from modalities.figures import curves, finish, name_panel, panels, position_curves
+from modalities.results import mean_of_seeds
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer

@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,11 +33,11 @@ from modalities.evaluation import (
     batches,
     check_choice,
     counts,
-    mean_of_seeds,
     option,
 )
-from modalities.figures import curves, finish, name_panel, panels, styles_of
+from modalities.figures import RULE, curves, finish, name_panel, panels
 from modalities.heldout import Heldout
+from modalities.results import mean_of_seeds
 from modalities.vision.data import (
     DEFAULT_SOURCE,
     HeldoutImages,
@@ -124,7 +124,7 @@ class Resolution(Evaluator):
     and counted as `skipped`. With five classes or fewer there is no top-5.
 
     `reduced_top1` is the control of a larger size: the best top-1 among the smaller sizes measured, which is what the same
-    images give when they are reduced before the model.
+    images give when they are reduced before the model; `gain` is top-1 less that.
 
     `tuned_*` columns exist with `tune_temperature` alone: every image is scored at the factor of the logits, one of `SCALES`,
     that was best at that size for the other half of the images (even and odd places of the order), never for its own.
@@ -142,7 +142,8 @@ class Resolution(Evaluator):
         Score("top1", "top-1 accuracy", linear=True),
         Score("top5"),
         Score("ratio", "top-1 / top-1 at the training size", linear=True),
-        Score("reduced_top1", "top-1, reduced to the best smaller size"),
+        Score("reduced_top1"),
+        Score("gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False),
         Score("tuned_top1", "TUNED top-1 accuracy", linear=True),
         Score("tuned_ratio", "TUNED top-1 / top-1 at the training size", linear=True),
         Score("tuned_scale"),
@@ -260,7 +261,7 @@ class Resolution(Evaluator):
                 if f"{kind}top1" in row:
                     row[f"{kind}ratio"] = row[f"{kind}top1"] / trained if trained else math.nan
             smaller = [other["top1"] for other in rows if other["size"] < row["size"]]
-            row |= {"reduced_top1": max(smaller)} if smaller else {}
+            row |= {"reduced_top1": max(smaller), "gain": row["top1"] - max(smaller)} if smaller else {}
         return sorted(rows, key=lambda row: row["size"])
 
     def _shapes(self, model: nn.Module) -> list[Shape]:
@@ -336,38 +337,19 @@ class Resolution(Evaluator):
                 yield torch.stack(pixels).to(like), torch.tensor(labels), torch.tensor(kept)
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """Top-1 against size beside its control, and its ratio to top-1 at the training size; tuned numbers, if any, in panels
-        of their own."""
+        """Top-1 against size; what reading large gains over reducing first (the control); tuned top-1 if any."""
         results = mean_of_seeds(results, self.axis.column)
-        tuned = [r for r in results if any("tuned_top1" in row for row in r.rows)]
-        figure, axes = panels(2 if tuned else 1, 2, width=4.9, height=4.2)
-        self._draw_panels(axes[:2], results, "")
-        _draw_reduced(axes[0], results)
-        if tuned:
-            self._draw_panels(axes[2:], tuned, "tuned_")
-            for above, below in zip(axes[:2], axes[2:], strict=True):  # one scale shows what tuning changes
-                low, high = (choose(above.get_ylim()[n], below.get_ylim()[n]) for n, choose in enumerate((min, max)))
-                above.set_ylim(low, high)
-                below.set_ylim(low, high)
+        by_column = {score.column: score for score in self.scores}
+        tuned = any("tuned_top1" in row for result in results for row in result.rows)
+        figure, axes = panels(1, 2 + tuned, width=4.9, height=4.2)
+        for axis, column in zip(axes, ("top1", "gain", "tuned_top1"), strict=False):
+            curves(axis, results, by_column[column], self.axis)
+        axes[1].axhline(0.0, **RULE)
+        for axis, name in zip(
+            axes, ("Top-1", "Read large, minus reduced first", "Top-1, TUNED at each size"), strict=False
+        ):
+            name_panel(axis, name)
         finish(figure, axes, results, path)
-
-    def _draw_panels(self, axes: Sequence[Any], results: Sequence[ModelResult], kind: str) -> None:
-        by_column, note = {score.column: score for score in self.scores}, ", TUNED at each size" if kind else ""
-        curves(axes[0], results, by_column[f"{kind}top1"], self.axis)
-        curves(axes[1], results, by_column[f"{kind}ratio"], self.axis)
-        axes[1].axhline(1.0, color="0.35", linewidth=1.0, zorder=1)
-        name_panel(axes[0], f"Top-1{note}")
-        name_panel(axes[1], f"Share kept{note}")
-
-
-def _draw_reduced(axis: Any, results: Sequence[ModelResult]) -> None:
-    """A thin dotted line per model: the same images reduced to the best smaller size."""
-    for result, style in zip(results, styles_of(results), strict=True):
-        rows = [row for row in result.rows if "reduced_top1" in row]
-        places, values = [row["size"] for row in rows], [row["reduced_top1"] for row in rows]
-        axis.plot(places, values, ":", color=style["color"], linewidth=1.1, zorder=2.5)
-    (line,) = axis.plot([], [], ":", color="0.3", linewidth=1.1)
-    axis.legend([line], ["reduced to the best smaller size"], fontsize=7.5, frameon=False, loc="lower left")
 
 
 def _lowest_terms(width: int, height: int) -> tuple[int, int]:

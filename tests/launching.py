@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -11,16 +11,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what training in this process sets
-_worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-_ports = itertools.count(21000 + 500 * int(_worker))  # a range for each worker of pytest-xdist: none takes another's
 
 
 def free_port() -> str:
-    for port in _ports:
+    """A port that nobody listens at, drawn below those that the system gives to connections, so that tests which run at the
+    same time hardly ever draw the same."""
+    draw = random.SystemRandom()
+    while True:
+        port = draw.randrange(20_000, 32_000)
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)):
                 return str(port)
-    raise AssertionError
 
 
 def command(words: list[str], *, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -371,6 +371,7 @@ def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
         assert torch.allclose(cut[name], tensor, atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_a_models_config_names_the_tokenizer_of_its_data(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     backend = tokenizers.ByteLevelBPETokenizer()

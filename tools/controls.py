@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 
 import zoo
 from modalities.evaluation import batches
-from modalities.store import write_json
 from modalities.text.passkey import FILLER, INFO, NUM_DIGITS, QUESTION
 from modalities.text.tokenizers import load_tokenizer
 from tools.context_mixing import LONGEST, ORDERS, RATE, Mixer, turned

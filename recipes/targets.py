@@ -53,8 +53,9 @@ class Target:
 
     @property
     def method(self) -> str:
+        """What gives the model its colour in figures; empty for a modality whose models have no choice of it."""
         config = self.model.config
-        return config.position + ("_ssmax" if config.ssmax else "")
+        return getattr(config, "position", "") + ("_ssmax" if getattr(config, "ssmax", False) else "")
 
 
 def modality_of(word: str) -> str | None:

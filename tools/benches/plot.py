@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from modalities.evaluation import compact
 from modalities.figures import DASHES, STYLES, log_if_wide, panels
+from modalities.results import compact
 from tools.benches.harness import one_of
 from zoo.prior_plot import save_figure
 

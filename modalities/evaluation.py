@@ -28,7 +28,6 @@ from modalities.figures import scores_figure
 from modalities.files import file_safe, write_table
 from modalities.heldout import Heldout
 from modalities.results import LENGTH, Axis, CellValue, ModelResult, Score, mean_of_rows
-from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 
 __all__ = [
@@ -134,6 +133,8 @@ class Cell:
 class Evaluator(ABC):
     """One measurement, bound to its settings and to the held-out data that they name.
 
+    Methods take a model of the modality, or a baseline; a subclass says of which class.
+
     Args:
         settings: of `settings_class`.
         trained_on: the data section of the recipe that the model was trained by; where settings name no source, an
@@ -163,11 +164,11 @@ class Evaluator(ABC):
         """What files call the held-out data; known without opening it."""
         return self.settings.source
 
-    def trained_at(self, model: ZooModel) -> int:
+    def trained_at(self, model: Any) -> int:
         """The place of training on the axis."""
         return model.config.train_context
 
-    def identity(self, model: ZooModel) -> dict[str, Any]:
+    def identity(self, model: Any) -> dict[str, Any]:
         """What a cell's number depends on besides the model: by default all settings but the source, and the held-out data.
 
         Stored cells are keyed by it. Leave out what only decides which cells there are.
@@ -175,16 +176,16 @@ class Evaluator(ABC):
         kept = {k: v for k, v in dataclasses.asdict(self.settings).items() if k not in ("source", "batch_tokens")}
         return kept | ({"heldout": self.heldout.fingerprint} if self.heldout else {})
 
-    def points(self, model: ZooModel) -> tuple[Any, ...]:
+    def points(self, model: Any) -> tuple[Any, ...]:
         """The places on the axis that are measured."""
         return tuple(dict.fromkeys(cell.data[self.axis.column] for cell in self.cells(model)))
 
     @abstractmethod
-    def cells(self, model: ZooModel) -> list[Cell]:
+    def cells(self, model: Any) -> list[Cell]:
         """Every cell, in order, with its samples drawn. Raises ValueError for what cannot be measured."""
 
     @abstractmethod
-    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
+    def measure(self, model: Any, cell: Cell) -> CellValue:
         """The numbers of one cell, the axis's column among them."""
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
@@ -210,7 +211,7 @@ class Evaluator(ABC):
         """Files in folder `out` besides JSON, CSV and PNG; none by default."""
         return None
 
-    def run(self, model: ZooModel, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
+    def run(self, model: Any, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
         """Yield (cell name, value) for every cell, in order; those in `finished` are passed on, not computed."""
         finished = finished or {}
         for cell in self.cells(model):
@@ -226,7 +227,7 @@ class Listing(Evaluator):
 
     axis = Axis("name", "entry")
 
-    def points(self, model: ZooModel) -> tuple[Any, ...]:
+    def points(self, model: Any) -> tuple[Any, ...]:
         return ()
 
     @abstractmethod

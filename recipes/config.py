@@ -138,17 +138,22 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
         if section == "model" and name.startswith("options."):
             recipe.model.options[name.removeprefix("options.")] = parse_value(text)
         else:
-            target = getattr(recipe, section, None)
+            target: Any = getattr(recipe, section, None)
             if not dataclasses.is_dataclass(target) or not name or name == "options" or not hasattr(target, name):
                 hint = f"; the model's own are model.options.{name}" if section == "model" else ""
                 raise ConfigError(f"--set {setting!r}: no setting {key!r}; {nearest(key, setting_names(recipe))}{hint}")
             value = _parse(text, typing.get_type_hints(type(target))[name], setting)
             try:
-                setattr(recipe, section, dataclasses.replace(target, **{name: value}))
+                setattr(recipe, section, _with(target, name, value))
             except ValueError as error:  # a data configuration checks itself
                 raise ConfigError(f"--set {setting!r}: {error}") from None
         given.add(key)
     return recipe, given
+
+
+def _with(section: Any, name: str, value: Any) -> Any:
+    """A copy of a section with one field changed; its own checks run again."""
+    return dataclasses.replace(section, **{name: value})
 
 
 def parse_value(text: str) -> Any:
@@ -232,7 +237,7 @@ def check_values(recipe: Recipe) -> None:
     ]:
         if value not in choices:
             raise ConfigError(f"{name}={value!r}: {nearest(str(value), choices)}")
-    checks = [
+    checks: list[tuple[str, object, bool, str]] = [
         ("train.steps", train.steps, train.steps >= 1, "at least 1"),
         ("train.zero_stage", train.zero_stage, train.zero_stage in (0, 1, 2, 3), "0, 1, 2 or 3"),
         ("train.clip", train.clip, train.clip >= 0, "a norm, or 0 for none"),
@@ -255,9 +260,9 @@ def check_values(recipe: Recipe) -> None:
         ("optim.weight_decay", optim.weight_decay, optim.weight_decay >= 0, "0 or more"),
         ("optim.betas", optim.betas, all(0 <= b < 1 for b in optim.betas), "two numbers in [0, 1)"),
     ]
-    for name, value, fine, expected in checks:
+    for name, found, fine, expected in checks:
         if not fine:
-            raise ConfigError(f"{name}={value}: expected {expected}")
+            raise ConfigError(f"{name}={found}: expected {expected}")
 
 
 def resolve(

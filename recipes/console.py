@@ -45,7 +45,7 @@ class TrainingDisplay:
             return
         self.done = record["step"]
         per_step = (time.perf_counter() - self.clock) / max(1, self.done - self.first)
-        figures = {
+        figures: dict[str, Any] = {
             "loss": f"{record['loss']:.4f}",
             "lr": f"{record['lr']:.2e}",
             "rate": f"{short(record[unit + '_per_s'])} {unit}/s",

@@ -67,8 +67,8 @@ def print_plan(recipe: Recipe, own: dict[str, Any], given: set[str], *, world: i
     figures = describe(plan)
     if int(os.environ.get("RANK", 0)) == 0:
         console = Console(highlight=False)
-        for title, value in {"recipe": plan.to_dict(), "DeepSpeed": plan.deepspeed}.items():
-            console.print(f"{title}\n{json.dumps(value, indent=2)}", markup=False, soft_wrap=True)
+        for title, section in {"recipe": plan.to_dict(), "DeepSpeed": plan.deepspeed}.items():
+            console.print(f"{title}\n{json.dumps(section, indent=2)}", markup=False, soft_wrap=True)
         table = Table(title=f"{recipe.name} (dry run)", show_header=False, title_justify="left")
         for name, value in figures.items():
             table.add_row(name, value)

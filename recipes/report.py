@@ -167,7 +167,7 @@ def progress_bar(quiet: bool) -> Progress:
     )
 
 
-def _value(result: ModelResult, axis: str, point: int, score: Score) -> str:
+def _value(result: ModelResult, axis: str, point: Any, score: Score) -> str:
     """One number of a table, a count as it is; empty where there is none."""
 
     def at(rows: list[dict[str, Any]]) -> Any:

@@ -100,7 +100,7 @@ def find_baselines(pattern: str) -> dict[str, tuple[Modality, Callable[[int], nn
     """The baselines of all modalities whose names match a shell pattern."""
     if modality_of(pattern) or set(pattern) <= set("*?"):
         return {}
-    found = {}
+    found: dict[str, tuple[Modality, Callable[[int], nn.Module]]] = {}
     for name in modality_names():
         try:
             modality = find_modality(name)

@@ -164,7 +164,7 @@ def bam_context_extension(size: str) -> Recipe:
     extended.data = replace(extended.data, context=1024, seed=1)  # other rows than the first training saw first
     extended.optim = Optim("radam", lr=0.1 * extended.optim.lr, betas=(0.9, 0.95), schedule="constant", warmup=16)
     train = extended.train
-    train.steps, train.batch, train.micro_batch, train.save_every = 256, 576, max(1, train.micro_batch // 2), 64
+    train.steps, train.batch, train.micro_batch, train.save_every = 256, 576, max(1, (train.micro_batch or 1) // 2), 64
     extended.evaluate = Evaluate(every=64, samples=576)
     return extended
 

@@ -222,7 +222,7 @@ def train(request: Request, signals: list[int]) -> int:
         names, weight = ("loss", *modality.metrics), 0.0
         totals = torch.zeros(len(names), dtype=torch.float64, device=ranks.device)
         with torch.no_grad(), engine.averaged():
-            for batch in heldout:
+            for batch in heldout or ():
                 count = modality.weight(batch)[0]
                 batch = {name: tensor.to(ranks.device) for name, tensor in batch.items()}
                 loss, metrics = modality.loss(engine, batch)  # every rank runs every batch: ZeRO-3 gathers together
@@ -258,7 +258,7 @@ def train(request: Request, signals: list[int]) -> int:
             tick = time.perf_counter()
             # A seed per step and rank, so that dropout resumes exactly with no stored random state.
             torch.manual_seed((settings.seed * 1_000_003 + step) * ranks.world + ranks.rank)
-            micro = [next(batches) for _ in range(settings.accumulation)]
+            micro = [next(batches) for _ in range(settings.accumulation or 1)]
             # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes the loss, and so
             # the gradient, the mean over the whole batch's targets, however the batch is cut.
             weights, counts = zip(*(modality.weight(batch) for batch in micro), strict=True)

@@ -28,16 +28,18 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
 import zoo
+from modalities.contract import find_modality
 from modalities.evaluation import batches
-from modalities.store import write_json
 from modalities.text.passkey import FILLER, INFO, NUM_DIGITS, QUESTION
 from modalities.text.tokenizers import load_tokenizer
+from recipes.report import load_results
 from tools.context_mixing import LONGEST, ORDERS, RATE, Mixer, turned
+from zoo.files import write_json
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "benchmarks" / "controls"
-SEEDS = ROOT / "benchmarks" / "vision_tiny" / "resolution.json"
+SEEDS = ROOT / "benchmarks" / "vision_tiny"
 Out = Annotated[Path, typer.Option(help="folder of the JSON files")]
 DRAWS = 10_000  # of a bootstrap
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, of n values
@@ -169,9 +171,9 @@ VISION = ("goat", "rope2d_axial", "learned", "ggd2d_separable")
 
 def letters() -> tuple[list[Any], np.ndarray, np.ndarray]:
     """Held-out pictures, labels (N,) and fonts (N,). They are stored font after font, 26 letters each."""
-    from modalities.vision.held_out import held_out
+    from modalities.vision.data import open_heldout
 
-    data = held_out("glyphs")
+    data = open_heldout("glyphs").items
     pictures, labels = zip(*(data[place] for place in range(len(data))), strict=True)
     if not np.array_equal(labels, data.order % 26):
         raise SystemExit("these pictures are not 26 letters a font: fetch them with tools/fetch_data.py vision glyphs")
@@ -228,9 +230,12 @@ def seeds(
 ) -> None:
     """GOAT minus axial 2-D RoPE: the stored top-1 of each seed, and the shipped weights picture by picture."""
     started, top1, sizes = time.perf_counter(), {}, (48, 72, 96, 144, 192)
-    for model in json.loads(stored.read_text())["models"]:
-        by_size = {row["size"]: row["top1"] for row in model["rows"]}
-        top1.setdefault(model["method"], []).append([by_size[size] for size in sizes])  # in the order of the seeds
+    results = load_results(find_modality("vision").evaluators["resolution"], stored)
+    for result in sorted(results, key=lambda r: ("(" in r.label, r.label)):  # shipped weights (seed 0), then runs
+        by_size = {row["size"]: row["top1"] for row in result.rows}
+        top1.setdefault(result.method, []).append(
+            [by_size[size] for size in sizes]
+        )  # seeds 1, 2, … and then the shipped one
     goat, rope = (np.array(top1[f"{method}_ssmax"]) for method in ("goat", "rope2d_axial"))
     by_seed, n = [], len(goat)
     for size, ours, theirs in zip(sizes, goat.T, rope.T, strict=True):
@@ -258,7 +263,8 @@ SMALL_GENOMES = "genomes:falciparum,knowlesi,ustilago,zymoseptoria,yeast"  # wha
 
 def drawn(bases: int, length: int) -> np.ndarray:
     """Rows (N, length) of known bases of the training split, N · length = `bases`, as the tiny models' training draws them."""
-    from modalities.dna.data import DnaDataConfig, build_loader
+    from modalities.dna.config import DnaDataConfig
+    from modalities.dna.data import build_loader
 
     found, many = [], bases // length
     for batch in build_loader(DnaDataConfig(source=SMALL_GENOMES, context=length), micro_batch=256):
@@ -271,7 +277,7 @@ def drawn(bases: int, length: int) -> np.ndarray:
 
 def repeated(genome: Any, contig: str, windows: np.ndarray) -> np.ndarray:
     """(N,) the share of the 16-mers of windows of a contig that stand more than once, on either strand, in its file."""
-    from modalities.dna.markov import kmers
+    from modalities.dna.baselines.markov import kmers
 
     names = [c.name for c in genome.contigs if c.file == genome[contig].file]
     table = np.sort(np.concatenate([kmers(genome.codes(name), 16) for name in names]))
@@ -324,13 +330,15 @@ def context_mixer(
     out: Out = OUT,
 ) -> None:
     """Bits a base of held-out windows: GOAT, RoPE, and a context mixer. Nothing crosses windows, but in zpaq."""
-    from modalities.dna.held_out import held_out
+    from modalities.dna.data import open_heldout
+    from modalities.dna.sources import find_source
 
     if length % 256 or not max(ORDERS) < min(length, row) <= max(length, row) <= LONGEST:
         raise typer.BadParameter(
             f"a row has {max(ORDERS) + 1} to {LONGEST:,} bases, a window a multiple of 256 of them"
         )
-    started, data, rows, means, pairs = time.perf_counter(), held_out(SMALL_GENOMES), drawn(bases, row), [], []
+    data, rows = open_heldout(find_source(SMALL_GENOMES)).items, drawn(bases, row)
+    started, means, pairs = time.perf_counter(), [], []
     found = data.stretches(length, windows, 0).items()
     held = {contig: np.stack([data.codes(stretch) for stretch in stretches]) for contig, stretches in found}
     held = {contig: codes[(codes < 4).all(1)] for contig, codes in held.items()}

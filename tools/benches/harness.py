@@ -1,4 +1,4 @@
-"""The benchmark harness: options, timing in turns, peak memory, a record that can be resumed, and its table.
+"""What the benchmarks share: options, timing in turns, peak memory, a record on disk, and its table.
 
 Contenders take turns within a round, and a ratio is the median over rounds of two times of one round, so that whatever else
 runs on the machine falls on both. `torch.utils.benchmark.Timer` and `triton.testing.do_bench` repeat one callable and then the
@@ -10,77 +10,49 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.metadata
-import inspect
-import json
 import math
 import multiprocessing
-import os
 import platform
 import statistics
 import subprocess
 import time
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from modalities.cost import Meter
+from zoo.files import write_json
 from zoo.naming import did_you_mean
 
 PACKAGES = ("triton", "flash-attn", "goat-attention", "flash-linear-attention", "deepspeed")
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 PASSES = ("forward", "fwd+bwd")
+
+Device = Annotated[str, typer.Option(help="auto, cuda or cpu")]
+Seconds = Annotated[float, typer.Option(help="of rounds for each contender; 0: the benchmark's own")]
+Minutes = Annotated[float, typer.Option(help="stop in about this time, the longest cells dropped; 0: no limit")]
+Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's own number")]
+Out = Annotated[Path | None, typer.Option(help="write the results as JSON here, after each cell")]
+Commit = Annotated[str, typer.Option(help="recorded where the checkout has no history")]
 
 Row = dict[str, Any]
 Stopwatch = Callable[[Callable[[], object]], float]
+console = Console(width=max(110, Console().width))  # a table cut short says nothing
+
+
+class Refused(Exception):
+    """Why something cannot be measured at a shape; shown below the table."""
 
 
 # ------------------------------------------------------------------------------------------------------- options
-
-
-def option(text: str) -> Any:
-    """A field's command-line option."""
-    return typer.Option(help=text)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What every benchmark takes. Each field is an option of the command (see `command`)."""
-
-    seconds: Annotated[float, option("of rounds for each ratio; 0: the benchmark's own")] = 0.0
-    minutes: Annotated[float, option("stop in about this time, the longest cells dropped; 0: no limit")] = 0.0
-    threads: Annotated[int, option("CPU threads; 0 leaves torch's own number")] = 0
-    out: Annotated[Path | None, option("write the results as JSON here, after each cell")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="keep the cells that --out holds")] = False
-    commit: Annotated[str, option("recorded where the checkout has no history")] = ""
-
-
-def command(app: typer.Typer, name: str, benchmark: type[Benchmark]) -> None:
-    """Add a benchmark to the command line; its options are the fields of its settings."""
-    settings = benchmark.Settings
-    hints = typing.get_type_hints(settings, include_extras=True)
-
-    def run_it(**values: Any) -> None:
-        run(benchmark(settings(**values)), Console())
-
-    kind = inspect.Parameter.KEYWORD_ONLY
-    own = [f for f in fields(settings) if f.name not in Settings.__dataclass_fields__]
-    order = [*own, *fields(Settings)]
-    parameters = [inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in order]
-    run_it.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run_it.__annotations__ = {f.name: hints[f.name] for f in order}
-    app.command(name, help=inspect.getdoc(benchmark))(run_it)
 
 
 def one_of(name: str, value: str, known: Iterable[str]) -> str:
@@ -122,9 +94,6 @@ class Rounds:
 
     rows: list[dict[Any, float]]
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def ms(self, name: Any) -> float:
         return statistics.median(row[name] for row in self.rows)
 
@@ -144,14 +113,13 @@ def in_turns(runs: Mapping[Any, Callable[[], object]], seconds: float, stopwatch
     return Rounds(rows)
 
 
-def by_clock(clock: str, device: torch.device | str = "cpu") -> Stopwatch:
-    """Milliseconds of a run by a clock of the host; on CUDA after all queued work, before and after."""
-    read, cuda = CLOCKS[one_of("clock", clock, CLOCKS)], torch.device(device).type == "cuda"
+def by_clock(device: torch.device) -> Stopwatch:
+    """Wall time of a run in milliseconds; on CUDA after all queued work, before and after."""
 
     def now() -> float:
-        if cuda:
+        if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return read()
+        return time.perf_counter()
 
     def watch(run: Callable[[], object]) -> float:
         start = now()
@@ -197,27 +165,10 @@ def matmul_ceiling(device: torch.device, dtype: torch.dtype, stopwatch: Stopwatc
     return 2 * size**3 / ms / 1e9
 
 
-class Budget:
-    """Minutes to spend, 0 for no end. Cells of a kind grow; a cell starts if twice the last one of its kind still fits."""
-
-    def __init__(self, minutes: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock, self.end = clock, clock() + 60 * minutes if minutes else math.inf
-        self._last: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def cell(self, kind: str) -> Iterator[bool]:
-        """`with budget.cell(kind) as fits:` whether the cell is likely to end in time; its duration is noted."""
-        begun = self.clock()
-        fits = begun + 2 * self._last.get(kind, 0.0) <= self.end
-        yield fits
-        if fits:
-            self._last[kind] = self.clock() - begun
-
-
 # -------------------------------------------------------------------------------------------------------- memory
 
 
-def extra_bytes(call: Callable[[], object], device: torch.device | str) -> int | None:
+def extra_bytes(call: Callable[[], object], device: torch.device) -> int | None:
     """Peak memory a call adds, less the tensors it returns; None where it cannot be read."""
     with Meter(device) as meter:
         result = call()
@@ -240,63 +191,83 @@ def free(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-# ------------------------------------------------------------------------------------------------------ findings
+# -------------------------------------------------------------------------------------------------------- record
 
 
-@dataclass
-class Findings:
-    """All that a run found, as it is written to JSON.
+class Record:
+    """All that a run found, as it is written to JSON: what is in `about`, and
 
-    Attributes:
-        results: a row for each measurement. cells: those that are complete.
-        left_out: name → why it was not measured at all. skipped: name → cells it was not measured at, with the reason.
-        wrong: name → the error that kept it from being timed. failed: name → the exception it ended with.
-        checks: comparisons with float64. judgements: promise → the value found, its bound, whether it is met.
-        dropped: cells there was no time for.
+    results: a row for each measurement. left_out: name, or name and cell → why it was not measured. wrong: name → how far it
+    is off, for which it was not timed. failed: name → the exception it ended with. dropped: cells there was no time for.
     """
 
-    results: list[Row] = field(default_factory=list)
-    cells: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, dict[str, str]] = field(default_factory=dict)
-    wrong: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    checks: dict[str, Row] = field(default_factory=dict)
-    judgements: dict[str, Row] = field(default_factory=dict)
-    dropped: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    def __init__(self, about: Row, *, out: Path | None = None, commit: str = "", minutes: float = 0.0) -> None:
+        self.about, self.out = environment(commit) | about, out
+        self.end = time.perf_counter() + 60 * minutes if minutes else math.inf
+        self.results: list[Row] = []
+        self.left_out: dict[str, str] = {}
+        self.wrong: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+        self.dropped: list[str] = []
+        self.status = console.status("")
 
     @contextlib.contextmanager
     def guard(self, name: str, cell: str) -> Iterator[None]:
         """Note an exception of one contender and go on with the others."""
         try:
             yield
-        except torch.OutOfMemoryError:
-            self.skip(name, cell, "out of memory")
+        except (Refused, torch.OutOfMemoryError) as error:
+            self.left_out[f"{name} at {cell}"] = str(error) if isinstance(error, Refused) else "out of memory"
         except Exception as error:
             first = next((line for line in str(error).splitlines() if line.strip()), "")
             self.failed[name] = f"{cell}: {type(error).__name__}: {first[:200]}"
 
-    def skip(self, name: str, cell: str, reason: str) -> None:
-        self.skipped.setdefault(name, {})[cell] = reason
+    def measure(self, cells: Iterable[tuple[str, str, Callable[[], list[Row]]]]) -> None:
+        """Measure cells (name, kind, call) and save after each. Cells of a kind grow; one starts if twice the time of the last
+        one of its kind is left."""
+        last: dict[str, float] = {}
+        for name, kind, call in cells:
+            begun = time.perf_counter()
+            if begun + 2 * last.get(kind, 0.0) > self.end:
+                self.dropped.append(name)
+                continue
+            self.status.update(name)
+            self.results += call()
+            last[kind] = time.perf_counter() - begun
+            self.save()
 
-    def judge(self, promise: str, value: float, bound: str, met: bool) -> None:
-        self.judgements[promise] = {"value": value, "bound": bound, "met": met}
+    def save(self) -> None:
+        if self.out is not None:
+            found = {name: getattr(self, name) for name in ("results", "left_out", "wrong", "failed", "dropped")}
+            write_json(self.out, self.about | found)
 
-    def footnotes(self) -> list[str]:
-        """A line for each promise, and for whatever is missing from the table the reason."""
-        lines = [
-            f"{promise}: {j['value']:.2f} (target {j['bound']}, {'met' if j['met'] else 'NOT MET'})"
-            for promise, j in self.judgements.items()
-        ]
-        lines += [*self.notes, *(f"WRONG, not timed: {name}: {note}" for name, note in self.wrong.items())]
-        lines += [f"failed: {name}: {note}" for name, note in self.failed.items()]
-        lines += [f"not measured: {name}: {reason}" for name, reason in self.left_out.items()]
-        for name, places in self.skipped.items():
-            for reason in dict.fromkeys(places.values()):
-                at = ", ".join(cell for cell, why in places.items() if why == reason)
-                lines.append(f"not measured: {name} at {at}: {reason}")
-        return [*lines, *([f"dropped: {', '.join(self.dropped)}"] if self.dropped else [])]
+    def show(self, title: str, columns: Mapping[str, Callable[[Row], str]], section: Callable[[Row], str]) -> None:
+        """The rows as a table, those of a `section` below its name, and whatever is missing from it with its reason. Columns
+        are title → text of a row; one without any text is left out."""
+        shown = {name: text for name, text in columns.items() if any(text(row) for row in self.results)}
+        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
+        for number, name in enumerate(shown):
+            table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        last = None
+        for row in self.results:
+            if section(row) != last:
+                last = section(row)
+                table.add_section()
+                table.add_row(f"[bold]{last}[/]")
+            table.add_row(*(text(row) for text in shown.values()))
+        console.print(table)
+        kinds = {"WRONG, not timed": self.wrong, "failed": self.failed, "not measured": self.left_out}
+        lines = [f"{kind}: {name}: {note}" for kind, notes in kinds.items() for name, note in notes.items()]
+        for line in [*lines, *([f"no time left for: {', '.join(self.dropped)}"] if self.dropped else [])]:
+            console.print(escape(line), highlight=False, soft_wrap=True)
+        self.save()
+        if self.out is not None:
+            console.print(f"written to {self.out}")
+
+
+def text_of(name: str, form: str = "", unit: float = 1) -> Callable[[Row], str]:
+    """A column's text: a value of the row, a number in `unit`s where it has a form, or nothing where the row has none."""
+    return lambda row: "" if row.get(name) is None else format(row[name] / unit if form else row[name], form)
 
 
 def environment(commit: str) -> Row:
@@ -313,163 +284,3 @@ def environment(commit: str) -> Row:
         "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(),
         "threads": torch.get_num_threads(), "commit": commit or None, "packages": found,
     }  # fmt: skip
-
-
-def write_json(path: Path, record: Row) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(partial, path)
-
-
-# ----------------------------------------------------------------------------------------------------- benchmarks
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is measured in one piece and kept whole: cells of one kind come from the cheapest to the dearest."""
-
-    name: str
-    kind: str
-    value: Any
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the table; it is left out where every text is empty."""
-
-    title: str
-    text: Callable[[Row], str]
-
-
-class Benchmark:
-    """One problem. Subclasses are given settings, and define what is below."""
-
-    Settings: ClassVar[type[Settings]] = Settings
-    chooses: ClassVar[tuple[str, ...]] = ()  # settings that choose cells and change no number of any
-
-    def __init__(self, settings: Any) -> None:
-        self.settings = settings
-        self.findings = Findings()
-        self.report: Callable[[str], None] = lambda line: None
-
-    def about(self) -> Row:
-        """What was measured and with what, for the record. Runs once, before the cells."""
-        raise NotImplementedError
-
-    def cells(self) -> list[Cell]:
-        raise NotImplementedError
-
-    def measure(self, cell: Cell) -> list[Row]:
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """What is to be found once all cells are complete."""
-
-    def title(self, record: Row) -> str:
-        raise NotImplementedError
-
-    def columns(self) -> list[Column]:
-        """The first is the name of a row, and aligned to the left."""
-        raise NotImplementedError
-
-    def section(self, row: Row) -> str:
-        """Rows with the same section stand together below its name."""
-        return ""
-
-    def failed(self) -> bool:
-        """Whether the command ends with status 1."""
-        return bool(self.findings.failed)
-
-
-def run(benchmark: Benchmark, console: Console) -> None:
-    """Measure cell by cell, write the record after each, print the table. typer.Exit(1) where the benchmark failed."""
-    settings, findings = benchmark.settings, benchmark.findings
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    own = environment(settings.commit) | benchmark.about()
-    free_to_change = {*RUN_ONLY, *benchmark.chooses}
-    wanted = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in free_to_change}
-    if settings.resume:
-        restore(findings, settings.out, wanted)
-
-    def record() -> Row:
-        return own | {"settings": wanted} | asdict(findings)
-
-    def save() -> None:
-        if settings.out is not None:
-            write_json(settings.out, record())
-
-    budget = Budget(settings.minutes)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
-        benchmark.report = lambda line: progress.update(task, description=line)
-        cells = [cell for cell in benchmark.cells() if cell.name not in findings.cells]
-        progress.update(task, total=len(cells))
-        for cell in cells:
-            with budget.cell(cell.kind) as fits:
-                if fits:
-                    benchmark.report(cell.name)
-                    findings.results += benchmark.measure(cell)
-                    findings.cells.append(cell.name)
-                    save()
-                else:
-                    findings.dropped.append(f"{cell.name} (out of time)")
-            progress.advance(task)
-    benchmark.finish()
-    show(benchmark.title(record()), benchmark.columns(), findings.results, console, benchmark.section)
-    for line in findings.footnotes():
-        console.print(escape(line), highlight=False)
-    save()
-    if settings.out is not None:
-        console.print(f"written to {settings.out}")
-    if benchmark.failed():
-        raise typer.Exit(1)
-
-
-# Settings that change how far a run gets, and none of its numbers.
-RUN_ONLY = ("minutes", "out", "resume", "commit")
-
-
-def restore(findings: Findings, path: Path | None, wanted: Row) -> None:
-    """Take over the complete cells of an earlier run. typer.BadParameter where there is none, or its settings were others."""
-    try:
-        earlier = json.loads(path.read_text()) if path is not None else None
-    except (OSError, json.JSONDecodeError) as error:
-        raise typer.BadParameter(f"--resume: {path}: {error}") from None
-    if earlier is None:
-        raise typer.BadParameter("--resume needs --out, the record to go on from")
-    before = earlier.get("settings", {})
-    other = [name for name, value in wanted.items() if before.get(name) != value]
-    if other:
-        raise typer.BadParameter(f"--resume: {path} was measured with other values of {', '.join(other)}")
-    findings.results, findings.cells = earlier["results"], earlier["cells"]
-    findings.skipped, findings.failed, findings.judgements = (earlier[n] for n in ("skipped", "failed", "judgements"))
-
-
-def show(
-    title: str,
-    columns: Sequence[Column],
-    rows: Sequence[Row],
-    console: Console,
-    section: Callable[[Row], str] = lambda row: "",
-) -> None:
-    """The rows as a table."""
-    columns = [c for n, c in enumerate(columns) if n == 0 or any(c.text(row) for row in rows)]
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column.title, justify="right" if number else "left", no_wrap=True)
-    last = ""
-    for row in rows:
-        if section(row) != last:
-            if last:
-                table.add_section()
-            last = section(row)
-            table.add_row(f"[bold]{last}[/]")
-        table.add_row(*(("  " if last and not n else "") + column.text(row) for n, column in enumerate(columns)))
-    console.print(table)
-
-
-def text_of(name: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
-    """A column's text: a number of the row by `scale`, or nothing where the row has none."""
-    return lambda row: "" if row.get(name) is None else format(row[name] / scale, form)

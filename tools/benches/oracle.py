@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,10 +28,8 @@ def oracle(run: Run, problem: Problem) -> tuple[Tensor, dict[str, Tensor]]:
     elif run.prior is not None:
         prior = copy.deepcopy(run.prior).double()
         wide |= {name: p for name, p in prior.named_parameters() if name in wide}
-        x = None if run.x is None else run.x.double()
+        x = problem.x.double()
         logits = logits + prior.log_prior(problem.q_pos, problem.k_pos, causal=True, x=x).to(logits.device)
-    if "scale" in wide:
-        logits = logits * wide["scale"][..., None]
     i, j = problem.q_pos.row_index(logits.device), problem.k_pos.row_index(logits.device)
     weights = logits.masked_fill(j[None, :] > i[:, None], -math.inf).softmax(dim=-1)
     out = weights @ wide["v"]
@@ -59,41 +56,22 @@ def check(contender: Contender, problem: Problem, *, backward: bool) -> Verdict:
     be called deterministic."""
     run = contender.prepare(problem)
     out, grads = oracle(run, problem)
-    found = {"output": no_grad(run.forward)()}
-    errors = {"output": row_error(found["output"], out)}
+    errors = {"output": relative_error(no_grad(run.forward)(), out, dim=-1)}
     deterministic = None
     if backward and contender.backward:
         first, again = (dict(zip(run.leaves, run.step(problem.grad), strict=True)) for _ in range(2))
-        errors |= _gradient_errors(first, grads)
-        deterministic = all(_same(first[name], again[name]) for name in first)
+        for name, gradient in grads.items():  # a missing one counts as infinitely wrong
+            given = first.get(name)
+            errors[f"gradient of {name}"] = math.inf if given is None else relative_error(given, gradient)
+        pairs = [(gradient, again[name]) for name, gradient in first.items() if gradient is not None]
+        deterministic = all(other is not None and torch.equal(gradient, other) for gradient, other in pairs)
     worst = max(errors, key=lambda name: errors[name])
     return Verdict(errors[worst], TOLERANCE[problem.dtype], worst, deterministic)
 
 
-def _gradient_errors(found: Mapping[str, Tensor | None], exact: Mapping[str, Tensor]) -> dict[str, float]:
-    """By name; a missing gradient counts as infinitely wrong."""
-    errors = {}
-    for name, gradient in exact.items():
-        given = found.get(name)
-        errors[f"gradient of {name}"] = math.inf if given is None else norm_error(given, gradient)
-    return errors
-
-
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b if a is None or b is None else torch.equal(a, b)
-
-
-def row_error(found: Tensor, exact: Tensor) -> float:
-    """Greatest relative error ‖found − exact‖/‖exact‖ of a row (last axis) of an output; NaN counts as infinite."""
-    wrong = (found.double() - exact.double()).norm(dim=-1) / exact.double().norm(dim=-1).clamp(min=1e-300)
-    return _finite(wrong.max())
-
-
-def norm_error(found: Tensor, exact: Tensor) -> float:
-    """Relative error of a gradient as a whole; its rows may vanish by cancellation. NaN counts as infinite."""
-    wrong = (found.double() - exact.double()).norm() / exact.double().norm().clamp(min=1e-300)
-    return _finite(wrong)
-
-
-def _finite(error: Tensor) -> float:
-    return math.inf if not torch.isfinite(error) else float(error)
+def relative_error(found: Tensor, exact: Tensor, dim: int | None = None) -> float:
+    """‖found − exact‖/‖exact‖ as a whole, or the greatest of the norms along `dim`: of a gradient as a whole, for its rows may
+    vanish by cancellation, and of an output row by row. NaN counts as infinite."""
+    exact = exact.double()
+    wrong = (found.double() - exact).norm(dim=dim) / exact.norm(dim=dim).clamp(min=1e-300)
+    return float(wrong.max()) if torch.isfinite(wrong).all() else math.inf

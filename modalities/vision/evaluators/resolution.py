@@ -48,6 +48,7 @@ from modalities.vision.data import (
     open_heldout,
 )
 from modalities.vision.images import BadImage
+from modalities.vision.model import VisionTransformer
 from modalities.vision.transforms import preprocess
 
 __all__ = ["SCALES", "Resolution", "ResolutionSettings"]
@@ -168,18 +169,18 @@ class Resolution(Evaluator):
     def source_name(self) -> str:
         return heldout_name(self.source)
 
-    def trained_at(self, model: nn.Module) -> int:
+    def trained_at(self, model: VisionTransformer) -> int:
         return min(model.config.train_size)
 
-    def points(self, model: nn.Module) -> tuple[int, ...]:
+    def points(self, model: VisionTransformer) -> tuple[int, ...]:
         return tuple(min(shape) for shape in self._shapes(model))
 
-    def identity(self, model: nn.Module) -> dict[str, Any]:
+    def identity(self, model: VisionTransformer) -> dict[str, Any]:
         settings = self.settings
         scales = list(SCALES) if settings.tune_temperature else []
         return {"images": self.heldout.fingerprint, "mode": settings.mode, "fit": settings.fitting, "scales": scales}
 
-    def cells(self, model: nn.Module) -> list[Cell]:
+    def cells(self, model: VisionTransformer) -> list[Cell]:
         settings, images = self.settings, self.heldout.items
         self._check_classes(model)
         shapes = self._shapes(model)
@@ -207,7 +208,7 @@ class Resolution(Evaluator):
         return cells
 
     @torch.inference_mode()
-    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+    def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
         settings = self.settings
         height, width = shape = cell.data["shape"]
         batch = min(settings.batch_size(_tokens(model, height, width)), CHUNK)
@@ -242,7 +243,7 @@ class Resolution(Evaluator):
             "peak_bytes": meter.peak_bytes,
         }
 
-    def _warm_up(self, model: nn.Module, images: Tensor, shape: Shape) -> None:
+    def _warm_up(self, model: VisionTransformer, images: Tensor, shape: Shape) -> None:
         """An untimed pass: the first at a size is slower, as it selects kernels and allocates memory."""
         seen = self._warm.setdefault(model, set())
         if shape not in seen:
@@ -264,7 +265,7 @@ class Resolution(Evaluator):
             row |= {"reduced_top1": max(smaller), "gain": row["top1"] - max(smaller)} if smaller else {}
         return sorted(rows, key=lambda row: row["size"])
 
-    def _shapes(self, model: nn.Module) -> list[Shape]:
+    def _shapes(self, model: VisionTransformer) -> list[Shape]:
         """(height, width) of every point, ascending; that of training among them where it has the aspect."""
         settings = self.settings
         height, width = model.config.train_size
@@ -284,15 +285,15 @@ class Resolution(Evaluator):
             raise self._too_large(model, [_shape(least, aspect)], PROBED, share=ENOUGH)
         return [_shape(size, aspect) for size in sorted(sizes)]
 
-    def _aspect(self, model: nn.Module) -> tuple[int, int]:
+    def _aspect(self, model: VisionTransformer) -> tuple[int, int]:
         height, width = model.config.train_size
         return self.settings.aspect or _lowest_terms(width, height)
 
-    def _step(self, model: nn.Module) -> int:
+    def _step(self, model: VisionTransformer) -> int:
         """The shorter side is a multiple of this where both sides are whole patches at the aspect."""
         return (1 if model.config.pad else model.config.patch_size) * min(self._aspect(model))
 
-    def _too_large(self, model: nn.Module, shapes: list[Shape], count: int, share: float = 0) -> ValueError:
+    def _too_large(self, model: VisionTransformer, shapes: list[Shape], count: int, share: float = 0) -> ValueError:
         """The error for sizes that no stored image reaches; it names the largest one that works."""
         step, fit, heldout = self._step(model), self.settings.fitting, self.heldout
         largest = {shape: heldout.items.largest(shape, fit, share=share, count=count) for shape in shapes}
@@ -305,7 +306,7 @@ class Resolution(Evaluator):
             f"{reach or f'no stored image reaches any valid size {at}. Choose'} --mode resized"
         )
 
-    def _check_classes(self, model: nn.Module) -> None:
+    def _check_classes(self, model: VisionTransformer) -> None:
         """ValueError where the source's list of classes is not that of the model, as far as its length tells."""
         theirs, classes = len(self.heldout.items.classes), model.config.num_classes
         if theirs and theirs != classes:
@@ -315,7 +316,7 @@ class Resolution(Evaluator):
             )
 
     def _loaded(
-        self, model: nn.Module, places: list[int], shape: Shape, batch: int, skipped: Counter[str]
+        self, model: VisionTransformer, places: list[int], shape: Shape, batch: int, skipped: Counter[str]
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Images (B, 3, height, width) on the model's device, labels (B,) and places (B,), a batch at a time; images that
         cannot be decoded are counted by reason in `skipped`."""
@@ -374,7 +375,7 @@ def _check_sizes(sizes: tuple[int, ...], step: int, patch: int, aspect: tuple[in
             )
 
 
-def _tokens(model: nn.Module, height: int, width: int) -> int:
+def _tokens(model: VisionTransformer, height: int, width: int) -> int:
     patch = model.config.patch_size
     return model.num_prefix_tokens + -(-height // patch) * -(-width // patch)
 
@@ -386,7 +387,7 @@ def _pixels(image: Image.Image, shape: Shape, config: Any, settings: ResolutionS
     return preprocess(image, *shape, mode=mode, train_size=reduced, fit=fit, mean=config.mean, std=config.std)
 
 
-def _ranks(model: nn.Module) -> tuple[int, ...]:
+def _ranks(model: VisionTransformer) -> tuple[int, ...]:
     return (1, 5) if model.config.num_classes > 5 else (1,)
 
 
@@ -396,7 +397,9 @@ def _right(logits: Tensor, labels: Tensor, k: int) -> Tensor:
     return (top == labels[:, None]).any(1) & logits.isfinite().all(1)
 
 
-def _by_scale(model: nn.Module, images: Tensor, labels: Tensor, places: Tensor, plain: Tensor) -> dict[str, np.ndarray]:
+def _by_scale(
+    model: VisionTransformer, images: Tensor, labels: Tensor, places: Tensor, plain: Tensor
+) -> dict[str, np.ndarray]:
     """(2, scales): how many are right at each of `SCALES`, for images at even and at odd places."""
     counts = {f"half_top{k}": np.zeros((2, len(SCALES)), int) for k in _ranks(model)}
     for n, scale in enumerate(SCALES):
@@ -412,7 +415,7 @@ def _row(cells: list[CellValue]) -> dict[str, Any]:
     count = sum(cell["images"] for cell in cells)
     if not count:
         raise ValueError("none of the held-out images could be decoded")
-    skipped = sum((Counter(cell["skipped"]) for cell in cells), Counter())
+    skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
     top1, nll = (sum(cell[name] for cell in cells) / count for name in ("top1", "nll_sum"))
     row = {name: cells[0][name] for name in ("size", "height", "width")} | {
         "images": count,
@@ -437,7 +440,7 @@ def _tuned(cells: list[CellValue], count: int) -> dict[str, float]:
     """Each half scored at the factor that is best for the other; among equals, the one nearest 1."""
     top = {k: np.sum([cell[f"half_top{k}"] for cell in cells], axis=0) for k in (1, 5) if f"half_top{k}" in cells[0]}
     order = sorted(range(len(SCALES)), key=lambda k: abs(math.log(SCALES[k])))
-    chosen = [max(order, key=lambda k, half=half: top[1][1 - half][k]) for half in (0, 1)]
+    chosen = [max(order, key=top[1][1 - half].__getitem__) for half in (0, 1)]
     return {
         **{f"tuned_top{k}": sum(int(right[h][at]) for h, at in enumerate(chosen)) / count for k, right in top.items()},
         "tuned_ratio": math.nan,

@@ -12,7 +12,7 @@ fails to compile. Registers and counts of instructions say what may bind; times 
 from __future__ import annotations
 
 import importlib
-import json
+import itertools
 import os
 import re
 import subprocess
@@ -26,12 +26,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
+from tools.benches.harness import console, numbers, one_of, words
 from zoo.attention.triton import WIDEST
+from zoo.files import write_json
 
 BATCH, HEADS, GROUPS, LENGTH = 1, 2, 1, 1024
 LANES = 16
@@ -47,7 +48,7 @@ VARIANTS: dict[str, set[str]] = {
     "all": {"table", "row_scale", "segments", "window", "plan"},
     "grid": {"table", "row_scale", "grid", "plan"},
 }
-console = Console(width=max(110, Console().width))  # a table cut short says nothing
+MODULES = ("forward", "backward", "table_grad", "plan", "decode")
 
 
 @dataclass(frozen=True)
@@ -190,18 +191,9 @@ def wrong(row: Row, capability: str) -> bool:
     return row.spill > 0 or row.shared > SHARED[capability][0]
 
 
-def chosen(option: str, text: str, known: list[str] | None) -> list[str]:
-    """Comma-separated words, all of them `known`. typer.BadParameter names one that is not."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    for word in words:
-        if (word not in known) if known is not None else not (word.isdigit() and int(word)):
-            raise typer.BadParameter(f"--{option} {word!r}: expected {', '.join(known or ['whole numbers above 0'])}")
-    return words
-
-
 def main(
     capability: Annotated[str, typer.Option(help="8.0 or 9.0")] = "9.0",
-    modules: Annotated[str, typer.Option(help="of zoo/attention/triton")] = "forward,backward,table_grad,plan,decode",
+    modules: Annotated[str, typer.Option(help="of zoo/attention/triton")] = ",".join(MODULES),
     widths: Annotated[str, typer.Option(help="columns of q, k and v")] = "32,64,128,256",
     dtypes: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "bfloat16,float32",
     variants: Annotated[str, typer.Option(help=", ".join(VARIANTS))] = ",".join(VARIANTS),
@@ -210,33 +202,34 @@ def main(
     """Compile, tabulate, and exit with 1 if anything is amiss."""
     if os.environ.get("TRITON_INTERPRET", "0") == "1":
         raise typer.BadParameter("TRITON_INTERPRET=1 is set: the interpreter compiles nothing, unset it")
-    chosen("capability", capability, list(SHARED))
-    names = chosen("modules", modules, ["forward", "backward", "table_grad", "plan", "decode"])
+    one_of("capability", capability, SHARED)
+    names = [one_of("modules", name, MODULES) for name in words(modules)]
+    wanted = itertools.product(
+        [one_of("dtypes", name, DTYPES) for name in words(dtypes)],
+        numbers("widths", widths),
+        [one_of("variants", name, VARIANTS) for name in words(variants)],
+    )
     found = compile_only(capability)
     rows: list[Row] = []
     failures: list[str] = []
-    for dtype in chosen("dtypes", dtypes, list(DTYPES)):
-        for width in chosen("widths", widths, None):
-            for variant in chosen("variants", variants, list(VARIANTS)):
-                if "lanes" in VARIANTS[variant] and int(width) + LANES > WIDEST:
-                    continue  # the kernel refuses such calls
-                calls = launches(int(width), DTYPES[dtype], VARIANTS[variant])
-                for module in (name for name in names if name in calls):
-                    found.clear()
-                    try:
-                        calls[module]()
-                    except Exception as error:  # a compiler's errors have no common type
-                        failures.append(f"{module} {width} {dtype} {variant}: {str(error).splitlines()[:1]}")
-                    # A kernel may be launched several times by a call, each time compiled for something else or the same.
-                    for kernel, compiled in {id(compiled): (kernel, compiled) for kernel, compiled in found}.values():
-                        rows.append(Row(module, kernel, int(width), dtype, variant, **examine(compiled, capability)))
+    for dtype, width, variant in wanted:
+        if "lanes" in VARIANTS[variant] and width + LANES > WIDEST:
+            continue  # the kernel refuses such calls
+        calls = launches(width, DTYPES[dtype], VARIANTS[variant])
+        for module in (name for name in names if name in calls):
+            found.clear()
+            try:
+                calls[module]()
+            except Exception as error:  # a compiler's errors have no common type
+                failures.append(f"{module} {width} {dtype} {variant}: {str(error).splitlines()[:1]}")
+            # A kernel may be launched several times by a call, each time compiled for something else or the same.
+            for kernel, compiled in {id(compiled): (kernel, compiled) for kernel, compiled in found}.values():
+                rows.append(Row(module, kernel, width, dtype, variant, **examine(compiled, capability)))
     console.print(shown(rows, capability))
     for line in failures:
         console.print(line, style="red", markup=False)
     if out is not None:
-        out.write_text(
-            json.dumps({"capability": capability, "rows": [asdict(r) for r in rows], "failures": failures}, indent=1)
-        )
+        write_json(out, {"capability": capability, "rows": [asdict(row) for row in rows], "failures": failures})
     amiss = sum(wrong(row, capability) for row in rows)
     console.print(
         f"{len(rows)} kernels, {amiss} that spill or need too much shared memory, {len(failures)} calls that failed"

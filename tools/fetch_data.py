@@ -13,7 +13,6 @@ on. Where the two differ, the command says so. What is complete appears under it
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +23,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
-from tools.fetchers.common import Corpus, FetchError, Route, console, scratch
+from modalities.files import data_folder
+from tools.fetchers.common import Corpus, FetchError, console, scratch
 from zoo.naming import did_you_mean
 
 MODALITIES = ("text", "vision", "dna")
@@ -42,7 +42,7 @@ def fetch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be fetched, and stop")] = False,
 ) -> None:
     """Fetch the named corpora one after the other; one that fails does not keep the others back. Exit status 1 then."""
-    corpora, place = corpora_of(modality), data or Path(os.environ.get("PRIORZOO_DATA") or "data")
+    corpora, place = corpora_of(modality), data or data_folder()
     known = [*corpora, "all"]
     for name in names or ():
         if name not in known:
@@ -58,11 +58,14 @@ def fetch(
             console.print(f"{name}: already in {place} (--force fetches it again)")
             continue
         try:
-            route = route_of(corpora[name], offline)
+            corpus = corpora[name]
+            get = corpus.offline if offline else corpus.public
+            if isinstance(get, str):
+                raise FetchError(get)
             with scratch(place) as folder:
-                console.print(escape(f"{name}: {route.write(route.get(folder), place, folder)}"))
-            if route.note:
-                console.print(f"[yellow]{name}: {escape(route.note)}[/yellow]")
+                console.print(escape(f"{name}: {corpus.write(get(folder), place, folder)}"))
+            if corpus.note and not offline:
+                console.print(f"[yellow]{name}: {escape(corpus.note)}[/yellow]")
         except FetchError as error:
             failed = True
             console.print(f"[red]{name} was not fetched.[/red] {escape(str(error))}")
@@ -83,10 +86,6 @@ def corpora_of(modality: str) -> dict[str, Corpus]:
         raise typer.Exit(1) from error
 
 
-def route_of(corpus: Corpus, offline: bool) -> Route:
-    return corpus.offline if offline else corpus.public
-
-
 def present(corpus: Corpus, data: Path) -> bool:
     return all((data / file).is_file() for file in corpus.files)
 
@@ -96,8 +95,7 @@ def listing(corpora: dict[str, Corpus], missing: list[str], data: Path, offline:
     for name, corpus in corpora.items():
         would = "would be fetched" if name in missing else ""
         there = "yes" if present(corpus, data) else "no"
-        download = route_of(corpus, offline).download
-        table.add_row(name, corpus.title, download, " · ".join(filter(None, [there, would])))
+        table.add_row(name, corpus.title, corpus.sizes[offline], " · ".join(filter(None, [there, would])))
     return table
 
 

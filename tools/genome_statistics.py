@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from modalities.dna.bases import BASES
 from modalities.dna.genome import Contig, Genome
 
-__all__ = ["Composition", "contig_statistics", "genome_statistics", "total"]
+__all__ = ["Composition", "contig_statistics", "total"]
 
 _CHUNK = 1 << 22
 
@@ -20,7 +20,7 @@ _CHUNK = 1 << 22
 class Composition:
     """Counts of a contig, or of several together. All but `length` and `soft_masked` are of known bases alone.
 
-    counts: of A, C, G and T. cpg: places where a G follows a C on this strand. unknown_runs, longest_unknown: stretches
+    counts: of A, C, G and T. cpg: places where a G follows a C on this strand. unknown_runs, longest_unknown_run: stretches
     of anything but A, C, G and T, and the length of the longest.
     """
 
@@ -30,7 +30,7 @@ class Composition:
     cpg: int
     soft_masked: int
     unknown_runs: int
-    longest_unknown: int
+    longest_unknown_run: int
 
     @property
     def known(self) -> int:
@@ -54,18 +54,12 @@ class Composition:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values: counts, and what follows from them."""
-        return {
-            "name": self.name,
-            "length": self.length,
-            "known": self.known,
+        return asdict(self) | {
             "counts": dict(zip(BASES, self.counts, strict=True)),
+            "known": self.known,
             "gc": self.gc,
-            "cpg": self.cpg,
             "cpg_observed_over_expected": self.cpg_ratio,
-            "soft_masked": self.soft_masked,
             "soft_masked_share": self.soft_masked_share,
-            "unknown_runs": self.unknown_runs,
-            "longest_unknown_run": self.longest_unknown,
         }
 
 
@@ -91,17 +85,7 @@ def total(parts: Iterable[Composition], name: str = "total") -> Composition:
     if not parts:
         raise ValueError("no contig to add up")
     a, c, g, t = (sum(part.counts[base] for part in parts) for base in range(4))
-    return Composition(
-        name,
-        sum(part.length for part in parts),
-        (a, c, g, t),
-        sum(part.cpg for part in parts),
-        sum(part.soft_masked for part in parts),
-        sum(part.unknown_runs for part in parts),
-        max(part.longest_unknown for part in parts),
-    )
-
-
-def genome_statistics(genome: Genome) -> tuple[Composition, ...]:
-    """The composition of every contig, in the genome's order; `total` adds them up."""
-    return tuple(contig_statistics(genome, contig) for contig in genome.contigs)
+    added = ("length", "cpg", "soft_masked", "unknown_runs")
+    sums = {field: sum(getattr(part, field) for part in parts) for field in added}
+    longest = max(part.longest_unknown_run for part in parts)
+    return Composition(name, counts=(a, c, g, t), longest_unknown_run=longest, **sums)

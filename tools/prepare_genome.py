@@ -88,9 +88,13 @@ def main(
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
-    parts = [contig_statistics(genome, contig) for contig in _tracked(genome)]
+    stderr = Console(stderr=True)
+    contigs = track(genome.contigs, "counting", console=stderr, transient=True, disable=not stderr.is_terminal)
+    parts = [contig_statistics(genome, contig) for contig in contigs]
     whole = total(parts)
-    write_json(out / "statistics.json", _record(source, genome, regions, whole, parts))
+    about = {"source": source, "fingerprint": genome.fingerprint, "converted": genome.report}
+    found = {"split": describe(regions), "total": whole.as_dict(), "contigs": [part.as_dict() for part in parts]}
+    write_json(out / "statistics.json", about | found)
     _show(genome, regions, whole, parts)
     _next(source, out, bpe)
 
@@ -148,37 +152,15 @@ def describe(regions: Iterable[Region]) -> str:
         mine = [region for region in regions if region.split == split]
         contigs, bases = len({region.contig for region in mine}), sum(map(len, mine))
         parts.append(
-            f"{split}: {_plural(len(mine), 'region')} of {_plural(contigs, 'contig')}, "
+            f"{split}: {len(mine):,} region{'s' * (len(mine) != 1)} of {contigs:,} contig{'s' * (contigs != 1)}, "
             f"{bases:,} bases ({bases / total:.2%})"
         )
     return "; ".join(parts)
 
 
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' * (count != 1)}"
-
-
 def write_bed(regions: Iterable[Region], path: str | os.PathLike[str]) -> None:
     """Four columns with tabs; the file is complete or absent."""
     write_text(path, "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions))
-
-
-def _tracked(genome: Genome):
-    stderr = Console(stderr=True)
-    return track(genome.contigs, "counting", console=stderr, transient=True, disable=not stderr.is_terminal)
-
-
-def _record(
-    source: str, genome: Genome, regions: tuple[Region, ...], whole: Composition, parts: list[Composition]
-) -> dict:
-    return {
-        "source": source,
-        "fingerprint": genome.fingerprint,
-        "converted": genome.report,
-        "split": describe(regions),
-        "total": whole.as_dict(),
-        "contigs": [part.as_dict() for part in parts],
-    }
 
 
 def _show(genome: Genome, regions: tuple[Region, ...], whole: Composition, parts: list[Composition]) -> None:

@@ -28,6 +28,7 @@ def compile_kernels(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_forward_kernel_fits_and_loads_its_table_as_it_should(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     only = ("--modules", "forward", "--widths", "64", "--dtypes", "bfloat16", "--variants", "bare,table")
@@ -42,9 +43,10 @@ def test_the_forward_kernel_fits_and_loads_its_table_as_it_should(tmp_path: Path
     assert table["shared"] == bare["shared"]
 
 
+@pytest.mark.slow
 def test_an_unknown_capability_is_named() -> None:
     done = compile_kernels("--capability", "7.0")
-    assert done.returncode == 2 and "'7.0': expected 8.0, 9.0" in " ".join(done.stderr.split())
+    assert done.returncode == 2 and "--capability '7.0'" in done.stderr
 
 
 EVERY_LENGTH = """
@@ -63,6 +65,7 @@ for module in ("forward", "plan", "decode"):
 """
 
 
+@pytest.mark.slow
 def test_a_new_length_compiles_nothing_new() -> None:
     """Neither in training nor token by token. `tile_extremes` is two kernels: queries have a row scale, and keys have not."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}

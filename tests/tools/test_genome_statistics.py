@@ -10,24 +10,25 @@ import pytest
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from tools import genome_statistics as statistics
-from tools.genome_statistics import contig_statistics, genome_statistics, total
+from tools.genome_statistics import contig_statistics, total
 
 
 def letters(seed, size):
     return "".join(np.random.default_rng(seed).choice(list("ACGTNacgtn"), size))
 
 
-def opened(tmp_path, contigs):
+def counted(tmp_path, contigs):
     path = tmp_path / "a.fa"
     path.write_text("".join(f">{name}\n{text}\n" for name, text in contigs.items()))
-    return open_genome(find_source(str(path)))
+    genome = open_genome(find_source(str(path)))
+    return [contig_statistics(genome, contig) for contig in genome.contigs]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 1000, 1 << 22])
 def test_counts_are_those_of_the_letters(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(statistics, "_CHUNK", chunk)
     contigs = {"a": letters(0, 700), "b": "CG" * 20, "c": "CGn" + letters(1, 300)}
-    found = genome_statistics(opened(tmp_path, contigs))
+    found = counted(tmp_path, contigs)
     for part, (name, text) in zip(found, contigs.items(), strict=True):
         upper = text.upper()
         assert (part.name, part.length) == (name, len(text))
@@ -35,7 +36,7 @@ def test_counts_are_those_of_the_letters(tmp_path, monkeypatch, chunk):
         assert part.known == len(text) - upper.count("N") and part.cpg == upper.count("CG")
         assert part.soft_masked == sum(letter.islower() for letter in text)
         runs = [len(run) for run in "".join("N" if x == "N" else " " for x in upper).split()]
-        assert (part.unknown_runs, part.longest_unknown) == (len(runs), max(runs, default=0))
+        assert (part.unknown_runs, part.longest_unknown_run) == (len(runs), max(runs, default=0))
         assert part.gc == pytest.approx((upper.count("G") + upper.count("C")) / part.known)
 
 
@@ -51,10 +52,10 @@ def test_cpg_ratio():
 
 def test_the_total_and_json(tmp_path):
     contigs = {"a": "ACGTN", "b": "ccggNNN", "c": "NN"}
-    parts = genome_statistics(opened(tmp_path, contigs))
+    parts = counted(tmp_path, contigs)
     whole = total(parts)
     assert (whole.length, whole.known, whole.counts) == (14, 8, (1, 3, 3, 1))
-    assert (whole.unknown_runs, whole.longest_unknown, whole.soft_masked) == (3, 3, 4)
+    assert (whole.unknown_runs, whole.longest_unknown_run, whole.soft_masked) == (3, 3, 4)
     assert whole.gc == 6 / 8 and whole.cpg_ratio == 2 * 8 / 9
     unknown = parts[2].as_dict()
     assert unknown["gc"] is None and unknown["cpg_observed_over_expected"] is None

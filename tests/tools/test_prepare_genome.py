@@ -47,6 +47,7 @@ def splits(out):
     return {row.split("\t")[0]: row.split("\t")[3] for row in (out / "split.bed").read_text().splitlines()}
 
 
+@pytest.mark.slow
 def test_the_whole_command(fasta, tmp_path):
     out = tmp_path / "out"
     script = [sys.executable, ROOT / "tools/prepare_genome.py", fasta, "--out", out, "--hold-out", "chr20", "--primary"]

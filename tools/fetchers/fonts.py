@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import networkx  # which torch brings
 import numpy as np
 from PIL import Image, ImageFont
 
@@ -119,23 +120,15 @@ def distinct(fonts: Sequence[Font], *, unlike: Sequence[Font] = ()) -> list[Font
 
 def families(fonts: Sequence[Font]) -> list[list[Font]]:
     """Fonts that share a package or a name, or look alike, directly or over others, are one family; in hash order."""
-    parent = list(range(len(fonts)))
-
-    def root(number: int) -> int:
-        while parent[number] != number:
-            number = parent[number]
-        return number
-
-    first: dict[tuple[str, str], int] = {}
+    graph = networkx.Graph()
     for number, font in enumerate(fonts):
-        for key in (("package", font.package), ("name", font.name)):
-            parent[root(number)] = root(first.setdefault(key, number))
-    for one, two in np.argwhere(np.triu(likeness(fonts, fonts), 1) > LOOKALIKE).tolist():
-        parent[root(one)] = root(two)
-    groups: dict[int, list[Font]] = {}
-    for number, font in enumerate(fonts):
-        groups.setdefault(root(number), []).append(font)
-    return sorted(groups.values(), key=lambda group: _hash(min(font.package for font in group)))
+        graph.add_edges_from((number, key) for key in (("package", font.package), ("name", font.name)))
+    graph.add_edges_from(np.argwhere(np.triu(likeness(fonts, fonts), 1) > LOOKALIKE).tolist())
+    groups = [
+        [fonts[number] for number in sorted(node for node in component if isinstance(node, int))]
+        for component in networkx.connected_components(graph)
+    ]
+    return sorted(groups, key=lambda group: _hash(min(font.package for font in group)))
 
 
 def split(fonts: Sequence[Font], heldout: int) -> tuple[list[Font], list[Font]]:

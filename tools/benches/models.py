@@ -125,11 +125,9 @@ def training(
     methods: Methods = "rope,alibi,goat,ggd_ssmax",
     lengths: Annotated[str, typer.Option("--lengths", "--contexts", help="tokens a row; on CUDA 2048,16384")] = "",
     tokens: Annotated[int, typer.Option(help="tokens a step; default 32768 on CUDA")] = 0,
-    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile the model")] = False,
     engine: Annotated[str, typer.Option(help="auto, deepspeed or torch")] = "auto",
     seconds: harness.Seconds = 8.0,
     minutes: harness.Minutes = 0.0,
-    threads: harness.Threads = 0,
     out: harness.Out = None,
     commit: harness.Commit = "",
 ) -> None:
@@ -152,8 +150,6 @@ def training(
     with_deepspeed = engine != "torch" and importlib.util.find_spec("deepspeed") is not None
     if engine == "deepspeed" and not with_deepspeed:
         raise typer.BadParameter("--engine deepspeed: deepspeed is not installed; --engine torch does without")
-    if threads:
-        torch.set_num_threads(threads)
     ranks = None
     if with_deepspeed:
         from recipes.engine import start
@@ -171,7 +167,7 @@ def training(
     def measure(context: int) -> list[Row]:
         batch = max(1, (tokens or default_tokens) // context)
         makers = {
-            method: lambda name=name: training_subject(name, context, batch, place, ranks, compiled)
+            method: lambda name=name: training_subject(name, context, batch, place, ranks)
             for method, name in names.items()
         }
         return compare(record, makers, f"{batch} × {context} tokens", seconds, place)
@@ -185,7 +181,7 @@ def training(
     finish(record, title, "tokens/s")
 
 
-def training_subject(name: str, context: int, batch: int, device: torch.device, ranks: Any, compiled: bool) -> Subject:
+def training_subject(name: str, context: int, batch: int, device: torch.device, ranks: Any) -> Subject:
     """A model and its step on (batch, context + 1) random tokens; two steps are taken, and a third one's memory."""
     tokens = torch.randint(0, 256, (batch, context + 1), device=device)
     data = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
@@ -194,10 +190,8 @@ def training_subject(name: str, context: int, batch: int, device: torch.device, 
     with Meter(device) as making:
         model = create_model(name, train_context=context)
         flops = flops_per_token(model, context)
-        if compiled:
-            model.compile()
         step = torch_step(model, device) if ranks is None else engine_step(model, batch, ranks)
-    for _ in range(2):  # compiled, and Adam's moments allocated
+    for _ in range(2):  # kernels compiled, and Adam's moments allocated
         step(data)
     held = torch.cuda.memory_allocated(device) - held if device.type == "cuda" else making.peak_bytes
     with Meter(device) as meter:
@@ -259,7 +253,6 @@ def vision(
     methods: Annotated[str, typer.Option(help="comma-separated, beside nope; default all")] = "",
     memory_size: Annotated[int, typer.Option(help="side of the image whose attention's memory is measured")] = 1024,
     seconds: harness.Seconds = 6.0,
-    threads: harness.Threads = 0,
     out: harness.Out = None,
     commit: harness.Commit = "",
 ) -> None:
@@ -271,8 +264,6 @@ def vision(
     from zoo.methods import list_grid_positions
 
     names = named(f"nope,{methods or ','.join(list_grid_positions())}", "vision", model)
-    if threads:
-        torch.set_num_threads(threads)
     about = {"image_size": size, "batch": batch, "plain": "nope", "memory_image_size": memory_size}
     record = Record(about, out=out, commit=commit)
     images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
@@ -318,7 +309,6 @@ def dna(
     context: Annotated[int, typer.Option(help="bases a row; 0: the size's own")] = 0,
     device: harness.Device = "cpu",
     seconds: harness.Seconds = 20.0,
-    threads: harness.Threads = 0,
     out: harness.Out = None,
     commit: harness.Commit = "",
 ) -> None:
@@ -330,8 +320,6 @@ def dna(
 
     place = harness.device_of(device)
     names = named(methods, "dna", model)
-    if threads:
-        torch.set_num_threads(threads)
     length = context or SIZES[model]["train_context"]
     about = {
         "model": model, "batch": batch, "context": length, "plain": next(iter(names)), "device": device_name(place),

@@ -1,4 +1,4 @@
-"""A figure of an attention record: ratios or rates against length, a line for each contender.
+"""A figure of an attention record: ratios against length, a line for each contender.
 
 A row of panels for each head width: forward, forward and backward, and decoding where it was measured. Ours are solid and
 thick with filled markers, the others thin and hollow. Passes measured at one length only are left to the table.
@@ -14,15 +14,9 @@ import typer
 
 from modalities.figures import DASHES, STYLES, log_if_wide, panels
 from modalities.results import compact
-from tools.benches.harness import one_of
 from zoo.prior_plot import save_figure
 
 TITLES = {"forward": "forward", "fwd+bwd": "forward and backward", "decode": "one token against a cache"}
-SHOWN = {
-    "ratio": ("ratio", "time / that of {baseline} without bias"),
-    "tflops": ("tflops", "TFLOP/s of the visible pairs"),
-    "memory": ("extra_mib", "MiB added at the peak"),
-}
 PEERS = ("sdpa dense", "flex", "flash-attn", "goat-attention", "fla")  # how their kernels' names begin
 
 
@@ -41,40 +35,34 @@ def styles_of(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any
     return styles
 
 
-def draw(record: dict[str, Any], path: Path, shown: str) -> None:
+def draw(record: dict[str, Any], path: Path) -> None:
     """One PNG. ValueError where the record holds no pass at two lengths."""
-    column, ylabel = SHOWN[shown]
-    rows = [r for r in record["results"] if r.get(column) is not None]
-    if column == "ratio":
-        rows = [r for r in rows if (r["method"], r["kernel"]) != ("none", record["baseline"])]  # the line at 1
+    rows = [r for r in record["results"] if (r["method"], r["kernel"]) != ("none", record["baseline"])]  # the line at 1
     lengths: dict[tuple[int, str], set[int]] = {}
     for r in rows:
         lengths.setdefault((r["shape"]["width"], r["what"]), set()).add(r["shape"]["length"])
     rows = [r for r in rows if len(lengths[r["shape"]["width"], r["what"]]) > 1]
     if not rows:
-        raise ValueError(f"nothing to draw: no {column} at two lengths or more")
-    widths, passes = (
-        sorted({r["shape"]["width"] for r in rows}),
-        [w for w in TITLES if any(w == r["what"] for r in rows)],
-    )
+        raise ValueError("nothing to draw: no ratio at two lengths or more")
+    widths = sorted({r["shape"]["width"] for r in rows})
+    passes = [what for what in TITLES if any(what == r["what"] for r in rows)]
     figure, axes = panels(len(widths), len(passes), width=4.7, height=3.9)
     labelled = {}
     for axis, (width, what) in zip(axes, [(width, what) for width in widths for what in passes], strict=True):
         mine = [r for r in rows if (r["shape"]["width"], r["what"]) == (width, what)]
         axis.set_visible(bool(mine))
         for key, style in styles_of(rows).items():
-            line = sorted((r["shape"]["length"], r[column]) for r in mine if (r["method"], r["kernel"]) == key)
+            line = sorted((r["shape"]["length"], r["ratio"]) for r in mine if (r["method"], r["kernel"]) == key)
             if line:
                 labelled[style["label"]] = axis.plot(*zip(*line, strict=True), **style)[0]
         axis.set_xscale("log", base=2)
         ticks = sorted({r["shape"]["length"] for r in mine})
         axis.set_xticks(ticks, [compact(length) for length in ticks])
         axis.set_xticks([], minor=True)
-        axis.set(xlabel="length (tokens, log₂)", ylabel=ylabel.format(baseline=record["baseline"]))
+        axis.set(xlabel="length (tokens, log₂)", ylabel=f"time / that of {record['baseline']} without bias")
         axis.set_title(f"{TITLES[what]}, D = {width}", fontsize=10.5)
-        if column == "ratio":
-            axis.axhline(1.0, color="0.2", linewidth=1.2, zorder=2)
-        log_if_wide(axis, [r[column] for r in mine])
+        axis.axhline(1.0, color="0.2", linewidth=1.2, zorder=2)
+        log_if_wide(axis, [r["ratio"] for r in mine])
     figure.legend(
         labelled.values(), labelled, loc="outside right center", fontsize=8.5, frameon=False, handlelength=3.2
     )
@@ -86,14 +74,11 @@ def draw(record: dict[str, Any], path: Path, shown: str) -> None:
 def main(
     source: Annotated[Path, typer.Argument(help="JSON of `bench.py attention`")],
     out: Annotated[Path | None, typer.Option(help="PNG; beside the JSON by default")] = None,
-    show: Annotated[str, typer.Option(help=", ".join(SHOWN))] = "ratio",
 ) -> None:
     """Draw an attention record; the PNG is written beside it."""
-    one_of("show", show, SHOWN)
     try:
-        record = json.loads(source.read_text())
-        path = out or source.with_name(source.stem + ("" if show == "ratio" else f"_{show}") + ".png")
-        draw(record, path, show)
+        path = out or source.with_suffix(".png")
+        draw(json.loads(source.read_text()), path)
     except (OSError, json.JSONDecodeError, ValueError, KeyError) as error:
         raise typer.BadParameter(f"{source}: {error}") from None
     print(f"written to {path}")

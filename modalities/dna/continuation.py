@@ -15,7 +15,7 @@ from modalities.dna.data import open_heldout
 from modalities.dna.evaluation import DnaEvaluator, DnaLengthSettings, window_of
 from modalities.dna.genome import RunCounter
 from modalities.dna.sources import DnaSource
-from modalities.dna.stretches import MAX_UNKNOWN
+from modalities.dna.splits import MAX_UNKNOWN
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.dna.writing import check_writer, write_bases
 from modalities.evaluation import Cell, CellValue, batches, option

@@ -12,7 +12,7 @@ from modalities.dna.config import DEFAULT_SOURCE
 from modalities.dna.data import open_heldout
 from modalities.dna.scoring import STRANDS
 from modalities.dna.sources import DnaSource, find_source
-from modalities.dna.stretches import GenomeSplit
+from modalities.dna.splits import GenomeSplit
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import CellValue, Evaluator, LengthSettings, ModelResult, Settings, check_choice, option
 from modalities.heldout import Heldout

@@ -15,7 +15,7 @@ import numpy as np
 
 from modalities.dna.baselines import COMPRESSORS, MARKOV
 from modalities.dna.evaluation import DnaEvaluator, window_of
-from modalities.dna.stretches import Stretch
+from modalities.dna.splits import Region
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, batches
 from modalities.figures import styles_of
@@ -74,7 +74,7 @@ class Likelihood(DnaEvaluator):
                     cells.append(Cell(name, cost=cost, data={"facts": facts, "stretches": stretches[part]}))
         return cells
 
-    def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Stretch]]:
+    def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
         """By contig; contigs without room for one of `length` are left out."""
         return self.heldout.items.stretches(length, count, seed)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from modalities.dna.bases import UNKNOWN, decode
 from modalities.dna.scoring import BIT, Scores, WindowScorer
-from modalities.dna.stretches import GenomeSplit
+from modalities.dna.splits import GenomeSplit
 from modalities.heldout import Heldout
 
 __all__ = ["COMPRESSORS", "Baseline", "BaselineConfig", "Compressor", "Uniform"]

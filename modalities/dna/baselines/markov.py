@@ -21,8 +21,7 @@ from torch import Tensor
 from modalities.dna.baselines.base import VERSION, Baseline, BaselineConfig
 from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
-from modalities.dna.splits import Region, joined, select, split_fingerprint
-from modalities.dna.stretches import GenomeSplit
+from modalities.dna.splits import GenomeSplit, Region, joined, select, split_fingerprint
 from modalities.dna.writing import SequenceWriter
 from modalities.evaluation import batches
 from modalities.files import data_folder

@@ -11,7 +11,7 @@ import numpy as np
 from modalities.dna.baselines import BASELINES
 from modalities.dna.evaluators.bits import Bits, summary
 from modalities.dna.likelihood import by_contig, view, with_styles
-from modalities.dna.stretches import Stretch
+from modalities.dna.splits import Region
 from modalities.evaluation import Axis, CellValue, ModelResult, Score
 from modalities.figures import RULE, finish, panels
 from modalities.results import SeedMean, compact, mean_of_seeds
@@ -35,11 +35,11 @@ class Contigs(Bits):
     def lengths(self, model: ZooModel) -> tuple[int, ...]:
         return (self.settings.lengths[-1] if self.settings.lengths else 4 * self.trained_at(model),)
 
-    def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Stretch]]:
+    def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
         data = self.heldout.items
         short = {name: region for name in data.contigs if len(region := data.longest(name)) < length}
         found = data.stretches(length, count, seed) if len(short) < len(data.contigs) else {}
-        found |= {name: [Stretch(name, region.start, region.stop)] for name, region in short.items()}
+        found |= {name: [region] for name, region in short.items()}
         return {name: found[name] for name in data.contigs if name in found}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:

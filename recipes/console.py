@@ -60,10 +60,14 @@ class TrainingDisplay:
             )
 
     def table(self, title: str, rows: dict[str, str]) -> None:
-        table = Table(title=title, show_header=False, title_justify="left")
-        for name, value in rows.items():
-            table.add_row(name, value)
-        self.console.print(table)
+        self.console.print(facts_table(title, rows))
+
+
+def facts_table(title: str, rows: dict[str, str]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
 
 
 def short(number: float) -> str:

@@ -18,8 +18,7 @@ from modalities.text import MODALITY, CausalLM
 from modalities.text.tokenizers import load_tokenizer
 from recipes import engine, find_recipe
 from recipes.config import ConfigError
-from recipes.initial import load_weights, newest_weights
-from recipes.runs import RunFolder, load_run, model_folder, prepare_run
+from recipes.runs import RunFolder, load_run, load_weights, model_folder, newest_weights, prepare_run
 from recipes.train import display_name, main
 from tests.launching import ROOT, command, deepspeed_launcher, torchrun_launcher
 from zoo import create_model, pretrained

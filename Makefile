@@ -6,8 +6,10 @@ EXTRAS := train,vision,dna,hf,test
 # `make bench-gpu GPU_PYTHON=python3 MINUTES=8` measures with a Python of your own, and stops in time.
 GPU_PYTHON ?= $(BIN)/python
 MINUTES    ?= 0
+# Test processes, one thread each.
+JOBS       ?= 2
 
-.PHONY: setup demo test lint bench bench-gpu weights figures clean
+.PHONY: setup demo test test-fast lint bench bench-gpu weights figures clean
 
 setup: $(VENV)/.ready
 
@@ -21,7 +23,10 @@ demo: setup  ## train, evaluate beside shipped weights, print the table, draw th
 	$(BIN)/python tools/demo.py
 
 test: setup lint  ## the whole suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS)
+
+test-fast: setup  ## without the tests that launch processes, train, or interpret kernels for seconds
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
 lint: setup  ## style and types
 	$(BIN)/ruff check .
@@ -32,21 +37,21 @@ bench: setup  ## attention on this machine, as ratios to plain attention
 	$(BIN)/python tools/bench.py attention
 
 bench-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)  ## on CUDA: the kernels' tests, then attention and training steps
-	PRIORZOO_TEST_DEVICE=cuda $(GPU_PYTHON) -m pytest $(wildcard tests/zoo/test_triton_*.py)
+	PRIORZOO_TEST_DEVICE=cuda $(GPU_PYTHON) -m pytest -m gpu tests/zoo
 	$(GPU_PYTHON) tools/bench.py attention --device cuda --minutes $(MINUTES) --out benchmarks/h200/attention.json
 	$(GPU_PYTHON) tools/bench.py training --device cuda --minutes $(MINUTES) --out benchmarks/h200/training.json
 
 weights: setup  ## train every shipped tiny model again
 	$(BIN)/python tools/train_zoo.py train text
 	$(BIN)/python tools/train_zoo.py publish text
-	$(BIN)/python tools/fetch_data.py vision glyphs
+	$(BIN)/python tools/fetch_data.py vision glyphs --offline
 	$(BIN)/python tools/train_zoo.py train vision
 	$(BIN)/python tools/train_zoo.py publish vision
-	$(BIN)/python tools/fetch_data.py dna genomes
+	$(BIN)/python tools/fetch_data.py dna genomes --offline
 	$(BIN)/python tools/train_zoo.py train dna
 	$(BIN)/python tools/train_zoo.py publish dna
 
-figures: setup  ## the README's pictures and the cards' tables, from the shipped weights
+figures: setup  ## results, figures and cards, from the shipped weights
 	$(BIN)/python tools/train_zoo.py measure text
 	$(BIN)/python tools/train_zoo.py measure vision
 	$(BIN)/python tools/train_zoo.py measure dna

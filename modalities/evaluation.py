@@ -16,7 +16,6 @@ import importlib
 import inspect
 import math
 import pkgutil
-import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +24,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from modalities.figures import scores_figure
 from modalities.files import file_safe, write_table
 from modalities.heldout import Heldout
-from zoo.model import ZooModel
+from modalities.results import LENGTH, Axis, CellValue, ModelResult, Score, mean_of_rows
 from zoo.naming import did_you_mean
 
 __all__ = [
@@ -40,19 +40,13 @@ __all__ = [
     "Listing",
     "ModelResult",
     "Score",
-    "SeedMean",
     "Settings",
     "batches",
-    "compact",
     "counts",
     "find_evaluators",
-    "mean_of_seeds",
     "option",
     "standard_error",
 ]
-
-CellValue = dict[str, Any]  # numbers, or lists of numbers: whatever JSON carries
-
 
 # ------------------------------------------------------------------------------------------------ settings
 
@@ -124,52 +118,6 @@ class LengthSettings(Settings):
         return self.lengths or tuple(train_context * factor for factor in self.factors)
 
 
-# ------------------------------------------------------------------------------------------------ results
-
-
-def compact(number: float) -> str:
-    """128, 1k, 1.5k, 32k, 1M: lengths as tick labels, in powers of two."""
-    for unit, size in (("M", 2**20), ("k", 2**10)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.3g}"
-
-
-@dataclass(frozen=True)
-class Axis:
-    """What curves run along: a column of rows, its label, how a tick is written, what files call the place of training."""
-
-    column: str
-    label: str
-    tick: Callable[[Any], str] = str
-    trained: str = "train_context"
-
-
-LENGTH = Axis("length", "length (tokens, log₂)", compact)
-
-
-@dataclass(frozen=True)
-class Score:
-    """A column of rows that tables and figures show.
-
-    Attributes:
-        column: its name; rows may lack it.
-        label: of the figure's panel; the name where empty.
-        unit_interval: the panel's axis is 0 to 1.
-        linear: the panel's axis is never logarithmic.
-        exception: a count that tables show where it is not 0, and figures do not.
-        tabled, drawn: whether tables show it, and the default figure has a panel for it.
-    """
-
-    column: str
-    label: str = ""
-    unit_interval: bool = False
-    linear: bool = False
-    exception: bool = False
-    tabled: bool = True
-    drawn: bool = True
-
-
 @dataclass(frozen=True)
 class Cell:
     """One unit of work: `name` keys its result, `cost` (the evaluator's units to read) drives the progress bar."""
@@ -179,105 +127,13 @@ class Cell:
     data: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
-@dataclass(frozen=True)
-class ModelResult:
-    """All that one evaluator found about one model: what tables, files and figures are made from."""
-
-    label: str
-    trained_at: int  # on the evaluator's axis
-    rows: list[dict[str, Any]]
-    cells: dict[str, CellValue] = field(default_factory=dict)
-    method: str = ""  # "ggd_ssmax": gives the model its colour
-    weights: str = ""
-    seconds: float = 0.0
-    group: str = ""  # models of one group are seeds of one set-up: tables and figures show their mean
-    source: str | None = None  # of held-out data; None for evaluators that have none
-
-
-@dataclass(frozen=True)
-class SeedMean(ModelResult):
-    """Several seeds of one set-up as one result: `rows` are means, the others extremes and deviations, row by row."""
-
-    low: list[dict[str, Any]] = field(default_factory=list)
-    high: list[dict[str, Any]] = field(default_factory=list)
-    deviation: list[dict[str, Any]] = field(default_factory=list)  # sample standard deviation
-    seeds: int = 1
-
-
-def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult]:
-    """`results` with those of each group replaced by one `SeedMean`, at the place of the first.
-
-    Its rows are means over seeds of every number, where all seeds have a row of the same `axis`. Where one seed's number is
-    NaN, mean and extremes are NaN; a deviation is NaN unless all are finite.
-
-    Raises:
-        ValueError: for a group of models that were not trained at the same place.
-    """
-    groups: dict[tuple[str, str], list[ModelResult]] = {}
-    for n, result in enumerate(results):
-        key = ("group", result.group) if result.group else ("single", str(n))
-        groups.setdefault(key, []).append(result)
-    return [members[0] if len(members) == 1 else _seed_mean(members, axis) for members in groups.values()]
-
-
-def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
-    first = members[0]
-    if len({(member.trained_at, member.method) for member in members}) > 1:
-        raise ValueError(
-            f"{', '.join(m.label for m in members)} are not seeds of one set-up: they were trained differently"
-        )
-    by_point = [{row[axis]: row for row in member.rows} for member in members]
-    points = [point for point in by_point[0] if all(point in rows for rows in by_point)]
-
-    def reduced(how: Callable[[list[float]], float]) -> list[dict[str, Any]]:
-        rows = []
-        for point in points:
-            row = {name: _reduce([rows[point].get(name) for rows in by_point], how) for name in by_point[0][point]}
-            rows.append(row | {axis: point})
-        return rows
-
-    return SeedMean(
-        first.group,
-        first.trained_at,
-        reduced(_mean),
-        method=first.method,
-        seconds=sum(member.seconds for member in members),
-        group=first.group,
-        source=first.source,
-        low=reduced(lambda values: _extreme(min, values)),
-        high=reduced(lambda values: _extreme(max, values)),
-        deviation=reduced(_deviation),
-        seeds=len(members),
-    )
-
-
-def _mean(values: list[float]) -> float:
-    # fmean refuses the sum of an infinity and its negative
-    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
-
-
-def _extreme(choose: Callable[[list[float]], float], values: list[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else choose(values)  # min and max depend on where a NaN is
-
-
-def _deviation(values: list[float]) -> float:
-    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
-
-
-def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
-    """Numbers by `how`, lists of numbers place by place; anything else is kept where all agree, else None."""
-    if all(isinstance(value, (int, float)) for value in values):
-        return how(values)
-    if all(isinstance(value, list) for value in values):
-        return [_reduce(list(column), how) for column in zip(*values, strict=False)]
-    return values[0] if all(value == values[0] for value in values) else None
-
-
 # ------------------------------------------------------------------------------------------------ evaluators
 
 
 class Evaluator(ABC):
     """One measurement, bound to its settings and to the held-out data that they name.
+
+    Methods take a model of the modality, or a baseline; a subclass says of which class.
 
     Args:
         settings: of `settings_class`.
@@ -308,11 +164,11 @@ class Evaluator(ABC):
         """What files call the held-out data; known without opening it."""
         return self.settings.source
 
-    def trained_at(self, model: ZooModel) -> int:
+    def trained_at(self, model: Any) -> int:
         """The place of training on the axis."""
         return model.config.train_context
 
-    def identity(self, model: ZooModel) -> dict[str, Any]:
+    def identity(self, model: Any) -> dict[str, Any]:
         """What a cell's number depends on besides the model: by default all settings but the source, and the held-out data.
 
         Stored cells are keyed by it. Leave out what only decides which cells there are.
@@ -320,16 +176,16 @@ class Evaluator(ABC):
         kept = {k: v for k, v in dataclasses.asdict(self.settings).items() if k not in ("source", "batch_tokens")}
         return kept | ({"heldout": self.heldout.fingerprint} if self.heldout else {})
 
-    def points(self, model: ZooModel) -> tuple[Any, ...]:
+    def points(self, model: Any) -> tuple[Any, ...]:
         """The places on the axis that are measured."""
         return tuple(dict.fromkeys(cell.data[self.axis.column] for cell in self.cells(model)))
 
     @abstractmethod
-    def cells(self, model: ZooModel) -> list[Cell]:
+    def cells(self, model: Any) -> list[Cell]:
         """Every cell, in order, with its samples drawn. Raises ValueError for what cannot be measured."""
 
     @abstractmethod
-    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
+    def measure(self, model: Any, cell: Cell) -> CellValue:
         """The numbers of one cell, the axis's column among them."""
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
@@ -339,15 +195,12 @@ class Evaluator(ABC):
         for cell in cells.values():
             by_point.setdefault(cell[column], []).append(cell)
         return [
-            {column: point}
-            | {name: _reduce([cell.get(name) for cell in mine], _mean) for name in mine[0] if name != column}
+            {column: point} | {name: value for name, value in mean_of_rows(mine).items() if name != column}
             for point, mine in sorted(by_point.items())
         ]
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """All models in one figure, written to `path`; by default a panel of curves for each score."""
-        from modalities.figures import scores_figure
-
         scores_figure(results, path, self.scores, self.axis)
 
     def show(self, results: list[ModelResult], console: Any) -> None:
@@ -358,7 +211,7 @@ class Evaluator(ABC):
         """Files in folder `out` besides JSON, CSV and PNG; none by default."""
         return None
 
-    def run(self, model: ZooModel, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
+    def run(self, model: Any, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
         """Yield (cell name, value) for every cell, in order; those in `finished` are passed on, not computed."""
         finished = finished or {}
         for cell in self.cells(model):
@@ -374,7 +227,7 @@ class Listing(Evaluator):
 
     axis = Axis("name", "entry")
 
-    def points(self, model: ZooModel) -> tuple[Any, ...]:
+    def points(self, model: Any) -> tuple[Any, ...]:
         return ()
 
     @abstractmethod

@@ -9,12 +9,12 @@ a band from the least to the greatest. matplotlib is imported when a figure is d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from modalities.evaluation import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds
+from modalities.results import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds
 from zoo.prior_plot import save_figure
 
 # Okabe and Ito's colours, then Tol's muted scheme.
@@ -253,8 +253,11 @@ def name_panel(axis, text: str, **style: Any) -> None:
     axis.set_title(text, pad=17, **style)  # above the line that names the training length
 
 
-def finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
-    """One legend for all panels, to their right, in the order of the models; then save."""
+def finish(figure, axes, results: Sequence[ModelResult], path: Path, *, unseeded: Collection[str] = ()) -> None:
+    """One legend for all panels, to their right, in the order of the models; then save.
+
+    unseeded: methods that are not trained from a seed.
+    """
     handles, labels = axes[0].get_legend_handles_labels()
     named = {result.label: result for result in results}
     short = all(r.method for r in results) and len({r.method for r in results}) == len(labels)  # it tells them apart
@@ -262,7 +265,11 @@ def finish(figure, axes, results: Sequence[ModelResult], path: Path) -> None:
     names = [named[label].method if short and label in named else label for label in labels]
     if len(seeds) > 1:
         numbers = [getattr(named.get(label), "seeds", 1) for label in labels]
-        names = [f"{name}, {n} seeds" if n > 1 else f"{name}, one seed" for name, n in zip(names, numbers, strict=True)]
+        kinds = [named[label].method in unseeded if label in named else True for label in labels]
+        counts = [
+            "" if plain else f", {n} seeds" if n > 1 else ", one seed" for n, plain in zip(numbers, kinds, strict=True)
+        ]
+        names = [name + count for name, count in zip(names, counts, strict=True)]
     title = None
     if seeds != {1}:
         mixed = "\n(one seed: standard error, dashed)" if 1 in seeds else ""

@@ -13,7 +13,7 @@ that travels with each batch, which needs no support from the DataLoader.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ __all__ = [
     "StreamLoader",
     "check_share",
     "collate",
+    "first_heldout",
     "hash64",
     "permuted",
 ]
@@ -184,9 +185,7 @@ class StreamLoader(_Loader):
         self.states: dict[str, Any] = {}  # of each worker's sequence after its last batch
 
     def __iter__(self) -> Iterator[Batch]:
-        loader = DataLoader(
-            _StreamBatches(self), batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged
-        )
+        loader = DataLoader(_StreamBatches(self), batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged)
         for worker, batch, events, state in loader:
             if state is not None:
                 self.states[str(worker)] = state
@@ -235,6 +234,17 @@ class FirstBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         return islice(self.loader, self.count)
+
+
+def first_heldout(
+    build_loader: Callable[..., Any], data: Any, *, samples: int, rank: int, world: int, micro_batch: int
+) -> FirstBatches:
+    """The batches of this rank among the first held-out samples, in micro-batches no larger than a rank's share.
+
+    build_loader: (data, *, split, rank, world, micro_batch) → the `IndexedLoader` of a one-pass split.
+    """
+    micro = min(micro_batch, -(-samples // world))
+    return FirstBatches(build_loader(data, split="heldout", rank=rank, world=world, micro_batch=micro), samples)
 
 
 # ------------------------------------------------------------------------------------------------ rows of tokens

@@ -5,8 +5,7 @@ Several ranks: `deepspeed --module recipes.train RECIPE …`.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import typer
 
@@ -21,19 +20,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Train, measure and inspect models whose positions are priors on attention's logits.",
 )
+OWN_OPTIONS = {"ignore_unknown_options": True}  # all words go to the command, which has options of its own
 app.registered_commands += zoo_app.registered_commands
 
 
-@app.command(add_help_option=False)
-def train(words: list[str]) -> int:
+@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
+def train(words: list[str] = typer.Argument([])) -> int:
     """Train a model by recipe; `priorzoo train --help` has the options."""
     from recipes import train
 
     return train.run(words)
 
 
-@app.command(add_help_option=False)
-def evaluate(words: list[str]) -> int:
+@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
+def evaluate(words: list[str] = typer.Argument([])) -> int:
     """Measure models beside each other; `priorzoo evaluate --help` has the options."""
     from recipes import evaluate
 
@@ -41,11 +41,4 @@ def evaluate(words: list[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    own_options: dict[str, Callable[[list[str]], int]] = {
-        "train": train,
-        "evaluate": evaluate,
-    }  # which typer leaves to them
-    if words and words[0] in own_options:
-        return own_options[words[0]](words[1:])
-    return call(app, words, prog="priorzoo")
+    return call(app, argv, prog="priorzoo")

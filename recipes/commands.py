@@ -13,7 +13,7 @@ import typer
 
 from zoo.cli import call as call_app
 
-__all__ = ["CommandError", "call", "given_settings", "option_name", "with_options"]
+__all__ = ["CommandError", "call", "option_name", "with_options"]
 
 
 class CommandError(ValueError):
@@ -90,9 +90,3 @@ def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
             raise typer.BadParameter(str(error)) from error
 
     return parsed
-
-
-def given_settings(name: str, kind: type, given: Mapping[str, Any]) -> Any:
-    """An instance of a settings class from those of the given options that it has. `name` is that of its evaluator."""
-    fields = {field.name for field in dataclasses.fields(kind)}
-    return kind(**{key: value for key, value in given.items() if key in fields})

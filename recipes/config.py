@@ -11,14 +11,12 @@ import dataclasses
 import json
 import math
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from zoo.naming import did_you_mean, nearest
-
-PRECISIONS = ("auto", "fp32", "bf16")
-OPTIMIZERS = ("adamw", "radam")
-SCHEDULES = ("cosine", "constant")
 
 
 class ConfigError(ValueError):
@@ -138,10 +136,10 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
         if section == "model" and name.startswith("options."):
             recipe.model.options[name.removeprefix("options.")] = parse_value(text)
         else:
-            target = getattr(recipe, section, None)
-            if not dataclasses.is_dataclass(target) or not name or name == "options" or not hasattr(target, name):
+            if key not in (known := setting_names(recipe)):
                 hint = f"; the model's own are model.options.{name}" if section == "model" else ""
-                raise ConfigError(f"--set {setting!r}: no setting {key!r}; {nearest(key, setting_names(recipe))}{hint}")
+                raise ConfigError(f"--set {setting!r}: no setting {key!r}; {nearest(key, known)}{hint}")
+            target = getattr(recipe, section)
             value = _parse(text, typing.get_type_hints(type(target))[name], setting)
             try:
                 setattr(recipe, section, dataclasses.replace(target, **{name: value}))
@@ -222,42 +220,40 @@ def resolve_batch(batch: int, micro_batch: int | None, accumulation: int | None,
     return micro, steps
 
 
+_CHOICES = {
+    "train.precision": ("auto", "fp32", "bf16"),
+    "optim.name": ("adamw", "radam"),
+    "optim.schedule": ("cosine", "constant"),
+}
+_LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "train.steps": (lambda steps: steps >= 1, "at least 1"),
+    "train.zero_stage": (lambda stage: stage in (0, 1, 2, 3), "0, 1, 2 or 3"),
+    "train.clip": (lambda norm: norm >= 0, "a norm, or 0 for none"),
+    "train.ema": (lambda decay: 0 <= decay < 1, "a decay in [0, 1), or 0 for none"),
+    "train.log_every": (lambda steps: steps >= 1, "at least 1"),
+    "train.save_every": (lambda steps: steps >= 0, "a number of steps, or 0 for the end only"),
+    "train.keep": (lambda count: count >= 1, "at least 1"),
+    "evaluate.every": (lambda steps: steps >= 0, "a number of steps, or 0 for never"),
+    "evaluate.samples": (lambda count: count >= 1, "at least 1"),
+    "optim.lr": (lambda rate: 0 < rate < math.inf, "a positive number"),
+    "optim.warmup": (lambda steps: steps >= 0, "a number of steps"),
+    "optim.floor": (lambda share: 0 <= share <= 1, "a fraction of lr between 0 and 1"),
+    "optim.prior_lr_scale": (lambda scale: scale > 0, "more than 0"),
+    "optim.weight_decay": (lambda decay: decay >= 0, "0 or more"),
+    "optim.betas": (lambda betas: all(0 <= b < 1 for b in betas), "two numbers in [0, 1)"),
+}
+
+
 def check_values(recipe: Recipe) -> None:
     """ConfigError for a value that can never be right, whatever the machine."""
-    train, optim = recipe.train, recipe.optim
-    for name, value, choices in [
-        ("train.precision", train.precision, PRECISIONS),
-        ("optim.name", optim.name, OPTIMIZERS),
-        ("optim.schedule", optim.schedule, SCHEDULES),
-    ]:
-        if value not in choices:
+    for name, choices in _CHOICES.items():
+        if (value := attrgetter(name)(recipe)) not in choices:
             raise ConfigError(f"{name}={value!r}: {nearest(str(value), choices)}")
-    checks = [
-        ("train.steps", train.steps, train.steps >= 1, "at least 1"),
-        ("train.zero_stage", train.zero_stage, train.zero_stage in (0, 1, 2, 3), "0, 1, 2 or 3"),
-        ("train.clip", train.clip, train.clip >= 0, "a norm, or 0 for none"),
-        ("train.ema", train.ema, 0 <= train.ema < 1, "a decay in [0, 1), or 0 for none"),
-        (
-            "train.ema",
-            train.ema,
-            not (train.ema and train.zero_stage == 3),
-            "0 at zero_stage 3, which cuts the weights up",
-        ),
-        ("train.log_every", train.log_every, train.log_every >= 1, "at least 1"),
-        ("train.save_every", train.save_every, train.save_every >= 0, "a number of steps, or 0 for the end only"),
-        ("train.keep", train.keep, train.keep >= 1, "at least 1"),
-        ("evaluate.every", recipe.evaluate.every, recipe.evaluate.every >= 0, "a number of steps, or 0 for never"),
-        ("evaluate.samples", recipe.evaluate.samples, recipe.evaluate.samples >= 1, "at least 1"),
-        ("optim.lr", optim.lr, 0 < optim.lr < math.inf, "a positive number"),
-        ("optim.warmup", optim.warmup, optim.warmup >= 0, "a number of steps"),
-        ("optim.floor", optim.floor, 0 <= optim.floor <= 1, "a fraction of lr between 0 and 1"),
-        ("optim.prior_lr_scale", optim.prior_lr_scale, optim.prior_lr_scale > 0, "more than 0"),
-        ("optim.weight_decay", optim.weight_decay, optim.weight_decay >= 0, "0 or more"),
-        ("optim.betas", optim.betas, all(0 <= b < 1 for b in optim.betas), "two numbers in [0, 1)"),
-    ]
-    for name, value, fine, expected in checks:
-        if not fine:
+    for name, (fine, expected) in _LIMITS.items():
+        if not fine(value := attrgetter(name)(recipe)):
             raise ConfigError(f"{name}={value}: expected {expected}")
+    if recipe.train.ema and recipe.train.zero_stage == 3:
+        raise ConfigError(f"train.ema={recipe.train.ema}: expected 0 at zero_stage 3, which cuts the weights up")
 
 
 def resolve(
@@ -306,7 +302,7 @@ SHARED = {
 
 
 def load_deepspeed_json(path: str) -> dict[str, Any]:
-    """Read a user's DeepSpeed file. ConfigError: unreadable, not an object, or written for another trainer."""
+    """Read a user's DeepSpeed file. ConfigError: unreadable, or not an object."""
     try:
         with open(path, encoding="utf-8") as file:
             own = json.load(file)
@@ -314,11 +310,12 @@ def load_deepspeed_json(path: str) -> dict[str, Any]:
         raise ConfigError(f"--deepspeed_config {path}: {error}") from None
     if not isinstance(own, dict):
         raise ConfigError(f"--deepspeed_config {path}: expected a JSON object, got {type(own).__name__}")
-    check_deepspeed_json(own, path)
     return own
 
 
-def check_deepspeed_json(own: dict[str, Any], path: str = "DeepSpeed config") -> None:
+def check_deepspeed_json(own: dict[str, Any]) -> None:
+    """ConfigError for a file written for another trainer, or for what the recipe says."""
+    path = "--deepspeed_config"
     for key, value in _flatten(own):
         if value == "auto":
             raise ConfigError(
@@ -350,7 +347,7 @@ def _adopt(recipe: Recipe, own: dict[str, Any], given: set[str]) -> None:
         value = flat[key]
         if name == "precision":
             value = "bf16" if value else "fp32"
-        old = getattr(getattr(recipe, section), name)
+        old = attrgetter(setting)(recipe)
         if setting in given and old != value:
             raise ConfigError(f"--set {setting}={old} and {key}={flat[key]} of --deepspeed_config disagree; keep one")
         expected = float if name == "clip" else str if name == "precision" else int

@@ -45,7 +45,7 @@ class TrainingDisplay:
             return
         self.done = record["step"]
         per_step = (time.perf_counter() - self.clock) / max(1, self.done - self.first)
-        figures = {
+        figures: dict[str, Any] = {
             "loss": f"{record['loss']:.4f}",
             "lr": f"{record['lr']:.2e}",
             "rate": f"{short(record[unit + '_per_s'])} {unit}/s",
@@ -60,10 +60,14 @@ class TrainingDisplay:
             )
 
     def table(self, title: str, rows: dict[str, str]) -> None:
-        table = Table(title=title, show_header=False, title_justify="left")
-        for name, value in rows.items():
-            table.add_row(name, value)
-        self.console.print(table)
+        self.console.print(facts_table(title, rows))
+
+
+def facts_table(title: str, rows: dict[str, str]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
 
 
 def short(number: float) -> str:

@@ -75,7 +75,6 @@ def human(name: str, model: str, *, steps: int, batch: int, micro_batch: int) ->
             micro_batch=micro_batch,
             precision="bf16",
             zero_stage=1,
-            clip=1.0,
             save_every=2000,
             log_every=50,
         ),

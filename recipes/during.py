@@ -68,7 +68,8 @@ def _settings(name: str, kind: type[Evaluator], given: Mapping[str, Any]) -> Any
     for key in given:
         if key not in names:
             raise ConfigError(f"evaluate.during: {name} has no setting {key!r}; {nearest(key, names)}")
-    return kind.settings_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    return kind.settings_class(**values)
 
 
 def _flat(evaluator: Evaluator, rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -64,7 +64,8 @@ def start(*, verbose: bool = False) -> Ranks:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", world))))
     if not verbose:
-        _quiet()
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed|torch\.distributed")
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 
@@ -101,11 +102,6 @@ def leave(code: int) -> NoReturn:
         except (OSError, ValueError):  # the reader of a pipe is gone, or the stream is closed
             code = code or 120  # as Python itself leaves then
     os._exit(code)
-
-
-def _quiet() -> None:
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed|torch\.distributed")
 
 
 def _free_port() -> int:
@@ -365,14 +361,6 @@ class Engine:
         return found
 
 
-def universal_command(folder: Path) -> list[str]:
-    """The command that turns a checkpoint into DeepSpeed's universal form, readable at any number of ranks."""
-    return [
-        sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
-        "--input_folder", str(folder), "--output_folder", str(folder.with_name(folder.name + ".universal")),
-    ]  # fmt: skip
-
-
 def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     """(folder to load, is it universal) for this plan, converting where ranks or ZeRO stage changed.
 
@@ -397,7 +385,10 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     if stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, stage):
         return folder, False
     universal = folder.with_name(folder.name + ".universal")
-    command = universal_command(folder)
+    command = [
+        sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
+        "--input_folder", str(folder), "--output_folder", str(universal),
+    ]  # fmt: skip
     if ranks.lead and not universal.exists():
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

@@ -8,7 +8,7 @@ from typing import Any
 
 from modalities.contract import find_modality
 from recipes.config import Plan, Recipe, resolve
-from recipes.console import short
+from recipes.console import facts_table, short
 
 
 def memory_per_rank(parameters: int, plan: Plan, activation_bytes: float) -> dict[str, float]:
@@ -58,7 +58,6 @@ def describe(plan: Plan) -> dict[str, str]:
 def print_plan(recipe: Recipe, own: dict[str, Any], given: set[str], *, world: int | None = None) -> int:
     """Print the resolved recipe, the DeepSpeed configuration and the figures; the lead rank only. Returns 0."""
     from rich.console import Console
-    from rich.table import Table
 
     from recipes.engine import wants_cuda
 
@@ -67,10 +66,7 @@ def print_plan(recipe: Recipe, own: dict[str, Any], given: set[str], *, world: i
     figures = describe(plan)
     if int(os.environ.get("RANK", 0)) == 0:
         console = Console(highlight=False)
-        for title, value in {"recipe": plan.to_dict(), "DeepSpeed": plan.deepspeed}.items():
-            console.print(f"{title}\n{json.dumps(value, indent=2)}", markup=False, soft_wrap=True)
-        table = Table(title=f"{recipe.name} (dry run)", show_header=False, title_justify="left")
-        for name, value in figures.items():
-            table.add_row(name, value)
-        console.print(table)
+        for title, section in {"recipe": plan.to_dict(), "DeepSpeed": plan.deepspeed}.items():
+            console.print(f"{title}\n{json.dumps(section, indent=2)}", markup=False, soft_wrap=True)
+        console.print(facts_table(f"{recipe.name} (dry run)", figures))
     return 0

@@ -37,7 +37,7 @@ from modalities.contract import find_modality, modality_names
 from modalities.evaluation import Evaluator, ModelResult
 from modalities.figures import overview_figure
 from recipes.cells import CellStore, weights_hash
-from recipes.commands import CommandError, call, given_settings, option_name, with_options
+from recipes.commands import CommandError, call, option_name, with_options
 from recipes.console import short
 from recipes.report import console, print_plan, print_results, progress_bar, write_results
 from recipes.targets import Target, find_targets, modality_of, parse_overrides, seed_groups
@@ -209,13 +209,14 @@ def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:
 
 def make_settings(kinds: Sequence[type[Evaluator]], given: Mapping[str, Any]) -> dict[type[Evaluator], Any]:
     """Settings of each evaluator from the options given; CommandError for an option that none of them has."""
-    known = {field.name for kind in kinds for field in dataclasses.fields(kind.settings_class)}
+    fields = {kind: {field.name for field in dataclasses.fields(kind.settings_class)} for kind in kinds}
+    known = set().union(*fields.values())
     for name in given:
         if name not in known:
             theirs = ", ".join(option_name(field) for field in sorted(known))
             names = ", ".join(kind.name for kind in kinds)
             raise CommandError(f"{option_name(name)} does not apply to {names}; it has {theirs}")
-    return {kind: given_settings(kind.name, kind.settings_class, given) for kind in kinds}
+    return {kind: kind.settings_class(**{k: v for k, v in given.items() if k in fields[kind]}) for kind in kinds}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

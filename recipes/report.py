@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from modalities.evaluation import Evaluator, Listing, ModelResult, Score, SeedMean, batches, mean_of_seeds
+from modalities.evaluation import Evaluator, Listing, ModelResult, Score, batches
 from modalities.files import file_safe, write_table
+from modalities.results import SeedMean, mean_of_seeds
 from zoo.files import write_json
 
 console = Console(highlight=False)
@@ -89,15 +90,14 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
             _print_names(evaluator, results, points, score)
         return
     pooled = any(isinstance(result, SeedMean) for result in results)
-    title = f"{evaluator.name}: {evaluator.summary}" + ("; mean ± standard deviation over seeds" if pooled else "")
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = _table(
+        f"{evaluator.name}: {evaluator.summary}" + ("; mean ± standard deviation over seeds" if pooled else "")
+    )
     table.add_column("model", overflow="fold", min_width=7)  # never squeezed out by many columns
     table.add_column("score", style="dim", no_wrap=True)
     for point in points:  # numbers are never cut; on a narrow terminal names wrap
         table.add_column(evaluator.axis.tick(point), justify="right", no_wrap=True, min_width=5)
-    methods = {result.method for result in results}
-    for result in results:
-        name = result.method if len(methods) == len(results) else result.label  # short where that tells them apart
+    for result, name in zip(results, _names(results), strict=True):
         if isinstance(result, SeedMean):
             name += f" ({result.seeds} seeds)"
         scores = [
@@ -111,6 +111,16 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
     console.print(table)
 
 
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+
+
+def _names(results: list[ModelResult]) -> list[str]:
+    """The methods, which are short, where they tell models apart; else the labels."""
+    methods = [result.method for result in results]
+    return methods if len(set(methods)) == len(results) else [result.label for result in results]
+
+
 def _points(axis: str, results: list[ModelResult]) -> list[Any]:
     """Numbers in order, names as they come."""
     points = dict.fromkeys(row[axis] for result in results for row in result.rows)
@@ -120,18 +130,11 @@ def _points(axis: str, results: list[ModelResult]) -> list[Any]:
 def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[str], score: Score) -> None:
     """A row for each name on the axis and a column for each model, as many in a table as the terminal has room for."""
     results = [result for result in results if any(row.get(score.column) is not None for row in result.rows)]
-    methods = {result.method for result in results}
+    names = _names(results)
     for part in batches(len(results), max(1, (console.width - 26) // 14)):
-        table = Table(
-            title=f"{evaluator.name}: {score.column}",
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
+        table = _table(f"{evaluator.name}: {score.column}")
         table.add_column(evaluator.axis.column, overflow="fold")
-        for result in results[part]:
-            name = result.method if len(methods) == len(results) else result.label
+        for name in names[part]:
             table.add_column(name, justify="right", overflow="fold", min_width=7)
         for point in points:
             shown = (_value(result, evaluator.axis.column, point, score) for result in results[part])
@@ -166,7 +169,7 @@ def progress_bar(quiet: bool) -> Progress:
     )
 
 
-def _value(result: ModelResult, axis: str, point: int, score: Score) -> str:
+def _value(result: ModelResult, axis: str, point: Any, score: Score) -> str:
     """One number of a table, a count as it is; empty where there is none."""
 
     def at(rows: list[dict[str, Any]]) -> Any:

@@ -20,11 +20,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from modalities.contract import find_modality
 from modalities.figures import save_figure
 from recipes.config import ConfigError, Plan
 from zoo.files import write_text
 from zoo.model import ZooModel
+from zoo.pretrained import resolve_tag, verified_file
 
 
 class RunFolder:
@@ -80,10 +83,9 @@ class RunFolder:
         matplotlib.use("Agg")
         from matplotlib import pyplot
 
-        train = [(r["step"], r["loss"]) for r in self.metrics() if "loss" in r]
-        records = [
-            {k.replace("held_out_", "heldout_"): v for k, v in r.items()} for r in self.metrics()
-        ]  # of runs before 0.5
+        # "held_out_" is of runs before 0.5
+        records = [{k.replace("held_out_", "heldout_"): v for k, v in r.items()} for r in self.metrics()]
+        train = [(r["step"], r["loss"]) for r in records if "loss" in r]
         heldout = [(r["step"], r["heldout_loss"]) for r in records if "heldout_loss" in r]
         if not train:
             return None
@@ -156,14 +158,21 @@ def _find_run(plan: Plan, run_dir: str | None, resume: str | None) -> tuple[Path
             raise ConfigError(
                 f"{folder} already holds a run; --resume auto continues it, another --run-dir starts anew"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        _check_writable(folder)
         return folder, None
     folder = Path(run_dir) if run_dir else newest_run_dir(name) or new_run_dir(name)
     checkpoints = RunFolder(folder).checkpoints()
     if checkpoints:
         _check_same(plan, folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    _check_writable(folder)
     return folder, checkpoints[-1] if checkpoints else None
+
+
+def _check_writable(folder: Path) -> None:
+    """ConfigError where the folder cannot be written. It is made with the first file, so a run that fails leaves none."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ConfigError(f"run folder {folder}: {there} is not a folder that can be written")
 
 
 def _check_same(plan: Plan, folder: Path) -> None:
@@ -244,3 +253,50 @@ def load_run(run_dir: str | Path) -> tuple[ZooModel, dict[str, Any]]:
         raise ConfigError(f"{run_dir}: no recipe.json; expected a run folder written by recipes/train.py")
     recipe = json.loads(path.read_text())
     return find_modality(recipe["modality"]).model.from_pretrained(model_folder(run_dir)), recipe
+
+
+# ------------------------------------------------------------------------------------------------ first weights
+
+
+def load_weights(model: ZooModel, source: str) -> None:
+    """Copy weights into a model of the same shape, from a source that `model.init_from` names.
+
+    A run folder, a save_pretrained folder, a model with shipped weights (text_ggd_ssmax_tiny.passkey), or
+    "newest:RECIPE". A classifier for another number of classes stays as it was initialised. ConfigError where there are none,
+    or they do not fit.
+    """
+    if source.startswith("newest:"):
+        path: Path | None = newest_weights(source.removeprefix("newest:"))
+    else:
+        path = Path(source) if Path(source).is_dir() else None
+    try:
+        if path is not None:
+            folder = path if (path / "config.json").exists() else model_folder(path)
+            state = type(model).from_pretrained(folder).state_dict()
+        elif "." in source and "/" not in source:
+            state = load_file(verified_file(resolve_tag(source)))
+        else:
+            raise ValueError(
+                "expected a run folder, a save_pretrained folder, newest:RECIPE, or a model with weights such as "
+                "text_ggd_ssmax_tiny.passkey"
+            )
+        own = model.state_dict()
+        for name in model.replaceable_parameters():
+            if name in state and state[name].shape != own[name].shape:
+                state[name] = own[name]
+        model.load_state_dict(state)
+    except RuntimeError as error:  # torch's, for shapes that differ
+        raise ConfigError(f"model.init_from={source}: its weights do not fit this model: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"model.init_from={source}: {error}") from error
+
+
+def newest_weights(recipe_name: str) -> Path:
+    """The newest finished run of a recipe; ConfigError naming the command that makes one."""
+    found = newest_run_dir(recipe_name, finished=True)
+    if found is None:
+        raise ConfigError(
+            f"this recipe starts from a finished run of {recipe_name}, and there is none under {Path('runs') / recipe_name}; "
+            f"make one with `deepspeed recipes/train.py {recipe_name}`, or name weights with --set model.init_from=…"
+        )
+    return found

@@ -53,8 +53,9 @@ class Target:
 
     @property
     def method(self) -> str:
+        """What gives the model its colour in figures; empty for a modality whose models have no choice of it."""
         config = self.model.config
-        return config.position + ("_ssmax" if config.ssmax else "")
+        return getattr(config, "position", "") + ("_ssmax" if getattr(config, "ssmax", False) else "")
 
 
 def modality_of(word: str) -> str | None:
@@ -99,7 +100,7 @@ def find_baselines(pattern: str) -> dict[str, tuple[Modality, Callable[[int], nn
     """The baselines of all modalities whose names match a shell pattern."""
     if modality_of(pattern) or set(pattern) <= set("*?"):
         return {}
-    found = {}
+    found: dict[str, tuple[Modality, Callable[[int], nn.Module]]] = {}
     for name in modality_names():
         try:
             modality = find_modality(name)

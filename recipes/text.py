@@ -95,7 +95,7 @@ def goat_c4_125m() -> Recipe:
             num_workers=2,
         ),
         optim=Optim("adamw", lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, warmup=2000, floor=0.3),
-        train=Train(steps=61_035, batch=32, precision="bf16", zero_stage=1, clip=1.0, save_every=2000, log_every=50),
+        train=Train(steps=61_035, batch=32, precision="bf16", zero_stage=1, save_every=2000, log_every=50),
         evaluate=Evaluate(every=1000, samples=512),
     )
 
@@ -114,7 +114,6 @@ def bam_fineweb(size: str, lr: float, micro_batch: int, **model_options: Any) ->
             micro_batch=micro_batch,
             precision="bf16",
             zero_stage=1,
-            clip=1.0,
             save_every=1000,
             log_every=50,
         ),
@@ -164,7 +163,7 @@ def bam_context_extension(size: str) -> Recipe:
     extended.data = replace(extended.data, context=1024, seed=1)  # other rows than the first training saw first
     extended.optim = Optim("radam", lr=0.1 * extended.optim.lr, betas=(0.9, 0.95), schedule="constant", warmup=16)
     train = extended.train
-    train.steps, train.batch, train.micro_batch, train.save_every = 256, 576, max(1, train.micro_batch // 2), 64
+    train.steps, train.batch, train.micro_batch, train.save_every = 256, 576, max(1, (train.micro_batch or 1) // 2), 64
     extended.evaluate = Evaluate(every=64, samples=576)
     return extended
 
@@ -220,14 +219,7 @@ def cable_124m() -> Recipe:
         ),
         optim=Optim("adamw", lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, warmup=715, floor=0.1),
         train=Train(
-            steps=19_073,
-            batch=512,
-            micro_batch=16,
-            precision="bf16",
-            zero_stage=1,
-            clip=1.0,
-            save_every=1000,
-            log_every=50,
+            steps=19_073, batch=512, micro_batch=16, precision="bf16", zero_stage=1, save_every=1000, log_every=50
         ),
         evaluate=Evaluate(every=500, samples=512),
     )

@@ -24,7 +24,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,53 +39,12 @@ from recipes.config import ConfigError, Recipe, apply_overrides, load_deepspeed_
 from recipes.registry import find_recipe, list_recipes
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a command asks to run: a recipe with its overrides, and what is not part of a recipe.
-
-    Attributes:
-        recipe: with `--set` applied.
-        given: the keys that `--set` named.
-        deepspeed: the user's own DeepSpeed file, parsed.
-        run_dir, resume, verbose: as the options.
-    """
-
-    recipe: Recipe
-    given: set[str] = field(default_factory=set)
-    deepspeed: dict[str, Any] = field(default_factory=dict)
-    run_dir: str | None = None
-    resume: str | None = None
-    verbose: bool = False
-
-
 @contextmanager
 def as_config_error():
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
-
-
-@contextmanager
-def no_empty_folders(root: Path):
-    """A list for the run folder. Where the body fails, it and the folders it is in go, if they are empty and are new.
-
-    A folder was there before if it is `root` or above it and existed at the start.
-    """
-    there = {folder for folder in (root, *root.parents) if folder.exists()}
-    made: list[Path] = []
-    try:
-        yield made
-    except BaseException:
-        for run in made:
-            for folder in (run, *run.parents):
-                try:
-                    if folder in there:
-                        break
-                    folder.rmdir()
-                except OSError:  # something is in it
-                    break
-        raise
 
 
 @contextmanager
@@ -145,7 +103,7 @@ def train_command(
             with as_config_error():
                 return print_plan(changed, own, given, world=world)
         with stop_signals() as signals:
-            return train(Request(changed, given, own, run_dir, resume, verbose), signals)
+            return train(changed, signals, given=given, own=own, run_dir=run_dir, resume=resume, verbose=verbose)
     except (ConfigError, TrainingFailure) as error:
         wrong = isinstance(error, ConfigError)
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once a machine
@@ -157,47 +115,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     return call(train_command, argv, prog="recipes/train.py")
 
 
-def train(request: Request, signals: list[int]) -> int:
+def train(
+    recipe: Recipe,
+    signals: list[int],
+    *,
+    given: set[str],
+    own: dict[str, Any],
+    run_dir: str | None,
+    resume: str | None,
+    verbose: bool,
+) -> int:
+    """`given`: the keys that --set named; `own`: the user's DeepSpeed file, parsed; the others are options as they are."""
     import torch
 
     from modalities.contract import find_modality
     from recipes import engine as backend
     from recipes.console import TrainingDisplay, clock, short
     from recipes.during import Monitors
-    from recipes.initial import load_weights
-    from recipes.runs import environment, new_run_dir, prepare_run
+    from recipes.runs import environment, load_weights, prepare_run
     from zoo.files import write_json
 
     # ---- ranks, plan, run folder --------------------------------------------------------------------------------
-    ranks = backend.start(verbose=request.verbose)
-    plan = resolve(
-        request.recipe, world=ranks.world, device=ranks.device.type, own=request.deepspeed, given=request.given
-    )
+    ranks = backend.start(verbose=verbose)
+    plan = resolve(recipe, world=ranks.world, device=ranks.device.type, own=own, given=given)
     recipe, settings = plan.recipe, plan.recipe.train
-    with no_empty_folders(Path(request.run_dir) if request.run_dir else new_run_dir(recipe.name).parent) as made:
-        run, checkpoint = prepare_run(plan, ranks, run_dir=request.run_dir, resume=request.resume)
-        made += [run.path] if ranks.lead else []
-        modality = find_modality(recipe.modality)
+    run, checkpoint = prepare_run(plan, ranks, run_dir=run_dir, resume=resume)
+    modality = find_modality(recipe.modality)
 
-        # ---- model, engine, data --------------------------------------------------------------------------------
-        torch.manual_seed(settings.seed)
-        source, universal = backend.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
-        with as_config_error():  # a wrong option, file or tokenizer: one line and not a traceback
-            share = {"rank": ranks.rank, "world": ranks.world, "micro_batch": settings.micro_batch}
-            model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
-            if source is None and recipe.model.init_from:
-                load_weights(model, recipe.model.init_from)
-            monitors = Monitors(recipe, modality, model)
-            loader = modality.loader(recipe.data, **share)
-            samples = recipe.evaluate.samples
-            heldout = modality.heldout(recipe.data, samples=samples, **share) if recipe.evaluate.every else None
-        engine = backend.Engine(model, plan, ranks, universal=universal)
-        step, seen = 0, 0  # finished steps; targets the loss was taken over
-        if source:
-            state = engine.load(source)
-            step, seen = state["step"], state["seen"]
-            with as_config_error():
-                loader.load_state_dict(own_share(state["data"], ranks))
+    # ---- model, engine, data --------------------------------------------------------------------------------
+    torch.manual_seed(settings.seed)
+    source, universal = backend.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
+    with as_config_error():  # a wrong option, file or tokenizer: one line and not a traceback
+        share = {"rank": ranks.rank, "world": ranks.world, "micro_batch": settings.micro_batch}
+        model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
+        if source is None and recipe.model.init_from:
+            load_weights(model, recipe.model.init_from)
+        monitors = Monitors(recipe, modality, model)
+        loader = modality.loader(recipe.data, **share)
+        samples = recipe.evaluate.samples
+        heldout = modality.heldout(recipe.data, samples=samples, **share) if recipe.evaluate.every else None
+    engine = backend.Engine(model, plan, ranks, universal=universal)
+    step, seen = 0, 0  # finished steps; targets the loss was taken over
+    if source:
+        state = engine.load(source)
+        step, seen = state["step"], state["seen"]
+        with as_config_error():
+            loader.load_state_dict(own_share(state["data"], ranks))
     if ranks.lead:
         write_json(run.path / "recipe.json", plan.to_dict())
         write_json(run.path / "deepspeed.json", plan.deepspeed)
@@ -222,7 +185,7 @@ def train(request: Request, signals: list[int]) -> int:
         names, weight = ("loss", *modality.metrics), 0.0
         totals = torch.zeros(len(names), dtype=torch.float64, device=ranks.device)
         with torch.no_grad(), engine.averaged():
-            for batch in heldout:
+            for batch in heldout or ():
                 count = modality.weight(batch)[0]
                 batch = {name: tensor.to(ranks.device) for name, tensor in batch.items()}
                 loss, metrics = modality.loss(engine, batch)  # every rank runs every batch: ZeRO-3 gathers together
@@ -258,7 +221,7 @@ def train(request: Request, signals: list[int]) -> int:
             tick = time.perf_counter()
             # A seed per step and rank, so that dropout resumes exactly with no stored random state.
             torch.manual_seed((settings.seed * 1_000_003 + step) * ranks.world + ranks.rank)
-            micro = [next(batches) for _ in range(settings.accumulation)]
+            micro = [next(batches) for _ in range(settings.accumulation or 1)]
             # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes the loss, and so
             # the gradient, the mean over the whole batch's targets, however the batch is cut.
             weights, counts = zip(*(modality.weight(batch) for batch in micro), strict=True)

@@ -52,9 +52,7 @@ def imagenet(*, epochs: int, batch: int, **data: Any) -> tuple[VisionDataConfig,
         **data,
     )
     steps = epochs * IMAGENET_IMAGES // batch
-    return config, Train(
-        steps=steps, batch=batch, precision="bf16", zero_stage=1, clip=1.0, save_every=5000, log_every=50
-    )
+    return config, Train(steps=steps, batch=batch, precision="bf16", zero_stage=1, save_every=5000, log_every=50)
 
 
 @RECIPES.add

@@ -15,11 +15,21 @@ if _DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read once, when triton is imported
 else:
     os.environ.pop("TRITON_INTERPRET", None)
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")  # cores are shared out
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import modalities  # noqa: E402, F401  before anything imports torchvision: see modalities/torchvision_ops.py
+from tests.launching import RANKS  # noqa: E402
 
 if _DEVICE == "cuda" and not torch.cuda.is_available():
     raise ValueError("PRIORZOO_TEST_DEVICE=cuda, and torch sees no CUDA device here")
+
+
+@pytest.fixture(autouse=True)
+def no_rank_is_left_behind():
+    """Training in this process says in its environment which rank it is; another test's processes are not of that group."""
+    yield
+    for name in RANKS:
+        os.environ.pop(name, None)

@@ -15,16 +15,14 @@ from modalities.evaluation import (
     Evaluator,
     LengthSettings,
     ModelResult,
-    SeedMean,
     Settings,
     batches,
-    compact,
     counts,
     find_evaluators,
-    mean_of_seeds,
     option,
     standard_error,
 )
+from modalities.results import SeedMean, compact, mean_of_seeds
 
 
 @dataclass(frozen=True)

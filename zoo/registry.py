@@ -92,9 +92,11 @@ def load_modality(name: str) -> Any:
     try:
         return points[name].load()
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("zoo", "modalities"):
+        own = {"zoo", "modalities", "recipes", points[name].module.partition(".")[0]}
+        if (error.name or "").partition(".")[0] in own:
             raise
-        raise ImportError(f"{name} needs the package {error.name}: pip install 'priorzoo[{name}]'") from error
+        extra = f": pip install 'priorzoo[{name}]'" if name in SHIPPED else ""
+        raise ImportError(f"{name} needs the package {error.name}{extra}") from error
 
 
 def _load_all(names: Iterable[str]) -> list[str]:

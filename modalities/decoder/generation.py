@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ __all__ = ["generate", "stream"]
 
 def generate(
     model: Decoder,
-    prompts: Tensor | Sequence[Sequence[int]],
+    prompts: Tensor | Sequence[Sequence[int] | np.ndarray],
     *,
     max_new_tokens: int,
     temperature: float = 0.0,
@@ -48,7 +49,7 @@ def generate(
     if stop and tokenizer is None:
         raise ValueError("stop strings are found in decoded text: pass tokenizer as well")
     done = [False] * len(rows)
-    sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    sampling: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     for tokens in stream(model, prompts, max_new_tokens=max_new_tokens, cache=cache, **sampling):
         for n, token in enumerate(tokens.tolist()):
             if done[n]:
@@ -67,7 +68,7 @@ def generate(
 @torch.no_grad()
 def stream(
     model: Decoder,
-    prompts: Tensor | Sequence[Sequence[int]],
+    prompts: Tensor | Sequence[Sequence[int] | np.ndarray],
     *,
     max_new_tokens: int,
     temperature: float = 0.0,
@@ -96,7 +97,9 @@ def stream(
         yield tokens[:, 0]
 
 
-def _left_pad(prompts: Tensor | Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _left_pad(
+    prompts: Tensor | Sequence[Sequence[int] | np.ndarray], device: torch.device
+) -> tuple[Tensor, Tensor | None]:
     """Tokens (B, T) and document ids: −1 on the padding, 0 on the prompt; None when all are equally long."""
     rows = [torch.as_tensor(row, dtype=torch.int64).to(device) for row in prompts]
     if not rows or any(row.numel() == 0 for row in rows):

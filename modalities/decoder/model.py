@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -102,7 +102,7 @@ class Decoder(ZooModel):
             return KVCache(self.config.num_layers, capacity=capacity)
         if capacity < 1:
             raise ValueError(f"a paged cache needs its capacity, the most tokens it will hold, got {capacity}")
-        bounds = [EvictionBound.of(layer, capacity, PAGE) for layer in self.layers]
+        bounds = [EvictionBound.of(cast(Block, layer), capacity, PAGE) for layer in self.layers]
         return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, bounds=bounds)
 
     def forward_features(
@@ -118,7 +118,7 @@ class Decoder(ZooModel):
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions, x)
         for n, layer in enumerate(self.layers):
-            options = dict(segments=segments, cache=cache.layers[n] if cache else None, kernel=kernel)
+            options: dict[str, Any] = dict(segments=segments, cache=cache.layers[n] if cache else None, kernel=kernel)
             if self.config.activation_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(layer, x, positions, use_reentrant=False, **options)
             else:

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from modalities.decoder.generation import stream
-from zoo import KVCache
-from zoo.model import ZooModel
+from modalities.decoder.model import Decoder
+from zoo.decoding import Cache
 
 LOGIT_BUDGET = 1 << 23  # logits alive at once, as a count of float64 numbers (64 MiB)
 PREFILL_TOKENS = 1 << 15  # prompt tokens read per pass: beyond this the cache carries the rest
 
 
-def device_of(model: ZooModel) -> torch.device:
+def device_of(model: torch.nn.Module) -> torch.device:
     """Where the model lives; the CPU for a model without parameters."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-def logits_by_slice(model: ZooModel, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def logits_by_slice(model: Decoder, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Slices of the T positions of ``features`` (B, T, C), each with its float64 logits (B, ·, V), at most LOGIT_BUDGET."""
     step = max(1, LOGIT_BUDGET // (len(features) * model.config.vocab_size))
     for start in range(0, features.shape[1], step):
@@ -40,7 +40,7 @@ def position_buckets(length: int) -> np.ndarray:
 
 
 @torch.inference_mode()
-def token_nll(model: ZooModel, inputs: Tensor, targets: Tensor) -> Tensor:
+def token_nll(model: Decoder, inputs: Tensor, targets: Tensor) -> Tensor:
     """Negative log-likelihood in nats of ``targets`` (B, T) after ``inputs`` (B, T), as (B, T) float64.
 
     The softmax is taken in float64 over the model's logits, so that a mean over millions of tokens carries no
@@ -55,7 +55,7 @@ def token_nll(model: ZooModel, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def prefill(model: ZooModel, prompts: Tensor, *, capacity: int) -> tuple[KVCache, Tensor]:
+def prefill(model: Decoder, prompts: Tensor, *, capacity: int) -> tuple[Cache, Tensor]:
     """Read ``prompts`` (B, P) into a new cache. Returns it and the logits (B, V) after the last token."""
     cache = model.new_cache(capacity)
     for part in prompts.split(max(1, PREFILL_TOKENS // len(prompts)), dim=1):
@@ -64,13 +64,13 @@ def prefill(model: ZooModel, prompts: Tensor, *, capacity: int) -> tuple[KVCache
 
 
 @torch.inference_mode()
-def next_logits(model: ZooModel, tokens: Tensor, cache: KVCache) -> Tensor:
+def next_logits(model: Decoder, tokens: Tensor, cache: Cache) -> Tensor:
     """Logits (B, T, V) after each of ``tokens`` (B, T), which follow what the cache holds."""
     return model.forward_head(model.forward_features(tokens, cache=cache))
 
 
 @torch.inference_mode()
-def force_and_write(model: ZooModel, prompts: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+def force_and_write(model: Decoder, prompts: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
     """Both readings of equally long prompts (B, P) with answers (B, A), from one prefill.
 
     Returns the logits (B, A, V) of each answer token given the true ones before it, read in one parallel pass, and the
@@ -89,7 +89,7 @@ def force_and_write(model: ZooModel, prompts: Tensor, answers: Tensor) -> tuple[
     return forced, torch.stack(written, dim=1)
 
 
-def answer_scores(model: ZooModel, prompts: np.ndarray, answers: np.ndarray) -> dict[str, Tensor]:
+def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> dict[str, Tensor]:
     """Score answers (B, A) to equally long prompts (B, P) in both ways, (B,) float64 each.
 
     ``teacher_forced``: every answer token is the likeliest one given the *true* tokens before it.
@@ -112,7 +112,7 @@ def answer_scores(model: ZooModel, prompts: np.ndarray, answers: np.ndarray) -> 
 
 @torch.inference_mode()
 def greedy_texts(
-    model: ZooModel,
+    model: Decoder,
     tokenizer: Any,
     prompts: Sequence[np.ndarray],
     *,

@@ -1,17 +1,15 @@
-"""What the training loop asks of every modality whose models are causal decoders: weight, cost, held-out batches."""
+"""What the training loop asks of every modality whose models are causal decoders: weight and cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from modalities.contract import Cost
 from modalities.decoder.model import Decoder, target_weights
-from modalities.loading import FirstBatches, IndexedLoader
 
-__all__ = ["decoder_cost", "first_heldout", "target_weight"]
+__all__ = ["decoder_cost", "target_weight"]
 
 
 def target_weight(batch: dict[str, Tensor]) -> tuple[float, int]:
@@ -33,11 +31,3 @@ def decoder_cost(model: Decoder, data: Any, width: int) -> Cost:
     flops = 6.0 * matrices * length + 6.0 * config.dim * length**2 * config.num_layers
     per_layer = 2 * config.dim if config.activation_checkpointing else 10 * config.dim + 4 * config.hidden_dim
     return Cost(length, flops, length * (width * config.num_layers * per_layer + 3 * 4 * config.vocab_size))
-
-
-def first_heldout(
-    build_loader: Callable[..., IndexedLoader], data: Any, *, samples: int, rank: int, world: int, micro_batch: int
-) -> FirstBatches:
-    """The batches of this rank among the first held-out samples, in micro-batches no larger than a rank's share."""
-    micro = min(micro_batch, -(-samples // world))
-    return FirstBatches(build_loader(data, split="heldout", rank=rank, world=world, micro_batch=micro), samples)

@@ -3,12 +3,13 @@
 from functools import partial
 
 from modalities.contract import Modality
-from modalities.decoder.training import decoder_cost, first_heldout, target_weight
+from modalities.decoder.training import decoder_cost, target_weight
 from modalities.dna.baselines import BASELINES
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.data import build_loader
 from modalities.dna.evaluators import EVALUATORS
 from modalities.dna.model import DnaConfig, DnaDecoder, build_model, next_token_loss, register_dna_models
+from modalities.loading import first_heldout
 
 __all__ = ["MODALITY", "DnaConfig", "DnaDecoder"]
 

@@ -9,17 +9,17 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from modalities.dna.bases import decode, encode
 from modalities.dna.data import open_heldout
 from modalities.dna.evaluation import DnaEvaluator, DnaLengthSettings, window_of
 from modalities.dna.genome import RunCounter
 from modalities.dna.sources import DnaSource
-from modalities.dna.stretches import MAX_UNKNOWN
+from modalities.dna.splits import MAX_UNKNOWN
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.dna.writing import check_writer, write_bases
 from modalities.evaluation import Cell, CellValue, batches, option
+from zoo.model import ZooModel
 
 __all__ = ["Continuation", "ContinuationSettings", "texts_of"]
 
@@ -48,7 +48,7 @@ class Continuation(DnaEvaluator):
     default_samples = 64
 
     @abstractmethod
-    def prompt_lengths(self, model: nn.Module) -> tuple[int, ...]:
+    def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
         """In tokens, ascending."""
 
     @property
@@ -56,7 +56,7 @@ class Continuation(DnaEvaluator):
     def temperature(self) -> float:
         """Of sampling; 0 takes the likeliest base."""
 
-    def identity(self, model: nn.Module) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> dict[str, Any]:
         return {
             "heldout": self.heldout.fingerprint,
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
@@ -68,7 +68,7 @@ class Continuation(DnaEvaluator):
             "batch_tokens": self.settings.batch_tokens if self.temperature else None,
         }
 
-    def cells(self, model: nn.Module) -> list[Cell]:
+    def cells(self, model: ZooModel) -> list[Cell]:
         check_writer(model)  # before other models are measured
         new = self.settings.new_bases
         lengths = {length: window_of(model, length) for length in self.prompt_lengths(model)}
@@ -84,7 +84,7 @@ class Continuation(DnaEvaluator):
             for part in batches(len(places), self.settings.batch_size(length + new))
         ]
 
-    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         genome, window, places = self.heldout.items.genome, cell.data["prompt"], cell.data["places"]
         new = self.settings.new_bases
         seed = np.random.SeedSequence([self.settings.seed, cell.data["length"], cell.data["first"]]).generate_state(1)[

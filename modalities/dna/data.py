@@ -17,8 +17,7 @@ from typing import Any
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import DnaSource, find_source
-from modalities.dna.splits import load_regions, select, split_fingerprint
-from modalities.dna.stretches import GenomeSplit
+from modalities.dna.splits import GenomeSplit, load_regions, select, split_fingerprint
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.dna.windows import WindowDataset
 from modalities.heldout import Heldout

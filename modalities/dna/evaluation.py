@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from torch import nn
-
 from modalities.dna.baselines.base import Baseline
 from modalities.dna.config import DEFAULT_SOURCE
 from modalities.dna.data import open_heldout
 from modalities.dna.scoring import STRANDS
 from modalities.dna.sources import DnaSource, find_source
-from modalities.dna.stretches import GenomeSplit
+from modalities.dna.splits import GenomeSplit
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import CellValue, Evaluator, LengthSettings, ModelResult, Settings, check_choice, option
 from modalities.heldout import Heldout
+from zoo.model import ZooModel
 
 __all__ = ["DnaEvaluator", "DnaSettings", "StrandSettings", "short_name", "strands_of", "window_of"]
 
@@ -64,7 +63,7 @@ class DnaEvaluator(Evaluator):
     def source(self) -> DnaSource:
         if self.settings.source is not None:
             return find_source(self.settings.source, self.settings.split)
-        return find_source(self.trained_on.get("source") or DEFAULT_SOURCE, self.trained_on.get("split"))
+        return find_source(self.trained_on.get("source") or DEFAULT_SOURCE, self.trained_on.get("split") or None)
 
     @property
     def heldout(self) -> Heldout[GenomeSplit]:
@@ -74,18 +73,18 @@ class DnaEvaluator(Evaluator):
     def source_name(self) -> str:
         return self.source.name
 
-    def run(self, model: nn.Module, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
+    def run(self, model: ZooModel, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
         """As `Evaluator.run`; baselines are fitted to the training split of the source first."""
         if isinstance(model, Baseline):
             model.fit(self.heldout)
         yield from super().run(model, finished)
 
 
-def strands_of(model: nn.Module, settings: StrandSettings) -> str:
+def strands_of(model: ZooModel, settings: StrandSettings) -> str:
     return settings.strands or model.config.strands
 
 
-def window_of(model: nn.Module, length: int) -> int:
+def window_of(model: ZooModel, length: int) -> int:
     """Bases of a window of `length` tokens: `length` times the tokenizer's mean bases per token."""
     return round(length * load_tokenizer(model.config.tokenizer).bases_per_token)
 

@@ -106,7 +106,7 @@ def _check_bgzip_end(path: Path) -> None:
 class _Watched(io.RawIOBase):
     """A stream of decompressed bytes that reports progress, and whose errors name the file and the place."""
 
-    def __init__(self, stream: BinaryIO | gzip.GzipFile, raw: BinaryIO, path: Path, advance: Callable) -> None:
+    def __init__(self, stream: io.BufferedReader | gzip.GzipFile, raw: BinaryIO, path: Path, advance: Callable) -> None:
         self.stream, self.raw, self.path, self.advance = stream, raw, path, advance
         self.place = "at its start"
 

@@ -222,7 +222,11 @@ def _parse(stats: _Files, write: Callable[[bytes], object]) -> tuple[dict[str, A
         done = 0
         for number, (name, version) in enumerate(stats):
             path = Path(name)
-            for piece in read_codes(path, lambda at, done=done: advance(done + at)):
+
+            def report(at: int, before: int = done) -> None:
+                advance(before + at)
+
+            for piece in read_codes(path, report):
                 if isinstance(piece, Start):
                     contigs.start(piece, number, path)
                 else:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from modalities.dna.baselines import COMPRESSORS, MARKOV
 from modalities.dna.evaluation import DnaEvaluator, window_of
-from modalities.dna.stretches import Stretch
+from modalities.dna.splits import Region
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, batches
 from modalities.figures import styles_of
+from zoo.model import ZooModel
 
 __all__ = ["ENOUGH", "LEFT_OUT", "Likelihood", "add", "by_contig", "mean", "view", "with_styles"]
 
@@ -34,7 +34,7 @@ class Likelihood(DnaEvaluator):
 
     default_bases = 1 << 18
 
-    def points(self, model: nn.Module) -> tuple[Any, ...]:
+    def points(self, model: ZooModel) -> tuple[Any, ...]:
         """`lengths`, or the default ones that held-out contigs have room for."""
         lengths = self.settings.resolved_lengths(self.trained_at(model))
         if self.settings.lengths is not None:
@@ -42,15 +42,15 @@ class Likelihood(DnaEvaluator):
         most = self.heldout.items.reaching(ENOUGH)
         return tuple(length for length in lengths if window_of(model, length) <= most) or lengths[:1]
 
-    def lengths(self, model: nn.Module) -> tuple[int, ...]:
+    def lengths(self, model: ZooModel) -> tuple[int, ...]:
         """In tokens, ascending."""
         return self.points(model)
 
-    def samples(self, model: nn.Module) -> int:
+    def samples(self, model: ZooModel) -> int:
         stretch = window_of(model, self.lengths(model)[-1])
         return self.settings.samples or max(1, self.default_bases // (len(self.heldout.items.contigs) * stretch))
 
-    def identity(self, model: nn.Module) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> dict[str, Any]:
         return {
             "heldout": self.heldout.fingerprint,
             "seed": self.settings.seed,
@@ -59,7 +59,7 @@ class Likelihood(DnaEvaluator):
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
         }
 
-    def cells(self, model: nn.Module) -> list[Cell]:
+    def cells(self, model: ZooModel) -> list[Cell]:
         lengths = self.lengths(model)
         longest = window_of(model, lengths[-1])
         found = self.stretches(longest, self.samples(model), self.settings.seed)
@@ -74,11 +74,11 @@ class Likelihood(DnaEvaluator):
                     cells.append(Cell(name, cost=cost, data={"facts": facts, "stretches": stretches[part]}))
         return cells
 
-    def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Stretch]]:
+    def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
         """By contig; contigs without room for one of `length` are left out."""
         return self.heldout.items.stretches(length, count, seed)
 
-    def windows(self, model: nn.Module, cell: Cell) -> list[np.ndarray]:
+    def windows(self, model: ZooModel, cell: Cell) -> list[np.ndarray]:
         """The whole windows (N, window) of each stretch of a cell; a stretch shorter than a window is one window."""
         data, window = self.heldout.items, window_of(model, cell.data["facts"]["length"])
         found = [data.codes(stretch) for stretch in cell.data["stretches"]]

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from torch import nn
 
 from modalities.dna.baselines import Baseline
 from modalities.dna.evaluation import DnaEvaluator, DnaSettings, StrandSettings, strands_of, window_of
@@ -18,6 +17,7 @@ from modalities.dna.genome import Genome, open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from modalities.evaluation import Listing, counts, option
+from zoo.model import ZooModel
 
 __all__ = ["FileEvaluator", "FileSettings", "bin_edges", "number", "step_of", "table"]
 
@@ -64,7 +64,7 @@ class FileEvaluator(DnaEvaluator, Listing):
             raise ValueError(f"{self.name} reads a file of sequences: name one with --fasta")
         return open_genome(find_source(self.settings.fasta))
 
-    def window(self, model: nn.Module) -> int:
+    def window(self, model: ZooModel) -> int:
         """`window`, or the default, rounded down to a multiple of `window_step` k-mers. ValueError where that is 0."""
         tokenizer = load_tokenizer(model.config.tokenizer)
         step = step_of(tokenizer) * self.window_step
@@ -73,7 +73,7 @@ class FileEvaluator(DnaEvaluator, Listing):
             raise ValueError(f"window {window}: tokenizer {tokenizer.name!r} needs at least {step} bases")
         return window // step * step
 
-    def identity(self, model: nn.Module) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> dict[str, Any]:
         """The reading of a window; a baseline's numbers also depend on what it is fitted to."""
         return {
             "window": self.window(model),

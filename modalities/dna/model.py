@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.tokenizers import load_tokenizer
+from zoo.model import ZooModel
 from zoo.registry import create_model
 
 __all__ = ["SIZES", "DnaConfig", "DnaDecoder", "both_strands", "build_model", "next_token_loss", "register_dna_models"]
@@ -97,7 +98,7 @@ def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:
     return {name: torch.cat([batch[name], rows]) for name, rows in turned.items()}
 
 
-def next_token_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def next_token_loss(model: DnaDecoder, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """`causal_lm_loss` of a batch, of both its strands where the model's configuration says so, and its bits per base.
 
     bits_per_base is the loss in bits over the mean number of bases of a target.
@@ -111,7 +112,7 @@ def next_token_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor,
     return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}
 
 
-def build_model(name: str, options: Mapping[str, Any], data: DnaDataConfig) -> DnaDecoder:
+def build_model(name: str, options: Mapping[str, Any], data: DnaDataConfig) -> ZooModel:
     """A registered model with fresh weights at the data's context and tokenizer; `options` override its configuration.
 
     Raises:

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from modalities.decoder.scoring import device_of, logits_by_slice
 from modalities.dna.bases import reverse_complement
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from modalities.evaluation import batches
+from zoo.model import ZooModel
 
 __all__ = ["BATCH_TOKENS", "BIT", "STRANDS", "Scores", "WindowScorer", "score_windows"]
 
@@ -64,13 +66,19 @@ class Scores:
 class WindowScorer(nn.Module, ABC):
     """A module that scores windows base by base itself, instead of through logits of tokens."""
 
+    config: Any
+
     @abstractmethod
     def score(self, windows: np.ndarray) -> Scores:
         """Scores (B, T) of windows (B, T) of base codes, one strand."""
 
 
 def score_windows(
-    model: nn.Module, windows: np.ndarray, *, strands: str | None = "one", batch_tokens: int = BATCH_TOKENS
+    model: ZooModel | WindowScorer,
+    windows: np.ndarray,
+    *,
+    strands: str | None = "one",
+    batch_tokens: int = BATCH_TOKENS,
 ) -> Scores:
     """Score windows (B, T) of base codes, at most `batch_tokens` in a pass, at least one window.
 
@@ -90,13 +98,14 @@ def score_windows(
         raise ValueError(f"strands {strands!r}: expected 'one' or 'both'")
     size = max(1, batch_tokens // max(1, windows.shape[1]))
     parts = [_score(model, windows[part], strands == "both") for part in batches(len(windows), size)]
-    return _joined(parts) if parts else _joined([Scores(*(torch.zeros(0, 0, dtype=d) for d in _DTYPES))])
+    nothing = torch.zeros(0, 0, dtype=torch.float64)
+    return _joined(parts) if parts else Scores(nothing, nothing.long(), nothing)
 
 
 _DTYPES = (torch.float64, torch.int64, torch.float64)
 
 
-def _score(model: nn.Module, windows: np.ndarray, both: bool) -> Scores:
+def _score(model: ZooModel | WindowScorer, windows: np.ndarray, both: bool) -> Scores:
     if isinstance(model, WindowScorer):
         score = model.score
     else:
@@ -120,7 +129,7 @@ def _aligned(tokenizer: str, length: int) -> bool:
 
 
 @torch.inference_mode()
-def _score_tokens(model: nn.Module, windows: np.ndarray, *, by_base: bool = False) -> Scores:
+def _score_tokens(model: Any, windows: np.ndarray, *, by_base: bool = False) -> Scores:
     """Scores of one strand, per token or, sharing a token's cost evenly, per base.
 
     The softmax is taken in float64 over the model's logits, for a slice of positions at a time.

@@ -98,7 +98,7 @@ def _find_files(spec: str, place: str) -> list[Path]:
         raise FileNotFoundError(f"source {spec!r}: {place} is a folder; name its files, such as '{example}'")
     folder, names = path.parent, [DEFAULT_SOURCE, "genomes"]
     beside = [str(folder / p.name) for p in folder.iterdir() if is_sequence_file(p.name)] if folder.is_dir() else []
-    hint = did_you_mean(place, [*names, *beside])
+    hint = did_you_mean(place, [*names, *beside], cutoff=0.4)
     raise FileNotFoundError(
         f"source {spec!r}: no file {place!r}; {hint}expected a file, {', '.join(names)} or genomes:NAME"
     )

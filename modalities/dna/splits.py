@@ -12,9 +12,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
-from modalities.dna.genome import Contig, Genome
+import numpy as np
+
+from modalities.dna.genome import Contig, Genome, RunCounter
 from modalities.dna.sources import DnaSource
 from modalities.heldout import fingerprint_of
 from zoo.naming import did_you_mean
@@ -22,7 +25,10 @@ from zoo.naming import did_you_mean
 __all__ = [
     "HELDOUT",
     "HELDOUT_FRACTION",
+    "MAX_UNKNOWN",
+    "GenomeSplit",
     "Region",
+    "between",
     "joined",
     "load_regions",
     "read_bed",
@@ -34,6 +40,7 @@ __all__ = [
 HELDOUT = ("heldout", "valid", "validation", "val", "test")
 HELDOUT_FRACTION = 0.05
 HELDOUT_OF_ONE = 0.1  # of a genome that is a single contig
+MAX_UNKNOWN = 0.1  # of a stretch
 _MOST = 3  # a contig that would raise the held-out share above this many times `fraction` stays in training
 _SPLITS = ("train", *HELDOUT)
 _SPLIT_KEY = b"priorzoo held-out contigs"  # fixed forever: shipped weights depend on it
@@ -130,11 +137,93 @@ def joined(regions: Sequence[Region]) -> tuple[Region, ...]:
     return tuple(found if len(found) < len(regions) else regions)
 
 
+def between(region: Region, runs: np.ndarray) -> np.ndarray:
+    """(n, 2) bounds of what sorted, disjoint runs (R, 2) leave of a region."""
+    bounds = np.concatenate([[region.start], runs.clip(region.start, region.stop).ravel(), [region.stop]]).reshape(
+        -1, 2
+    )
+    return bounds[bounds[:, 1] > bounds[:, 0]]
+
+
 def split_fingerprint(genome: Genome, regions: Iterable[Region]) -> str:
     """16 hex digits of a genome's bases and of regions in it."""
     ordered = sorted(regions, key=lambda r: (r.contig, r.start))
     lines = (f"\n{r.contig}\t{r.start}\t{r.stop}\t{r.split}" for r in ordered)
     return fingerprint_of(part.encode() for part in (genome.fingerprint, *lines))
+
+
+@dataclass(frozen=True, eq=False)
+class GenomeSplit:
+    """A genome and its regions, and the stretches of the held-out ones that evaluators read.
+
+    A stretch lies inside one region. Stretches of a contig do not overlap, are spread over all of it, and are at most a
+    tenth unknown bases; they depend on (source, length, count, seed) alone. `name` is the source's, for error messages.
+    """
+
+    name: str
+    genome: Genome
+    regions: tuple[Region, ...]
+
+    @cached_property
+    def contigs(self) -> dict[str, tuple[Region, ...]]:
+        """The held-out regions by contig, in the order of the files."""
+        order = {contig.name: n for n, contig in enumerate(self.genome.contigs)}
+        found: dict[str, tuple[Region, ...]] = {}
+        for region in sorted(joined(select(self.regions, "heldout")), key=lambda r: order[r.contig]):
+            found[region.contig] = (*found.get(region.contig, ()), region)
+        return found
+
+    def longest(self, contig: str) -> Region:
+        return max(self.contigs[contig], key=len)
+
+    def reaching(self, share: float) -> int:
+        """The greatest length such that contigs with this share of the held-out bases have a region that long."""
+        sizes = {name: sum(map(len, regions)) for name, regions in self.contigs.items()}
+        total, found = sum(sizes.values()), 0
+        for length, size in sorted(((len(self.longest(name)), size) for name, size in sizes.items()), reverse=True):
+            found += size
+            if found >= share * total:
+                return length
+        return 0
+
+    def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
+        """At most `count` stretches of `length` bases by contig, in order of place; contigs without room are left out.
+
+        Raises:
+            ValueError: where no contig has room for one; it names the longest held-out region.
+        """
+        found = {name: self._draw(regions, length, count, seed) for name, regions in self.contigs.items()}
+        found = {name: stretches for name, stretches in found.items() if stretches}
+        if not found:
+            longest = max(len(self.longest(name)) for name in self.contigs)
+            few_unknown = f", at most {MAX_UNKNOWN:.0%} of them unknown" if longest >= length else ""
+            raise ValueError(
+                f"no held-out region of {self.name!r} has {length} bases in one piece{few_unknown}; the longest region has "
+                f"{longest}: choose shorter lengths, or a source that holds out more"
+            )
+        return found
+
+    def _draw(self, regions: Sequence[Region], length: int, count: int, seed: int) -> list[Region]:
+        """A random place in each of `count` equal shares of the places on a grid."""
+        contig = regions[0].contig
+        name = int.from_bytes(hashlib.blake2b(contig.encode(), digest_size=8).digest(), "little")
+        rng, runs = np.random.default_rng([seed, length, name]), self.genome[contig].unknown
+        starts = [np.zeros(0, np.int64)]
+        gaps = runs[runs[:, 1] - runs[:, 0] > MAX_UNKNOWN * length]  # the grid starts anew after each
+        for region in sorted(regions, key=lambda r: r.start):
+            for start, stop in between(region, gaps).tolist():
+                room, rest = divmod(stop - start, length)
+                starts.append(start + int(rng.integers(rest + 1)) + np.arange(room) * length)
+        places = np.concatenate(starts)
+        places = places[RunCounter(runs).count(places, places + length) <= MAX_UNKNOWN * length]
+        bounds = np.arange(count + 1) * len(places) // count
+        if len(places) > count:
+            places = places[rng.integers(bounds[:-1], bounds[1:])]
+        return [Region(contig, int(start), int(start) + length, "heldout") for start in places]
+
+    def codes(self, region: Region) -> np.ndarray:
+        """Base codes (length,) uint8."""
+        return self.genome.codes(region.contig, region.start, region.stop)
 
 
 def read_bed(path: Path, genome: Genome, *, others: bool = False) -> tuple[Region, ...]:

@@ -83,19 +83,6 @@ class DnaTokenizer:
             raise ValueError(f"ids {ids.min()}..{ids.max()} are outside 0..{self.vocab_size - 1} of {self.name!r}")
         return self._codes_of(ids[ids <= self.unknown_id])
 
-    def reverse_complement(self, ids: np.ndarray) -> np.ndarray:
-        """Ids (…, N) of the other strand. Unknown, start and padding are their own complements, in reversed places.
-
-        Raises:
-            ValueError: for BPE, whose cuts of a strand are not those of the other.
-        """
-        if self.complements is None:
-            raise ValueError(
-                f"tokens of {self.name!r} have no reverse complements: encode the reverse complement of the bases, "
-                "or use 'bases' or 'kmer:K'"
-            )
-        return self.complements[np.asarray(ids)[..., ::-1]]
-
     def _codes_of(self, ids: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 

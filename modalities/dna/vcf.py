@@ -79,7 +79,8 @@ def _vcf(file: TextIO, path: str | Path) -> Iterator[Variant]:
             raise ValueError(
                 f"{path} line {number}: {len(columns)} tab-separated columns; expected CHROM, POS, ID, REF, ALT"
             )
-        yield from _alleles(*columns[:5], f"{path} line {number}", number)
+        chrom, pos, name, ref, alts = columns[:5]
+        yield from _alleles(chrom, pos, name, ref, alts, f"{path} line {number}", number)
 
 
 def _table(file: TextIO, header: str, path: str | Path) -> Iterator[Variant]:

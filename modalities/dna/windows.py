@@ -14,7 +14,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch.utils.data import Dataset
 from modalities.dna.bases import reverse_complement
 from modalities.dna.config import check_windows
 from modalities.dna.genome import Genome, RunCounter
-from modalities.dna.splits import Region, joined
+from modalities.dna.splits import Region, between, joined
 from modalities.dna.tokenizers import BpeTokenizer, DnaTokenizer
 from modalities.loading import hash64, permuted
 
@@ -33,7 +32,7 @@ __all__ = ["Sample", "WindowDataset"]
 # First word of every random key after the seed, so that no two uses share random bits.
 _ORDER, _OFFSET, _STRAND = 0, 1, 2
 _MOST_TRIES = 10_000  # windows with too many unknown bases that are skipped in search of one sample
-_LOOKED_AT = 256  # samples from which the report estimates how much BPE cuts and pads
+_LOOKED_AT = 4096  # windows, in random order, of which the report counts those that are skipped
 
 
 @dataclass(frozen=True)
@@ -99,32 +98,26 @@ class WindowDataset(Dataset):
             self._places(np.zeros(1, np.int64))  # raises where no window is usable
 
     def _lay_out(self) -> None:
-        """The table of stretches, and counts of what it leaves out."""
-        width, found, self._cut, self._short = self.window, [], [0, 0], [0, 0]
+        """The table of stretches."""
+        width, found = self.window, []
         limit = width if self.one_pass else min(width, math.floor(self.max_unknown * width) + 1)
         for region in self.regions:
-            bounds, cut = _stretches(region, self.genome[region.contig].unknown, limit)
-            self._cut[0] += len(cut)
-            self._cut[1] += int((cut[:, 1] - cut[:, 0]).sum())
+            bounds = _stretches(region, self.genome[region.contig].unknown, limit)
             if not self.one_pass and len(bounds) > 1:
-                long = bounds[:, 1] - bounds[:, 0] >= (1 - self.max_unknown) * width
-                self._short[0] += int((~long).sum())
-                self._short[1] += int((bounds[~long, 1] - bounds[~long, 0]).sum())
-                bounds = bounds[long]
+                bounds = bounds[bounds[:, 1] - bounds[:, 0] >= (1 - self.max_unknown) * width]
             found.append(bounds)
         self._region = np.repeat(np.arange(len(found)), [len(bounds) for bounds in found])
         self._start, self._stop = np.concatenate([np.empty((0, 2), np.int64), *found]).T
         # A stretch shorter than one token (of BPE: one base) has no window.
         least = 1 if isinstance(self.tokenizer, BpeTokenizer) else width // self.context
         tokens = (self._stop - self._start) // least * least
-        self._left_over = self._stop - self._start - tokens
         self._windows = -(-tokens // width) if self.one_pass else np.maximum(tokens // width, tokens > 0)
         self._ends = np.cumsum(self._windows)  # of each stretch's windows on the line of all
         self.epoch_windows = int(self._windows.sum())
         if not self.epoch_windows:
             raise ValueError(
-                f"{len(self.regions)} regions have no stretch of known bases for windows of {width}; "
-                f"{self._cut[1]:,} bases in them are unknown"
+                f"{len(self.regions)} regions have no stretch of known bases for windows of {width} in their "
+                f"{sum(map(len, self.regions)):,} bases"
             )
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
@@ -252,66 +245,25 @@ class WindowDataset(Dataset):
 
     # ---- what is left out --------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def report(self) -> str:
         """What was converted on reading, and what no window covers."""
         parts = [self.genome.report] if self.genome.report else []
-        stretches = f"{len(self._start):,} stretch{'es' * (len(self._start) != 1)}"
-        parts.append(f"{self.epoch_windows:,} windows of {self.window} bases from {stretches}")
-        if self._cut[0]:
-            parts.append(f"{self._cut[1]:,} unknown bases cut out ({self._cut[0]:,} runs)")
-        if self._short[0]:
-            parts.append(f"{self._short[1]:,} bases left out in {self._short[0]:,} stretches too short between them")
-        if over := int(np.maximum(self._stop - self._start - self._windows * self.window, 0).sum()):
-            parts.append(f"{over:,} bases beyond whole windows, others in each epoch")
-        if skipped := self._skipped():
-            parts.append(f"{skipped:,} windows skipped for more than {self.max_unknown:.0%} unknown bases")
-        parts += self._tokens_report()
-        if self.soft_mask_weight == 0:
-            parts.append("soft-masked bases have weight 0")
+        parts.append(f"{self.epoch_windows:,} windows of {self.window} bases")
+        if left_out := sum(map(len, self.regions)) - int((self._stop - self._start).sum()):
+            parts.append(f"{left_out:,} bases left out in long runs of unknown ones and between them")
+        if not self.one_pass and self._unknown:
+            looked_at = min(self.epoch_windows, _LOOKED_AT)
+            if skipped := int(self._too_unknown(*self._grid(np.arange(looked_at))).sum()):
+                parts.append(
+                    f"{skipped:,} of {looked_at:,} windows skipped for more than {self.max_unknown:.0%} unknown bases"
+                )
         return "; ".join(parts)
 
-    def _skipped(self) -> int:
-        """Windows of the grid without offsets that have too many unknown bases; only those that touch a run are tested."""
-        if self.one_pass or not self._unknown:
-            return 0
-        bad = 0
-        for n, (start, stop) in enumerate(zip(self._start.tolist(), self._stop.tolist(), strict=True)):
-            runs = self.genome[self.regions[self._region[n]].contig].unknown
-            runs = runs[np.searchsorted(runs[:, 1], start, "right") : np.searchsorted(runs[:, 0], stop)]
-            if len(runs):
-                touched = np.unique((runs - [0, 1] - start).reshape(-1) // self.window)
-                touched = touched[touched < self._windows[n]]
-                at = start + touched * self.window
-                bad += int(self._too_unknown(np.full(len(at), n), at, np.minimum(at + self.window, stop)).sum())
-        return bad
 
-    def _tokens_report(self) -> list[str]:
-        """Bases at the ends of stretches that make no whole token; how much BPE cuts and pads."""
-        if not isinstance(self.tokenizer, BpeTokenizer):
-            left = int(self._left_over.sum())
-            parts = [f"{left:,} bases at the ends make no whole token"] if left and self.one_pass else []
-            wide = self.window > self.context
-            return parts + ["tokens that hold an unknown base have weight 0"] * (wide and bool(self._unknown))
-        number = min(_LOOKED_AT, self.epoch_windows)
-        counts, cut = [], 0
-        for sample in self.samples(range(number)):
-            spans = self.tokenizer.encode(self.genome.codes(sample.contig, sample.start, sample.stop)).spans
-            counts.append(len(spans))
-            cut += int(spans[self.context :].sum())
-        padded = sum(max(0, self.context - count) for count in counts) / (number * self.context)
-        return [
-            f"BPE: {cut / (number * self.window):.2%} of bases cut, {padded:.2%} of places padded in {number} samples"
-        ]
-
-
-def _stretches(region: Region, unknown: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """A region cut at runs of `limit` or more unknown bases, and trimmed of those at its ends: (stretches, runs), (n, 2)."""
+def _stretches(region: Region, unknown: np.ndarray, limit: int) -> np.ndarray:
+    """(n, 2) bounds of a region cut at runs of `limit` or more unknown bases, and trimmed of those at its ends."""
     runs = unknown[np.searchsorted(unknown[:, 1], region.start, "right") : np.searchsorted(unknown[:, 0], region.stop)]
-    if not len(runs):
-        return np.array([[region.start, region.stop]]), runs
     runs = runs.clip(region.start, region.stop)
     at_end = (runs[:, 0] == region.start) | (runs[:, 1] == region.stop)
-    cut = runs[(runs[:, 1] - runs[:, 0] >= limit) | at_end]
-    bounds = np.stack([np.append(region.start, cut[:, 1]), np.append(cut[:, 0], region.stop)], 1)
-    return bounds[bounds[:, 1] > bounds[:, 0]], cut
+    return between(region, runs[(runs[:, 1] - runs[:, 0] >= limit) | at_end])

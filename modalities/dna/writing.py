@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
-from torch import nn
 
 from modalities.decoder.generation import stream
 from modalities.decoder.model import Decoder
@@ -22,7 +22,7 @@ class SequenceWriter(ABC):
         """(B, new_bases) codes after prompts (B, P); the likeliest ones at temperature 0."""
 
 
-def write_bases(model: nn.Module, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int) -> np.ndarray:
+def write_bases(model: Any, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int) -> np.ndarray:
     """(B, new_bases) base codes after prompts (B, P), which begin with BOS.
 
     Where a prompt is not a whole number of k-mers, its first bases are left out.
@@ -34,7 +34,7 @@ def write_bases(model: nn.Module, prompts: np.ndarray, *, new_bases: int, temper
     if isinstance(model, SequenceWriter):
         return model.write_bases(prompts, new_bases=new_bases, temperature=temperature, seed=seed)
     tokenizer = load_tokenizer(model.config.tokenizer)
-    rows = []
+    rows: list[Any] = []
     for prompt in prompts:
         ids = tokenizer.encode(prompt[tokenizer.encode(prompt).left_over :]).ids
         rows.append(np.concatenate([[tokenizer.bos_id], ids]))
@@ -47,7 +47,7 @@ def write_bases(model: nn.Module, prompts: np.ndarray, *, new_bases: int, temper
     return np.stack([tokenizer.decode(ids)[:new_bases] for ids in np.stack(steps, axis=1)])
 
 
-def check_writer(model: nn.Module) -> None:
+def check_writer(model: Any) -> None:
     """Raises ValueError for a model that cannot continue a sequence."""
     if not isinstance(model, SequenceWriter | Decoder):
         raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out")

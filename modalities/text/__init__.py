@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from modalities.contract import Modality
 from modalities.decoder.model import causal_lm_loss
-from modalities.decoder.training import decoder_cost, first_heldout, target_weight
-from modalities.loading import FirstBatches
+from modalities.decoder.training import decoder_cost, target_weight
+from modalities.loading import first_heldout
 from modalities.text.config import TextDataConfig
 from modalities.text.data import build_loader
 from modalities.text.evaluators import EVALUATORS
@@ -42,10 +43,6 @@ def build(name: str, options: Mapping[str, Any], data: TextDataConfig) -> ZooMod
     return create_model(name, **given | dict(options))
 
 
-def heldout(data: TextDataConfig, **share: Any) -> FirstBatches:
-    return first_heldout(build_loader, data, **share)
-
-
 MODALITY = Modality(
     name="text",
     unit="tokens",
@@ -53,7 +50,7 @@ MODALITY = Modality(
     config=TextDataConfig,
     build=build,
     loader=build_loader,
-    heldout=heldout,
+    heldout=partial(first_heldout, build_loader),
     loss=causal_lm_loss,
     weight=target_weight,
     cost=decoder_cost,

@@ -55,7 +55,9 @@ class PriorzooForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self):
         return self.model.embedding
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> dict:
+    def prepare_inputs_for_generation(  # type: ignore[override]  # no cache: the arguments about one are not used
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> dict:
         return {"input_ids": input_ids, "attention_mask": attention_mask}
 
     def forward(

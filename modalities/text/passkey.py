@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,7 +88,7 @@ def hide_key(key: np.ndarray, haystack: np.ndarray, ahead: int, tokenizer: Token
     """The prompt, int64: BOS, the haystack's ids with the information behind the first `ahead` of them, the question."""
     pieces = _pieces(tokenizer)
     information = [pieces.before, key, pieces.after]
-    prompt = [[pieces.bos_id], haystack[:ahead], *information, haystack[ahead:], pieces.question]
+    prompt: list[Any] = [[pieces.bos_id], haystack[:ahead], *information, haystack[ahead:], pieces.question]
     return np.concatenate(prompt).astype(np.int64)
 
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import answer_scores
 from modalities.evaluation import Cell, CellValue, Evaluator, Score, batches
 from modalities.heldout import Heldout
 from modalities.text.data import DEFAULT_SOURCE, EncodedDocument, open_heldout
-from zoo.model import ZooModel
 
 __all__ = ["Retrieval", "TextEvaluator"]
 
@@ -30,7 +30,7 @@ class TextEvaluator(Evaluator):
             or self.trained_on.get("source", DEFAULT_SOURCE)
         )
 
-    def heldout_for(self, model: ZooModel) -> Heldout[tuple[EncodedDocument, ...]]:
+    def heldout_for(self, model: Decoder) -> Heldout[tuple[EncodedDocument, ...]]:
         """The documents in the model's tokens. Raises ValueError where training read tokens and kept no text."""
         if self.source_name.startswith("tokens:"):
             raise ValueError(
@@ -53,17 +53,17 @@ class Retrieval(Evaluator):
     def samples(self) -> int:
         return self.settings.samples or self.default_samples
 
-    def identity(self, model: ZooModel) -> dict[str, Any]:
+    def identity(self, model: Decoder) -> dict[str, Any]:
         return {"seed": self.settings.seed, "samples": self.samples, "depths": self.depths}
 
-    def points(self, model: ZooModel) -> tuple[int, ...]:
+    def points(self, model: Decoder) -> tuple[int, ...]:
         return self.settings.resolved_lengths(self.trained_at(model))
 
     @abstractmethod
-    def draw_samples(self, model: ZooModel, length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
+    def draw_samples(self, model: Decoder, length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
         """`samples` equally long prompts (N, P) and answers (N, A), together `length` tokens."""
 
-    def cells(self, model: ZooModel) -> list[Cell]:
+    def cells(self, model: Decoder) -> list[Cell]:
         cells = []
         for length in self.points(model):
             for k in range(self.depths):
@@ -74,7 +74,7 @@ class Retrieval(Evaluator):
                 cells.append(Cell(name, cost=len(prompts) * length, data=data))
         return cells
 
-    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
+    def measure(self, model: Decoder, cell: Cell) -> CellValue:
         """Mean scores of the cell's samples."""
         prompts, answers = cell.data["prompts"], cell.data["answers"]
         parts = [

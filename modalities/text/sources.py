@@ -274,7 +274,7 @@ def _parquet_rows(path: Path, options: dict[str, str]) -> Iterator[tuple[int, di
 
 
 def _open_bytes(path: Path) -> io.BufferedIOBase:
-    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
+    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")
 
 
 def _decode(data: bytes, where: str, options: dict[str, str]) -> str:

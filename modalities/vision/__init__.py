@@ -5,9 +5,12 @@ Importing it registers the models with the zoo and with timm.
 
 from __future__ import annotations
 
+from functools import partial
+
 from modalities.contract import Modality
+from modalities.loading import first_heldout
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.data import build_loader, first_heldout
+from modalities.vision.data import build_loader
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.model import VisionConfig, VisionTransformer
 from modalities.vision.registry import register_vision_models
@@ -24,7 +27,7 @@ MODALITY = Modality(
     config=VisionDataConfig,
     build=build,
     loader=build_loader,
-    heldout=first_heldout,
+    heldout=partial(first_heldout, build_loader),
     loss=loss,
     weight=weight,
     cost=cost,

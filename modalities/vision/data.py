@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from modalities.heldout import Heldout
-from modalities.loading import FirstBatches, IndexedLoader, StreamLoader
+from modalities.loading import IndexedLoader, StreamLoader
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.images import BadImage, orientation
 from modalities.vision.imageset import ImageSet, load_image
@@ -34,7 +34,6 @@ __all__ = [
     "HeldoutImages",
     "Shape",
     "build_loader",
-    "first_heldout",
     "fitted",
     "heldout_by",
     "heldout_name",
@@ -77,12 +76,6 @@ def build_loader(
     images = open_images(config.source, "train", hold_out=config.heldout_source is None, size=size)
     _check_classes(config, images.classes)
     return IndexedLoader(ImageSamples(images, config, train=True), micro_batch, **share)
-
-
-def first_heldout(config: VisionDataConfig, *, samples: int, rank: int, world: int, micro_batch: int) -> FirstBatches:
-    """The batches of this rank among the first held-out samples, in micro-batches no larger than a rank's share."""
-    micro = min(micro_batch, -(-samples // world))
-    return FirstBatches(build_loader(config, split="heldout", rank=rank, world=world, micro_batch=micro), samples)
 
 
 def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers import DropPath, LayerScale, Mlp, PatchEmbed, SwiGLU, global_pool_nlc, lecun_normal_, trunc_normal_
@@ -90,7 +90,10 @@ class VisionConfig:
     @property
     def train_size(self) -> tuple[int, int]:
         """(height, width) of the training images in pixels."""
-        return (self.img_size, self.img_size) if isinstance(self.img_size, int) else tuple(self.img_size)
+        if isinstance(self.img_size, int):
+            return self.img_size, self.img_size
+        height, width = self.img_size
+        return height, width
 
     @property
     def train_grid(self) -> tuple[int, int]:
@@ -168,7 +171,7 @@ class VisionTransformer(ZooModel):
         self.layers = nn.ModuleList(
             VisionBlock(config, first if n == 0 else _position(config), rate) for n, rate in enumerate(rates)
         )
-        self.norm = nn.LayerNorm(config.dim, eps=1e-6)
+        self.norm: nn.Module = nn.LayerNorm(config.dim, eps=1e-6)
         self.head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
         self.feature_info = [
             dict(module=f"layers.{n}", num_chs=config.dim, reduction=config.patch_size)
@@ -180,12 +183,12 @@ class VisionTransformer(ZooModel):
         # Of what enters the residual stream, `init_linear` scales attention's output down with depth, not timm's MLPs.
         init_linear(self, depth=self.config.num_layers)
         lecun_normal_(self.patch_embed.proj.weight.flatten(1))  # a view: fan-in counts the patch's pixels
-        nn.init.zeros_(self.patch_embed.proj.bias)
+        nn.init.zeros_(cast(Tensor, self.patch_embed.proj.bias))
         if self.prefix_tokens is not None:
             nn.init.normal_(self.prefix_tokens, std=0.02)
         if self.num_classes:
             trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
+            nn.init.zeros_(cast(Tensor, self.head.bias))
 
     def train_positions(self) -> Positions:
         return self.positions(*self.config.train_size)
@@ -266,7 +269,7 @@ class VisionTransformer(ZooModel):
         self.head = nn.Linear(self.embed_dim, num_classes).to(like) if num_classes else nn.Identity()
         if num_classes:
             trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(self.head.bias)
+            nn.init.zeros_(cast(Tensor, self.head.bias))
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
@@ -292,7 +295,9 @@ class VisionTransformer(ZooModel):
         last features before them: timm's interface for backbones. NCHW maps hold patches alone."""
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt={output_fmt!r}; expected 'NCHW' or 'NLC'")
-        take, last = feature_take_indices(len(self.layers), list(indices) if isinstance(indices, tuple) else indices)
+        take, last = feature_take_indices(
+            len(self.layers), indices if indices is None or isinstance(indices, int) else list(indices)
+        )
         x, positions = self.embed(images)
         found = []
         for n, layer in enumerate(self.layers[: last + 1] if stop_early else self.layers):
@@ -313,7 +318,9 @@ class VisionTransformer(ZooModel):
     ) -> list[int]:
         """Drop the blocks after the last of `indices`, the classifier, and on request the norm (the model can then not be
         saved)."""
-        take, last = feature_take_indices(len(self.layers), list(indices) if isinstance(indices, tuple) else indices)
+        take, last = feature_take_indices(
+            len(self.layers), indices if indices is None or isinstance(indices, int) else list(indices)
+        )
         self.layers = self.layers[: last + 1]
         self.config = replace(self.config, num_layers=last + 1)
         if prune_norm:

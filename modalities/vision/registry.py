@@ -40,7 +40,7 @@ default_cfgs: dict[str, Any] = {}  # timm looks for this name
 
 def register_vision_models() -> None:
     """Register all of them."""
-    cfgs = {}
+    cfgs: dict[str, Any] = {}
     for size, shape in SIZES.items():
         for position in list_grid_positions():
             for ssmax in (False, True):

@@ -214,7 +214,7 @@ def _digest(path: str | Path, samples: Sequence[dict[str, Any]] | None = None) -
 def write_index(folder: str | Path, classes: Sequence[str] = ()) -> Path:
     """Count and hash the *.tar of a folder into its index.json; returns that file's path."""
     folder = Path(folder)
-    shards = []
+    shards: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*.tar")):
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -236,7 +236,7 @@ def _scan(path: Path) -> list[dict[str, Any]]:
                 if not samples or samples[-1]["__key__"] != prefix:
                     samples.append({"__key__": prefix})
                 samples[-1][suffix.lower()] = (member.offset_data, member.size)
-                tar.members = []  # tarfile keeps every member otherwise
+                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every member otherwise
     except tarfile.TarError as error:
         raise ValueError(f"shard {path} cannot be read: {error}") from error
     return samples

@@ -120,14 +120,15 @@ class BuiltinImages(ImageSet):
         self.side = min((side for side in sizes if side >= size), default=max(sizes))
         self.files = [BUILTIN / f"{split}-{self.side}-{font}.webp" for font in index[split]["fonts"]]
         self.scenes = index[split]["scenes"]
+        self.letters = len(index["classes"])
         self.sheets: dict[int, Image.Image] = {}
         self.spec, self.classes, self.fingerprint = spec, tuple(index["classes"]), index[split]["fingerprint"]
 
     def __len__(self) -> int:
-        return len(self.files) * len(self.classes) * self.scenes
+        return len(self.files) * self.letters * self.scenes
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        rest, label = divmod(index, len(self.classes))
+        rest, label = divmod(index, self.letters)
         scene, font = divmod(rest, len(self.files))
         if font not in self.sheets:
             self.sheets[font] = Image.open(self.files[font]).convert("RGB")
@@ -139,7 +140,8 @@ class _ListedFolder(ImageFolder):
     """ImageFolder that may be given its classes, admits empty ones, and lists the files it leaves out."""
 
     def __init__(self, root: Path, classes: Sequence[str] | None) -> None:
-        self.given, self.left_out = classes, []
+        self.given = classes
+        self.left_out: list[str] = []
         super().__init__(str(root), is_valid_file=self._is_image, allow_empty=True)
 
     def _is_image(self, path: str) -> bool:
@@ -172,9 +174,12 @@ class FolderImages(ImageSet):
             raise ValueError(f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source")
         if own and classes is None:
             classes = find_classes(train)[0]
-        root = path if not own else train if split == "train" else heldout
+        root = path
+        if own:
+            root = heldout if heldout is not None and split != "train" else train
         listed = _ListedFolder(root, classes)
-        self.spec, self.root, self.classes = spec, root, tuple(listed.classes)
+        self.spec, self.root = spec, root
+        self.classes: tuple[str, ...] = tuple(listed.classes)
         samples = listed.samples
         if not own and hold_out and split != "all":
             wanted = split == "heldout"

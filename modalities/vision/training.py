@@ -12,14 +12,20 @@ from torch import Tensor
 from modalities.contract import Cost
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.model import VisionTransformer
+from zoo.model import ZooModel
 from zoo.registry import create_model
 
 __all__ = ["build", "cost", "loss", "weight"]
 
 
-def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> VisionTransformer:
+def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooModel:
     """A registered model at the data's image size, classes and normalisation."""
-    given = {"img_size": data.image_size, "num_classes": data.num_classes, "mean": data.mean, "std": data.std}
+    given: dict[str, Any] = {
+        "img_size": data.image_size,
+        "num_classes": data.num_classes,
+        "mean": data.mean,
+        "std": data.std,
+    }
     return create_model(name, **given | dict(options))
 
 

@@ -165,7 +165,7 @@ def test_training_reads_the_training_split_alone_and_says_where_from(config):
             assert letters == read
             strands.add(where.strand)
     assert strands == {"+", "-"}
-    assert "300 unknown bases cut out (1 runs)" in loader.report
+    assert "300 bases left out" in loader.report
 
 
 def test_weights_of_soft_masked_bases_reach_the_loss(config):

@@ -205,11 +205,11 @@ def test_windows_with_too_many_unknown_bases_are_skipped(monkeypatch):
         )
         > 0.25
     )
-    assert "40 windows skipped for more than 10% unknown" in dataset(50, genome=genome).report
+    assert "40 of 80 windows skipped for more than 10% unknown" in dataset(50, genome=genome).report
     monkeypatch.setattr(windows, "_MOST_TRIES", 1000)
     with pytest.raises(ValueError, match=r"1,000 windows of 50 bases .* more than max_unknown=0\.1"):
         dataset(50, genome=genome, regions=[Region("a", 1000, 3000, "train")])
-    with pytest.raises(ValueError, match="no stretch of known bases for windows of 50; 3 bases in them are unknown"):
+    with pytest.raises(ValueError, match="no stretch of known bases for windows of 50 in their 3 bases"):
         dataset(50, genome=genome, regions=[Region("a", 1000, 1003, "train")])
 
 
@@ -227,14 +227,10 @@ def test_every_good_window_of_an_epoch_is_served_whatever_is_skipped():
 def test_the_report_says_what_is_left_out():
     report = dataset(32).report
     assert report.startswith("2 IUPAC codes read as N; ")
-    for part in ("45 windows of 32 bases", "201 unknown bases cut out (4 runs)", "bases beyond whole windows"):
-        assert part in report
-    assert "weight 0" not in report and "weight 0" in dataset(32, soft_mask_weight=0).report
+    assert "45 windows of 32 bases; 201 bases left out" in report
     short = FakeGenome(a="ACGT" * 20 + "N" * 40 + "ACGTA" + "N" * 40 + "ACGT" * 20)
-    assert "5 bases left out in 1 stretches too short" in dataset(32, genome=short).report
-    assert "left out" not in dataset(32, genome=short, one_pass=True).report
-    kmers = dataset(10, tokenizer=load_tokenizer("kmer:3"), one_pass=True).report
-    assert "bases at the ends make no whole token" in kmers and "hold an unknown base have weight 0" in kmers
+    assert "; 85 bases left out" in dataset(32, genome=short).report
+    assert "; 80 bases left out" in dataset(32, genome=short, one_pass=True).report
 
 
 # ---- strands and weights ----
@@ -273,7 +269,7 @@ def test_a_token_counts_as_soft_masked_when_most_of_its_bases_are():
     assert dataset(6, **options, reverse_complement=1.0)[0]["weights"][1:].tolist() == [0.5, 1, 0.5, 0.5, 1, 0.5][::-1]
 
 
-def test_bpe_windows_are_cut_and_padded_and_the_report_says_how_much(tmp_path):
+def test_bpe_windows_are_cut_and_padded(tmp_path):
     pytest.importorskip("tokenizers")
     genome = FakeGenome(a=letters(24_000, 6))
     train_bpe(genome, genome.regions(), 64, tmp_path / "bpe.json")
@@ -291,7 +287,6 @@ def test_bpe_windows_are_cut_and_padded_and_the_report_says_how_much(tmp_path):
         padded += bool((row["segments"] < 0).any())
         assert row["weights"][1:].sum() == (row["segments"][1:] == 0).sum()
     assert cut and padded
-    assert "of bases cut" in data.report and "of places padded in 256 samples" in data.report
 
 
 # ---- order without a list ----
@@ -332,7 +327,7 @@ def test_a_genome_of_three_billion_bases_takes_no_memory_for_its_windows():
     tracemalloc.start()
     data = dataset(256, genome=genome, regions=genome.regions(), reverse_complement=0.5)
     rows = [data[n] for n in (0, 10**6, 10**9, 10**12)]
-    assert "epoch" in data.report and data.epoch_windows > 11_000_000
+    assert data.report.startswith("2 IUPAC") and data.epoch_windows > 11_000_000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3 * 2**20 and all(row["weights"].sum() == 257 for row in rows)

@@ -11,8 +11,8 @@ from modalities.contract import find_modality
 from recipes import engine, find_recipe, list_recipes
 from recipes.config import ConfigError, Model, Optim, Recipe, resolve
 from recipes.estimate import build_on_meta, describe
-from recipes.initial import load_weights
 from recipes.registry import Recipes
+from recipes.runs import load_weights
 from zoo import create_model, list_models
 from zoo.layers import SSMax
 from zoo.priors import Prior

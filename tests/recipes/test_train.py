@@ -7,21 +7,22 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from modalities import contract
+from modalities.text import MODALITY, CausalLM
 from modalities.text.tokenizers import load_tokenizer
-from recipes import engine, text
+from recipes import engine, find_recipe
 from recipes.config import ConfigError
-from recipes.initial import newest_weights
-from recipes.runs import RunFolder, load_run, model_folder, prepare_run
-from recipes.train import main
+from recipes.runs import RunFolder, load_run, load_weights, model_folder, newest_weights, prepare_run
+from recipes.train import display_name, main
+from tests.launching import ROOT, command, deepspeed_launcher, torchrun_launcher
 from zoo import create_model, pretrained
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
     "text.ggd_ssmax_tiny",
     *["--set", "model.options.num_layers=1", "--set", "model.options.dim=16", "--set", "model.options.num_heads=2"],
@@ -39,31 +40,26 @@ def run(folder, *settings, resume=None):
     return main(arguments + [part for setting in settings for part in ("--set", setting)])
 
 
-def free_port():
-    return str(engine._free_port())
-
-
-def deepspeed_launcher(ranks=2):
-    program = str(Path(sys.executable).with_name("deepspeed"))
-    return [program, "--num_gpus", str(ranks), "--master_port", free_port()]
-
-
-def launch(command, folder, *more, recipe=SMALL[0], settings=tuple(SMALL[1:])):
+def launch(launcher, folder, *more, recipe=SMALL[0], settings=tuple(SMALL[1:])):
     """Train in a process of its own; returns the finished process."""
-    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        environment.pop(name, None)
-    return subprocess.run(
-        [*command, str(ROOT / "recipes/train.py"), recipe, *settings, "--run-dir", str(folder), *more],
-        env=environment, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    return command([*launcher, str(ROOT / "recipes/train.py"), recipe, *settings, "--run-dir", str(folder), *more])
+
+
+@pytest.fixture
+def changed(monkeypatch):
+    """Train with a text modality in which some parts are others."""
+
+    def change(**parts):
+        monkeypatch.setattr(contract, "find_modality", lambda name: replace(MODALITY, **parts))
+
+    return change
 
 
 def curve(folder):
     """(training losses, held-out losses, gradient norms)"""
     records = RunFolder(folder).metrics()
     assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4]
-    return tuple([r[name] for r in records if name in r] for name in ("loss", "held_out_loss", "grad_norm"))
+    return tuple([r[name] for r in records if name in r] for name in ("loss", "heldout_loss", "grad_norm"))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +96,7 @@ def test_a_used_folder_needs_resume(whole, capsys):
 def test_resume_refuses_another_model(whole, capsys):
     assert run(whole, "model.options.dim=32", resume="auto") == 2
     message = capsys.readouterr().err
-    assert "model.options" in message and "another --run-dir" in message and "remove the folder" in message
+    assert "model.options" in message and "16" in message and "32" in message and "--run-dir" in message
 
 
 def test_a_finished_run_has_nothing_to_resume(whole):
@@ -127,6 +123,7 @@ def test_bf16_trains(whole, tmp_path):
     assert losses[0] == pytest.approx(curve(whole)[0][0], abs=0.05) and all(map(math.isfinite, losses))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_bf16_leaves_its_float32_weights_and_goes_on(stage, whole, tmp_path, capsys):
     folder, settings = tmp_path / "run", ["train.precision=bf16", f"train.zero_stage={stage}", "evaluate.every=0"]
@@ -149,20 +146,20 @@ def test_bf16_leaves_its_float32_weights_and_goes_on(stage, whole, tmp_path, cap
     assert "train.precision=bf16" in message and "fp32" in message and "model.init_from=" in message
 
 
-def test_a_signal_saves_and_resume_is_exact(whole, tmp_path, monkeypatch, capsys):
-    calls, loss = [], text.loss
+def test_a_signal_saves_and_resume_is_exact(whole, tmp_path, changed, capsys):
+    calls = []
 
     def interrupted(model, batch):
         calls.append(1)
         if len(calls) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return loss(model, batch)
+        return MODALITY.loss(model, batch)
 
     folder = tmp_path / "run"
-    monkeypatch.setattr(text, "loss", interrupted)
+    changed(loss=interrupted)
     assert run(folder, "evaluate.every=0", "train.save_every=0") == 128 + signal.SIGTERM
     assert "--resume auto" in capsys.readouterr().out
-    monkeypatch.setattr(text, "loss", loss)
+    changed()
     done = RunFolder(folder).checkpoints()
     assert [path.name for path in done] == ["step_00000003"]
     assert run(folder, "evaluate.every=0", resume="auto") == 0
@@ -185,15 +182,15 @@ def test_resume_survives_torn_files(whole, tmp_path):
     assert curve(folder)[0] == curve(whole)[0]
 
 
-def test_nan_stops_the_run_and_names_the_step(tmp_path, monkeypatch, capsys):
-    calls, loss = [], text.loss
+def test_nan_stops_the_run_and_names_the_step(tmp_path, changed, capsys):
+    calls = []
 
     def broken(model, batch):
         calls.append(1)
-        value, figures = loss(model, batch)
+        value, figures = MODALITY.loss(model, batch)
         return (value * float("nan") if len(calls) == 4 else value), figures
 
-    monkeypatch.setattr(text, "loss", broken)
+    changed(loss=broken)
     assert run(tmp_path / "run", "train.save_every=2", "evaluate.every=0") == 1
     message = capsys.readouterr().err
     assert "nan at step 4" in message and "step_00000002" in message
@@ -202,19 +199,19 @@ def test_nan_stops_the_run_and_names_the_step(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_a_gradient_that_is_no_number_stops_the_run(stage, precision, tmp_path, monkeypatch, capsys):
-    calls, build = [], text.build_model
+def test_a_gradient_that_is_no_number_stops_the_run(stage, precision, tmp_path, changed, capsys):
+    calls = []
 
     def broken(gradient):
         calls.append(1)
         return gradient * float("nan") if len(calls) == 3 else gradient
 
     def hooked(*arguments, **options):
-        model = build(*arguments, **options)
+        model = MODALITY.build(*arguments, **options)
         model.norm.register_full_backward_hook(lambda module, ours, theirs: tuple(broken(g) for g in ours))
         return model
 
-    monkeypatch.setattr(text, "build_model", hooked)
+    changed(build=hooked)
     settings = [f"train.zero_stage={stage}", f"train.precision={precision}", "evaluate.every=0"]
     assert run(tmp_path / "run", *settings) == 1
     message = capsys.readouterr().err
@@ -274,15 +271,15 @@ def test_shipped_weights_are_a_start(tmp_path, monkeypatch, capsys):
     assert torch.allclose(trained.embedding.weight, model.embedding.weight, atol=1e-5)
     assert torch.allclose(trained.norm.weight, torch.tensor(0.5))
     for start, words in {
-        "text_ggd_ssmax_tiny.tset": ["no weights 'tset'", "test"],
-        "nowhere/run": ["a run folder", "newest:RECIPE"],
-        "newest:text.ggd_tiny": ["deepspeed recipes/train.py text.ggd_tiny", "runs/text.ggd_tiny"],
+        "text_ggd_ssmax_tiny.tset": ["'tset'", "test"],
+        "nowhere/run": ["model.init_from=nowhere/run", "newest:RECIPE"],
+        "newest:text.ggd_tiny": ["recipes/train.py text.ggd_tiny", "runs/text.ggd_tiny"],
     }.items():
         assert run(tmp_path / "other", f"model.init_from={start}", *settings) == 2
         message = capsys.readouterr().err
         assert all(word in message for word in words) and "Traceback" not in message
     assert run(tmp_path / "other", "model.init_from=text_ggd_ssmax_tiny.test", "model.options.dim=32") == 2
-    assert "do not fit" in capsys.readouterr().err
+    assert "model.init_from=text_ggd_ssmax_tiny.test" in capsys.readouterr().err
 
 
 def test_the_newest_finished_run_of_a_recipe_is_a_start(whole, tmp_path, monkeypatch):
@@ -292,10 +289,10 @@ def test_the_newest_finished_run_of_a_recipe_is_a_start(whole, tmp_path, monkeyp
     (base / "20200101-000000").symlink_to(whole)
     (base / "20200102-000000").mkdir()  # not finished
     assert newest_weights("text.base").name == "20200101-000000"
-    model = text.load_model(whole / "model")
+    model = CausalLM.from_pretrained(whole / "model")
     with torch.no_grad():
         model.embedding.weight.zero_()
-    text.load_weights(model, "newest:text.base")
+    load_weights(model, "newest:text.base")
     assert torch.equal(model.embedding.weight, load_run(whole)[0].embedding.weight)
 
 
@@ -304,7 +301,7 @@ def test_a_lead_rank_that_fails_tells_the_others(tmp_path, monkeypatch):
 
     told = []
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", lambda answer: told.extend(answer))
-    plan = resolve(text.tiny("ggd"), world=2)
+    plan = resolve(find_recipe("text.ggd_tiny"), world=2)
     lead = engine.Ranks(0, 2, 0, torch.device("cpu"))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file"):
@@ -313,7 +310,7 @@ def test_a_lead_rank_that_fails_tells_the_others(tmp_path, monkeypatch):
     (torn / "checkpoints" / "step_00000001").mkdir(parents=True)
     (torn / "checkpoints" / "step_00000001" / "complete.json").write_text('{"step": 1}')
     (torn / "recipe.json").write_text('{"name": ')
-    with pytest.raises(ConfigError, match=r"recipe\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"recipe\.json"):
         prepare_run(plan, lead, run_dir=str(torn), resume="auto")
     assert len(told) == 2 and all(isinstance(answer, ConfigError) for answer in told)
 
@@ -326,6 +323,7 @@ def test_a_cuda_machine_can_be_asked_for_its_cpu(monkeypatch):
     assert engine.wants_cuda()
 
 
+@pytest.mark.slow
 def test_leaving_skips_what_pythons_end_could_turn_into_an_abort():
     """gloo's threads may want the interpreter while it finalises; that race is made certain here by a late abort."""
     program = """
@@ -355,6 +353,7 @@ print("said too", end=" ", file=sys.stderr)
     assert done.stdout == "said exit handlers ran" and "said too" in done.stderr
 
 
+@pytest.mark.slow
 def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
     """Below a threshold DeepSpeed keeps parameters whole; at 0 even the key bias's small MLP is cut over the ranks."""
     own = tmp_path / "zero3.json"
@@ -371,6 +370,7 @@ def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
         assert torch.allclose(cut[name], tensor, atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_a_models_config_names_the_tokenizer_of_its_data(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     backend = tokenizers.ByteLevelBPETokenizer()
@@ -387,34 +387,104 @@ def test_dry_run_touches_no_disk(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([*SMALL, "--dry-run", "--world", "4"]) == 0
     printed = capsys.readouterr().out
-    assert "micro-batch 2" in printed and "train_micro_batch_size_per_gpu" in printed and not list(tmp_path.iterdir())
+    assert (
+        "micro-batch 2" in printed
+        and "evaluate" in printed
+        and "train_micro_batch_size_per_gpu" in printed
+        and not list(tmp_path.iterdir())
+    )
 
 
+@pytest.mark.slow
 def test_two_ranks_under_the_launcher_are_one_rank(whole, tmp_path):
     """ZeRO-1 on two ranks is the same run; its checkpoint then goes on in one process."""
     done = launch(deepspeed_launcher(), tmp_path / "run", "--set", "train.zero_stage=1")
     assert done.returncode == 0, done.stdout + done.stderr
     same(tmp_path / "run", whole)
     assert run(tmp_path / "run", "train.zero_stage=1", "train.steps=5", resume="auto") == 0
-    assert run(whole, "train.steps=5", resume="auto") == 0
-    last = [RunFolder(folder).metrics()[-2]["loss"] for folder in (tmp_path / "run", whole)]
+    shutil.copytree(whole, tmp_path / "one")
+    assert run(tmp_path / "one", "train.steps=5", resume="auto") == 0
+    last = [RunFolder(tmp_path / folder).metrics()[-2]["loss"] for folder in ("run", "one")]
     assert last[0] == pytest.approx(last[1], abs=2e-5)
 
 
-def test_torchrun_and_plain_python(tmp_path):
-    for name, command in {
-        "torchrun": [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            "--master-port",
-            free_port(),
-        ],
-        "python": [sys.executable],
-    }.items():
-        done = launch(command, tmp_path / name)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "WARNING" not in done.stdout
-    same(tmp_path / "torchrun", tmp_path / "python")
+@pytest.mark.slow
+def test_torchrun_is_the_same_run(whole, tmp_path):
+    done = launch(torchrun_launcher(), tmp_path / "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout
+    same(tmp_path / "run", whole)
+
+
+# ------------------------------------------------------------------------------------------------ evaluators on the way
+
+
+def during(**evaluators):
+    return f"evaluate.during={json.dumps(evaluators)}"
+
+
+def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path, capsys):
+    folder = tmp_path / "run"
+    asked = {"passkey": {"every": 2, "lengths": [96], "samples": 1}, "perplexity": {"every": 3, "lengths": [16, 32]}}
+    assert run(folder, during(**asked), "train.ema=0.5") == 0
+    records = {
+        r["step"]: {k: v for k, v in r.items() if "/" in k} for r in RunFolder(folder).metrics() if "loss" not in r
+    }
+    names = {
+        name: [f"{name}/{s.column}@{n}" for n in asked[name]["lengths"] for s in MODALITY.evaluators[name].scores]
+        for name in asked
+    }
+    assert [sorted(records[step]) for step in (2, 3, 4)] == [
+        sorted(names["passkey"]),
+        sorted(names["perplexity"]),
+        sorted(names["passkey"] + names["perplexity"]),
+    ]  # the last step has all of them
+    assert curve(folder)[0] == curve(whole)[0]  # measuring changes no step
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"perplexity/bits per byte@32 {records[4]['perplexity/bits_per_byte@32']:.4f}" in out
+    model = CausalLM.from_pretrained(folder / "model").eval()  # the averaged weights
+    for name, settings in asked.items():
+        kind = MODALITY.evaluators[name]
+        settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items() if k != "every"}
+        evaluator = kind(kind.settings_class(**settings), {"source": "sotu-excerpt"})
+        for row in evaluator.rows(dict(evaluator.run(model))):
+            for score in evaluator.scores:
+                assert records[4][f"{name}/{score.column}@{row['length']}"] == row[score.column]
+
+
+def test_a_resumed_run_measures_again_what_was_rewound(tmp_path):
+    folder, settings = tmp_path / "run", [during(perplexity={"every": 1, "lengths": [16]}), "evaluate.every=0"]
+    assert run(folder, *settings) == 0
+    before = RunFolder(folder).metrics()
+    shutil.rmtree(folder / "checkpoints/step_00000004")
+    assert run(folder, *settings, resume="auto") == 0
+    measured = [
+        [(r["step"], v) for r in records for k, v in r.items() if "/" in k]
+        for records in (before, RunFolder(folder).metrics())
+    ]
+    assert measured[0] == measured[1] and [step for step, _ in measured[0]] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"paskey": 2}, ["'paskey'", "'passkey'"]),
+        ({"passkey": {"every": 2, "lenghts": [96]}}, ["'lenghts'", "'lengths'"]),
+        ({"passkey": {"every": 2, "sizes": [96]}}, ["'sizes'", "passkey"]),
+        ({"passkey": 0}, ["passkey=0"]),
+        ({"passkey": True}, ["passkey=True"]),
+        ({"passkey": {"lengths": [96]}}, ["passkey", "'every'"]),
+        ({"passkey": {"every": 2, "lengths": [50]}}, ["50", "81"]),
+        ({"passkey": {"every": 2, "lengths": [1]}}, ["lengths"]),
+        ({"perplexity": {"every": 2, "lengths": [9000000]}}, ["9000000"]),
+    ],
+)
+def test_what_cannot_be_measured_on_the_way_stops_before_training(asked, words, tmp_path, capsys):
+    assert run(tmp_path / "run", during(**asked)) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and all(word in message for word in words), message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_figures_are_words():
+    assert display_name("heldout_loss") == "held-out loss"

@@ -104,7 +104,7 @@ def test_bf16_and_the_average_through_another_number_of_ranks(tmp_path) -> None:
 
 
 def test_another_classifier_on_the_same_features(whole, tmp_path) -> None:
-    from recipes.initial import load_weights
+    from recipes.runs import load_weights
     from zoo import create_model
 
     model, _ = load_run(whole)

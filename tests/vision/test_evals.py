@@ -14,9 +14,10 @@ from PIL import Image
 from torch import nn
 
 from modalities.cost import Meter
-from modalities.evaluation import ModelResult, SeedMean, mean_of_seeds
+from modalities.evaluation import ModelResult
 from modalities.figures import styles_of
 from modalities.heldout import Heldout
+from modalities.results import SeedMean, mean_of_seeds
 from modalities.vision import VisionConfig, VisionTransformer
 from modalities.vision import data as data_module
 from modalities.vision.data import HeldoutImages

@@ -20,6 +20,8 @@ from zoo.priors import Prior
 from zoo.priors.base import PriorTerms, RelativeTable
 from zoo.registry import create_model
 
+pytestmark = pytest.mark.gpu
+
 # Realisations beyond "both" are tried where they make another kernel: no table, no lanes.
 FEWER = {
     "none": ["odd", "documents", "grouped-values"],

@@ -16,6 +16,8 @@ from tests.device import DEVICE
 from zoo.attention.triton import common, decode
 from zoo.attention.triton.common import Geometry
 
+pytestmark = pytest.mark.gpu
+
 LOG2E = math.log2(math.e)
 
 

@@ -16,6 +16,8 @@ from zoo.attention.triton.common import Geometry
 from zoo.attention.triton.forward import attention_forward
 from zoo.attention.triton.plan import make_plan
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

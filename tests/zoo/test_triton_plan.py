@@ -16,6 +16,8 @@ common = pytest.importorskip("zoo.attention.triton.common", reason="needs Triton
 from zoo.attention.triton.common import Geometry  # noqa: E402
 from zoo.attention.triton.plan import Plan, make_plan, skipped_share  # noqa: E402
 
+pytestmark = pytest.mark.gpu
+
 TILE, HEADS, WIDTH = 16, 2, 8
 BUDGET = 2.0**-24  # of a row's sum, for all that it skips
 

@@ -23,6 +23,8 @@ from zoo.registry import create_model
 pytest.importorskip("triton")
 from zoo.attention.triton import common, op
 
+pytestmark = pytest.mark.gpu
+
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["text_ggd_ssmax_tiny", "text_goat_tiny"]
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from modalities.evaluation import compact
 from modalities.figures import DASHES, STYLES, log_if_wide, panels
+from modalities.results import compact
 from zoo.prior_plot import save_figure
 
 TITLES = {"forward": "forward", "fwd+bwd": "forward and backward", "decode": "one token against a cache"}

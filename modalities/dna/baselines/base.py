@@ -16,7 +16,7 @@ from torch import Tensor
 
 from modalities.dna.bases import UNKNOWN, decode
 from modalities.dna.scoring import BIT, Scores, WindowScorer
-from modalities.dna.stretches import GenomeSplit
+from modalities.dna.splits import GenomeSplit
 from modalities.heldout import Heldout
 
 __all__ = ["COMPRESSORS", "Baseline", "BaselineConfig", "Compressor", "Uniform"]
@@ -65,7 +65,8 @@ class Baseline(WindowScorer):
 
 class Uniform(Baseline):
     def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
-        return tuple(torch.full(windows.shape, value, dtype=torch.float64) for value in (2 * BIT, 0.25))
+        nll = torch.full(windows.shape, 2 * BIT, dtype=torch.float64)
+        return nll, torch.full_like(nll, 0.25)
 
 
 class Compressor(Baseline):

@@ -21,8 +21,7 @@ from torch import Tensor
 from modalities.dna.baselines.base import VERSION, Baseline, BaselineConfig
 from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
-from modalities.dna.splits import Region, joined, select, split_fingerprint
-from modalities.dna.stretches import GenomeSplit
+from modalities.dna.splits import GenomeSplit, Region, joined, select, split_fingerprint
 from modalities.dna.writing import SequenceWriter
 from modalities.evaluation import batches
 from modalities.files import data_folder
@@ -239,10 +238,10 @@ def kmers(codes: np.ndarray, size: int) -> np.ndarray:
     """Numbers, uint32, of the stretches of `size` ≤ 16 known bases in codes (N,), in order; first base most significant."""
     unknown = codes >= UNKNOWN
     word, length = np.where(unknown, 0, codes).astype(np.uint32), 1
-    words, done = None, 0  # doubling: 13 = 1 + 4 + 8
+    words, done = word, 0  # doubling: 13 = 1 + 4 + 8
     while True:
         if size & length:
-            words = word if words is None else words[: len(word) - done] << np.uint32(2 * length) | word[done:]
+            words = word if not done else words[: len(word) - done] << np.uint32(2 * length) | word[done:]
             done += length
         if done == size:
             break

@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from torch import nn
 
 from modalities.decoder.scoring import position_buckets
-from modalities.dna.baselines import COMPRESSORS
+from modalities.dna.baselines import BASELINES, COMPRESSORS
 from modalities.dna.evaluation import DnaLengthSettings, StrandSettings, strands_of
 from modalities.dna.likelihood import LEFT_OUT, Likelihood, add, by_contig, mean, view, with_styles
 from modalities.dna.scoring import BIT, score_windows
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.evaluation import Cell, CellValue, ModelResult, Score, mean_of_seeds
+from modalities.evaluation import Cell, CellValue, ModelResult, Score
 from modalities.figures import RULE, curves, finish, name_panel, panels, position_curves
+from modalities.results import mean_of_seeds
+from zoo.model import ZooModel
 
 __all__ = ["Bits", "BitsSettings", "summary"]
 
@@ -39,7 +40,7 @@ class Bits(Likelihood):
 
     name = "bits"
     summary = "NLL, bits per base and next-base accuracy of held-out contigs against length, and bits by position"
-    scores = (
+    scores: ClassVar[tuple[Score, ...]] = (
         Score("bits_per_base", "bits per base", linear=True),
         Score("accuracy", linear=True),
         Score("token_accuracy", linear=True),
@@ -47,10 +48,10 @@ class Bits(Likelihood):
     )
     settings_class = BitsSettings
 
-    def identity(self, model: nn.Module) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> dict[str, Any]:
         return super().identity(model) | {"strands": strands_of(model, self.settings)}
 
-    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         strands = strands_of(model, self.settings)
         values: dict[str, list[float]] = {name: [] for name in ("bits", "bases", "correct", "tokens")}
         bucket_bits, bucket_bases, left_over = np.zeros(0), np.zeros(0), 0
@@ -75,10 +76,12 @@ class Bits(Likelihood):
         for length in sorted({cell["length"] for cell in cells.values()}):
             mine = [cell for cell in cells.values() if cell["length"] == length]
             row = {"length": length} | summary(mine)
-            sums = [reduce(add, (np.array(cell[name]) for cell in mine)) for name in ("bucket_bits", "bucket_bases")]
-            if len(sums[0]):
-                row["position_to"] = [2**k for k in range(len(sums[0]))]
-                row["position_bits"] = np.divide(*sums, out=np.full(len(sums[0]), np.nan), where=sums[1] > 0).tolist()
+            bits, bases = (
+                reduce(add, (np.array(cell[name]) for cell in mine)) for name in ("bucket_bits", "bucket_bases")
+            )
+            if len(bits):
+                row["position_to"] = [2**k for k in range(len(bits))]
+                row["position_bits"] = np.divide(bits, bases, out=np.full(len(bits), np.nan), where=bases > 0).tolist()
             rows.append(row)
         return rows
 
@@ -101,7 +104,7 @@ class Bits(Likelihood):
             position_curves(axes[2], known, "position_bits", "bits per base", styles=their_styles)
             axes[2].axhline(2.0, **RULE)
         axes[2].set_visible(bool(where))
-        finish(figure, axes, results, path)
+        finish(figure, axes, results, path, unseeded=BASELINES)
 
 
 def _bits_as_trained(result: ModelResult) -> float:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from modalities.dna.continuation import Continuation, ContinuationSettings, texts_of
 from modalities.dna.evaluation import window_of
 from modalities.dna.likelihood import ENOUGH
 from modalities.evaluation import CellValue, ModelResult, Score, option, standard_error
+from zoo.model import ZooModel
 
 __all__ = ["Completion", "CompletionSettings"]
 
@@ -62,7 +62,7 @@ class Completion(Continuation):
     def temperature(self) -> float:
         return self.settings.temperature
 
-    def prompt_lengths(self, model: nn.Module) -> tuple[int, ...]:
+    def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
         if self.settings.lengths:
             return self.settings.lengths
         lengths = [self.trained_at(model) * factor for factor in FACTORS]

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
+from modalities.dna.baselines import BASELINES
 from modalities.dna.evaluators.bits import Bits, summary
 from modalities.dna.likelihood import by_contig, view, with_styles
-from modalities.dna.stretches import Stretch
-from modalities.evaluation import Axis, CellValue, ModelResult, Score, SeedMean, compact, mean_of_seeds
+from modalities.dna.splits import Region
+from modalities.evaluation import Axis, CellValue, ModelResult, Score
 from modalities.figures import RULE, finish, panels
+from modalities.results import SeedMean, compact, mean_of_seeds
+from zoo.model import ZooModel
 
 __all__ = ["Contigs"]
 
@@ -27,17 +29,17 @@ class Contigs(Bits):
     scores = (Score("bits_per_base"), Score("accuracy"), Score("token_accuracy"))
     axis = Axis("contig", "held-out contig")
 
-    def points(self, model: nn.Module) -> tuple[str, ...]:
+    def points(self, model: ZooModel) -> tuple[str, ...]:
         return tuple(self.heldout.items.contigs)
 
-    def lengths(self, model: nn.Module) -> tuple[int, ...]:
+    def lengths(self, model: ZooModel) -> tuple[int, ...]:
         return (self.settings.lengths[-1] if self.settings.lengths else 4 * self.trained_at(model),)
 
-    def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Stretch]]:
+    def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
         data = self.heldout.items
         short = {name: region for name in data.contigs if len(region := data.longest(name)) < length}
         found = data.stretches(length, count, seed) if len(short) < len(data.contigs) else {}
-        found |= {name: [Stretch(name, region.start, region.stop)] for name, region in short.items()}
+        found |= {name: [region] for name, region in short.items()}
         return {name: found[name] for name in data.contigs if name in found}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
@@ -65,7 +67,7 @@ class Contigs(Bits):
                 axis.axhline(edge - 0.5, color="0.85", linewidth=0.6, zorder=0)
         windows = compact(max(row["length"] for result in results for row in result.rows))
         figure.suptitle(f"held-out contigs, windows of {windows} tokens", fontsize=11)
-        finish(figure, axes, results, path)
+        finish(figure, axes, results, path, unseeded=BASELINES)
 
 
 def _dots(axis: Any, result: ModelResult, column: str, contigs: list[str], lift: float, style: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
-from torch import nn
 
 from modalities.dna.bases import UNKNOWN, reverse_complement
 from modalities.dna.evaluation import short_name, strands_of
@@ -21,6 +20,7 @@ from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, batches
 from modalities.evaluation import Score as Column
 from modalities.figures import finish, panels, styles_of
+from zoo.model import ZooModel
 
 __all__ = ["Score"]
 
@@ -69,10 +69,10 @@ class Score(FileEvaluator):
     default_window = 16
     window_step = 2
 
-    def identity(self, model: nn.Module) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> dict[str, Any]:
         return {"bases": self.genome().fingerprint} | super().identity(model)
 
-    def cells(self, model: nn.Module) -> list[Cell]:
+    def cells(self, model: ZooModel) -> list[Cell]:
         genome, half = self.genome(), self.window(model) // 2
         size = max(LEAST_PART, genome.bases // MOST_PARTS)
         times = 2 if strands_of(model, self.settings) == "both" else 1
@@ -81,7 +81,7 @@ class Score(FileEvaluator):
             for n, part in enumerate(_parts(genome, half, size))
         ]
 
-    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         """Sums over the cell's pieces; a record's sums are those of all its pieces."""
         genome, pieces, half = self.genome(), cell.data["pieces"], cell.data["half"]
         both, batch_tokens = strands_of(model, self.settings) == "both", self.settings.batch_tokens
@@ -155,7 +155,7 @@ class Score(FileEvaluator):
             console.print(f"{more:,} more records in the files")
 
 
-def base_nats(model: nn.Module, windows: np.ndarray, batch_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+def base_nats(model: ZooModel, windows: np.ndarray, batch_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Nats of each base of windows (B, T), float64, and whether it counts; tokens share their cost evenly among bases."""
     nats, counted = np.zeros(windows.shape), np.zeros(windows.shape, bool)
     tokenizer = load_tokenizer(model.config.tokenizer)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import nn
 
+from modalities.dna.baselines import BASELINES
 from modalities.dna.continuation import Continuation, ContinuationSettings, texts_of
-from modalities.evaluation import Axis, Cell, CellValue, ModelResult, Score, mean_of_seeds
+from modalities.evaluation import Axis, Cell, CellValue, ModelResult, Score
 from modalities.figures import RULE, finish, panels, styles_of
+from modalities.results import mean_of_seeds
+from zoo.model import ZooModel
 
 __all__ = ["Spectrum", "SpectrumSettings"]
 
@@ -46,13 +48,13 @@ class Spectrum(Continuation):
     settings_class = SpectrumSettings
     temperature = 1.0
 
-    def prompt_lengths(self, model: nn.Module) -> tuple[int, ...]:
+    def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
         return self.settings.resolved_lengths(self.trained_at(model))[:1]
 
-    def points(self, model: nn.Module) -> tuple[int, ...]:
+    def points(self, model: ZooModel) -> tuple[int, ...]:
         return ORDERS
 
-    def cells(self, model: nn.Module) -> list[Cell]:
+    def cells(self, model: ZooModel) -> list[Cell]:
         cells = super().cells(model)
         if sum(len(cell.data["places"]) for cell in cells) < 2:
             raise ValueError("two halves need at least two continuations: raise samples, or hold out more")
@@ -87,7 +89,7 @@ class Spectrum(Continuation):
             xlabel=self.axis.label, ylabel="Jensen-Shannon divergence (bits)", title="written k-mers against true ones"
         )
         axis.grid(alpha=0.25, linewidth=0.6)
-        finish(figure, [axis], results, path)
+        finish(figure, [axis], results, path, unseeded=BASELINES)
 
 
 def kmer_counts(codes: np.ndarray, k: int) -> np.ndarray:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from modalities.dna.bases import reverse_complement
 from modalities.dna.likelihood import LEFT_OUT, Likelihood, by_contig, mean
 from modalities.dna.scoring import score_windows
 from modalities.evaluation import Cell, CellValue, ModelResult, Score
+from zoo.model import ZooModel
 
 __all__ = ["Strands"]
 
@@ -36,7 +36,7 @@ class Strands(Likelihood):
     )
     default_bases = 1 << 17  # each read twice
 
-    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         forth: list[float] = []
         back: list[float] = []
         for windows in self.windows(model, cell):

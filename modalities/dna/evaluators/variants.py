@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from modalities.dna.bases import decode, encode
 from modalities.dna.evaluation import short_name, strands_of
@@ -24,6 +23,7 @@ from modalities.dna.tokenizers import load_tokenizer
 from modalities.dna.vcf import Variant, read_variants
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
 from modalities.figures import panels, save_figure
+from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 
 __all__ = ["VariantSettings", "Variants"]
@@ -80,7 +80,7 @@ class Variants(FileEvaluator):
     def source_name(self) -> str:
         return f"{self.settings.variants} on {self.settings.fasta}"
 
-    def identity(self, model: nn.Module) -> dict[str, Any]:
+    def identity(self, model: ZooModel) -> dict[str, Any]:
         reference, digest = self.genome().fingerprint, self.variants_digest()
         return {"reference": reference, "variants": digest} | super().identity(model)
 
@@ -96,7 +96,7 @@ class Variants(FileEvaluator):
         with open(self.settings.variants, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
-    def cells(self, model: nn.Module) -> list[Cell]:
+    def cells(self, model: ZooModel) -> list[Cell]:
         self.genome()  # raises where a file is missing
         step, window = step_of(load_tokenizer(model.config.tokenizer)), self.window(model)
         reference = find_source(self.settings.fasta)
@@ -105,7 +105,7 @@ class Variants(FileEvaluator):
         parts = {n: placed[n : n + size] for n in range(0, len(placed), size)}
         return [Cell(f"variants={n}", 2 * sum(one.size for one in part), {"placed": part}) for n, part in parts.items()]
 
-    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         genome, placed, batch_tokens = self.genome(), cell.data["placed"], self.settings.batch_tokens
         strands = strands_of(model, self.settings)
         nats = np.full((len(placed), 2), math.nan)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from modalities.decoder.model import Decoder
 from modalities.evaluation import ModelResult
 from modalities.figures import heatmap_figure
 from modalities.text import passkey
 from modalities.text.retrieval import Retrieval, TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
-from zoo.model import ZooModel
 
 __all__ = ["NeedleGrid"]
 
@@ -29,10 +29,10 @@ class NeedleGrid(Retrieval, TextEvaluator):
     depths = 11
     depth_decimals = 2
 
-    def identity(self, model: ZooModel) -> dict[str, Any]:
+    def identity(self, model: Decoder) -> dict[str, Any]:
         return {"text": self.heldout_for(model).fingerprint, **super().identity(model)}
 
-    def draw_samples(self, model: ZooModel, length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
+    def draw_samples(self, model: Decoder, length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
         """Prompts (N, P) and answers (N, A): the passkey's sentences around real text instead of filler."""
         tokenizer = load_tokenizer(model.config.tokenizer)
         documents = self.heldout_for(model).items

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from modalities.decoder.model import Decoder
 from modalities.evaluation import ModelResult
 from modalities.figures import heatmap_figure
 from modalities.text.passkey import make_passkey
 from modalities.text.retrieval import Retrieval
 from modalities.text.tokenizers import load_tokenizer
-from zoo.model import ZooModel
 
 __all__ = ["Passkey"]
 
@@ -33,7 +33,7 @@ class Passkey(Retrieval):
     def source_name(self) -> None:  # it makes its own filler
         return None
 
-    def draw_samples(self, model: ZooModel, length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
+    def draw_samples(self, model: Decoder, length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
         return _passkeys(model.config.tokenizer, length, depth, self.samples, self.settings.seed)
 
     def write(self, results: list[ModelResult], out: Path) -> None:

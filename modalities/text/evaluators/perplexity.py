@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, position_buckets, token_nll
-from modalities.evaluation import Cell, CellValue, ModelResult, Score, batches, mean_of_seeds, standard_error
+from modalities.evaluation import Cell, CellValue, ModelResult, Score, batches, standard_error
 from modalities.figures import curves, finish, name_panel, panels, position_curves
+from modalities.results import mean_of_seeds
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
-from zoo.model import ZooModel
 
 __all__ = ["Perplexity"]
 
@@ -38,14 +39,14 @@ class Perplexity(TextEvaluator):
     scores = (Score("perplexity"), overview)
     default_samples = 8
 
-    def points(self, model: ZooModel) -> tuple[int, ...]:
+    def points(self, model: Decoder) -> tuple[int, ...]:
         return self.settings.resolved_lengths(self.trained_at(model))
 
-    def identity(self, model: ZooModel) -> dict[str, Any]:
+    def identity(self, model: Decoder) -> dict[str, Any]:
         text = self.heldout_for(model).fingerprint
         return {"text": text, "seed": self.settings.seed, "stretch": max(self.points(model))}
 
-    def cells(self, model: ZooModel) -> list[Cell]:
+    def cells(self, model: Decoder) -> list[Cell]:
         lengths, heldout = self.points(model), self.heldout_for(model)
         bos, longest = load_tokenizer(model.config.tokenizer).bos_id, max(lengths)
         stretches = _stretches(heldout.items, bos, longest, self.settings.seed, heldout.name)
@@ -56,7 +57,7 @@ class Perplexity(TextEvaluator):
             for k, stretch in enumerate(stretches)
         ]
 
-    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
+    def measure(self, model: Decoder, cell: Cell) -> CellValue:
         length, tokens = cell.data["length"], torch.as_tensor(cell.data["tokens"], device=device_of(model))
         count = (len(tokens) - 1) // length * length
         inputs, targets = tokens[:count].view(-1, length), tokens[1 : count + 1].view(-1, length)

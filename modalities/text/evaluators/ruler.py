@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import greedy_texts
 from modalities.evaluation import Cell, CellValue, Score, batches
 from modalities.text.data import EncodedDocument
 from modalities.text.needle_words import ADJECTIVES, NOUNS
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
-from zoo.model import ZooModel
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
@@ -82,22 +82,22 @@ class Ruler(TextEvaluator):
     def samples(self) -> int:
         return self.settings.samples or self.default_samples
 
-    def identity(self, model: ZooModel) -> dict[str, Any]:
+    def identity(self, model: Decoder) -> dict[str, Any]:
         text = self.heldout_for(model).fingerprint
         return {"text": text, "seed": self.settings.seed, "samples": self.samples, "new_tokens": MAX_NEW_TOKENS}
 
-    def essay(self, model: ZooModel) -> tuple[str, ...]:
+    def essay(self, model: Decoder) -> tuple[str, ...]:
         """The words of all held-out documents, one after the other."""
         return _words(self.heldout_for(model).items)
 
-    def points(self, model: ZooModel) -> tuple[int, ...]:
+    def points(self, model: Decoder) -> tuple[int, ...]:
         lengths = self.settings.resolved_lengths(self.trained_at(model))
         if self.settings.lengths:
             return lengths  # given explicitly: measured, or an error
         shortest = max(_shortest(model.config.tokenizer, self.essay(model), task) for task in RULER_TASKS)
         return tuple(length for length in lengths if length >= shortest)
 
-    def cells(self, model: ZooModel) -> list[Cell]:
+    def cells(self, model: Decoder) -> list[Cell]:
         tokenizer, essay, seed = model.config.tokenizer, self.essay(model), self.settings.seed
         return [
             Cell(
@@ -113,7 +113,7 @@ class Ruler(TextEvaluator):
             for task in RULER_TASKS
         ]
 
-    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
+    def measure(self, model: Decoder, cell: Cell) -> CellValue:
         tokenizer = load_tokenizer(model.config.tokenizer)
         samples, length = cell.data["samples"], cell.data["length"]
         scores: list[float] = []

@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,11 +33,11 @@ from modalities.evaluation import (
     batches,
     check_choice,
     counts,
-    mean_of_seeds,
     option,
 )
-from modalities.figures import curves, finish, name_panel, panels, styles_of
+from modalities.figures import RULE, curves, finish, name_panel, panels
 from modalities.heldout import Heldout
+from modalities.results import mean_of_seeds
 from modalities.vision.data import (
     DEFAULT_SOURCE,
     HeldoutImages,
@@ -48,6 +48,7 @@ from modalities.vision.data import (
     open_heldout,
 )
 from modalities.vision.images import BadImage
+from modalities.vision.model import VisionTransformer
 from modalities.vision.transforms import preprocess
 
 __all__ = ["SCALES", "Resolution", "ResolutionSettings"]
@@ -124,7 +125,7 @@ class Resolution(Evaluator):
     and counted as `skipped`. With five classes or fewer there is no top-5.
 
     `reduced_top1` is the control of a larger size: the best top-1 among the smaller sizes measured, which is what the same
-    images give when they are reduced before the model.
+    images give when they are reduced before the model; `gain` is top-1 less that.
 
     `tuned_*` columns exist with `tune_temperature` alone: every image is scored at the factor of the logits, one of `SCALES`,
     that was best at that size for the other half of the images (even and odd places of the order), never for its own.
@@ -142,7 +143,8 @@ class Resolution(Evaluator):
         Score("top1", "top-1 accuracy", linear=True),
         Score("top5"),
         Score("ratio", "top-1 / top-1 at the training size", linear=True),
-        Score("reduced_top1", "top-1, reduced to the best smaller size"),
+        Score("reduced_top1"),
+        Score("gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False),
         Score("tuned_top1", "TUNED top-1 accuracy", linear=True),
         Score("tuned_ratio", "TUNED top-1 / top-1 at the training size", linear=True),
         Score("tuned_scale"),
@@ -167,18 +169,18 @@ class Resolution(Evaluator):
     def source_name(self) -> str:
         return heldout_name(self.source)
 
-    def trained_at(self, model: nn.Module) -> int:
+    def trained_at(self, model: VisionTransformer) -> int:
         return min(model.config.train_size)
 
-    def points(self, model: nn.Module) -> tuple[int, ...]:
+    def points(self, model: VisionTransformer) -> tuple[int, ...]:
         return tuple(min(shape) for shape in self._shapes(model))
 
-    def identity(self, model: nn.Module) -> dict[str, Any]:
+    def identity(self, model: VisionTransformer) -> dict[str, Any]:
         settings = self.settings
         scales = list(SCALES) if settings.tune_temperature else []
         return {"images": self.heldout.fingerprint, "mode": settings.mode, "fit": settings.fitting, "scales": scales}
 
-    def cells(self, model: nn.Module) -> list[Cell]:
+    def cells(self, model: VisionTransformer) -> list[Cell]:
         settings, images = self.settings, self.heldout.items
         self._check_classes(model)
         shapes = self._shapes(model)
@@ -206,7 +208,7 @@ class Resolution(Evaluator):
         return cells
 
     @torch.inference_mode()
-    def measure(self, model: nn.Module, cell: Cell) -> CellValue:
+    def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
         settings = self.settings
         height, width = shape = cell.data["shape"]
         batch = min(settings.batch_size(_tokens(model, height, width)), CHUNK)
@@ -241,7 +243,7 @@ class Resolution(Evaluator):
             "peak_bytes": meter.peak_bytes,
         }
 
-    def _warm_up(self, model: nn.Module, images: Tensor, shape: Shape) -> None:
+    def _warm_up(self, model: VisionTransformer, images: Tensor, shape: Shape) -> None:
         """An untimed pass: the first at a size is slower, as it selects kernels and allocates memory."""
         seen = self._warm.setdefault(model, set())
         if shape not in seen:
@@ -260,10 +262,10 @@ class Resolution(Evaluator):
                 if f"{kind}top1" in row:
                     row[f"{kind}ratio"] = row[f"{kind}top1"] / trained if trained else math.nan
             smaller = [other["top1"] for other in rows if other["size"] < row["size"]]
-            row |= {"reduced_top1": max(smaller)} if smaller else {}
+            row |= {"reduced_top1": max(smaller), "gain": row["top1"] - max(smaller)} if smaller else {}
         return sorted(rows, key=lambda row: row["size"])
 
-    def _shapes(self, model: nn.Module) -> list[Shape]:
+    def _shapes(self, model: VisionTransformer) -> list[Shape]:
         """(height, width) of every point, ascending; that of training among them where it has the aspect."""
         settings = self.settings
         height, width = model.config.train_size
@@ -283,15 +285,15 @@ class Resolution(Evaluator):
             raise self._too_large(model, [_shape(least, aspect)], PROBED, share=ENOUGH)
         return [_shape(size, aspect) for size in sorted(sizes)]
 
-    def _aspect(self, model: nn.Module) -> tuple[int, int]:
+    def _aspect(self, model: VisionTransformer) -> tuple[int, int]:
         height, width = model.config.train_size
         return self.settings.aspect or _lowest_terms(width, height)
 
-    def _step(self, model: nn.Module) -> int:
+    def _step(self, model: VisionTransformer) -> int:
         """The shorter side is a multiple of this where both sides are whole patches at the aspect."""
         return (1 if model.config.pad else model.config.patch_size) * min(self._aspect(model))
 
-    def _too_large(self, model: nn.Module, shapes: list[Shape], count: int, share: float = 0) -> ValueError:
+    def _too_large(self, model: VisionTransformer, shapes: list[Shape], count: int, share: float = 0) -> ValueError:
         """The error for sizes that no stored image reaches; it names the largest one that works."""
         step, fit, heldout = self._step(model), self.settings.fitting, self.heldout
         largest = {shape: heldout.items.largest(shape, fit, share=share, count=count) for shape in shapes}
@@ -304,7 +306,7 @@ class Resolution(Evaluator):
             f"{reach or f'no stored image reaches any valid size {at}. Choose'} --mode resized"
         )
 
-    def _check_classes(self, model: nn.Module) -> None:
+    def _check_classes(self, model: VisionTransformer) -> None:
         """ValueError where the source's list of classes is not that of the model, as far as its length tells."""
         theirs, classes = len(self.heldout.items.classes), model.config.num_classes
         if theirs and theirs != classes:
@@ -314,7 +316,7 @@ class Resolution(Evaluator):
             )
 
     def _loaded(
-        self, model: nn.Module, places: list[int], shape: Shape, batch: int, skipped: Counter[str]
+        self, model: VisionTransformer, places: list[int], shape: Shape, batch: int, skipped: Counter[str]
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Images (B, 3, height, width) on the model's device, labels (B,) and places (B,), a batch at a time; images that
         cannot be decoded are counted by reason in `skipped`."""
@@ -336,38 +338,19 @@ class Resolution(Evaluator):
                 yield torch.stack(pixels).to(like), torch.tensor(labels), torch.tensor(kept)
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """Top-1 against size beside its control, and its ratio to top-1 at the training size; tuned numbers, if any, in panels
-        of their own."""
+        """Top-1 against size; what reading large gains over reducing first (the control); tuned top-1 if any."""
         results = mean_of_seeds(results, self.axis.column)
-        tuned = [r for r in results if any("tuned_top1" in row for row in r.rows)]
-        figure, axes = panels(2 if tuned else 1, 2, width=4.9, height=4.2)
-        self._draw_panels(axes[:2], results, "")
-        _draw_reduced(axes[0], results)
-        if tuned:
-            self._draw_panels(axes[2:], tuned, "tuned_")
-            for above, below in zip(axes[:2], axes[2:], strict=True):  # one scale shows what tuning changes
-                low, high = (choose(above.get_ylim()[n], below.get_ylim()[n]) for n, choose in enumerate((min, max)))
-                above.set_ylim(low, high)
-                below.set_ylim(low, high)
+        by_column = {score.column: score for score in self.scores}
+        tuned = any("tuned_top1" in row for result in results for row in result.rows)
+        figure, axes = panels(1, 2 + tuned, width=4.9, height=4.2)
+        for axis, column in zip(axes, ("top1", "gain", "tuned_top1"), strict=False):
+            curves(axis, results, by_column[column], self.axis)
+        axes[1].axhline(0.0, **RULE)
+        for axis, name in zip(
+            axes, ("Top-1", "Read large, minus reduced first", "Top-1, TUNED at each size"), strict=False
+        ):
+            name_panel(axis, name)
         finish(figure, axes, results, path)
-
-    def _draw_panels(self, axes: Sequence[Any], results: Sequence[ModelResult], kind: str) -> None:
-        by_column, note = {score.column: score for score in self.scores}, ", TUNED at each size" if kind else ""
-        curves(axes[0], results, by_column[f"{kind}top1"], self.axis)
-        curves(axes[1], results, by_column[f"{kind}ratio"], self.axis)
-        axes[1].axhline(1.0, color="0.35", linewidth=1.0, zorder=1)
-        name_panel(axes[0], f"Top-1{note}")
-        name_panel(axes[1], f"Share kept{note}")
-
-
-def _draw_reduced(axis: Any, results: Sequence[ModelResult]) -> None:
-    """A thin dotted line per model: the same images reduced to the best smaller size."""
-    for result, style in zip(results, styles_of(results), strict=True):
-        rows = [row for row in result.rows if "reduced_top1" in row]
-        places, values = [row["size"] for row in rows], [row["reduced_top1"] for row in rows]
-        axis.plot(places, values, ":", color=style["color"], linewidth=1.1, zorder=2.5)
-    (line,) = axis.plot([], [], ":", color="0.3", linewidth=1.1)
-    axis.legend([line], ["reduced to the best smaller size"], fontsize=7.5, frameon=False, loc="lower left")
 
 
 def _lowest_terms(width: int, height: int) -> tuple[int, int]:
@@ -392,7 +375,7 @@ def _check_sizes(sizes: tuple[int, ...], step: int, patch: int, aspect: tuple[in
             )
 
 
-def _tokens(model: nn.Module, height: int, width: int) -> int:
+def _tokens(model: VisionTransformer, height: int, width: int) -> int:
     patch = model.config.patch_size
     return model.num_prefix_tokens + -(-height // patch) * -(-width // patch)
 
@@ -404,7 +387,7 @@ def _pixels(image: Image.Image, shape: Shape, config: Any, settings: ResolutionS
     return preprocess(image, *shape, mode=mode, train_size=reduced, fit=fit, mean=config.mean, std=config.std)
 
 
-def _ranks(model: nn.Module) -> tuple[int, ...]:
+def _ranks(model: VisionTransformer) -> tuple[int, ...]:
     return (1, 5) if model.config.num_classes > 5 else (1,)
 
 
@@ -414,7 +397,9 @@ def _right(logits: Tensor, labels: Tensor, k: int) -> Tensor:
     return (top == labels[:, None]).any(1) & logits.isfinite().all(1)
 
 
-def _by_scale(model: nn.Module, images: Tensor, labels: Tensor, places: Tensor, plain: Tensor) -> dict[str, np.ndarray]:
+def _by_scale(
+    model: VisionTransformer, images: Tensor, labels: Tensor, places: Tensor, plain: Tensor
+) -> dict[str, np.ndarray]:
     """(2, scales): how many are right at each of `SCALES`, for images at even and at odd places."""
     counts = {f"half_top{k}": np.zeros((2, len(SCALES)), int) for k in _ranks(model)}
     for n, scale in enumerate(SCALES):
@@ -430,7 +415,7 @@ def _row(cells: list[CellValue]) -> dict[str, Any]:
     count = sum(cell["images"] for cell in cells)
     if not count:
         raise ValueError("none of the held-out images could be decoded")
-    skipped = sum((Counter(cell["skipped"]) for cell in cells), Counter())
+    skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
     top1, nll = (sum(cell[name] for cell in cells) / count for name in ("top1", "nll_sum"))
     row = {name: cells[0][name] for name in ("size", "height", "width")} | {
         "images": count,
@@ -455,7 +440,7 @@ def _tuned(cells: list[CellValue], count: int) -> dict[str, float]:
     """Each half scored at the factor that is best for the other; among equals, the one nearest 1."""
     top = {k: np.sum([cell[f"half_top{k}"] for cell in cells], axis=0) for k in (1, 5) if f"half_top{k}" in cells[0]}
     order = sorted(range(len(SCALES)), key=lambda k: abs(math.log(SCALES[k])))
-    chosen = [max(order, key=lambda k, half=half: top[1][1 - half][k]) for half in (0, 1)]
+    chosen = [max(order, key=top[1][1 - half].__getitem__) for half in (0, 1)]
     return {
         **{f"tuned_top{k}": sum(int(right[h][at]) for h, at in enumerate(chosen)) / count for k, right in top.items()},
         "tuned_ratio": math.nan,

@@ -1,0 +1,165 @@
+"""What evaluators find: rows of scores along an axis, of one model or as the mean of several seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "LENGTH",
+    "Axis",
+    "CellValue",
+    "ModelResult",
+    "Score",
+    "SeedMean",
+    "compact",
+    "mean_of_rows",
+    "mean_of_seeds",
+]
+
+CellValue = dict[str, Any]  # numbers, or lists of numbers: whatever JSON carries
+
+
+def compact(number: float) -> str:
+    """128, 1k, 1.5k, 32k, 1M: lengths as tick labels, in powers of two."""
+    for unit, size in (("M", 2**20), ("k", 2**10)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What curves run along: a column of rows, its label, how a tick is written, what files call the place of training."""
+
+    column: str
+    label: str
+    tick: Callable[[Any], str] = str
+    trained: str = "train_context"
+
+
+LENGTH = Axis("length", "length (tokens, log₂)", compact)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A column of rows that tables and figures show.
+
+    Attributes:
+        column: its name; rows may lack it.
+        label: of the figure's panel; the name where empty.
+        unit_interval: the panel's axis is 0 to 1.
+        linear: the panel's axis is never logarithmic.
+        exception: a count that tables show where it is not 0, and figures do not.
+        tabled, drawn: whether tables show it, and the default figure has a panel for it.
+    """
+
+    column: str
+    label: str = ""
+    unit_interval: bool = False
+    linear: bool = False
+    exception: bool = False
+    tabled: bool = True
+    drawn: bool = True
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    """All that one evaluator found about one model: what tables, files and figures are made from."""
+
+    label: str
+    trained_at: int  # on the evaluator's axis
+    rows: list[dict[str, Any]]
+    cells: dict[str, CellValue] = field(default_factory=dict)
+    method: str = ""  # "ggd_ssmax": gives the model its colour
+    weights: str = ""
+    seconds: float = 0.0
+    group: str = ""  # models of one group are seeds of one set-up: tables and figures show their mean
+    source: str | None = None  # of held-out data; None for evaluators that have none
+
+
+@dataclass(frozen=True)
+class SeedMean(ModelResult):
+    """Several seeds of one set-up as one result: `rows` are means, the others extremes and deviations, row by row."""
+
+    low: list[dict[str, Any]] = field(default_factory=list)
+    high: list[dict[str, Any]] = field(default_factory=list)
+    deviation: list[dict[str, Any]] = field(default_factory=list)  # sample standard deviation
+    seeds: int = 1
+
+
+def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult]:
+    """`results` with those of each group replaced by one `SeedMean`, at the place of the first.
+
+    Its rows are means over seeds of every number, where all seeds have a row of the same `axis`. Where one seed's number is
+    NaN, mean and extremes are NaN; a deviation is NaN unless all are finite.
+
+    Raises:
+        ValueError: for a group of models that were not trained at the same place.
+    """
+    groups: dict[tuple[str, str], list[ModelResult]] = {}
+    for n, result in enumerate(results):
+        key = ("group", result.group) if result.group else ("single", str(n))
+        groups.setdefault(key, []).append(result)
+    return [members[0] if len(members) == 1 else _seed_mean(members, axis) for members in groups.values()]
+
+
+def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
+    first = members[0]
+    if len({(member.trained_at, member.method) for member in members}) > 1:
+        raise ValueError(
+            f"{', '.join(m.label for m in members)} are not seeds of one set-up: they were trained differently"
+        )
+    by_point = [{row[axis]: row for row in member.rows} for member in members]
+    points = [point for point in by_point[0] if all(point in rows for rows in by_point)]
+
+    def reduced(how: Callable[[list[float]], float]) -> list[dict[str, Any]]:
+        rows = []
+        for point in points:
+            row = {name: _reduce([rows[point].get(name) for rows in by_point], how) for name in by_point[0][point]}
+            rows.append(row | {axis: point})
+        return rows
+
+    return SeedMean(
+        first.group,
+        first.trained_at,
+        reduced(_mean),
+        method=first.method,
+        seconds=sum(member.seconds for member in members),
+        group=first.group,
+        source=first.source,
+        low=reduced(lambda values: _extreme(min, values)),
+        high=reduced(lambda values: _extreme(max, values)),
+        deviation=reduced(_deviation),
+        seeds=len(members),
+    )
+
+
+def _mean(values: list[float]) -> float:
+    # fmean refuses the sum of an infinity and its negative
+    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
+
+
+def _extreme(choose: Callable[[list[float]], float], values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else choose(values)  # min and max depend on where a NaN is
+
+
+def _deviation(values: list[float]) -> float:
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
+    """Numbers by `how`, lists of numbers place by place; anything else is kept where all agree, else None."""
+    if all(isinstance(value, (int, float)) for value in values):
+        return how(values)
+    if all(isinstance(value, list) for value in values):
+        return [_reduce(list(column), how) for column in zip(*values, strict=False)]
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+def mean_of_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of every number; lists place by place; other values are kept where all agree, else None."""
+    return {name: _reduce([row.get(name) for row in rows], _mean) for name in rows[0]}

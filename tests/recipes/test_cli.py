@@ -1,0 +1,63 @@
+"""The command `priorzoo`: one entry to the models, training and evaluation, and one way of reporting errors."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from recipes.cli import main
+from tests.launching import ROOT, command
+
+
+def test_help_names_every_command(capsys):
+    for words in ([], ["--help"]):
+        assert main(words) == 0
+        printed = capsys.readouterr().out
+        assert all(name in printed for name in ("list", "show", "plot-prior", "train", "evaluate"))
+    assert main(["evaluate", "text_ggd_tiny", "passkey", "--help"]) == 0
+    assert "--lengths" in capsys.readouterr().out
+
+
+def test_models_are_listed_and_shown(capsys):
+    assert main(["list", "text_ggd_*", "--pretrained"]) == 0
+    assert capsys.readouterr().out.split() == ["text_ggd_ssmax_tiny.passkey", "text_ggd_tiny.passkey"]
+    assert main(["show", "dna_goat_tiny"]) == 0
+    assert "dna_goat_tiny.genomes" in capsys.readouterr().out
+
+
+def test_evaluate_takes_its_own_options(capsys, tmp_path):
+    words = ["text_ggd_tiny", "passkey", "--lengths", "96", "--out", str(tmp_path / "out"), "--dry-run"]
+    assert main(["evaluate", *words]) == 0
+    assert "passkey" in capsys.readouterr().out and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["trian"], ["'trian'", "'train'"]),
+        (["list", "txt_*"], ["'txt_*'"]),
+        (["list", "--modality", "txt"], ["'txt'", "'text'"]),
+        (["show"], ["name"]),
+        (["show", "text_ggd_tinny"], ["'text_ggd_tinny'", "text_ggd_tiny"]),
+        (["evaluate", "text_ggd_tinny", "passkey"], ["'text_ggd_tinny'", "text_ggd_tiny"]),
+        (["evaluate", "text_ggd_tiny", "passkey", "--lenghts", "96"], ["--lenghts", "--lengths"]),
+        (["evaluate"], ["EVAL"]),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(words, named, capsys):
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and all(word in message for word in named), message
+
+
+@pytest.mark.slow
+def test_train_runs_as_a_whole_process():
+    def priorzoo(*words):
+        entry = "import sys; from recipes.cli import main; sys.exit(main())"
+        return command([sys.executable, "-c", entry, *words], PYTHONPATH=str(ROOT))
+
+    listed = priorzoo("train", "--list")
+    assert listed.returncode == 0 and {"text.ggd_tiny", "dna.goat_tiny"} <= set(listed.stdout.split())
+    wrong = priorzoo("train", "text.ggd_tinny")
+    assert wrong.returncode == 2 and wrong.stderr.startswith("error: ") and "'text.ggd_tiny'" in wrong.stderr

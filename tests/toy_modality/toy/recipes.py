@@ -1,0 +1,12 @@
+from recipes.config import Evaluate, Model, Optim, Recipe, Train
+from recipes.registry import Recipes
+from toy.data import ToyData
+
+RECIPES = Recipes("toy")
+
+
+@RECIPES.add
+def tiny() -> Recipe:
+    """Seconds on a CPU: python recipes/train.py toy.tiny"""
+    train, evaluate = Train(steps=8, batch=8, save_every=4), Evaluate(every=4, samples=32)
+    return Recipe("toy.tiny", "toy", Model("toy_tiny"), ToyData(), Optim(lr=1e-2, warmup=2), train, evaluate)

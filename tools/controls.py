@@ -1,0 +1,368 @@
+"""The controls that the README's claims stand beside, measured on the shipped weights.
+
+    python tools/controls.py distractors      text: other five-digit numbers in the filler, and the key asked for in other words
+    python tools/controls.py reduced          pictures read large, and reduced before the model       needs `vision glyphs`
+    python tools/controls.py seeds            GOAT beside axial 2-D RoPE: seeds, and pairs of pictures   needs `vision glyphs`
+    python tools/controls.py context-mixer    DNA: a mixer of counters, primed with as many bases       needs `dna genomes`
+
+Each writes OUT/<name>.json: settings and rows, with 95% intervals. What is needed is fetched by `tools/fetch_data.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+
+import zoo
+from modalities.contract import find_modality
+from modalities.evaluation import batches
+from modalities.text.passkey import FILLER, INFO, NUM_DIGITS, QUESTION
+from modalities.text.tokenizers import load_tokenizer
+from recipes.report import load_results
+from tools.context_mixing import LONGEST, ORDERS, RATE, Mixer, turned
+from zoo.files import write_json
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "benchmarks" / "controls"
+SEEDS = ROOT / "benchmarks" / "vision_tiny"
+Out = Annotated[Path, typer.Option(help="folder of the JSON files")]
+DRAWS = 10_000  # of a bootstrap
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, of n values
+
+
+# ---- intervals and files ----
+
+
+def wilson(hits: int, trials: int) -> tuple[float, float]:
+    """95% interval of a share."""
+    z, p = 1.96, hits / trials
+    middle, half = p + z * z / (2 * trials), z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials**2))
+    return (middle - half) / (1 + z * z / trials), (middle + half) / (1 + z * z / trials)
+
+
+def interval(values: np.ndarray, units: np.ndarray | None = None) -> dict[str, float]:
+    """Mean of values (N,) and its 95% interval: bootstrap over units (N,), such as fonts; None: each value is its own."""
+    units = np.arange(len(values)) if units is None else np.unique(units, return_inverse=True)[1]
+    sums, counts = np.bincount(units, weights=values), np.bincount(units)
+    rng, means = np.random.default_rng(0), []
+    for part in batches(DRAWS, 500):
+        drawn = rng.integers(len(sums), size=(part.stop - part.start, len(sums)))
+        means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
+    return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
+
+
+def save(out: Path, name: str, settings: dict[str, Any], started: float, **tables: list[dict[str, Any]]) -> None:
+    """Write OUT/NAME.json and print its tables, columns parted by tabs."""
+    seconds = round(time.perf_counter() - started)
+    rounded = json.loads(json.dumps(tables), parse_float=lambda text: round(float(text), 5))
+    write_json(out / f"{name}.json", {"control": name, "settings": settings, "seconds": seconds, **rounded})
+    for title, rows in rounded.items():
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        typer.echo(f"\n{name}: {title}\n" + "\t".join(columns))
+        for row in rows:
+            typer.echo("\t".join(str(row.get(column, "")) for column in columns))
+
+
+# ---- text ----
+
+METHODS = ("ggd", "ggd_ssmax", "goat", "alibi", "rope", "cable", "t5")
+GATE, SHEEP = " The gate number is {}. Note it.", " He counted {} sheep today."
+RIVALS = (GATE, SHEEP, " House {} is on the hill.", " It cost {} crowns.")
+SHORT_RIVALS = (" Bin {}.", " Row {}.", " Lot {}.", " Bed {}.")  # where four of the others have no room
+
+
+WORDINGS = {  # how the key is told, up to it and behind it, and asked for; INFO and QUESTION is what was trained on
+    "as trained": (*INFO, QUESTION),
+    "same phrase": (" Listen: the pass key is ", ", do not lose it.", " Say it now. The pass key is "),
+    "secret number": (" My secret number is ", ". Keep it.", " What is my secret number? My secret number is "),
+    "door code": (" The door code is ", ". Write it down.", " What is the door code? The door code is "),
+    "train number": (" The train number is ", ". Note it.", " Which train do we take? The train number is "),
+    "gate": (" The gate opens with ", ". Keep it.", " What opens the gate? The gate opens with "),
+}
+
+
+def passage(cell: tuple[int, int, str], rng: np.random.Generator, tokenizer: Any) -> tuple[list[int], str, list[str]]:
+    """(prompt ids, key, other numbers) of (length, other numbers, wording): prompt and key are `length` tokens with BOS.
+
+    As the passkey evaluator's prompts, with sentences that hold another five-digit number, each at a random place between
+    two sentences.
+    """
+    (length, others, name), size = cell, lambda text: len(tokenizer.encode(text))
+    before, after, question = WORDINGS[name]
+    key, *numbers = ("".join(map(str, rng.integers(0, 10, NUM_DIGITS))) for _ in range(1 + others))
+    parts = [before + key + after]
+    room = length - 1 - size(parts[0] + question) - NUM_DIGITS
+    chosen = RIVALS if others * max(size(text.format(key)) for text in RIVALS) <= room else SHORT_RIVALS
+    texts = rng.permutation(chosen)[:others].tolist()
+    rivals = [text.format(number) for text, number in zip(texts, numbers, strict=True)]
+    filler = room - size("".join(rivals))
+    if filler < 0:
+        raise ValueError(f"{others} other numbers have no room in {length} tokens")
+    ahead, first = round(float(rng.random()) * filler), int(rng.integers(len(FILLER)))
+    behind, step = filler - ahead, first
+    while ahead > 0:  # backwards from the key; the first sentence is cut at its front
+        parts.insert(0, FILLER[(first - len(parts)) % len(FILLER)][-ahead:])
+        ahead -= len(parts[0])
+    while behind > 0:  # and forwards; the last one is cut at its end
+        parts.append(FILLER[step % len(FILLER)][:behind])
+        step, behind = step + 1, behind - len(parts[-1])
+    for rival in rivals:
+        parts.insert(int(rng.integers(len(parts) + 1)), rival)
+    prompt = [tokenizer.bos_id, *tokenizer.encode("".join(parts) + question).tolist()]
+    assert len(prompt) + NUM_DIGITS == length, "sentences are cut by the letter: a token must be a byte"
+    return prompt, key, numbers
+
+
+def asked(model: Any, cell: tuple[int, int, str], trials: int, seed: int) -> dict[str, Any]:
+    """Exact match of freely generated keys, and how often another number of the prompt was written instead."""
+    (length, others, name), tokenizer = cell, load_tokenizer(model.config.tokenizer)
+    rng = np.random.default_rng([seed, length, others, list(WORDINGS).index(name)])  # equal prompts for all models
+    made = [passage(cell, rng, tokenizer) for _ in range(trials)]
+    written = []
+    for part in batches(trials, max(1, 16384 // length)):
+        prompts = [prompt for prompt, _, _ in made[part]]
+        written += [tokenizer.decode(ids) for ids in model.generate(prompts, max_new_tokens=5)]
+    right = sum(text == key for text, (_, key, _) in zip(written, made, strict=True))
+    other = sum(text in numbers for text, (_, _, numbers) in zip(written, made, strict=True))
+    low, high = wilson(right, trials)
+    row = {"length": length, "others": others, "wording": name, "trials": trials, "exact": right / trials}
+    return row | {"low": low, "high": high, "wrote_another": other / trials}
+
+
+@app.command()
+def distractors(
+    trials: Annotated[int, typer.Option(help="prompts of a cell, at lengths up to 256")] = 200,
+    far: Annotated[int, typer.Option(help="and beyond")] = 100,
+    seed: int = 0,
+    out: Out = OUT,
+) -> None:
+    """Passkeys with other numbers about, and keys in other words. Models were trained on 128 tokens."""
+    started = time.perf_counter()
+    cells = [(length, others, "as trained") for length in (128, 256, 512, 1024) for others in (0, 1, 4)]
+    cells += [(128, 0, name) for name in list(WORDINGS)[1:]]
+    rows = []
+    for method in METHODS:
+        model = zoo.create_model(f"text_{method}_tiny.passkey").eval()
+        rows += [{"method": method} | asked(model, cell, trials if cell[0] <= 256 else far, seed) for cell in cells]
+    settings = {"trials": trials, "far": far, "seed": seed, "train_length": 128, "interval": "Wilson, 95%"}
+    save(out, "distractors", settings, started, rows=rows)
+
+
+# ---- pictures ----
+
+VISION = ("goat", "rope2d_axial", "learned", "ggd2d_separable")
+
+
+def letters() -> tuple[list[Any], np.ndarray, np.ndarray]:
+    """Held-out pictures, labels (N,) and fonts (N,). They are stored font after font, 26 letters each."""
+    from modalities.vision.data import open_heldout
+
+    data = open_heldout("glyphs").items
+    pictures, labels = zip(*(data[place] for place in range(len(data))), strict=True)
+    if not np.array_equal(labels, data.order % 26):
+        raise SystemExit("these pictures are not 26 letters a font: fetch them with tools/fetch_data.py vision glyphs")
+    return list(pictures), np.array(labels), data.order // 26
+
+
+@torch.inference_mode()
+def probabilities(model: Any, pictures: Sequence[Any], size: int, *, enlarged: bool = False) -> np.ndarray:
+    """(N, classes) of pictures brought to `size` pixels; enlarged: reduced to the training size before."""
+    from modalities.vision.transforms import preprocess
+
+    config, found = model.config, []
+    how: dict[str, Any] = {"mode": "upsampled" if enlarged else "native", "train_size": min(config.train_size)}
+    for part in batches(len(pictures), max(1, 16384 // (size // config.patch_size) ** 2)):
+        made = [preprocess(p, size, size, mean=config.mean, std=config.std, **how) for p in pictures[part]]
+        found.append(model(torch.stack(made)).softmax(1).double().numpy())
+    return np.concatenate(found)
+
+
+def vision_model(method: str) -> Any:
+    return zoo.create_model(f"vision_{method}_ssmax_tiny_patch8.glyphs").eval()
+
+
+@app.command()
+def reduced(out: Out = OUT) -> None:
+    """Top-1 of pictures of 96, 144, 192 pixels: as they are, reduced before the model, and enlarged without detail."""
+    from PIL import Image
+
+    started, (pictures, labels, fonts) = time.perf_counter(), letters()
+    models, rows, differences = {method: vision_model(method) for method in VISION}, [], []
+    for size in (96, 144, 192):
+        given = [picture.resize((size, size), Image.Resampling.BICUBIC) for picture in pictures]
+        for method, model in models.items():
+            small = {side: probabilities(model, given, side) for side in (48, 72, 96)}
+            read = {"native": small[96] if size == 96 else probabilities(model, given, size)}
+            read |= {f"reduced to {side}": p for side, p in small.items()}
+            read |= {"mean of 48, 72, 96": sum(small.values())}
+            read |= {"48 enlarged": probabilities(model, given, size, enlarged=True)}
+            right = {name: (p.argmax(1) == labels).astype(float) for name, p in read.items()}
+            at = {"method": method, "size": size}
+            rows += [at | {"read": name} | interval(hits, fonts) for name, hits in right.items()]
+            for name in ("reduced to 96", "mean of 48, 72, 96", "48 enlarged"):
+                if size > 96 or name != "reduced to 96":
+                    differences.append(at | {"native minus": name} | interval(right["native"] - right[name], fonts))
+    settings = {"pictures": len(labels), "fonts": len(set(fonts)), "draws": DRAWS, "chance": 1 / 26, "train_size": 48}
+    settings |= {"interval": "bootstrap over fonts, 95%", "weights": "shipped, seed 0"}
+    save(out, "reduced", settings, started, rows=rows, differences=differences)
+
+
+@app.command()
+def seeds(
+    stored: Annotated[Path, typer.Option(help="results of all seeds")] = SEEDS,
+    out: Out = OUT,
+) -> None:
+    """GOAT minus axial 2-D RoPE: the stored top-1 of each seed, and the shipped weights picture by picture."""
+    started, top1, sizes = time.perf_counter(), {}, (48, 72, 96, 144, 192)
+    results = load_results(find_modality("vision").evaluators["resolution"], stored)
+    for result in sorted(results, key=lambda r: ("(" in r.label, r.label)):  # shipped weights (seed 0), then runs
+        by_size = {row["size"]: row["top1"] for row in result.rows}
+        top1.setdefault(result.method, []).append(
+            [by_size[size] for size in sizes]
+        )  # seeds 1, 2, … and then the shipped one
+    goat, rope = (np.array(top1[f"{method}_ssmax"]) for method in ("goat", "rope2d_axial"))
+    by_seed, n = [], len(goat)
+    for size, ours, theirs in zip(sizes, goat.T, rope.T, strict=True):
+        gap = ours - theirs
+        half = T_95[n] * gap.std(ddof=1) / math.sqrt(n)
+        row = {"size": size, "goat": ours.tolist(), "rope": theirs.tolist()}
+        row |= {"goat_mean": ours.mean(), "rope_mean": theirs.mean()}
+        row |= {"ranges_overlap": bool(ours.min() <= theirs.max() and theirs.min() <= ours.max()), "gap": gap.tolist()}
+        by_seed.append(row | {"mean": gap.mean(), "low": gap.mean() - half, "high": gap.mean() + half})
+    pictures, labels, fonts = letters()
+    models, shipped = [vision_model(method) for method in ("goat", "rope2d_axial")], []
+    for size in sizes:
+        right = [(probabilities(model, pictures, size).argmax(1) == labels).astype(float) for model in models]
+        shares = {"goat": right[0].mean(), "rope": right[1].mean()}
+        shipped.append({"size": size} | shares | interval(right[0] - right[1], fonts))
+    settings = {"seeds": n, "pictures": len(labels), "fonts": len(set(fonts)), "draws": DRAWS}
+    settings |= {"by_seed": f"Student's t over {n} pairs, 95%", "shipped": "seed 0; bootstrap over fonts, 95%"}
+    save(out, "seeds", settings, started, by_seed=by_seed, shipped=shipped)
+
+
+# ---- DNA ----
+
+SMALL_GENOMES = "genomes:falciparum,knowlesi,ustilago,zymoseptoria,yeast"  # what the tiny models were trained on
+
+
+def drawn(bases: int, length: int) -> np.ndarray:
+    """Rows (N, length) of known bases of the training split, N · length = `bases`, as the tiny models' training draws them."""
+    from modalities.dna.config import DnaDataConfig
+    from modalities.dna.data import build_loader
+
+    found, many = [], bases // length
+    for batch in build_loader(DnaDataConfig(source=SMALL_GENOMES, context=length), micro_batch=256):
+        rows = batch["tokens"][:, 1:].numpy()
+        found.append(rows[(rows < 4).all(1)].astype(np.uint8))
+        if sum(map(len, found)) >= many:
+            return np.concatenate(found)[:many]
+    raise AssertionError("training data has no end")
+
+
+def repeated(genome: Any, contig: str, windows: np.ndarray) -> np.ndarray:
+    """(N,) the share of the 16-mers of windows of a contig that stand more than once, on either strand, in its file."""
+    from modalities.dna.baselines.markov import kmers
+
+    names = [c.name for c in genome.contigs if c.file == genome[contig].file]
+    table = np.sort(np.concatenate([kmers(genome.codes(name), 16) for name in names]))
+    both = [np.stack([kmers(w, 16) for w in strand]) for strand in (windows, turned(windows))]
+    counts = [np.searchsorted(table, w, side="right") - np.searchsorted(table, w) for w in (both[0], both[1][:, ::-1])]
+    return (sum(counts) > 1).mean(1)
+
+
+def zpaq(primed: np.ndarray, held: dict[str, np.ndarray]) -> dict[str, float]:
+    """Bits a base of windows, one after the other, in an archive of `zpaq -m5` behind the rows that it is primed with."""
+    from modalities.dna.bases import decode
+
+    sizes = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, codes in ({"primed": primed[:0]} | held).items():
+            Path(folder, name).write_text(decode(np.concatenate([primed.ravel(), codes.ravel()])))
+            command = ["zpaq", "add", f"{name}.zpaq", name, "-m5", "-t1"]
+            subprocess.run(command, cwd=folder, check=True, capture_output=True)
+            sizes[name] = Path(folder, f"{name}.zpaq").stat().st_size
+    return {name: 8 * (sizes[name] - sizes["primed"]) / codes.size for name, codes in held.items()}
+
+
+def costs(codes: np.ndarray) -> dict[str, np.ndarray]:
+    """(N, T) bits of every base of windows, of the two models: read whole, and in pieces of their training length."""
+    from modalities.dna.scoring import score_windows
+
+    found = {}
+    for name in ("goat", "rope"):
+        model = zoo.create_model(f"dna_{name}_tiny.genomes").eval()
+        for label, size in ((name, codes.shape[1]), (f"{name} at 256", 256)):
+            nll = score_windows(model, codes.reshape(-1, size)).nll.numpy()
+            found[label] = nll.reshape(codes.shape) / math.log(2)
+    return found
+
+
+def compared(bits: dict[str, np.ndarray], one: str, other: str) -> dict[str, Any]:
+    """One minus other, window by window: mean, interval, median, and the share of windows in which one is better."""
+    gap = bits[one] - bits[other]
+    low, high = wilson(int((gap < 0).sum()), len(gap))
+    row = {"difference": f"{one} - {other}", "windows": len(gap)} | interval(gap) | {"median": float(np.median(gap))}
+    return row | {"first_better": float((gap < 0).mean()), "better_low": low, "better_high": high}
+
+
+@app.command()
+def context_mixer(
+    windows: Annotated[int, typer.Option(help="of each held-out chromosome, spread over all of it")] = 187,
+    length: Annotated[int, typer.Option(help="bases of a window")] = 4096,
+    row: Annotated[int, typer.Option(help="bases of a piece of training data that the mixer is primed with")] = 4096,
+    bases: Annotated[int, typer.Option(help="of training data; the models' 2,000 steps had 16 × 256 each")] = 8_192_000,
+    out: Out = OUT,
+) -> None:
+    """Bits a base of held-out windows: GOAT, RoPE, and a context mixer. Nothing crosses windows, but in zpaq."""
+    from modalities.dna.data import open_heldout
+    from modalities.dna.sources import find_source
+
+    if length % 256 or not max(ORDERS) < min(length, row) <= max(length, row) <= LONGEST:
+        raise typer.BadParameter(
+            f"a row has {max(ORDERS) + 1} to {LONGEST:,} bases, a window a multiple of 256 of them"
+        )
+    data, rows = open_heldout(find_source(SMALL_GENOMES)).items, drawn(bases, row)
+    started, means, pairs = time.perf_counter(), [], []
+    found = data.stretches(length, windows, 0).items()
+    held = {contig: np.stack([data.codes(stretch) for stretch in stretches]) for contig, stretches in found}
+    held = {contig: codes[(codes < 4).all(1)] for contig, codes in held.items()}
+    every = costs(np.concatenate(list(held.values())))
+    every["mixer"] = Mixer(rows).bits(np.concatenate(list(held.values())))
+    every["goat and mixer, half each"] = 1 - np.log2(2 ** -every["goat"] + 2 ** -every["mixer"])
+    packed, done = zpaq(rows, held) if shutil.which("zpaq") else {}, 0
+    for contig, codes in held.items():
+        bits = {name: cost[done : done + len(codes)].mean(1) for name, cost in every.items()}
+        again, done = repeated(data.genome, contig, codes), done + len(codes)
+        for part, chosen in {"all": again >= 0, "unique": again <= 0.5, "repeats": again > 0.5}.items():
+            at, these = {"contig": contig, "part": part}, {name: values[chosen] for name, values in bits.items()}
+            if chosen.any():
+                means += [at | {"of": n} | interval(v) | {"median": float(np.median(v))} for n, v in these.items()]
+                pairs += [
+                    at | compared(these, *two) for two in (("goat", "mixer"), ("rope", "mixer"), ("goat", "rope"))
+                ]
+        if packed:
+            means.append({"contig": contig, "part": "all", "of": "zpaq -m5, never restarted", "mean": packed[contig]})
+    settings = {"windows": {c: len(w) for c, w in held.items()}, "length": length, "row": row, "bases": rows.size}
+    settings |= {"source": SMALL_GENOMES, "repeats": "over half of a window's 16-mers stand elsewhere in its genome"}
+    settings |= {"interval": "bootstrap over windows, 95%", "draws": DRAWS, "orders": ORDERS, "rate": RATE}
+    save(out, "context_mixer", settings, started, means=means, pairs=pairs)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,4 +1,4 @@
-"""Continuations of held-out DNA: what evaluators of written sequences share."""
+"""Continuations of held-out DNA, by a decoder's KV cache or by a baseline of its own means; what their evaluators share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from modalities.decoder.generation import stream
+from modalities.decoder.model import Decoder
+from modalities.dna.baselines.base import SequenceWriter
 from modalities.dna.bases import decode, encode
 from modalities.dna.data import open_heldout
 from modalities.dna.evaluation import DnaEvaluator, DnaLengthSettings, window_of
@@ -17,11 +20,10 @@ from modalities.dna.genome import RunCounter
 from modalities.dna.sources import DnaSource
 from modalities.dna.splits import MAX_UNKNOWN
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.dna.writing import check_writer, write_bases
 from modalities.evaluation import Cell, CellValue, batches, option
 from zoo.model import ZooModel
 
-__all__ = ["Continuation", "ContinuationSettings", "texts_of"]
+__all__ = ["Continuation", "ContinuationSettings", "texts_of", "write_bases"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,37 @@ def texts_of(cells: Sequence[CellValue]) -> tuple[np.ndarray, np.ndarray]:
         np.stack([encode(text) for cell in cells for text in cell[name]]) for name in ("truth", "written")
     )
     return truth, written
+
+
+def write_bases(model: Any, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int) -> np.ndarray:
+    """(B, new_bases) base codes after prompts (B, P), which begin with BOS.
+
+    Where a prompt is not a whole number of k-mers, its first bases are left out.
+
+    Raises:
+        ValueError: for a model that cannot continue a sequence, such as a compressor.
+    """
+    check_writer(model)
+    if isinstance(model, SequenceWriter):
+        return model.write_bases(prompts, new_bases=new_bases, temperature=temperature, seed=seed)
+    tokenizer = load_tokenizer(model.config.tokenizer)
+    rows: list[Any] = []
+    for prompt in prompts:
+        ids = tokenizer.encode(prompt[tokenizer.encode(prompt).left_over :]).ids
+        rows.append(np.concatenate([[tokenizer.bos_id], ids]))
+    steps, bases = [], np.zeros(len(rows), np.int64)
+    for tokens in stream(model, rows, max_new_tokens=new_bases, temperature=temperature, seed=seed):
+        steps.append(tokens.cpu().numpy())
+        bases += tokenizer.widths[steps[-1]]
+        if bases.min() >= new_bases:
+            break
+    return np.stack([tokenizer.decode(ids)[:new_bases] for ids in np.stack(steps, axis=1)])
+
+
+def check_writer(model: Any) -> None:
+    """Raises ValueError for a model that cannot continue a sequence."""
+    if not isinstance(model, SequenceWriter | Decoder):
+        raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out")
 
 
 @lru_cache(maxsize=8)

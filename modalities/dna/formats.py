@@ -14,11 +14,13 @@ import gzip
 import importlib.util
 import io
 import re
+import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from modalities.dna.bases import LETTERS, NOT_A_BASE, invalid_letter
 
@@ -26,6 +28,7 @@ __all__ = ["SUFFIXES", "Start", "is_sequence_file", "read_codes"]
 
 _WHITE = b"\r\n \t"
 _CHUNK = 1 << 20
+_BAR_FROM_BYTES = 16 * 2**20  # smaller files take about a second and need no bar
 _BLOCKS = 1 << 24  # bases of 2bit at a time; each read walks all blocks of N and of soft mask
 _LONGEST_HEADER = 1 << 20
 _FORMATS = {"FASTA": (".fa", ".fasta", ".fna"), "2bit": (".2bit",), "GenBank": (".gb", ".gbk", ".gbff")}
@@ -56,8 +59,8 @@ def _format_of(name: str) -> str | None:
     return next((format for format, suffixes in _FORMATS.items() if name.endswith(suffixes)), None)
 
 
-def read_codes(path: Path, advance: Callable[[int], object] = lambda at: None) -> Iterator[Start | bytes]:
-    """The sequences of one file, in its order; `advance(at)` is called with the bytes of the file read so far.
+def read_codes(path: Path) -> Iterator[Start | bytes]:
+    """The sequences of one file, in its order, with a progress bar for a large file on a terminal.
 
     The format follows from the file's suffix, compression from its first bytes.
 
@@ -71,18 +74,27 @@ def read_codes(path: Path, advance: Callable[[int], object] = lambda at: None) -
         )
     if format != "FASTA" and importlib.util.find_spec("Bio") is None:
         raise ImportError(f"{path}: {format} needs the package `biopython`: pip install biopython")
-    with open(path, "rb") as raw:
+    with _opened(path) as raw:
         start = raw.read(64)
         _check_compression(path, start, format)
         raw.seek(0)
         compressed = start.startswith(b"\x1f\x8b")
         if format == "2bit":
-            yield from _read_2bit(path, raw, advance)
+            yield from _read_2bit(path, raw)
             return
         if _BGZIP.match(start):
             _check_bgzip_end(path)
-        stream = _Watched(gzip.GzipFile(fileobj=raw) if compressed else raw, raw, path, advance)
+        stream = _Watched(gzip.GzipFile(fileobj=raw) if compressed else io.BufferedReader(raw), path)
         yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
+
+
+def _opened(path: Path) -> AbstractContextManager[Any]:
+    if path.stat().st_size < _BAR_FROM_BYTES or not sys.stderr.isatty():
+        return open(path, "rb")
+    from rich.console import Console
+    from rich.progress import open as open_with_bar
+
+    return open_with_bar(path, "rb", description="indexing", console=Console(stderr=True), transient=True)
 
 
 def _check_compression(path: Path, start: bytes, format: str) -> None:
@@ -104,10 +116,10 @@ def _check_bgzip_end(path: Path) -> None:
 
 
 class _Watched(io.RawIOBase):
-    """A stream of decompressed bytes that reports progress, and whose errors name the file and the place."""
+    """A stream of decompressed bytes whose errors name the file and the place."""
 
-    def __init__(self, stream: io.BufferedReader | gzip.GzipFile, raw: BinaryIO, path: Path, advance: Callable) -> None:
-        self.stream, self.raw, self.path, self.advance = stream, raw, path, advance
+    def __init__(self, stream: io.BufferedReader | gzip.GzipFile, path: Path) -> None:
+        self.stream, self.path = stream, path
         self.place = "at its start"
 
     def readable(self) -> bool:
@@ -120,13 +132,11 @@ class _Watched(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         try:
-            data = self.stream.read1(size)  # read() would withhold what precedes an error, and with it the place
+            return self.stream.read1(size)  # read() would withhold what precedes an error, and with it the place
         except EOFError as error:
             raise ValueError(f"{self.path}: truncated: the gzip stream ends {self.place}") from error
         except (gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{self.path}: damaged: the gzip stream fails {self.place} ({error})") from error
-        self.advance(self.raw.tell())
-        return data
 
 
 def _read_fasta(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
@@ -262,7 +272,7 @@ def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
         raise ValueError(f"{path}: not a GenBank file: no line begins with LOCUS")
 
 
-def _read_2bit(path: Path, raw: BinaryIO, advance: Callable[[int], object]) -> Iterator[Start | bytes]:
+def _read_2bit(path: Path, raw: BinaryIO) -> Iterator[Start | bytes]:
     from Bio.SeqIO.TwoBitIO import TwoBitIterator
 
     head, size = raw.read(16), path.stat().st_size
@@ -290,5 +300,4 @@ def _read_2bit(path: Path, raw: BinaryIO, advance: Callable[[int], object]) -> I
                 raise ValueError(f"{path}, sequence {number} ({name!r}): truncated or damaged ({error})") from error
             if raw.tell() > size or len(letters) < stop - start:
                 raise ValueError(f"{path}, sequence {number} ({name!r}): truncated")
-            advance(raw.tell())
             yield letters.translate(LETTERS)

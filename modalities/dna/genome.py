@@ -12,8 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +30,6 @@ __all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
 
 _FORMAT = 1  # raise when the store or the reading of files changes
 _IN_MEMORY = 32 * 2**20  # bytes of files
-_BAR_FROM_BYTES = 16 * 2**20  # smaller files take about a second and need no bar
 
 
 @dataclass(frozen=True)
@@ -218,23 +216,16 @@ def _write_store(folder: Path, stats: _Files) -> tuple[dict[str, Any], np.ndarra
 def _parse(stats: _Files, write: Callable[[bytes], object]) -> tuple[dict[str, Any], np.ndarray]:
     """(table for JSON, unknown runs of all contigs) of all files; their bases go to `write`."""
     contigs = _Contigs(write)
-    with _bar(sum(size for _, (_, size, _) in stats)) as advance:
-        done = 0
-        for number, (name, version) in enumerate(stats):
-            path = Path(name)
-
-            def report(at: int, before: int = done) -> None:
-                advance(before + at)
-
-            for piece in read_codes(path, report):
-                if isinstance(piece, Start):
-                    contigs.start(piece, number, path)
-                else:
-                    contigs.add(piece)
-            contigs.end(path)
-            if _version(path) != version:
-                raise ValueError(f"{path}: changed while it was being read; open it again once it is complete")
-            done += version[1]
+    for number, (name, version) in enumerate(stats):
+        path = Path(name)
+        for piece in read_codes(path):
+            if isinstance(piece, Start):
+                contigs.start(piece, number, path)
+            else:
+                contigs.add(piece)
+        contigs.end(path)
+        if _version(path) != version:
+            raise ValueError(f"{path}: changed while it was being read; open it again once it is complete")
     return contigs.table(), np.concatenate([np.empty((0, 2), np.int64), *contigs.unknown])
 
 
@@ -293,18 +284,3 @@ class _Contigs:
         counts = ((self.ambiguous, "IUPAC codes read as N"), (self.uracil, "U as T"))
         report = ", ".join(f"{count:,} {what}" for count, what in counts if count)
         return {"contigs": self.rows, "fingerprint": self.digest.hexdigest(), "report": report}
-
-
-@contextlib.contextmanager
-def _bar(total: int) -> Iterator[Callable[[int], object]]:
-    """A progress bar over the files' bytes, for large files on a terminal."""
-    if total < _BAR_FROM_BYTES or not sys.stderr.isatty():
-        yield lambda at: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("indexing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("indexing", total=total)
-        yield lambda at: progress.update(task, completed=at)

@@ -156,14 +156,6 @@ class BpeTokenizer(DnaTokenizer):
     def _codes_of(self, ids: np.ndarray) -> np.ndarray:
         return np.concatenate([np.empty(0, np.uint8), *(self._codes[number] for number in ids)])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_backend": self._backend.to_str()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(
-            state | {"_backend": _library(self.__class__.__name__).Tokenizer.from_str(state["_backend"])}
-        )
-
 
 def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
     """The tokenizer of a spec string (see the module's docstring); the same object for the same spec.

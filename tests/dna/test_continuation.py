@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from modalities.dna.baselines import create_baseline
-from modalities.dna.baselines.base import BaselineConfig
+from modalities.dna.baselines.base import BaselineConfig, SequenceWriter
 from modalities.dna.bases import decode, encode
+from modalities.dna.continuation import write_bases
 from modalities.dna.evaluators.completion import (
     WINDOW,
     Completion,
@@ -29,7 +30,6 @@ from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.sources import find_source
 from modalities.dna.splits import load_regions
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
-from modalities.dna.writing import SequenceWriter, write_bases
 from modalities.evaluation import ModelResult
 
 NEW = 60

@@ -418,8 +418,8 @@ def test_a_file_that_grows_while_it_is_read(tmp_path, monkeypatch):
     path = written(tmp_path / "a.fa", ">a\nACGT\n")
     read = genome.read_codes
 
-    def and_grow(path, advance):
-        yield from read(path, advance)
+    def and_grow(path):
+        yield from read(path)
         with open(path, "a") as file:
             file.write("ACGT")
 
@@ -436,10 +436,15 @@ def test_a_bar_on_terminals_alone(tmp_path, monkeypatch):
 
     monkeypatch.setenv("TERM", "xterm")
     for terminal, least, shown in ((Terminal(), 0, True), (Terminal(), 1 << 20, False), (io.StringIO(), 0, False)):
-        monkeypatch.setattr(genome, "_BAR_FROM_BYTES", least)
+        monkeypatch.setattr(formats, "_BAR_FROM_BYTES", least)
         monkeypatch.setattr(sys, "stderr", terminal)
         genome._open.cache_clear()
-        opening(str(written(tmp_path / "a.fa", fasta(MIXED))))
+        for name, data in (
+            ("a.fa", fasta(MIXED)),
+            ("a.fa.gz", gzip.compress(fasta(MIXED).encode())),
+            ("a.2bit", two_bit(MIXED)),
+        ):
+            assert sequences_of(opening(str(written(tmp_path / name, data)))) == MIXED
         assert ("indexing" in terminal.getvalue()) == shown
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from modalities.dna import likelihood
 from modalities.dna.baselines import create_baseline, markov
 from modalities.dna.baselines.markov import MarkovChain
 from modalities.dna.bases import decode, reverse_complement
 from modalities.dna.data import open_heldout
 from modalities.dna.evaluators import EVALUATORS
+from modalities.dna.evaluators.bits import with_styles
 from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import score_windows
 from modalities.dna.sources import find_source
@@ -199,7 +199,7 @@ def test_strands_compare_windows_with_their_reverse_complements(source):
 
 
 def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monkeypatch):
-    monkeypatch.setattr(likelihood, "CELL_BASES", 120)
+    monkeypatch.setattr("modalities.dna.evaluators.bits.CELL_BASES", 120)
     model = decoder()
     settings = dict(lengths=(20, 60), samples=5, **source)
     rows, values = measure("bits", model, settings)
@@ -236,7 +236,7 @@ def test_figures_hold_models_and_the_best_and_highest_chain(source, tmp_path):
     results = [
         ModelResult(label, 16, [{"length": 16, "bits_per_base": value}], method=label) for label, value in bits.items()
     ]
-    drawn, styles = likelihood.with_styles(results, lambda result: result.rows[0]["bits_per_base"])
+    drawn, styles = with_styles(results, lambda result: result.rows[0]["bits_per_base"])
     assert [result.label for result in drawn] == ["uniform", "gzip", "goat", "markov-1", "markov-2"]
     labels = ["uniform", "gzip (out of view, to 5.00)", "goat", "markov-1 (best order)", "markov-2 (highest order)"]
     assert [style["label"] for style in styles] == labels

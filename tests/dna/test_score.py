@@ -14,10 +14,10 @@ from rich.console import Console
 from modalities.dna.baselines import create_baseline
 from modalities.dna.baselines.base import BaselineConfig
 from modalities.dna.bases import decode, encode, reverse_complement
+from modalities.dna.evaluation import FileSettings, step_of
 from modalities.dna.evaluators import score as records
 from modalities.dna.evaluators.score import Score, base_nats
 from modalities.dna.genome import Genome, open_genome
-from modalities.dna.listing import FileSettings, step_of
 from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import Scores, WindowScorer, score_windows
 from modalities.dna.sources import find_source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from modalities.dna.scoring import BIT, Scores, WindowScorer
 from modalities.dna.splits import GenomeSplit
 from modalities.heldout import Heldout
 
-__all__ = ["COMPRESSORS", "Baseline", "BaselineConfig", "Compressor", "Uniform"]
+__all__ = ["COMPRESSORS", "Baseline", "BaselineConfig", "Compressor", "SequenceWriter", "Uniform"]
 
 VERSION = 1  # raised when counts or the choice of τ change, so that stored numbers and tables are not reused
 
@@ -61,6 +61,14 @@ class Baseline(WindowScorer):
     @abstractmethod
     def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
         """nll and correct as in `Scores`, both (B, T) float64; any value where a base is unknown."""
+
+
+class SequenceWriter(ABC):
+    """A module that continues sequences itself, instead of through a decoder's cache."""
+
+    @abstractmethod
+    def write_bases(self, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int) -> np.ndarray:
+        """(B, new_bases) codes after prompts (B, P); the likeliest ones at temperature 0."""
 
 
 class Uniform(Baseline):

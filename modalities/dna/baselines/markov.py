@@ -18,11 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modalities.dna.baselines.base import VERSION, Baseline, BaselineConfig
+from modalities.dna.baselines.base import VERSION, Baseline, BaselineConfig, SequenceWriter
 from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
 from modalities.dna.splits import GenomeSplit, Region, joined, select, split_fingerprint
-from modalities.dna.writing import SequenceWriter
 from modalities.evaluation import batches
 from modalities.files import data_folder
 from modalities.heldout import Heldout

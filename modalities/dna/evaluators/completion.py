@@ -6,26 +6,24 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from modalities.dna.continuation import Continuation, ContinuationSettings, texts_of
-from modalities.dna.evaluation import window_of
-from modalities.dna.likelihood import ENOUGH
 from modalities.evaluation import CellValue, ModelResult, Score, option, standard_error
 from zoo.model import ZooModel
 
 __all__ = ["Completion", "CompletionSettings"]
 
 WINDOW = 25  # bases of the sliding window of GC content
-FACTORS = (1, 4, 16)  # default prompts, in training lengths
 
 
 @dataclass(frozen=True)
 class CompletionSettings(ContinuationSettings):
     """Also the temperature."""
 
+    factors: ClassVar[tuple[int, ...]] = (1, 4, 16)
     temperature: float = option(1.0, "of sampling; 0 takes the likeliest base")
 
     def __post_init__(self) -> None:
@@ -63,11 +61,8 @@ class Completion(Continuation):
         return self.settings.temperature
 
     def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
-        if self.settings.lengths:
-            return self.settings.lengths
-        lengths = [self.trained_at(model) * factor for factor in FACTORS]
-        most = self.heldout.items.reaching(ENOUGH) - self.settings.new_bases
-        return tuple(length for length in lengths if window_of(model, length) <= most) or (lengths[0],)
+        lengths = self.settings.resolved_lengths(self.trained_at(model))
+        return lengths if self.settings.lengths else self.with_room(model, lengths, self.settings.new_bases)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         rows = []

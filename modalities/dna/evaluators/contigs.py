@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from modalities.dna.baselines import BASELINES
-from modalities.dna.evaluators.bits import Bits, summary
-from modalities.dna.likelihood import by_contig, view, with_styles
+from modalities.dna.evaluators.bits import Bits, by_contig, summary, view, with_styles
 from modalities.dna.splits import Region
 from modalities.evaluation import Axis, CellValue, ModelResult, Score
 from modalities.figures import RULE, finish, panels

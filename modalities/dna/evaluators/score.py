@@ -12,9 +12,17 @@ import numpy as np
 from rich.table import Table
 
 from modalities.dna.bases import UNKNOWN, reverse_complement
-from modalities.dna.evaluation import short_name, strands_of
+from modalities.dna.evaluation import (
+    REFERENCE,
+    FileEvaluator,
+    FileSettings,
+    bin_edges,
+    short_name,
+    step_of,
+    strands_of,
+    table,
+)
 from modalities.dna.genome import Genome
-from modalities.dna.listing import REFERENCE, FileEvaluator, FileSettings, bin_edges, number, step_of, table
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, batches
@@ -247,13 +255,17 @@ def _table(results: Sequence[ModelResult], names: Sequence[str], count: int) -> 
     found = table("score: bits per base of every record", ["record"], ["length", "unknown", "GC", *names])
     found.columns[0].min_width = 14
     for n, row in enumerate(first[:count]):
-        bits = (number(result.rows[n]["bits_per_base"]) for result in results)
-        found.add_row(row["name"], f"{row['length']:,}", f"{row['unknown']:,}", number(row["gc"], ".1%"), *bits)
+        bits = (_number(result.rows[n]["bits_per_base"]) for result in results)
+        found.add_row(row["name"], f"{row['length']:,}", f"{row['unknown']:,}", _number(row["gc"], ".1%"), *bits)
     found.add_section()
-    bits = (number(_total(result)) for result in results)
+    bits = (_number(_total(result)) for result in results)
     length, unknown = (sum(row[name] for row in first) for name in ("length", "unknown"))
     found.add_row(f"all {len(first):,} records", f"{length:,}", f"{unknown:,}", "", *bits, style="bold")
     return found
+
+
+def _number(value: float, how: str = ".4f") -> str:
+    return "–" if math.isnan(value) else format(value, how)
 
 
 def _total(result: ModelResult) -> float:

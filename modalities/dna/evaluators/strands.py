@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from modalities.dna.bases import reverse_complement
-from modalities.dna.likelihood import LEFT_OUT, Likelihood, by_contig, mean
+from modalities.dna.evaluators.bits import LEFT_OUT, Likelihood, by_contig, mean
 from modalities.dna.scoring import score_windows
 from modalities.evaluation import Cell, CellValue, ModelResult, Score
 from zoo.model import ZooModel

@@ -14,9 +14,17 @@ from typing import Any
 import numpy as np
 
 from modalities.dna.bases import decode, encode
-from modalities.dna.evaluation import short_name, strands_of
+from modalities.dna.evaluation import (
+    REFERENCE,
+    FileEvaluator,
+    FileSettings,
+    bin_edges,
+    short_name,
+    step_of,
+    strands_of,
+    table,
+)
 from modalities.dna.genome import Genome, open_genome
-from modalities.dna.listing import REFERENCE, FileEvaluator, FileSettings, bin_edges, step_of, table
 from modalities.dna.scoring import score_windows
 from modalities.dna.sources import DnaSource, find_source
 from modalities.dna.tokenizers import load_tokenizer

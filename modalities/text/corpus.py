@@ -8,12 +8,11 @@ nor the tokenizer's package, and opened there with `TokenCorpus.load`.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,22 +143,12 @@ def _why_empty(source: Source, split: str) -> str:
     )
 
 
-def _bar(source: Source, documents: Iterable[Document], progress: bool) -> Iterator[Document]:
-    """Pass documents through, with a progress bar when the files behind the source are big."""
+def _bar(source: Source, documents: Iterable[Document], progress: bool) -> Iterable[Document]:
+    """The documents, with a progress bar when the files behind the source are big."""
     paths = getattr(source, "paths", ())
     big = not paths or sum(path.stat().st_size for path in paths) >= _BAR_FROM_BYTES
     if not (progress and big):
-        yield from documents
-        return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        return documents
+    from rich.progress import track
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(Progress(*columns, transient=True))
-        task = bar.add_task(f"tokenising {source.spec}", total=None)
-        taken = 0
-        for count, document in enumerate(documents, start=1):
-            taken += len(document.text)
-            if count % 64 == 0:
-                bar.update(task, description=f"tokenising {source.spec}: {count:,} documents, {taken / 1e6:,.0f} MB")
-            yield document
+    return track(documents, f"tokenising {source.spec}, documents", transient=True, show_speed=True)

@@ -11,7 +11,6 @@ counts where its segment equals its input's and is not −1; −1 marks padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -79,25 +78,12 @@ class PackedDataset(Dataset):
         self.epoch_tokens = int(self.lengths.sum())
         self.epoch_windows = max(1, -(-(self.epoch_tokens - 1) // context))
         self.size = None if epochs is None else epochs * self.epoch_windows
-        self._epoch = lru_cache(maxsize=2)(self._lay_out)
-
-    def __getstate__(self) -> dict[str, Any]:  # a cache cannot be pickled; a worker makes its own
-        return {key: value for key, value in self.__dict__.items() if key != "_epoch"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._epoch = lru_cache(maxsize=2)(self._lay_out)
+        self._laid_out: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # of the last two epochs read
 
     def __len__(self) -> int:
         if self.size is None:
             raise TypeError("an endless PackedDataset has no length; epoch_windows is that of one epoch")
         return self.size
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        index = 0
-        while self.size is None or index < self.size:
-            yield self[index]
-            index += 1
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """{"tokens", "segments"}, both int64 (L+1,). Past the end of a finite set: IndexError."""
@@ -108,7 +94,9 @@ class PackedDataset(Dataset):
             if rng.random() < self.passkey_fraction:
                 return passkey_row(self.context, rng, self.tokenizer, self.passkey_weight)
         epoch, position = divmod(index, self.epoch_windows)
-        order, ends, windows = self._epoch(epoch)
+        if epoch not in self._laid_out:
+            self._laid_out = dict([*self._laid_out.items()][-1:]) | {epoch: self._lay_out(epoch)}
+        order, ends, windows = self._laid_out[epoch]
         return self._window(order, ends, int(windows[position]) * self.context)
 
     def identity(self) -> dict[str, Any]:

@@ -8,7 +8,8 @@
 
 Options follow after "?", as in "gpt2?split_digits=true" or "FILE.json?bos=[GO]&split_digits=true": `split_digits` makes
 each decimal digit a token of its own; `bos`, `eos` and `pad` name special tokens of a FILE.json. The whole string is what
-a model's config keeps, so evaluation cuts text as training did.
+a model's config keeps, so evaluation cuts text as training did. Splitting is needed where numbers are to be recalled digit
+by digit, as in the passkey task (bytes do so anyway); it is checked on a sample when the tokenizer is built.
 
 The last two import `tokenizers` when they are loaded.
 """
@@ -107,12 +108,8 @@ class BPETokenizer(Tokenizer):
         return self._backend.decode(kept, skip_special_tokens=False)
 
 
-def load_tokenizer(spec: str = "bytes", *, split_digits: bool = False) -> Tokenizer:
+def load_tokenizer(spec: str = "bytes") -> Tokenizer:
     """The tokenizer of a spec string (see the module's docstring for the three kinds).
-
-    split_digits: as the option of that name in the spec, which is how a model remembers it: each decimal digit becomes
-    a token of its own (bytes do so anyway). Needed where numbers are to be recalled digit by digit, as in the passkey
-    task; checked on a sample when the tokenizer is built.
 
     Errors: ValueError for an unknown spec, naming the nearest valid one; FileNotFoundError for missing files,
     naming what was looked for; ImportError naming the package to install.
@@ -124,10 +121,10 @@ def load_tokenizer(spec: str = "bytes", *, split_digits: bool = False) -> Tokeni
     kind, _, query = spec.partition("?")
     if kind == "gpt2" or kind.startswith("gpt2:"):
         options = _options(spec, query, ("split_digits",))
-        return _load_gpt2(spec, kind, split_digits or _flag(spec, options))
+        return _load_gpt2(spec, kind, _flag(spec, options))
     if kind.endswith(".json"):
         options = _options(spec, query, ("bos", "eos", "pad", "split_digits"))
-        return _load_json(spec, Path(kind), options, split_digits or _flag(spec, options))
+        return _load_json(spec, Path(kind), options, _flag(spec, options))
     hint = did_you_mean(spec, ["bytes", "gpt2", "gpt2:FOLDER", "tokenizer.json"], cutoff=0.3)
     expected = f"expected 'bytes', 'gpt2', 'gpt2:FOLDER' or 'FILE.json'; {hint}".rstrip("; ")
     raise ValueError(f"unknown tokenizer {spec!r}: {expected}")

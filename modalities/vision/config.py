@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 
 from modalities.vision.transforms import IMAGENET_MEAN, IMAGENET_STD, rand_augment
@@ -10,7 +11,18 @@ from zoo.naming import nearest
 
 __all__ = ["VisionDataConfig"]
 
-_AUGMENTS = ("none", "light", "imagenet")
+_RANGES = (
+    (("image_size", "num_classes", "shuffle_buffer"), 1, math.inf, "must be at least 1"),
+    (("num_workers", "seed"), 0, math.inf, "is negative"),
+    (("hflip", "random_erasing", "label_smoothing"), 0, 1, "is outside 0..1"),
+    (("color_jitter", "mixup", "cutmix"), 0, sys.float_info.max, "must not be negative"),
+)
+# What each way of augmenting leaves unused, which is an error to set.
+_UNUSED = {
+    "none": ("hflip", "color_jitter", "rand_augment", "random_erasing"),
+    "light": ("rand_augment", "random_erasing"),
+    "imagenet": (),
+}
 
 
 @dataclass(frozen=True)
@@ -55,18 +67,10 @@ class VisionDataConfig:
     def __post_init__(self) -> None:
         for name in ("crop_scale", "mean", "std"):  # lists, as JSON and --set give them
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("image_size", "num_classes", "shuffle_buffer"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
-        for name in ("num_workers", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} {getattr(self, name)} is negative")
-        for name in ("hflip", "random_erasing", "label_smoothing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} {getattr(self, name)} is outside 0..1")
-        for name in ("color_jitter", "mixup", "cutmix"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} {getattr(self, name)} must not be negative")
+        for names, least, most, expected in _RANGES:
+            for name in names:
+                if not least <= getattr(self, name) <= most:
+                    raise ValueError(f"{name} {getattr(self, name)} {expected}")
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise ValueError(
                 f"crop_scale {self.crop_scale} is not two rising shares of the area in 0..1, such as (0.7, 1)"
@@ -76,14 +80,9 @@ class VisionDataConfig:
         self._check_augment()
 
     def _check_augment(self) -> None:
-        """An option that `augment` would leave unused is an error."""
-        if self.augment not in _AUGMENTS:
-            raise ValueError(f"augment {self.augment!r}: {nearest(self.augment, _AUGMENTS)}")
-        unused = {
-            "none": ("hflip", "color_jitter", "rand_augment", "random_erasing"),
-            "light": ("rand_augment", "random_erasing"),
-        }
-        for name in unused.get(self.augment, ()):
+        if self.augment not in _UNUSED:
+            raise ValueError(f"augment {self.augment!r}: {nearest(self.augment, _UNUSED)}")
+        for name in _UNUSED[self.augment]:
             if getattr(self, name):
                 need = "'light' or 'imagenet'" if name in ("hflip", "color_jitter") else "'imagenet'"
                 raise ValueError(
@@ -94,14 +93,5 @@ class VisionDataConfig:
 
     def unaugmented(self) -> VisionDataConfig:
         """As held-out images are prepared: no augmentation, plain labels."""
-        return replace(
-            self,
-            augment="none",
-            hflip=0.0,
-            color_jitter=0.0,
-            rand_augment="",
-            random_erasing=0.0,
-            mixup=0.0,
-            cutmix=0.0,
-            label_smoothing=0.0,
-        )
+        off = {name: getattr(type(self), name) for name in (*_UNUSED["none"], "mixup", "cutmix", "label_smoothing")}
+        return replace(self, augment="none", **off)

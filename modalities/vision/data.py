@@ -24,8 +24,7 @@ from PIL import Image
 from modalities.heldout import Heldout
 from modalities.loading import IndexedLoader, StreamLoader
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.images import BadImage, orientation
-from modalities.vision.imageset import ImageSet, load_image
+from modalities.vision.images import BadImage, ImageSet, load_image, orientation
 from modalities.vision.samples import ImageSamples, ShardStream
 from modalities.vision.sources import open_images, open_shard_source
 

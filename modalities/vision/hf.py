@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from modalities.vision.images import BadImage
-from modalities.vision.imageset import HELDOUT_NAMES, ImageSet, digest_of, is_heldout
+from modalities.vision.images import HELDOUT_NAMES, BadImage, ImageSet, digest_of, is_heldout
 from zoo.naming import did_you_mean
 
 __all__ = ["HFImages"]

@@ -1,4 +1,4 @@
-"""From stored bytes to an RGB image. What is done with every kind of image, and how it is counted:
+"""From stored bytes to an RGB image, and sets of images. What is done with every kind of image, and how it is counted:
 
     stored as                                   treatment                                          counted as
     8-bit RGB                                   taken as it is                                     –
@@ -36,16 +36,31 @@ which nothing is left is a ValueError. Read by index (`HeldoutImages`), a bad im
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-__all__ = ["EXTENSIONS", "MAX_PIXELS", "BadImage", "ImageReport", "decode_image", "orientation", "to_rgb"]
+__all__ = [
+    "EXTENSIONS",
+    "HELDOUT_NAMES",
+    "MAX_PIXELS",
+    "BadImage",
+    "Event",
+    "ImageReport",
+    "ImageSet",
+    "checked_image",
+    "decode_image",
+    "digest_of",
+    "is_heldout",
+    "load_image",
+    "orientation",
+    "to_rgb",
+]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
 MAX_PIXELS = 89_478_485  # a quarter of a GiB in RGB: Pillow's own bound
@@ -58,6 +73,9 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+HELDOUT_NAMES = ("heldout", "val", "validation", "test")  # what a held-out folder or split may be called
+HELDOUT_FRACTION = 0.1
+Event = tuple[str, str, str]  # "skipped" or "converted", reason, name
 _log = logging.getLogger(__name__)
 
 
@@ -67,9 +85,6 @@ class BadImage(ValueError):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason, self.detail = reason, detail
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason, self.detail)
 
 
 class ImageReport:
@@ -98,7 +113,7 @@ class ImageReport:
             level = logging.WARNING if kind == "skipped" else logging.INFO
             _log.log(level, "image %s (%s): %s; more of these are only counted", kind, reason, name)
 
-    def extend(self, events: Iterable[tuple[str, str, str]]) -> None:
+    def extend(self, events: Iterable[Event]) -> None:
         """Add events (kind, reason, name), as workers hand them over."""
         for event in events:
             self.add(*event)
@@ -127,14 +142,12 @@ def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
             raise BadImage("too large", f"{image.width}×{image.height} pixels")
         image.load()
         return to_rgb(image)
-    except BadImage:
+    except (BadImage, MemoryError):
         raise
     except UnidentifiedImageError:
         raise BadImage("unknown format", f"begins with {data[:8]!r}") from None
     except Image.DecompressionBombError as error:
         raise BadImage("too large", str(error)) from None
-    except MemoryError:
-        raise
     except Exception as error:  # a broken file can make Pillow's readers raise nearly anything
         early = isinstance(error, EOFError) or "truncated" in str(error)
         raise BadImage("truncated" if early else "corrupt", f"{type(error).__name__}: {error}") from None
@@ -201,3 +214,69 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if transparent is None:
         return grey
     return Image.merge("LA", (grey, Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8))))
+
+
+# ------------------------------------------------------------------------------------------------ sets of images
+
+
+class ImageSet:
+    """Images by index.
+
+    Attributes:
+        spec: the source.
+        classes: by label; None where the source has no list of them.
+        fingerprint: of the content.
+        problems: events of listing the source.
+    """
+
+    spec: str
+    classes: tuple[str, ...] | None
+    fingerprint: str
+    problems: Sequence[Event] = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def read(self, index: int) -> tuple[bytes | Image.Image, int]:
+        """(stored bytes or a PIL image, label). Raises BadImage."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """What a report calls the image."""
+        return f"{self.spec}[{index}]"
+
+
+def load_image(images: ImageSet, index: int, num_classes: int | None, events: list[Event]) -> tuple[Image.Image, int]:
+    """(RGB image, label) of a set, as `checked_image`."""
+    payload, label = images.read(index)
+    return checked_image(payload, label, num_classes, images.name(index), images.classes is not None, events)
+
+
+def checked_image(
+    payload: bytes | Image.Image, label: int, num_classes: int | None, name: str, listed: bool, events: list[Event]
+) -> tuple[Image.Image, int]:
+    """(RGB image, label); conversions are added to `events`. Raises BadImage.
+
+    A label outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage.
+    """
+    if num_classes is not None and not 0 <= label < num_classes:
+        if listed:
+            raise ValueError(f"{name} has label {label}, outside 0…{num_classes - 1} (num_classes {num_classes})")
+        raise BadImage("label out of range", f"{label} of {num_classes} classes")
+    image, notes = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
+    events += [("converted", note, name) for note in notes]
+    return image, label
+
+
+def is_heldout(name: str) -> bool:
+    """Whether an image of a source without a held-out part is held out: blake2b of its name, as a number in [0, 1)."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8, key=b"priorzoo images").digest()
+    return int.from_bytes(digest, "big") < HELDOUT_FRACTION * 2**64
+
+
+def digest_of(parts: Iterable[object]) -> str:
+    """32 hex digits of BLAKE2b over the repr of every part."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(repr(part).encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()

@@ -90,10 +90,7 @@ class VisionConfig:
     @property
     def train_size(self) -> tuple[int, int]:
         """(height, width) of the training images in pixels."""
-        if isinstance(self.img_size, int):
-            return self.img_size, self.img_size
-        height, width = self.img_size
-        return height, width
+        return (self.img_size, self.img_size) if isinstance(self.img_size, int) else self.img_size
 
     @property
     def train_grid(self) -> tuple[int, int]:
@@ -186,6 +183,9 @@ class VisionTransformer(ZooModel):
         nn.init.zeros_(cast(Tensor, self.patch_embed.proj.bias))
         if self.prefix_tokens is not None:
             nn.init.normal_(self.prefix_tokens, std=0.02)
+        self._init_head()
+
+    def _init_head(self) -> None:
         if self.num_classes:
             trunc_normal_(self.head.weight, std=0.02)
             nn.init.zeros_(cast(Tensor, self.head.bias))
@@ -267,9 +267,7 @@ class VisionTransformer(ZooModel):
         self.config = replace(self.config, num_classes=num_classes, global_pool=self.global_pool)
         like = self.patch_embed.proj.weight
         self.head = nn.Linear(self.embed_dim, num_classes).to(like) if num_classes else nn.Identity()
-        if num_classes:
-            trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(cast(Tensor, self.head.bias))
+        self._init_head()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable

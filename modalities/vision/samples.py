@@ -18,8 +18,7 @@ from torch import Tensor
 
 from modalities.vision.batches import BatchMaker
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.images import BadImage, ImageReport
-from modalities.vision.imageset import Event, ImageSet, check_label, decode, load_image
+from modalities.vision.images import BadImage, Event, ImageReport, ImageSet, checked_image, load_image
 from modalities.vision.shards import ShardSet, read_label, sample_image
 
 __all__ = ["ImageSamples", "ShardOrder", "ShardStream"]
@@ -174,8 +173,9 @@ class ShardStream:
             name = f"{sample['__url__']}:{sample['__key__']}"
             try:
                 label, data = read_label(sample), sample_image(sample)
-                check_label(label, self.config.num_classes, name, listed=self.shards.classes is not None)
-                return decode(data, name, events), label
+                return checked_image(
+                    data, label, self.config.num_classes, name, self.shards.classes is not None, events
+                )
             except BadImage as error:
                 events.append(("skipped", error.reason, name))
         return None

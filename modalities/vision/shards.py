@@ -33,7 +33,7 @@ import webdataset
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
 from modalities.files import data_folder
-from modalities.vision.images import EXTENSIONS, BadImage
+from modalities.vision.images import EXTENSIONS, BadImage, ImageSet
 from zoo.files import replacing_path, write_json
 
 __all__ = [
@@ -288,10 +288,11 @@ class PackedStrings(Sequence[str]):
         return os.fsdecode(self.data[self.ends[number] : self.ends[number + 1]])
 
 
-class TarImages:
-    """Samples of shards by index; only what is requested is read. One file is open at a time."""
+class TarImages(ImageSet):
+    """Shards by index, in their order; only what is requested is read. One file is open at a time."""
 
     def __init__(self, shards: ShardSet) -> None:
+        self.spec, self.classes, self.fingerprint = shards.spec, shards.classes, shards.fingerprint
         hashes = shards.hashes or [None] * len(shards.urls)
         self.shards, self.paths = shards, [local_copy(*shard) for shard in zip(shards.urls, hashes, strict=True)]
         samples = []
@@ -320,9 +321,12 @@ class TarImages:
         """The shard that holds a sample."""
         return int(np.searchsorted(self.shard_ends, number, side="right"))
 
-    def name(self, number: int) -> str:
-        """SHARD:KEY of a sample."""
-        return f"{self.shards.urls[self.shard(number)]}:{self.keys[number]}"
+    def name(self, index: int) -> str:
+        return f"{self.shards.urls[self.shard(index)]}:{self.keys[index]}"
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        sample = self[index]
+        return sample_image(sample), read_label(sample)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """The sample as webdataset gives it: {"__key__", extension: bytes}."""
@@ -348,22 +352,17 @@ def sample_image(sample: dict[str, Any]) -> bytes:
     raise BadImage("no image", f"members {sorted(name for name in sample if not name.startswith('__'))}")
 
 
-def _json_label(data: bytes) -> int | None:
-    fields = json.loads(data)
-    label = fields.get("label") if isinstance(fields, dict) else None
-    if label is None or (isinstance(label, int) and not isinstance(label, bool)):
-        return label
-    raise ValueError(f"label {label!r} is not a whole number")
-
-
 def read_label(sample: dict[str, Any]) -> int:
     """The label of a sample. Raises BadImage "no label", "bad label"."""
     try:
         if "cls" in sample:
             return int(sample["cls"])
-        label = _json_label(sample["json"]) if "json" in sample else None
+        fields = json.loads(sample.get("json", "{}"))
     except ValueError as error:
         raise BadImage("bad label", str(error)) from None
-    if label is not None:
-        return label
-    raise BadImage("no label", f"members {sorted(name for name in sample if not name.startswith('__'))}")
+    label = fields.get("label") if isinstance(fields, dict) else None
+    if label is None:
+        raise BadImage("no label", f"members {sorted(name for name in sample if not name.startswith('__'))}")
+    if type(label) is not int:  # True is an int to isinstance
+        raise BadImage("bad label", f"label {label!r} is not a whole number")
+    return label

@@ -27,9 +27,8 @@ from torchvision.datasets.folder import find_classes
 
 from modalities.files import data_folder
 from modalities.vision.hf import HFImages
-from modalities.vision.images import EXTENSIONS
-from modalities.vision.imageset import HELDOUT_NAMES, ImageSet, digest_of, is_heldout
-from modalities.vision.shards import PackedStrings, ShardSet, TarImages, open_shards, read_label, sample_image
+from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, ImageSet, digest_of, is_heldout
+from modalities.vision.shards import PackedStrings, ShardSet, TarImages, open_shards
 from zoo.naming import did_you_mean
 
 __all__ = ["BUILTIN", "BUILTIN_SIZES", "FETCHED", "open_images", "open_shard_source"]
@@ -78,7 +77,7 @@ def open_images(
         raise ValueError(f"split {split!r}: expected 'train', 'heldout' or 'all'")
     shards = open_shard_source(spec, split)
     if shards is not None:
-        return ShardImages(shards)
+        return TarImages(shards)
     if spec == "glyphs-builtin":
         return BuiltinImages(spec, "train" if split == "train" else "heldout", size)
     if spec.startswith("folder:"):
@@ -87,24 +86,6 @@ def open_images(
         return HFImages(spec, split, hold_out=hold_out)
     hint = did_you_mean(spec, _FORMS) or (f"did you mean 'folder:{spec}'? " if os.path.isdir(spec) else "")
     raise ValueError(f"source {spec!r} is none of {', '.join(_FORMS)}; {hint}".rstrip("; "))
-
-
-class ShardImages(ImageSet):
-    """Local shards as a map-style set, in shard order."""
-
-    def __init__(self, shards: ShardSet) -> None:
-        self.spec, self.classes, self.fingerprint = shards.spec, shards.classes, shards.fingerprint
-        self.samples = TarImages(shards)
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def read(self, index: int) -> tuple[bytes, int]:
-        sample = self.samples[index]
-        return sample_image(sample), read_label(sample)
-
-    def name(self, index: int) -> str:
-        return self.samples.name(index)
 
 
 class BuiltinImages(ImageSet):

@@ -56,7 +56,7 @@ def test_original_file_names_are_read_too(bpe_folder, tmp_path):
 @pytest.mark.parametrize("kind", ["gpt2:{}", "{}/tokenizer.json"])
 def test_split_digits_gives_each_digit_its_own_token(bpe_folder, kind):
     joined = load_tokenizer(kind.format(bpe_folder))
-    split = load_tokenizer(kind.format(bpe_folder), split_digits=True)
+    split = load_tokenizer(kind.format(bpe_folder) + "?split_digits=true")
     assert len(joined.encode("48213")) < 5
     assert [split.decode([i]) for i in split.encode("48213")] == list("48213")
     assert split.decode(split.encode(TEXT)) == TEXT
@@ -111,6 +111,6 @@ def test_the_real_gpt2_when_it_has_been_fetched():
     folder = data_folder() / "gpt2"
     if not (folder / "encoder.json").is_file():
         pytest.skip("python tools/fetch_data.py text gpt2 has not been run")
-    tokenizer = load_tokenizer("gpt2", split_digits=True)
+    tokenizer = load_tokenizer("gpt2?split_digits=true")
     assert tokenizer.vocab_size == 50257 and tokenizer.bos_id == 50256
     assert tokenizer.encode("Hello world").tolist() == [15496, 995]

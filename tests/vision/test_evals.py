@@ -24,8 +24,7 @@ from modalities.vision.data import HeldoutImages
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.evaluators import resolution as module
 from modalities.vision.evaluators.resolution import SCALES, Resolution, ResolutionSettings
-from modalities.vision.images import BadImage
-from modalities.vision.imageset import ImageSet
+from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.transforms import eval_transform, preprocess
 from recipes.report import print_results, write_results
 

@@ -13,8 +13,7 @@ import torch
 
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_loader
-from modalities.vision.images import BadImage, decode_image
-from modalities.vision.imageset import is_heldout
+from modalities.vision.images import BadImage, decode_image, is_heldout
 from modalities.vision.shards import PackedStrings, open_shards, write_index
 from modalities.vision.sources import open_images
 from modalities.vision.transforms import eval_transform

@@ -12,6 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -48,7 +49,7 @@ from modalities.vision.data import (
     open_heldout,
 )
 from modalities.vision.images import BadImage
-from modalities.vision.model import VisionTransformer
+from modalities.vision.model import VisionTransformer, not_multiples
 from modalities.vision.transforms import preprocess
 
 __all__ = ["SCALES", "Resolution", "ResolutionSettings"]
@@ -343,19 +344,16 @@ class Resolution(Evaluator):
         by_column = {score.column: score for score in self.scores}
         tuned = any("tuned_top1" in row for result in results for row in result.rows)
         figure, axes = panels(1, 2 + tuned, width=4.9, height=4.2)
-        for axis, column in zip(axes, ("top1", "gain", "tuned_top1"), strict=False):
+        named = {"top1": "Top-1", "gain": "Read large, minus reduced first", "tuned_top1": "Top-1, TUNED at each size"}
+        for axis, (column, name) in zip(axes, named.items(), strict=False):
             curves(axis, results, by_column[column], self.axis)
-        axes[1].axhline(0.0, **RULE)
-        for axis, name in zip(
-            axes, ("Top-1", "Read large, minus reduced first", "Top-1, TUNED at each size"), strict=False
-        ):
             name_panel(axis, name)
+        axes[1].axhline(0.0, **RULE)
         finish(figure, axes, results, path)
 
 
 def _lowest_terms(width: int, height: int) -> tuple[int, int]:
-    common = math.gcd(width, height)
-    return width // common, height // common
+    return Fraction(width, height).as_integer_ratio()
 
 
 def _shape(size: int, aspect: tuple[int, int]) -> Shape:
@@ -367,12 +365,9 @@ def _shape(size: int, aspect: tuple[int, int]) -> Shape:
 def _check_sizes(sizes: tuple[int, ...], step: int, patch: int, aspect: tuple[int, int]) -> None:
     """ValueError unless both sides of every size are whole patches; it names the nearest sizes for which they are."""
     for size in sizes:
-        if size % step:
-            near = [n for n in (size // step * step, (size // step + 1) * step) if n]
+        if wrong := not_multiples([size], step):
             at = "" if max(aspect) == 1 else f" at aspect {aspect[0]}:{aspect[1]}"
-            raise ValueError(
-                f"size {size}{at} does not divide into patches of {patch}; nearest valid: {' and '.join(map(str, near))}"
-            )
+            raise ValueError(f"size {size}{at} does not divide into patches of {patch}: {wrong}")
 
 
 def _tokens(model: VisionTransformer, height: int, width: int) -> int:

@@ -18,25 +18,30 @@ __all__ = ["WEIGHTS", "list_weights", "load_pretrained", "manifest", "resolve_ta
 WEIGHTS = Path(__file__).parent / "weights"
 
 
+def manifest(folder: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Tagged name → {file, sha256, license, recipe, seed, commit, data, …}, as `folder`'s manifest.json has it; by default
+    that of the weights that ship."""
+    return _read_manifest(folder or WEIGHTS)
+
+
 @cache
-def manifest() -> dict[str, dict[str, Any]]:
-    """Tagged name → {file, sha256, license, recipe, seed, commit, data, …}, as `weights/manifest.json` has it."""
-    path = WEIGHTS / "manifest.json"
+def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / "manifest.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def list_weights() -> list[str]:
+def list_weights(folder: Path | None = None) -> list[str]:
     """Tagged names with weights."""
-    return list(manifest())
+    return list(manifest(folder))
 
 
-def resolve_tag(name: str) -> str:
+def resolve_tag(name: str, folder: Path | None = None) -> str:
     """`name` with its tag: itself, or the architecture's first tag in the manifest.
 
     Raises:
         ValueError: if there are no such weights, with those that exist.
     """
-    known = list_weights()
+    known = list_weights(folder)
     if name in known:
         return name
     base, _, tag = name.partition(".")
@@ -58,15 +63,15 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def verified_file(name: str) -> Path:
+def verified_file(name: str, folder: Path | None = None) -> Path:
     """The weights file of a tagged name, after its digest matched.
 
     Raises:
         FileNotFoundError: if the file is missing.
         ValueError: if its digest differs from the manifest.
     """
-    entry = manifest()[name]
-    path = WEIGHTS / entry["file"]
+    entry = manifest(folder)[name]
+    path = (folder or WEIGHTS) / entry["file"]
     if not path.exists():
         raise FileNotFoundError(f"the weights of {name} should be at {path}; reinstall the package")
     found = sha256(path)
@@ -75,13 +80,13 @@ def verified_file(name: str) -> Path:
     return path
 
 
-def load_pretrained(model: nn.Module, name: str) -> nn.Module:
+def load_pretrained(model: nn.Module, name: str, folder: Path | None = None) -> nn.Module:
     """Load the weights of a tagged name into `model`, strictly.
 
     Raises:
         ValueError: for a damaged file, or weights that do not match the model (for example after an override).
     """
-    state = load_file(verified_file(name))
+    state = load_file(verified_file(name, folder))
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

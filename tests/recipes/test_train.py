@@ -263,8 +263,8 @@ def test_shipped_weights_are_a_start(tmp_path, monkeypatch, capsys):
     model.save_pretrained(tmp_path / "weights")
     file = tmp_path / "weights" / "model.safetensors"
     entry = {"file": file.name, "sha256": pretrained.sha256(file)}
+    (file.parent / "manifest.json").write_text(json.dumps({"text_ggd_ssmax_tiny.test": entry}))
     monkeypatch.setattr(pretrained, "WEIGHTS", file.parent)
-    monkeypatch.setattr(pretrained, "manifest", lambda: {"text_ggd_ssmax_tiny.test": entry})
     settings = ["train.steps=1", "optim.lr=1e-9", "evaluate.every=0"]
     assert run(tmp_path / "run", "model.init_from=text_ggd_ssmax_tiny.test", *settings) == 0
     trained = load_run(tmp_path / "run")[0]

@@ -149,7 +149,7 @@ def test_the_fused_kernel_is_a_contender(monkeypatch):
         return prior
 
     monkeypatch.setattr(common, "TILE", 16)
-    monkeypatch.setattr(triton, "LEAST_KEYS", 32)
+    monkeypatch.setattr(triton.TRITON, "least_keys", 32)
     contender = contenders.ours("ggd", "triton skipping", steep, law=True, skip=True)
     problem = Problem(Shape(1, 1, 48, 16), torch.float32, CPU)
     verdict = check(contender, problem, backward=True)

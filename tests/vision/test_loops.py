@@ -96,7 +96,7 @@ def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypat
     assert fresh(images).shape == (1, 3)
     torch.testing.assert_close(fresh.norm.weight, ours.norm.weight)
     damaged = {**pretrained.manifest(), name: {**pretrained.manifest()[name], "sha256": "0" * 64}}
-    monkeypatch.setattr(pretrained, "manifest", lambda: damaged)
+    monkeypatch.setattr(pretrained, "manifest", lambda folder=None: damaged)
     with pytest.raises(ValueError, match="damaged"):
         timm.create_model(name, pretrained=True)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from tests.zoo.priors_table import GRID, LINE, WIDTH, causal_modes, make
 from zoo import Positions
 from zoo.attention import KERNELS, prior_attention
-from zoo.attention import sdpa as sdpa_kernel
-from zoo.attention import toeplitz as toeplitz_kernel
-from zoo.attention.base import AttentionCall, visible
+from zoo.attention.base import AttentionCall, Kernel, visible
 from zoo.attention.dispatch import choose_kernel
+from zoo.attention.sdpa import SdpaKernel
+from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.priors.base import PriorTerms, RelativeTable
 
 HEADS, HEAD_WIDTH, LANES = 4, 8, 3
@@ -126,7 +126,10 @@ def terms_of(leaves: dict[str, Tensor], grid: tuple[int, int, int] | None = None
 
 
 def evaluate(
-    leaves: dict[str, Tensor], options: dict[str, object], kernel: str, grid: tuple[int, int, int] | None = None
+    leaves: dict[str, Tensor],
+    options: dict[str, object],
+    kernel: str | Kernel,
+    grid: tuple[int, int, int] | None = None,
 ) -> dict[str, Tensor]:
     """The output and the gradient of every leaf, for one fixed direction of the output."""
     out = prior_attention(
@@ -146,21 +149,14 @@ def evaluate(
     return {"out": out.detach(), **result}
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Make the kernel cut short sequences into many blocks, as it does long ones."""
-
-    def set_blocks(case: Case) -> None:
-        for name in ("FORWARD_ROWS", "BACKWARD_ROWS", "SHORT_ROWS", "LEAST_ROWS"):
-            monkeypatch.setattr(toeplitz_kernel, name, case.block)
-        monkeypatch.setattr(toeplitz_kernel, "WORKSPACE", 1500)
-        monkeypatch.setattr(sdpa_kernel, "SMALL_LIMIT", 200)  # on a grid 5 queries of 2 heads: cuts inside its rows
-        monkeypatch.setattr(sdpa_kernel, "BLOCK_ROWS", 4)
-        monkeypatch.setattr("zoo.attention.toeplitz.ONE_BLOCK", 0 if not case.kept else 1 << 16)
-        if not case.kept:
-            monkeypatch.setattr(toeplitz_kernel, "KEEP_KEYS", 0)
-
-    return set_blocks
+def of_small_blocks(kernel: str, case: Case) -> Kernel:
+    """The kernel, so that it cuts short sequences into many blocks, as it does long ones."""
+    if kernel == "sdpa":
+        return SdpaKernel(small_limit=200, block_rows=4)  # on a grid 5 queries of 2 heads: cuts inside its rows
+    assert kernel == "toeplitz"
+    rows = dict.fromkeys(("forward_rows", "backward_rows", "short_rows", "least_rows"), case.block)
+    kept = {} if case.kept else {"keep_keys": 0, "one_block": 0}
+    return ToeplitzKernel(**rows, **kept, workspace=1500)
 
 
 def refused(kernel: str, realised: str, case: Case) -> bool:
@@ -175,15 +171,15 @@ def refused(kernel: str, realised: str, case: Case) -> bool:
 @pytest.mark.parametrize("realised", REALISED)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kernel", FAST)
-def test_kernel_equals_the_oracle_with_every_gradient(kernel, name, realised, small_blocks):
+def test_kernel_equals_the_oracle_with_every_gradient(kernel, name, realised):
     case = CASES[name]
-    small_blocks(case)
     leaves, options = build(case, realised)
     if refused(kernel, realised, case):
         with pytest.raises(ValueError, match=f"'{kernel}' cannot serve"):
             evaluate(leaves, options, kernel, case.grid)
         return
-    expected, got = (evaluate(leaves, options, which, case.grid) for which in ("reference", kernel))
+    both = "reference", of_small_blocks(kernel, case)
+    expected, got = (evaluate(leaves, options, which, case.grid) for which in both)
     for key, value in expected.items():
         torch.testing.assert_close(got[key], value, rtol=1e-9, atol=1e-11, msg=lambda m, key=key: f"{key}: {m}")
 
@@ -192,12 +188,11 @@ def test_kernel_equals_the_oracle_with_every_gradient(kernel, name, realised, sm
 @pytest.mark.parametrize("name", LOW_PRECISION)
 @pytest.mark.parametrize("realised", ["lanes", "table"])
 @pytest.mark.parametrize("kernel", FAST)
-def test_low_precision_error_is_that_of_an_eager_reference(kernel, realised, name, dtype, small_blocks):
+def test_low_precision_error_is_that_of_an_eager_reference(kernel, realised, name, dtype):
     """The budget is the error that the formula itself makes when every step of it rounds to the dtype (times 3, and a few
     roundings of the largest value, for results that the eager form happens to hit exactly: in float32 20 of them, the
     accuracy of the exponential in torch's fused CPU kernels)."""
     case = CASES[name]
-    small_blocks(case)
     leaves, options = build(case, realised)
     # Values that the dtype holds exactly, so that what is measured is the kernel and not the rounding of its inputs.
     exact = {key: leaf.detach().to(dtype).double().requires_grad_() for key, leaf in leaves.items()}
@@ -209,7 +204,7 @@ def test_low_precision_error_is_that_of_an_eager_reference(kernel, realised, nam
     if refused(kernel, realised, case):
         return
     truth = evaluate(exact, options, "reference", case.grid)
-    got = evaluate(low, options, kernel, case.grid)
+    got = evaluate(low, options, of_small_blocks(kernel, case), case.grid)
     eager = eager_in(dtype, exact, options, case.grid)
     for key, value in truth.items():
         roundings = 20 if dtype == torch.float32 else 2
@@ -322,8 +317,13 @@ def test_documents_that_hide_nothing_cost_no_mask(monkeypatch):
     """A batch of whole documents takes the plain causal call, which a mask would slow down."""
     leaves, _ = build(Case(), "lanes")
     seen = []
-    run = KERNELS["sdpa"].run
-    monkeypatch.setattr(KERNELS["sdpa"], "run", lambda call: seen.append(call) or run(call))
+
+    class Recording(SdpaKernel):
+        def run(self, call: AttentionCall) -> Tensor:
+            seen.append(call)
+            return super().run(call)
+
+    monkeypatch.setitem(KERNELS, "sdpa", Recording())
     segments = torch.tensor([[4], [7]]).expand(2, 37)
     out = prior_attention(leaves["q"], leaves["k"], leaves["v"], terms_of(leaves), causal=True, segments=segments)
     assert seen[0].segments is None
@@ -385,7 +385,7 @@ def test_a_strong_log_prior_is_not_rounded_to_half_precision(kernel: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["ggd", "fire", "goat"])
-def test_long_masked_calls_in_blocks_of_queries_are_the_whole(name: str, monkeypatch) -> None:
+def test_long_masked_calls_in_blocks_of_queries_are_the_whole(name: str) -> None:
     queries, keys = 23, 31
     prior = make(name)
     terms = prior(Positions.line(queries, offset=keys - queries), Positions.line(keys), causal=True)
@@ -395,5 +395,5 @@ def test_long_masked_calls_in_blocks_of_queries_are_the_whole(name: str, monkeyp
     scale = torch.rand(3, queries, dtype=torch.float64) + 0.5
     options = {"causal": True, "segments": segments, "query_scale": scale, "window": 9}
     whole = prior_attention(q, k, v, terms, kernel="sdpa", **options)
-    monkeypatch.setattr(sdpa_kernel, "MASK_LIMIT", 4 * keys)
-    torch.testing.assert_close(prior_attention(q, k, v, terms, kernel="sdpa", **options), whole)
+    few = SdpaKernel(mask_limit=4 * keys)
+    torch.testing.assert_close(prior_attention(q, k, v, terms, kernel=few, **options), whole)

@@ -11,6 +11,7 @@ import sys
 import warnings
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,22 +21,44 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.zoo.priors_table import GRID, WIDTH, make
 from zoo import Positions, prior_attention
-from zoo.attention import KERNELS, dispatch, flash, triton
+from zoo.attention import KERNELS, Kernel
 from zoo.attention.base import AttentionCall, cuda_capability
 from zoo.attention.dispatch import MaskWarning, choose_kernel
+from zoo.attention.flash import FlashKernel, find_package, find_runs
+from zoo.attention.triton import TritonKernel
 from zoo.priors.base import PriorTerms, RelativeTable
 
 MISSING = "the flash-attn package is not installed"
 
 
-@pytest.fixture(autouse=True)
-def surroundings(monkeypatch):
-    """A GPU that flash attention runs on, no flash-attn, and nothing said yet."""
-    for kernel in (flash, triton):
-        monkeypatch.setattr(kernel, "cuda_capability", lambda device: (9, 0))
-    monkeypatch.setattr(flash, "_unusable", {"flash_attn": MISSING})
-    monkeypatch.setattr(flash, "_last", None)
-    monkeypatch.setattr(dispatch, "_warned", set())
+def hopper(device: str) -> tuple[int, int]:
+    """Compute capability of a GPU that flash attention runs on."""
+    return 9, 0
+
+
+def flash(missing: str | None = MISSING, **options: Any) -> FlashKernel:
+    """Kernel 'flash' on such a GPU, without flash-attn unless `missing` is None."""
+    return FlashKernel(**{"capability": hopper, "package": lambda: missing} | options)
+
+
+def kernels_on(capability=hopper, missing: str | None = MISSING) -> dict[str, Kernel]:
+    return KERNELS | {
+        "flash": flash(missing, capability=capability),
+        "triton": TritonKernel(capability=capability),
+    }
+
+
+class Refusing:
+    """A kernel that serves nothing, or, without a reason, would serve everything."""
+
+    def __init__(self, reason: str | None) -> None:
+        self.reason = reason
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        return self.reason
+
+    def run(self, call: AttentionCall) -> Tensor:
+        raise NotImplementedError
 
 
 @pytest.fixture
@@ -84,16 +107,15 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_choices_on_cuda(name: str, monkeypatch) -> None:
+def test_choices_on_cuda(name: str) -> None:
     pytest.importorskip("triton")
     options, without, with_package = CHOICES[name]
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.simplefilter("error", MaskWarning)
         call = cuda_call(**options)
         assert call.on_cuda
-        assert choose_kernel(call) == without
-        monkeypatch.setattr(flash, "_unusable", {"flash_attn": None})
-        assert choose_kernel(call) == with_package
+        assert choose_kernel(call, kernels_on()) == without
+        assert choose_kernel(call, kernels_on(missing=None)) == with_package
 
 
 SLOW = {
@@ -106,29 +128,29 @@ SLOW = {
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_a_mask_on_cuda_is_said_once_with_its_reason(name: str, monkeypatch) -> None:
+def test_a_mask_on_cuda_is_said_once_with_its_reason(name: str) -> None:
     pytest.importorskip("triton")
     options, words = SLOW[name]
+    kernels, said = kernels_on(), set()
     with FakeTensorMode():
         call = cuda_call(**options)
-        with pytest.warns(MaskWarning, match=words) as said:
-            assert choose_kernel(call) == "sdpa" == choose_kernel(call)
-        assert len(said) == 1
-        monkeypatch.setattr(KERNELS["triton"], "refuses", lambda call: "the package triton is not installed")
+        with pytest.warns(MaskWarning, match=words) as heard:
+            assert choose_kernel(call, kernels, said=said) == "sdpa" == choose_kernel(call, kernels, said=said)
+        assert len(heard) == 1
+        kernels["triton"] = Refusing("the package triton is not installed")
         with pytest.warns(MaskWarning, match="not installed"):  # another reason is said again
-            assert choose_kernel(cuda_call(table=True)) == "sdpa"
+            assert choose_kernel(cuda_call(table=True), kernels, said=said) == "sdpa"
 
 
-def test_an_older_gpu_has_no_fused_kernels(monkeypatch) -> None:
+def test_an_older_gpu_has_no_fused_kernels() -> None:
     pytest.importorskip("triton")
-    for kernel in (flash, triton):
-        monkeypatch.setattr(kernel, "cuda_capability", lambda device: (7, 5))
+    kernels = kernels_on(lambda device: (7, 5))
     with FakeTensorMode():
         call = cuda_call()
-        assert choose_kernel(call) == "sdpa"
-        assert "8.0" in (KERNELS["flash"].refuses(call) or "")
+        assert choose_kernel(call, kernels) == "sdpa"
+        assert "8.0" in (kernels["flash"].refuses(call) or "")
         with pytest.warns(MaskWarning, match=r"capability 8\.0"):
-            assert choose_kernel(cuda_call(table=True)) == "sdpa"
+            assert choose_kernel(cuda_call(table=True), kernels, said=set()) == "sdpa"
 
 
 def test_another_makers_gpu_has_none(monkeypatch) -> None:
@@ -191,14 +213,14 @@ def test_priors_do_not_wait_for_a_device(name: str, monkeypatch) -> None:
     assert {t.device.type for t in found if t is not None} == {"meta"}
 
 
-def test_ids_are_not_read_back_from_a_device(monkeypatch) -> None:
+def test_ids_are_not_read_back_from_a_device() -> None:
     """A fake tensor has no data: looking at it raises. So the ids reach the kernel even if they hide nothing."""
     seen = []
-    monkeypatch.setattr(KERNELS["sdpa"], "run", lambda call: seen.append(call.segments) or call.q)
+    kernel = SimpleNamespace(refuses=lambda call: None, run=lambda call: seen.append(call.segments) or call.q)
     with FakeTensorMode():
         q = torch.empty(1, 2, 8, 16, device="cuda")
         ids = torch.empty(1, 8, dtype=torch.long, device="cuda")
-        prior_attention(q, q, q, causal=True, segments=ids, kernel="sdpa")
+        prior_attention(q, q, q, causal=True, segments=ids, kernel=kernel)
     assert seen[0] is ids
 
 
@@ -207,9 +229,9 @@ def test_what_flash_refuses(claimed, monkeypatch) -> None:
     table = PriorTerms(table=RelativeTable.line(torch.zeros(2, 15), *(Positions.line(8),) * 2, center=7))
     ids = torch.tensor([[0, 0, 1, 1, 0, 2, 2, 2]])
 
-    def refusal(**options):
+    def refusal(missing=MISSING, **options):
         with pytest.raises(ValueError) as raised:
-            prior_attention(*options.pop("heads", (half,) * 3), causal=True, kernel="flash", **options)
+            prior_attention(*options.pop("heads", (half,) * 3), causal=True, kernel=flash(missing), **options)
         return str(raised.value)
 
     assert "kernel='triton'" in refusal(terms=table)
@@ -218,8 +240,7 @@ def test_what_flash_refuses(claimed, monkeypatch) -> None:
     assert "264" in refusal(heads=(torch.zeros(1, 2, 8, 264, dtype=torch.bfloat16),) * 3)
     for needs in ({"window": 3}, {"segments": ids}):
         assert MISSING in refusal(**needs) and "kernel='triton'" in refusal(**needs)
-    monkeypatch.setattr(flash, "_unusable", {"flash_attn": None})
-    assert "recurs" in refusal(segments=ids)
+    assert "recurs" in refusal(None, segments=ids)
     monkeypatch.setattr(AttentionCall, "on_cuda", False)
     assert "the queries are on cpu" in refusal()
 
@@ -234,11 +255,17 @@ def test_what_flash_refuses(claimed, monkeypatch) -> None:
     ],
 )
 def test_the_package_is_looked_for(package, reason, monkeypatch) -> None:
-    monkeypatch.setattr(flash, "_unusable", {})
     # None in sys.modules makes an import fail as a missing module does
     monkeypatch.setitem(sys.modules, "flash_attn", package)
-    found = flash._without_package()
+    found = find_package()
     assert found is None if reason is None else reason in (found or "")
+
+
+def test_the_package_is_looked_for_once() -> None:
+    asked = []
+    kernel = FlashKernel(package=lambda: asked.append(1) or MISSING)
+    assert [kernel.without_package() for _ in range(3)] == [MISSING] * 3
+    assert asked == [1]
 
 
 def attend(q, k, v, *, softmax_scale, causal, window_size, deterministic):
@@ -273,8 +300,6 @@ def package(claimed, monkeypatch) -> ModuleType:
     made.__version__ = "2.8.3"
     made.flash_attn_func, made.flash_attn_varlen_func = attend, attend_runs
     monkeypatch.setitem(sys.modules, "flash_attn", made)
-    monkeypatch.setattr(flash, "_unusable", {})
-    monkeypatch.setattr(flash, "DTYPES", (torch.float64,))
     return made
 
 
@@ -324,7 +349,7 @@ def call_of(
     return leaves, {"causal": causal, "window": window, "segments": None if ids is None else torch.tensor(ids)}
 
 
-def evaluate(case: dict, kernel: str) -> list[Tensor]:
+def evaluate(case: dict, kernel: str | Kernel) -> list[Tensor]:
     """The output and the gradient of every leaf."""
     leaves, options = call_of(**case)
     lanes = leaves[3:5] if case.get("lanes") else (None, None)
@@ -336,55 +361,55 @@ def evaluate(case: dict, kernel: str) -> list[Tensor]:
 @pytest.mark.parametrize("name", CALLS | MASKED)
 def test_the_package_is_called_so_that_it_computes_the_oracle(name: str, package) -> None:
     case = (CALLS | MASKED)[name]
-    for got, want in zip(evaluate(case, "flash"), evaluate(case, "reference"), strict=True):
+    kernel = flash(dtypes=(torch.float64,), package=find_package)
+    for got, want in zip(evaluate(case, kernel), evaluate(case, "reference"), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_without_the_package_torch_computes_the_oracle(name: str, claimed, monkeypatch) -> None:
-    monkeypatch.setattr(flash, "DTYPES", (torch.float64,))
-    for got, want in zip(evaluate(CALLS[name], "flash"), evaluate(CALLS[name], "reference"), strict=True):
+def test_without_the_package_torch_computes_the_oracle(name: str, claimed) -> None:
+    kernel = flash(dtypes=(torch.float64,))
+    for got, want in zip(evaluate(CALLS[name], kernel), evaluate(CALLS[name], "reference"), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
 
 
 def test_groups_reach_the_package_without_copies(package) -> None:
     shapes = []
     package.flash_attn_func = lambda q, k, v, **options: shapes.append(k.shape) or attend(q, k, v, **options)
-    evaluate(CALLS["grouped"], "flash")
+    evaluate(CALLS["grouped"], flash(None, dtypes=(torch.float64,)))
     assert shapes == [(2, 11, 2, 16)]
 
 
-def test_documents_choose_the_package_and_are_found_once(package, monkeypatch) -> None:
+def test_documents_choose_the_package_and_are_found_once(package) -> None:
     """All layers share the ids: they are read back from the device once, and again when they changed."""
-    found = []
-    find = flash._find_runs
-    monkeypatch.setattr(flash, "_find_runs", lambda *given: found.append(1) or find(*given))
+    kernel = flash(None, dtypes=(torch.float64,))
+    kernels = KERNELS | {"flash": kernel, "triton": Refusing(None)}
     heads = torch.randn(1, 2, 6, 8, dtype=torch.float64)
     ids = torch.tensor([[0, 0, 0, 1, 1, 1]])
     call = AttentionCall(heads, heads, heads, PriorTerms(), True, None, ids)
-    assert choose_kernel(call) == "flash"
+    assert choose_kernel(call, kernels) == "flash"
+    found = kernel.runs_of(ids, 0)
     for _ in range(3):
-        prior_attention(heads, heads, heads, causal=True, segments=ids, kernel="flash")
-    assert len(found) == 1
+        prior_attention(heads, heads, heads, causal=True, segments=ids, kernel=kernel)
+    assert kernel.runs_of(ids, 0) is found
     ids[0, 2] = 1
-    got = prior_attention(heads, heads, heads, causal=True, segments=ids, kernel="flash")
-    assert len(found) == 2
+    got = prior_attention(heads, heads, heads, causal=True, segments=ids, kernel=kernel)
+    assert kernel.runs_of(ids, 0) is not found
     torch.testing.assert_close(got, prior_attention(heads, heads, heads, causal=True, segments=ids, kernel="reference"))
-    monkeypatch.setattr(KERNELS["triton"], "refuses", lambda call: None)
     ids[0] = torch.tensor([0, 1, 0, 2, 2, 2])
-    assert choose_kernel(call) == "triton"
+    assert choose_kernel(call, kernels) == "triton"
 
 
 def test_documents_of_many_shapes_become_the_right_runs() -> None:
     ids = torch.tensor([[4, 4, 4, 9, 9], [2, 2, 2, 2, 2], [0, 1, 2, 3, -1]])
-    runs = flash._find_runs(ids, 0)
+    runs = find_runs(ids, 0)
     assert runs is not None and runs.kept is None and (runs.longest_query, runs.longest_key) == (5, 5)
     assert runs.cu_queries.tolist() == runs.cu_keys.tolist() == [0, 3, 5, 10, 11, 12, 13, 14, 15]
-    runs = flash._find_runs(ids, 3)
+    runs = find_runs(ids, 3)
     assert runs is not None and runs.cu_queries.tolist() == [0, 2, 4, 5, 6] and (runs.longest_query) == 2
     assert runs.cu_keys.tolist() == [0, 2, 7, 8, 9] and runs.kept is not None
     assert runs.kept.tolist() == [3, 4, 5, 6, 7, 8, 9, 13, 14]
-    assert flash._find_runs(torch.tensor([[1, 2, 1]]), 0) is None
+    assert find_runs(torch.tensor([[1, 2, 1]]), 0) is None
 
 
 def compiled(function, *given):
@@ -415,12 +440,14 @@ def test_a_call_with_documents_compiles_to_one_graph(name: str, kernel: str) -> 
 
 def test_the_choice_and_its_warning_compile(claimed, monkeypatch) -> None:
     """On CUDA: flash attention by torch in one graph, and a mask that is said while tracing."""
-    monkeypatch.setattr(flash, "DTYPES", (torch.float64,))
-    monkeypatch.setattr(dispatch, "KERNELS", KERNELS | {"triton": SimpleNamespace(refuses=lambda call: "of a test")})
+    monkeypatch.setitem(KERNELS, "flash", flash(dtypes=(torch.float64,)))
+    monkeypatch.setitem(KERNELS, "triton", Refusing("of a test"))
     x, ids = torch.randn(1, 2, 9, 8, dtype=torch.float64), torch.zeros(1, 9, dtype=torch.long)
     expected = prior_attention(x, x, x, causal=True, kernel="reference")
-    torch.testing.assert_close(compiled(lambda x: prior_attention(x, x, x, causal=True, kernel="flash"), x), expected)
-    assert not dispatch._warned
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MaskWarning)
+        got = compiled(lambda x: prior_attention(x, x, x, causal=True, kernel="flash"), x)
+    torch.testing.assert_close(got, expected)
     with pytest.warns(MaskWarning, match="of a test") as said:
         got = compiled(lambda x, ids: prior_attention(x, x, x, causal=True, segments=ids), x, ids)
     assert len(said) == 1

@@ -10,7 +10,8 @@ import torch
 
 from tests.zoo.priors_table import GRID, make
 from zoo import Positions, RelativeTable, prior_attention
-from zoo.attention import sdpa
+from zoo.attention import Kernel
+from zoo.attention.sdpa import SdpaKernel
 from zoo.priors import Prior, PriorTerms
 
 HEADS = 3
@@ -74,7 +75,7 @@ def test_tables_of_other_grids_do_not_add() -> None:
         wide + tall
 
 
-def call(prior: Prior, pos: Positions, kernel: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def call(prior: Prior, pos: Positions, kernel: str | Kernel) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Output and the gradients of q, k, v and every parameter."""
     torch.manual_seed(3)
     q, k, v = (torch.randn(2, HEADS, pos.length, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
@@ -87,13 +88,12 @@ def call(prior: Prior, pos: Positions, kernel: str) -> tuple[torch.Tensor, list[
 
 @pytest.mark.parametrize("pos", GRIDS[:3], ids=str)
 @pytest.mark.parametrize("name", GRID)
-def test_every_prior_on_a_grid_in_blocks(name: str, pos: Positions, monkeypatch) -> None:
+def test_every_prior_on_a_grid_in_blocks(name: str, pos: Positions) -> None:
     """A prior registered today is covered today, with every gradient; without gradients, in a buffer, it is the same."""
     prior = make(name)
     expected, expected_grads = call(prior, pos, "reference")
-    monkeypatch.setattr(sdpa, "SMALL_LIMIT", 4 * pos.length)
-    monkeypatch.setattr(sdpa, "BLOCK_ROWS", 2)
-    out, grads = call(prior, pos, "auto")
+    kernel = SdpaKernel(small_limit=4 * pos.length, block_rows=2)
+    out, grads = call(prior, pos, kernel)
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
     for got, truth in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(got, truth, rtol=1e-8, atol=1e-10)
@@ -101,7 +101,7 @@ def test_every_prior_on_a_grid_in_blocks(name: str, pos: Positions, monkeypatch)
     q, k, v = (torch.randn(2, HEADS, pos.length, 8, dtype=torch.float64) for _ in range(3))
     scale = torch.linspace(0.5, 2, HEADS * pos.length, dtype=torch.float64).view(HEADS, -1)
     with torch.no_grad():
-        again = prior_attention(q, k, v, prior(pos, pos, causal=False), causal=False, query_scale=scale)
+        again = prior_attention(q, k, v, prior(pos, pos, causal=False), causal=False, query_scale=scale, kernel=kernel)
     torch.testing.assert_close(again, expected, rtol=1e-9, atol=1e-11)
 
 
@@ -114,7 +114,7 @@ def test_blocks_keep_to_their_limit() -> None:
         table = RelativeTable.grid(torch.zeros(6, (2 * grid - 1) ** 2), pos)
         q = torch.zeros(batch, 6, pos.length, 1)
         segments = torch.zeros(batch, pos.length, dtype=torch.long) if documents else None
-        rows, heads = sdpa._block_size(AttentionCall(q, q, q, PriorTerms(table=table), False, None, segments))
+        rows, heads = SdpaKernel().block_size(AttentionCall(q, q, q, PriorTerms(table=table), False, None, segments))
         rows = min(rows, pos.length)
         assert 4 * rows * heads * pos.length * (batch if documents else 1) <= 32 << 20
         assert -(-pos.length // rows) * -(-6 // heads) <= most

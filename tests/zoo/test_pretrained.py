@@ -104,16 +104,16 @@ def test_weights_that_are_not_there(call, message: str) -> None:
         call()
 
 
-def test_damaged_and_missing_files(tmp_path, monkeypatch) -> None:
+def test_damaged_and_missing_files(tmp_path) -> None:
     name = "text_ggd_ssmax_tiny.passkey"
     content = bytearray(pretrained.verified_file(name).read_bytes())
     content[-1] ^= 1
-    monkeypatch.setattr(pretrained, "WEIGHTS", tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps(pretrained.manifest()))
     with pytest.raises(FileNotFoundError, match="reinstall"):
-        pretrained.verified_file(name)
+        pretrained.verified_file(name, tmp_path)
     (tmp_path / pretrained.manifest()[name]["file"]).write_bytes(content)
     with pytest.raises(ValueError, match="is damaged: its SHA-256 is"):
-        pretrained.verified_file(name)
+        pretrained.verified_file(name, tmp_path)
 
 
 def test_every_digest_of_the_manifest_is_right() -> None:

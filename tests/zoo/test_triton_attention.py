@@ -12,9 +12,9 @@ from tests.device import DEVICE
 from tests.zoo.priors_table import GRID, LINE, WIDTH, causal_modes, make
 from tests.zoo.test_attention import CASES, HEADS, LOW_PRECISION, Case, build, eager_in, evaluate
 from zoo import KVCache, Positions, prior_attention
-from zoo.attention import triton
+from zoo.attention import KERNELS, triton
 from zoo.attention.base import AttentionCall
-from zoo.attention.triton import common
+from zoo.attention.triton import TritonKernel, common
 from zoo.methods import list_positions
 from zoo.priors import Prior
 from zoo.priors.base import PriorTerms, RelativeTable
@@ -36,13 +36,16 @@ LOW = [(name, torch.bfloat16) for name in LOW_PRECISION if name not in SAME]
 LOW += [(name, torch.float16) for name in ("odd", "scale", "grid-prefix")]
 
 
+PLANNING = TritonKernel(least_keys=1, decode_queries=0)
+DECODING = TritonKernel(least_keys=1)
+
+
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Short calls get several tiles, and a plan."""
     if DEVICE.type == "cpu":
         monkeypatch.setattr(common, "TILE", 16)
-    monkeypatch.setattr(triton, "LEAST_KEYS", 1)
-    monkeypatch.setattr(triton, "DECODE_QUERIES", 0)
+    monkeypatch.setitem(KERNELS, "triton", PLANNING)
 
 
 def moved(leaves: dict[str, Tensor], dtype: torch.dtype) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -146,7 +149,7 @@ def test_skipped_tiles_change_nothing():
     results = []
     for enabled in (True, False):
         leaves = [x.detach().requires_grad_() for x in (call.q, call.k, call.v)]
-        with triton.skipping(enabled):
+        with PLANNING.skipping(enabled):
             out = prior_attention(*leaves, call.terms, causal=True, kernel="triton")
         results.append([out, *torch.autograd.grad(out.float().sin().sum(), [*leaves, *numbers], retain_graph=True)])
     for skipped, whole in zip(*results, strict=True):
@@ -182,17 +185,16 @@ def test_gradients_are_the_same_bits_in_every_run():
 
 
 @pytest.mark.parametrize("tokens", [3, 20])
-def test_strides_that_only_look_odd(tokens, monkeypatch):
+def test_strides_that_only_look_odd(tokens):
     """A table whose columns are rows in memory, one column of values with a stride of its own, queries that are all one:
     decoded and attended to."""
-    monkeypatch.setattr(triton, "DECODE_QUERIES", 8)
     torch.manual_seed(0)
     length, line = 20, (Positions.line(tokens, offset=20 - tokens), Positions.line(20))
     table = torch.randn(2 * length - 1, 2, device=DEVICE).t()
     q = torch.randn(1, 2, 1, 16, device=DEVICE).expand(2, 2, tokens, 16)
     k, v = torch.randn(2, 2, length, 16, device=DEVICE), torch.randn(2, 2, 1, length, device=DEVICE).transpose(2, 3)
     terms = PriorTerms(table=RelativeTable.line(table, *line, center=length - 1))
-    got, expected = (prior_attention(q, k, v, terms, causal=True, kernel=kernel) for kernel in ("triton", "reference"))
+    got, expected = (prior_attention(q, k, v, terms, causal=True, kernel=kernel) for kernel in (DECODING, "reference"))
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -203,7 +205,7 @@ def test_decoding_with_a_cache_is_the_whole_forward_pass(name, monkeypatch):
 
     float32: sums in another order, through one layer of logits of order 10.
     """
-    monkeypatch.setattr(triton, "DECODE_QUERIES", 8)
+    monkeypatch.setitem(KERNELS, "triton", DECODING)
     torch.manual_seed(0)
     shape = dict(num_layers=1, dim=64, num_heads=4, num_kv_heads=2, hidden_dim=32)
     model = create_model(f"text_{name}_ssmax_tiny", **shape).to(DEVICE).eval()
@@ -236,8 +238,8 @@ def test_what_it_refuses(change, reason):
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="on CUDA it serves")
-def test_without_the_interpreter_it_refuses_the_cpu(monkeypatch):
-    monkeypatch.setattr(triton, "_interpreted", lambda: False)
+def test_without_the_interpreter_it_refuses_the_cpu():
+    kernel = TritonKernel(interpreted=lambda: False)
     q = torch.randn(1, 2, 20, 16)
     with pytest.raises(ValueError, match="runs on CUDA"):
-        prior_attention(q, q, q, causal=True, kernel="triton")
+        prior_attention(q, q, q, causal=True, kernel=kernel)

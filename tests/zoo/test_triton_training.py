@@ -33,7 +33,7 @@ NAMES = ["text_ggd_ssmax_tiny", "text_goat_tiny"]
 def small_tiles(monkeypatch):
     if DEVICE.type == "cpu":
         monkeypatch.setattr(common, "TILE", 16)
-    monkeypatch.setattr(triton, "LEAST_KEYS", 1)
+    monkeypatch.setattr(triton.TRITON, "least_keys", 1)
 
 
 def tiny(name: str, **options) -> torch.nn.Module:
@@ -223,7 +223,7 @@ from zoo.attention.triton import common
 from zoo.layers import Attention
 from tests.zoo.test_triton_training import loss, tiny, tokens
 
-common.TILE, triton.LEAST_KEYS = 16, 1
+common.TILE, triton.TRITON.least_keys = 16, 1
 __compatible_ops__["deepspeed_shm_comm"] = False  # or the first run compiles it, for a minute and more
 deepspeed.init_distributed("gloo")
 found = {}

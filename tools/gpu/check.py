@@ -200,7 +200,7 @@ def check(name, width, dtype, seed=0):
         "out": truth.detach()
     }
     runs = []
-    fused.LEAST_KEYS = 1
+    fused.TRITON.least_keys = 1
     for _ in range(args.repeat):
         with fused.skipping(skip):
             out = call(leaves, "triton", prior)

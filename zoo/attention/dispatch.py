@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, MutableSet
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from zoo.attention.flash import FlashKernel
 from zoo.attention.reference import ReferenceKernel
 from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
-from zoo.attention.triton import TritonKernel
+from zoo.attention.triton import TRITON
 from zoo.naming import did_you_mean
 from zoo.priors.base import PriorTerms
 
@@ -23,7 +24,7 @@ KERNELS: dict[str, Kernel] = {
     "reference": ReferenceKernel(),
     "sdpa": SdpaKernel(),
     "toeplitz": ToeplitzKernel(),
-    "triton": TritonKernel(),
+    "triton": TRITON,
     "flash": FlashKernel(),
 }
 
@@ -36,11 +37,13 @@ class MaskWarning(RuntimeWarning):
     """On CUDA no fused kernel serves a call, which falls back to materialising T × S logits. Warned once per reason."""
 
 
-_warned: set[str] = set()
+_SAID: set[str] = set()
 
 
-def choose_kernel(call: AttentionCall) -> str:
-    """The kernel that `kernel="auto"` selects.
+def choose_kernel(
+    call: AttentionCall, kernels: Mapping[str, Kernel] = KERNELS, *, said: MutableSet[str] = _SAID
+) -> str:
+    """The kernel of `kernels` that `kernel="auto"` selects. `said`: the warnings given so far, not to be repeated.
 
     On CUDA the first that serves the call: without a mask `flash`, then `sdpa`; with documents, windows or causal offsets
     but no table `flash` (its package), then `triton`; with a table `triton`. If none does, `sdpa` with a T × S mask and a
@@ -51,29 +54,30 @@ def choose_kernel(call: AttentionCall) -> str:
     its mask a block at a time.
     """
     if call.on_cuda:
-        return _choose_on_cuda(call)
+        return _choose_on_cuda(call, kernels, said)
     if not needs_mask(call) or torch.compiler.is_compiling():
         return "sdpa"
     if call.table is None and call.num_queries * call.num_keys <= SMALL_MASK:
         return "sdpa"
-    return "sdpa" if KERNELS["toeplitz"].refuses(call) else "toeplitz"
+    return "sdpa" if kernels["toeplitz"].refuses(call) else "toeplitz"
 
 
-def _choose_on_cuda(call: AttentionCall) -> str:
+def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], said: MutableSet[str]) -> str:
     masked = needs_mask(call)
     names = ["flash"] if not masked else ["triton"]
     if masked and call.table is None and call.terms.bias is None:
         names.insert(0, "flash")
     why = ""
     for name in names:
-        reason = KERNELS[name].refuses(call)
+        reason = kernels[name].refuses(call)
         if not reason:
             return name
         why = f"kernel {name!r} refuses it: {reason}"
     # Torch's memory-efficient attention takes float32 and wide heads where no mask is needed, but nothing takes float64.
     if masked or call.q.dtype == torch.float64:
         _warn_once(
-            f"attention materialises T × S logits on CUDA, which is slow and large, because {why}. {_advice(call)}"
+            f"attention materialises T × S logits on CUDA, which is slow and large, because {why}. {_advice(call)}",
+            said,
         )
     return "sdpa"
 
@@ -88,10 +92,10 @@ def _advice(call: AttentionCall) -> str:
 
 
 @traced_as_constant
-def _warn_once(message: str) -> None:
-    """Issue a MaskWarning once per message; under torch.compile while it traces."""
-    if message not in _warned:
-        _warned.add(message)
+def _warn_once(message: str, said: MutableSet[str]) -> None:
+    """Issue a MaskWarning unless it was `said`; under torch.compile while it traces."""
+    if message not in said:
+        said.add(message)
         warnings.warn(message, MaskWarning, stacklevel=2)
 
 
@@ -105,7 +109,7 @@ def prior_attention(
     query_scale: Tensor | None = None,
     segments: Tensor | None = None,
     window: int | None = None,
-    kernel: str = "auto",
+    kernel: str | Kernel = "auto",
 ) -> Tensor:
     """Attention with a log-prior K on its logits (GOAT eq. 5).
 
@@ -120,7 +124,7 @@ def prior_attention(
         query_scale: (H, T) or (B, H, T); SSMax's s·ln n.
         segments: (B, S) document ids, below 2^31; no attention crosses documents.
         window: a query sees keys at distance 0 … window−1 (on both sides unless causal).
-        kernel: "auto" (see `choose_kernel`), "reference", "sdpa", "toeplitz", "triton" or "flash".
+        kernel: "auto" (see `choose_kernel`), "reference", "sdpa", "toeplitz", "triton", "flash", or a kernel of one's own.
 
     Returns:
         (B, H, T, D) in q's dtype.
@@ -133,14 +137,18 @@ def prior_attention(
     segments = None if segments is not None and _hides_nothing(segments, q, k) else segments
     call = AttentionCall(q, k, v, terms or PriorTerms(), causal, query_scale, segments, window)
     _check(call)
-    name = choose_kernel(call) if kernel == "auto" else kernel
-    if name not in KERNELS:
-        hint = did_you_mean(name, ["auto", *KERNELS])
-        raise ValueError(f"unknown kernel {name!r}; {hint}Known: auto, {', '.join(KERNELS)}")
-    reason = KERNELS[name].refuses(call)
+    if isinstance(kernel, str):
+        name = choose_kernel(call) if kernel == "auto" else kernel
+        if name not in KERNELS:
+            hint = did_you_mean(name, ["auto", *KERNELS])
+            raise ValueError(f"unknown kernel {name!r}; {hint}Known: auto, {', '.join(KERNELS)}")
+        kernel = KERNELS[name]
+    else:
+        name = type(kernel).__name__
+    reason = kernel.refuses(call)
     if reason:
         raise ValueError(f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can")
-    return KERNELS[name].run(call)
+    return kernel.run(call)
 
 
 def _hides_nothing(segments: Tensor, q: Tensor, k: Tensor) -> bool:

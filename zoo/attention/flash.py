@@ -10,6 +10,7 @@ import importlib
 import re
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -21,76 +22,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from zoo.attention.base import AttentionCall, cuda_capability, needs_mask, pad_heads, repeat_heads, traced_as_constant
 from zoo.positions import document_starts
 
-__all__ = ["FlashKernel"]
+__all__ = ["FlashKernel", "find_package", "find_runs"]
 
-DTYPES = (torch.bfloat16, torch.float16)
 WIDEST = 256
 # From this version on causal masks and windows are aligned to the last query and key, as in `AttentionCall`.
 FIRST_VERSION = (2, 3)
 
-# Why the package cannot be used, or None. Cached per process: searching for a missing package is slow.
-_unusable: dict[str, str | None] = {}
 
-
-class FlashKernel:
-    """Serves bfloat16 and float16 calls without a table on CUDA; documents and windows where flash-attn is installed."""
-
-    def refuses(self, call: AttentionCall) -> str | None:
-        if not call.on_cuda:
-            return f"it runs on CUDA, and the queries are on {call.q.device}"
-        if call.table is not None or call.terms.bias is not None:
-            return "flash attention adds no bias to the logits; a prior with a table needs kernel='triton'"
-        dtypes = {call.q.dtype, call.k.dtype, call.v.dtype}
-        if len(dtypes) > 1 or call.q.dtype not in DTYPES:
-            return f"q, k and v must all be bfloat16 or all float16, got {', '.join(sorted(map(str, dtypes)))}"
-        width = max(_width(call), call.v.shape[-1])
-        if width > WIDEST:
-            return f"head width with lanes must be at most {WIDEST}, got {width}"
-        if cuda_capability(str(call.q.device)) < (8, 0):
-            return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
-        if not needs_mask(call):
-            return None
-        if why := _without_package():
-            return (
-                f"{why}, and torch's flash attention has no documents, windows or causal offsets; use kernel='triton'"
-            )
-        return None if call.segments is None else _refuses_documents(call, call.segments)
-
-    def run(self, call: AttentionCall) -> Tensor:
-        """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a multiple of 8."""
-        num_heads, width = call.q.shape[1], call.v.shape[-1]
-        q, k, v = call.queries, call.keys, call.v
-        if k.shape[1] != v.shape[1]:
-            k, v = repeat_heads(k, num_heads), repeat_heads(v, num_heads)
-        q, k, v = pad_heads(q, k, v)
-        if _without_package() is not None:
-            with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
-                is_causal, grouped = call.causal and call.num_queries > 1, k.shape[1] != num_heads
-                out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped)
-            return out[..., :width]
-        package = sys.modules["flash_attn"]
-        if call.segments is None:
-            q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
-            out = package.flash_attn_func(q, k, v, **_options(call)).transpose(1, 2)
-        else:
-            out = _documents(call, package, q, k, v)
-        return out[..., :width]
-
-
-def _width(call: AttentionCall) -> int:
-    """Columns of queries and keys, lanes included."""
-    return call.q.shape[-1] + (0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1])
-
-
-@traced_as_constant
-def _without_package() -> str | None:
-    """Why flash-attn cannot be used; None if it can."""
-    if "flash_attn" not in _unusable:
-        _unusable["flash_attn"] = _look_for_package()
-    return _unusable["flash_attn"]
-
-
-def _look_for_package() -> str | None:
+def find_package() -> str | None:
+    """Import flash-attn. Why it cannot be used; None if it can."""
     try:
         package = importlib.import_module("flash_attn")
     except ModuleNotFoundError as error:
@@ -106,6 +46,103 @@ def _look_for_package() -> str | None:
     return None
 
 
+class FlashKernel:
+    """Serves bfloat16 and float16 calls without a table on CUDA; documents and windows where flash-attn is installed.
+
+    Args:
+        dtypes: of q, k and v.
+        capability: compute capability of the device of this name.
+        package: why flash-attn cannot be used, or None; asked once, since searching for a missing package is slow.
+    """
+
+    def __init__(
+        self,
+        *,
+        dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16),
+        capability: Callable[[str], tuple[int, int]] = cuda_capability,
+        package: Callable[[], str | None] = find_package,
+    ) -> None:
+        self.dtypes, self.capability, self.package = dtypes, capability, package
+        self._answers: list[str | None] = []  # of `package`, once it was asked
+        # Runs of the last ids: all layers of a model share one tensor of ids, and finding runs synchronises with the device.
+        self._last: tuple[weakref.ref[Tensor], int, int, Runs | None] | None = None
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        if not call.on_cuda:
+            return f"it runs on CUDA, and the queries are on {call.q.device}"
+        if call.table is not None or call.terms.bias is not None:
+            return "flash attention adds no bias to the logits; a prior with a table needs kernel='triton'"
+        dtypes = {call.q.dtype, call.k.dtype, call.v.dtype}
+        if len(dtypes) > 1 or call.q.dtype not in self.dtypes:
+            return f"q, k and v must all be bfloat16 or all float16, got {', '.join(sorted(map(str, dtypes)))}"
+        width = max(_width(call), call.v.shape[-1])
+        if width > WIDEST:
+            return f"head width with lanes must be at most {WIDEST}, got {width}"
+        if self.capability(str(call.q.device)) < (8, 0):
+            return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
+        if not needs_mask(call):
+            return None
+        if why := self.without_package():
+            return (
+                f"{why}, and torch's flash attention has no documents, windows or causal offsets; use kernel='triton'"
+            )
+        return None if call.segments is None else self._refuses_documents(call, call.segments)
+
+    def run(self, call: AttentionCall) -> Tensor:
+        """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a multiple of 8."""
+        num_heads, width = call.q.shape[1], call.v.shape[-1]
+        q, k, v = call.queries, call.keys, call.v
+        if k.shape[1] != v.shape[1]:
+            k, v = repeat_heads(k, num_heads), repeat_heads(v, num_heads)
+        q, k, v = pad_heads(q, k, v)
+        if self.without_package() is not None:
+            with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
+                is_causal, grouped = call.causal and call.num_queries > 1, k.shape[1] != num_heads
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped)
+            return out[..., :width]
+        package = sys.modules["flash_attn"]
+        if call.segments is None:
+            q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+            out = package.flash_attn_func(q, k, v, **_options(call)).transpose(1, 2)
+        else:
+            runs = self.runs_of(call.segments, call.offset)
+            assert runs is not None
+            out = _documents(call, runs, package, q, k, v)
+        return out[..., :width]
+
+    @traced_as_constant
+    def without_package(self) -> str | None:
+        """Why flash-attn cannot be used; None if it can."""
+        if not self._answers:
+            self._answers.append(self.package())
+        return self._answers[0]
+
+    def runs_of(self, segments: Tensor, offset: int) -> Runs | None:
+        """`find_runs`, kept for the next layer."""
+        if segments.is_inference():  # inference tensors have no version counter
+            return find_runs(segments, offset)
+        last = self._last
+        if last is not None and last[0]() is segments and last[1:3] == (segments._version, offset):
+            return last[3]
+        runs = find_runs(segments, offset)
+        self._last = (weakref.ref(segments), segments._version, offset, runs)
+        return runs
+
+    def _refuses_documents(self, call: AttentionCall, segments: Tensor) -> str | None:
+        if torch.compiler.is_compiling():
+            return (
+                "document lengths are data, which torch.compile cannot trace; kernel='triton' reads ids on the device"
+            )
+        if self.runs_of(segments, call.offset) is None:
+            return "a document id recurs after another one; kernel='triton' compares ids one by one"
+        return None
+
+
+def _width(call: AttentionCall) -> int:
+    """Columns of queries and keys, lanes included."""
+    return call.q.shape[-1] + (0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1])
+
+
 def _options(call: AttentionCall) -> dict[str, object]:
     side = -1 if call.window is None else call.window - 1
     return {
@@ -117,7 +154,7 @@ def _options(call: AttentionCall) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class _Runs:
+class Runs:
     """The documents of all rows concatenated, without those that have no query.
 
     Attributes:
@@ -133,31 +170,7 @@ class _Runs:
     kept: Tensor | None
 
 
-# Runs of the last ids: all layers of a model share one tensor of ids, and finding runs synchronises with the device.
-_last: tuple[weakref.ref[Tensor], int, int, _Runs | None] | None = None
-
-
-def _refuses_documents(call: AttentionCall, segments: Tensor) -> str | None:
-    if torch.compiler.is_compiling():
-        return "document lengths are data, which torch.compile cannot trace; kernel='triton' reads ids on the device"
-    if _runs_of(segments, call.offset) is None:
-        return "a document id recurs after another one; kernel='triton' compares ids one by one"
-    return None
-
-
-def _runs_of(segments: Tensor, offset: int) -> _Runs | None:
-    """`_find_runs`, cached for the next layer."""
-    global _last
-    if segments.is_inference():  # inference tensors have no version counter
-        return _find_runs(segments, offset)
-    if _last is not None and _last[0]() is segments and _last[1:3] == (segments._version, offset):
-        return _last[3]
-    runs = _find_runs(segments, offset)
-    _last = (weakref.ref(segments), segments._version, offset, runs)
-    return runs
-
-
-def _find_runs(segments: Tensor, offset: int) -> _Runs | None:
+def find_runs(segments: Tensor, offset: int) -> Runs | None:
     """The runs of equal ids along the rows of `segments` (B, S), whose queries begin at column `offset`.
 
     None if an id recurs after another one: its tokens are not contiguous.
@@ -176,14 +189,11 @@ def _find_runs(segments: Tensor, offset: int) -> _Runs | None:
     if not bool(used.all()):
         kept = torch.repeat_interleave(used, last - first).nonzero().flatten().to(segments.device)
     cu_queries, cu_keys = (F.pad(n.cumsum(0), (1, 0)).int().to(segments.device) for n in (queries, keys))
-    return _Runs(cu_queries, cu_keys, int(queries.max()), int(keys.max()), kept)
+    return Runs(cu_queries, cu_keys, int(queries.max()), int(keys.max()), kept)
 
 
-def _documents(call: AttentionCall, package: ModuleType, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _documents(call: AttentionCall, runs: Runs, package: ModuleType, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """(B, H, T, D): each document as its own sequence."""
-    assert call.segments is not None
-    runs = _runs_of(call.segments, call.offset)
-    assert runs is not None
     q, k, v = (heads.transpose(1, 2).flatten(0, 1) for heads in (q, k, v))
     if runs.kept is not None:
         k, v = k[runs.kept], v[runs.kept]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,19 +13,23 @@ from zoo.priors.tables import UnrolledTable
 
 __all__ = ["SdpaKernel"]
 
-# Logits per head of a block: 64 MiB of float32.
-MASK_LIMIT = 1 << 24
-# Bidirectional calls on the CPU (images) keep memory small at any size: mask elements of a block over all its heads and
-# batch rows, 26 MiB of float32.
-SMALL_LIMIT = 13 << 19
-# From this many queries on torch's fused CPU attention processes 256 at a time, 10% faster than fewer: blocks shrink in heads
-# before they shrink in rows.
-BLOCK_ROWS = 768
 
-
+@dataclass(frozen=True)
 class SdpaKernel:
     """torch's scaled_dot_product_attention. Serves every call; with a table, documents, a window or a causal offset it needs a
-    T × S mask, which it makes a block at a time."""
+    T × S mask, which it makes a block at a time.
+
+    Attributes:
+        mask_limit: logits per head of a block: 64 MiB of float32.
+        small_limit: of bidirectional calls on the CPU (images), which keep memory small at any size: mask elements of a
+            block over all its heads and batch rows, 26 MiB of float32.
+        block_rows: from this many queries on torch's fused CPU attention processes 256 at a time, 10% faster than fewer:
+            blocks shrink in heads before they shrink in rows.
+    """
+
+    mask_limit: int = 1 << 24
+    small_limit: int = 13 << 19
+    block_rows: int = 768
 
     def refuses(self, call: AttentionCall) -> str | None:
         return None
@@ -40,60 +46,58 @@ class SdpaKernel:
             return out.flatten(1, 2)[:, :, None, :width]
         q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
         if masked:
-            return _masked(call, q, k, v)[..., :width]
+            return self._masked(call, q, k, v)[..., :width]
         is_causal = call.causal and call.num_queries > 1
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0)[..., :width]
 
-
-def _masked(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention in blocks of queries and heads; without gradients only one block's mask is in memory."""
-    dtype = wide = q.dtype
-    if call.table is not None or call.terms.bias is not None:
-        # In bfloat16 a log-prior of −100 is off by 0.25, so the bias and its product stay in float32.
-        wide = torch.promote_types(dtype, torch.float32)
-    tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *_biases(call)))
-    space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
-    out = None if tracked else torch.empty_like(q)
-    rows, heads = _block_size(call)
-    columns = []
-    for group in cut(q.shape[1], heads):
-        kg, vg = k[:, group].to(wide), v[:, group].to(wide)
-        table = None if call.table is None else call.table.of_heads(group).unroll(wide)
-        parts = []
-        for block in cut(q.shape[2], rows):
-            last = block.stop + call.offset if call.causal else call.num_keys
-            mask = _mask(call, table, block, group, last, space)
-            with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias to half precision
-                part = F.scaled_dot_product_attention(
-                    q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], attn_mask=mask, scale=1.0
-                )
+    def _masked(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention in blocks of queries and heads; without gradients only one block's mask is in memory."""
+        dtype = wide = q.dtype
+        if call.table is not None or call.terms.bias is not None:
+            # In bfloat16 a log-prior of −100 is off by 0.25, so the bias and its product stay in float32.
+            wide = torch.promote_types(dtype, torch.float32)
+        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *_biases(call)))
+        space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
+        out = None if tracked else torch.empty_like(q)
+        rows, heads = self.block_size(call)
+        columns = []
+        for group in cut(q.shape[1], heads):
+            kg, vg = k[:, group].to(wide), v[:, group].to(wide)
+            table = None if call.table is None else call.table.of_heads(group).unroll(wide)
+            parts = []
+            for block in cut(q.shape[2], rows):
+                last = block.stop + call.offset if call.causal else call.num_keys
+                mask = _mask(call, table, block, group, last, space)
+                with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias to half precision
+                    part = F.scaled_dot_product_attention(
+                        q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], attn_mask=mask, scale=1.0
+                    )
+                if out is None:
+                    parts.append(part.to(dtype))
+                else:
+                    out[:, group, block] = part
             if out is None:
-                parts.append(part.to(dtype))
-            else:
-                out[:, group, block] = part
-        if out is None:
-            columns.append(join(parts, dim=2))
-    return join(columns, dim=1) if out is None else out
+                columns.append(join(parts, dim=2))
+        return join(columns, dim=1) if out is None else out
+
+    def block_size(self, call: AttentionCall) -> tuple[int, int]:
+        """(queries, heads) of a block."""
+        num_heads = call.q.shape[1]
+        if call.causal or call.q.device.type != "cpu":
+            return max(self.mask_limit // call.num_keys, 1), num_heads
+        batched = call.segments is not None or any(
+            t.shape[0] > 1 for t in (call.terms.bias, call.query_scale) if t is not None
+        )
+        row = call.num_keys * (call.q.shape[0] if batched else 1)
+        rows = min(self.block_rows, call.num_queries)
+        whole = call.num_queries * num_heads * row <= self.small_limit
+        heads = num_heads if whole else min(max(self.small_limit // (row * rows), 1), num_heads)
+        return max(self.small_limit // (row * heads), 1), heads
 
 
 def _biases(call: AttentionCall) -> list[Tensor]:
     found = (None if call.table is None else call.table.table, call.terms.bias, call.query_scale)
     return [t for t in found if t is not None]
-
-
-def _block_size(call: AttentionCall) -> tuple[int, int]:
-    """(queries, heads) of a block."""
-    num_heads = call.q.shape[1]
-    if call.causal or call.q.device.type != "cpu":
-        return max(MASK_LIMIT // call.num_keys, 1), num_heads
-    batched = call.segments is not None or any(
-        t.shape[0] > 1 for t in (call.terms.bias, call.query_scale) if t is not None
-    )
-    row = call.num_keys * (call.q.shape[0] if batched else 1)
-    rows = min(BLOCK_ROWS, call.num_queries)
-    heads = num_heads if call.num_queries * num_heads * row <= SMALL_LIMIT else max(SMALL_LIMIT // (row * rows), 1)
-    heads = min(heads, num_heads)
-    return max(SMALL_LIMIT // (row * heads), 1), heads
 
 
 def _mask(

@@ -7,7 +7,7 @@ masks and windows are functions of i − j too: entries of −∞ in the same ta
 The backward pass recomputes a block's weights P. The gradient of the table sums dS = P ∘ (dP − δ) along its diagonals; in
 a buffer one column wider than the block, a view whose row stride is one less than the buffer's has those diagonals as its
 columns, so the sums are column sums, in a fixed order. Memory beyond inputs and outputs is O(T + S) plus three blocks of
-at most ONE_HEAD elements, or one head's 64 × S if that is larger.
+at most `one_head` elements, or one head's 64 × S if that is larger.
 """
 
 from __future__ import annotations
@@ -25,29 +25,35 @@ from zoo.positions import document_starts
 
 __all__ = ["ToeplitzKernel"]
 
-# Rows of a block. From 192 rows on the fused kernel processes 64 rows at a time; more than 256 waste more of the causal half.
-# The backward pass works with whole rows of P, which should stay in the processor's cache.
-FORWARD_ROWS = 256
-BACKWARD_ROWS = 256
-SHORT_ROWS = 64
-# Elements of a block of logits in memory: 2 MiB of float32, the L2 caches of two cores. Smaller blocks are no faster and wake
-# the threads more often, which is slow on a busy machine. Blocks are cut by batch rows and heads to this size; one head's
-# block may grow to ONE_HEAD before it gets fewer rows.
-WORKSPACE = 1 << 19
-ONE_HEAD = 1 << 22
-LEAST_ROWS = 64
-# Keys per head column up to which P is kept for the backward pass: there P, T × S, is no larger than q, k, v and the output
-# together, so memory stays O(T + S) and P is not recomputed.
-KEEP_KEYS = 4
-
-# Up to this many logits per head a batch of several documents is faster as one masked block than row by row.
-ONE_BLOCK = 256 * 256
-
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
+@dataclass(frozen=True)
 class ToeplitzKernel:
-    """Serves tables on a line, and calls without a table, on the CPU."""
+    """Serves tables on a line, and calls without a table, on the CPU.
+
+    Attributes:
+        forward_rows, backward_rows, short_rows, least_rows: rows of a block. From 192 rows on the fused kernel processes 64
+            rows at a time; more than 256 waste more of the causal half. The backward pass works with whole rows of P, which
+            should stay in the processor's cache.
+        workspace: elements of a block of logits in memory: 2 MiB of float32, the L2 caches of two cores. Smaller blocks are
+            no faster and wake the threads more often, which is slow on a busy machine. Blocks are cut by batch rows and
+            heads to this size.
+        one_head: one head's block may grow to this many elements before it gets fewer rows.
+        keep_keys: keys per head column up to which P is kept for the backward pass: there P, T × S, is no larger than q, k,
+            v and the output together, so memory stays O(T + S) and P is not recomputed.
+        one_block: up to this many logits per head a batch of several documents is faster as one masked block than row by
+            row.
+    """
+
+    forward_rows: int = 256
+    backward_rows: int = 256
+    short_rows: int = 64
+    least_rows: int = 64
+    workspace: int = 1 << 19
+    one_head: int = 1 << 22
+    keep_keys: int = 4
+    one_block: int = 256 * 256
 
     def refuses(self, call: AttentionCall) -> str | None:
         if call.q.device.type != "cpu":
@@ -71,9 +77,9 @@ class ToeplitzKernel:
             scale = scale.to(table.dtype)
         grouped = keys.shape[1] == values.shape[1] != num_heads
         if call.num_queries == 1 and grouped and not needs_grad(queries, keys, values, table, scale):
-            return _decode_grouped(call, queries, keys, values, table, scale)[..., :width]
+            return _decode_grouped(call, self.one_block, queries, keys, values, table, scale)[..., :width]
         keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
-        return _ToeplitzAttention.apply(queries, keys, values, table, scale, call)[..., :width]
+        return _ToeplitzAttention.apply(queries, keys, values, table, scale, call, self)[..., :width]
 
 
 def _reversed_table(call: AttentionCall) -> Tensor:
@@ -119,11 +125,12 @@ class Block:
         return replace(self, batch=slice(start, stop))
 
 
-def plan_blocks(call: AttentionCall, rows: int) -> list[Block]:
+def plan_blocks(call: AttentionCall, rows: int, one_block: int) -> list[Block]:
     """Blocks of at most `rows` queries covering the call, without key ranges that no query of the block sees.
 
     Documents are contiguous runs (`Positions.documents`). If every row is one document they cost nothing; a short batch of
-    several is compared id by id; a long one is cut row by row, so that a block starts at its first document.
+    several, of at most `one_block` logits per head, is compared id by id; a long one is cut row by row, so that a block
+    starts at its first document.
     """
     batch, offset = call.q.shape[0], call.offset
     everything = slice(0, batch)
@@ -132,7 +139,7 @@ def plan_blocks(call: AttentionCall, rows: int) -> list[Block]:
     single = single_documents(call.segments)
     if bool(single.all()):
         return _cut(call, everything, 0, call.num_queries, rows)
-    if call.num_queries * call.num_keys <= ONE_BLOCK:
+    if call.num_queries * call.num_keys <= one_block:
         return _cut(call, everything, 0, call.num_queries, rows, mixed=True)
     blocks: list[Block] = []
     for row, whole in enumerate(single.tolist()):
@@ -285,13 +292,13 @@ def _pieces(blocks: list[Block], num_heads: int, limit: int) -> Iterator[tuple[B
 
 
 def _decode_grouped(
-    call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: Tensor | None
+    call: AttentionCall, one_block: int, q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: Tensor | None
 ) -> Tensor:
     """One query per head: the heads of a group are the rows of one call that shares their keys, which are not copied."""
     groups = k.shape[1]
     bias = _Bias.of(call, table, scale)
     parts = []
-    for block in plan_blocks(call, 1):
+    for block in plan_blocks(call, 1, one_block):
         keys = slice(block.first, block.last)
         mask = bias.block(block, slice(None))
         mask = mask.expand(-1, q.shape[1], -1, -1).unflatten(1, (groups, -1)).squeeze(3)
@@ -306,13 +313,13 @@ class _ToeplitzAttention(torch.autograd.Function):
     (1 or B, H, T) or None."""
 
     @staticmethod
-    def forward(ctx, q, k, v, table, scale, call):
+    def forward(ctx, q, k, v, table, scale, call, sizes):
         bias = _Bias.of(call, table, scale)
-        short = q.shape[2] > 1 and k.shape[2] <= KEEP_KEYS * k.shape[3]
-        out, weights = (_forward_short if short else _forward)(call, bias, q, k, v)
+        short = q.shape[2] > 1 and k.shape[2] <= sizes.keep_keys * k.shape[3]
+        out, weights = (_forward_short if short else _forward)(call, sizes, bias, q, k, v)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(q, k, v, table, scale, out, *weights)
-            ctx.call = call
+            ctx.call, ctx.sizes = call, sizes
         return out
 
     @staticmethod
@@ -323,16 +330,19 @@ class _ToeplitzAttention(torch.autograd.Function):
             )
         q, k, v, table, scale, out, *weights = ctx.saved_tensors
         bias = _Bias.of(ctx.call, table, scale)
-        return *_backward(ctx.call, bias, q, k, v, table, out, grad_out, ctx.needs_input_grad, weights), None
+        grads = _backward(ctx.call, ctx.sizes, bias, q, k, v, table, out, grad_out, ctx.needs_input_grad, weights)
+        return *grads, None, None
 
 
-def _forward(call: AttentionCall, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _forward(
+    call: AttentionCall, sizes: ToeplitzKernel, bias: _Bias, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, list[Tensor]]:
     """Output, from the fused kernel, a block of queries at a time."""
     out = torch.empty_like(q)
     space = Workspace(bias.table.dtype)
-    num_heads, blocks = q.shape[1], plan_blocks(call, FORWARD_ROWS)
+    num_heads, blocks = q.shape[1], plan_blocks(call, sizes.forward_rows, sizes.one_block)
     written = bias.scale is not None or any(block.mixed for block in blocks)
-    for block, heads in _pieces(blocks, num_heads, 4 * WORKSPACE if written else q.shape[0] * num_heads << 40):
+    for block, heads in _pieces(blocks, num_heads, 4 * sizes.workspace if written else q.shape[0] * num_heads << 40):
         rows, keys = slice(block.lo, block.hi), slice(block.first, block.last)
         buffer = None
         if bias.scale is not None:
@@ -361,13 +371,16 @@ def _weights(bias: _Bias, block: Block, heads: slice, q: Tensor, k: Tensor, out:
     return torch.softmax(logits, -1, out=logits)
 
 
-def _forward_short(call: AttentionCall, bias: _Bias, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Output and the weights P of every block. Only for calls of few keys: see KEEP_KEYS."""
+def _forward_short(
+    call: AttentionCall, sizes: ToeplitzKernel, bias: _Bias, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Output and the weights P of every block. Only for calls of few keys: see `keep_keys`."""
     wide = bias.table.dtype
     out = torch.empty_like(q)
     k, v = k.to(wide).contiguous(), v.to(wide).contiguous()  # slices below then need no copies
     kept = []
-    for block, heads in _pieces(plan_blocks(call, SHORT_ROWS), q.shape[1], WORKSPACE):
+    blocks = plan_blocks(call, sizes.short_rows, sizes.one_block)
+    for block, heads in _pieces(blocks, q.shape[1], sizes.workspace):
         here, rows, keys = block.batch, slice(block.lo, block.hi), slice(block.first, block.last)
         qb, kb, vb = q[here, heads, rows].flip(2).to(wide), k[here, heads, keys], v[here, heads, keys]
         lead = qb.shape[:2]
@@ -380,6 +393,7 @@ def _forward_short(call: AttentionCall, bias: _Bias, q: Tensor, k: Tensor, v: Te
 
 def _backward(
     call: AttentionCall,
+    sizes: ToeplitzKernel,
     bias: _Bias,
     q: Tensor,
     k: Tensor,
@@ -401,8 +415,9 @@ def _backward(
     finite = table.clamp_min(torch.finfo(wide).min) if grad_scale is not None else None
     p_space, dp_space, ds_space = Workspace(wide), Workspace(wide), Workspace(wide)
     padded = None
-    blocks = plan_blocks(call, SHORT_ROWS if kept else max(LEAST_ROWS, min(BACKWARD_ROWS, ONE_HEAD // k.shape[2])))
-    for index, (block, heads) in enumerate(_pieces(blocks, num_heads, WORKSPACE)):
+    long_rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // k.shape[2]))
+    blocks = plan_blocks(call, sizes.short_rows if kept else long_rows, sizes.one_block)
+    for index, (block, heads) in enumerate(_pieces(blocks, num_heads, sizes.workspace)):
         here, rows, keys = block.batch, slice(block.lo, block.hi), slice(block.first, block.last)
         kb, vb = keys_all[here, heads, keys].flatten(0, 1), values_all[here, heads, keys].flatten(0, 1)
         qb, gb = (x[here, heads, rows].to(wide).flip(2) for x in (q, grad_out))

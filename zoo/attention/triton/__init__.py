@@ -12,7 +12,7 @@ On the CPU the kernels run only in Triton's interpreter (TRITON_INTERPRET=1), fo
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -20,37 +20,62 @@ from torch import Tensor
 
 from zoo.attention.base import AttentionCall, cuda_capability, needs_grad, repeat_heads, traced_as_constant
 
-__all__ = ["TritonKernel", "skipped_share", "skipping"]
+__all__ = ["TRITON", "TritonKernel", "skipped_share", "skipping"]
 
-# Below this many keys the plan, which reads all queries and keys once, costs more than it saves.
-LEAST_KEYS = 1024
-DECODE_QUERIES = 8
 WIDEST = 256
 
-_skipping = True
+
+@traced_as_constant
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
-@contextmanager
-def skipping(enabled: bool) -> Iterator[None]:
-    """Enable or disable skipping of tiles with provably negligible weight inside the context. Default: enabled."""
-    global _skipping
-    before, _skipping = _skipping, enabled
-    try:
-        yield
-    finally:
-        _skipping = before
+@traced_as_constant
+def _interpreted() -> bool:
+    from zoo.attention.triton.common import INTERPRET
+
+    return INTERPRET.value
 
 
 class TritonKernel:
-    """Serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA."""
+    """Serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA.
+
+    Attributes:
+        least_keys: below this many keys the plan, which reads all queries and keys once, costs more than it saves.
+        decode_queries: up to this many queries without gradients take the decoding kernel.
+        skips: whether tiles with provably negligible weight are skipped.
+        capability: compute capability of the device of this name.
+        interpreted: whether Triton's interpreter runs the kernels, on the CPU.
+    """
+
+    def __init__(
+        self,
+        *,
+        least_keys: int = 1024,
+        decode_queries: int = 8,
+        skips: bool = True,
+        capability: Callable[[str], tuple[int, int]] = cuda_capability,
+        interpreted: Callable[[], bool] = _interpreted,
+    ) -> None:
+        self.least_keys, self.decode_queries, self.skips = least_keys, decode_queries, skips
+        self.capability, self.interpreted = capability, interpreted
+
+    @contextmanager
+    def skipping(self, enabled: bool) -> Iterator[None]:
+        """Enable or disable skipping of tiles with provably negligible weight inside the context. Default: enabled."""
+        before, self.skips = self.skips, enabled
+        try:
+            yield
+        finally:
+            self.skips = before
 
     def refuses(self, call: AttentionCall) -> str | None:
         if not _installed():
             return "the package triton is not installed"
         device = call.q.device.type
-        if device != "cuda" and not (device == "cpu" and _interpreted()):
+        if device != "cuda" and not (device == "cpu" and self.interpreted()):
             return f"it runs on CUDA devices, and the queries are on {call.q.device}"
-        if device == "cuda" and cuda_capability(str(call.q.device)) < (8, 0):
+        if device == "cuda" and self.capability(str(call.q.device)) < (8, 0):
             return "it needs an NVIDIA GPU of compute capability 8.0 or later"
         if call.terms.bias is not None:
             return "a dense bias takes T × S memory"
@@ -81,14 +106,19 @@ class TritonKernel:
                 values, params, jacobian = values.detach(), table.parametric.params.float(), table.jacobian().float()
             values = values.float()
         scalars = _scalars(call)
-        if call.num_queries <= DECODE_QUERIES and not scalars[3] and not needs_grad(q, k, v, values, params, row_scale):
+        few = call.num_queries <= self.decode_queries and not scalars[3]
+        if few and not needs_grad(q, k, v, values, params, row_scale):
             decode = decode_op if torch.compiler.is_compiling() else fused_decode
             return decode(q, k, v, values, row_scale, segments, *scalars)
         if values is not None and table is not None and table.origin is not None:
             # Without gradients too: recomputation under activation checkpointing must give the same bits.
             values, jacobian = _centred(values, jacobian, table.center if call.causal else 0)
-        skip = _skipping and call.num_keys >= LEAST_KEYS and _may_skip(call)
+        skip = self.skips and call.num_keys >= self.least_keys and _may_skip(call)
         return fused_attention(q, k, v, values, row_scale, segments, params, jacobian, *scalars, skip)[0]
+
+
+TRITON = TritonKernel()  # the one that `prior_attention(kernel="triton")` runs
+skipping = TRITON.skipping
 
 
 def _centred(values: Tensor, jacobian: Tensor | None, first: int) -> tuple[Tensor, Tensor | None]:
@@ -116,18 +146,6 @@ def skipped_share(call: AttentionCall) -> float:
     geometry = geometry_of(q, k, v, *_scalars(call))
     table = None if call.table is None else call.table.table.float()
     return plan.skipped_share(plan.make_plan(q, k, table, row_scale, segments, geometry), geometry)
-
-
-@traced_as_constant
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@traced_as_constant
-def _interpreted() -> bool:
-    from zoo.attention.triton.common import INTERPRET
-
-    return INTERPRET.value
 
 
 def _may_skip(call: AttentionCall) -> bool:

@@ -45,7 +45,7 @@ def tiny(method: str) -> Recipe:
 
 
 def small(method: str) -> Recipe:
-    """About 10M parameters, context 512, on the RFC corpus (`python tools/fetch_data.py text rfc`).
+    """About 10M parameters, context 512, on the RFC corpus (`python tools/fetch_data.py text rfc --offline`).
 
     deepspeed --num_gpus 1 recipes/train.py text.<method>_small         one GPU
     """

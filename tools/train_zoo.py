@@ -102,7 +102,7 @@ def describe_vision(recipe: dict[str, Any]) -> dict[str, Any]:
     data = recipe["data"]
     return {
         "data": f"{data['source']}: capitals of freely licensed fonts, drawn in scenes with clutter "
-        "(`python tools/fetch_data.py vision glyphs`); font families of the held-out images are not in it",
+        "(`python tools/fetch_data.py vision glyphs --offline`); font families of the held-out images are not in it",
         "images": recipe["train"]["steps"] * recipe["train"]["batch"],
         "image_size": data["image_size"],
         "augmentation": f"{data['augment']}, crop scale {data['crop_scale']}",
@@ -113,7 +113,7 @@ def describe_vision(recipe: dict[str, Any]) -> dict[str, Any]:
 def describe_dna(recipe: dict[str, Any]) -> dict[str, Any]:
     data = recipe["data"]
     return {
-        "data": f"{data['source']} (`python tools/fetch_data.py dna genomes`), either strand with probability "
+        "data": f"{data['source']} (`python tools/fetch_data.py dna genomes --offline`), either strand with probability "
         f"{data['reverse_complement']:g}; yeast_chr04 and zymoseptoria_chr01 are held out whole",
         "tokens": recipe["train"]["steps"] * recipe["train"]["batch"] * data["context"],
         "train_context": data["context"],

@@ -50,7 +50,7 @@ def open_shard_source(spec: str, split: str) -> ShardSet | None:
             instead = "; 'glyphs-builtin' needs no download" if spec == "glyphs" else ""
             raise FileNotFoundError(
                 f"source {spec!r}: no {folder / 'index.json'}; "
-                f"`python tools/fetch_data.py vision {spec}` makes it{instead}"
+                f"`python tools/fetch_data.py vision {spec} --offline` makes it{instead}"
             )
         return open_shards(spec, str(folder))
     if spec.startswith("wds:"):

@@ -46,7 +46,7 @@ from triton import knobs
 print(platform.python_version(), "torch", torch.__version__, "triton", triton.__version__, "cuda", torch.version.cuda, "cudnn", torch.backends.cudnn.version())
 print(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), "cc:", shutil.which("gcc") or shutil.which("cc"), "ptxas", knobs.nvidia.ptxas.path, knobs.nvidia.ptxas.version)
 print({k: v for k, v in os.environ.items() if k.startswith(("TRITON", "PTXAS", "TORCH", "CUDA"))})
-for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text", "tools.bench", "tools.benches.training"):
+for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text", "tools.bench", "tools.benches.models"):
     try:
         module = importlib.import_module(name)
         where = getattr(module, "__file__", None) or list(getattr(module, "__path__", []))

@@ -176,7 +176,9 @@ def letters() -> tuple[list[Any], np.ndarray, np.ndarray]:
     data = open_heldout("glyphs").items
     pictures, labels = zip(*(data[place] for place in range(len(data))), strict=True)
     if not np.array_equal(labels, data.order % 26):
-        raise SystemExit("these pictures are not 26 letters a font: fetch them with tools/fetch_data.py vision glyphs --offline")
+        raise SystemExit(
+            "these pictures are not 26 letters a font: fetch them with tools/fetch_data.py vision glyphs --offline"
+        )
     return list(pictures), np.array(labels), data.order // 26
 
 

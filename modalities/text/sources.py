@@ -176,7 +176,9 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
         file, defaults = _FETCHED[place]
         path = data_folder() / file
         if not path.is_file():
-            raise FileNotFoundError(f"source {spec!r}: no {path}; `python tools/fetch_data.py text {place} --offline` fetches it")
+            raise FileNotFoundError(
+                f"source {spec!r}: no {path}; `python tools/fetch_data.py text {place} --offline` fetches it"
+            )
         return FileSource(spec, (path,), {**defaults, **options})
     return FileSource(spec, _find_files(spec, place), options)
 

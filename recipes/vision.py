@@ -3,9 +3,9 @@
 `vision.<method>_tiny` exists for every method in the registry (`python recipes/train.py --list`); the other functions below
 are the papers' own set-ups. A new recipe is one decorated function.
 
-tiny needs the glyph data (`python tools/fetch_data.py vision glyphs --offline`), or `--set data.source=glyphs-builtin`, the letters
-of 23 fonts that ship. ImageNet is read from a folder of class folders (data/imagenet/train, …/val), from WebDataset shards
-(`--set data.source='wds:imagenet-train-{000000..001023}.tar'`) or from the hub.
+tiny needs the glyph data (`python tools/fetch_data.py vision glyphs --offline`), or `--set data.source=glyphs-builtin`, the
+letters of 23 fonts that ship. ImageNet is read from a folder of class folders (data/imagenet/train, …/val), from WebDataset
+shards (`--set data.source='wds:imagenet-train-{000000..001023}.tar'`) or from the hub.
 """
 
 from __future__ import annotations

@@ -25,13 +25,10 @@ class Monitors:
     """
 
     def __init__(self, recipe: Recipe, modality: Modality, model: ZooModel) -> None:
-        self.evaluators: list[tuple[int, Evaluator]] = []
-        for name, given in recipe.evaluate.during.items():
-            every, settings = _parsed(name, given)
-            kind = _find(name, modality)
-            evaluator = kind(_settings(name, kind, settings), asdict(recipe.data))
+        during = recipe.evaluate.during.items()
+        self.evaluators = [_evaluator(name, given, recipe, modality) for name, given in during]
+        for _, evaluator in self.evaluators:
             evaluator.cells(model)  # ValueError now for what cannot be measured
-            self.evaluators.append((every, evaluator))
 
     def measure(self, engine: Engine, step: int, *, last: bool) -> dict[str, float]:
         """What is due after this step, as {"passkey/free_generation@512": 0.98}; on rank 0, elsewhere empty. Every rank must
@@ -48,28 +45,22 @@ class Monitors:
         return found
 
 
-def _parsed(name: str, given: Any) -> tuple[int, dict[str, Any]]:
+def _evaluator(name: str, given: Any, recipe: Recipe, modality: Modality) -> tuple[int, Evaluator]:
+    """(number of steps between its runs, evaluator) of an entry of `evaluate.during`."""
+    known = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
+    if name not in known:
+        raise ConfigError(f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, known)}")
     settings = {**given} if isinstance(given, Mapping) else {"every": given}
     every = settings.pop("every", None)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"evaluate.during: {name}={given!r}: expected a number of steps, or settings with 'every'")
-    return every, settings
-
-
-def _find(name: str, modality: Modality) -> type[Evaluator]:
-    known = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
-    if name not in known:
-        raise ConfigError(f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, known)}")
-    return known[name]
-
-
-def _settings(name: str, kind: type[Evaluator], given: Mapping[str, Any]) -> Any:
+    kind = known[name]
     names = [field.name for field in fields(kind.settings_class)]
-    for key in given:
+    for key in settings:
         if key not in names:
             raise ConfigError(f"evaluate.during: {name} has no setting {key!r}; {nearest(key, names)}")
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    return kind.settings_class(**values)
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+    return every, kind(kind.settings_class(**values), asdict(recipe.data))
 
 
 def _flat(evaluator: Evaluator, rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -10,6 +10,7 @@ Papers' data: allenai/c4 and FineWeb stream from the Hugging Face hub, so those 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from modalities.text.config import TextDataConfig
@@ -30,6 +31,9 @@ def tiny(method: str) -> Recipe:
     """0.8M parameters, context 128: byte-level State of the Union speeches with passkey documents mixed in.
 
     deepspeed --num_gpus 1 recipes/train.py text.<method>_tiny
+
+    Hardware: two CPU cores. Expected of ggd_ssmax, the demo's model: passkey answers exact in context and far beyond it, in
+    the wording trained on.
     """
     return Recipe(
         name=f"text.{method}_tiny",
@@ -58,17 +62,6 @@ def small(method: str) -> Recipe:
         train=Train(steps=10_000, batch=64, save_every=1000, log_every=50),
         evaluate=Evaluate(every=500, samples=512),
     )
-
-
-@RECIPES.add
-def ggd_ssmax_tiny() -> Recipe:
-    """The demo's model: GGD-BAM with SSMax, 0.8M parameters, trained at context 128, half of it passkey documents.
-
-    deepspeed --num_gpus 1 recipes/train.py text.ggd_ssmax_tiny
-
-    Hardware: two CPU cores. Expected: passkey answers exact in context and far beyond it, in the wording trained on.
-    """
-    return tiny("ggd_ssmax")
 
 
 # ------------------------------------------------------------------------------------------ the papers' set-ups
@@ -100,12 +93,29 @@ def goat_c4_125m() -> Recipe:
     )
 
 
-def bam_fineweb(size: str, lr: float, micro_batch: int, **model_options: Any) -> Recipe:
-    """BAM on FineWeb-10BT (arXiv 2505.22842): L 512, 589,824 tokens a step (1152 × 512), 19,251 steps, RAdam."""
+# Learning rate, micro-batch and model options by size. 120M: 12 layers, 16 heads, 768; 432M: 14, 24, 1536; 1.1B: 15, 32, 2048,
+# hidden 4×.
+BAM: dict[str, tuple[float, int, dict[str, Any]]] = {
+    "120m": (1e-3, 36, {}),
+    "432m": (5e-4, 24, {}),
+    "1100m": (3e-4, 12, {"activation_checkpointing": True}),
+}
+
+
+def bam_fineweb(size: str) -> Recipe:
+    """BAM-SSMax on FineWeb-10BT (arXiv 2505.22842): L 512, untied, 589,824 tokens a step (1152 × 512), 1.14e10 in all, RAdam.
+
+    deepspeed --num_gpus 8 recipes/train.py text.bam_fineweb_120m          or _432m, _1100m
+
+    Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the others; any number of ranks that divides 1152 / micro_batch. Needs
+    Mistral-v0.3's tokenizer.json. Expected of 120M: passkey 1.0 to 102k tokens, 0.8 at 256k; RULER single_1 1.0 to 4k; of
+    the larger ones the same at lower perplexity.
+    """
+    lr, micro_batch, model_options = BAM[size]
     return Recipe(
         name=f"text.bam_fineweb_{size}",
         modality="text",
-        model=Model(f"text_ggd_ssmax_{size}", options=model_options),
+        model=Model(f"text_ggd_ssmax_{size}", options={**model_options}),
         data=TextDataConfig(source=FINEWEB, tokenizer=MISTRAL_TOKENIZER, context=512, num_workers=2),
         optim=Optim("radam", lr=lr, betas=(0.9, 0.95), weight_decay=0.1, warmup=0, floor=0.1),
         train=Train(
@@ -121,43 +131,15 @@ def bam_fineweb(size: str, lr: float, micro_batch: int, **model_options: Any) ->
     )
 
 
-@RECIPES.add
-def bam_fineweb_120m() -> Recipe:
-    """BAM-SSMax 120M: 12 layers, 16 heads, 768, untied, 1.14e10 tokens.
+def bam_extend(size: str) -> Recipe:
+    """BAM context extension: 256 more steps at L 1024 (576 × 1024 tokens a step), at the rate the first training ended with.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_fineweb_120m
+    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_120m          or _432m, _1100m
 
-    Hardware: 8 × 40 GB GPUs; any number of ranks that divides 1152 / micro_batch. Needs Mistral-v0.3's tokenizer.json.
-    Expected: passkey 1.0 to 102k tokens, 0.8 at 256k; RULER single_1 1.0 to 4k.
+    Starts from the newest finished run of text.bam_fineweb_<size> under runs/, or from --set model.init_from=….
+    Hardware: as bam_fineweb. Expected: passkey 1.0 at 512k tokens.
     """
-    return bam_fineweb("120m", lr=1e-3, micro_batch=36)
-
-
-@RECIPES.add
-def bam_fineweb_432m() -> Recipe:
-    """BAM-SSMax 432M: 14 layers, 24 heads, 1536.
-
-    deepspeed --num_gpus 8 recipes/train.py text.bam_fineweb_432m
-
-    Hardware: 8 × 80 GB GPUs. Expected: as 120M, at lower perplexity.
-    """
-    return bam_fineweb("432m", lr=5e-4, micro_batch=24)
-
-
-@RECIPES.add
-def bam_fineweb_1100m() -> Recipe:
-    """BAM-SSMax 1.1B: 15 layers, 32 heads, 2048, hidden 4×.
-
-    deepspeed --num_gpus 8 recipes/train.py text.bam_fineweb_1100m
-
-    Hardware: 8 × 80 GB GPUs. Expected: as 432M, at lower perplexity.
-    """
-    return bam_fineweb("1100m", lr=3e-4, micro_batch=12, activation_checkpointing=True)
-
-
-def bam_context_extension(size: str) -> Recipe:
-    """256 more steps at L 1024 from a finished `bam_fineweb_<size>` run, at the learning rate that run ended with."""
-    extended = {"120m": bam_fineweb_120m, "432m": bam_fineweb_432m, "1100m": bam_fineweb_1100m}[size]()
+    extended = bam_fineweb(size)
     extended.name = f"text.bam_extend_{size}"
     extended.model.init_from = f"newest:text.bam_fineweb_{size}"
     extended.data = replace(extended.data, context=1024, seed=1)  # other rows than the first training saw first
@@ -166,40 +148,6 @@ def bam_context_extension(size: str) -> Recipe:
     train.steps, train.batch, train.micro_batch, train.save_every = 256, 576, max(1, (train.micro_batch or 1) // 2), 64
     extended.evaluate = Evaluate(every=64, samples=576)
     return extended
-
-
-@RECIPES.add
-def bam_extend_120m() -> Recipe:
-    """BAM context extension of the 120M model: 256 steps at L 1024 (576 × 1024 tokens a step).
-
-    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_120m
-
-    Starts from the newest finished run of text.bam_fineweb_120m under runs/, or from --set model.init_from=….
-    Hardware: as bam_fineweb_120m. Expected: passkey 1.0 at 512k tokens.
-    """
-    return bam_context_extension("120m")
-
-
-@RECIPES.add
-def bam_extend_432m() -> Recipe:
-    """BAM context extension of the 432M model; see bam_extend_120m.
-
-    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_432m
-
-    Hardware: as bam_fineweb_432m. Expected: as the 120M model, or better.
-    """
-    return bam_context_extension("432m")
-
-
-@RECIPES.add
-def bam_extend_1100m() -> Recipe:
-    """BAM context extension of the 1.1B model; see bam_extend_120m.
-
-    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_1100m
-
-    Hardware: as bam_fineweb_1100m. Expected: as the 120M model, or better.
-    """
-    return bam_context_extension("1100m")
 
 
 @RECIPES.add
@@ -225,5 +173,8 @@ def cable_124m() -> Recipe:
     )
 
 
+for _size in BAM:
+    RECIPES[f"bam_fineweb_{_size}"] = partial(bam_fineweb, _size)
+    RECIPES[f"bam_extend_{_size}"] = partial(bam_extend, _size)
 RECIPES.add_methods("tiny", tiny)
 RECIPES.add_methods("small", small)

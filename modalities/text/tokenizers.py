@@ -84,14 +84,13 @@ class ByteTokenizer(Tokenizer):
 
 
 class BPETokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library. `special_ids` are what `decode` leaves out."""
+    """A tokenizer of the `tokenizers` library."""
 
-    def __init__(self, backend: Any, *, name: str, bos_id: int, eos_id: int, pad_id: int, split_digits: bool) -> None:
+    def __init__(self, backend: Any, *, name: str, bos_id: int, eos_id: int, pad_id: int) -> None:
         self._backend = backend
         self.name = name
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
         self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
-        self.split_digits = split_digits
         content = f"{backend.to_str()}|{bos_id}|{eos_id}|{pad_id}"
         self.fingerprint = hashlib.blake2b(content.encode("utf-8"), digest_size=16).hexdigest()
 
@@ -201,7 +200,7 @@ def _finish(backend: Any, name: str, bos: int, eos: int, pad: int, split_digits:
     if split_digits:
         _split_digits(backend)
         name += "+digits"
-    tokenizer = BPETokenizer(backend, name=name, bos_id=bos, eos_id=eos, pad_id=pad, split_digits=split_digits)
+    tokenizer = BPETokenizer(backend, name=name, bos_id=bos, eos_id=eos, pad_id=pad)
     if split_digits:
         sample = "x 90817 26354"  # all ten digits; every one must come out alone
         pieces = [tokenizer.decode([i]) for i in tokenizer.encode(sample)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["DEFAULT_SOURCE", "DnaDataConfig", "check_windows"]
+__all__ = ["DEFAULT_SOURCE", "DnaDataConfig"]
 
 DEFAULT_SOURCE = "yeast-chr01"  # ships with the package
 
@@ -35,17 +35,12 @@ class DnaDataConfig:
     num_workers: int = 0
 
     def __post_init__(self) -> None:
-        check_windows(self.context, self.reverse_complement, self.soft_mask_weight, self.max_unknown)
+        if self.context < 1:
+            raise ValueError(f"context {self.context} must be at least 1")
+        for name in ("reverse_complement", "max_unknown"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} {getattr(self, name)} is outside 0..1")
+        if not 0 <= self.soft_mask_weight < math.inf:
+            raise ValueError(f"soft_mask_weight {self.soft_mask_weight} must be 0 or more, and finite")
         if self.num_workers < 0:
             raise ValueError(f"num_workers {self.num_workers} is negative")
-
-
-def check_windows(context: int, reverse_complement: float, soft_mask_weight: float, max_unknown: float) -> None:
-    """ValueError for a value out of range."""
-    if context < 1:
-        raise ValueError(f"context {context} must be at least 1")
-    for name, share in (("reverse_complement", reverse_complement), ("max_unknown", max_unknown)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} {share} is outside 0..1")
-    if not 0 <= soft_mask_weight < math.inf:
-        raise ValueError(f"soft_mask_weight {soft_mask_weight} must be 0 or more, and finite")

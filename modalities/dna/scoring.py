@@ -79,6 +79,7 @@ def score_windows(
     *,
     strands: str | None = "one",
     batch_tokens: int = BATCH_TOKENS,
+    by_base: bool = False,
 ) -> Scores:
     """Score windows (B, T) of base codes, at most `batch_tokens` in a pass, at least one window.
 
@@ -86,6 +87,8 @@ def score_windows(
     nll_i = (nll⁺_i + nll⁻_{T−1−i}) / 2. The scores of reverse_complement(x) are those of x in reverse order, bit for bit.
     They are per token where every token has a reverse complement and they fill the window, else per base: bases share the
     cost of their token evenly and count where they do on both strands. None: as the model's configuration has it.
+
+    by_base: per base in any case.
 
     Raises:
         ValueError: for windows that are not a (B, T) array, or another value of `strands`.
@@ -97,7 +100,7 @@ def score_windows(
     if strands not in STRANDS:
         raise ValueError(f"strands {strands!r}: expected 'one' or 'both'")
     size = max(1, batch_tokens // max(1, windows.shape[1]))
-    parts = [_score(model, windows[part], strands == "both") for part in batches(len(windows), size)]
+    parts = [_score(model, windows[part], strands == "both", by_base) for part in batches(len(windows), size)]
     nothing = torch.zeros(0, 0, dtype=torch.float64)
     return _joined(parts) if parts else Scores(nothing, nothing.long(), nothing)
 
@@ -105,11 +108,12 @@ def score_windows(
 _DTYPES = (torch.float64, torch.int64, torch.float64)
 
 
-def _score(model: ZooModel | WindowScorer, windows: np.ndarray, both: bool) -> Scores:
+def _score(model: ZooModel | WindowScorer, windows: np.ndarray, both: bool, by_base: bool) -> Scores:
     if isinstance(model, WindowScorer):
         score = model.score
     else:
-        score = partial(_score_tokens, model, by_base=both and not _aligned(model.config.tokenizer, windows.shape[1]))
+        by_base = by_base or (both and not _aligned(model.config.tokenizer, windows.shape[1]))
+        score = partial(_score_tokens, model, by_base=by_base)
     forth = score(windows)
     if not both:
         return forth

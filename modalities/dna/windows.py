@@ -21,7 +21,6 @@ import torch
 from torch.utils.data import Dataset
 
 from modalities.dna.bases import reverse_complement
-from modalities.dna.config import check_windows
 from modalities.dna.genome import Genome, RunCounter
 from modalities.dna.splits import Region, between, joined
 from modalities.dna.tokenizers import BpeTokenizer, DnaTokenizer
@@ -63,7 +62,7 @@ class WindowDataset(Dataset):
     of padding.
 
     Raises:
-        ValueError: for settings out of range, regions without a known base, or no window with few enough unknown bases.
+        ValueError: for regions without a known base, or no window with few enough unknown bases.
     """
 
     def __init__(
@@ -79,16 +78,13 @@ class WindowDataset(Dataset):
         max_unknown: float = 0.1,
         one_pass: bool = False,
     ) -> None:
-        check_windows(context, reverse_complement, soft_mask_weight, max_unknown)
         self.genome, self.regions, self.context, self.tokenizer = genome, joined(regions), context, tokenizer
         self.seed, self.reverse_complement, self.soft_mask_weight = seed, reverse_complement, soft_mask_weight
         self.max_unknown, self.one_pass = max_unknown, one_pass
         self.window = max(1, round(context * tokenizer.bases_per_token))
-        lengths = [contig.length for contig in genome.contigs]
+        names, lengths = zip(*((contig.name, contig.length) for contig in genome.contigs), strict=True)
         # Unknown bases of all contigs, laid one after the other.
-        self._offsets = dict(
-            zip((contig.name for contig in genome.contigs), np.cumsum([0, *lengths]).tolist(), strict=False)
-        )
+        self._offsets = dict(zip(names, np.cumsum([0, *lengths]).tolist(), strict=False))
         self._unknown = RunCounter(
             np.concatenate([contig.unknown + self._offsets[contig.name] for contig in genome.contigs])
         )

@@ -11,6 +11,7 @@ import torch
 
 from modalities.dna import windows
 from modalities.dna.bases import UNKNOWN, decode, encode, reverse_complement
+from modalities.dna.config import DnaDataConfig
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
 from modalities.dna.windows import Sample, WindowDataset
@@ -341,6 +342,6 @@ def test_wrong_settings_are_refused():
         ({"soft_mask_weight": -1.0}, r"soft_mask_weight -1\.0 must be 0 or more"),
     ):
         with pytest.raises(ValueError, match=message):
-            dataset(**options)
+            DnaDataConfig(**options)
     with pytest.raises(ValueError, match="0 regions have no stretch"):
         WindowDataset(GENOME, (), 32, BASES)

@@ -154,7 +154,8 @@ def fit(genome: Genome, regions: Sequence[Region], order: int = ORDER) -> Markov
     table = np.zeros(4 ** (order + 1), np.uint32)  # a count fits: it is at most twice the longest run of one k-mer
     for region in counted:
         _count(genome, region.contig, region.start, region.stop, table, order + 1)
-    chosen = np.concatenate([_known_apart(genome, region) for region in aside])
+    # An unknown base after each piece, so that no context crosses its end.
+    chosen = np.concatenate([np.append(genome.codes(r.contig, r.start, r.stop), np.uint8(UNKNOWN)) for r in aside])
     taus = _choose_taus(_lower_orders(_both_strands(table, order + 1)), chosen)
     for region in aside:  # with the contexts that reach into it from both sides
         home = next(r for r in train if r.contig == region.contig and r.start <= region.start < r.stop)
@@ -221,11 +222,6 @@ def _pieces(regions: Sequence[Region]) -> tuple[list[Region], list[Region]]:
     return pieces
 
 
-def _known_apart(genome: Genome, region: Region) -> np.ndarray:
-    """The codes of a region and an unknown base after it, so that no context crosses its end."""
-    return np.append(genome.codes(region.contig, region.start, region.stop), np.uint8(UNKNOWN))
-
-
 def _count(genome: Genome, contig: str, start: int, stop: int, table: np.ndarray, size: int) -> None:
     """Add the stretches of `size` known bases inside [start, stop), as written, to `table` (4^size,)."""
     for part in batches(max(0, stop - start - size + 1), CHUNK):
@@ -235,20 +231,9 @@ def _count(genome: Genome, contig: str, start: int, stop: int, table: np.ndarray
 
 def kmers(codes: np.ndarray, size: int) -> np.ndarray:
     """Numbers, uint32, of the stretches of `size` ≤ 16 known bases in codes (N,), in order; first base most significant."""
-    unknown = codes >= UNKNOWN
-    word, length = np.where(unknown, 0, codes).astype(np.uint32), 1
-    words, done = word, 0  # doubling: 13 = 1 + 4 + 8
-    while True:
-        if size & length:
-            words = word if not done else words[: len(word) - done] << np.uint32(2 * length) | word[done:]
-            done += length
-        if done == size:
-            break
-        word, length = word[:-length] << np.uint32(2 * length) | word[length:], 2 * length
-    if unknown.any():
-        seen = np.concatenate([[0], np.cumsum(unknown)])
-        words = words[seen[size:] == seen[:-size]]
-    return words
+    context, known = contexts(codes[None], size - 1)
+    whole = (known >= size - 1) & (codes < UNKNOWN)
+    return (context[whole] << 2 | codes[whole]).astype(np.uint32)
 
 
 def _both_strands(table: np.ndarray, size: int) -> np.ndarray:

@@ -185,7 +185,7 @@ def summary(cells: Sequence[CellValue]) -> dict[str, Any]:
     accuracy = mean([contig["correct"].sum() / contig["tokens"].sum() for contig in contigs])
     return {
         "bits_per_base": bits,
-        "standard_error": _standard_error([_ratio(contig["bits"], contig["bases"]) for contig in contigs]),
+        "standard_error": _standard_error([c["bits"][c["bases"] > 0] / c["bases"][c["bases"] > 0] for c in contigs]),
         "nll": bits * BIT,
         **({} if math.isnan(accuracy) else {cells[0]["score"]: accuracy}),
         "bases": sum(int(contig["bases"].sum()) for contig in contigs),
@@ -199,11 +199,6 @@ def summary(cells: Sequence[CellValue]) -> dict[str, Any]:
 
 def _column(cells: Sequence[CellValue], name: str) -> np.ndarray:
     return np.array([value for cell in cells for value in cell[name]], dtype=np.float64)
-
-
-def _ratio(bits: np.ndarray, bases: np.ndarray) -> np.ndarray:
-    """Of the stretches with known bases."""
-    return bits[bases > 0] / bases[bases > 0]
 
 
 def _standard_error(contigs: Sequence[np.ndarray]) -> float:

@@ -165,17 +165,10 @@ class Score(FileEvaluator):
 
 def base_nats(model: ZooModel, windows: np.ndarray, batch_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Nats of each base of windows (B, T), float64, and whether it counts; tokens share their cost evenly among bases."""
-    nats, counted = np.zeros(windows.shape), np.zeros(windows.shape, bool)
-    tokenizer = load_tokenizer(model.config.tokenizer)
-    if windows.shape[1] < step_of(tokenizer):
-        return nats, counted
-    scores = score_windows(model, windows, strands="one", batch_tokens=batch_tokens)
-    for n, window in enumerate(windows):
-        spans = tokenizer.encode(window).spans
-        nll, bases = (values[n, : len(spans)].numpy() for values in (scores.nll, scores.bases))
-        read = int(spans.sum())
-        nats[n, :read], counted[n, :read] = np.repeat(nll / spans, spans), np.repeat(bases > 0, spans)
-    return nats, counted
+    if windows.shape[1] < step_of(load_tokenizer(model.config.tokenizer)):
+        return np.zeros(windows.shape), np.zeros(windows.shape, bool)
+    scores = score_windows(model, windows, strands="one", batch_tokens=batch_tokens, by_base=True)
+    return scores.nll.numpy(), scores.bases.numpy() > 0
 
 
 def _parts(genome: Genome, half: int, size: int) -> Iterator[list[Piece]]:

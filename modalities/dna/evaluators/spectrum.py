@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from modalities.dna.baselines import BASELINES
+from modalities.dna.baselines.markov import kmers
 from modalities.dna.continuation import Continuation, ContinuationSettings, texts_of
+from modalities.dna.evaluation import REFERENCE
 from modalities.evaluation import Axis, Cell, CellValue, ModelResult, Score
-from modalities.figures import RULE, finish, panels, styles_of
+from modalities.figures import finish, panels, styles_of
 from modalities.results import mean_of_seeds
 from zoo.model import ZooModel
 
@@ -80,7 +82,7 @@ class Spectrum(Continuation):
         ks = [row["k"] for row in results[0].rows]
         floor = [max(row["floor"], 1e-6) for row in results[0].rows]
         axis.fill_between(ks, floor, min(floor) / 10, color="0.85", zorder=0)
-        axis.plot(ks, floor, **RULE | {"linestyle": (0, (1, 2))})
+        axis.plot(ks, floor, **REFERENCE)
         axis.text(0.95, 0.08, "truth against truth", transform=axis.transAxes, fontsize=8.5, color="0.35", ha="right")
         axis.set_yscale("log")
         axis.set_ylim(bottom=min(floor) / 2)
@@ -94,8 +96,7 @@ class Spectrum(Continuation):
 
 def kmer_counts(codes: np.ndarray, k: int) -> np.ndarray:
     """(4^k,) counts of each k-mer in rows (N, T) of known bases."""
-    words = np.lib.stride_tricks.sliding_window_view(codes.astype(np.int64), k, axis=1)
-    return np.bincount((words @ 4 ** np.arange(k)[::-1]).ravel(), minlength=4**k)
+    return np.bincount(np.concatenate([kmers(row, k) for row in codes]), minlength=4**k)
 
 
 def jensen_shannon(a: np.ndarray, b: np.ndarray) -> float:

@@ -235,9 +235,7 @@ def seeds(
     results = load_results(find_modality("vision").evaluators["resolution"], stored)
     for result in sorted(results, key=lambda r: ("(" in r.label, r.label)):  # shipped weights (seed 0), then runs
         by_size = {row["size"]: row["top1"] for row in result.rows}
-        top1.setdefault(result.method, []).append(
-            [by_size[size] for size in sizes]
-        )  # seeds 1, 2, … and then the shipped one
+        top1.setdefault(result.method, []).append([by_size[size] for size in sizes])
     goat, rope = (np.array(top1[f"{method}_ssmax"]) for method in ("goat", "rope2d_axial"))
     by_seed, n = [], len(goat)
     for size, ours, theirs in zip(sizes, goat.T, rope.T, strict=True):

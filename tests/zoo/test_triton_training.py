@@ -251,6 +251,7 @@ os._exit(0)  # DeepSpeed's own threads abort an interpreter that ends in order
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="the process computes on the CPU, with Triton interpreted")
 def test_zero_3_with_checkpointing_is_plain_training() -> None:
     """Every parameter cut and gathered again, priors' too: the losses before and after two steps are those of SGD alone."""

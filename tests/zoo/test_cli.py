@@ -173,6 +173,7 @@ def test_retrieval_heads_of_a_grid_are_found():
     assert prior.retrieval_heads().tolist() == [False, True]
 
 
+@pytest.mark.slow
 def test_text_needs_no_vision_package() -> None:
     """Without timm, text models are made and listed, and what vision lacks is said."""
     code = """

@@ -43,6 +43,7 @@ def test_unknown_names_are_one_line():
         assert "text_ggd_tiny" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["ggd", "goat", "alibi", "t5", "kerple"])
 def test_plot_prior_draws(tmp_path, position):
     path = tmp_path / "prior.png"

@@ -439,6 +439,7 @@ def test_a_call_with_documents_compiles_to_one_graph(name: str, kernel: str) -> 
     torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_choice_and_its_warning_compile(claimed, monkeypatch) -> None:
     """On CUDA: flash attention by torch in one graph, and a mask that is said while tracing."""
     monkeypatch.setitem(KERNELS, "flash", flash(dtypes=(torch.float64,)))

@@ -173,6 +173,7 @@ def test_skipped_tiles_change_nothing():
         torch.testing.assert_close(skipped, whole, rtol=2**-8 if skipped.dtype == torch.bfloat16 else 1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_flat_prior_has_no_gradient_but_rounding():
     """θβ = 0 is the same for every key, so no θα is better than another: in bfloat16 too, or Adam would walk at random."""
     torch.manual_seed(0)

@@ -359,6 +359,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
+@pytest.mark.slow
 def test_no_matrix_of_queries_by_keys():
     """Forward and backward at 16k tokens, one head: the matrix alone would take 1024 MiB."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, timeout=120, check=True)

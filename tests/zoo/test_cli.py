@@ -43,6 +43,7 @@ def test_unknown_names_are_one_line():
         assert "text_ggd_tiny" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["ggd", "goat", "alibi", "t5", "kerple"])
 def test_plot_prior_draws(tmp_path, position):
     path = tmp_path / "prior.png"
@@ -173,6 +174,7 @@ def test_retrieval_heads_of_a_grid_are_found():
     assert prior.retrieval_heads().tolist() == [False, True]
 
 
+@pytest.mark.slow
 def test_text_needs_no_vision_package() -> None:
     """Without timm, text models are made and listed, and what vision lacks is said."""
     code = """

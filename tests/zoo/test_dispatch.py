@@ -417,6 +417,7 @@ def compiled(function, *given):
     return torch.compile(function, fullgraph=True, backend="aot_eager")(*given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kernel"), [("ggd", "auto"), ("goat", "reference")])
 def test_a_call_with_documents_compiles_to_one_graph(name: str, kernel: str) -> None:
     prior = make(name)
@@ -438,6 +439,7 @@ def test_a_call_with_documents_compiles_to_one_graph(name: str, kernel: str) -> 
     torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_choice_and_its_warning_compile(claimed, monkeypatch) -> None:
     """On CUDA: flash attention by torch in one graph, and a mask that is said while tracing."""
     monkeypatch.setitem(KERNELS, "flash", flash(dtypes=(torch.float64,)))
@@ -454,6 +456,7 @@ def test_the_choice_and_its_warning_compile(claimed, monkeypatch) -> None:
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.slow
 def test_importing_the_zoo_loads_no_compiler() -> None:
     """Triton need not be installed, and takes a second to load where it is."""
     code = "import sys, zoo; print(*sorted({'triton', 'flash_attn', 'torch._dynamo'} & set(sys.modules)))"

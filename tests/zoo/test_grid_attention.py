@@ -157,6 +157,7 @@ print(attend(64))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("heads", [6, 12])
 def test_a_large_image_needs_no_matrix(heads: int) -> None:

@@ -332,6 +332,7 @@ def test_greedy_generation_is_the_same(config: dict) -> None:
     assert dense[0] != dense[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ggd", "alibi", "rope"])
 @torch.no_grad()
 def test_the_decoding_kernel_reads_the_same_pages(name: str) -> None:

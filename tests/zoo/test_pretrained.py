@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from modalities.vision.glyphs import BuiltinGlyphs
 from safetensors import safe_open
 
 from modalities.dna.data import open_heldout
 from modalities.dna.scoring import score_windows
 from modalities.dna.sources import find_source
 from modalities.vision.transforms import eval_transform
+from tools.glyphs.builtin import BuiltinGlyphs
 from zoo import create_model, list_models, pretrained
 
 SHIPPED = list_models(pretrained=True)

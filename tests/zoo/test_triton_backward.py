@@ -231,6 +231,7 @@ def assert_close(got: dict[str, Tensor], want: dict[str, Tensor], share: float) 
         assert error <= share * max(want[name].abs().max().item(), 1.0), (name, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_gradient_matches_float64_autograd(name):
     case = CASES[name]
@@ -250,6 +251,7 @@ def test_every_gradient_matches_float64_autograd(name):
     assert_close(fused(case, inputs, want, plan), want, 80 * 2.0**-24)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_as_near_as_rounding_allows():
     case = Case(
         queries=37, keys=45, heads=2, groups=1, width_k=32, width_v=32, dtype=torch.bfloat16, scale="shared", params=1
@@ -290,6 +292,7 @@ def eager(case: Case, inputs: Inputs, want: dict[str, Tensor]) -> dict[str, Tens
     return grads
 
 
+@pytest.mark.slow
 def test_two_runs_agree_to_the_bit_and_split_diagonals_with_whole_ones(monkeypatch):
     case = Case(queries=33, keys=33, batch=2, heads=1, groups=1, scale="shared", params=1)
     inputs = draw(case)

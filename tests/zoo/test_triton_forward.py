@@ -70,6 +70,7 @@ def test_blocks_smaller_and_larger_than_a_tile_of_the_plan(
     assert ((found - wanted).abs() <= room).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("options", [{}, {"causal": 0}, {"causal": 0, "window": 30}, {"lanes": 2}])
 def test_documents_of_many_tiles(options: dict[str, int], planned: bool) -> None:

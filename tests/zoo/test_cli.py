@@ -5,20 +5,27 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from zoo import Positions, create_model, create_prior
 from zoo.__main__ import app
+from zoo.cli import call
 from zoo.methods import create_grid_position
 from zoo.prior_plot import layer_priors, log_prior_curve
 from zoo.prior_plot_grid import centre_log_prior
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments])
+    """Run a command as `python -m zoo` does, which says on one line what cannot be carried out."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        code = call(app, [str(a) for a in arguments], prog="python -m zoo")
+    stdout, stderr = out.getvalue(), err.getvalue()
+    return SimpleNamespace(exit_code=code, stdout=stdout, stderr=stderr, output=stdout + stderr)
 
 
 def test_list_takes_a_pattern():

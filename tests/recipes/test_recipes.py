@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
 from modalities.contract import find_modality
@@ -180,3 +181,25 @@ def test_only_matrices_decay(name):
             assert id(module.weight) in decayed
     position = getattr(model, "position_embedding", None)
     assert position is None or not decayed & {id(p) for p in position.parameters()}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("text.ggd_ssmax_tiny", {}),
+        ("vision.goat_ssmax_tiny", {"source": "glyphs-builtin", "mixup": 0.0, "image_size": 24}),
+        ("dna.ggd_ssmax_tiny", {"source": "yeast-chr01"}),
+    ],
+)
+def test_two_ranks_share_the_samples_of_one(name, changes):
+    """Sample n is on rank n mod 2, with the same random numbers: two ranks train on what one trains on."""
+    recipe, steps = find_recipe(name), 3
+    modality, data = find_modality(recipe.modality), replace(recipe.data, **changes)
+    whole = modality.loader(data, rank=0, world=1, micro_batch=4)
+    ranks = [modality.loader(data, rank=rank, world=2, micro_batch=2) for rank in range(2)]
+    for one, first, second in itertools.islice(zip(whole, *ranks, strict=False), steps):
+        tensors = [key for key, value in one.items() if torch.is_tensor(value)]
+        assert tensors
+        for key in tensors:  # a batch whose targets all count has no weights
+            halves = [part.get(key, torch.ones_like(one[key][:2])) for part in (first, second)]
+            torch.testing.assert_close(torch.stack(halves, 1).flatten(0, 1), one[key], rtol=0, atol=0)

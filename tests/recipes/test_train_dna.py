@@ -1,4 +1,4 @@
-"""The same loop on DNA: bits per base on the way, tokenizers, both strands, resume, ranks."""
+"""The same loop on DNA: bits per base on the way, tokenizers, both strands, resume."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from recipes.runs import RunFolder, load_run
 from recipes.train import main
-from tests.recipes.test_train import deepspeed_launcher, launch
 
 SETTINGS = {
     "data.source": "yeast-chr01",
@@ -66,15 +65,6 @@ def test_resume_is_exact(tmp_path) -> None:
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("two", "one"))
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, atol=0, rtol=0)
-
-
-def test_two_ranks_read_the_same_line_of_windows(tmp_path) -> None:
-    recipe = "dna.goat_tiny"
-    assert run(tmp_path / "one", recipe) == 0
-    done = launch(deepspeed_launcher(2), tmp_path / "two", recipe=recipe, settings=words())
-    assert done.returncode == 0, done.stderr[-2000:]
-    losses = [[r["loss"] for r in RunFolder(tmp_path / n).metrics() if "loss" in r] for n in ("one", "two")]
-    assert losses[0] == pytest.approx(losses[1], abs=2e-5)
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -73,18 +72,7 @@ def test_resume_is_exact_with_augmentation_and_average(stage, whole, tmp_path) -
         torch.testing.assert_close(ours[name], value, atol=0, rtol=0)
 
 
-def test_two_ranks_see_the_same_line_of_images(tmp_path) -> None:
-    """Without mixup, whose partners are those of a rank's own batch, two ranks train as one does."""
-    plain = ["--set", "data.mixup=0", "--set", "data.label_smoothing=0", "--set", "train.ema=0"]
-    recipe = "vision.ggd2d_ssmax_tiny"
-    assert main([recipe, *SMALL, *plain, "--run-dir", str(tmp_path / "one")]) == 0
-    done = launch(deepspeed_launcher(2), tmp_path / "two", *plain, recipe=recipe, settings=SMALL)
-    assert done.returncode == 0, done.stderr[-2000:]
-    losses = [[r["loss"] for r in RunFolder(tmp_path / n).metrics() if "loss" in r] for n in ("one", "two")]
-    assert losses[0] == pytest.approx(losses[1], abs=2e-5)
-    assert json.loads((tmp_path / "two" / "recipe.json").read_text())["world"] == 2
-
-
+@pytest.mark.slow
 def test_bf16_and_the_average_through_another_number_of_ranks(tmp_path) -> None:
     """Two ranks in bf16 at ZeRO-1 save; one rank goes on from the converted checkpoint, average included."""
     folder = tmp_path / "run"

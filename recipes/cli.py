@@ -5,7 +5,11 @@ Several ranks: `deepspeed --module recipes.train RECIPE …`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+
+# As in recipes/train.py; read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import typer
 

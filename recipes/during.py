@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modalities.contract import Modality
 from modalities.evaluation import Evaluator, Listing
 from recipes.config import ConfigError, Recipe
-from recipes.engine import Engine
 from zoo.model import ZooModel
 from zoo.naming import nearest
 
-__all__ = ["Monitors"]
+if TYPE_CHECKING:
+    from recipes.engine import Engine
+
+__all__ = ["Monitors", "find_monitors"]
 
 
 class Monitors:
@@ -25,8 +27,7 @@ class Monitors:
     """
 
     def __init__(self, recipe: Recipe, modality: Modality, model: ZooModel) -> None:
-        during = recipe.evaluate.during.items()
-        self.evaluators = [_evaluator(name, given, recipe, modality) for name, given in during]
+        self.evaluators = find_monitors(recipe, modality)
         for _, evaluator in self.evaluators:
             evaluator.cells(model)  # ValueError now for what cannot be measured
 
@@ -45,6 +46,11 @@ class Monitors:
         return found
 
 
+def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Evaluator]]:
+    """The evaluators of `evaluate.during` with the number of steps between their runs; ConfigError for what cannot be."""
+    return [_evaluator(name, given, recipe, modality) for name, given in recipe.evaluate.during.items()]
+
+
 def _evaluator(name: str, given: Any, recipe: Recipe, modality: Modality) -> tuple[int, Evaluator]:
     """(number of steps between its runs, evaluator) of an entry of `evaluate.during`."""
     known = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
@@ -59,8 +65,19 @@ def _evaluator(name: str, given: Any, recipe: Recipe, modality: Modality) -> tup
     for key in settings:
         if key not in names:
             raise ConfigError(f"evaluate.during: {name} has no setting {key!r}; {nearest(key, names)}")
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
-    return every, kind(kind.settings_class(**values), asdict(recipe.data))
+    parse = {field.name: field.metadata.get("parse") for field in fields(kind.settings_class)}
+    try:
+        values: dict[str, Any] = {k: _value(v, parse[k]) for k, v in settings.items()}
+        return every, kind(kind.settings_class(**values), asdict(recipe.data))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"evaluate.during: {name}={given!r}: {error}") from error
+
+
+def _value(given: Any, parse: Callable[[str], Any] | None) -> Any:
+    """A setting from JSON: text or a number as on the command line, a list as a tuple."""
+    if parse is not None and isinstance(given, str | int | float):
+        return parse(str(given))
+    return tuple(given) if isinstance(given, list) else given
 
 
 def _flat(evaluator: Evaluator, rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -387,18 +387,22 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     universal = folder.with_name(folder.name + ".universal")
     command = [
         sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
-        "--input_folder", str(folder), "--output_folder", str(universal),
+        "--input_folder", str(folder), "--output_folder",
     ]  # fmt: skip
     if ranks.lead and not universal.exists():
-        done = subprocess.run(command, capture_output=True, text=True)
+        partial = universal.with_name(universal.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was stopped
+        done = subprocess.run([*command, str(partial)], capture_output=True, text=True)
         if done.returncode:
-            shutil.rmtree(universal, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
+        else:
+            partial.rename(universal)
     if ranks.world > 1:
         torch.distributed.barrier()
     if not universal.exists():
         raise ConfigError(
             f"{folder} was written by {facts['world']} ranks at ZeRO stage {facts['zero_stage']}; this run has "
-            f"{ranks.world} at stage {stage}. Converting it failed; run it by hand: {' '.join(command)}"
+            f"{ranks.world} at stage {stage}. Converting it failed; run it by hand: {' '.join([*command, str(universal)])}"
         )
     return universal, True

@@ -9,6 +9,7 @@ from typing import Any
 from modalities.contract import find_modality
 from recipes.config import Plan, Recipe, resolve
 from recipes.console import facts_table, short
+from recipes.during import find_monitors
 
 
 def memory_per_rank(parameters: int, plan: Plan, activation_bytes: float) -> dict[str, float]:
@@ -63,6 +64,7 @@ def print_plan(recipe: Recipe, own: dict[str, Any], given: set[str], *, world: i
 
     world = world or int(os.environ.get("WORLD_SIZE", 1))
     plan = resolve(recipe, world=world, device="cuda" if wants_cuda() else "cpu", own=own, given=given)
+    find_monitors(recipe, find_modality(recipe.modality))  # ConfigError for what `evaluate.during` cannot run
     figures = describe(plan)
     if int(os.environ.get("RANK", 0)) == 0:
         console = Console(highlight=False)

@@ -17,6 +17,7 @@ and figures show their mean, files keep every model. Exit codes: 0 done, 2 the r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -222,14 +223,12 @@ def make_settings(kinds: Sequence[type[Evaluator]], given: Mapping[str, Any]) ->
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     positional = words[: next((n for n, word in enumerate(words) if word.startswith("-")), len(words))]
-    named = {m for word in positional[:-1] for part in word.split(",") if (m := modality_of(part))}
     kinds: dict[str, type[Evaluator]] = {}
-    for name in named or modality_names():
-        try:
-            kinds |= find_modality(name).evaluators
-        except ImportError:
-            if named:  # the command itself says what is missing
-                continue
+    with contextlib.suppress(ImportError, ValueError):  # of models that the command itself reports
+        named = {m for word in positional[:-1] for part in word.split(",") if (m := modality_of(part))}
+        for name in named or modality_names():
+            with contextlib.suppress(ImportError):  # its packages are not installed
+                kinds |= find_modality(name).evaluators
     command = with_options(evaluate_command, {name: kind.settings_class for name, kind in kinds.items()})
     return call(command, words, prog="recipes/evaluate.py")
 

@@ -187,7 +187,7 @@ def _check_same(plan: Plan, folder: Path) -> None:
     fixed += ["train.batch", "train.seed", "optim.name"]
     for key in fixed:
         section, _, name = key.partition(".")
-        before, now = (tree[section].get(name) if name else tree[section] for tree in (old, new))
+        before, now = (tree.get(section, {}).get(name) if name else tree.get(section) for tree in (old, new))
         if before != now:
             raise ConfigError(
                 f"cannot resume {folder}: its {key} is {before!r}, this recipe has {now!r}. Set it back, start anew with "

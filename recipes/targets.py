@@ -85,14 +85,14 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
         for match in matches:
             if match not in found:
                 found[match] = _load(match, overrides, device, dtype)
+    modalities = {target.modality for target in found.values()} | {modality.name for modality, _ in baselines.values()}
+    if not modalities:
+        raise CommandError(f"{' '.join(names)!r} names no model; those with weights are {_listing()}")
+    if len(modalities) > 1:
+        raise CommandError(f"one call measures models of one modality, these are {' and '.join(sorted(modalities))}")
     beside = next(iter(found.values()), None)
     for name, (modality, make) in baselines.items():
         found[name] = _load_baseline(name, modality, make, beside)
-    if not found:
-        raise CommandError(f"{' '.join(names)!r} names no model; those with weights are {_listing()}")
-    modalities = sorted({target.modality for target in found.values()})
-    if len(modalities) > 1:
-        raise CommandError(f"one call measures models of one modality, these are {' and '.join(modalities)}")
     return list(found.values())
 
 

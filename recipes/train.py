@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -102,8 +103,12 @@ def train_command(
 
             with as_config_error():
                 return print_plan(changed, own, given, world=world)
+        words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
+        words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
         with stop_signals() as signals:
-            return train(changed, signals, given=given, own=own, run_dir=run_dir, resume=resume, verbose=verbose)
+            return train(
+                changed, signals, words=words, given=given, own=own, run_dir=run_dir, resume=resume, verbose=verbose
+            )
     except (ConfigError, TrainingFailure) as error:
         wrong = isinstance(error, ConfigError)
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once a machine
@@ -119,6 +124,7 @@ def train(
     recipe: Recipe,
     signals: list[int],
     *,
+    words: Sequence[str],
     given: set[str],
     own: dict[str, Any],
     run_dir: str | None,
@@ -258,7 +264,7 @@ def train(
                 number = signals[0] if signals else signal.SIGTERM
                 show.say(
                     f"stopped by signal {number} after step {step}, saved as {run.checkpoint(step)}. Continue with: "
-                    f"recipes/train.py {recipe.name} --run-dir {run.path} --resume auto"
+                    f"recipes/train.py {shlex.join([*words, '--run-dir', str(run.path), '--resume', 'auto'])}"
                 )
                 return 128 + number
 

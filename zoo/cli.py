@@ -29,7 +29,7 @@ _USAGE_ERROR = typer.BadParameter.__mro__[
 def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> int:
     """Run a typer app on `argv` (None: the process's) and return the exit code.
 
-    What cannot be carried out as written (usage, ValueError, FileNotFoundError, ImportError) is one line on standard error
+    What cannot be carried out as written (usage, ValueError, OSError, ImportError) is one line on standard error
     and code 2.
     """
     try:
@@ -39,7 +39,7 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
         return leave.exit_code
     except _USAGE_ERROR as error:  # type: ignore[misc]
         message = error.format_message()
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         message = str(error)
     if message:
         print(f"error: {message}", file=sys.stderr)
@@ -50,7 +50,7 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
 def list_command(
     pattern: Annotated[str, typer.Argument(help="shell pattern, such as 'text_ggd*'")] = "*",
     pretrained: Annotated[bool, typer.Option("--pretrained", help="names with weights only")] = False,
-    modality: Annotated[str | None, typer.Option(help="text, vision or dna")] = None,
+    modality: Annotated[str | None, typer.Option(help="such as text, vision or dna")] = None,
 ) -> None:
     """Names of models."""
     names = list_models(pattern, modality=modality, pretrained=pretrained)

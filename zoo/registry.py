@@ -19,7 +19,7 @@ from typing import Any
 
 from zoo import pretrained as weights
 from zoo.model import ZooModel
-from zoo.naming import did_you_mean
+from zoo.naming import did_you_mean, nearest
 
 __all__ = [
     "ModelEntry",
@@ -151,6 +151,8 @@ def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> Zo
 def list_models(pattern: str = "*", *, modality: str | None = None, pretrained: bool = False) -> list[str]:
     """Names that match a shell pattern: architectures, or with `pretrained` the tagged names that have weights."""
     literal = pattern.partition("*")[0].partition("?")[0].partition("[")[0]  # what every match starts with
+    if modality is not None and modality not in modality_names():
+        raise ValueError(f"no modality {modality!r}; {nearest(modality, modality_names())}")
     wanted = [modality] if modality else modality_names()
     _load_all(name for name in wanted if f"{name}_".startswith(literal) or literal.startswith(f"{name}_"))
     known = weights.list_weights() if pretrained else list(_ENTRIES)
@@ -185,6 +187,10 @@ def saved_modality(folder: str | os.PathLike[str]) -> str | None:
     if "modality" in found:
         return found["modality"]
     for name in SHIPPED:
-        if set(found) == {field.name for field in fields(load_modality(name).model.config_class)}:
+        try:
+            config_class = load_modality(name).model.config_class
+        except ImportError:  # its packages are not installed
+            continue
+        if set(found) == {field.name for field in fields(config_class)}:
             return name
     return None

@@ -181,6 +181,7 @@ def test_help_lists_the_options_of_the_models_evaluators(runs):
         (["text_rope_tiny", "passkey", "--set", "dim=64"], ["'dim': 64"]),
         (["text_rope_tiny", "passkey", "--set", "dim"], ["'dim'"]),
         (["text_ggd_tiny", "vision_ggd2d_small_patch16", "passkey"], ["text and vision"]),
+        (["vision_goat_ssmax_tiny_patch8.glyphs", "markov-9", "resolution"], ["dna and vision"]),
     ],
 )
 def test_wrong_requests_name_the_nearest_valid_one(arguments, words, tmp_path, monkeypatch):

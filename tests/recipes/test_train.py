@@ -158,7 +158,8 @@ def test_a_signal_saves_and_resume_is_exact(whole, tmp_path, changed, capsys):
     folder = tmp_path / "run"
     changed(loss=interrupted)
     assert run(folder, "evaluate.every=0", "train.save_every=0") == 128 + signal.SIGTERM
-    assert "--resume auto" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())  # a command that continues this very run, its settings included
+    assert "--set train.save_every=0 --run-dir" in printed and "--resume auto" in printed
     changed()
     done = RunFolder(folder).checkpoints()
     assert [path.name for path in done] == ["step_00000003"]
@@ -476,6 +477,8 @@ def test_a_resumed_run_measures_again_what_was_rewound(tmp_path):
         ({"passkey": {"lengths": [96]}}, ["passkey", "'every'"]),
         ({"passkey": {"every": 2, "lengths": [50]}}, ["50", "81"]),
         ({"passkey": {"every": 2, "lengths": [1]}}, ["lengths"]),
+        ({"passkey": {"every": 2, "lengths": "96,1x"}}, ["'1x'"]),
+        ({"passkey": {"every": 2, "samples": "two"}}, ["passkey", "two"]),
         ({"perplexity": {"every": 2, "lengths": [9000000]}}, ["9000000"]),
     ],
 )

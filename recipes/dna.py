@@ -11,6 +11,7 @@ with the package. The human recipes run on any FASTA of the genome: `python tool
 from __future__ import annotations
 
 from modalities.dna.config import DnaDataConfig
+from modalities.files import data_folder
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
 from recipes.registry import Recipes
 
@@ -63,11 +64,12 @@ def small(method: str) -> Recipe:
 
 def human(name: str, model: str, *, steps: int, batch: int, micro_batch: int) -> Recipe:
     """The human reference genome by single bases at L 1024: AdamW, 3e-4."""
+    folder = data_folder() / "human"
     return Recipe(
         name=f"dna.{name}",
         modality="dna",
         model=Model(model),
-        data=DnaDataConfig(source="data/human/genome.fa", split="data/human/split.bed", context=1024, num_workers=4),
+        data=DnaDataConfig(source=f"{folder}/genome.fa", split=f"{folder}/split.bed", context=1024, num_workers=4),
         optim=Optim("adamw", lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, warmup=1000, floor=0.1),
         train=Train(
             steps=steps,

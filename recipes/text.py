@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from modalities.files import data_folder
 from modalities.text.config import TextDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
 from recipes.registry import Recipes
@@ -57,7 +58,9 @@ def small(method: str) -> Recipe:
         name=f"text.{method}_small",
         modality="text",
         model=Model(f"text_{method}_small"),
-        data=TextDataConfig(source="rfc", tokenizer="bytes", context=512, passkey_fraction=0.1, cache_dir="data/cache"),
+        data=TextDataConfig(
+            source="rfc", tokenizer="bytes", context=512, passkey_fraction=0.1, cache_dir=str(data_folder() / "cache")
+        ),
         optim=Optim(name="adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, warmup=200, floor=0.1),
         train=Train(steps=10_000, batch=64, save_every=1000, log_every=50),
         evaluate=Evaluate(every=500, samples=512),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from modalities.files import data_folder
 from modalities.vision.config import VisionDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
 from recipes.registry import Recipes
@@ -42,7 +43,7 @@ def tiny(method: str) -> Recipe:
 def imagenet(*, epochs: int, batch: int, **data: Any) -> tuple[VisionDataConfig, Train]:
     """Data and loop of an ImageNet-1k run of so many epochs."""
     config = VisionDataConfig(
-        source="folder:data/imagenet",
+        source=f"folder:{data_folder() / 'imagenet'}",
         image_size=224,
         num_classes=1000,
         augment="imagenet",

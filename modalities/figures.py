@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from modalities.results import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds
+from modalities.results import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds, short_names
 from zoo.prior_plot import save_figure
 
 # Okabe and Ito's colours, then Tol's muted scheme.
@@ -268,9 +268,9 @@ def finish(figure, axes, results: Sequence[ModelResult], path: Path, *, unseeded
     """
     handles, labels = axes[0].get_legend_handles_labels()
     named = {result.label: result for result in results}
-    short = all(r.method for r in results) and len({r.method for r in results}) == len(labels)  # it tells them apart
+    short = {result.label: name for result, name in zip(results, short_names(results), strict=True)}
     seeds = {getattr(result, "seeds", 1) for result in results}
-    names = [named[label].method if short and label in named else label for label in labels]
+    names = [short.get(label, label) for label in labels]
     if len(seeds) > 1:
         numbers = [getattr(named.get(label), "seeds", 1) for label in labels]
         kinds = [named[label].method in unseeded if label in named else True for label in labels]

@@ -42,6 +42,7 @@ __all__ = [
     "Score",
     "Settings",
     "batches",
+    "check_choice",
     "counts",
     "find_evaluators",
     "option",

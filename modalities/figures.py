@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from modalities.results import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds
+from modalities.results import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds, short_names
 from zoo.prior_plot import save_figure
 
 # Okabe and Ito's colours, then Tol's muted scheme.
@@ -43,6 +43,7 @@ STYLES: dict[str, tuple[str, str]] = {
 }
 SPARE = (("#1F77B4", "o"), ("#BCBD22", "s"), ("#8C564B", "D"), ("#E377C2", "^"), ("#17BECF", "v"), ("#7F7F7F", "p"))
 DASHES = ("-", "--", ":", "-.")
+ERROR_BAND = "standard error"
 RULE = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
 
 
@@ -158,8 +159,12 @@ def curves(
     along: Axis = LENGTH,
     *,
     styles: Sequence[dict[str, Any]] | None = None,
+    bare: Collection[str] = (),
 ) -> None:
-    """One line per model or group of seeds, over a logarithmic axis of base 2; rows without the score are left out."""
+    """One line per model or group of seeds, over a logarithmic axis of base 2; rows without the score are left out.
+
+    bare: methods without a band, such as baselines.
+    """
     ticks = sorted({row[along.column] for result in results for row in result.rows})
     for result, style in zip(results, styles or styles_of(results), strict=True):
         there = [n for n, row in enumerate(result.rows) if row.get(score.column) is not None]
@@ -169,9 +174,11 @@ def curves(
         if isinstance(result, SeedMean):
             low, high = ([rows[n][score.column] for n in there] for rows in (result.low, result.high))
             _band(axis, places, low, high, style["color"])
-        elif there and all(error in result.rows[n] for n in there):
-            middle, spread = ([result.rows[n][name] for n in there] for name in (score.column, error))
-            low, high = ([m + k * s for m, s in zip(middle, spread, strict=True)] for k in (-1, 1))
+            continue
+        errors = [result.rows[n].get(error, math.nan) for n in there]
+        if result.method not in bare and any(spread > 0 for spread in errors):  # NaN is not
+            middle = [result.rows[n][score.column] for n in there]
+            low, high = ([m + k * s for m, s in zip(middle, errors, strict=True)] for k in (-1, 1))
             _band(axis, places, low, high, style["color"], dashed=True)
     axis.set_xscale("log", base=2)
     gaps = [math.log2(b / a) for a, b in pairwise(ticks)]
@@ -195,7 +202,8 @@ def _band(
     axis, places: Sequence[Any], low: Sequence[float], high: Sequence[float], color: str, *, dashed: bool = False
 ):
     """A faint band with edges that can be followed where bands overlap; dashed for one seed's standard error."""
-    axis.fill_between(places, low, high, color=color, alpha=0.07, linewidth=0, zorder=2)
+    gid = ERROR_BAND if dashed else None  # `finish` looks for it
+    axis.fill_between(places, low, high, color=color, alpha=0.04 if dashed else 0.07, linewidth=0, zorder=2, gid=gid)
     for edge in (low, high):
         axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, linestyle="--" if dashed else "-", zorder=2)
 
@@ -260,9 +268,9 @@ def finish(figure, axes, results: Sequence[ModelResult], path: Path, *, unseeded
     """
     handles, labels = axes[0].get_legend_handles_labels()
     named = {result.label: result for result in results}
-    short = all(r.method for r in results) and len({r.method for r in results}) == len(labels)  # it tells them apart
+    short = {result.label: name for result, name in zip(results, short_names(results), strict=True)}
     seeds = {getattr(result, "seeds", 1) for result in results}
-    names = [named[label].method if short and label in named else label for label in labels]
+    names = [short.get(label, label) for label in labels]
     if len(seeds) > 1:
         numbers = [getattr(named.get(label), "seeds", 1) for label in labels]
         kinds = [named[label].method in unseeded if label in named else True for label in labels]
@@ -270,12 +278,13 @@ def finish(figure, axes, results: Sequence[ModelResult], path: Path, *, unseeded
             "" if plain else f", {n} seeds" if n > 1 else ", one seed" for n, plain in zip(numbers, kinds, strict=True)
         ]
         names = [name + count for name, count in zip(names, counts, strict=True)]
-    title = None
+    dashed = any(band.get_gid() == ERROR_BAND for axis in figure.axes for band in axis.collections)
+    title = "dashed: standard error" if dashed else None
     if seeds != {1}:
-        mixed = "\n(one seed: standard error, dashed)" if 1 in seeds else ""
+        mixed = "\n(one seed: standard error, dashed)" if dashed else ""
         title = f"mean of {seeds.pop() if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest{mixed}"
     columns = 1 + (len(names) > 16)  # more would not fit under each other
-    style: dict[str, Any] = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns)
+    style: dict[str, Any] = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, alignment="left")
     legend = figure.legend(handles, names, loc="outside right center", **style)
     legend.set_title(title, prop={"size": 8.5})
     save_figure(figure, path)

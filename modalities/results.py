@@ -18,6 +18,7 @@ __all__ = [
     "compact",
     "mean_of_rows",
     "mean_of_seeds",
+    "short_names",
 ]
 
 CellValue = dict[str, Any]  # numbers, or lists of numbers: whatever JSON carries
@@ -89,6 +90,12 @@ class SeedMean(ModelResult):
     high: list[dict[str, Any]] = field(default_factory=list)
     deviation: list[dict[str, Any]] = field(default_factory=list)  # sample standard deviation
     seeds: int = 1
+
+
+def short_names(results: Sequence[ModelResult]) -> list[str]:
+    """The methods, which are short, where all are known and tell the results apart; else the labels."""
+    methods = [result.method for result in results]
+    return methods if all(methods) and len(set(methods)) == len(methods) else [result.label for result in results]
 
 
 def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult]:

@@ -84,7 +84,7 @@ class Evaluate:
 
 @dataclass
 class Recipe:
-    """One training set-up. `data` is the modality's own dataclass (for text: modalities.text.data)."""
+    """One training set-up. `data` is the modality's own dataclass (for text: modalities.text.config.TextDataConfig)."""
 
     name: str
     modality: str

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from modalities.evaluation import Evaluator, Listing, ModelResult, Score, batches
 from modalities.files import file_safe, write_table
-from modalities.results import SeedMean, mean_of_seeds
+from modalities.results import SeedMean, mean_of_seeds, short_names
 from zoo.files import write_json
 
 console = Console(highlight=False)
@@ -97,7 +97,7 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
     table.add_column("score", style="dim", no_wrap=True)
     for point in points:  # numbers are never cut; on a narrow terminal names wrap
         table.add_column(evaluator.axis.tick(point), justify="right", no_wrap=True, min_width=5)
-    for result, name in zip(results, _names(results), strict=True):
+    for result, name in zip(results, short_names(results), strict=True):
         if isinstance(result, SeedMean):
             name += f" ({result.seeds} seeds)"
         scores = [
@@ -115,12 +115,6 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
-def _names(results: list[ModelResult]) -> list[str]:
-    """The methods, which are short, where they tell models apart; else the labels."""
-    methods = [result.method for result in results]
-    return methods if len(set(methods)) == len(results) else [result.label for result in results]
-
-
 def _points(axis: str, results: list[ModelResult]) -> list[Any]:
     """Numbers in order, names as they come."""
     points = dict.fromkeys(row[axis] for result in results for row in result.rows)
@@ -130,7 +124,7 @@ def _points(axis: str, results: list[ModelResult]) -> list[Any]:
 def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[str], score: Score) -> None:
     """A row for each name on the axis and a column for each model, as many in a table as the terminal has room for."""
     results = [result for result in results if any(row.get(score.column) is not None for row in result.rows)]
-    names = _names(results)
+    names = short_names(results)
     for part in batches(len(results), max(1, (console.width - 26) // 14)):
         table = _table(f"{evaluator.name}: {score.column}")
         table.add_column(evaluator.axis.column, overflow="fold")

@@ -23,11 +23,11 @@ from typing import Any
 from safetensors.torch import load_file
 
 from modalities.contract import find_modality
-from modalities.figures import save_figure
 from recipes.config import ConfigError, Plan
 from zoo.files import write_text
 from zoo.model import ZooModel
 from zoo.pretrained import resolve_tag, verified_file
+from zoo.prior_plot import save_figure
 
 
 class RunFolder:

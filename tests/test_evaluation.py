@@ -22,7 +22,8 @@ from modalities.evaluation import (
     option,
     standard_error,
 )
-from modalities.results import SeedMean, compact, mean_of_seeds
+from modalities.figures import curves, finish, panels
+from modalities.results import Score, SeedMean, compact, mean_of_seeds
 
 
 @dataclass(frozen=True)
@@ -133,3 +134,19 @@ def test_a_folder_of_evaluators_is_found_by_itself(tmp_path, monkeypatch):
 def test_small_helpers():
     assert [(s.start, s.stop) for s in batches(5, 2)] == [(0, 2), (2, 4), (4, 5)]
     assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0) and math.isnan(standard_error(np.array([1.0])))
+
+
+@pytest.mark.parametrize("bare", [(), ("rope",)])
+@pytest.mark.parametrize("spread", [0.1, 0.0, math.nan, None])
+@pytest.mark.parametrize("group", ["", "g"])
+def test_a_legend_names_the_dashed_band_where_there_is_one(spread, group, bare, tmp_path):
+    error = {} if spread is None else {"x_standard_error": spread}
+    rows = [{"length": length, "x": 2.0} | error for length in (16, 32)]
+    results = [ModelResult(f"goat-{n}", 16, rows, method="goat", group=group) for n in (0, 1)]
+    results = mean_of_seeds([*results[: 2 if group else 1], ModelResult("rope", 16, rows, method="rope")], "length")
+    figure, axes = panels(1, 1, width=6, height=3)
+    curves(axes[0], results, Score("x"), bare=bare)
+    drawn = spread == 0.1 and not (group and bare)  # two seeds have a band of another kind
+    assert len(axes[0].collections) == bool(group) + (spread == 0.1) * (2 - bool(group) - bool(bare))
+    finish(figure, axes, results, tmp_path / "x.png")
+    assert ("standard error" in figure.legends[0].get_title().get_text()) == drawn

@@ -1,7 +1,8 @@
-"""What the training loop asks of every modality whose models are causal decoders: weight and cost."""
+"""What training asks of every modality whose models are causal decoders: agreement on a tokenizer, weight and cost."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,15 @@ from torch import Tensor
 from modalities.contract import Cost
 from modalities.decoder.model import Decoder, target_weights
 
-__all__ = ["decoder_cost", "target_weight"]
+__all__ = ["check_tokenizer", "decoder_cost", "target_weight"]
+
+
+def check_tokenizer(options: Mapping[str, Any], spec: str) -> None:
+    """ValueError where a model's options name another tokenizer than the data's."""
+    if (given := options.get("tokenizer", spec)) != spec:
+        raise ValueError(
+            f"model.options.tokenizer={given} and data.tokenizer={spec} disagree; set data.tokenizer alone"
+        )
 
 
 def target_weight(batch: dict[str, Tensor]) -> tuple[float, int]:

@@ -24,7 +24,6 @@ from modalities.evaluation import (
     Evaluator,
     LengthSettings,
     Listing,
-    ModelResult,
     Settings,
     check_choice,
     counts,
@@ -42,7 +41,6 @@ __all__ = [
     "FileSettings",
     "StrandSettings",
     "bin_edges",
-    "short_name",
     "step_of",
     "strands_of",
     "table",
@@ -124,12 +122,6 @@ def strands_of(model: ZooModel, settings: StrandSettings) -> str:
 def window_of(model: ZooModel, length: int) -> int:
     """Bases of a window of `length` tokens: `length` times the tokenizer's mean bases per token."""
     return round(length * load_tokenizer(model.config.tokenizer).bases_per_token)
-
-
-def short_name(result: ModelResult, among: Sequence[ModelResult]) -> str:
-    """The method where that tells models apart, else the label."""
-    methods = {other.method for other in among}
-    return result.method if result.method and len(methods) == len(among) else result.label
 
 
 # ------------------------------------------------------------------------------------------------ entries of a file

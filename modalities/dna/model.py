@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
+from modalities.decoder.training import check_tokenizer
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.tokenizers import load_tokenizer
 from zoo.model import ZooModel
@@ -118,11 +119,7 @@ def build_model(name: str, options: Mapping[str, Any], data: DnaDataConfig) -> Z
     Raises:
         ValueError: where options name another tokenizer than the data, or a setting that the model does not have.
     """
-    given = options.get("tokenizer", data.tokenizer)
-    if given != data.tokenizer:
-        raise ValueError(
-            f"model.options.tokenizer={given} and data.tokenizer={data.tokenizer} disagree; set data.tokenizer alone"
-        )
+    check_tokenizer(options, data.tokenizer)
     tokenizer = load_tokenizer(data.tokenizer)
     vocabulary = {"vocab_size": tokenizer.vocab_size, "num_targets": tokenizer.num_targets}
     return create_model(name, **{"train_context": data.context, "tokenizer": data.tokenizer, **vocabulary, **options})

@@ -8,7 +8,7 @@ from typing import Any
 
 from modalities.contract import Modality
 from modalities.decoder.model import causal_lm_loss
-from modalities.decoder.training import decoder_cost, target_weight
+from modalities.decoder.training import check_tokenizer, decoder_cost, target_weight
 from modalities.loading import first_heldout
 from modalities.text.config import TextDataConfig
 from modalities.text.data import build_loader
@@ -29,10 +29,7 @@ def build(name: str, options: Mapping[str, Any], data: TextDataConfig) -> ZooMod
     A tokenizer's files are read only for the size of a vocabulary that neither the entry nor `options` knows.
     """
     spec, entry = data.tokenizer, model_entry(name).config
-    if options.get("tokenizer", spec) != spec:
-        raise ValueError(
-            f"model.options.tokenizer={options['tokenizer']} and data.tokenizer={spec} disagree; set data.tokenizer alone"
-        )
+    check_tokenizer(options, spec)
     given: dict[str, Any] = {"train_context": data.context}
     if spec != entry["tokenizer"]:
         given["tokenizer"] = spec

@@ -118,7 +118,7 @@ def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
         assert errors[2] is None
         errors[2] = (errors[0] * 3 + errors[1] * 3) / 2
     assert rows[0]["bits_per_base"] == pytest.approx(np.mean(means), rel=1e-5)
-    assert rows[0]["standard_error"] == pytest.approx(math.sqrt(sum(errors)) / len(errors), rel=1e-4)
+    assert rows[0]["bits_per_base_standard_error"] == pytest.approx(math.sqrt(sum(errors)) / len(errors), rel=1e-4)
     assert rows[0]["left_over"] == 8 * width * rows[0]["stretches"]
     assert rows[1]["window_bases"] == 40 * width and rows[1]["left_over"] == 0
     assert ("accuracy" in rows[0]) == (width == 1) and ("token_accuracy" in rows[0]) == (width == 2)

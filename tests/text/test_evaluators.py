@@ -115,6 +115,9 @@ def test_perplexity_is_the_direct_computation():
         row = rows[length]
         assert row["nll"] == pytest.approx(total / (3 * 64), abs=1e-6)
         assert row["bits_per_byte"] == pytest.approx(row["nll"] / math.log(2), abs=1e-12)
+        assert row["bits_per_byte_standard_error"] == pytest.approx(
+            row["nll_standard_error"] / math.log(2), nan_ok=True
+        )
         assert row["perplexity"] == pytest.approx(math.exp(row["nll"]))
         windows = 3 * 64 // length
         assert row["position_nll"][0] == pytest.approx(by_position[0] / windows, abs=1e-6)

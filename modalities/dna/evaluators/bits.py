@@ -154,7 +154,7 @@ class Bits(Likelihood):
         titles = ("bits per base, less is better", "next base predicted right")
         chances = ((2.0, "2.000, uniform"), (0.25, "0.25, chance"))
         for axis, score, title, (chance, text) in zip(axes[:2], self.scores[:2], titles, chances, strict=True):
-            curves(axis, results, score, styles=styles)
+            curves(axis, results, score, styles=styles, bare=BASELINES)
             name_panel(axis, title)
             axis.axhline(chance, **RULE)
             place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
@@ -185,7 +185,9 @@ def summary(cells: Sequence[CellValue]) -> dict[str, Any]:
     accuracy = mean([contig["correct"].sum() / contig["tokens"].sum() for contig in contigs])
     return {
         "bits_per_base": bits,
-        "standard_error": _standard_error([c["bits"][c["bases"] > 0] / c["bases"][c["bases"] > 0] for c in contigs]),
+        "bits_per_base_standard_error": _standard_error(
+            [c["bits"][c["bases"] > 0] / c["bases"][c["bases"] > 0] for c in contigs]
+        ),
         "nll": bits * BIT,
         **({} if math.isnan(accuracy) else {cells[0]["score"]: accuracy}),
         "bases": sum(int(contig["bases"].sum()) for contig in contigs),

@@ -17,7 +17,6 @@ from modalities.dna.evaluation import (
     FileEvaluator,
     FileSettings,
     bin_edges,
-    short_name,
     step_of,
     strands_of,
     table,
@@ -28,6 +27,7 @@ from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, batches
 from modalities.evaluation import Score as Column
 from modalities.figures import finish, panels, styles_of
+from modalities.results import short_names
 from zoo.model import ZooModel
 
 __all__ = ["Score"]
@@ -157,8 +157,9 @@ class Score(FileEvaluator):
 
     def show(self, results: list[ModelResult], console: Any, count: int = 20) -> None:
         """The first records and the totals: bits per base, a column for each model that the terminal has room for."""
+        names = short_names(results)
         for part in batches(len(results), max(1, (console.width - 46) // 12)):
-            console.print(_table(results[part], [short_name(result, results) for result in results[part]], count))
+            console.print(_table(results[part], names[part], count))
         if (more := len(results[0].rows) - count) > 0:
             console.print(f"{more:,} more records in the files")
 

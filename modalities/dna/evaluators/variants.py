@@ -19,7 +19,6 @@ from modalities.dna.evaluation import (
     FileEvaluator,
     FileSettings,
     bin_edges,
-    short_name,
     step_of,
     strands_of,
     table,
@@ -30,9 +29,11 @@ from modalities.dna.sources import DnaSource, find_source
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.dna.vcf import Variant, read_variants
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
-from modalities.figures import panels, save_figure
+from modalities.figures import panels
+from modalities.results import short_names
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
+from zoo.prior_plot import save_figure
 
 __all__ = ["VariantSettings", "Variants"]
 
@@ -133,7 +134,7 @@ class Variants(FileEvaluator):
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """Histograms of the ratio, by kind of variant, and of transitions beside transversions; a row of panels a model."""
         figure, axes = panels(len(results), 2, width=5.2, height=2.9)
-        for result, left, right in zip(results, axes[::2], axes[1::2], strict=True):
+        for result, name, left, right in zip(results, short_names(results), axes[::2], axes[1::2], strict=True):
             rows = [row for row in result.rows if not row["reason"]]
             kinds = {kind: [row["llr_nats"] for row in rows if row["kind"] == kind] for kind in KINDS}
             changes: dict[str, list[float]] = {"transitions": [], "transversions": []}
@@ -143,7 +144,7 @@ class Variants(FileEvaluator):
                     changes[change].append(row["llr_nats"])
             _histograms(left, kinds, list(KINDS.values()))
             _histograms(right, changes, ["#0072B2", "#D55E00"])
-            left.set_title(f"{short_name(result, results)}: by kind", fontsize=9)
+            left.set_title(f"{name}: by kind", fontsize=9)
             right.set_title("single bases", fontsize=9)
             left.set_ylabel("variants")
         for axis in axes[-2:]:
@@ -152,9 +153,9 @@ class Variants(FileEvaluator):
 
     def show(self, results: list[ModelResult], console: Any, count: int = 10) -> None:
         """Each model's least likely alternative alleles, and counts of what could not be scored."""
-        for result in results:
+        for result, model in zip(results, short_names(results), strict=True):
             scored = sorted((row for row in result.rows if not row["reason"]), key=lambda row: row["llr_nats"])
-            title = f"variants: {short_name(result, results)}, {len(scored):,} scored; least likely alternatives"
+            title = f"variants: {model}, {len(scored):,} scored; least likely alternatives"
             found = table(title, ["place", "id", "change", "kind"], ["log p(alt) − log p(ref), nats", "bits"])
             for row in scored[:count]:
                 change = f"{_cut(row['ref'])}→{_cut(row['alt'])}"

@@ -79,8 +79,10 @@ class Perplexity(TextEvaluator):
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
             mine = [c for c in cells.values() if c["length"] == length]
-            nll = sum(c["nll_sum"] for c in mine) / sum(c["tokens"] for c in mine)
-            means = np.array([c["nll_sum"] / c["tokens"] for c in mine])
+            tokens = sum(c["tokens"] for c in mine)
+            nll = sum(c["nll_sum"] for c in mine) / tokens
+            error = standard_error(np.array([c["nll_sum"] / c["tokens"] for c in mine]))
+            bits = tokens / math.log(2) / sum(c["bytes"] for c in mine)  # a byte, of one nat a token
             bucket_sum, bucket_count = (
                 np.sum([c[k] for c in mine], axis=0) for k in ("bucket_nll_sum", "bucket_tokens")
             )
@@ -88,10 +90,11 @@ class Perplexity(TextEvaluator):
                 {
                     "length": length,
                     "nll": nll,
-                    "nll_standard_error": standard_error(means),
+                    "nll_standard_error": error,
                     "perplexity": math.exp(min(nll, 700.0)),
-                    "bits_per_byte": nll * sum(c["tokens"] for c in mine) / math.log(2) / sum(c["bytes"] for c in mine),
-                    "tokens": sum(c["tokens"] for c in mine),
+                    "bits_per_byte": nll * bits,
+                    "bits_per_byte_standard_error": error * bits,
+                    "tokens": tokens,
                     "position_to": [2**k for k in range(len(bucket_sum))],
                     "position_nll": (bucket_sum / bucket_count).tolist(),
                 }

@@ -60,7 +60,7 @@ def start(*, verbose: bool = False) -> Ranks:
         os.environ.update({key: str(value) for key, value in alone.items()})
     rank, world, local_rank = (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if not cuda and "OMP_NUM_THREADS" not in os.environ:
-        # Ranks that each take every core fight over them: share the cores out.
+        # Divide the cores among ranks; oversubscription slows all of them.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", world))))
     if not verbose:
@@ -87,13 +87,13 @@ def stop() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with `code`: exit handlers run and streams are flushed, Python's finalisation is left out.
+    """End this process with `code`: exit handlers run and streams are flushed, Python's finalisation is skipped.
 
     For scripts that called `start`. DeepSpeed keeps its process groups, so `stop` does not join gloo's threads, and one
     may still drop the tensors of a finished collective. That takes the lock of the interpreter. Once Python finalises, a
     thread that waits for it is unwound out of a C++ destructor and the process aborts ("terminate called without an
     active exception", SIGABRT; https://github.com/pytorch/pytorch/issues/190489): a finished run would count as failed,
-    now and then. The threads have no handle to wait for; what they meet must not happen.
+    now and then. The threads have no handle to join, so finalisation is skipped: none of them is ever unwound.
     """
     atexit._run_exitfuncs()  # data loader workers, logging: prints what one of them raises
     for stream in (sys.stdout, sys.stderr):
@@ -128,11 +128,11 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
     fast = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
     decayed = [p for name, p in named if p.ndim >= 2 and name not in exempt]
     spared = [p for name, p in named if (p.ndim < 2 or name in exempt) and name not in fast]
-    numbers = [p for name, p in named if name in fast]
+    prior_parameters = [p for name, p in named if name in fast]
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": optim.weight_decay},
         {"params": spared, "weight_decay": 0.0},
-        {"params": numbers, "weight_decay": 0.0, "lr": optim.lr * optim.prior_lr_scale},
+        {"params": prior_parameters, "weight_decay": 0.0, "lr": optim.lr * optim.prior_lr_scale},
     ]
     return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
 

@@ -60,7 +60,7 @@ def main(
 
 
 def call(command: list[str]) -> None:
-    """Run one of the project's commands as a user would; its failure is ours."""
+    """Run one of the project's commands as a user would; where it fails, exits with its status."""
     shown = " ".join(os.path.relpath(part) if part.startswith(str(ROOT)) else part for part in command)
     console.print(f"$ {shown}", style="dim", soft_wrap=True)
     status = subprocess.run(command).returncode

@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a bar on a terminal, plain lines elsewhere, a table at the end."""
+"""Progress of training: a bar on a terminal, plain lines elsewhere, a table at the end."""
 
 from __future__ import annotations
 

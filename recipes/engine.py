@@ -100,7 +100,7 @@ def leave(code: int) -> NoReturn:
         try:
             stream.flush()
         except (OSError, ValueError):  # the reader of a pipe is gone, or the stream is closed
-            code = code or 120  # as Python itself leaves then
+            code = code or 120  # Python's own exit status for a failed flush
     os._exit(code)
 
 
@@ -118,7 +118,7 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
 
     Exempt are the names of `model.no_weight_decay()` (norms, position embeddings, every prior parameter, SSMax's s)
     and whatever has fewer than two dimensions. Of those, `model.prior_parameters()` learn at `optim.prior_lr_scale`
-    times the rate: under Adam a parameter moves by about its rate a step, and an exponent θβ has far to go in a short run.
+    times the rate: under Adam a parameter moves by about its rate a step, too little for an exponent θβ in a short run.
     """
     exempt = model.no_weight_decay()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -337,7 +337,7 @@ class Engine:
             gathered = deepspeed.zero.GatheredParameters(list(self.model.parameters()))
         with gathered:
             if self.ranks.lead:
-                # What is not trained has no float32 copy, and loses nothing by one.
+                # Frozen parameters have no float32 copy; converting them to float32 is exact.
                 frozen = {n: p.detach().float() for n, p in self.model.named_parameters() if not p.requires_grad}
                 write({**frozen, **masters})
 
@@ -366,7 +366,7 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
 
     Stage 0 checkpoints hold everything in one file and load anywhere. Those of stages 1–3 are cut by rank, so at
     another number of ranks rank 0 converts them, once, into `<name>.universal`. ConfigError names the command where
-    the conversion fails, and the way out where precision or the kind of stage differs.
+    the conversion fails, and the alternative where precision or the kind of stage differs.
     """
     facts = json.loads((folder / "complete.json").read_text())
     stage, precision = plan.recipe.train.zero_stage, plan.recipe.train.precision

@@ -9,10 +9,10 @@ The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints
 signal n after saving a checkpoint.
 
 SIGTERM or Ctrl-C asks the ranks to finish a step, save and stop; `--resume auto` continues from there. Ctrl-C in a terminal
-reaches every process. SIGTERM to the outer `deepspeed` command alone does not: it dies, its ranks train on, and
+reaches every process. SIGTERM to the outer `deepspeed` command alone does not: it exits, its ranks continue, and
 nothing is saved. Send it to the whole process group (`kill -TERM -- -PGID`), to the `deepspeed.launcher.launch` process
-below it, or to `torchrun`, which all pass it on; 30 seconds later what still runs is killed. `deepspeed` itself then exits
-with 1, whatever its ranks returned.
+below it, or to `torchrun`, which all pass it on; processes still running 30 seconds later are killed. `deepspeed` itself
+then exits with 1, whatever its ranks returned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Annotated, Any
 
 if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    # Threads that wait by spinning starve each other when something else wants a core; read when torch is loaded.
+    # Spinning threads slow each other where cores are shared. The variable is read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import typer
@@ -114,7 +114,7 @@ def train_command(
             )
     except (ConfigError, TrainingFailure) as error:
         wrong = isinstance(error, ConfigError)
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # once a machine
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine
             print(f"{'error' if wrong else 'training failed'}: {error}", file=sys.stderr)
         return 2 if wrong else 1
 
@@ -272,7 +272,7 @@ def train(
                 )
                 return 128 + number
 
-    # ---- what is left behind ------------------------------------------------------------------------------------
+    # ---- final weights, loss curve and summary ------------------------------------------------------------------
     if saved_at is None or saved_at < step:
         save()
     engine.export_final(run.path / "model")

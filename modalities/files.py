@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from platformdirs import user_data_path
 
 from zoo.files import replacing
 
-__all__ = ["data_folder", "file_safe", "new_folder", "write_table"]
+__all__ = ["data_folder", "fetch_command", "file_safe", "new_folder", "write_table"]
 
 _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
 
@@ -26,6 +27,12 @@ def data_folder() -> Path:
         return Path(given)
     here = Path("data")
     return here if _CHECKOUT or here.is_dir() else user_data_path("priorzoo", appauthor=False)
+
+
+def fetch_command(arguments: str) -> str:
+    """How error messages name the command that fetches data. The wheel has no `tools`, and another data folder."""
+    place = "" if _CHECKOUT else f" --data {shlex.quote(str(data_folder().absolute()))}"
+    return f"in a checkout of priorzoo: `python tools/fetch_data.py {arguments}{place}`"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Held-out data: what a source keeps from training, with the name and the hash that stored numbers refer to."""
+"""Held-out data: the part of a source excluded from training, with the name and hash that stored results refer to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Heldout(Generic[T]):
     """The held-out part of a source.
 
     Attributes:
-        name: what tables and files call it, such as "genomes" or "all of folder:photos".
+        name: in tables and files, such as "genomes" or "all of folder:photos".
         fingerprint: 16 hex digits; equal ones mean equal content. Stored cells are keyed by it.
         items: the data itself: documents, images, or a genome with its held-out regions.
     """

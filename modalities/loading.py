@@ -1,7 +1,7 @@
 """Two loaders for every modality: of samples with numbers (`IndexedLoader`) and of streams (`StreamLoader`).
 
 Both run in one process a rank, with `num_workers` worker processes each, and resume with the next sample. Workers fetch
-ahead; what a state counts is batches handed out, so nothing is lost or repeated.
+ahead; a state counts batches yielded, so nothing is lost or repeated.
 
 torchdata's StatefulDataLoader is not used: its state holds one entry per worker, so it cannot resume with another number
 of workers or ranks, while the state of an `IndexedLoader` is one sample number. Streams resume by a state of their own
@@ -38,7 +38,7 @@ __all__ = [
 
 Row = dict[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
-Events = list[Any]  # what happened to samples on the way, for the loader's report
+Events = list[Any]  # conversions, skips and replacements of samples, for the loader's report
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROUNDS = 4
 
@@ -88,7 +88,7 @@ class Stream(Protocol):
 
 
 def check_share(micro_batch: int, rank: int, world: int) -> None:
-    """Raises ValueError for a micro-batch or rank that cannot be."""
+    """Raises ValueError for a micro-batch below 1 or a rank outside 0..world − 1."""
     if micro_batch < 1:
         raise ValueError(f"micro_batch {micro_batch} must be at least 1")
     if not 0 <= rank < world:
@@ -96,7 +96,7 @@ def check_share(micro_batch: int, rank: int, world: int) -> None:
 
 
 class _Loader:
-    """What both share: the checked share, the state's identity, the report."""
+    """Common to both loaders: the checked share, the state's identity, the report."""
 
     def __init__(self, source: Any, micro_batch: int, *, rank: int, world: int, num_workers: int) -> None:
         check_share(micro_batch, rank, world)
@@ -181,7 +181,7 @@ class StreamLoader(_Loader):
     ) -> None:
         super().__init__(source, micro_batch, rank=rank, world=world, num_workers=num_workers)
         self.workers = max(1, num_workers)
-        self.batches = 0  # handed out
+        self.batches = 0  # yielded
         self.states: dict[str, Any] = {}  # of each worker's sequence after its last batch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -197,7 +197,7 @@ class StreamLoader(_Loader):
         return {**self.source.identity(), **share}
 
     def state_dict(self) -> dict[str, Any]:
-        """Batches handed out, and per worker the state of its sequence where the stream has one."""
+        """Batches yielded, and per worker the state of its sequence where the stream has one."""
         states = {"states": copy.deepcopy(self.states), "rank": self.rank} if self.states else {}
         return {"batches": self.batches, **states, **self.identity()}
 
@@ -216,8 +216,8 @@ class _StreamBatches(IterableDataset):
         self.rank, self.world, self.workers = loader.rank, loader.world, loader.workers
 
     def __iter__(self) -> Iterator[tuple[int, Any, Events, Any]]:
-        # A DataLoader asks its workers in turn, starting with worker 0; after resuming, that process takes the sequence
-        # of the worker whose turn it is.
+        # A DataLoader reads its workers round-robin from worker 0. After a resume, worker 0 takes the sequence that is
+        # next, and the others those after it.
         info = get_worker_info()
         worker = ((info.id if info else 0) + self.batches) % self.workers
         done = -(-(self.batches - worker) // self.workers)  # of this worker's sequence
@@ -252,7 +252,7 @@ def first_heldout(
 
 class Rows(Protocol):
     """A dataset of rows: "tokens" and "segments", int64 (L+1,), perhaps "weights", float32 (L+1,), and whatever else it
-    records of a sample. With `__getitems__(numbers)`, as torch defines it, it is asked for many rows at once.
+    records of a sample. Where it has torch's `__getitems__(numbers)`, the rows of a batch are read in one call.
 
     Attributes:
         size: samples there are; None for endless.

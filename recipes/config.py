@@ -126,7 +126,7 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
     Values are checked against the field's type. `model.options.KEY` takes any JSON value (a bare word is a string);
     whether the model has such an option is checked when the model's registry entry is read.
     """
-    recipe, given = copy.deepcopy(recipe), set()
+    recipe, overridden_keys = copy.deepcopy(recipe), set()
     for setting in settings:
         key, separator, text = setting.partition("=")
         key = key.strip()
@@ -145,8 +145,8 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
                 setattr(recipe, section, dataclasses.replace(target, **{name: value}))
             except ValueError as error:  # a data configuration checks itself
                 raise ConfigError(f"--set {setting!r}: {error}") from None
-        given.add(key)
-    return recipe, given
+        overridden_keys.add(key)
+    return recipe, overridden_keys
 
 
 def parse_value(text: str) -> Any:
@@ -257,20 +257,27 @@ def check_values(recipe: Recipe) -> None:
 
 
 def resolve(
-    recipe: Recipe, *, world: int, device: str = "cpu", own: dict[str, Any] | None = None, given: set[str] | None = None
+    recipe: Recipe,
+    *,
+    world: int,
+    device: str = "cpu",
+    user_config: dict[str, Any] | None = None,
+    overridden_keys: set[str] | None = None,
 ) -> Plan:
     """Settle a recipe for `world` ranks on `device` ("cpu" or "cuda") and write its DeepSpeed configuration.
 
-    `own` is the user's DeepSpeed JSON. Where it and the recipe name the same quantity the file wins over the recipe's
-    default; against a `--set` of the same quantity (`given`) it is a ConfigError. `recipe` is not changed.
+    `user_config` is the user's DeepSpeed JSON. Where it and the recipe name the same quantity the file wins over the recipe's
+    default; against a `--set` of the same quantity (`overridden_keys`) it is a ConfigError. `recipe` is not changed.
     """
-    recipe, own = copy.deepcopy(recipe), copy.deepcopy(own or {})
-    _adopt(recipe, own, given or set())
+    recipe, user_config = copy.deepcopy(recipe), copy.deepcopy(user_config or {})
+    _apply_user_config(recipe, user_config, overridden_keys or set())
     check_values(recipe)
     train = recipe.train
     if train.precision == "auto":
         train.precision = "bf16" if device == "cuda" else "fp32"
-    asked_stage = "train.zero_stage" in (given or set()) or "zero_optimization.stage" in dict(_flatten(own))
+    asked_stage = "train.zero_stage" in (overridden_keys or set()) or "zero_optimization.stage" in dict(
+        _flatten(user_config)
+    )
     if train.precision == "bf16" and train.zero_stage == 0 and not asked_stage:
         train.zero_stage = 1  # the optimiser's float32 copies shared out; stage 0 keeps them whole on every rank
     train.micro_batch, train.accumulation = resolve_batch(train.batch, train.micro_batch, train.accumulation, world)
@@ -287,7 +294,7 @@ def resolve(
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000_000,  # the loop prints; DeepSpeed need not
     }
-    return Plan(recipe, _merge(config, own), world)
+    return Plan(recipe, _merge(config, user_config), world)
 
 
 # DeepSpeed's name for a quantity, and the recipe's. Nested names are joined by dots.
@@ -305,18 +312,18 @@ def load_deepspeed_json(path: str) -> dict[str, Any]:
     """Read a user's DeepSpeed file. ConfigError: unreadable, or not an object."""
     try:
         with open(path, encoding="utf-8") as file:
-            own = json.load(file)
+            user_config = json.load(file)
     except (OSError, json.JSONDecodeError) as error:
         raise ConfigError(f"--deepspeed_config {path}: {error}") from None
-    if not isinstance(own, dict):
-        raise ConfigError(f"--deepspeed_config {path}: expected a JSON object, got {type(own).__name__}")
-    return own
+    if not isinstance(user_config, dict):
+        raise ConfigError(f"--deepspeed_config {path}: expected a JSON object, got {type(user_config).__name__}")
+    return user_config
 
 
-def check_deepspeed_json(own: dict[str, Any]) -> None:
+def check_deepspeed_json(user_config: dict[str, Any]) -> None:
     """ConfigError for a file written for another trainer, or for what the recipe says."""
     path = "--deepspeed_config"
-    for key, value in _flatten(own):
+    for key, value in _flatten(user_config):
         if value == "auto":
             raise ConfigError(
                 f'{path}: {key} is "auto", a word only Hugging Face\'s Trainer fills in; DeepSpeed itself cannot read '
@@ -326,20 +333,20 @@ def check_deepspeed_json(own: dict[str, Any]) -> None:
         "optimizer": "set optim.name, optim.lr, … instead",
         "scheduler": "set optim.schedule, optim.warmup, … instead",
     }.items():
-        if key in own:
+        if key in user_config:
             raise ConfigError(f"{path}: {key!r} belongs to the recipe, which also sets the decay groups; {reason}")
-    if own.get("fp16", {}).get("enabled"):
+    if user_config.get("fp16", {}).get("enabled"):
         raise ConfigError(f"{path}: fp16 is not supported (bf16 needs no loss scaling); use --set train.precision=bf16")
-    for key in own:  # DeepSpeed reads past a misspelt key in silence
+    for key in user_config:  # DeepSpeed reads past a misspelt key in silence
         known = [k.split(".")[0] for k in SHARED]
         if key not in known and (hint := did_you_mean(key, known, cutoff=0.85)):
             raise ConfigError(f"{path}: unknown key {key!r}; {hint.strip()}")
 
 
-def _adopt(recipe: Recipe, own: dict[str, Any], given: set[str]) -> None:
+def _apply_user_config(recipe: Recipe, user_config: dict[str, Any], overridden_keys: set[str]) -> None:
     """Move what the user's file says about shared quantities into the recipe."""
-    check_deepspeed_json(own)
-    flat = dict(_flatten(own))
+    check_deepspeed_json(user_config)
+    flat = dict(_flatten(user_config))
     for key, setting in SHARED.items():
         if key not in flat:
             continue
@@ -348,7 +355,7 @@ def _adopt(recipe: Recipe, own: dict[str, Any], given: set[str]) -> None:
         if name == "precision":
             value = "bf16" if value else "fp32"
         old = attrgetter(setting)(recipe)
-        if setting in given and old != value:
+        if setting in overridden_keys and old != value:
             raise ConfigError(f"--set {setting}={old} and {key}={flat[key]} of --deepspeed_config disagree; keep one")
         expected = float if name == "clip" else str if name == "precision" else int
         if isinstance(value, bool) or not isinstance(value, (expected, int)):

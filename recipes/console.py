@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a bar on a terminal, plain lines elsewhere, a table at the end."""
+"""Progress of training: a bar on a terminal, plain lines elsewhere, a table at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TrainingDisplay:
         if self.bar:
             self.bar.stop()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def update(self, record: dict[str, Any], unit: str) -> None:
@@ -54,7 +54,7 @@ class TrainingDisplay:
         if self.bar:
             self.bar.update(self.task, completed=self.done, **figures)
         elif self.done % self.log_every == 0 or self.done == self.steps:
-            self.say(
+            self.print(
                 f"step {self.done}/{self.steps}  loss {figures['loss']}  lr {figures['lr']}  "
                 f"grad {record['grad_norm']:.3g}  {figures['rate']}  left {figures['left']}"
             )

@@ -60,7 +60,7 @@ def start(*, verbose: bool = False) -> Ranks:
         os.environ.update({key: str(value) for key, value in alone.items()})
     rank, world, local_rank = (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     if not cuda and "OMP_NUM_THREADS" not in os.environ:
-        # Ranks that each take every core fight over them: share the cores out.
+        # Divide the cores among ranks; oversubscription slows all of them.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", world))))
     if not verbose:
@@ -87,20 +87,20 @@ def stop() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with `code`: exit handlers run and streams are flushed, Python's finalisation is left out.
+    """End this process with `code`: exit handlers run and streams are flushed, Python's finalisation is skipped.
 
     For scripts that called `start`. DeepSpeed keeps its process groups, so `stop` does not join gloo's threads, and one
     may still drop the tensors of a finished collective. That takes the lock of the interpreter. Once Python finalises, a
     thread that waits for it is unwound out of a C++ destructor and the process aborts ("terminate called without an
     active exception", SIGABRT; https://github.com/pytorch/pytorch/issues/190489): a finished run would count as failed,
-    now and then. The threads have no handle to wait for; what they meet must not happen.
+    now and then. The threads have no handle to join, so finalisation is skipped: none of them is ever unwound.
     """
     atexit._run_exitfuncs()  # data loader workers, logging: prints what one of them raises
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):  # the reader of a pipe is gone, or the stream is closed
-            code = code or 120  # as Python itself leaves then
+            code = code or 120  # Python's own exit status for a failed flush
     os._exit(code)
 
 
@@ -118,7 +118,7 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
 
     Exempt are the names of `model.no_weight_decay()` (norms, position embeddings, every prior parameter, SSMax's s)
     and whatever has fewer than two dimensions. Of those, `model.prior_parameters()` learn at `optim.prior_lr_scale`
-    times the rate: under Adam a parameter moves by about its rate a step, and an exponent θβ has far to go in a short run.
+    times the rate: under Adam a parameter moves by about its rate a step, too little for an exponent θβ in a short run.
     """
     exempt = model.no_weight_decay()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -128,11 +128,11 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
     fast = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
     decayed = [p for name, p in named if p.ndim >= 2 and name not in exempt]
     spared = [p for name, p in named if (p.ndim < 2 or name in exempt) and name not in fast]
-    numbers = [p for name, p in named if name in fast]
+    prior_parameters = [p for name, p in named if name in fast]
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": optim.weight_decay},
         {"params": spared, "weight_decay": 0.0},
-        {"params": numbers, "weight_decay": 0.0, "lr": optim.lr * optim.prior_lr_scale},
+        {"params": prior_parameters, "weight_decay": 0.0, "lr": optim.lr * optim.prior_lr_scale},
     ]
     return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
 
@@ -337,7 +337,7 @@ class Engine:
             gathered = deepspeed.zero.GatheredParameters(list(self.model.parameters()))
         with gathered:
             if self.ranks.lead:
-                # What is not trained has no float32 copy, and loses nothing by one.
+                # Frozen parameters have no float32 copy; converting them to float32 is exact.
                 frozen = {n: p.detach().float() for n, p in self.model.named_parameters() if not p.requires_grad}
                 write({**frozen, **masters})
 
@@ -366,7 +366,7 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
 
     Stage 0 checkpoints hold everything in one file and load anywhere. Those of stages 1–3 are cut by rank, so at
     another number of ranks rank 0 converts them, once, into `<name>.universal`. ConfigError names the command where
-    the conversion fails, and the way out where precision or the kind of stage differs.
+    the conversion fails, and the alternative where precision or the kind of stage differs.
     """
     facts = json.loads((folder / "complete.json").read_text())
     stage, precision = plan.recipe.train.zero_stage, plan.recipe.train.precision

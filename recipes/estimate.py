@@ -56,14 +56,22 @@ def describe(plan: Plan) -> dict[str, str]:
     }
 
 
-def print_plan(recipe: Recipe, own: dict[str, Any], given: set[str], *, world: int | None = None) -> int:
+def print_plan(
+    recipe: Recipe, user_config: dict[str, Any], overridden_keys: set[str], *, world: int | None = None
+) -> int:
     """Print the resolved recipe, the DeepSpeed configuration and the figures; the lead rank only. Returns 0."""
     from rich.console import Console
 
     from recipes.engine import wants_cuda
 
     world = world or int(os.environ.get("WORLD_SIZE", 1))
-    plan = resolve(recipe, world=world, device="cuda" if wants_cuda() else "cpu", own=own, given=given)
+    plan = resolve(
+        recipe,
+        world=world,
+        device="cuda" if wants_cuda() else "cpu",
+        user_config=user_config,
+        overridden_keys=overridden_keys,
+    )
     find_monitors(recipe, find_modality(recipe.modality))  # ConfigError for what `evaluate.during` cannot run
     figures = describe(plan)
     if int(os.environ.get("RANK", 0)) == 0:

@@ -9,10 +9,10 @@ The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints
 signal n after saving a checkpoint.
 
 SIGTERM or Ctrl-C asks the ranks to finish a step, save and stop; `--resume auto` continues from there. Ctrl-C in a terminal
-reaches every process. SIGTERM to the outer `deepspeed` command alone does not: it dies, its ranks train on, and
+reaches every process. SIGTERM to the outer `deepspeed` command alone does not: it exits, its ranks continue, and
 nothing is saved. Send it to the whole process group (`kill -TERM -- -PGID`), to the `deepspeed.launcher.launch` process
-below it, or to `torchrun`, which all pass it on; 30 seconds later what still runs is killed. `deepspeed` itself then exits
-with 1, whatever its ranks returned.
+below it, or to `torchrun`, which all pass it on; processes still running 30 seconds later are killed. `deepspeed` itself
+then exits with 1, whatever its ranks returned.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Annotated, Any
 
 if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    # Threads that wait by spinning starve each other when something else wants a core; read when torch is loaded.
+    # Spinning threads slow each other where cores are shared. The variable is read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import typer
@@ -55,7 +55,7 @@ def stop_signals():
 
     def handle(number, _):
         received.append(number)
-        if len(received) > 3:  # a launcher passes Ctrl-C on as two or three signals; more is a person who will not wait
+        if len(received) > 3:  # a launcher passes Ctrl-C on as two or three signals; a fourth signal aborts immediately
             raise KeyboardInterrupt
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -96,22 +96,29 @@ def train_command(
     try:
         if not recipe:
             raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
-        changed, given = apply_overrides(find_recipe(recipe), set_)
-        own = load_deepspeed_json(deepspeed_config) if deepspeed_config else {}
+        changed, overridden_keys = apply_overrides(find_recipe(recipe), set_)
+        user_config = load_deepspeed_json(deepspeed_config) if deepspeed_config else {}
         if dry_run:
             from recipes.estimate import print_plan
 
             with as_config_error():
-                return print_plan(changed, own, given, world=world)
+                return print_plan(changed, user_config, overridden_keys, world=world)
         words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
         words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
         with stop_signals() as signals:
             return train(
-                changed, signals, words=words, given=given, own=own, run_dir=run_dir, resume=resume, verbose=verbose
+                changed,
+                signals,
+                words=words,
+                overridden_keys=overridden_keys,
+                user_config=user_config,
+                run_dir=run_dir,
+                resume=resume,
+                verbose=verbose,
             )
     except (ConfigError, TrainingFailure) as error:
         wrong = isinstance(error, ConfigError)
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # once a machine
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine
             print(f"{'error' if wrong else 'training failed'}: {error}", file=sys.stderr)
         return 2 if wrong else 1
 
@@ -125,13 +132,13 @@ def train(
     signals: list[int],
     *,
     words: Sequence[str],
-    given: set[str],
-    own: dict[str, Any],
+    overridden_keys: set[str],
+    user_config: dict[str, Any],
     run_dir: str | None,
     resume: str | None,
     verbose: bool,
 ) -> int:
-    """`given`: the keys that --set named; `own`: the user's DeepSpeed file, parsed; the others are options as they are."""
+    """`overridden_keys`: the keys that --set named; `user_config`: the user's DeepSpeed file, parsed; others: the options."""
     import torch
 
     from modalities.contract import find_modality
@@ -143,7 +150,9 @@ def train(
 
     # ---- ranks, plan, run folder --------------------------------------------------------------------------------
     ranks = backend.start(verbose=verbose)
-    plan = resolve(recipe, world=ranks.world, device=ranks.device.type, own=own, given=given)
+    plan = resolve(
+        recipe, world=ranks.world, device=ranks.device.type, user_config=user_config, overridden_keys=overridden_keys
+    )
     recipe, settings = plan.recipe, plan.recipe.train
     run, checkpoint = prepare_run(plan, ranks, run_dir=run_dir, resume=resume)
     modality = find_modality(recipe.modality)
@@ -166,7 +175,7 @@ def train(
         state = engine.load(source)
         step, seen = state["step"], state["seen"]
         with as_config_error():
-            loader.load_state_dict(own_share(state["data"], ranks))
+            loader.load_state_dict(rank_state(state["data"], ranks))
     if ranks.lead:
         write_json(run.path / "recipe.json", plan.to_dict())
         write_json(run.path / "deepspeed.json", plan.deepspeed)
@@ -212,13 +221,13 @@ def train(
     show = TrainingDisplay(recipe.name, settings.steps, step, show=ranks.lead, log_every=settings.log_every)
     with show:
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters())
-        show.say(
+        show.print(
             f"{recipe.name}: {recipe.model.name}, {short(parameters)} parameters, {settings.precision}, "
             f"ZeRO {settings.zero_stage}, batch {settings.micro_batch} × {settings.accumulation} × {ranks.world} on "
             f"{ranks.device.type}; run folder {run.path}"
         )
         if source:
-            show.say(f"resuming after step {step} from {source}")
+            show.print(f"resuming after step {step} from {source}")
         batches = iter(loader)
         engine.train()
         loss_value = float("nan")
@@ -256,19 +265,19 @@ def train(
             if figures:
                 measured |= figures
                 record({"step": step, **figures})
-                show.say(f"step {step}: " + ", ".join(f"{display_name(k)} {v:.4f}" for k, v in figures.items()))
+                show.print(f"step {step}: " + ", ".join(f"{display_name(k)} {v:.4f}" for k, v in figures.items()))
             if step == settings.steps or stop or (settings.save_every and step % settings.save_every == 0):
                 save()
                 saved_at = step
             if stop and step < settings.steps:
                 number = signals[0] if signals else signal.SIGTERM
-                show.say(
+                show.print(
                     f"stopped by signal {number} after step {step}, saved as {run.checkpoint(step)}. Continue with: "
                     f"recipes/train.py {shlex.join([*words, '--run-dir', str(run.path), '--resume', 'auto'])}"
                 )
                 return 128 + number
 
-    # ---- what is left behind ------------------------------------------------------------------------------------
+    # ---- final weights, loss curve and summary ------------------------------------------------------------------
     if saved_at is None or saved_at < step:
         save()
     engine.export_final(run.path / "model")
@@ -299,7 +308,7 @@ def display_name(name: str) -> str:
     return name.replace("heldout_", "held-out ").replace("_", " ")
 
 
-def own_share(states: list, ranks):
+def rank_state(states: list, ranks):
     """This rank's data state: the common one, or its own where the source streams."""
     if len(states) not in (1, ranks.world):
         raise ConfigError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modalities import files
-from modalities.files import data_folder, file_safe, new_folder, write_table
+from modalities.files import data_folder, fetch_command, file_safe, new_folder, write_table
 from zoo.files import replacing, replacing_path, write_json, write_text
 
 
@@ -77,3 +77,10 @@ def test_the_data_folder_is_named_or_in_the_checkout_or_the_users(tmp_path, monk
     assert data_folder() == Path("data")
     monkeypatch.setenv("PRIORZOO_DATA", "elsewhere")
     assert data_folder() == Path("elsewhere")
+
+
+def test_messages_name_the_command_and_outside_a_checkout_the_data_folder(tmp_path, monkeypatch):
+    assert fetch_command("text rfc") == "in a checkout of priorzoo: `python tools/fetch_data.py text rfc`"
+    monkeypatch.setattr(files, "_CHECKOUT", False)
+    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path / "my data"))
+    assert fetch_command("text rfc").endswith(f"fetch_data.py text rfc --data '{tmp_path / 'my data'}'`")

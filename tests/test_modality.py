@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import sys
 from importlib.metadata import EntryPoint
@@ -36,6 +37,13 @@ SHAPES = {
 def toy(tmp_path_factory):
     """The folder that holds the toy modality and its entry point, as an installed package would."""
     return Path(shutil.copytree(ROOT / "tests" / "toy_modality", tmp_path_factory.mktemp("toy") / "site"))
+
+
+def test_contributing_shows_the_toy_word_for_word():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    [shown] = re.findall(r"```python\n# toy/__init__\.py\n(.*?)```", page, flags=re.DOTALL)
+    source = (ROOT / "tests" / "toy_modality" / "toy" / "__init__.py").read_text()
+    assert "MODALITY = Modality(" in shown and source.endswith(shown)
 
 
 def python(toy, script, *words):

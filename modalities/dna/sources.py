@@ -15,13 +15,12 @@ from pathlib import Path
 
 from modalities.dna.config import DEFAULT_SOURCE
 from modalities.dna.formats import SUFFIXES, is_sequence_file
-from modalities.files import data_folder
+from modalities.files import data_folder, fetch_command
 from zoo.naming import did_you_mean
 
 __all__ = ["DnaSource", "find_source"]
 
 ASSETS = Path(__file__).parent / "assets"
-FETCH = "`python tools/fetch_data.py dna genomes`"
 
 
 @dataclass(frozen=True)
@@ -72,14 +71,15 @@ def _fetched(spec: str) -> tuple[Path, ...]:
     """The files of "genomes" or "genomes:a,b"."""
     folder = data_folder() / "genomes"
     there = sorted(path.stem for path in folder.glob("*.fa"))
+    fetch = f"to fetch them, {fetch_command('dna genomes')}"
     if not there:
-        raise FileNotFoundError(f"source {spec!r}: no *.fa in {folder}; {FETCH} fetches them")
+        raise FileNotFoundError(f"source {spec!r}: no *.fa in {folder}; {fetch}")
     names = [name.strip() for name in spec.partition(":")[2].split(",")] if ":" in spec else there
     for name in names:
         if name not in there:
             hint = did_you_mean(name, there)
             raise FileNotFoundError(
-                f"source {spec!r}: no genome {name!r} in {folder}; {hint}there are {', '.join(there)}; {FETCH} fetches"
+                f"source {spec!r}: no genome {name!r} in {folder}; {hint}there are {', '.join(there)}; {fetch}"
             )
     return tuple(folder / f"{name}.fa" for name in names)
 

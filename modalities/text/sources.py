@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from modalities.files import data_folder
+from modalities.files import data_folder, fetch_command
 from zoo.naming import did_you_mean, nearest
 
 SPLITS = ("train", "heldout")
@@ -177,7 +177,7 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
         path = data_folder() / file
         if not path.is_file():
             raise FileNotFoundError(
-                f"source {spec!r}: no {path}; `python tools/fetch_data.py text {place} --offline` fetches it"
+                f"source {spec!r}: no {path}; to fetch it, {fetch_command(f'text {place} --offline')}"
             )
         return FileSource(spec, (path,), {**defaults, **options})
     return FileSource(spec, _find_files(spec, place), options)

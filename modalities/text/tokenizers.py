@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from modalities.files import data_folder
+from modalities.files import data_folder, fetch_command
 from zoo.naming import did_you_mean, nearest
 
 _BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "[CLS]")
@@ -155,7 +155,7 @@ def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
     else:
         wanted = " or ".join(f"{a} + {b}" for a, b in pairs)
         raise FileNotFoundError(
-            f"tokenizer {spec!r}: no {wanted} in {folder} (`python tools/fetch_data.py text gpt2` puts them there)"
+            f"tokenizer {spec!r}: no {wanted} in {folder}; to fetch them, {fetch_command('text gpt2')}"
         )
     tokenizers = _import_tokenizers(spec)
     backend = tokenizers.ByteLevelBPETokenizer(str(folder / vocabulary), str(folder / merges))._tokenizer

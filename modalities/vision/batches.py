@@ -1,7 +1,7 @@
 """Training batches from decoded images: augmentation, mixup and erasing, each draw keyed.
 
 Every random draw follows from a key of integers such as (seed, epoch, sample). timm and torchvision draw from the global
-generators, so `seeded(key)` sets those and `undisturbed()` restores them.
+generators, so `seeded(key)` sets those and `preserve_rng_state()` restores them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.transforms import BICUBIC, LessThin, rand_augment
+from modalities.vision.transforms import BICUBIC, LimitAspect, rand_augment
 
 __all__ = ["BatchMaker", "train_transform"]
 
@@ -40,7 +40,7 @@ def seeded(*key: int) -> None:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def preserve_rng_state() -> Iterator[None]:
     """Restore the three generators afterwards."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
@@ -55,7 +55,7 @@ def train_transform(config: VisionDataConfig) -> v2.Compose:
     """PIL -> PIL (image_size, image_size), as `augment` says. Draws from the global generators."""
     size, steps = config.image_size, []
     if config.augment == "none":
-        return v2.Compose([LessThin(), v2.Resize(size, BICUBIC), v2.CenterCrop(size)])
+        return v2.Compose([LimitAspect(), v2.Resize(size, BICUBIC), v2.CenterCrop(size)])
     steps.append(v2.RandomResizedCrop(size, scale=config.crop_scale, interpolation=BICUBIC))
     if config.hflip > 0:
         steps.append(v2.RandomHorizontalFlip(config.hflip))
@@ -97,7 +97,7 @@ class BatchMaker:
         """keys: one per image; batch_key: of what is drawn once per batch. The config's seed precedes each."""
         seed = self.config.seed
         pixels = np.empty((len(images), *self.shape), dtype=np.uint8)
-        with undisturbed():
+        with preserve_rng_state():
             for row, image, key in zip(pixels, images, keys, strict=True):
                 seeded(seed, _AUGMENT, *key)
                 row[:] = np.asarray(self.transform(image))

@@ -24,7 +24,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "small_patch16": dict(dim=384, num_layers=12, num_heads=6, hidden_dim=1024),
     "base_patch16": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048),
 }  # fmt: skip
-# Options of a method in a size ("*": every size). Heads of 32 columns have no room for 8 pairs an axis; a separable law
+# Options of a method in a size ("*": every size). Heads of 32 columns have no room for 8 pairs an axis; a separable prior
 # with a learned centre tells left from right, as GOAT's sines do.
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("tiny_patch8", "goat"): {"rank": 2},

@@ -25,7 +25,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import find_classes
 
-from modalities.files import data_folder
+from modalities.files import data_folder, fetch_command
 from modalities.vision.hf import HFImages
 from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, ImageSet, digest_of, is_heldout
 from modalities.vision.shards import PackedStrings, ShardSet, TarImages, open_shards
@@ -50,7 +50,7 @@ def open_shard_source(spec: str, split: str) -> ShardSet | None:
             instead = "; 'glyphs-builtin' needs no download" if spec == "glyphs" else ""
             raise FileNotFoundError(
                 f"source {spec!r}: no {folder / 'index.json'}; "
-                f"`python tools/fetch_data.py vision {spec} --offline` makes it{instead}"
+                f"to make it, {fetch_command(f'vision {spec} --offline')}{instead}"
             )
         return open_shards(spec, str(folder))
     if spec.startswith("wds:"):

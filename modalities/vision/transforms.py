@@ -24,7 +24,7 @@ __all__ = [
     "BICUBIC",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
-    "LessThin",
+    "LimitAspect",
     "ToRGB",
     "eval_transform",
     "preprocess",
@@ -43,17 +43,17 @@ class ToRGB(torch.nn.Module):
         return to_rgb(image)[0]
 
 
-class LessThin(torch.nn.Module):
-    """PIL -> PIL, centre-cropped to an aspect of at most THINNEST : 1.
+class LimitAspect(torch.nn.Module):
+    """PIL -> PIL, centre-cropped to an aspect of at most MAX_ASPECT : 1.
 
     Comes before the shorter side is resized to S and the central square is cut: 60000 × 2 pixels would become S·30000 long
     in between. The crop leaves far more than the square, so the result is the same.
     """
 
-    THINNEST = 8
+    MAX_ASPECT = 8
 
     def forward(self, image: Image.Image) -> Image.Image:
-        longest = self.THINNEST * min(image.size)
+        longest = self.MAX_ASPECT * min(image.size)
         if max(image.size) <= longest:
             return image
         width, height = min(image.width, longest), min(image.height, longest)
@@ -74,7 +74,7 @@ def eval_transform(
     image_size: int, mean: Sequence[float] = IMAGENET_MEAN, std: Sequence[float] = IMAGENET_STD
 ) -> v2.Compose:
     """PIL -> float32 (3, image_size, image_size), normalised: shorter side resized (bicubic, antialiased), centre crop."""
-    steps = [ToRGB(), LessThin(), v2.Resize(image_size, BICUBIC), v2.CenterCrop(image_size)]
+    steps = [ToRGB(), LimitAspect(), v2.Resize(image_size, BICUBIC), v2.CenterCrop(image_size)]
     return v2.Compose(
         [*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]
     )

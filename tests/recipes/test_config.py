@@ -87,31 +87,31 @@ def test_the_recipe_is_settled_before_deepspeed_sees_it():
 
 
 def test_stage_0_in_bf16_has_to_be_asked_for():
-    def stage(*settings, own=None):
-        recipe, given = apply_overrides(find_recipe("text.ggd_ssmax_tiny"), settings)
-        plan = resolve(recipe, world=1, own=own, given=given)
+    def stage(*settings, user_config=None):
+        recipe, overridden_keys = apply_overrides(find_recipe("text.ggd_ssmax_tiny"), settings)
+        plan = resolve(recipe, world=1, user_config=user_config, overridden_keys=overridden_keys)
         assert plan.deepspeed["zero_optimization"]["stage"] == plan.recipe.train.zero_stage
         return plan.recipe.train.zero_stage
 
-    assert stage() == 0 and stage("train.precision=bf16") == 1 and stage(own={"bf16": {"enabled": True}}) == 1
+    assert stage() == 0 and stage("train.precision=bf16") == 1 and stage(user_config={"bf16": {"enabled": True}}) == 1
     assert stage("train.precision=bf16", "train.zero_stage=0") == 0
-    assert stage("train.precision=bf16", own={"zero_optimization": {"stage": 0}}) == 0
+    assert stage("train.precision=bf16", user_config={"zero_optimization": {"stage": 0}}) == 0
 
 
 def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():
-    own = {
+    user_config = {
         "zero_optimization": {"stage": 2, "overlap_comm": True},
         "gradient_clipping": 0.5,
         "wall_clock_breakdown": True,
     }
-    plan = resolve(changed(), world=1, own=own)
+    plan = resolve(changed(), world=1, user_config=user_config)
     assert plan.recipe.train.zero_stage == 2 and plan.recipe.train.clip == 0.5
     assert plan.deepspeed["zero_optimization"] == {"stage": 2, "overlap_comm": True}
     assert plan.deepspeed["wall_clock_breakdown"] is True
 
 
 @pytest.mark.parametrize(
-    ("own", "settings", "word"),
+    ("user_config", "settings", "word"),
     [
         ({"train_batch_size": "auto"}, [], "train_batch_size"),
         ({"zero_optimization": {"reduce_bucket_size": "auto"}}, [], "zero_optimization.reduce_bucket_size"),
@@ -124,10 +124,10 @@ def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():
         ({"train_batch_size": "32"}, [], "train_batch_size='32'"),
     ],
 )
-def test_a_deepspeed_file_in_conflict_is_refused(own, settings, word):
-    recipe, given = apply_overrides(find_recipe("text.ggd_ssmax_tiny"), settings)
+def test_a_deepspeed_file_in_conflict_is_refused(user_config, settings, word):
+    recipe, overridden_keys = apply_overrides(find_recipe("text.ggd_ssmax_tiny"), settings)
     with pytest.raises(ConfigError) as error:
-        resolve(recipe, world=1, own=own, given=given)
+        resolve(recipe, world=1, user_config=user_config, overridden_keys=overridden_keys)
     assert word in str(error.value), error.value
 
 

@@ -76,7 +76,7 @@ def test_the_command_saves_what_it_prints(tmp_path, monkeypatch):
 
 EXACT = [
     *(c for c in OTHERS if c.ours and c.whole),
-    *(Contender(name, "law", partial(by_prior, make=getattr(contenders, name), kernel="auto", law=True))
+    *(Contender(name, "parametric", partial(by_prior, make=getattr(contenders, name), kernel="auto", parametric=True))
       for name in ("ggd", "alibi", "cable")),
     BASELINE,
     Contender("ggd", "sdpa dense bias", contenders.dense_bias),
@@ -150,7 +150,7 @@ def test_the_fused_kernel_is_a_contender(monkeypatch):
 
     monkeypatch.setattr(common, "TILE", 16)
     monkeypatch.setattr(triton.TRITON, "least_keys", 32)
-    contender = contenders.ours("ggd", "triton skipping", steep, law=True, skip=True)
+    contender = contenders.ours("ggd", "triton skipping", steep, parametric=True, skip=True)
     problem = Problem(Shape(1, 1, 48, 16), torch.float32, CPU)
     verdict = check(contender, problem, backward=True)
     assert verdict.correct and verdict.error < 1e-5

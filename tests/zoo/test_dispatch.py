@@ -131,15 +131,15 @@ SLOW = {
 def test_a_mask_on_cuda_is_said_once_with_its_reason(name: str) -> None:
     pytest.importorskip("triton")
     options, words = SLOW[name]
-    kernels, said = kernels_on(), set()
+    kernels, warned = kernels_on(), set()
     with FakeTensorMode():
         call = cuda_call(**options)
         with pytest.warns(MaskWarning, match=words) as heard:
-            assert choose_kernel(call, kernels, said=said) == "sdpa" == choose_kernel(call, kernels, said=said)
+            assert choose_kernel(call, kernels, warned=warned) == "sdpa" == choose_kernel(call, kernels, warned=warned)
         assert len(heard) == 1
         kernels["triton"] = Refusing("the package triton is not installed")
-        with pytest.warns(MaskWarning, match="not installed"):  # another reason is said again
-            assert choose_kernel(cuda_call(table=True), kernels, said=said) == "sdpa"
+        with pytest.warns(MaskWarning, match="not installed"):  # another reason warns again
+            assert choose_kernel(cuda_call(table=True), kernels, warned=warned) == "sdpa"
 
 
 def test_an_older_gpu_has_no_fused_kernels() -> None:
@@ -150,7 +150,7 @@ def test_an_older_gpu_has_no_fused_kernels() -> None:
         assert choose_kernel(call, kernels) == "sdpa"
         assert "8.0" in (kernels["flash"].refuses(call) or "")
         with pytest.warns(MaskWarning, match=r"capability 8\.0"):
-            assert choose_kernel(cuda_call(table=True), kernels, said=set()) == "sdpa"
+            assert choose_kernel(cuda_call(table=True), kernels, warned=set()) == "sdpa"
 
 
 def test_another_makers_gpu_has_none(monkeypatch) -> None:
@@ -441,7 +441,7 @@ def test_a_call_with_documents_compiles_to_one_graph(name: str, kernel: str) -> 
 
 @pytest.mark.slow
 def test_the_choice_and_its_warning_compile(claimed, monkeypatch) -> None:
-    """On CUDA: flash attention by torch in one graph, and a mask that is said while tracing."""
+    """On CUDA: flash attention by torch in one graph, and a mask that is warned of while tracing."""
     monkeypatch.setitem(KERNELS, "flash", flash(dtypes=(torch.float64,)))
     monkeypatch.setitem(KERNELS, "triton", Refusing("of a test"))
     x, ids = torch.randn(1, 2, 9, 8, dtype=torch.float64), torch.zeros(1, 9, dtype=torch.long)
@@ -450,9 +450,9 @@ def test_the_choice_and_its_warning_compile(claimed, monkeypatch) -> None:
         warnings.simplefilter("error", MaskWarning)
         got = compiled(lambda x: prior_attention(x, x, x, causal=True, kernel="flash"), x)
     torch.testing.assert_close(got, expected)
-    with pytest.warns(MaskWarning, match="of a test") as said:
+    with pytest.warns(MaskWarning, match="of a test") as warned:
         got = compiled(lambda x, ids: prior_attention(x, x, x, causal=True, segments=ids), x, ids)
-    assert len(said) == 1
+    assert len(warned) == 1
     torch.testing.assert_close(got, expected)
 
 

@@ -196,12 +196,12 @@ def ggd_of(problem: Problem) -> tuple[Prior, RelativeTable]:
 
 
 def by_prior(
-    problem: Problem, *, make: Callable[[int], Prior], kernel: str, law: bool = False, skip: bool | None = None
+    problem: Problem, *, make: Callable[[int], Prior], kernel: str, parametric: bool = False, skip: bool | None = None
 ) -> Run:
     """`prior_attention` with the prior `make` gives for a number of heads.
 
-    law: gradients are of the prior's own parameters; otherwise of what it hands to attention, lanes or table. skip: whether
-    tiles may be skipped; None where the kernel has no such thing.
+    parametric: gradients are of the prior's own parameters; otherwise of what it hands to attention, lanes or table.
+    skip: whether tiles may be skipped; None where the kernel has no such option.
     """
     shape = problem.shape
     prior = make(shape.heads).to(problem.device)
@@ -209,7 +209,7 @@ def by_prior(
         raise Refused(f"its lanes leave no room for content in heads of {shape.width}")
     leaves = problem.leaves(shape.width - prior.num_lanes)
     terms = prior(problem.q_pos, problem.k_pos, causal=True, x=problem.x)
-    if law:
+    if parametric:
         leaves |= {name: p for name, p in prior.named_parameters() if p.requires_grad}
     elif terms.table is not None:
         leaves["table"] = terms.table.table.detach().requires_grad_()
@@ -440,11 +440,11 @@ def contenders_on(device: torch.device) -> list[Contender]:
         Contender("none", "sdpa cudnn", partial(sdpa, backend=SDPBackend.CUDNN_ATTENTION)),
         ours("goat", "flash", goat),
         ours("goat", "triton", goat, skip=False),
-        ours("ggd", "triton", ggd, law=True, skip=False),
+        ours("ggd", "triton", ggd, parametric=True, skip=False),
         ours("ggd", "triton table", ggd, skip=False),
-        ours("ggd", "triton skipping", ggd, law=True, skip=True),
-        ours("alibi", "flash", alibi, law=True),
-        ours("alibi", "triton skipping", alibi, law=True, skip=True),
+        ours("ggd", "triton skipping", ggd, parametric=True, skip=True),
+        ours("alibi", "flash", alibi, parametric=True),
+        ours("alibi", "triton skipping", alibi, parametric=True, skip=True),
         ours("cable", "flash", cable),
         ours("cable", "triton skipping", cable, skip=True),
         ours("goat", "flash", goat, step=True),

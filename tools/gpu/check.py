@@ -48,7 +48,7 @@ torch.backends.cuda.matmul.allow_tf32 = False
 BOUND = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}
 L = args.length or 1031  # odd: a tail in every tile; 16 tiles of 64, so whole tiles inside
 
-# name: (queries, keys, options). lanes: columns; law: GGD as a parametric table; scale: SSMax-like row scale
+# name: (queries, keys, options). lanes: columns; parametric: GGD as a parametric table; scale: SSMax-like row scale
 CASES = {
     "bare": dict(),
     "lanes": dict(lanes=16),
@@ -56,10 +56,10 @@ CASES = {
     "lanes-inside": dict(lanes=9, narrow=9),
     "table": dict(table="random"),
     "table-even": dict(table="random", even=True),
-    "law": dict(law=True),
-    "law-skip": dict(law=True, skip=True),
-    "law-scale-skip": dict(law=True, skip=True, scale=True),
-    "law3": dict(law=True, mu=True),
+    "parametric": dict(parametric=True),
+    "parametric-skip": dict(parametric=True, skip=True),
+    "parametric-scale-skip": dict(parametric=True, skip=True, scale=True),
+    "parametric-mu": dict(parametric=True, mu=True),
     "table-skip": dict(table="decay", skip=True),
     "scale": dict(table="random", scale=True),
     "scale-bare": dict(scale=True),
@@ -69,9 +69,9 @@ CASES = {
     "both-ways": dict(table="random", causal=False),
     "window-both-ways": dict(table="random", causal=False, window=150),
     "grouped": dict(table="random", groups=2),
-    "grouped-law-scale": dict(law=True, groups=1, scale=True),
+    "grouped-parametric-scale": dict(parametric=True, groups=1, scale=True),
     "offset": dict(table="random", queries=300),
-    "offset-law": dict(law=True, queries=300),
+    "offset-parametric": dict(parametric=True, queries=300),
     "grid": dict(grid=(31, 32, 3)),
     "grid-scale": dict(grid=(31, 32, 3), scale=True),
     "grid-skip": dict(grid=(16, 60, 1), skip=True),
@@ -81,7 +81,7 @@ CASES = {
     "packed-qkv": dict(table="random", packed=True),
     "plus-infinity-hidden": dict(table="hidden"),
 }
-QUICK = ["bare", "lanes", "table", "law-scale-skip", "documents", "grouped", "grid"]
+QUICK = ["bare", "lanes", "table", "parametric-scale-skip", "documents", "grouped", "grid"]
 
 
 def build(name, width, dtype, seed):
@@ -121,7 +121,7 @@ def build(name, width, dtype, seed):
             for n in ("q_lanes", "k_lanes"):
                 leaves[n].copy_(leaves[n].to(dtype).float())
     prior = None
-    if o.get("law"):
+    if o.get("parametric"):
         prior = create_prior("ggd", num_heads=H, init="alibi", train_mu=bool(o.get("mu"))).to(device).float()
         with torch.no_grad():
             prior.theta_beta.add_(0.1 * torch.randn_like(prior.theta_beta))

@@ -95,8 +95,8 @@ bench() {
 }
 sweep() {
   say sweep
-  phase 150 $PY "$HERE/sweep.py" --warm $JOBS --minutes 2 --variants table,bare,law
-  phase 300 $PY "$HERE/sweep.py" --minutes 4.5 --variants table,bare,law --out "$OUT/sweep.jsonl"
+  phase 150 $PY "$HERE/sweep.py" --warm $JOBS --minutes 2 --variants table,bare,parametric
+  phase 300 $PY "$HERE/sweep.py" --minutes 4.5 --variants table,bare,parametric --out "$OUT/sweep.jsonl"
   keep_cache
 }
 train() {
@@ -115,8 +115,8 @@ sanitize() {
   say sanitize
   command -v compute-sanitizer >/dev/null || { say "no compute-sanitizer here"; return; }
   export PYTORCH_NO_CUDA_MEMORY_CACHING=1
-  phase 120 compute-sanitizer --tool memcheck $PY "$HERE/check.py" --cases table,law-scale-skip,documents,grouped,grid --widths 64 --length 203 --repeat 1
-  phase 90 compute-sanitizer --tool racecheck $PY "$HERE/check.py" --cases table,law --widths 64 --length 203 --repeat 1
+  phase 120 compute-sanitizer --tool memcheck $PY "$HERE/check.py" --cases table,parametric-scale-skip,documents,grouped,grid --widths 64 --length 203 --repeat 1
+  phase 90 compute-sanitizer --tool racecheck $PY "$HERE/check.py" --cases table,parametric --widths 64 --length 203 --repeat 1
   unset PYTORCH_NO_CUDA_MEMORY_CACHING
 }
 

@@ -16,7 +16,7 @@ import time
 
 p = argparse.ArgumentParser()
 p.add_argument("--widths", default="64,128")
-p.add_argument("--variants", default="table,bare,law,scale")
+p.add_argument("--variants", default="table,bare,parametric,scale")
 p.add_argument("--kernels", default="forward,dkdv,dq,diagonal")
 p.add_argument("--length", type=int, default=8192)
 p.add_argument("--rows", type=int, default=64, help="batch times heads")
@@ -158,7 +158,7 @@ def inputs(width, variant):
     d = torch.arange(2 * L - 1, device=device) - (L - 1)
     table = None if variant == "bare" else (-slopes * d.abs() * 0.05).float().contiguous()
     scale = torch.rand(1, H, L, device=device) + 0.5 if variant == "scale" else None
-    jacobian = torch.stack([table, table * 0.5]) if variant == "law" else None
+    jacobian = torch.stack([table, table * 0.5]) if variant == "parametric" else None
     return q, k, v, do, table, scale, jacobian, g
 
 
@@ -280,7 +280,7 @@ jobs = [
     for v in a.variants.split(",")
     for k in a.kernels.split(",")
     if not (k == "diagonal" and v == "bare")
-    and not (v == "law" and k != "dq")
+    and not (v == "parametric" and k != "dq")
     and not (v == "scale" and k == "diagonal")
 ]
 saved = {

@@ -50,7 +50,7 @@ def cuda_capability(device: str) -> tuple[int, int]:
     return (0, 0) if torch.version.hip else torch.cuda.get_device_capability(device)
 
 
-class _Once:
+class _cached:
     """A cached property. functools.cached_property takes a lock, which torch.compile cannot trace; while compiling the value
     is recomputed and left to common subexpression elimination."""
 
@@ -106,12 +106,12 @@ class AttentionCall:
     def table(self) -> RelativeTable | None:
         return self.terms.table
 
-    @_Once
+    @_cached
     def keys(self) -> Tensor:
         """(B, Gk, S, R+d_c): keys with their lanes folded in."""
         return self.k if self.terms.k_lanes is None else fold_lanes(self.k, self.terms.k_lanes)
 
-    @_Once
+    @_cached
     def queries(self) -> Tensor:
         """(B, H, T, R+d_c): queries whose inner product with `keys` is the logit without table and bias.
 

@@ -29,7 +29,7 @@ KERNELS: dict[str, Kernel] = {
 }
 
 # Without a table, up to this many logits per head one masked call is faster than blocks without a mask
-# (tools/bench_attention.py's machine: 0.65 to 0.9 of the time up to 256 × 256, 1.4 times at 512 × 512).
+# (measured by `tools/bench.py attention`: 0.65 to 0.9 of the time up to 256 × 256, 1.4 times at 512 × 512).
 SMALL_MASK = 256 * 256
 
 
@@ -37,13 +37,13 @@ class MaskWarning(RuntimeWarning):
     """On CUDA no fused kernel serves a call, which falls back to materialising T × S logits. Warned once per reason."""
 
 
-_SAID: set[str] = set()
+_WARNED: set[str] = set()
 
 
 def choose_kernel(
-    call: AttentionCall, kernels: Mapping[str, Kernel] = KERNELS, *, said: MutableSet[str] = _SAID
+    call: AttentionCall, kernels: Mapping[str, Kernel] = KERNELS, *, warned: MutableSet[str] = _WARNED
 ) -> str:
-    """The kernel of `kernels` that `kernel="auto"` selects. `said`: the warnings given so far, not to be repeated.
+    """The kernel of `kernels` that `kernel="auto"` selects. `warned`: the warnings given so far, not to be repeated.
 
     On CUDA the first that serves the call: without a mask `flash`, then `sdpa`; with documents, windows or causal offsets
     but no table `flash` (its package), then `triton`; with a table `triton`. If none does, `sdpa` with a T × S mask and a
@@ -54,7 +54,7 @@ def choose_kernel(
     its mask a block at a time.
     """
     if call.on_cuda:
-        return _choose_on_cuda(call, kernels, said)
+        return _choose_on_cuda(call, kernels, warned)
     if not needs_mask(call) or torch.compiler.is_compiling():
         return "sdpa"
     if call.table is None and call.num_queries * call.num_keys <= SMALL_MASK:
@@ -62,7 +62,7 @@ def choose_kernel(
     return "sdpa" if kernels["toeplitz"].refuses(call) else "toeplitz"
 
 
-def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], said: MutableSet[str]) -> str:
+def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], warned: MutableSet[str]) -> str:
     masked = needs_mask(call)
     names = ["flash"] if not masked else ["triton"]
     if masked and call.table is None and call.terms.bias is None:
@@ -77,7 +77,7 @@ def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], said: Mu
     if masked or call.q.dtype == torch.float64:
         _warn_once(
             f"attention materialises T × S logits on CUDA, which is slow and large, because {why}. {_advice(call)}",
-            said,
+            warned,
         )
     return "sdpa"
 
@@ -92,10 +92,10 @@ def _advice(call: AttentionCall) -> str:
 
 
 @traced_as_constant
-def _warn_once(message: str, said: MutableSet[str]) -> None:
-    """Issue a MaskWarning unless it was `said`; under torch.compile while it traces."""
-    if message not in said:
-        said.add(message)
+def _warn_once(message: str, warned: MutableSet[str]) -> None:
+    """Issue a MaskWarning unless it was `warned`; under torch.compile while it traces."""
+    if message not in warned:
+        warned.add(message)
         warnings.warn(message, MaskWarning, stacklevel=2)
 
 

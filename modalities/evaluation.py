@@ -17,7 +17,7 @@ import inspect
 import math
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,7 +41,6 @@ __all__ = [
     "ModelResult",
     "Score",
     "Settings",
-    "batches",
     "check_choice",
     "counts",
     "find_evaluators",
@@ -251,11 +250,6 @@ def find_evaluators(package: str) -> dict[str, type[Evaluator]]:
                     raise ValueError(f"two evaluators of {package} are called {kind.name!r}")
                 found[kind.name] = kind
     return found
-
-
-def batches(count: int, size: int) -> Iterable[slice]:
-    """0…count − 1 in slices of at most `size`."""
-    return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def standard_error(values: np.ndarray) -> float:

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from modalities.evaluation import Evaluator, Listing, ModelResult, Score, batches
+from modalities.evaluation import Evaluator, Listing, ModelResult, Score
 from modalities.files import file_safe, write_table
 from modalities.results import SeedMean, mean_of_seeds, short_names
 from zoo.files import write_json
+from zoo.slices import slices
 
 console = Console(highlight=False)
 
@@ -125,7 +126,7 @@ def _print_names(evaluator: Evaluator, results: list[ModelResult], points: list[
     """A row for each name on the axis and a column for each model, as many in a table as the terminal has room for."""
     results = [result for result in results if any(row.get(score.column) is not None for row in result.rows)]
     names = short_names(results)
-    for part in batches(len(results), max(1, (console.width - 26) // 14)):
+    for part in slices(len(results), max(1, (console.width - 26) // 14)):
         table = _table(f"{evaluator.name}: {score.column}")
         table.add_column(evaluator.axis.column, overflow="fold")
         for name in names[part]:

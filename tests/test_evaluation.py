@@ -16,7 +16,6 @@ from modalities.evaluation import (
     LengthSettings,
     ModelResult,
     Settings,
-    batches,
     counts,
     find_evaluators,
     option,
@@ -24,6 +23,7 @@ from modalities.evaluation import (
 )
 from modalities.figures import curves, finish, panels
 from modalities.results import Score, SeedMean, compact, mean_of_seeds
+from zoo.slices import slices
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def test_a_folder_of_evaluators_is_found_by_itself(tmp_path, monkeypatch):
 
 
 def test_small_helpers():
-    assert [(s.start, s.stop) for s in batches(5, 2)] == [(0, 2), (2, 4), (4, 5)]
+    assert [(s.start, s.stop) for s in slices(5, 2)] == [(0, 2), (2, 4), (4, 5)]
     assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0) and math.isnan(standard_error(np.array([1.0])))
 
 

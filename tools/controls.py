@@ -29,13 +29,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 
 import zoo
 from modalities.contract import find_modality
-from modalities.evaluation import batches
 from modalities.text.passkey import FILLER, INFO, NUM_DIGITS, QUESTION
 from modalities.text.tokenizers import load_tokenizer
 from recipes.report import load_results
 from tools.context_mixing import LONGEST, ORDERS, RATE, Mixer, turned
 from zoo.cli import call
 from zoo.files import write_json
+from zoo.slices import slices
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, rich_markup_mode=None)
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,7 +61,7 @@ def interval(values: np.ndarray, units: np.ndarray | None = None) -> dict[str, f
     units = np.arange(len(values)) if units is None else np.unique(units, return_inverse=True)[1]
     sums, counts = np.bincount(units, weights=values), np.bincount(units)
     rng, means = np.random.default_rng(0), []
-    for part in batches(DRAWS, 500):
+    for part in slices(DRAWS, 500):
         drawn = rng.integers(len(sums), size=(part.stop - part.start, len(sums)))
         means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
     low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
@@ -136,7 +136,7 @@ def asked(model: Any, cell: tuple[int, int, str], trials: int, seed: int) -> dic
     rng = np.random.default_rng([seed, length, others, list(WORDINGS).index(name)])  # equal prompts for all models
     made = [passage(cell, rng, tokenizer) for _ in range(trials)]
     written = []
-    for part in batches(trials, max(1, 16384 // length)):
+    for part in slices(trials, max(1, 16384 // length)):
         prompts = [prompt for prompt, _, _ in made[part]]
         written += [tokenizer.decode(ids) for ids in model.generate(prompts, max_new_tokens=5)]
     right = sum(text == key for text, (_, key, _) in zip(written, made, strict=True))
@@ -190,7 +190,7 @@ def probabilities(model: Any, pictures: Sequence[Any], size: int, *, enlarged: b
 
     config, found = model.config, []
     how: dict[str, Any] = {"mode": "upsampled" if enlarged else "native", "train_size": min(config.train_size)}
-    for part in batches(len(pictures), max(1, 16384 // (size // config.patch_size) ** 2)):
+    for part in slices(len(pictures), max(1, 16384 // (size // config.patch_size) ** 2)):
         made = [preprocess(p, size, size, mean=config.mean, std=config.std, **how) for p in pictures[part]]
         found.append(model(torch.stack(made)).softmax(1).double().numpy())
     return np.concatenate(found)

@@ -20,8 +20,9 @@ from modalities.dna.genome import RunCounter
 from modalities.dna.sources import DnaSource
 from modalities.dna.splits import MAX_UNKNOWN
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.evaluation import Cell, CellValue, batches, option
+from modalities.evaluation import Cell, CellValue, option
 from zoo.model import ZooModel
+from zoo.slices import slices
 
 __all__ = ["Continuation", "ContinuationSettings", "texts_of", "write_bases"]
 
@@ -83,7 +84,7 @@ class Continuation(DnaEvaluator):
                 data={"length": length, "prompt": window, "places": places[part], "first": part.start},
             )
             for length, window in lengths.items()
-            for part in batches(len(places), self.settings.batch_size(length + new))
+            for part in slices(len(places), self.settings.batch_size(length + new))
         ]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:

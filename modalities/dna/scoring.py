@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from modalities.decoder.scoring import device_of, logits_by_slice
 from modalities.dna.bases import reverse_complement
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
-from modalities.evaluation import batches
 from zoo.model import ZooModel
+from zoo.slices import slices
 
 __all__ = ["BATCH_TOKENS", "BIT", "STRANDS", "Scores", "WindowScorer", "score_windows"]
 
@@ -100,7 +100,7 @@ def score_windows(
     if strands not in STRANDS:
         raise ValueError(f"strands {strands!r}: expected 'one' or 'both'")
     size = max(1, batch_tokens // max(1, windows.shape[1]))
-    parts = [_score(model, windows[part], strands == "both", by_base) for part in batches(len(windows), size)]
+    parts = [_score(model, windows[part], strands == "both", by_base) for part in slices(len(windows), size)]
     nothing = torch.zeros(0, 0, dtype=torch.float64)
     return _joined(parts) if parts else Scores(nothing, nothing.long(), nothing)
 

@@ -12,9 +12,10 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import answer_scores
-from modalities.evaluation import Cell, CellValue, Evaluator, Score, batches
+from modalities.evaluation import Cell, CellValue, Evaluator, Score
 from modalities.heldout import Heldout
 from modalities.text.data import DEFAULT_SOURCE, EncodedDocument, open_heldout
+from zoo.slices import slices
 
 __all__ = ["Retrieval", "TextEvaluator"]
 
@@ -79,7 +80,7 @@ class Retrieval(Evaluator):
         prompts, answers = cell.data["prompts"], cell.data["answers"]
         parts = [
             answer_scores(model, prompts[part], answers[part])
-            for part in batches(len(prompts), self.settings.batch_size(cell.data["length"]))
+            for part in slices(len(prompts), self.settings.batch_size(cell.data["length"]))
         ]
         means = {name: float(torch.cat([part[name] for part in parts]).mean()) for name in parts[0]}
         return {"length": cell.data["length"], "depth": cell.data["depth"], "samples": len(prompts), **means}

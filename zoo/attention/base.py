@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +19,6 @@ __all__ = [
     "Pages",
     "Workspace",
     "cuda_capability",
-    "cut",
     "fold_lanes",
     "join",
     "needs_grad",
@@ -182,11 +181,6 @@ def pad_heads(*heads: Tensor) -> list[Tensor]:
     """Pad columns with zeros to the widest, rounded up to a multiple of 8, as fused kernels require."""
     width = -(-max(h.shape[-1] for h in heads) // 8) * 8
     return [h if h.shape[-1] == width else F.pad(h, (0, width - h.shape[-1])) for h in heads]
-
-
-def cut(size: int, step: int) -> Iterator[slice]:
-    """[0, size) in slices of `step`, the last one shorter."""
-    return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
 
 def join(parts: list[Tensor], dim: int) -> Tensor:

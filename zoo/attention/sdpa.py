@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, Workspace, cut, join, needs_mask, pad_heads, repeat_heads, visible
+from zoo.attention.base import AttentionCall, Workspace, join, needs_mask, pad_heads, repeat_heads, visible
 from zoo.priors.tables import UnrolledTable
+from zoo.slices import slices
 
 __all__ = ["SdpaKernel"]
 
@@ -61,11 +62,11 @@ class SdpaKernel:
         out = None if tracked else torch.empty_like(q)
         rows, heads = self.block_size(call)
         columns = []
-        for group in cut(q.shape[1], heads):
+        for group in slices(q.shape[1], heads):
             kg, vg = k[:, group].to(wide), v[:, group].to(wide)
             table = None if call.table is None else call.table.of_heads(group).unroll(wide)
             parts = []
-            for block in cut(q.shape[2], rows):
+            for block in slices(q.shape[2], rows):
                 last = block.stop + call.offset if call.causal else call.num_keys
                 mask = _mask(call, table, block, group, last, space)
                 with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias to half precision

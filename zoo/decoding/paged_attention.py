@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, Pages, cut, join, pad_heads
+from zoo.attention.base import AttentionCall, Pages, join, pad_heads
 from zoo.attention.dispatch import KERNELS
+from zoo.slices import slices
 
 __all__ = ["attend_gathered", "paged_kernel"]
 
@@ -129,7 +130,7 @@ def _attend(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, at: Tensor, ro
     q, k, v = pad_heads(q, k, v)
     k, v = k[:, None].to(wide), v[:, None].to(wide)
     parts = []
-    for block in cut(call.num_queries, max(LOGITS // max(q.shape[0] * q.shape[1] * k.shape[2], 1), 1)):
+    for block in slices(call.num_queries, max(LOGITS // max(q.shape[0] * q.shape[1] * k.shape[2], 1), 1)):
         mask = _mask(call, at, rows, first, block)
         if mask is not None:
             mask = mask.expand(-1, q.shape[1], -1, -1).flatten(1, 2)[:, None]

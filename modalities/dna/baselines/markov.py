@@ -22,10 +22,10 @@ from modalities.dna.baselines.base import VERSION, Baseline, BaselineConfig, Seq
 from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
 from modalities.dna.splits import GenomeSplit, Region, joined, select, split_fingerprint
-from modalities.evaluation import batches
 from modalities.files import data_folder
 from modalities.heldout import Heldout
 from zoo.files import replacing, write_json
+from zoo.slices import slices
 
 __all__ = ["ORDER", "Markov", "MarkovChain", "fit", "load"]
 
@@ -93,7 +93,7 @@ class MarkovChain(Baseline, SequenceWriter):
 
     def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
         nll, correct = np.empty(windows.shape), np.empty(windows.shape)
-        for part in batches(windows.shape[1], max(1, SCORED // len(windows))):
+        for part in slices(windows.shape[1], max(1, SCORED // len(windows))):
             before = min(part.start, self.order)  # a context is all that a chunk needs of the previous one
             read = windows[:, part.start - before : part.stop]
             p = self.chain.probabilities(read, self.order)[:, before:]
@@ -224,7 +224,7 @@ def _pieces(regions: Sequence[Region]) -> tuple[list[Region], list[Region]]:
 
 def _count(genome: Genome, contig: str, start: int, stop: int, table: np.ndarray, size: int) -> None:
     """Add the stretches of `size` known bases inside [start, stop), as written, to `table` (4^size,)."""
-    for part in batches(max(0, stop - start - size + 1), CHUNK):
+    for part in slices(max(0, stop - start - size + 1), CHUNK):
         words = kmers(genome.codes(contig, start + part.start, start + part.stop + size - 1), size)
         np.add.at(table, words, np.uint32(1))
 

@@ -17,10 +17,11 @@ from modalities.dna.evaluation import DnaEvaluator, DnaLengthSettings, StrandSet
 from modalities.dna.scoring import BIT, score_windows
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.evaluation import Cell, CellValue, ModelResult, Score, batches
+from modalities.evaluation import Cell, CellValue, ModelResult, Score
 from modalities.figures import RULE, curves, finish, name_panel, panels, position_curves, styles_of
 from modalities.results import mean_of_seeds
 from zoo.model import ZooModel
+from zoo.slices import slices
 
 __all__ = ["LEFT_OUT", "Bits", "BitsSettings", "Likelihood", "by_contig", "mean", "summary", "view", "with_styles"]
 
@@ -69,7 +70,7 @@ class Likelihood(DnaEvaluator):
         cells = []
         for length in lengths:
             for contig, stretches in found.items():
-                for part in batches(len(stretches), group):
+                for part in slices(len(stretches), group):
                     name = f"length={length}/{contig}/stretches={part.start}-{part.stop}"
                     facts = {"length": length, "contig": contig, "contigs_left_out": left_out}
                     cost = sum(s.stop - s.start for s in stretches[part])

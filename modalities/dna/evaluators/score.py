@@ -24,11 +24,12 @@ from modalities.dna.evaluation import (
 from modalities.dna.genome import Genome
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.evaluation import Cell, CellValue, ModelResult, batches
+from modalities.evaluation import Cell, CellValue, ModelResult
 from modalities.evaluation import Score as Column
 from modalities.figures import finish, panels, styles_of
 from modalities.results import short_names
 from zoo.model import ZooModel
+from zoo.slices import slices
 
 __all__ = ["Score"]
 
@@ -158,7 +159,7 @@ class Score(FileEvaluator):
     def show(self, results: list[ModelResult], console: Any, count: int = 20) -> None:
         """The first records and the totals: bits per base, a column for each model that the terminal has room for."""
         names = short_names(results)
-        for part in batches(len(results), max(1, (console.width - 46) // 12)):
+        for part in slices(len(results), max(1, (console.width - 46) // 12)):
             console.print(_table(results[part], names[part], count))
         if (more := len(results[0].rows) - count) > 0:
             console.print(f"{more:,} more records in the files")

@@ -13,12 +13,13 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, position_buckets, token_nll
-from modalities.evaluation import Cell, CellValue, ModelResult, Score, batches, standard_error
+from modalities.evaluation import Cell, CellValue, ModelResult, Score, standard_error
 from modalities.figures import curves, finish, name_panel, panels, position_curves
 from modalities.results import mean_of_seeds
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
+from zoo.slices import slices
 
 __all__ = ["Perplexity"]
 
@@ -62,7 +63,7 @@ class Perplexity(TextEvaluator):
         count = (len(tokens) - 1) // length * length
         inputs, targets = tokens[:count].view(-1, length), tokens[1 : count + 1].view(-1, length)
         by_position = torch.zeros(length, dtype=torch.float64)
-        for part in batches(len(targets), self.settings.batch_size(length)):
+        for part in slices(len(targets), self.settings.batch_size(length)):
             by_position += token_nll(model, inputs[part], targets[part]).sum(0).cpu()
         bucket = position_buckets(length)
         sums = np.bincount(bucket, weights=by_position.numpy())

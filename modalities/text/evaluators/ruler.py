@@ -18,11 +18,12 @@ import numpy as np
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import greedy_texts
-from modalities.evaluation import Cell, CellValue, Score, batches
+from modalities.evaluation import Cell, CellValue, Score
 from modalities.text.data import EncodedDocument
 from modalities.text.needle_words import ADJECTIVES, NOUNS
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
+from zoo.slices import slices
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
@@ -117,7 +118,7 @@ class Ruler(TextEvaluator):
         tokenizer = load_tokenizer(model.config.tokenizer)
         samples, length = cell.data["samples"], cell.data["length"]
         scores: list[float] = []
-        for part in batches(len(samples), self.settings.batch_size(length + MAX_NEW_TOKENS)):
+        for part in slices(len(samples), self.settings.batch_size(length + MAX_NEW_TOKENS)):
             wanted = [answers for _, answers in samples[part]]
             texts = greedy_texts(
                 model,

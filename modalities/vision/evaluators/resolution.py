@@ -31,7 +31,6 @@ from modalities.evaluation import (
     ModelResult,
     Score,
     Settings,
-    batches,
     check_choice,
     counts,
     option,
@@ -51,6 +50,7 @@ from modalities.vision.data import (
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer, not_multiples
 from modalities.vision.transforms import preprocess
+from zoo.slices import slices
 
 __all__ = ["SCALES", "Resolution", "ResolutionSettings"]
 
@@ -199,7 +199,7 @@ class Resolution(Evaluator):
         needed = "+".join(f"{h}x{w}" for h, w in dict.fromkeys((trained, shapes[-1])))
         cells = []
         for role, (height, width) in named:
-            for part in batches(count, CHUNK):
+            for part in slices(count, CHUNK):
                 places = range(part.start, part.stop)
                 without = small.intersection(places)
                 name = f"{role}{height}x{width}/images={part.start}-{part.stop}"

@@ -71,7 +71,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert main(["dna.human_125m", "--run-dir", str(tmp_path / "run")]) == 2
-    assert "data/human/genome.fa" in capsys.readouterr().err
+    assert str(tmp_path / "human" / "genome.fa") in capsys.readouterr().err
     assert main(["dna.goat_tiny", "--run-dir", str(tmp_path / "run")]) == 2
     assert "tools/fetch_data.py dna genomes" in capsys.readouterr().err
     assert main(["dna.goat_tiny", "--set", "model.options.tokenizer=kmer:2", "--dry-run"]) == 2

@@ -192,6 +192,7 @@ def test_collate_gives_every_row_a_weight_where_one_has_it():
 # ------------------------------------------------------------------------------------------------ streams
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeks", [False, True])
 def test_workers_take_turns_and_resuming_is_exact(seeks):
     share = {"rank": 1, "world": 2, "num_workers": 2}

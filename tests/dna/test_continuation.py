@@ -225,6 +225,7 @@ def test_continuations_are_the_same_at_every_length(source):
     )  # equally many, none that was trained on
 
 
+@pytest.mark.slow
 def test_sampling_follows_the_seed_alone(source):
     model, found = tiny(), {}
     for key, options in {"a": {}, "b": {}, "c": {"seed": 7}, "greedy": {"temperature": 0.0}}.items():
@@ -287,6 +288,7 @@ def test_what_cannot_write_is_refused_before_anything_is_measured(source):
         completion(source, samples=3, lengths=(16,)).cells(create_baseline("gzip", 16))
 
 
+@pytest.mark.slow
 def test_completion_has_a_table_and_spectrum_a_figure(tmp_path, source):
     cells = dict(spectrum(source, samples=4).run(tiny()))
     result = ModelResult("tiny", 16, Spectrum().rows(cells), cells, method="goat")

@@ -218,6 +218,7 @@ def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monke
     assert bits.identity(decoder(strands="both")) == keys[4]
 
 
+@pytest.mark.slow
 def test_figures_hold_models_and_the_best_and_highest_chain(source, tmp_path):
     settings = dict(lengths=(16, 64, 128), samples=2, **source)
     models = {"goat": decoder(), "kmer": decoder("kmer:2")}

@@ -32,6 +32,7 @@ def window(rows: int = 3, length: int = 24, known: int | None = None) -> dict[st
     return {"tokens": tokens, "segments": segments, "weights": weights}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
 def test_prefixes_and_cache(name: str) -> None:
@@ -104,6 +105,7 @@ def test_the_other_strand_is_turned_and_complemented(spec: str) -> None:
     assert all(torch.equal(again[name][2:], batch[name]) for name in batch)
 
 
+@pytest.mark.slow
 def test_equivariance_of_a_model_of_both_strands() -> None:
     """Its loss, and every gradient, are those of the reverse complement; a model of one strand tells the two apart."""
     batch = window(known=9)

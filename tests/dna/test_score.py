@@ -102,6 +102,7 @@ def test_a_short_record_is_one_window(fasta):
         assert rows[name]["length"] == rows[name]["bases"] == len(text) and rows[name]["unknown"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [31, 32, 33, 47, 48, 49, 100])
 def test_a_long_record_is_read_in_windows_that_overlap_by_half(fasta, length):
     model, text = tiny(), letters(length)
@@ -173,6 +174,7 @@ def test_unknown_bases_are_listed_and_not_counted(fasta):
     assert [kmers[name]["bases"] for name in sequences] == [0, 0, 3, 0]  # no k-mer of "ACN NRG" is known
 
 
+@pytest.mark.slow
 def test_parts_and_batches_change_nothing(fasta, monkeypatch):
     model = tiny()
     texts = {f"r{n}": letters(int(length), n) for n, length in enumerate(np.random.default_rng(0).integers(5, 200, 30))}
@@ -228,6 +230,7 @@ def test_requests_that_cannot_be_served(fasta, tmp_path):
     assert of().window(tiny("kmer:3")) == 16 * 8 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 30, 4000])
 def test_tables_figures_and_terminal(tmp_path, count):
     rng = np.random.default_rng(0)

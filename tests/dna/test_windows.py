@@ -81,6 +81,7 @@ def epoch_of(data, epoch=0):
 # ---- one pass ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["bases", "kmer:3"])
 @pytest.mark.parametrize("context", [1, 16, 64, 2000])
 def test_one_pass_has_every_known_base_as_a_target_once(spec, context):

@@ -52,6 +52,7 @@ def test_baselines_go_by_name_and_pattern(run) -> None:
         find_targets(["markov-13"], {}, "cpu", "float32")
 
 
+@pytest.mark.slow
 def test_a_model_beside_baselines(tmp_path, run, invoke) -> None:
     out = tmp_path / "out"
     code, printed = invoke(run, "uniform,markov-2", "bits,contigs", "--lengths", "64,256", "--samples", 2, "--out", out)

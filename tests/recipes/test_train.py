@@ -75,6 +75,7 @@ def same(a, b):
         assert ours == pytest.approx(theirs, abs=2e-5)
 
 
+@pytest.mark.slow
 def test_a_run_folder_is_complete(whole):
     assert json.loads((whole / "recipe.json").read_text())["train"]["micro_batch"] == 8
     assert json.loads((whole / "deepspeed.json").read_text())["train_batch_size"] == 8
@@ -105,6 +106,7 @@ def test_a_finished_run_has_nothing_to_resume(whole):
     assert (whole / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_stages_give_the_same_losses(stage, whole, tmp_path):
     assert run(tmp_path / "run", f"train.zero_stage={stage}") == 0
@@ -112,6 +114,7 @@ def test_zero_stages_give_the_same_losses(stage, whole, tmp_path):
     load_run(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_accumulation_gives_the_same_losses(whole, tmp_path):
     assert run(tmp_path / "run", "train.accumulation=4") == 0
     same(tmp_path / "run", whole)
@@ -198,6 +201,7 @@ def test_nan_stops_the_run_and_names_the_step(tmp_path, changed, capsys):
     assert [p.name for p in RunFolder(tmp_path / "run").checkpoints()] == ["step_00000002"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_gradient_that_is_no_number_stops_the_run(stage, precision, tmp_path, changed, capsys):
@@ -424,6 +428,7 @@ def during(**evaluators):
     return f"evaluate.during={json.dumps(evaluators)}"
 
 
+@pytest.mark.slow
 def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path, capsys):
     folder = tmp_path / "run"
     asked = {"passkey": {"every": 2, "lengths": [96], "samples": 1}, "perplexity": {"every": 3, "lengths": [16, 32]}}
@@ -453,6 +458,7 @@ def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path, capsys):
                 assert records[4][f"{name}/{score.column}@{row['length']}"] == row[score.column]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_measures_again_what_was_rewound(tmp_path):
     folder, settings = tmp_path / "run", [during(perplexity={"every": 1, "lengths": [16]}), "evaluate.every=0"]
     assert run(folder, *settings) == 0

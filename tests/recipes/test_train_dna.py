@@ -39,6 +39,7 @@ def run(folder, recipe="dna.ggd_ssmax_tiny", resume=None, **changes) -> int:
     return main(arguments + (["--resume", resume] if resume else []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokenizer", "strands", "bases"), [("bases", "one", 1), ("bases", "both", 1), ("kmer:3", "both", 3)]
 )
@@ -55,6 +56,7 @@ def test_bits_per_base_are_measured_on_the_way(tokenizer, strands, bases, tmp_pa
     )
 
 
+@pytest.mark.slow
 def test_resume_is_exact(tmp_path) -> None:
     """Two steps, then the rest from the checkpoint: windows, strands and weights are those of a run in one piece."""
     assert run(tmp_path / "one") == 0

@@ -58,6 +58,7 @@ def test_the_averaged_weights_are_what_is_exported(whole) -> None:
     assert model.config.img_size == 24 and model.config.num_classes == 26
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1])
 def test_resume_is_exact_with_augmentation_and_average(stage, whole, tmp_path) -> None:
     """Two steps, then the rest from the checkpoint: the weights are those of a run in one piece."""

@@ -69,6 +69,7 @@ def test_rows_have_the_packed_form(spec):
         assert (batch["segments"][:, 0] == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (2, 0), (2, 2), (3, 0)])
 def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path, world, workers):
     texts = [f"<{n:03d}> " + "word " * 160 for n in range(160)]
@@ -87,6 +88,7 @@ def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path, world, 
     assert len(set.union(*seen)) > 0.4 * len(train_texts(texts))  # a marker cut by a window's edge is not found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "workers", "stops"), [(1, 0, (0, 3, 64, 400)), (2, 2, (1, 129, 130)), (3, 0, (77,))])
 def test_resume_is_exact(spec, world, workers, stops):
     options = {"rank": world - 1, "world": world, "num_workers": workers, "passkey_fraction": 0.0, "seed": 3}

@@ -107,6 +107,7 @@ def wrong_where(wrong):
 # ------------------------------------------------------------------------------------------------------- scores
 
 
+@pytest.mark.slow
 def test_scores_are_the_direct_computation(images):
     held_out = images(count=37)
     torch.manual_seed(0)

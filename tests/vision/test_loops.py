@@ -50,6 +50,7 @@ def counted(model: torch.nn.Module, folder, config: dict) -> tuple[float, float]
     return 100 * one / len(images), 100 * five / len(images)
 
 
+@pytest.mark.slow
 def test_timms_validation_loop(folder) -> None:
     model = timm.create_model("vision_goat_tiny_patch8")
     config = resolve_model_data_config(model)

@@ -185,6 +185,7 @@ def test_kernel_equals_the_oracle_with_every_gradient(kernel, name, realised):
         torch.testing.assert_close(got[key], value, rtol=1e-9, atol=1e-11, msg=lambda m, key=key: f"{key}: {m}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", LOW_PRECISION)
 @pytest.mark.parametrize("realised", ["lanes", "table"])

@@ -86,6 +86,7 @@ def call(prior: Prior, pos: Positions, kernel: str | Kernel) -> tuple[torch.Tens
     return out, [torch.zeros(()) if g is None else g for g in grads]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pos", GRIDS[:3], ids=str)
 @pytest.mark.parametrize("name", GRID)
 def test_every_prior_on_a_grid_in_blocks(name: str, pos: Positions) -> None:

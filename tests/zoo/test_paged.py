@@ -219,6 +219,7 @@ def test_pages_are_judged_by_their_longest_key_once_they_are_full() -> None:
         assert torch.equal(store.pages.keys[store.pages.index[..., 0].long(), :1], k[:, :, 6:7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ssmax", [False, True])
 @pytest.mark.parametrize("name", METHODS)
 @torch.no_grad()
@@ -245,6 +246,7 @@ def test_documents_and_padding() -> None:
         same(found, read(model, KVCache(2), tokens(), segments=segments), 2.0**-20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [{}, {"ssmax": True}, {"ssmax": True, "scale_prior": False}, {"num_kv_heads": 2}])
 @torch.no_grad()
 def test_memory_follows_the_retrieval_heads(config: dict) -> None:

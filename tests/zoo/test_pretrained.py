@@ -49,6 +49,7 @@ def test_the_promised_methods_ship() -> None:
     assert {f"dna_{method}_tiny.genomes" for method in promised} <= set(SHIPPED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 @torch.no_grad()
 def test_weights_load_and_have_a_card(name: str) -> None:

@@ -181,6 +181,7 @@ def test_exponential_recency_has_maximum_entropy() -> None:
 # --- precision ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", ["alibi", "key_bias", "goat", "cable"])
 @pytest.mark.parametrize("at", [2**10, 2**15, 2**20 - 1])

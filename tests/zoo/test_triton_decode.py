@@ -151,6 +151,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_dense_is_attention(name: str) -> None:
     case = CASES[name]
@@ -206,6 +207,7 @@ def some_blocks(g: Geometry, block: int) -> Tensor:
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grouped", "window", "documents", "lanes, odd widths", "no table"])
 @pytest.mark.parametrize("block", [16, 32])
 def test_pages_hold_what_a_dense_cache_holds(name: str, block: int) -> None:
@@ -221,6 +223,7 @@ def test_pages_hold_what_a_dense_cache_holds(name: str, block: int) -> None:
             assert case.excess(case.paged(pages, splits), held) <= 1, splits
 
 
+@pytest.mark.slow
 def test_a_chunk_of_a_prompt_over_pages() -> None:
     """More than 64 rows: tiles of rows, each with its own range of pages."""
     case = make(1, 4, 2, 40, 90, scale=1)

@@ -48,6 +48,7 @@ def test_lanes_and_widths(name: str) -> None:
     assert WIDTHS[name].excess(ours(WIDTHS[name])) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 17), (5, 5), (16, 16), (17, 33), (3, 48)])
 @pytest.mark.parametrize("causal", [0, 1])
 def test_lengths_around_a_block(queries: int, keys: int, causal: int) -> None:
@@ -55,6 +56,7 @@ def test_lengths_around_a_block(queries: int, keys: int, causal: int) -> None:
     assert case.excess(ours(case)) <= 1 and case.excess(ours(case, planned=True)) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_smaller_and_larger_than_a_tile_of_the_plan(

@@ -217,6 +217,7 @@ def check_columns(plan: Plan) -> None:
             assert ([lo, hi] == [needed[0], needed[-1] + 1]) if needed else (0 <= lo == hi <= inside.shape[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_left_out_is_below_the_budget(name: str) -> None:
     case = CASES[name]
@@ -274,6 +275,7 @@ def test_tiles_of_other_documents_are_outside() -> None:
     assert torch.equal(plan.rows, plan.cols) and skipped_share(plan, g) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["q", "k", "table", "row_scale"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_head_with_nan_or_infinity_skips_nothing(where: str, value: float) -> None:

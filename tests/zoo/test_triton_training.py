@@ -202,6 +202,7 @@ def test_only_what_is_trained_gets_a_gradient() -> None:
         assert prior_attention(q, q, q, prior(line, line, causal=True), causal=True, kernel="triton").grad_fn is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [*NAMES, "text_rope_tiny", "text_cable_tiny"])
 def test_autocast_of_float32_parameters(name: str, dtype: torch.dtype) -> None:

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from zoo.attention.base import fold_lanes
 from zoo.attention.dispatch import prior_attention
+from zoo.layers import AttentionCache
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
 __all__ = ["Cache", "DenseLayer", "KVCache", "LayerCache", "Mark"]
 
 
-class LayerCache:
+class LayerCache(AttentionCache):
     """One layer's cached keys and values; subclasses implement storage and attention (`zoo.layers.AttentionCache`).
 
     Attributes:
@@ -28,23 +29,6 @@ class LayerCache:
         self.owner = owner
         self.carry: Tensor | None = None
         self._table: RelativeTable | None = None
-
-    def attend(
-        self,
-        prior: Prior,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Positions,
-        *,
-        query_scale: Tensor | None = None,
-        segments: Tensor | None = None,
-        window: int | None = None,
-        kernel: str = "auto",
-    ) -> Tensor:
-        """See `AttentionCache.attend`."""
-        raise NotImplementedError
 
     def memory(self) -> int:
         """Bytes reserved for keys and values."""

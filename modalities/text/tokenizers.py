@@ -1,8 +1,9 @@
 """Tokenizers behind one small interface: text in, int64 ids out.
 
-`load_tokenizer(spec)` knows three kinds:
+`load_tokenizer(spec)` knows four kinds:
 
     "bytes"           UTF-8 bytes; ids 0..255 are the bytes, 256 BOS, 257 EOS, 258 PAD; needs nothing
+    "bpe-1k"          byte-level BPE that ships with the package (assets/README.md): 1,024 entries, each digit alone
     "gpt2[:FOLDER]"   GPT-2's byte-level BPE from encoder.json + vocab.bpe (or vocab.json + merges.txt)
     "FILE.json"       any tokenizer saved by the `tokenizers` library
 
@@ -11,7 +12,7 @@ each decimal digit a token of its own; `bos`, `eos` and `pad` name special token
 a model's config keeps, so evaluation cuts text as training did. Splitting is needed where numbers are to be recalled digit
 by digit, as in the passkey task (bytes do so anyway); it is checked on a sample when the tokenizer is built.
 
-The last two import `tokenizers` when they are loaded.
+All but bytes import `tokenizers` when they are loaded.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import numpy as np
 from modalities.files import data_folder, fetch_command
 from zoo.naming import did_you_mean, nearest
 
+_ASSETS = Path(__file__).parent / "assets"
+SHIPPED = ("bpe-1k",)  # assets/NAME.json, made by tools/train_tokenizer.py
 _BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "[CLS]")
 _EOS_NAMES = ("</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]")
 _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")
@@ -108,7 +111,7 @@ class BPETokenizer(Tokenizer):
 
 
 def load_tokenizer(spec: str = "bytes") -> Tokenizer:
-    """The tokenizer of a spec string (see the module's docstring for the three kinds).
+    """The tokenizer of a spec string (see the module's docstring for the kinds).
 
     Errors: ValueError for an unknown spec, naming the nearest valid one; FileNotFoundError for missing files,
     naming what was looked for; ImportError naming the package to install.
@@ -117,6 +120,8 @@ def load_tokenizer(spec: str = "bytes") -> Tokenizer:
         raise ValueError(f"tokenizer must be a non-empty string such as 'bytes', got {spec!r}")
     if spec == "bytes":
         return ByteTokenizer()
+    if spec in SHIPPED:
+        return _load_json(spec, _ASSETS / f"{spec}.json", {}, split_digits=False)
     kind, _, query = spec.partition("?")
     if kind == "gpt2" or kind.startswith("gpt2:"):
         options = _options(spec, query, ("split_digits",))
@@ -124,8 +129,9 @@ def load_tokenizer(spec: str = "bytes") -> Tokenizer:
     if kind.endswith(".json"):
         options = _options(spec, query, ("bos", "eos", "pad", "split_digits"))
         return _load_json(spec, Path(kind), options, _flag(spec, options))
-    hint = did_you_mean(spec, ["bytes", "gpt2", "gpt2:FOLDER", "tokenizer.json"], cutoff=0.3)
-    expected = f"expected 'bytes', 'gpt2', 'gpt2:FOLDER' or 'FILE.json'; {hint}".rstrip("; ")
+    names = ["bytes", *SHIPPED, "gpt2", "gpt2:FOLDER"]
+    hint = did_you_mean(spec, [*names, "tokenizer.json"], cutoff=0.3)
+    expected = f"expected {', '.join(map(repr, names))} or 'FILE.json'; {hint}".rstrip("; ")
     raise ValueError(f"unknown tokenizer {spec!r}: {expected}")
 
 

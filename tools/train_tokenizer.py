@@ -43,7 +43,9 @@ def train(texts: Iterator[str], entries: int) -> str:
     )
     tokenizer.train_from_iterator(texts, trainer)
     if (found := tokenizer.get_vocab_size()) != entries:
-        raise ValueError(f"{entries} entries asked for, and the text gives {found}; give more text or --entries {found}")
+        raise ValueError(
+            f"{entries} entries asked for, and the text gives {found}; give more text or --entries {found}"
+        )
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = []  # in the vocabulary they stay; "<|endoftext|>" written in a text is only text
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"

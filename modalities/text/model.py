@@ -22,10 +22,13 @@ class CausalLM(Decoder):
     modality = "text"
 
 
-# The sizes of the papers keep their names; tiny and small read bytes.
+# The sizes of the papers keep their names; tiny and small read bytes, lm reads bpe-4k.
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=128),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=512),
+    "lm": dict(
+        dim=192, num_layers=6, num_heads=6, hidden_dim=512, train_context=512, vocab_size=4096, tokenizer="bpe-4k"
+    ),
     # GOAT, C4
     "125m": dict(
         dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=2048, vocab_size=50257, tokenizer="gpt2"

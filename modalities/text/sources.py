@@ -2,6 +2,7 @@
 
     "sotu-excerpt"                    State of the Union speeches that ship with the package (the default)
     "sotu" | "poetry" | "rfc"         corpora that `tools/fetch_data.py text` puts into the data folder
+    "english"                         a mix of these three: every speech, every 2nd of poetry's documents, every 10th RFC
     "PATH or GLOB"                    .txt (a document per file), .jsonl, .parquet; .txt and .jsonl also as .gz
     "hf:NAME[:CONFIG][:SPLIT]"        a Hugging Face dataset, streamed
 
@@ -47,6 +48,8 @@ _FETCHED: dict[str, tuple[str, dict[str, str]]] = {
     "poetry": ("poetry/poetry.jsonl", {"split_field": "split"}),
     "rfc": ("rfc/rfc.jsonl", {"split_field": "split"}),
 }
+# name -> corpora, and every how many documents of each
+_MIXES: dict[str, dict[str, int]] = {"english": {"sotu": 1, "poetry": 2, "rfc": 10}}
 _OPTIONS = ("field", "id_field", "split_field", "errors", "data_files", "data_dir", "revision")
 _SUFFIXES = (".txt", ".jsonl", ".parquet", ".txt.gz", ".jsonl.gz")
 
@@ -127,6 +130,26 @@ class FileSource(Source):
 
 
 @dataclass(frozen=True)
+class MixSource(Source):
+    """Several file sources one after the other, every n-th document of each; each keeps its own split."""
+
+    spec: str
+    parts: tuple[tuple[FileSource, int], ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(path for source, _ in self.parts for path in source.paths)
+
+    def rows(self) -> Iterator[Document]:
+        for source, every in self.parts:
+            yield from itertools.islice(source, 0, None, every)
+
+    def cache_key(self) -> str:
+        content = json.dumps([(source.cache_key(), every) for source, every in self.parts])
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
 class HFSource(Source):
     """A streamed Hugging Face dataset. `load()` gives the dataset itself, `row_document` reads its rows."""
 
@@ -173,14 +196,20 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
     if place == "sotu-excerpt":
         return FileSource(spec, (_ASSETS / "sotu_excerpt.jsonl",), options)
     if place in _FETCHED:
-        file, defaults = _FETCHED[place]
-        path = data_folder() / file
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"source {spec!r}: no {path}; to fetch it, {fetch_command(f'text {place} --offline')}"
-            )
-        return FileSource(spec, (path,), {**defaults, **options})
+        return _fetched(spec, [place], options)[0]
+    if place in _MIXES:
+        mix = _MIXES[place]
+        return MixSource(spec, tuple(zip(_fetched(spec, [*mix], options), mix.values(), strict=True)))
     return FileSource(spec, _find_files(spec, place), options)
+
+
+def _fetched(spec: str, names: list[str], options: dict[str, str]) -> list[FileSource]:
+    """Corpora of the data folder; FileNotFoundError says how to fetch all that are missing."""
+    paths = {name: data_folder() / _FETCHED[name][0] for name in names}
+    if missing := {name: path for name, path in paths.items() if not path.is_file()}:
+        listed, command = ", ".join(map(str, missing.values())), f"text {' '.join(missing)} --offline"
+        raise FileNotFoundError(f"source {spec!r}: no {listed}; to fetch it, {fetch_command(command)}")
+    return [FileSource(spec, (path,), {**_FETCHED[name][1], **options}) for name, path in paths.items()]
 
 
 def _parse(spec: str) -> tuple[str, dict[str, str]]:
@@ -224,7 +253,7 @@ def _find_files(spec: str, place: str) -> tuple[Path, ...]:
 
 
 def _missing(spec: str, place: str) -> str:
-    names = ["sotu-excerpt", *_FETCHED]
+    names = ["sotu-excerpt", *_FETCHED, *_MIXES]
     if os.path.isdir(place):
         return f"source {spec!r} is a folder; give a glob of its files, such as '{place.rstrip('/')}/*.jsonl'"
     parent = Path(place).parent

@@ -1,9 +1,10 @@
 """Tokenizers behind one small interface: text in, int64 ids out.
 
-`load_tokenizer(spec)` knows four kinds:
+`load_tokenizer(spec)` knows five kinds:
 
     "bytes"           UTF-8 bytes; ids 0..255 are the bytes, 256 BOS, 257 EOS, 258 PAD; needs nothing
-    "bpe-1k"          byte-level BPE that ships with the package (assets/README.md): 1,024 entries, each digit alone
+    "bpe-1k"          byte-level BPE that ships with the package (assets/README.md); each digit is a token of its own
+    "bpe-4k"          the same with 4,096 entries instead of 1,024
     "gpt2[:FOLDER]"   GPT-2's byte-level BPE from encoder.json + vocab.bpe (or vocab.json + merges.txt)
     "FILE.json"       any tokenizer saved by the `tokenizers` library
 
@@ -29,7 +30,7 @@ from modalities.files import data_folder, fetch_command
 from zoo.naming import did_you_mean, nearest
 
 _ASSETS = Path(__file__).parent / "assets"
-SHIPPED = ("bpe-1k",)  # assets/NAME.json, made by tools/train_tokenizer.py
+SHIPPED = ("bpe-1k", "bpe-4k")  # assets/NAME.json, made by tools/train_tokenizer.py
 _BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "[CLS]")
 _EOS_NAMES = ("</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]")
 _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")

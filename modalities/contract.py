@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ from modalities.evaluation import Evaluator
 from zoo.model import ZooModel
 from zoo.registry import load_modality, modality_names
 
-__all__ = ["Batch", "Cost", "Loader", "Modality", "find_modality", "modality_names"]
+__all__ = ["Batch", "Cost", "Loader", "Modality", "Writer", "find_modality", "modality_names"]
 
 Batch = dict[str, Tensor]
 
@@ -41,6 +41,15 @@ class Loader(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ValueError for a state of other data, or of a set-up in which samples would differ."""
+        ...
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """A model that continues text; `priorzoo generate` takes the models that do."""
+
+    def stream_text(self, prompt: str, *, max_new_tokens: int, **sampling: Any) -> Iterator[str]:
+        """Yields what follows the prompt as it is written. Sampling: temperature, top_k, top_p, seed."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The command `priorzoo`: `recipes/train.py`, `recipes/evaluate.py` and `python -m zoo` for who installed the wheel.
+"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py` and `python -m zoo` for who installed the wheel.
 
 Several ranks: `deepspeed --module recipes.train RECIPE …`.
 """
@@ -42,6 +42,14 @@ def evaluate(words: list[str] = typer.Argument([])) -> int:
     from recipes import evaluate
 
     return evaluate.main(words)
+
+
+@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
+def generate(words: list[str] = typer.Argument([])) -> int:
+    """Continue a text or a sequence of bases; `priorzoo generate --help` has the options."""
+    from recipes import generate
+
+    return generate.main(words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from modalities.decoder.model import Decoder
 
-__all__ = ["generate", "stream"]
+__all__ = ["generate", "stream", "stream_text"]
+
+BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
 
 
 def generate(
@@ -95,6 +97,43 @@ def stream(
         tokens = _pick(model.forward_head(features), temperature, top_k, top_p, generator)[:, None]
         segments = real
         yield tokens[:, 0]
+
+
+def stream_text(
+    model: Decoder,
+    prompt: Sequence[int] | np.ndarray,
+    decode: Callable[[list[int]], str],
+    *,
+    max_new_tokens: int,
+    eos_id: int | None = None,
+    **sampling: Any,
+) -> Iterator[str]:
+    """The continuation of one prompt as text, piece by piece; joined, the pieces are `decode` of all new tokens.
+
+    A character whose bytes are spread over tokens is kept back until it is whole.
+
+    Args:
+        prompt: token ids.
+        decode: ids → text.
+        max_new_tokens, eos_id: as in `generate`.
+        sampling: temperature, top_k, top_p, seed and cache, as in `stream`.
+    """
+    # Ids since the text was last whole, behind those of the piece before: some decoders treat the first token differently.
+    before: list[int] = []
+    since: list[int] = []
+    written = ""
+    for token in stream(model, [prompt], max_new_tokens=max_new_tokens, **sampling):
+        if (number := int(token)) == eos_id:
+            break
+        since.append(number)
+        text = decode(before + since).removeprefix(decode(before))
+        whole = text.removesuffix(BROKEN)
+        yield whole[len(written) :]
+        written = whole
+        if whole == text:
+            before, since, written = since, [], ""
+    if since:
+        yield decode(before + since).removeprefix(decode(before))[len(written) :]
 
 
 def _left_pad(

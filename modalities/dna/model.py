@@ -9,15 +9,17 @@ bidirectional model equivariant; in a causal one it would equate a sequence with
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
 from modalities.decoder.training import check_tokenizer
+from modalities.dna.bases import decode, encode
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.tokenizers import load_tokenizer
 from zoo.model import ZooModel
@@ -71,6 +73,18 @@ class DnaDecoder(Decoder):
         logits = super().forward_head(features)
         never = torch.arange(logits.shape[-1], device=logits.device) >= self.config.num_targets
         return logits.masked_fill(never, -torch.inf)
+
+    def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: Any) -> Iterator[str]:
+        """Bases that follow those of the prompt, yielded as they are written; the forward strand, whatever `strands` says.
+
+        Where the prompt is not a whole number of k-mers, its first bases are left out. `sampling`: as in
+        `modalities.decoder.generation.stream`. ValueError for a prompt with other letters than those of bases.
+        """
+        tokenizer, codes = load_tokenizer(self.config.tokenizer), encode(prompt)
+        ids = [tokenizer.bos_id, *tokenizer.encode(codes[tokenizer.encode(codes).left_over :]).ids.tolist()]
+        return stream_text(
+            self, ids, lambda new: decode(tokenizer.decode(new)), max_new_tokens=max_new_tokens, **sampling
+        )
 
 
 def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, register_decoders
+from modalities.text.tokenizers import load_tokenizer
 
 __all__ = ["SIZES", "CausalLM", "TextConfig", "register_text_models"]
 
@@ -20,6 +23,13 @@ class CausalLM(Decoder):
 
     config_class = TextConfig
     modality = "text"
+
+    def stream_text(self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: Any) -> Iterator[str]:
+        """What follows the prompt, yielded as it is written; `sampling` as in `modalities.decoder.generation.stream`."""
+        tokenizer = load_tokenizer(self.config.tokenizer)
+        ids = [tokenizer.bos_id, *tokenizer.encode(prompt).tolist()]
+        end = tokenizer.eos_id
+        return stream_text(self, ids, tokenizer.decode, max_new_tokens=max_new_tokens, eos_id=end, **sampling)
 
 
 # The sizes of the papers keep their names; tiny and small read bytes, lm reads bpe-4k.

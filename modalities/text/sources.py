@@ -198,6 +198,8 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
     if place in _FETCHED:
         return _fetched(spec, [place], options)[0]
     if place in _MIXES:
+        if options:
+            raise ValueError(f"source {spec!r}: a mix takes no options; its parts, {', '.join(_MIXES[place])}, do")
         mix = _MIXES[place]
         return MixSource(spec, tuple(zip(_fetched(spec, [*mix], options), mix.values(), strict=True)))
     return FileSource(spec, _find_files(spec, place), options)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import pytest
 
+import zoo
 from recipes.cli import main
 from tests.launching import ROOT, command
 
@@ -14,7 +16,7 @@ def test_help_names_every_command(capsys):
     for words in ([], ["--help"]):
         assert main(words) == 0
         printed = capsys.readouterr().out
-        assert all(name in printed for name in ("list", "show", "plot-prior", "train", "evaluate"))
+        assert all(name in printed for name in ("list", "show", "plot-prior", "train", "evaluate", "generate"))
     assert main(["evaluate", "text_ggd_tiny", "passkey", "--help"]) == 0
     assert "--lengths" in capsys.readouterr().out
 
@@ -43,12 +45,42 @@ def test_evaluate_takes_its_own_options(capsys, tmp_path):
         (["evaluate", "text_ggd_tinny", "passkey"], ["'text_ggd_tinny'", "text_ggd_tiny"]),
         (["evaluate", "text_ggd_tiny", "passkey", "--lenghts", "96"], ["--lenghts", "--lengths"]),
         (["evaluate"], ["EVAL"]),
+        (["generate"], ["MODEL"]),
+        (["generate", "text_ggd_tinny.passkey", "a"], ["'text_ggd_tinny'", "text_ggd_tiny"]),
+        (["generate", "text_ggd_tiny", "a"], ["untrained", "text_ggd_tiny.passkey"]),
+        (["generate", "text_ggd*.passkey", "a"], ["2 models", "text_ggd_tiny.passkey"]),
+        (["generate", "vision_goat_ssmax_tiny_patch8.glyphs", "a"], ["vision_goat", "text and dna"]),
+        (["generate", "runs/none", "a"], ["'runs/none'"]),
+        (["generate", "dna_goat_tiny.genomes", "PROTEIN"], ["letter 0", "'P'"]),
+        (["generate", "text_ggd_tiny.passkey", "a", "--top-p", "2"], ["top_p", "2.0"]),
     ],
 )
 def test_what_cannot_be_done_is_one_line(words, named, capsys):
     assert main(words) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and all(word in message for word in named), message
+
+
+def test_generate_writes_what_the_model_streams(capsys, monkeypatch, tmp_path):
+    words, options = ["text_ggd_tiny.passkey", "--max-new-tokens", "12"], dict(max_new_tokens=12, temperature=0.8)
+    model = zoo.create_model(words[0])
+    expected = "".join(model.stream_text("The é", top_p=0.95, seed=0, **options)) + "\n"
+    assert main(["generate", *words, "The é"]) == 0
+    assert capsys.readouterr().out == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("The é\n".encode())))
+    model.save_pretrained(tmp_path / "saved")
+    assert main(["generate", str(tmp_path / "saved"), "-", *words[1:]]) == 0
+    assert capsys.readouterr().out == expected
+    assert main(["generate", *words, "The é", "--dry-run"]) == 0
+    assert expected not in capsys.readouterr().out
+
+    def interrupted(*_, **__):
+        yield "The"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(model), "stream_text", interrupted)
+    assert main(["generate", *words]) == 130
+    assert capsys.readouterr().out == "The\n"
 
 
 @pytest.mark.slow

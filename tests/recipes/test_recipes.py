@@ -25,6 +25,15 @@ def test_every_tiny_and_small_model_has_a_recipe():
             assert find_recipe(model.replace("_", ".", 1)).model.name == model
 
 
+def test_language_models_are_trained_on_the_same_terms():
+    for model in list_models("text_*_lm", modality="text"):
+        recipe = find_recipe(model.replace("_", ".", 1))
+        terms = replace(recipe, name="", model=Model(""))
+        assert recipe.model.name == model and terms == replace(find_recipe("text.rope_lm"), name="", model=Model(""))
+    parameters = sum(p.numel() for p in build_on_meta(find_recipe("text.rope_lm")).parameters())
+    assert parameters == 3_443_136 and terms.data.passkey_fraction == 0
+
+
 def test_every_tiny_vision_model_has_a_recipe():
     for model in list_models("vision_*_tiny_patch8", modality="vision"):
         method = model.removeprefix("vision_").removesuffix("_tiny_patch8")
@@ -34,7 +43,7 @@ def test_every_tiny_vision_model_has_a_recipe():
 @pytest.mark.parametrize("name", [n for n in list_recipes() if not n.endswith("_small")])
 def test_a_dry_run_counts_without_data(name):
     recipe = find_recipe(name)
-    figures = describe(resolve(recipe, world=1 if name.endswith("_tiny") else 8))
+    figures = describe(resolve(recipe, world=1 if name.endswith(("_tiny", "_lm")) else 8))
     assert set(figures) >= {
         "model",
         "batch",

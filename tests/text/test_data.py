@@ -157,6 +157,33 @@ def test_a_source_can_bring_its_own_split(tmp_path):
         list(open_source(spec))
 
 
+def test_english_is_a_mix_that_keeps_the_splits_of_its_parts(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
+    for name, split in {"sotu": {}, "poetry": {"split": "train"}, "rfc": {"split": "unused"}}.items():
+        with pytest.raises(FileNotFoundError, match=rf"fetch_data.py text .*{name}"):
+            open_source("english")
+        (tmp_path / name).mkdir()
+        rows = [{"id": f"{name}{n}", "text": f"{name} {n}"} | split for n in range(21)]
+        if name == "rfc":
+            rows[10]["split"] = "heldout"
+        write_jsonl(tmp_path / name / f"{name}.jsonl", rows)
+    source = open_source("english")
+    splits = {d.id: document_split(d) for d in source}
+    assert len(splits) == 21 + 11 + 3 and [s for i, s in splits.items() if i.startswith("rfc")] == [
+        "unused",
+        "heldout",
+        "unused",
+    ]
+    assert {i: s for i, s in splits.items() if i.startswith("sotu")} == {
+        d.id: document_split(d) for d in open_source("sotu")
+    }
+    before = source.cache_key()
+    write_jsonl(tmp_path / "rfc" / "rfc.jsonl", [{"id": "0", "text": "x", "split": "train"}])
+    assert open_source("english").cache_key() != before
+    with pytest.raises(ValueError, match="english.*options"):
+        open_source("english?field=body")
+
+
 def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path / "nothing"))
     (tmp_path / "speech.txt").write_text("x")
@@ -164,6 +191,8 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
     cases = {
         "sotu-exerpt": (FileNotFoundError, "'sotu-excerpt'"),
         "rfc": (FileNotFoundError, "fetch_data.py text rfc"),
+        "english": (FileNotFoundError, "fetch_data.py text sotu poetry rfc"),
+        "englisch": (FileNotFoundError, "'english'"),
         f"{tmp_path}/speeech.txt": (FileNotFoundError, "speech.txt'"),
         f"{tmp_path}/*.md": (FileNotFoundError, r"\*\.md"),
         f"{tmp_path}": (FileNotFoundError, r"folder.*/\*\.jsonl"),

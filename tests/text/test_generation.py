@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modalities.decoder.generation import _pick, stream
+from modalities.decoder import generation
+from modalities.decoder.generation import _pick, stream, stream_text
 from modalities.text.tokenizers import load_tokenizer
 from zoo import create_model
 
@@ -51,6 +52,33 @@ def test_stop_strings_and_end_tokens(model) -> None:
     kept = model.generate([[256]], max_new_tokens=12, stop=[stop], tokenizer=tokenizer)[0]
     assert tokenizer.decode(kept) == text[: text.index(stop)]
     assert model.generate([[256]], max_new_tokens=12, eos_id=free[3])[0] == free[: free.index(free[3])]
+
+
+@pytest.mark.parametrize("spec", ["bytes", "bpe-1k"])
+def test_text_streams_in_whole_characters(spec, monkeypatch) -> None:
+    if spec != "bytes":
+        pytest.importorskip("tokenizers")
+    tokenizer = load_tokenizer(spec)
+    text = "naïve — 日本 😀!\n"
+    broken = [tokenizer.encode("é")[0], *tokenizer.encode("x😀")[:-1]]  # ends in the middle of a character
+    ids = [*tokenizer.encode(text), *broken]
+    monkeypatch.setattr(generation, "stream", lambda *_, **__: (torch.tensor([i]) for i in [*ids, tokenizer.eos_id, 9]))
+    pieces = list(stream_text(None, [1], tokenizer.decode, max_new_tokens=99, eos_id=tokenizer.eos_id))
+    assert "".join(pieces) == tokenizer.decode(ids) == text + "\ufffdx\ufffd"
+    assert len(pieces) > 12 and "\ufffd" not in "".join(pieces)[: len(text)]
+    assert all("\ufffd" not in piece for piece in pieces[: len(tokenizer.encode(text))])
+
+
+def test_a_model_streams_what_it_generates(model) -> None:
+    tokenizer = load_tokenizer("bytes")
+    options = dict(max_new_tokens=20, temperature=1.0, top_k=80, seed=3)
+    ids = model.generate([[256, *b"The"]], eos_id=tokenizer.eos_id, **options)[0]
+    assert "".join(model.stream_text("The", **options)) == tokenizer.decode(ids)
+    dna = create_model("dna_ggd_tiny", num_layers=1).eval()
+    written = "".join(dna.stream_text("ACGTN", **options))
+    assert len(written) == 20 and set(written) <= set("ACGT")
+    with pytest.raises(ValueError, match="letter 1"):
+        dna.stream_text("AE")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,22 @@ def test_bytes():
     assert tokenizer.encode("").shape == (0,)
 
 
+@pytest.mark.parametrize(("name", "entries"), [("bpe-1k", 1024), ("bpe-4k", 4096)])
+def test_shipped_vocabularies(name, entries):
+    pytest.importorskip("tokenizers")
+    tokenizer = load_tokenizer(name)
+    special = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id)
+    assert (tokenizer.name, tokenizer.vocab_size, special) == (name, entries, (0, 1, 2))
+    every_byte = "".join(map(chr, range(0x250))) + "日本 😀 \x00 <|endoftext|> <|pad|>"
+    ids = tokenizer.encode(every_byte + TEXT)
+    assert tokenizer.decode(ids) == every_byte + TEXT and ids.min() >= 3  # no special token is read out of text
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("48213")] == list("48213")
+    assert tokenizer.encode("The")[0] != tokenizer.encode(" The")[0]  # no space is added in front
+    assert len(tokenizer.encode("the people of the United States")) < 12
+    with pytest.raises(ValueError, match="'bpe-1k'"):
+        load_tokenizer(name[:-1])
+
+
 def test_bpe_from_a_folder_and_from_json(bpe_folder):
     folder = load_tokenizer(f"gpt2:{bpe_folder}")
     single = load_tokenizer(str(bpe_folder / "tokenizer.json"))

@@ -1,0 +1,103 @@
+"""Continue a text with a language model, or a sequence of bases with a model of DNA.
+
+    python recipes/generate.py text_rope_lm.english "The people of the United States"
+    python recipes/generate.py RUN_DIR - --temperature 0 < prompt.txt
+    python recipes/generate.py dna_goat_tiny.genomes ACGTACGT --max-new-tokens 60
+
+The model is a name with weights, a run folder or a saved model's folder. What follows the prompt is printed as it is written;
+the prompt itself is not. The same seed writes the same text. Exit codes: 0 done, 2 the request cannot be served as written,
+130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
+
+import torch
+import typer
+
+from modalities.contract import Writer, find_modality, modality_names
+from recipes.commands import CommandError, call
+from recipes.console import facts_table
+from recipes.targets import Target, find_targets
+from zoo import list_models
+
+
+def generate_command(
+    name: Annotated[str, typer.Argument(metavar="MODEL|RUN_DIR", help="one that has weights")],
+    prompt: Annotated[str, typer.Argument(help='"-" reads it from standard input, without its last line break')] = "",
+    *,
+    max_new_tokens: Annotated[int, typer.Option(help="at most so many")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="sample among the k likeliest")] = None,
+    top_p: Annotated[float | None, typer.Option(help="among the likeliest that reach this probability")] = 0.95,
+    seed: Annotated[int, typer.Option(help="of the sampling")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and write nothing")] = False,
+) -> int:
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    target = find_writer(name, device)
+    if prompt == "-":
+        prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    pieces = target.model.stream_text(prompt, max_new_tokens=max_new_tokens, **sampling)
+    if dry_run:
+        from rich.console import Console
+
+        facts = {"characters given": f"{len(prompt):,}", "new tokens": f"at most {max_new_tokens:,}"}
+        facts |= {"trained at": f"{target.model.config.train_context:,} tokens", "device": device}
+        facts |= {key: str(value) for key, value in sampling.items()}
+        Console(highlight=False).print(facts_table(f"{target.label} (dry run)", facts))
+        return 0
+    try:
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        print(flush=True)
+    except KeyboardInterrupt:
+        print(flush=True)
+        return 130
+    except BrokenPipeError:  # the reader has enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+    return 0
+
+
+def find_writer(name: str, device: str) -> Target:
+    """The one model of this name, with weights, that continues text; CommandError says which do."""
+    targets = find_targets([name], {}, device, "float32")
+    if len(targets) > 1:
+        raise CommandError(f"{name!r} names {len(targets)} models: {', '.join(t.label for t in targets)}; name one")
+    [target] = targets
+    if not target.trained:
+        tags = list_models(f"{name}.*", pretrained=True)
+        known = ", ".join(tags) or "none of this architecture; `python -m zoo list --pretrained` prints all"
+        raise CommandError(f"{name} is untrained; with weights: {known}")
+    if not isinstance(target.model, Writer):
+        raise CommandError(f"{target.label} continues no text; models of {' and '.join(_writing())} do")
+    return target
+
+
+def _writing() -> list[str]:
+    """The modalities whose models continue text."""
+    found = []
+    for name in modality_names():
+        with contextlib.suppress(ImportError):  # its packages are not installed
+            if issubclass(find_modality(name).model, Writer):
+                found.append(name)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return call(generate_command, argv, prog="recipes/generate.py")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -180,7 +180,7 @@ def test_english_is_a_mix_that_keeps_the_splits_of_its_parts(tmp_path, monkeypat
     before = source.cache_key()
     write_jsonl(tmp_path / "rfc" / "rfc.jsonl", [{"id": "0", "text": "x", "split": "train"}])
     assert open_source("english").cache_key() != before
-    with pytest.raises(ValueError, match="english.*options"):
+    with pytest.raises(ValueError, match=r"english.*options"):
         open_source("english?field=body")
 
 

@@ -112,6 +112,40 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
     console.print(table)
 
 
+def print_paired(evaluator: Evaluator, rows: list[dict[str, Any]]) -> None:
+    """Differences at every place of the axis, each with its 95% interval and the number of units under it."""
+    axis = evaluator.axis.column
+    for against, score in dict.fromkeys((row["against"], row["score"]) for row in rows):
+        mine = [row for row in rows if row["score"] == score]
+        seeds = max(row["seeds"] for row in mine), mine[0]["against_seeds"]
+        note = "; means of seeds, ± their standard deviation" if max(seeds) > 1 else ""
+        title = f"{evaluator.name}: {score} minus that of {against}, 95% interval over {evaluator.paired_over}{note}"
+        table = _table(title)
+        table.add_column("model", overflow="fold", min_width=7)
+        columns = [axis, "difference", "95% interval", evaluator.paired_over]
+        for name in columns + ["seeds", "against seeds"] * (max(seeds) > 1):
+            table.add_column(name, justify="right", no_wrap=name != "against seeds")
+        for row in mine:
+            interval = "–" if math.isnan(row["low"]) else f"{row['low']:+.4f} to {row['high']:+.4f}"
+            cells = [
+                row["model"],
+                evaluator.axis.tick(row[axis]),
+                f"{row['difference']:+.4f}",
+                interval,
+                f"{row['units']}",
+            ]
+            if max(seeds) > 1:
+                cells += [_seeds(row, side) for side in ("", "against_")]
+            table.add_row(*cells)
+        console.print(table)
+
+
+def _seeds(row: dict[str, Any], side: str) -> str:
+    """ "3 (±0.012)": how many, and the standard deviation of their means."""
+    deviation = row[f"{side}seed_deviation"]
+    return f"{row[f'{side}seeds']}" + ("" if math.isnan(deviation) else f" (±{deviation:.4f})")
+
+
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 

@@ -135,14 +135,33 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, runs, monkeypatch):
 
 
 def test_dry_run_measures_and_writes_nothing(tmp_path, runs):
-    done = invoke(*runs, "ruler", "--lengths", 1200, "--samples", 1, "--out", tmp_path / "out", "--dry-run")
+    options = ("--lengths", 1200, "--samples", 1, "--keys", "own", "--tasks", "single_1,fwe")
+    done = invoke(*runs, "ruler", *options, "--out", tmp_path / "out", "--dry-run")
     assert done.exit_code == 0
     assert "ruler" in done.output and not (tmp_path / "out").exists()
 
 
+def test_models_are_compared_with_one_of_them(tmp_path, runs):
+    """--against adds the model, and the table has a difference at every length, over the documents that both read."""
+    out = tmp_path / "out"
+    done = invoke(runs[0], "perplexity", "--lengths", "16,32", "--out", out, "--against", runs[1])
+    assert done.exit_code == 0, done.stderr
+    rows, both = table(out / "perplexity.paired.csv"), contents(out, "perplexity")
+    labels = "text.test (run_a)", "text.test (run_b)"
+    assert [(row["model"], row["against"], row["length"], row["score"]) for row in rows] == [
+        (*labels, n, "bits_per_byte") for n in ("16", "32")
+    ]
+    for k, row in enumerate(rows):
+        mine, other = (both[label]["rows"][k]["bits_per_byte"] for label in labels)
+        assert float(row["difference"]) == pytest.approx(mine - other) and int(row["units"]) == 13
+        assert float(row["low"]) < float(row["difference"]) < float(row["high"])
+    assert "95% interval" in done.output and "documents" in done.output
+
+
 @pytest.mark.slow
 def test_all_names_every_evaluator(tmp_path, runs):
-    done = invoke(runs[0], "all", "--lengths", 900, "--samples", 1, "--out", tmp_path / "out")
+    options = ("--lengths", 900, "--samples", 1, "--keys", "own", "--tasks", "single_1,fwe")
+    done = invoke(runs[0], "all", *options, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     assert {p.stem for p in (tmp_path / "out").glob("*.csv")} == set(EVALUATORS)
     figures = {f"{name}.png" for name in EVALUATORS} | {"overview.png", "passkey_depth.png"}
@@ -170,7 +189,15 @@ def test_help_lists_the_options_of_the_models_evaluators(runs):
         (["text_ggd_tiny", "passkey", "--lengths", "1"], ["lengths", "[1]"]),
         (["text_ggd_tiny", "passkey", "--samples", "0"], ["samples", "0"]),
         (["text_ggd_tiny", "passkey", "--lengths", "50"], ["50", "81"]),
-        (["text_ggd_tiny", "ruler", "--lengths", "128"], ["128", "single_1"]),
+        (["text_ggd_tiny", "ruler", "--keys", "own", "--lengths", "128"], ["128", "single_1"]),
+        (["text_ggd_tiny", "ruler", "--tasks", "vt,cew"], ["'cew'", "'cwe'"]),
+        (["text_ggd_tiny", "ruler", "--budget", "promt"], ["'promt'", "'prompt'"]),
+        (["text_ggd_tiny", "perplexity", "--against", "text_ggd_tiny"], ["'text_ggd_tiny'", "another"]),
+        (["text_ggd_tiny", "perplexity", "--against", "text_goat_tinny"], ["'text_goat_tinny'", "text_goat_tiny"]),
+        (
+            ["text_ggd_tiny", "perplexity", "--against", "text_ggd*_tiny.*"],
+            ["text_ggd_tiny.passkey", "text_ggd_ssmax_tiny.passkey"],
+        ),
         (["text_ggd_tiny", "perplexity", "--lengths", "9000000"], ["9000000"]),
         (["text_ggd_tiny", "perplexity", "--source", "sotu-exerpt"], ["sotu-excerpt"]),
         (["text_ggd_tiny", "passkey", "--dtype", "float23"], ["'float32'"]),

@@ -206,7 +206,8 @@ class Evaluator(ABC):
     def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
         """The scores of the units in the cell called `name`: of the documents, prompts or contigs that the data varies by.
 
-        A unit has one name for all models; `scores_by_unit` puts units of several cells together.
+        A unit has one name for all models, also where tokenizers make its prompts differ; `scores_by_unit` puts a unit's
+        parts in several cells together.
         """
         return ()
 

@@ -142,8 +142,9 @@ def write_overview(evaluators: Mapping[str, Evaluator], results: Mapping[str, li
 
 
 def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:
-    """The label of the target called `name`; of the first where a pattern names several seeds of one set-up."""
-    found = [t.label for t in targets if name == t.name or fnmatch.fnmatch(t.name, name)]
+    """The label of the target called `name`; of the first where names or a pattern are several seeds of one set-up."""
+    named = name.split(",")
+    found = [t.label for t in targets if t.name in named or any(fnmatch.fnmatch(t.name, part) for part in named)]
     if len({groups.get(label, label) for label in found}) > 1:
         raise CommandError(f"--against {name!r} names {', '.join(found)}; expected one model, or seeds of one")
     if len({groups.get(target.label, target.label) for target in targets}) == 1:
@@ -222,6 +223,8 @@ def evaluate_command(
             differences = evaluator.paired(results[name], reference)
             write_table(out / f"{name}.paired.csv", differences)
             print_paired(evaluator, differences)
+            if not differences:
+                console.print(f"{name}: no {evaluator.paired_over} were read by {reference} and another model")
     console.print("written: " + ", ".join(str(p) for p in sorted(out.iterdir()) if p.is_file()), soft_wrap=True)
 
 

@@ -113,30 +113,20 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
 
 
 def print_paired(evaluator: Evaluator, rows: list[dict[str, Any]]) -> None:
-    """Differences at every place of the axis, each with its 95% interval and the number of units under it."""
-    axis = evaluator.axis.column
-    for against, score in dict.fromkeys((row["against"], row["score"]) for row in rows):
-        mine = [row for row in rows if row["score"] == score]
-        seeds = max(row["seeds"] for row in mine), mine[0]["against_seeds"]
-        note = "; means of seeds, ± their standard deviation" if max(seeds) > 1 else ""
-        title = f"{evaluator.name}: {score} minus that of {against}, 95% interval over {evaluator.paired_over}{note}"
-        table = _table(title)
+    """A table for each score: every model's difference at every place, its 95% interval, and how many units it is over."""
+    axis, seeds = evaluator.axis, any(max(row["seeds"], row["against_seeds"]) > 1 for row in rows)
+    for score in dict.fromkeys(row["score"] for row in rows):
+        note = "; seeds: how many, ± the standard deviation of their means" if seeds else ""
+        over = f"95% interval over {evaluator.paired_over}{note}"
+        table = _table(f"{evaluator.name}: {score} minus that of {rows[0]['against']}, {over}")
         table.add_column("model", overflow="fold", min_width=7)
-        columns = [axis, "difference", "95% interval", evaluator.paired_over]
-        for name in columns + ["seeds", "against seeds"] * (max(seeds) > 1):
+        columns = [axis.column, "difference", "95% interval", evaluator.paired_over]
+        for name in columns + ["seeds", "against seeds"] * seeds:
             table.add_column(name, justify="right", no_wrap=name != "against seeds")
-        for row in mine:
+        for row in (row for row in rows if row["score"] == score):
             interval = "–" if math.isnan(row["low"]) else f"{row['low']:+.4f} to {row['high']:+.4f}"
-            cells = [
-                row["model"],
-                evaluator.axis.tick(row[axis]),
-                f"{row['difference']:+.4f}",
-                interval,
-                f"{row['units']}",
-            ]
-            if max(seeds) > 1:
-                cells += [_seeds(row, side) for side in ("", "against_")]
-            table.add_row(*cells)
+            shown = [axis.tick(row[axis.column]), f"{row['difference']:+.4f}", interval, str(row["units"])]
+            table.add_row(row["model"], *shown, *([_seeds(row, ""), _seeds(row, "against_")] if seeds else []))
         console.print(table)
 
 

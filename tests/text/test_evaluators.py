@@ -130,10 +130,11 @@ def test_perplexity_is_the_direct_computation():
 
 
 def test_every_document_takes_part_and_is_a_unit():
-    model, evaluator = KnownAnswer(), made(Perplexity, lengths=(32, 128))
-    cells = evaluator.cells(model)
-    long = [n for n, d in enumerate(documents()) if len(d.tokens) >= 128]
-    assert sorted(cell.data["document"] for cell in cells) == sorted(2 * long)
+    for lengths, turns in (((16, 128), 8), ((64, 2048), 4), ((5000,), 1), ((12000,), 1), ((25000,), 1)):
+        cells = made(Perplexity, lengths=lengths).cells(KnownAnswer())
+        long = [n for n, d in enumerate(documents()) if len(d.tokens) >= lengths[-1]]
+        assert sorted(cell.data["document"] for cell in cells) == sorted(turns * len(lengths) * long)
+    long = list(range(len(documents())))
     twice = made(Perplexity, lengths=(32,), samples=2 * len(long))
     values = dict(twice.run(tiny()))
     row = twice.rows(values)[0]

@@ -24,6 +24,8 @@ from zoo.slices import slices
 
 __all__ = ["Perplexity"]
 
+DOCUMENT_TOKENS = 8192  # read of each document by default
+
 
 class Perplexity(TextEvaluator):
     """Mean NLL, perplexity and bits per byte of held-out text, cut into windows of each length.
@@ -31,8 +33,9 @@ class Perplexity(TextEvaluator):
     The same stretches of text, as long as the longest length, serve every length: a stretch is cut into
     non-overlapping windows that predict L tokens each, from the token before the window (BOS at a document's start)
     and the first L − 1 of it. So every length predicts the same tokens, only the context differs, and windows look as
-    they did in training, where BOS occurs at the start of documents alone. Every document that is long enough takes part:
-    `samples` counts stretches, the first ones of all documents, then the second ones, and so on (default: one a document).
+    they did in training, where BOS occurs at the start of documents alone. Every document that is long enough takes part, by
+    default with as many stretches as hold 8,192 tokens, one to eight. `samples` counts stretches: the first ones of all
+    documents, then the second ones, and so on.
 
     Means are over tokens; standard errors are over documents, of their own means, and paired comparisons too.
     """
@@ -55,7 +58,8 @@ class Perplexity(TextEvaluator):
         lengths, heldout = self.points(model), self.heldout_for(model)
         bos, longest = load_tokenizer(model.config.tokenizer).bos_id, max(lengths)
         stretches = _stretches(heldout.items, bos, longest, self.settings.seed, heldout.name)
-        stretches = stretches[: self.settings.samples or len({stretch["document"] for stretch in stretches})]
+        default = sum(stretch["turn"] < min(8, max(1, DOCUMENT_TOKENS // longest)) for stretch in stretches)
+        stretches = stretches[: self.settings.samples or default]
         return [
             Cell(f"length={length}/stretch={k}", cost=longest // length * length, data={"length": length} | stretch)
             for length in lengths
@@ -146,6 +150,5 @@ def _stretches(
         read = np.concatenate([[bos], document.tokens])  # token t is predicted after read[t]
         for k, start in enumerate(range(0, len(document.tokens) - length + 1, length)):
             stretch = {"tokens": read[start : start + length + 1], "bytes_per_token": document.bytes_per_token}
-            found.append((k, stretch | {"document": number}))
-    found.sort(key=lambda pair: pair[0])  # stable: keeps the shuffled order of documents within a round
-    return [stretch for _, stretch in found]
+            found.append(stretch | {"document": number, "turn": k})
+    return sorted(found, key=lambda stretch: stretch["turn"])  # stable: a turn keeps the shuffled order of documents

@@ -158,6 +158,33 @@ def test_models_are_compared_with_one_of_them(tmp_path, runs):
     assert "95% interval" in done.output and "documents" in done.output
 
 
+def test_seeds_are_compared_by_their_mean(tmp_path):
+    def seeded(name, seed, **config):
+        run = saved_run(tmp_path / name, **config)
+        recipe = {"name": "text.test", "modality": "text", "train": {"seed": seed}, "data": {"seed": seed}}
+        (tmp_path / name / "recipe.json").write_text(json.dumps(recipe))
+        return run
+
+    runs, out = [seeded("a", 0), seeded("b", 1), seeded("c", 0, position="rope")], tmp_path / "out"
+    with torch.no_grad():
+        model = CausalLM.from_pretrained(tmp_path / "b" / "model")
+        next(model.parameters()).mul_(2)
+        model.save_pretrained(tmp_path / "b" / "model")
+    options = ("perplexity", "--lengths", "16", "--samples", 13, "--out", out, "--against")
+    done = invoke(*runs, *options, runs[2])
+    assert done.exit_code == 0, done.stderr
+    (row,) = table(out / "perplexity.paired.csv")
+    found = {label: content["rows"][0]["bits_per_byte"] for label, content in contents(out, "perplexity").items()}
+    first, second, other = (found[f"text.test ({name})"] for name in "abc")
+    assert first != second and float(row["difference"]) == pytest.approx((first + second) / 2 - other)
+    assert (row["model"], row["seeds"], row["against_seeds"]) == ("text.test (a)", "2", "1")
+    assert float(row["seed_deviation"]) == pytest.approx(abs(first - second) / 2**0.5)
+    assert "2 (±" in done.output
+    again = invoke(*runs, *options, runs[1])
+    assert again.exit_code == 0 and table(out / "perplexity.paired.csv")[0]["against"] == "text.test (a)"
+    assert invoke(*runs[:2], *options, runs[0]).exit_code == 2  # nothing else to compare
+
+
 @pytest.mark.slow
 def test_all_names_every_evaluator(tmp_path, runs):
     options = ("--lengths", 900, "--samples", 1, "--keys", "own", "--tasks", "single_1,fwe")

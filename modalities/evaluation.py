@@ -6,7 +6,8 @@ deterministic given the settings, so a run that is stopped loses one cell at mos
 
 The least that a new evaluator defines is `name`, `summary`, `scores`, `cells` and `measure`: rows are then means over the
 cells at each place of the axis, the figure has a panel for each score, and the options of the command are the fields of
-`settings_class`. A modality finds the evaluators in its folder `evaluators/` (`find_evaluators`).
+`settings_class`. A modality finds the evaluators in its folder `evaluators/` (`find_evaluators`). With `paired_over` and
+`observed` models can be compared unit by unit too (`--against`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import inspect
 import math
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ import numpy as np
 from modalities.figures import scores_figure
 from modalities.files import file_safe, write_table
 from modalities.heldout import Heldout
+from modalities.paired import Observed, paired_rows, scores_by_unit
 from modalities.results import LENGTH, Axis, CellValue, ModelResult, Score, mean_of_rows
 from zoo.naming import did_you_mean
 
@@ -39,6 +41,7 @@ __all__ = [
     "LengthSettings",
     "Listing",
     "ModelResult",
+    "Observed",
     "Score",
     "Settings",
     "check_choice",
@@ -149,6 +152,7 @@ class Evaluator(ABC):
     settings_class: ClassVar[type[Settings]] = LengthSettings
     axis: ClassVar[Axis] = LENGTH
     unit: ClassVar[str] = "tokens"  # what the cost of a cell counts
+    paired_over: ClassVar[str] = ""  # what `observed` tells apart, such as "documents"; empty: no paired comparison
 
     def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
         self.settings: Any = self.settings_class() if settings is None else settings
@@ -197,6 +201,39 @@ class Evaluator(ABC):
         return [
             {column: point} | {name: value for name, value in mean_of_rows(mine).items() if name != column}
             for point, mine in sorted(by_point.items())
+        ]
+
+    def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
+        """The scores of the units in the cell called `name`: of the documents, prompts or contigs that the data varies by.
+
+        A unit has one name for all models, also where tokenizers make its prompts differ; `scores_by_unit` puts a unit's
+        parts in several cells together.
+        """
+        return ()
+
+    def paired(self, results: Sequence[ModelResult], against: str) -> list[dict[str, Any]]:
+        """Differences to the model labelled `against`, as `paired_rows`; seeds of a group are one model, by their means.
+
+        Raises ValueError where no result has that label, or nothing else is there to compare.
+        """
+        sides: dict[str, list[ModelResult]] = {}
+        for result in results:
+            sides.setdefault(result.group or result.label, []).append(result)
+        reference = next((name for name, side in sides.items() if any(one.label == against for one in side)), None)
+        if reference is None or len(sides) < 2:
+            found = ", ".join(sides)
+            raise ValueError(f"nothing to compare with {against!r}: measured are {found}, seeds of a set-up as one")
+        scores = {
+            name: [
+                scores_by_unit(one for c, v in result.cells.items() for one in self.observed(c, v)) for result in side
+            ]
+            for name, side in sides.items()
+        }
+        return [
+            {"model": name, "against": reference} | row
+            for name in sides
+            if name != reference
+            for row in paired_rows(scores[name], scores[reference], self.axis.column)
         ]
 
     def draw(self, results: list[ModelResult], path: Path) -> None:

@@ -5,6 +5,7 @@
     python recipes/evaluate.py 'vision_*.glyphs*' resolution --sizes 96,192,384
     python recipes/evaluate.py 'dna_*.genomes' 'markov-*' uniform bits,contigs      beside baselines
     python recipes/evaluate.py dna_goat_tiny.genomes score --fasta FILE             log-likelihood of every record, as TSV
+    python recipes/evaluate.py 'text_*_tiny.*' perplexity --against text_ggd_tiny.passkey     differences, document by document
 
 The last argument names the evaluators, comma-separated or "all"; the others name models of one modality: registry names,
 patterns of names with weights, run or saved-model folders, or baselines. The options below are those of the evaluators of
@@ -12,13 +13,16 @@ that modality; without models, of all. Written to --out: EVAL/MODEL.json (settin
 place on the axis), EVAL.png (all models in one figure), overview.png where several evaluators share an axis, and cells/,
 from which a run that was stopped continues. Evaluators that list a file's entries write EVAL.MODEL.tsv and no CSV. Run
 folders whose recipe.json differ in the seeds alone, and shipped weights of the same recipe, are seeds of one set-up: tables
-and figures show their mean, files keep every model. Exit codes: 0 done, 2 the request cannot be served as written.
+and figures show their mean, files keep every model. With --against MODEL, which joins the models where it is not among them,
+EVAL.paired.csv has every other model's scores less that one's, with 95% intervals over what the held-out data varies by
+(documents, prompts, contigs). Exit codes: 0 done, 2 the request cannot be served as written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import os
 import sys
 import time
@@ -37,10 +41,11 @@ import typer
 from modalities.contract import find_modality, modality_names
 from modalities.evaluation import Evaluator, ModelResult
 from modalities.figures import overview_figure
+from modalities.files import write_table
 from recipes.cells import CellStore, weights_hash
 from recipes.commands import CommandError, call, option_name, with_options
 from recipes.console import short
-from recipes.report import console, print_plan, print_results, progress_bar, write_results
+from recipes.report import console, print_paired, print_plan, print_results, progress_bar, write_results
 from recipes.targets import Target, find_targets, modality_of, parse_overrides, seed_groups
 from zoo.naming import nearest
 
@@ -136,6 +141,17 @@ def write_overview(evaluators: Mapping[str, Evaluator], results: Mapping[str, li
         overview_figure(shown, out / "overview.png", axes.pop())
 
 
+def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:
+    """The label of the target called `name`; of the first where names or a pattern are several seeds of one set-up."""
+    named = name.split(",")
+    found = [t.label for t in targets if t.name in named or any(fnmatch.fnmatch(t.name, part) for part in named)]
+    if len({groups.get(label, label) for label in found}) > 1:
+        raise CommandError(f"--against {name!r} names {', '.join(found)}; expected one model, or seeds of one")
+    if len({groups.get(target.label, target.label) for target in targets}) == 1:
+        raise CommandError(f"--against {name!r}: name another model to compare with it")
+    return found[0]
+
+
 def check_sources(measurements: Sequence[Measurement]) -> None:
     """CommandError where models of one evaluator would be measured on different data."""
     by_evaluator: dict[str, dict[str, str | None]] = {}
@@ -160,6 +176,9 @@ def evaluate_command(
         bool | None,
         typer.Option(help="show the mean of seeds of one set-up; default: where each has a seed of its own"),
     ] = None,
+    against: Annotated[
+        str, typer.Option(metavar="MODEL", help="also write every model's paired differences to this one")
+    ] = "",
     set_: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="change the model's configuration")
     ] = [],  # noqa: B006
@@ -176,8 +195,15 @@ def evaluate_command(
         raise CommandError(f"--dtype {dtype!r}: {nearest(dtype, DTYPES)}")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     overrides = parse_overrides(set_)
-    targets = find_targets(arguments[:-1], overrides, device, dtype)
+    targets = find_targets(arguments[:-1] + [against] * bool(against), overrides, device, dtype)
     kinds = find_evaluators(arguments[-1], targets[0].modality)
+    groups = seed_groups(targets, group_seeds)
+    reference = find_reference(targets, groups, against) if against else ""
+    if against and not any(kind.paired_over for kind in kinds):
+        able = ", ".join(
+            name for name, kind in find_modality(targets[0].modality).evaluators.items() if kind.paired_over
+        )
+        raise CommandError(f"--against does not apply to {arguments[-1]}; it does to {able or 'none of this modality'}")
     measurements = [
         Measurement(target, kind(settings, target.data), overrides)
         for kind, settings in make_settings(kinds, options).items()
@@ -190,9 +216,15 @@ def evaluate_command(
     print_plan([m.planned(out) for m in measurements], f"device {device}, files to {out}")
     if dry_run:
         return
-    results = evaluate(measurements, out, groups=seed_groups(targets, group_seeds))
-    for measurement in {m.evaluator.name: m for m in measurements}.values():
-        print_results(measurement.evaluator, results[measurement.evaluator.name])
+    results = evaluate(measurements, out, groups=groups)
+    for name, evaluator in {m.evaluator.name: m.evaluator for m in measurements}.items():
+        print_results(evaluator, results[name])
+        if reference and evaluator.paired_over:
+            differences = evaluator.paired(results[name], reference)
+            write_table(out / f"{name}.paired.csv", differences)
+            print_paired(evaluator, differences)
+            if not differences:
+                console.print(f"{name}: no {evaluator.paired_over} were read by {reference} and another model")
     console.print("written: " + ", ".join(str(p) for p in sorted(out.iterdir()) if p.is_file()), soft_wrap=True)
 
 

@@ -112,6 +112,30 @@ def _print_table(evaluator: Evaluator, results: list[ModelResult]) -> None:
     console.print(table)
 
 
+def print_paired(evaluator: Evaluator, rows: list[dict[str, Any]]) -> None:
+    """A table for each score: every model's difference at every place, its 95% interval, and how many units it is over."""
+    axis, seeds = evaluator.axis, any(max(row["seeds"], row["against_seeds"]) > 1 for row in rows)
+    for score in dict.fromkeys(row["score"] for row in rows):
+        note = "; seeds: how many, ± the standard deviation of their means" if seeds else ""
+        over = f"95% interval over {evaluator.paired_over}{note}"
+        table = _table(f"{evaluator.name}: {score} minus that of {rows[0]['against']}, {over}")
+        table.add_column("model", overflow="fold", min_width=7)
+        columns = [axis.column, "difference", "95% interval", evaluator.paired_over]
+        for name in columns + ["seeds", "against seeds"] * seeds:
+            table.add_column(name, justify="right", no_wrap=name != "against seeds")
+        for row in (row for row in rows if row["score"] == score):
+            interval = "–" if math.isnan(row["low"]) else f"{row['low']:+.4f} to {row['high']:+.4f}"
+            shown = [axis.tick(row[axis.column]), f"{row['difference']:+.4f}", interval, str(row["units"])]
+            table.add_row(row["model"], *shown, *([_seeds(row, ""), _seeds(row, "against_")] if seeds else []))
+        console.print(table)
+
+
+def _seeds(row: dict[str, Any], side: str) -> str:
+    """ "3 (±0.012)": how many, and the standard deviation of their means."""
+    deviation = row[f"{side}seed_deviation"]
+    return f"{row[f'{side}seeds']}" + ("" if math.isnan(deviation) else f" (±{deviation:.4f})")
+
+
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 

@@ -39,6 +39,7 @@ class Target:
         seed: (of the loop, of the data).
         shipped: whether it is weights of the zoo and not a run.
         data: what it was trained on, the data section of its recipe; empty where unknown.
+        name: what a command calls it: a registry name, a folder, a baseline.
     """
 
     label: str
@@ -50,6 +51,7 @@ class Target:
     seed: tuple[Any, ...] = ()
     shipped: bool = False
     data: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
     @property
     def method(self) -> str:
@@ -93,7 +95,7 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
     beside = next(iter(found.values()), None)
     for name, (modality, make) in baselines.items():
         found[name] = _load_baseline(name, modality, make, beside)
-    return list(found.values())
+    return [replace(target, name=name) for name, target in found.items()]
 
 
 def find_baselines(pattern: str) -> dict[str, tuple[Modality, Callable[[int], nn.Module]]]:

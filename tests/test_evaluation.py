@@ -22,6 +22,7 @@ from modalities.evaluation import (
     standard_error,
 )
 from modalities.figures import curves, finish, panels
+from modalities.paired import Observed, paired_rows, scores_by_unit, t_quantile
 from modalities.results import Score, SeedMean, compact, mean_of_seeds
 from zoo.slices import slices
 
@@ -108,6 +109,56 @@ def test_a_number_that_is_none_in_one_seed_is_none_in_the_mean():
 def test_what_was_trained_otherwise_is_no_seed():
     with pytest.raises(ValueError, match=r"\ba, b\b"):
         mean_of_seeds([seed("a", size=[1]), seed("b", trained_at=32, size=[1])], "size")
+
+
+def test_students_t_is_that_of_the_tables():
+    table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 9: 2.2622, 12: 2.1788, 30: 2.0423, 99: 1.9842, 5000: 1.9604}
+    assert {n: round(t_quantile(0.95, n), 4) for n in table} == table
+    assert t_quantile(0.5, 1) == pytest.approx(1.0)  # a quarter of a Cauchy distribution is above 1
+
+
+def test_a_unit_is_the_weighted_mean_of_its_parts():
+    parts = [Observed(1, "a", "x", 3.0, 1.0), Observed(1, "a", "x", 1.0, 3.0), Observed(1, "b", "x", 0.0, 0.0)]
+    assert scores_by_unit([*parts, Observed(2, "a", "x", 5.0)]) == {(1, "x"): {"a": 1.0}, (2, "x"): {"a": 5.0}}
+
+
+def test_a_paired_difference_is_of_seed_means_over_shared_units():
+    def table(**scores):
+        return {(16, "x"): scores, (32, "x"): {"a": 1.0, "b": 1.0}}
+
+    mine = [table(a=1.0, b=2.0, c=4.0, d=9.0), table(a=3.0, b=2.0, c=6.0)]
+    row, equal = paired_rows(mine, [table(a=1.0, b=1.0, c=1.0, e=7.0)], "length")
+    gaps = np.array([1.0, 1.0, 4.0])  # of a, b and c, which all have
+    half = 4.3027 * gaps.std(ddof=1) / math.sqrt(3)
+    assert (row["length"], row["score"], row["units"]) == (16, "x", 3)
+    assert (row["value"], row["against_value"], row["difference"]) == (3.0, 1.0, 2.0)
+    assert (row["low"], row["high"]) == pytest.approx((2 - half, 2 + half), abs=1e-3)
+    assert (row["seeds"], row["against_seeds"]) == (2, 1) and math.isnan(row["against_seed_deviation"])
+    assert row["seed_deviation"] == pytest.approx(np.std([7 / 3, 11 / 3], ddof=1))
+    assert equal["difference"] == 0 and math.isnan(equal["low"])  # nothing varies, nothing is known of other units
+    assert paired_rows(mine, [{(16, "x"): {"z": 1.0}}]) == []
+
+
+def test_an_evaluator_compares_groups_with_a_label():
+    class Paired(Hues):
+        paired_over = "numbers"
+
+        def observed(self, name, cell):
+            return [Observed(cell["hue"], name, "value", cell["value"])]
+
+    def result(label, shift, group=""):
+        cells = {str(n): {"hue": 10, "value": n * (1 + shift)} for n in range(3)}
+        return ModelResult(label, 1, [], cells=cells, group=group)
+
+    results = [result("a", 1, "a"), result("b", 0), result("a-s1", 2, "a")]
+    (row,) = Paired().paired(results, "b")
+    assert (row["model"], row["against"], row["hue"], row["units"], row["seeds"]) == ("a", "b", 10, 3, 2)
+    assert row["difference"] == pytest.approx(1.5)
+    assert Paired().paired(results, "a-s1")[0]["difference"] == pytest.approx(-1.5)  # its seeds are one model
+    for few, against in ((results, "c"), (results[::2], "a")):
+        with pytest.raises(ValueError, match=f"'{against}'"):
+            Paired().paired(few, against)
+    assert not Hues().observed("10/0", {})
 
 
 def test_models_of_one_label_are_not_averaged():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import answer_scores
-from modalities.evaluation import Cell, CellValue, Evaluator, Score
+from modalities.evaluation import Cell, CellValue, Evaluator, Observed, Score
 from modalities.heldout import Heldout
 from modalities.text.data import DEFAULT_SOURCE, EncodedDocument, open_heldout
 from zoo.slices import slices
@@ -46,6 +46,7 @@ class Retrieval(Evaluator):
 
     overview = Score("free_generation", "keys generated exactly", unit_interval=True)
     scores = (Score("teacher_forced", drawn=False), overview)
+    paired_over = "prompts"
     default_samples = 5
     depths: ClassVar[int]
     depth_decimals: ClassVar[int]  # in a cell's name
@@ -55,7 +56,8 @@ class Retrieval(Evaluator):
         return self.settings.samples or self.default_samples
 
     def identity(self, model: Decoder) -> dict[str, Any]:
-        return {"seed": self.settings.seed, "samples": self.samples, "depths": self.depths}
+        cells = {"seed": self.settings.seed, "samples": self.samples, "depths": self.depths}
+        return cells | {"outcomes": "by prompt"}  # which cells of before did not hold
 
     def points(self, model: Decoder) -> tuple[int, ...]:
         return self.settings.resolved_lengths(self.trained_at(model))
@@ -76,14 +78,23 @@ class Retrieval(Evaluator):
         return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
-        """Mean scores of the cell's samples."""
+        """Mean scores of the cell's samples, and whether each was answered: `outcomes`, lists of 0 and 1."""
         prompts, answers = cell.data["prompts"], cell.data["answers"]
         parts = [
             answer_scores(model, prompts[part], answers[part])
             for part in slices(len(prompts), self.settings.batch_size(cell.data["length"]))
         ]
-        means = {name: float(torch.cat([part[name] for part in parts]).mean()) for name in parts[0]}
-        return {"length": cell.data["length"], "depth": cell.data["depth"], "samples": len(prompts), **means}
+        scores = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        means = {name: float(values.mean()) for name, values in scores.items()}
+        outcomes = {name: scores[name].int().tolist() for name in ("teacher_forced", "free_generation")}
+        facts = {"length": cell.data["length"], "depth": cell.data["depth"], "samples": len(prompts)}
+        return facts | means | {"outcomes": outcomes}
+
+    def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
+        """Every prompt: the k-th at a depth."""
+        for column, found in cell["outcomes"].items():
+            for k, right in enumerate(found):
+                yield Observed(cell["length"], f"{cell['depth']}/{k}", column, right)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         """One row per length: means over depths, the binomial standard error of the generated score, and it by depth."""

@@ -135,14 +135,60 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, runs, monkeypatch):
 
 
 def test_dry_run_measures_and_writes_nothing(tmp_path, runs):
-    done = invoke(*runs, "ruler", "--lengths", 1200, "--samples", 1, "--out", tmp_path / "out", "--dry-run")
+    options = ("--lengths", 1200, "--samples", 1, "--keys", "own", "--tasks", "single_1,fwe")
+    done = invoke(*runs, "ruler", *options, "--out", tmp_path / "out", "--dry-run")
     assert done.exit_code == 0
     assert "ruler" in done.output and not (tmp_path / "out").exists()
 
 
+def test_models_are_compared_with_one_of_them(tmp_path, runs):
+    """--against adds the model, and the table has a difference at every length, over the documents that both read."""
+    out = tmp_path / "out"
+    done = invoke(runs[0], "perplexity", "--lengths", "16,32", "--out", out, "--against", runs[1])
+    assert done.exit_code == 0, done.stderr
+    rows, both = table(out / "perplexity.paired.csv"), contents(out, "perplexity")
+    labels = "text.test (run_a)", "text.test (run_b)"
+    assert [(row["model"], row["against"], row["length"], row["score"]) for row in rows] == [
+        (*labels, n, "bits_per_byte") for n in ("16", "32")
+    ]
+    for k, row in enumerate(rows):
+        mine, other = (both[label]["rows"][k]["bits_per_byte"] for label in labels)
+        assert float(row["difference"]) == pytest.approx(mine - other) and int(row["units"]) == 13
+        assert float(row["low"]) < float(row["difference"]) < float(row["high"])
+    assert "95% interval" in done.output and "documents" in done.output
+
+
+def test_seeds_are_compared_by_their_mean(tmp_path):
+    def seeded(name, seed, **config):
+        run = saved_run(tmp_path / name, **config)
+        recipe = {"name": "text.test", "modality": "text", "train": {"seed": seed}, "data": {"seed": seed}}
+        (tmp_path / name / "recipe.json").write_text(json.dumps(recipe))
+        return run
+
+    runs, out = [seeded("a", 0), seeded("b", 1), seeded("c", 0, position="rope")], tmp_path / "out"
+    with torch.no_grad():
+        model = CausalLM.from_pretrained(tmp_path / "b" / "model")
+        next(model.parameters()).mul_(2)
+        model.save_pretrained(tmp_path / "b" / "model")
+    options = ("perplexity", "--lengths", "16", "--samples", 13, "--out", out, "--against")
+    done = invoke(*runs, *options, runs[2])
+    assert done.exit_code == 0, done.stderr
+    (row,) = table(out / "perplexity.paired.csv")
+    found = {label: content["rows"][0]["bits_per_byte"] for label, content in contents(out, "perplexity").items()}
+    first, second, other = (found[f"text.test ({name})"] for name in "abc")
+    assert first != second and float(row["difference"]) == pytest.approx((first + second) / 2 - other)
+    assert (row["model"], row["seeds"], row["against_seeds"]) == ("text.test (a)", "2", "1")
+    assert float(row["seed_deviation"]) == pytest.approx(abs(first - second) / 2**0.5)
+    assert "2 (±" in done.output
+    again = invoke(*runs, *options, runs[1])
+    assert again.exit_code == 0 and table(out / "perplexity.paired.csv")[0]["against"] == "text.test (a)"
+    assert invoke(*runs[:2], *options, runs[0]).exit_code == 2  # nothing else to compare
+
+
 @pytest.mark.slow
 def test_all_names_every_evaluator(tmp_path, runs):
-    done = invoke(runs[0], "all", "--lengths", 900, "--samples", 1, "--out", tmp_path / "out")
+    options = ("--lengths", 900, "--samples", 1, "--keys", "own", "--tasks", "single_1,fwe")
+    done = invoke(runs[0], "all", *options, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     assert {p.stem for p in (tmp_path / "out").glob("*.csv")} == set(EVALUATORS)
     figures = {f"{name}.png" for name in EVALUATORS} | {"overview.png", "passkey_depth.png"}
@@ -170,7 +216,15 @@ def test_help_lists_the_options_of_the_models_evaluators(runs):
         (["text_ggd_tiny", "passkey", "--lengths", "1"], ["lengths", "[1]"]),
         (["text_ggd_tiny", "passkey", "--samples", "0"], ["samples", "0"]),
         (["text_ggd_tiny", "passkey", "--lengths", "50"], ["50", "81"]),
-        (["text_ggd_tiny", "ruler", "--lengths", "128"], ["128", "single_1"]),
+        (["text_ggd_tiny", "ruler", "--keys", "own", "--lengths", "128"], ["128", "single_1"]),
+        (["text_ggd_tiny", "ruler", "--tasks", "vt,cew"], ["'cew'", "'cwe'"]),
+        (["text_ggd_tiny", "ruler", "--budget", "promt"], ["'promt'", "'prompt'"]),
+        (["text_ggd_tiny", "perplexity", "--against", "text_ggd_tiny"], ["'text_ggd_tiny'", "another"]),
+        (["text_ggd_tiny", "perplexity", "--against", "text_goat_tinny"], ["'text_goat_tinny'", "text_goat_tiny"]),
+        (
+            ["text_ggd_tiny", "perplexity", "--against", "text_ggd*_tiny.*"],
+            ["text_ggd_tiny.passkey", "text_ggd_ssmax_tiny.passkey"],
+        ),
         (["text_ggd_tiny", "perplexity", "--lengths", "9000000"], ["9000000"]),
         (["text_ggd_tiny", "perplexity", "--source", "sotu-exerpt"], ["sotu-excerpt"]),
         (["text_ggd_tiny", "passkey", "--dtype", "float23"], ["'float32'"]),

@@ -66,6 +66,25 @@ def test_a_model_beside_baselines(tmp_path, run, invoke) -> None:
     assert (out / "bits.png").is_file() and (out / "contigs.png").is_file()
     assert "markov-2" in printed and "yeast_chr01" in printed
 
+    options = ("--lengths", "64,256", "--samples", 2, "--out", out)
+    code, printed = invoke(run, "uniform,gzip", "bits,contigs", *options, "--against", "markov-2")
+    assert code == 0, printed
+    rows = {(row["model"], row["score"], row["length"]): row for row in read(out / "bits.paired.csv")}
+    assert len(rows) == 2 + 4 + 4 and ("gzip", "accuracy", "64") not in rows  # it has none
+    far = rows["uniform", "bits_per_base", "256"]
+    assert float(far["difference"]) == pytest.approx(2.0 - found["markov-2"][1]["bits_per_base"])
+    assert (far["units"], far["low"]) == ("1", "nan")  # one contig tells nothing of others
+    (uniform,) = [
+        row for row in read(out / "contigs.paired.csv") if (row["model"], row["score"]) == ("uniform", "bits_per_base")
+    ]
+    assert (uniform["contig"], uniform["units"]) == ("yeast_chr01", "2")  # stretches
+    assert float(uniform["low"]) < float(uniform["difference"]) < float(uniform["high"])
+
+
+def read(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
 
 def test_records_of_a_file(tmp_path, run, invoke) -> None:
     fasta, out = tmp_path / "some.fa", tmp_path / "out"

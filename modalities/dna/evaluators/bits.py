@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -17,7 +17,7 @@ from modalities.dna.evaluation import DnaEvaluator, DnaLengthSettings, StrandSet
 from modalities.dna.scoring import BIT, score_windows
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.evaluation import Cell, CellValue, ModelResult, Score
+from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score
 from modalities.figures import RULE, curves, finish, name_panel, panels, position_curves, styles_of
 from modalities.results import mean_of_seeds
 from zoo.model import ZooModel
@@ -110,6 +110,7 @@ class Bits(Likelihood):
         LEFT_OUT,
     )
     settings_class = BitsSettings
+    paired_over = "contigs"
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
         return super().identity(model) | {"strands": strands_of(model, self.settings)}
@@ -133,6 +134,10 @@ class Bits(Likelihood):
         accuracy = "accuracy" if load_tokenizer(model.config.tokenizer).bases_per_token == 1 else "token_accuracy"
         sums = {"left_over": left_over, "bucket_bits": bucket_bits.tolist(), "bucket_bases": bucket_bases.tolist()}
         return {**cell.data["facts"], "window": by_stretch[0].shape[1], "score": accuracy, **values, **sums}
+
+    def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
+        """Stretches of a contig."""
+        yield from parts(cell["length"], cell["contig"], cell)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         rows = []
@@ -168,6 +173,14 @@ class Bits(Likelihood):
             axes[2].axhline(2.0, **RULE)
         axes[2].set_visible(bool(where))
         finish(figure, axes, results, path, unseeded=BASELINES)
+
+
+def parts(point: Any, unit: str, cell: CellValue, where: slice = slice(None)) -> Iterator[Observed]:
+    """What the stretches `where` of a cell say about a unit: bits per base, and the accuracy where there is one."""
+    yield Observed(point, unit, "bits_per_base", sum(cell["bits"][where]), sum(cell["bases"][where]))
+    correct = sum(cell["correct"][where])
+    if not math.isnan(correct):  # a compressor's is
+        yield Observed(point, unit, cell["score"], correct, sum(cell["tokens"][where]))
 
 
 def _bits_as_trained(result: ModelResult) -> float:

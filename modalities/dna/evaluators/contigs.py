@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from modalities.dna.baselines import BASELINES
-from modalities.dna.evaluators.bits import Bits, by_contig, summary, view, with_styles
+from modalities.dna.evaluators.bits import Bits, by_contig, parts, summary, view, with_styles
 from modalities.dna.splits import Region
-from modalities.evaluation import Axis, CellValue, ModelResult, Score
+from modalities.evaluation import Axis, CellValue, ModelResult, Observed, Score
 from modalities.figures import RULE, finish, panels
 from modalities.results import SeedMean, compact, mean_of_seeds
 from zoo.model import ZooModel
@@ -27,6 +27,7 @@ class Contigs(Bits):
     summary = "NLL, bits per base and next-base accuracy of each held-out contig at one length"
     scores = (Score("bits_per_base"), Score("accuracy"), Score("token_accuracy"))
     axis = Axis("contig", "held-out contig")
+    paired_over = "stretches"
 
     def points(self, model: ZooModel) -> tuple[str, ...]:
         return tuple(self.heldout.items.contigs)
@@ -40,6 +41,11 @@ class Contigs(Bits):
         found = data.stretches(length, count, seed) if len(short) < len(data.contigs) else {}
         found |= {name: [region] for name, region in short.items()}
         return {name: found[name] for name in data.contigs if name in found}
+
+    def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
+        """Every stretch of a contig."""
+        for k in range(len(cell["bits"])):
+            yield from parts(cell["contig"], f"{name}/{k}", cell, slice(k, k + 1))
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, position_buckets, token_nll
-from modalities.evaluation import Cell, CellValue, ModelResult, Score, standard_error
+from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, standard_error
 from modalities.figures import curves, finish, name_panel, panels, position_curves
+from modalities.paired import scores_by_unit
 from modalities.results import mean_of_seeds
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
@@ -23,6 +24,8 @@ from zoo.slices import slices
 
 __all__ = ["Perplexity"]
 
+DOCUMENT_TOKENS = 8192  # read of each document by default
+
 
 class Perplexity(TextEvaluator):
     """Mean NLL, perplexity and bits per byte of held-out text, cut into windows of each length.
@@ -30,15 +33,19 @@ class Perplexity(TextEvaluator):
     The same stretches of text, as long as the longest length, serve every length: a stretch is cut into
     non-overlapping windows that predict L tokens each, from the token before the window (BOS at a document's start)
     and the first L − 1 of it. So every length predicts the same tokens, only the context differs, and windows look as
-    they did in training, where BOS occurs at the start of documents alone. `samples` counts stretches (default 8),
-    taken from documents at least that long, in turn.
+    they did in training, where BOS occurs at the start of documents alone. Every document that is long enough takes part, by
+    default with as many stretches as hold 8,192 tokens, one to eight. `samples` counts stretches: the first ones of all
+    documents, then the second ones, and so on.
+
+    Means are over tokens; standard errors are over documents, of their own means, and paired comparisons too.
     """
 
     name = "perplexity"
+    version = 2
     summary = "NLL, perplexity and bits per byte of held-out documents against length, and NLL by position"
     overview = Score("bits_per_byte", "bits per byte, less is better")
     scores = (Score("perplexity"), overview)
-    default_samples = 8
+    paired_over = "documents"
 
     def points(self, model: Decoder) -> tuple[int, ...]:
         return self.settings.resolved_lengths(self.trained_at(model))
@@ -51,7 +58,8 @@ class Perplexity(TextEvaluator):
         lengths, heldout = self.points(model), self.heldout_for(model)
         bos, longest = load_tokenizer(model.config.tokenizer).bos_id, max(lengths)
         stretches = _stretches(heldout.items, bos, longest, self.settings.seed, heldout.name)
-        stretches = stretches[: self.settings.samples or self.default_samples]
+        default = sum(stretch["turn"] < min(8, max(1, DOCUMENT_TOKENS // longest)) for stretch in stretches)
+        stretches = stretches[: self.settings.samples or default]
         return [
             Cell(f"length={length}/stretch={k}", cost=longest // length * length, data={"length": length} | stretch)
             for length in lengths
@@ -69,6 +77,7 @@ class Perplexity(TextEvaluator):
         sums = np.bincount(bucket, weights=by_position.numpy())
         return {
             "length": length,
+            "document": cell.data["document"],
             "tokens": count,
             "bytes": count * cell.data["bytes_per_token"],
             "nll_sum": float(by_position.sum()),
@@ -76,13 +85,22 @@ class Perplexity(TextEvaluator):
             "bucket_tokens": (np.bincount(bucket) * len(targets)).tolist(),
         }
 
+    def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
+        """A stretch of a document."""
+        yield Observed(
+            cell["length"], str(cell["document"]), "bits_per_byte", cell["nll_sum"] / math.log(2), cell["bytes"]
+        )
+
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
             mine = [c for c in cells.values() if c["length"] == length]
             tokens = sum(c["tokens"] for c in mine)
             nll = sum(c["nll_sum"] for c in mine) / tokens
-            error = standard_error(np.array([c["nll_sum"] / c["tokens"] for c in mine]))
+            documents = scores_by_unit(
+                Observed(length, str(c["document"]), "nll", c["nll_sum"], c["tokens"]) for c in mine
+            )[length, "nll"]
+            error = standard_error(np.array(list(documents.values())))
             bits = tokens / math.log(2) / sum(c["bytes"] for c in mine)  # a byte, of one nat a token
             bucket_sum, bucket_count = (
                 np.sum([c[k] for c in mine], axis=0) for k in ("bucket_nll_sum", "bucket_tokens")
@@ -96,6 +114,7 @@ class Perplexity(TextEvaluator):
                     "bits_per_byte": nll * bits,
                     "bits_per_byte_standard_error": error * bits,
                     "tokens": tokens,
+                    "documents": len(documents),
                     "position_to": [2**k for k in range(len(bucket_sum))],
                     "position_nll": (bucket_sum / bucket_count).tolist(),
                 }
@@ -116,8 +135,9 @@ class Perplexity(TextEvaluator):
 def _stretches(
     documents: tuple[EncodedDocument, ...], bos: int, length: int, seed: int, source: str
 ) -> list[dict[str, Any]]:
-    """Stretches of `length` tokens with the token before them; the first stretches of all documents come first."""
-    long = [d for d in documents if len(d.tokens) >= length]
+    """Stretches of `length` tokens, with the token before them and their document's number; all documents' first ones
+    come first."""
+    long = [(n, d) for n, d in enumerate(documents) if len(d.tokens) >= length]
     if not long:
         longest = max((len(d.tokens) for d in documents), default=0)
         raise ValueError(
@@ -126,10 +146,9 @@ def _stretches(
         )
     order = np.random.default_rng(seed).permutation(len(long))
     found = []
-    for document in (long[i] for i in order):
+    for number, document in (long[i] for i in order):
         read = np.concatenate([[bos], document.tokens])  # token t is predicted after read[t]
         for k, start in enumerate(range(0, len(document.tokens) - length + 1, length)):
             stretch = {"tokens": read[start : start + length + 1], "bytes_per_token": document.bytes_per_token}
-            found.append((k, stretch))
-    found.sort(key=lambda pair: pair[0])  # stable: keeps the shuffled order of documents within a round
-    return [stretch for _, stretch in found]
+            found.append(stretch | {"document": number, "turn": k})
+    return sorted(found, key=lambda stretch: stretch["turn"])  # stable: a turn keeps the shuffled order of documents

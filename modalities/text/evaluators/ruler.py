@@ -1,15 +1,9 @@
-"""RULER's eight retrieval tasks (arXiv 2404.06654), offline.
-
-Each asks for "special magic" values by key; its templates are kept word for word, since scores
-depend on them. Essays are held-out documents instead of Paul Graham's, and keys come from our own word lists, so
-that everything works offline. Haystacks are sized by bisection over a bounded number of pieces: a length too short for
-the template is an error, and nothing loops until something fits.
-"""
+"""RULER's eleven synthetic tasks (arXiv 2404.06654): retrieval, variable tracking and counting against length, offline."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -18,128 +12,175 @@ import numpy as np
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import greedy_texts
-from modalities.evaluation import Cell, CellValue, Score
+from modalities.evaluation import (
+    Cell,
+    CellValue,
+    LengthSettings,
+    Observed,
+    Score,
+    check_choice,
+    option,
+    standard_error,
+)
 from modalities.text.data import EncodedDocument
-from modalities.text.needle_words import ADJECTIVES, NOUNS
 from modalities.text.retrieval import TextEvaluator
-from modalities.text.tokenizers import Tokenizer, load_tokenizer
+from modalities.text.ruler import BUDGETS, RULER_TASKS, WORD_LISTS, Material, least_length, load_words, make_sample
+from modalities.text.tokenizers import load_tokenizer
 from zoo.slices import slices
 
-NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-NEEDLE = "One of the special magic {kind} for {key} is: {value}."
-HEAD = (
-    "Some special magic {kind} are hidden within the following text. Make sure to memorize it. "
-    "I will quiz you about the {kind} afterwards.\n"
-)
-TAIL = (
-    "\nWhat are all the special magic {kind} for {query} mentioned in the provided text?"
-    " The special magic {kind} for {query} mentioned in the provided text are"
-)
-DEPTHS = np.linspace(0, 100, 40).round().astype(int)  # per cent of the sentences, as in RULER
-MAX_NEW_TOKENS = 128
+__all__ = ["Ruler", "RulerSettings", "fraction_found"]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
 @dataclass(frozen=True)
-class RulerTask:
-    """haystack: "noise" lines, "essay" text or other "needles"; key, value: "words", "numbers" or "uuids"."""
+class RulerSettings(LengthSettings):
+    """`samples` counts prompts per task and length (default 20; RULER has 500).
 
-    haystack: str
-    key: str
-    value: str
-    num_keys: int = 1
-    num_values: int = 1
-    num_queries: int = 1
+    Attributes:
+        tasks: those measured and averaged, in RULER's order.
+        budget: what is at most L tokens: "ruler" takes the prompt without BOS and the tokens that the task generates, as RULER
+            does; "prompt" takes the prompt with BOS.
+        keys: words of keys and lists: "wonderwords", RULER's own (6.17 million adjective-noun pairs), from the package of that
+            name; "own", 12,876 pairs of short common words, with which multikey_2 has near-duplicates of the asked key and
+            scores do not compare with RULER's.
+    """
 
+    tasks: tuple[str, ...] | None = option(None, "as vt,cwe; default: all of " + ",".join(RULER_TASKS), parse=_names)
+    budget: str = option(
+        "ruler", "what is at most L: ruler (prompt and generated tokens, without BOS) or prompt (with BOS)"
+    )
+    keys: str = option("wonderwords", "words: wonderwords (RULER's; needs that package) or own (not comparable)")
 
-RULER_TASKS = {
-    "single_1": RulerTask("noise", "words", "numbers"),
-    "single_2": RulerTask("essay", "words", "numbers"),
-    "single_3": RulerTask("essay", "words", "uuids"),
-    "multikey_1": RulerTask("essay", "words", "numbers", num_keys=4),
-    "multikey_2": RulerTask("needles", "words", "numbers"),
-    "multikey_3": RulerTask("needles", "uuids", "uuids"),
-    "multivalue": RulerTask("essay", "words", "numbers", num_values=4),
-    "multiquery": RulerTask("essay", "words", "numbers", num_keys=4, num_queries=4),
-}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("budget", self.budget, BUDGETS)
+        check_choice("keys", self.keys, WORD_LISTS)
+        if self.tasks is not None:
+            if not self.tasks:
+                raise ValueError(f"tasks names none; expected some of {', '.join(RULER_TASKS)}")
+            for task in self.tasks:
+                check_choice("tasks", task, list(RULER_TASKS))
+            object.__setattr__(self, "tasks", tuple(task for task in RULER_TASKS if task in self.tasks))
 
 
 class Ruler(TextEvaluator):
-    """RULER's eight needle tasks: mean fraction of references found in at most 128 generated tokens, 0 to 1.
+    """RULER's tasks: mean share of references found in the tokens that a task generates (30 to 128), 0 to 1.
 
-    A prompt, answer prefix included, holds at most L tokens (RULER counts the 128 generated ones too). A sample ends
-    early once every reference was found, which cannot change its score. `samples` prompts per task and length
-    (default 20). Without `lengths`, the default lengths that are too short for the templates are left out.
+    | task | what is asked | generated |
+    |---|---|---|
+    | single_1–3, multikey_1–3, multivalue, multiquery | values by key | 128 |
+    | vt | the variables along a chain of four assignments; a solved example before | 30 |
+    | cwe | the ten words that occur most often in a list; a solved example before | 120 |
+    | fwe | the three coded words that occur most often; frequencies ∝ k⁻² | 50 |
+
+    qa_1 and qa_2 are left out: their data is in no package. A sample ends early once every reference was found, which cannot
+    change its score. A standard error is over samples, that of the average √(Σ s²) / T over its T tasks. Haystacks are as long
+    as fits, sample by sample; in RULER all samples of a length have one size. Without `lengths`, those of the default lengths
+    are measured that have room for every task. In bytes cwe needs 2,100, and from L = 4,096 on, where RULER repeats words
+    more often, 8,000; vt 1,850, the others 500 to 900.
     """
 
     name = "ruler"
-    summary = "RULER's eight needle-in-a-haystack tasks: fraction of references found in 128 generated tokens"
+    version = 2
+    summary = "RULER's eleven synthetic tasks: share of references found in what is generated, against length"
     scores = (
         Score("average", "references found, average of tasks", unit_interval=True),
         *(Score(task, f"{task}: references found", unit_interval=True, tabled=False) for task in RULER_TASKS),
     )
+    settings_class = RulerSettings
+    paired_over = "prompts"
     default_samples = 20
 
     @property
     def samples(self) -> int:
         return self.settings.samples or self.default_samples
 
-    def identity(self, model: Decoder) -> dict[str, Any]:
-        text = self.heldout_for(model).fingerprint
-        return {"text": text, "seed": self.settings.seed, "samples": self.samples, "new_tokens": MAX_NEW_TOKENS}
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.settings.tasks or tuple(RULER_TASKS)
 
-    def essay(self, model: Decoder) -> tuple[str, ...]:
-        """The words of all held-out documents, one after the other."""
-        return _words(self.heldout_for(model).items)
+    def identity(self, model: Decoder) -> dict[str, Any]:
+        return {
+            "text": self.heldout_for(model).fingerprint,
+            "seed": self.settings.seed,
+            "samples": self.samples,
+            "budget": self.settings.budget,
+            "words": f"{self.settings.keys} {load_words(self.settings.keys).fingerprint}",
+        }
 
     def points(self, model: Decoder) -> tuple[int, ...]:
         lengths = self.settings.resolved_lengths(self.trained_at(model))
         if self.settings.lengths:
             return lengths  # given explicitly: measured, or an error
-        shortest = max(_shortest(model.config.tokenizer, self.essay(model), task) for task in RULER_TASKS)
-        return tuple(length for length in lengths if length >= shortest)
+        documents = self.heldout_for(model).items
+        room = partial(_has_room, model.config.tokenizer, documents, self.settings.keys, self.settings.budget)
+        fitting = {length: [task for task in self.tasks if room(task, length)] for length in lengths}
+        found = tuple(length for length, tasks in fitting.items() if len(tasks) == len(self.tasks))
+        if not found:
+            most = max(lengths, key=lambda length: len(fitting[length]))
+            raise ValueError(
+                f"no default length has room for all of {', '.join(self.tasks)}: name longer ones than {lengths[-1]} with "
+                f"--lengths, or --tasks {','.join(fitting[most])}, which fit in {most}"
+            )
+        return found
 
     def cells(self, model: Decoder) -> list[Cell]:
-        tokenizer, essay, seed = model.config.tokenizer, self.essay(model), self.settings.seed
+        documents, settings = self.heldout_for(model).items, self.settings
+        drawn = partial(_samples, model.config.tokenizer, documents, settings.keys, settings.budget)
         return [
             Cell(
                 f"length={length}/task={task}",
-                cost=self.samples * (length + MAX_NEW_TOKENS),
-                data={
-                    "length": length,
-                    "task": task,
-                    "samples": _ruler_cell(tokenizer, essay, task, length, self.samples, seed),
-                },
+                cost=self.samples * (length + (settings.budget == "prompt") * RULER_TASKS[task].new_tokens),
+                data={"length": length, "task": task, "samples": drawn(task, length, self.samples, settings.seed)},
             )
             for length in self.points(model)
-            for task in RULER_TASKS
+            for task in self.tasks
         ]
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
-        tokenizer = load_tokenizer(model.config.tokenizer)
+        """The score of every sample."""
+        tokenizer, new_tokens = load_tokenizer(model.config.tokenizer), RULER_TASKS[cell.data["task"]].new_tokens
         samples, length = cell.data["samples"], cell.data["length"]
         scores: list[float] = []
-        for part in slices(len(samples), self.settings.batch_size(length + MAX_NEW_TOKENS)):
+        for part in slices(len(samples), self.settings.batch_size(length + new_tokens)):
             wanted = [answers for _, answers in samples[part]]
             texts = greedy_texts(
                 model,
                 tokenizer,
                 [prompt for prompt, _ in samples[part]],
-                max_new_tokens=MAX_NEW_TOKENS,
+                max_new_tokens=new_tokens,
                 finished=[partial(_all_found, references=answers) for answers in wanted],
             )
             scores += [fraction_found(text, answers) for text, answers in zip(texts, wanted, strict=True)]
-        return {"length": length, "task": cell.data["task"], "samples": len(scores), "score": sum(scores) / len(scores)}
+        return {"length": length, "task": cell.data["task"], "scores": scores}
+
+    def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
+        """Every prompt, in its task and in the average."""
+        for k, score in enumerate(cell["scores"]):
+            for column in (cell["task"], "average"):
+                yield Observed(cell["length"], f"{cell['task']}/{k}", column, score)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
-            by_task = {c["task"]: c["score"] for c in cells.values() if c["length"] == length}
-            rows.append({"length": length, "average": sum(by_task.values()) / len(by_task), **by_task})
+            scores = {c["task"]: np.array(c["scores"]) for c in cells.values() if c["length"] == length}
+            errors = {task: standard_error(values) for task, values in scores.items()}
+            row = {
+                "length": length,
+                "average": float(np.mean([values.mean() for values in scores.values()])),
+                "average_standard_error": math.hypot(*errors.values()) / len(errors),
+            }
+            for task, values in scores.items():
+                row |= {task: float(values.mean()), f"{task}_standard_error": errors[task]}
+            rows.append(row | {"samples": sum(map(len, scores.values()))})
         return rows
 
 
 def fraction_found(text: str, references: tuple[str, ...]) -> float:
-    """Share of references that occur in ``text``, case aside: RULER's score of one sample."""
+    """Share of references that occur in `text`, case aside: RULER's score of one sample."""
     lowered = text.lower()
     return sum(reference.lower() in lowered for reference in references) / len(references)
 
@@ -148,142 +189,34 @@ def _all_found(text: str, references: tuple[str, ...]) -> bool:
     return fraction_found(text, references) == 1.0
 
 
-def make_ruler_sample(
-    task: RulerTask, length: int, tokenizer: Tokenizer, essay: tuple[str, ...], rng: np.random.Generator
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """One prompt (ids with BOS, at most ``length`` of them) and the references it asks for.
-
-    The haystack is the largest that fits, found by bisection; length 0 asks for none. Raises ValueError, with the
-    least length, when the template does not fit even without a haystack.
-    """
-    keys = _distinct(task.key, task.num_keys, rng)
-    values = [_distinct(task.value, task.num_values, rng) for _ in keys]
-    needles = [NEEDLE.format(kind=task.value, key=k, value=v) for k, vs in zip(keys, values, strict=True) for v in vs]
-    needles = [needles[i] for i in rng.permutation(len(needles))]
-    queried = rng.permutation(task.num_keys)[: task.num_queries]
-    query = ", ".join(keys[i] for i in queried[:-1]) + ", and " * (len(queried) > 1) + keys[queried[-1]]
-    references = tuple(value for i in queried for value in values[i])
-    head, tail = HEAD, TAIL
-    kind = task.value
-    if len(references) == 1:  # RULER's own grammar for one answer
-        kind = kind[:-1]
-        head, tail = (t.replace("Some", "A").replace("are all", "is").replace("are", "is") for t in (head, tail))
-    head, tail = head.format(kind=kind), tail.format(kind=kind, query=query)
-
-    build = _haystack(task, needles, essay, rng)
-
-    def prompt(pieces: int) -> np.ndarray:
-        return np.concatenate([[tokenizer.bos_id], tokenizer.encode(head + build(pieces) + tail)])
-
-    if length == 0:
-        return prompt(0), references
-    if len(shortest := prompt(0)) > length:
-        raise ValueError(
-            f"length {length} is too short for this RULER task: its shortest prompt takes {len(shortest)} tokens "
-            f"of tokenizer {tokenizer.name!r}"
-        )
-    low, high = 0, 1
-    while len(prompt(high)) <= length:  # ends: every piece is at least one token
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if len(prompt(middle)) <= length else (low, middle)
-    return prompt(low), references
-
-
-def _haystack(
-    task: RulerTask, needles: list[str], essay: tuple[str, ...], rng: np.random.Generator
-) -> Callable[[int], str]:
-    """A function from a number of haystack pieces (words of essays, else lines) to the context, needles in place."""
-    if task.haystack == "essay":
-        first = int(rng.integers(len(essay)))
-        depths = np.sort(rng.choice(DEPTHS, size=len(needles), replace=False))
-
-        def build(count: int) -> str:
-            sentences = _sentences(essay[(first + k) % len(essay)] for k in range(count))
-            places = [len(sentences) * int(depth) // 100 for depth in depths]
-            for place, needle in zip(places[::-1], needles[::-1], strict=True):  # from the back: places stay valid
-                sentences.insert(place, needle)
-            return " ".join(sentences)
-
-        return build
-
-    taken = {_key_of(needle) for needle in needles}
-    fillers: list[str] = []
-    stream = rng.spawn(1)[0]  # its own stream: how many fillers are drawn must not change the next sample
-
-    def filler(k: int) -> str:
-        if task.haystack == "noise":
-            return NOISE
-        while len(fillers) <= k:
-            key = _distinct(task.key, 1, stream, avoid=taken)[0]
-            fillers.append(NEEDLE.format(kind=task.value, key=key, value=_random(task.value, stream)))
-        return fillers[k]
-
-    # As in RULER's own code, lines of noise and of other needles take the needles anywhere; only essays use the 40 depths.
-    places = np.sort(rng.random(len(needles)))
-
-    def build_lines(count: int) -> str:
-        lines = [filler(k) for k in range(count)]
-        for place, needle in zip(places[::-1], needles[::-1], strict=True):
-            lines.insert(int(place * count), needle)
-        return "\n".join(lines)
-
-    return build_lines
-
-
-def _key_of(needle: str) -> str:
-    return needle.split(" for ", 1)[1].split(" is: ", 1)[0]
-
-
-def _random(kind: str, rng: np.random.Generator) -> str:
-    if kind == "words":
-        return f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
-    if kind == "numbers":
-        return str(int(rng.integers(1_000_000, 10_000_000)))
-    return str(uuid.UUID(bytes=rng.bytes(16), version=4))
-
-
-def _distinct(kind: str, count: int, rng: np.random.Generator, avoid: set[str] | None = None) -> list[str]:
-    """``count`` different draws outside ``avoid``; of over ten thousand possible values, so the bound is never met."""
-    found: dict[str, None] = {}
-    for _ in range(100 * count):
-        if (drawn := _random(kind, rng)) not in (avoid or ()):
-            found[drawn] = None
-        if len(found) == count:
-            return list(found)
-    raise RuntimeError(f"could not draw {count} different {kind}")
-
-
-def _sentences(words: Iterable[str]) -> list[str]:
-    """Words joined up to each that ends a sentence; the last may be cut short."""
-    sentences: list[list[str]] = [[]]
-    for word in words:
-        sentences[-1].append(word)
-        if word.rstrip("\"')").endswith((".", "!", "?")):
-            sentences.append([])
-    return [" ".join(sentence) for sentence in sentences if sentence]
-
-
 @lru_cache(maxsize=4)
-def _words(documents: tuple[EncodedDocument, ...]) -> tuple[str, ...]:
-    return tuple(word for document in documents for word in document.text.split())
-
-
-@lru_cache(maxsize=32)
-def _shortest(tokenizer_name: str, essay: tuple[str, ...], task: str) -> int:
-    """Tokens of the longest of some prompts without a haystack, and 5% more: a length that nearly every draw fits."""
-    tokenizer = load_tokenizer(tokenizer_name)
-    rng = np.random.default_rng(0)
-    drawn = [len(make_ruler_sample(RULER_TASKS[task], 0, tokenizer, essay, rng)[0]) for _ in range(20)]
-    return round(1.05 * max(drawn))
+def _material(tokenizer: str, documents: tuple[EncodedDocument, ...], keys: str) -> Material:
+    """The essay is the words of all held-out documents, one after the other."""
+    essay = tuple(word for document in documents for word in document.text.split())
+    return Material(load_tokenizer(tokenizer), essay, load_words(keys))
 
 
 @lru_cache(maxsize=256)
-def _ruler_cell(tokenizer_name: str, essay: tuple[str, ...], task: str, length: int, count: int, seed: int) -> tuple:
-    tokenizer = load_tokenizer(tokenizer_name)
+def _has_room(
+    tokenizer: str, documents: tuple[EncodedDocument, ...], keys: str, budget: str, task: str, length: int
+) -> bool:
+    return least_length(RULER_TASKS[task], length, _material(tokenizer, documents, keys), budget) <= length
+
+
+@lru_cache(maxsize=256)
+def _samples(  # keyed by its arguments alone, so no cell depends on another being drawn
+    tokenizer: str,
+    documents: tuple[EncodedDocument, ...],
+    keys: str,
+    budget: str,
+    task: str,
+    length: int,
+    count: int,
+    seed: int,
+) -> tuple[tuple[np.ndarray, tuple[str, ...]], ...]:
+    material = _material(tokenizer, documents, keys)
     rng = np.random.default_rng([seed, length, list(RULER_TASKS).index(task)])
     try:
-        return tuple(make_ruler_sample(RULER_TASKS[task], length, tokenizer, essay, rng) for _ in range(count))
+        return tuple(make_sample(RULER_TASKS[task], length, material, rng, budget=budget) for _ in range(count))
     except ValueError as error:
         raise ValueError(f"ruler {task}: {error}") from error

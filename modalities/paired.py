@@ -1,0 +1,94 @@
+"""Paired comparisons: two models unit by unit, where a unit is what a measurement's data varies by (documents, prompts)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Observed", "ScoresByUnit", "paired_rows", "scores_by_unit", "t_quantile"]
+
+
+class Observed(NamedTuple):
+    """A score of one unit at one place of the axis, or a part of it: the score is Σ total / Σ weight over the parts."""
+
+    point: Any
+    unit: str
+    column: str
+    total: float
+    weight: float = 1.0
+
+
+ScoresByUnit = dict[tuple[Any, str], dict[str, float]]  # (place, column of the score) → unit → score
+
+
+def scores_by_unit(observed: Iterable[Observed]) -> ScoresByUnit:
+    """The score of each unit; a unit of weight 0 has none."""
+    sums: dict[tuple[Any, str], dict[str, tuple[float, float]]] = {}
+    for one in observed:
+        units = sums.setdefault((one.point, one.column), {})
+        total, weight = units.get(one.unit, (0.0, 0.0))
+        units[one.unit] = total + one.total, weight + one.weight
+    return {
+        key: {unit: total / weight for unit, (total, weight) in units.items() if weight} for key, units in sums.items()
+    }
+
+
+def paired_rows(
+    model: Sequence[ScoresByUnit], against: Sequence[ScoresByUnit], axis: str = "point"
+) -> list[dict[str, Any]]:
+    """The seeds of one model minus those of another: a row for each score and place that all have, places in column `axis`.
+
+    Each side's score of a unit is the mean of its seeds; d_u is the difference at unit u, over the n units that all seeds of
+    both have. Columns: `score`; `units` = n; `value` and `against_value`, means over these units; `difference` = mean
+    d_u with its two-sided 95% interval `low` to `high`, mean ± t(0.975, n − 1)·s_d/√n, NaN where s_d is 0 or n is 1; `seeds`,
+    `against_seeds`, and `seed_deviation`, `against_seed_deviation`: the sample standard deviation over a side's seeds of their
+    means, NaN for one seed. The interval is of the units; it says nothing of other seeds.
+    """
+    sides, rows = [*model, *against], []
+    shared = [key for key in sides[0] if all(key in side for side in sides)]
+    columns = list(dict.fromkeys(column for _, column in shared))
+    for point, column in sorted(shared, key=lambda key: columns.index(key[1])):  # stable: places stay in order
+        tables = [side[point, column] for side in sides]
+        units = [unit for unit in tables[0] if all(unit in table for table in tables)]
+        if not units:
+            continue
+        scores = np.array([[table[unit] for unit in units] for table in tables])  # (seeds of both, units)
+        mine, theirs = scores[: len(model)], scores[len(model) :]
+        gap = mine.mean(0) - theirs.mean(0)
+        half = math.nan
+        if np.ptp(gap) > 0:  # where all units differ alike, nothing tells how others would
+            half = t_quantile(0.95, len(units) - 1) * float(gap.std(ddof=1)) / math.sqrt(len(units))
+        middle = float(gap.mean())
+        row = {"score": column, axis: point, "units": len(units)}
+        row |= {"value": float(mine.mean()), "against_value": float(theirs.mean())}
+        row |= {"difference": middle, "low": middle - half, "high": middle + half}
+        for name, side in (("", mine), ("against_", theirs)):
+            means = side.mean(1).tolist()
+            row[f"{name}seeds"] = len(means)
+            row[f"{name}seed_deviation"] = statistics.stdev(means) if len(means) > 1 else math.nan
+        rows.append(row)
+    return rows
+
+
+def t_quantile(share: float, degrees: int) -> float:
+    """t with P(|T| ≤ t) = `share` for Student's T of `degrees` degrees of freedom, by bisection to 1e-12 of its angle."""
+    low, high = 0.0, math.pi / 2  # of θ = atan(t / √ν)
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_share(middle, degrees) < share else (low, middle)
+    return math.tan(low) * math.sqrt(degrees)
+
+
+def _t_share(angle: float, degrees: int) -> float:
+    """P(|T| ≤ √ν tan θ): the finite series in cos θ of Abramowitz & Stegun 26.7.3 (ν odd) and 26.7.4 (ν even)."""
+    odd, cos2 = degrees % 2, math.cos(angle) ** 2
+    k = np.arange(1, (degrees - odd) // 2)
+    ratios = (2 * k - 1 + odd) / (2 * k + odd)  # of one term to that before it, without cos²
+    terms = float(1 + np.cumprod(ratios * cos2).sum()) if degrees > 1 else 0.0
+    if odd:
+        return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * terms)
+    return math.sin(angle) * terms

@@ -1,6 +1,5 @@
 """The controls that the README's claims stand beside, measured on the shipped weights.
 
-    python tools/controls.py distractors      text: other five-digit numbers in the filler, and the key asked for in other words
     python tools/controls.py reduced          pictures read large, and reduced before the model       needs `vision glyphs`
     python tools/controls.py seeds            GOAT beside axial 2-D RoPE: seeds, and pairs of pictures   needs `vision glyphs`
     python tools/controls.py context-mixer    DNA: a mixer of counters, primed with as many bases       needs `dna genomes`
@@ -29,8 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 
 import zoo
 from modalities.contract import find_modality
-from modalities.text.passkey import FILLER, INFO, NUM_DIGITS, QUESTION
-from modalities.text.tokenizers import load_tokenizer
 from recipes.report import load_results
 from tools.context_mixing import LONGEST, ORDERS, RATE, Mixer, turned
 from zoo.cli import call
@@ -78,91 +75,6 @@ def save(out: Path, name: str, settings: dict[str, Any], started: float, **table
         typer.echo(f"\n{name}: {title}\n" + "\t".join(columns))
         for row in rows:
             typer.echo("\t".join(str(row.get(column, "")) for column in columns))
-
-
-# ---- text ----
-
-METHODS = ("ggd", "ggd_ssmax", "goat", "alibi", "rope", "cable", "t5")
-GATE, SHEEP = " The gate number is {}. Note it.", " He counted {} sheep today."
-RIVALS = (GATE, SHEEP, " House {} is on the hill.", " It cost {} crowns.")
-SHORT_RIVALS = (" Bin {}.", " Row {}.", " Lot {}.", " Bed {}.")  # where four of the others have no room
-
-
-WORDINGS = {  # how the key is told, up to it and behind it, and asked for; INFO and QUESTION is what was trained on
-    "as trained": (*INFO, QUESTION),
-    "same phrase": (" Listen: the pass key is ", ", do not lose it.", " Say it now. The pass key is "),
-    "secret number": (" My secret number is ", ". Keep it.", " What is my secret number? My secret number is "),
-    "door code": (" The door code is ", ". Write it down.", " What is the door code? The door code is "),
-    "train number": (" The train number is ", ". Note it.", " Which train do we take? The train number is "),
-    "gate": (" The gate opens with ", ". Keep it.", " What opens the gate? The gate opens with "),
-}
-
-
-def passage(cell: tuple[int, int, str], rng: np.random.Generator, tokenizer: Any) -> tuple[list[int], str, list[str]]:
-    """(prompt ids, key, other numbers) of (length, other numbers, wording): prompt and key are `length` tokens with BOS.
-
-    As the passkey evaluator's prompts, with sentences that hold another five-digit number, each at a random place between
-    two sentences.
-    """
-    (length, others, name), size = cell, lambda text: len(tokenizer.encode(text))
-    before, after, question = WORDINGS[name]
-    key, *numbers = ("".join(map(str, rng.integers(0, 10, NUM_DIGITS))) for _ in range(1 + others))
-    parts = [before + key + after]
-    room = length - 1 - size(parts[0] + question) - NUM_DIGITS
-    chosen = RIVALS if others * max(size(text.format(key)) for text in RIVALS) <= room else SHORT_RIVALS
-    texts = rng.permutation(chosen)[:others].tolist()
-    rivals = [text.format(number) for text, number in zip(texts, numbers, strict=True)]
-    filler = room - size("".join(rivals))
-    if filler < 0:
-        raise ValueError(f"{others} other numbers have no room in {length} tokens")
-    ahead, first = round(float(rng.random()) * filler), int(rng.integers(len(FILLER)))
-    behind, step = filler - ahead, first
-    while ahead > 0:  # backwards from the key; the first sentence is cut at its front
-        parts.insert(0, FILLER[(first - len(parts)) % len(FILLER)][-ahead:])
-        ahead -= len(parts[0])
-    while behind > 0:  # and forwards; the last one is cut at its end
-        parts.append(FILLER[step % len(FILLER)][:behind])
-        step, behind = step + 1, behind - len(parts[-1])
-    for rival in rivals:
-        parts.insert(int(rng.integers(len(parts) + 1)), rival)
-    prompt = [tokenizer.bos_id, *tokenizer.encode("".join(parts) + question).tolist()]
-    assert len(prompt) + NUM_DIGITS == length, "sentences are cut by the letter: a token must be a byte"
-    return prompt, key, numbers
-
-
-def asked(model: Any, cell: tuple[int, int, str], trials: int, seed: int) -> dict[str, Any]:
-    """Exact match of freely generated keys, and how often another number of the prompt was written instead."""
-    (length, others, name), tokenizer = cell, load_tokenizer(model.config.tokenizer)
-    rng = np.random.default_rng([seed, length, others, list(WORDINGS).index(name)])  # equal prompts for all models
-    made = [passage(cell, rng, tokenizer) for _ in range(trials)]
-    written = []
-    for part in slices(trials, max(1, 16384 // length)):
-        prompts = [prompt for prompt, _, _ in made[part]]
-        written += [tokenizer.decode(ids) for ids in model.generate(prompts, max_new_tokens=5)]
-    right = sum(text == key for text, (_, key, _) in zip(written, made, strict=True))
-    other = sum(text in numbers for text, (_, _, numbers) in zip(written, made, strict=True))
-    low, high = wilson(right, trials)
-    row = {"length": length, "others": others, "wording": name, "trials": trials, "exact": right / trials}
-    return row | {"low": low, "high": high, "wrote_another": other / trials}
-
-
-@app.command()
-def distractors(
-    trials: Annotated[int, typer.Option(help="prompts of a cell, at lengths up to 256")] = 200,
-    far: Annotated[int, typer.Option(help="and beyond")] = 100,
-    seed: int = 0,
-    out: Out = OUT,
-) -> None:
-    """Passkeys with other numbers about, and keys in other words. Models were trained on 128 tokens."""
-    started = time.perf_counter()
-    cells = [(length, others, "as trained") for length in (128, 256, 512, 1024) for others in (0, 1, 4)]
-    cells += [(128, 0, name) for name in list(WORDINGS)[1:]]
-    rows = []
-    for method in METHODS:
-        model = zoo.create_model(f"text_{method}_tiny.passkey").eval()
-        rows += [{"method": method} | asked(model, cell, trials if cell[0] <= 256 else far, seed) for cell in cells]
-    settings = {"trials": trials, "far": far, "seed": seed, "train_length": 128, "interval": "Wilson, 95%"}
-    save(out, "distractors", settings, started, rows=rows)
 
 
 # ---- pictures ----

@@ -3,7 +3,7 @@
     config.py      the data section of a recipe    sources.py    documents by spec string, and the held-out split
     tokenizers.py  text -> ids                     corpus.py     a source tokenised once, cached on disk
     data.py        packing, order, held-out set    streaming.py  the same samples from an endless stream
-    passkey.py     passkey documents               ../loading.py the loaders: ranks, workers, resume
+    rows.py        rows of facts and of copies     ../loading.py the loaders: ranks, workers, resume
 
 A sample is a row of L+1 tokens with the document number of each: inputs are tokens[:-1], targets tokens[1:]. A target
 counts where its segment equals its input's and is not −1; −1 marks padding.
@@ -11,7 +11,7 @@ counts where its segment equals its input's and is not −1; −1 marks padding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -24,7 +24,7 @@ from modalities.heldout import Heldout, fingerprint_of
 from modalities.loading import IndexedLoader, RowBatches, StreamLoader
 from modalities.text.config import TextDataConfig
 from modalities.text.corpus import TokenCorpus, tokenize_corpus
-from modalities.text.passkey import minimum_length, passkey_row
+from modalities.text.rows import RowMix
 from modalities.text.sources import HFSource, document_split, open_source
 from modalities.text.streaming import TextStream
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
@@ -34,7 +34,7 @@ __all__ = ["DEFAULT_SOURCE", "EncodedDocument", "PackedDataset", "build_loader",
 DEFAULT_SOURCE = "sotu-excerpt"
 MOST_DOCUMENTS = 2000  # held-out documents read of a source without end
 # First word of every random key after the seed, so that no two uses share a stream.
-_DOCUMENTS, _WINDOWS, _PASSKEY = 0, 1, 2
+_DOCUMENTS, _WINDOWS, _MIX = 0, 1, 2
 
 
 class PackedDataset(Dataset):
@@ -57,8 +57,7 @@ class PackedDataset(Dataset):
         tokenizer: Tokenizer,
         *,
         seed: int = 0,
-        passkey_fraction: float = 0.0,
-        passkey_weight: float = 1.0,
+        mix: RowMix = RowMix(),
         shuffle: bool = True,
         epochs: int | None = None,
     ) -> None:
@@ -66,14 +65,9 @@ class PackedDataset(Dataset):
             raise ValueError(f"the corpus was tokenised with {corpus.tokenizer!r}, not {tokenizer.name!r}")
         if not len(corpus):
             raise ValueError("the corpus has no document")
-        if passkey_fraction > 0 and context + 1 < minimum_length(tokenizer):
-            raise ValueError(
-                f"context {context} is too short for passkey documents: "
-                f"tokenizer {tokenizer.name!r} needs at least {minimum_length(tokenizer) - 1}"
-            )
+        mix.check(context, tokenizer)
         self.corpus, self.context, self.tokenizer = corpus, context, tokenizer
-        self.seed, self.shuffle = seed, shuffle
-        self.passkey_fraction, self.passkey_weight = passkey_fraction, passkey_weight
+        self.seed, self.shuffle, self.mix = seed, shuffle, mix
         self.lengths = np.diff(corpus.offsets) + 1  # with BOS
         self.epoch_tokens = int(self.lengths.sum())
         self.epoch_windows = max(1, -(-(self.epoch_tokens - 1) // context))
@@ -89,15 +83,12 @@ class PackedDataset(Dataset):
         """{"tokens", "segments"}, both int64 (L+1,). Past the end of a finite set: IndexError."""
         if index < 0 or (self.size is not None and index >= self.size):
             raise IndexError(f"sample {index} is outside 0..{'' if self.size is None else self.size - 1}")
-        if self.passkey_fraction > 0:
-            rng = np.random.default_rng([self.seed, _PASSKEY, index])
-            if rng.random() < self.passkey_fraction:
-                return passkey_row(self.context, rng, self.tokenizer, self.passkey_weight)
         epoch, position = divmod(index, self.epoch_windows)
         if epoch not in self._laid_out:
             self._laid_out = dict([*self._laid_out.items()][-1:]) | {epoch: self._lay_out(epoch)}
         order, ends, windows = self._laid_out[epoch]
-        return self._window(order, ends, int(windows[position]) * self.context)
+        row = self._window(order, ends, int(windows[position]) * self.context)
+        return self.mix(row, [self.seed, _MIX, index], self.tokenizer)
 
     def identity(self) -> dict[str, Any]:
         """What decides a sample besides its number; see `modalities.loading`."""
@@ -106,8 +97,7 @@ class PackedDataset(Dataset):
             "fingerprint": self.corpus.fingerprint,
             "seed": self.seed,
             "context": self.context,
-            "passkey_fraction": self.passkey_fraction,
-            "passkey_weight": self.passkey_weight,
+            "mix": asdict(self.mix),
             "shuffle": self.shuffle,
         }
 
@@ -170,8 +160,8 @@ def build_loader(
     """The loader of one split for one rank: iterable of {"tokens", "segments"}, int64 (B, L+1), with state_dict() and
     load_state_dict().
 
-    "train" is endless and shuffled, with passkey rows as configured. "heldout" is one pass over the held-out documents,
-    in a mixed order that is the same for every seed, without passkey rows, with equally many batches on every rank.
+    "train" is endless and shuffled, with rows of facts and copies as configured. "heldout" is one pass over the held-out documents,
+    in a mixed order that is the same for every seed, of plain rows alone, with equally many batches on every rank.
     A "hf:" source streams in training (StreamLoader: its state is each rank's own); everything else is tokenised
     once (IndexedLoader: its state is the same on all ranks).
     """
@@ -181,11 +171,7 @@ def build_loader(
         return StreamLoader(TextStream(config, tokenizer, micro_batch), micro_batch, **share)
     corpus = load_corpus(config, split, tokenizer)
     if split == "train":
-        options: dict[str, Any] = {
-            "seed": config.seed,
-            "passkey_fraction": config.passkey_fraction,
-            "passkey_weight": config.passkey_weight,
-        }
+        options: dict[str, Any] = {"seed": config.seed, "mix": config.row_mix}
     else:  # shuffled, so that the first few batches represent all documents; always alike, so that runs compare
         options = {"seed": 0, "epochs": 1}
     dataset = PackedDataset(corpus, config.context, tokenizer, **options)

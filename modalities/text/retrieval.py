@@ -1,10 +1,10 @@
-"""What text evaluators share: the held-out documents they read, and scoring a grid of prompts and answers."""
+"""What text evaluators share: the held-out documents they read, and retrieval scored on a grid of length × depth."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,19 +12,31 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import answer_scores
-from modalities.evaluation import Cell, CellValue, Evaluator, Observed, Score
+from modalities.evaluation import (
+    Cell,
+    CellValue,
+    Evaluator,
+    LengthSettings,
+    Observed,
+    Score,
+    check_choice,
+    counts,
+    option,
+)
 from modalities.heldout import Heldout
 from modalities.text.data import DEFAULT_SOURCE, EncodedDocument, open_heldout
+from modalities.text.prompts import PUBLISHED, TEMPLATES, Haystack, Template, open_haystack
+from modalities.text.tokenizers import load_tokenizer
 from zoo.slices import slices
 
-__all__ = ["Retrieval", "TextEvaluator"]
+__all__ = ["Retrieval", "RetrievalSettings", "TextEvaluator"]
 
 
 class TextEvaluator(Evaluator):
     """An evaluator that reads held-out documents: those of `settings.source`, else those that training held out."""
 
     @property
-    def source_name(self) -> str:
+    def source_name(self) -> str | None:
         return (
             self.settings.source
             or self.trained_on.get("heldout_source")
@@ -33,81 +45,159 @@ class TextEvaluator(Evaluator):
 
     def heldout_for(self, model: Decoder) -> Heldout[tuple[EncodedDocument, ...]]:
         """The documents in the model's tokens. Raises ValueError where training read tokens and kept no text."""
-        if self.source_name.startswith("tokens:"):
-            raise ValueError(
-                f"training read {self.source_name!r}, which holds no text: name held-out text with --source"
-            )
+        name = TextEvaluator.source_name.__get__(self)
+        if name.startswith("tokens:"):
+            raise ValueError(f"training read {name!r}, which holds no text: name held-out text with --source")
         whole = self.settings.source is None and self.trained_on.get("heldout_source") is not None
-        return open_heldout(self.source_name, model.config.tokenizer, "all" if whole else "heldout")
+        return open_heldout(name, model.config.tokenizer, "all" if whole else "heldout")
 
 
-class Retrieval(Evaluator):
-    """A length × depth grid of prompts and answers, scored teacher-forced and by free generation."""
+@dataclass(frozen=True)
+class RetrievalSettings(LengthSettings):
+    """What is hidden in what; see `modalities.text.prompts`."""
 
-    overview = Score("free_generation", "keys generated exactly", unit_interval=True)
+    template: str | None = option(None, f"{', '.join(TEMPLATES)}; default: own")
+    filler: str | None = option(
+        None, "own, grass, text (held-out documents) or file:PATH; default: what belongs to the template"
+    )
+    facts: tuple[int, ...] = option((1,), "facts in the text, as 1,2,5; one is asked for", parse=counts)
+    distractors: tuple[int, ...] = option((0,), "sentences with another number, as 0,1,4", parse=counts)
+    depths: int | None = option(None, "places of the fact between the text's start and end; default: the evaluator's")
+    prefix_digits: int | None = option(None, "digits of the key that the prompt gives away; default: as published")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("template", self.template, TEMPLATES)
+        if self.depths is not None and self.depths < 2:
+            raise ValueError(f"depths must be at least 2, got {self.depths}")
+        for name in ("facts", "distractors"):
+            found = getattr(self, name)
+            if not found or len(set(found)) < len(found):
+                raise ValueError(f"{name} must be different numbers, got {list(found)}")
+
+
+class Retrieval(TextEvaluator):
+    """A value stated somewhere in a text and asked for at its end: a grid of length × depth, under several conditions.
+
+    `samples` prompts a depth, with random values and words. Exact match is scored teacher-forced and by free generation (see
+    `answer_scores`). A condition is a number of facts and of distractors; where there are several, each has columns of its own,
+    such as `free_generation[facts=5]`.
+    """
+
+    settings_class = RetrievalSettings
+    overview = Score("free_generation", "answers generated exactly", unit_interval=True)
     scores = (Score("teacher_forced", drawn=False), overview)
     paired_over = "prompts"
     default_samples = 5
-    depths: ClassVar[int]
-    depth_decimals: ClassVar[int]  # in a cell's name
+    default_depths: ClassVar[int]
+    default_filler: ClassVar[str | None] = None  # None: what belongs to the template
+
+    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
+        super().__init__(settings, trained_on)
+        given = self.settings
+        name = given.template or "own"
+        prefix = (1 if name == "bam" else 0) if given.prefix_digits is None else given.prefix_digits
+        self.conditions: dict[str, Template] = {}
+        for facts in given.facts:
+            for distractors in given.distractors:
+                told = [f"facts={facts}"] * (len(given.facts) > 1)
+                told += [f"distractors={distractors}"] * (len(given.distractors) > 1)
+                suffix = f"[{','.join(told)}]" if told else ""
+                self.conditions[suffix] = Template(name, facts, distractors, prefix)
+        by_template = "grass" if name in PUBLISHED else "own" if name == "own" else "text"
+        self.filler = given.filler or self.default_filler or by_template
+        if any(self.conditions):  # instance attributes: what is tabled and drawn follows from the settings
+            label = f"{self.overview.label} "
+            drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True) for c in self.conditions)
+            self.scores = (*(Score(f"teacher_forced{c}", drawn=False) for c in self.conditions), *drawn)
+            self.overview = drawn[-1]
 
     @property
     def samples(self) -> int:
         return self.settings.samples or self.default_samples
 
+    @property
+    def depths(self) -> int:
+        return self.settings.depths or self.default_depths
+
+    @property
+    def source_name(self) -> str | None:
+        return super().source_name if self.filler == "text" else self.filler
+
+    def haystack(self, model: Decoder) -> Haystack:
+        tokenizer = load_tokenizer(model.config.tokenizer)
+        documents = self.heldout_for(model).items if self.filler == "text" else ()
+        return open_haystack(self.filler, tokenizer, [document.tokens for document in documents])
+
     def identity(self, model: Decoder) -> dict[str, Any]:
-        cells = {"seed": self.settings.seed, "samples": self.samples, "depths": self.depths}
-        return cells | {"outcomes": "by prompt"}  # which cells of before did not hold
+        template = next(iter(self.conditions.values()))
+        return {
+            "seed": self.settings.seed,
+            "samples": self.samples,
+            "depths": self.depths,
+            "template": [template.name, template.given],
+            "hay": self.haystack(model).fingerprint,
+        }
 
     def points(self, model: Decoder) -> tuple[int, ...]:
         return self.settings.resolved_lengths(self.trained_at(model))
 
-    @abstractmethod
-    def draw_samples(self, model: Decoder, length: int, depth: float) -> tuple[np.ndarray, np.ndarray]:
-        """`samples` equally long prompts (N, P) and answers (N, A), together `length` tokens."""
-
     def cells(self, model: Decoder) -> list[Cell]:
+        tokenizer, haystack = load_tokenizer(model.config.tokenizer), self.haystack(model)
         cells = []
         for length in self.points(model):
-            for k in range(self.depths):
-                depth = k / (self.depths - 1)
-                prompts, answers = self.draw_samples(model, length, depth)
-                data = {"length": length, "depth": depth, "prompts": prompts, "answers": answers}
-                name = f"length={length}/depth={depth:.{self.depth_decimals}f}"
-                cells.append(Cell(name, cost=len(prompts) * length, data=data))
+            for condition, template in self.conditions.items():
+                for k in range(self.depths):
+                    depth = k / (self.depths - 1)
+                    place = [self.settings.seed, length, round(depth * 1e6), template.facts, template.distractors]
+                    rng = np.random.default_rng(place)
+                    pairs = [template.draw(length, depth, rng, tokenizer, haystack) for _ in range(self.samples)]
+                    name = (
+                        f"length={length}/facts={template.facts}/distractors={template.distractors}/depth={depth:.3f}"
+                    )
+                    data = {"length": length, "depth": depth, "condition": condition, "pairs": pairs}
+                    cells.append(Cell(name, cost=len(pairs) * length, data=data))
         return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         """Mean scores of the cell's samples, and whether each was answered: `outcomes`, lists of 0 and 1."""
-        prompts, answers = cell.data["prompts"], cell.data["answers"]
-        parts = [
-            answer_scores(model, prompts[part], answers[part])
-            for part in slices(len(prompts), self.settings.batch_size(cell.data["length"]))
-        ]
-        scores = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        pairs = cell.data["pairs"]
+        by_shape: dict[tuple[int, int], list[int]] = {}  # prompts differ in length where words or keys do
+        for n, (prompt, answer) in enumerate(pairs):
+            by_shape.setdefault((len(prompt), len(answer)), []).append(n)
+        scores: dict[str, torch.Tensor] = {}
+        for alike in by_shape.values():
+            for part in slices(len(alike), self.settings.batch_size(cell.data["length"])):
+                mine = alike[part]
+                found = answer_scores(model, *(np.stack(side) for side in zip(*(pairs[n] for n in mine), strict=True)))
+                for name, values in found.items():
+                    scores.setdefault(name, torch.zeros(len(pairs), dtype=torch.float64))[mine] = values
+        facts = {key: cell.data[key] for key in ("length", "depth", "condition")} | {"samples": len(pairs)}
         means = {name: float(values.mean()) for name, values in scores.items()}
         outcomes = {name: scores[name].int().tolist() for name in ("teacher_forced", "free_generation")}
-        facts = {"length": cell.data["length"], "depth": cell.data["depth"], "samples": len(prompts)}
         return facts | means | {"outcomes": outcomes}
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """Every prompt: the k-th at a depth."""
         for column, found in cell["outcomes"].items():
             for k, right in enumerate(found):
-                yield Observed(cell["length"], f"{cell['depth']}/{k}", column, right)
+                yield Observed(cell["length"], f"{cell['depth']}/{k}", column + cell["condition"], right)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        """One row per length: means over depths, the binomial standard error of the generated score, and it by depth."""
+        """One row per length; for each condition means over depths, the binomial standard error of the generated score, and it
+        by depth."""
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
-            mine = sorted((c for c in cells.values() if c["length"] == length), key=lambda c: c["depth"])
-            samples = sum(c["samples"] for c in mine)
-            row = {"length": length, "samples": samples}
-            for score in ("teacher_forced", "free_generation", "digits", "nll"):
-                row[score] = sum(c[score] * c["samples"] for c in mine) / samples
-            found = row["free_generation"]
-            row["free_generation_standard_error"] = math.sqrt(found * (1 - found) / samples)
-            row["depths"] = [c["depth"] for c in mine]
-            row["free_generation_by_depth"] = [c["free_generation"] for c in mine]
+            row: dict[str, Any] = {"length": length}
+            for condition in dict.fromkeys(c["condition"] for c in cells.values()):
+                mine = [c for c in cells.values() if (c["length"], c["condition"]) == (length, condition)]
+                mine.sort(key=lambda c: c["depth"])
+                samples = row["samples"] = sum(c["samples"] for c in mine)
+                for score in ("teacher_forced", "free_generation", "digits", "nll"):
+                    row[score + condition] = sum(c[score] * c["samples"] for c in mine) / samples
+                found = row["free_generation" + condition]
+                row["free_generation_standard_error" + condition] = math.sqrt(found * (1 - found) / samples)
+                row["depths"] = [c["depth"] for c in mine]
+                row["free_generation_by_depth" + condition] = [c["free_generation"] for c in mine]
             rows.append(row)
         return rows

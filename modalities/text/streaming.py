@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -23,13 +24,12 @@ from torch.utils.data import get_worker_info
 
 from modalities.loading import collate
 from modalities.text.config import TextDataConfig
-from modalities.text.passkey import passkey_row
 from modalities.text.sources import HFSource, document_split, open_source
 from modalities.text.tokenizers import Tokenizer
 
 BLOCK = 256  # windows shuffled together
 
-_BLOCK, _PASSKEY = 3, 4  # words of the random keys, apart from those of data.py
+_BLOCK, _MIX = 3, 4  # words of the random keys, apart from those of data.py
 
 
 class _Shard:
@@ -71,14 +71,11 @@ class _Shard:
 
     def _row(self, tokens: np.ndarray, starts: np.ndarray, at: int, index: int) -> dict[str, torch.Tensor]:
         config = self.config
-        if config.passkey_fraction > 0:
-            rng = np.random.default_rng([config.seed, _PASSKEY, self.shard, index])
-            if rng.random() < config.passkey_fraction:
-                return passkey_row(config.context, rng, self.tokenizer, config.passkey_weight)
         where = np.arange(at, at + config.context + 1)
         document = np.searchsorted(starts, where, side="right")
         segments = np.unique(document, return_inverse=True)[1].reshape(-1).astype(np.int64)
-        return {"tokens": torch.from_numpy(tokens[where]), "segments": torch.from_numpy(segments)}
+        row = {"tokens": torch.from_numpy(tokens[where]), "segments": torch.from_numpy(segments)}
+        return config.row_mix(row, [config.seed, _MIX, self.shard, index], self.tokenizer)
 
     def _documents(self, position: dict[str, Any] | None) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
         """(position in front of the document, [BOS] + its tokens), epoch after epoch."""
@@ -127,6 +124,7 @@ class TextStream:
         source = open_source(config.source)
         if not isinstance(source, HFSource):
             raise ValueError(f"source {config.source!r} is not a stream; those are written 'hf:NAME[:CONFIG][:SPLIT]'")
+        config.row_mix.check(config.context, tokenizer)
         self.source, self.config, self.tokenizer, self.micro_batch = source, config, tokenizer, micro_batch
 
     def batches(self, slot: int, slots: int, done: int, state: Any) -> Iterator[tuple[Any, list[Any], Any]]:
@@ -144,6 +142,5 @@ class TextStream:
             "tokenizer": self.tokenizer.fingerprint,
             "seed": config.seed,
             "context": config.context,
-            "passkey_fraction": config.passkey_fraction,
-            "passkey_weight": config.passkey_weight,
+            "mix": asdict(config.row_mix),
         }

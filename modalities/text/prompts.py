@@ -1,0 +1,236 @@
+"""Retrieval prompts: a value is stated somewhere in a haystack, and asked for at the end.
+
+    [BOS] hay … statement … hay … other statements … hay … question      → answer
+
+A *template* gives the words, a *haystack* what they stand in. Templates:
+
+    own          "The pass key is 48213. Remember it."; asked "What is the pass key? The pass key is"
+    heldout      facts of the held-out grammar of `modalities.text.facts`, whose words no training document has
+    train        the same of the training grammar
+    mohtashami   the passkey prompt of Mohtashami & Jaggi (arXiv 2305.16300): a task description, the key said twice
+    bam          the same as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole repetitions of the filler, a key of six
+                 digits without a leading 0, the first of which the prompt gives away
+
+Beside the statement stand `facts` − 1 further facts, which differ from the one asked for in their subject, and `distractors`
+sentences with another number. Haystacks: sentences of our "own", the "grass" of the published prompts, "text" of held-out
+documents, "file:PATH". Statements stand between sentences; hay is cut to the token, so that prompt and answer together have
+exactly the length asked for (bam: a prompt of at most that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from modalities.evaluation import check_choice
+from modalities.heldout import fingerprint_of
+from modalities.text.facts import GRAMMARS, Grammar, Sentence, draw_digits, draw_facts, pick, sentence_ends
+from modalities.text.tokenizers import Tokenizer
+
+__all__ = ["HAYSTACKS", "PUBLISHED", "TEMPLATES", "Haystack", "Template", "open_haystack"]
+
+TEMPLATES = ("own", "heldout", "train", "mohtashami", "bam")
+PUBLISHED = ("mohtashami", "bam")
+HAYSTACKS = ("own", "grass", "text", "file:PATH")
+
+OWN = (
+    " The river runs slow. A lamp is lit in the barn. The hills are far away. We walk on and rest at noon. Rain falls on the "
+    "old road. The mill wheel turns again."
+)
+GRASS = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+TASK = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+QUESTION = "What is the pass key? The pass key is"
+OTHER_THINGS = ("gate", "room", "order", "train", "ticket", "house", "page", "flight", "lot", "ward")
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """What statements are hidden in.
+
+    Attributes:
+        texts: tokens of each document, or of the one text that a loop repeats.
+        loop: whether the text has no end.
+    """
+
+    texts: tuple[np.ndarray, ...]
+    loop: bool = False
+
+    def draw(self, count: int, rng: np.random.Generator, tokenizer: Tokenizer) -> np.ndarray:
+        """A random stretch of `count` tokens: of one document where one is that long, else of several in a row.
+
+        Of a loop it begins with a sentence.
+        """
+        if self.loop:
+            return self.repeat(count, int(pick(rng, sentence_ends(self.texts[0], tokenizer)[:-1])))
+        long = [text for text in self.texts if len(text) >= count]
+        if long:
+            text = pick(rng, long)
+            start = int(rng.integers(len(text) - count + 1))
+            return text[start : start + count]
+        parts: list[np.ndarray] = []
+        while sum(map(len, parts)) < count:
+            parts.append(pick(rng, self.texts))
+        return np.concatenate(parts)[:count]
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits, equal for equal haystacks."""
+        return fingerprint_of(
+            [*(np.ascontiguousarray(text, np.int64).tobytes() for text in self.texts), bytes([self.loop])]
+        )
+
+    def repeat(self, count: int, start: int = 0) -> np.ndarray:
+        """`count` tokens of a loop from its token `start` on."""
+        return self.texts[0][np.arange(start, start + count) % len(self.texts[0])]
+
+
+def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarray] = ()) -> Haystack:
+    """A haystack by name: "own", "grass", "text" (`documents`, in tokens) or "file:PATH".
+
+    Raises:
+        ValueError: for another name, or one without text.
+        FileNotFoundError: for a missing file.
+    """
+    if name in ("own", "grass"):
+        return Haystack((tokenizer.encode(OWN if name == "own" else GRASS),), loop=True)
+    if name == "text":
+        texts: tuple[np.ndarray, ...] = tuple(documents)
+    elif name.startswith("file:"):
+        path = Path(name.removeprefix("file:"))
+        if not path.is_file():
+            raise FileNotFoundError(f"filler {name!r}: no file {path}")
+        texts = (tokenizer.encode(path.read_text(encoding="utf-8")),)
+    else:
+        check_choice("filler", name, HAYSTACKS)
+    if not any(map(len, texts)):
+        raise ValueError(f"filler {name!r} has no text")
+    return Haystack(tuple(text for text in texts if len(text)))
+
+
+@dataclass(frozen=True)
+class _Words:
+    """A prompt without hay: `statements`, the one asked about first, stand in it."""
+
+    statements: list[Sentence]
+    question: Sentence
+    answer: str
+    head: str = ""
+
+
+@dataclass(frozen=True)
+class Template:
+    """What is stated and asked.
+
+    Attributes:
+        name: of TEMPLATES.
+        facts: facts stated, one of which is asked for. Only the grammars have more than one.
+        distractors: sentences with another number of five digits.
+        given: digits of the key at the prompt's end; the answer has five more (published templates only).
+    """
+
+    name: str = "own"
+    facts: int = 1
+    distractors: int = 0
+    given: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("template", self.name, TEMPLATES)
+        for name, least in (("facts", 1), ("distractors", 0), ("given", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.facts > 1 and self.grammar is None:
+            raise ValueError(
+                f"template {self.name!r} states one fact, got facts={self.facts}: templates heldout and train state "
+                "several; distractors puts other numbers beside it"
+            )
+        if self.given and self.name not in PUBLISHED:
+            raise ValueError(
+                f"template {self.name!r} gives no digit away, got given={self.given}: mohtashami and bam do"
+            )
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return GRAMMARS.get(self.name)
+
+    def draw(
+        self, length: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(prompt, answer) in tokens, int64.
+
+        depth: the statement stands at the sentence's end nearest to this share of the hay (mohtashami: at it); everything
+            else anywhere.
+
+        Raises:
+            ValueError: where the words alone take more than `length` tokens.
+        """
+        words = self._draw_words(rng)
+        head = tokenizer.encode(words.head)
+        if self.name != "bam":
+            head = np.concatenate([[tokenizer.bos_id], head])
+        question, answer = _encode(words.question, tokenizer), tokenizer.encode(words.answer)
+        statements = [_encode(statement, tokenizer) for statement in words.statements]
+        taken = sum(map(len, [head, *statements, question])) + (0 if self.name == "bam" else len(answer))
+        if taken > length:
+            raise ValueError(
+                f"length {length} is too short for template {self.name!r} with facts={self.facts}, "
+                f"distractors={self.distractors}: its words take {taken} tokens"
+            )
+        hay, place, free = self._lay_hay(length - taken, depth, rng, tokenizer, haystack)
+        places = [place, *(int(pick(rng, free)) for _ in statements[1:])]
+        order = sorted(range(len(places)), key=lambda n: (places[n], rng.random()))
+        parts, done = [head], 0
+        for n in order:
+            parts += [hay[done : places[n]], statements[n]]
+            done = places[n]
+        return np.concatenate([*parts, hay[done:], question]).astype(np.int64), answer.astype(np.int64)
+
+    def _lay_hay(
+        self, count: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
+    ) -> tuple[np.ndarray, int, np.ndarray]:
+        """Hay of `count` tokens (bam: at most), where in it the statement stands, and where others may stand."""
+        if haystack.loop and self.name == "bam":
+            unit = len(haystack.texts[0])
+            times = count // unit
+            return haystack.repeat(times * unit), int(depth * times) * unit, np.arange(times + 1) * unit
+        if haystack.loop and self.name == "mohtashami":  # the filler begins again behind the statement
+            place = round(depth * count)
+            hay = np.concatenate([haystack.repeat(place), haystack.repeat(count - place)])
+        else:
+            hay = haystack.draw(count, rng, tokenizer)
+            ends = sentence_ends(hay, tokenizer)
+            place = int(ends[np.abs(ends - depth * count).argmin()])
+        return hay, place, sentence_ends(hay, tokenizer)
+
+    def _draw_words(self, rng: np.random.Generator) -> _Words:
+        if self.grammar is not None:
+            facts = draw_facts(rng, self.grammar, self.facts, value="digits", alike=True)
+            asides = [pick(rng, self.grammar.asides).split("|") for _ in range(self.distractors)]
+            others = [(" " + before.rstrip(), " " + draw_digits(rng), after) for before, after in asides]
+            return _Words([*(fact.statement for fact in facts), *others], (facts[0].question,), facts[0].value)
+        others = [
+            (f" The {pick(rng, OTHER_THINGS)} number is", " " + draw_digits(rng), ". Note it.")
+            for _ in range(self.distractors)
+        ]
+        if self.name == "own":
+            key = " " + draw_digits(rng)
+            return _Words([(" The pass key is", key, ". Remember it."), *others], (" " + QUESTION,), key)
+        if self.name == "bam":
+            digits = 5 + self.given
+            key, between = str(rng.integers(10 ** (digits - 1), 10**digits)), ""
+        else:
+            key, between = str(rng.integers(1, 50001)), "\n"
+        lead = between or " "  # tokenizers of BAM's kind put the space themselves
+        said = f"{lead}The pass key is {key}. Remember it. {key} is the pass key.{between}"
+        shown = f" {key[: self.given]}" if self.given else ""
+        answer = key[self.given :] if self.given else f" {key}"
+        return _Words([(said,), *others], (lead + QUESTION, shown), answer, head=TASK + between)
+
+
+def _encode(sentence: Sentence, tokenizer: Tokenizer) -> np.ndarray:
+    return np.concatenate([tokenizer.encode(piece) for piece in sentence])

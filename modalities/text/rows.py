@@ -1,0 +1,148 @@
+"""Training rows made out of plain ones, from which models learn to retrieve: facts asked for, and text that comes again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from modalities.text.facts import TRAIN, Fact, Sentence, draw_digits, draw_facts, pick, sentence_ends
+from modalities.text.tokenizers import Tokenizer
+
+__all__ = ["RowMix", "copies_row", "facts_row"]
+
+Row = dict[str, torch.Tensor]
+MOST_FACTS = 6
+COPIED = (8, 64)  # tokens that come again, least and most
+BETWEEN = 40  # most tokens between two copies
+
+
+@dataclass(frozen=True)
+class RowMix:
+    """The shares of training rows that are not plain text.
+
+    Attributes:
+        facts: of `facts_row`, in which an answer's tokens count `weight` in the loss.
+        copies: of `copies_row`.
+    """
+
+    facts: float = 0.0
+    copies: float = 0.0
+    weight: float = 1.0
+
+    def __call__(self, row: Row, key: list[int], tokenizer: Tokenizer) -> Row:
+        """The row itself, or one made of its text; `key` seeds the draw."""
+        if not self.facts and not self.copies:
+            return row
+        rng = np.random.default_rng(key)
+        drawn = rng.random()
+        if drawn < self.facts:
+            return facts_row(row, rng, tokenizer, self.weight)
+        return copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
+
+    def check(self, context: int, tokenizer: Tokenizer) -> None:
+        """ValueError for a context in which facts with their question do not fit."""
+        if self.facts:
+            rng = np.random.default_rng(0)
+            sizes = [_ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, TRAIN, 1)]
+            if context < max(sizes):
+                raise ValueError(
+                    f"context {context} is too short for facts and their questions: tokenizer {tokenizer.name!r} "
+                    f"needs at least {max(sizes)}"
+                )
+
+
+def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: float) -> Row:
+    """A row of facts in the text of a plain row: the same keys and length, and "weights" float32 (L+1,).
+
+    One to six facts of `TRAIN`, as many as fit, stand between sentences of the text; all or some of them are asked for at the
+    end. Values are random where they are stated and do not count in the loss; in answers they count `weight`, all else 1.
+    """
+    room = len(row["tokens"]) - 1  # BOS
+    statements, answers = [], []
+    for fact in draw_facts(rng, TRAIN, int(rng.integers(1, MOST_FACTS + 1))):
+        statement, answer, size = _ask(fact, tokenizer, weight)
+        if size > room:
+            break
+        room -= size
+        statements.append(statement)
+        answers.append(answer)
+    if rng.random() < 0.3:
+        before, after = pick(rng, TRAIN.asides).split("|")
+        aside = _encode((" " + before.rstrip(), " " + draw_digits(rng), after), tokenizer, 0.0)
+        if aside.shape[1] <= room:
+            statements.append(aside)
+    rng.shuffle(answers)
+    if len(answers) > 1 and rng.random() < 0.5:
+        answers = answers[: int(rng.integers(1, len(answers) + 1))]
+    spare = len(row["tokens"]) - 1 - sum(part.shape[1] for part in (*statements, *answers))
+    text = _plain(row, tokenizer)[:, :spare]
+    places = np.sort(rng.choice(sentence_ends(text[0].astype(np.int64), tokenizer), size=len(statements)))
+    pieces, done = [_bos(tokenizer)], 0
+    for place, statement in zip(places, statements, strict=True):
+        pieces += [text[:, done:place], statement]
+        done = place
+    return _row(np.concatenate([*pieces, text[:, done:], *answers], axis=1), row, tokenizer)
+
+
+def copies_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer) -> Row:
+    """A row in which a stretch comes again and again between other text, as in `facts_row`.
+
+    The stretch is the row's first words, or its first tokens in random order, which do not count in the loss where they come
+    first.
+    """
+    length, text = len(row["tokens"]), _plain(row, tokenizer)
+    stretch = text[:, : int(rng.integers(COPIED[0], COPIED[1] + 1))]
+    if not stretch.shape[1]:
+        return row
+    done = stretch.shape[1]
+    first = stretch
+    if rng.random() < 0.5:
+        stretch = stretch[:, rng.permutation(done)]
+        first = stretch * [[1], [0]]
+    pieces, total = [_bos(tokenizer), first], 1 + done
+    while total < length:
+        between = text[:, done : done + int(rng.integers(0, BETWEEN + 1))]
+        pieces += [between, stretch]
+        done += between.shape[1]
+        total += between.shape[1] + stretch.shape[1]
+    return _row(np.concatenate(pieces, axis=1)[:, :length], row, tokenizer)
+
+
+# Pieces of rows are (2, N): token ids, and what each counts in the loss.
+
+
+def _encode(sentence: Sentence, tokenizer: Tokenizer, weight: float) -> np.ndarray:
+    """Of (before, value, after), whose value counts `weight`."""
+    parts = [tokenizer.encode(piece) for piece in sentence]
+    weights = [np.full(len(part), weight if n == 1 else 1.0) for n, part in enumerate(parts)]
+    return np.stack([np.concatenate(parts), np.concatenate(weights)])
+
+
+def _ask(fact: Fact, tokenizer: Tokenizer, weight: float) -> tuple[np.ndarray, np.ndarray, int]:
+    """(statement, question and answer, tokens of both)."""
+    statement = _encode(fact.statement, tokenizer, 0.0)
+    answer = _encode((fact.question, fact.value, "."), tokenizer, weight)
+    return statement, answer, statement.shape[1] + answer.shape[1]
+
+
+def _bos(tokenizer: Tokenizer) -> np.ndarray:
+    return np.array([[tokenizer.bos_id], [1.0]])
+
+
+def _plain(row: Row, tokenizer: Tokenizer) -> np.ndarray:
+    """The text of a row, without BOS and padding."""
+    tokens = row["tokens"][(row["segments"] >= 0) & (row["tokens"] != tokenizer.bos_id)].numpy()
+    return np.stack([tokens, np.ones(len(tokens))])
+
+
+def _row(pieces: np.ndarray, like: Row, tokenizer: Tokenizer) -> Row:
+    """One document, padded to the length of `like`."""
+    count = pieces.shape[1]
+    tokens, segments = torch.full_like(like["tokens"], tokenizer.pad_id), torch.full_like(like["segments"], -1)
+    weights = torch.zeros(len(tokens))
+    tokens[:count] = torch.from_numpy(pieces[0].astype(np.int64))
+    segments[:count] = 0
+    weights[:count] = torch.from_numpy(pieces[1].astype(np.float32))
+    return {"tokens": tokens, "segments": segments, "weights": weights}

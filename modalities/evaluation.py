@@ -147,8 +147,8 @@ class Evaluator(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]  # one line, for --help and error messages
     version: ClassVar[int] = 1  # raised when prompts or scoring change, so that earlier cells are not reused
-    scores: ClassVar[tuple[Score, ...]]  # what tables show and figures draw
-    overview: ClassVar[Score | None] = None  # what represents it in overview.png, beside other evaluators of its axis
+    scores: tuple[Score, ...]  # what tables show and figures draw; of an instance where settings decide
+    overview: Score | None = None  # what represents it in overview.png, beside other evaluators of its axis
     settings_class: ClassVar[type[Settings]] = LengthSettings
     axis: ClassVar[Axis] = LENGTH
     unit: ClassVar[str] = "tokens"  # what the cost of a cell counts

@@ -33,7 +33,7 @@ def tiny(method: str) -> Recipe:
 
     deepspeed --num_gpus 1 recipes/train.py text.<method>_tiny
 
-    Half of the rows state facts and ask for them, in words and around text that no evaluation has (`modalities.text.facts`);
+    Half of the rows state facts and ask for them, in words and around text that no evaluation has (`modalities.text.grammars`);
     in a fifth a stretch of text comes again. Hardware: one CPU core for half an hour.
     """
     return Recipe(

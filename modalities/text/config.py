@@ -17,8 +17,8 @@ class TextDataConfig:
         FOLDER/heldout as `TokenCorpus.save` writes them.
     context: L, tokens a model sees at once.
     facts_fraction: the share of training rows that state facts and ask for them (rows.py).
-    facts_weight: what each token of an answer counts in the loss; every other token counts 1. A few targets in a row of hundreds
-        are too few for a small model to learn copying from within a small budget.
+    facts_weight: what each token of an answer counts in the loss; every other token counts 1. A few targets in a row of
+        hundreds are too few for a small model to learn copying from within a small budget.
     copies_fraction: the share of training rows in which a stretch of text comes again.
     cache_dir: keep tokenised corpora there; None keeps them in memory.
     heldout_source: where the held-out split comes from, when not from `source` (a dataset's own validation split).

@@ -160,8 +160,8 @@ def build_loader(
     """The loader of one split for one rank: iterable of {"tokens", "segments"}, int64 (B, L+1), with state_dict() and
     load_state_dict().
 
-    "train" is endless and shuffled, with rows of facts and copies as configured. "heldout" is one pass over the held-out documents,
-    in a mixed order that is the same for every seed, of plain rows alone, with equally many batches on every rank.
+    "train" is endless and shuffled, with rows of facts and copies as configured. "heldout" is one pass over the held-out
+    documents, in a mixed order that is the same for every seed, of plain rows alone, with equally many batches on every rank.
     A "hf:" source streams in training (StreamLoader: its state is each rank's own); everything else is tokenised
     once (IndexedLoader: its state is the same on all ranks).
     """

@@ -1,12 +1,9 @@
-"""Documents that state facts and ask for some of them, from two grammars that share no word list, wording or sentence.
+"""Facts in words, and questions for them, drawn from a grammar (grammars.py has two that share no words).
 
-    [BOS] filler … " The door code of Anna is 48213." filler … " The door code of Karl is 9902." filler …
-    " What is the door code of Karl? The door code of Karl is 9902."
+    " The door code of Anna is 48213."      " What is the door code of Anna? The door code of Anna is" → " 48213"
 
-A fact is a subject and a value. The facts of a document are stated in one wording, so that their subjects alone tell them
-apart, or each in its own. Values are random. `TRAIN` makes training rows (rows.py); no name, noun, wording or sentence of
-`HELDOUT` occurs in it, so a model that answers there has not learned the words. A third of the wordings of training are
-invented on the spot out of random words.
+A fact is a subject and a random value. The facts of a document are stated in one wording, so that their subjects alone tell
+them apart, or each in its own. A third of the wordings of training are invented on the spot out of random words.
 """
 
 from __future__ import annotations
@@ -18,21 +15,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from modalities.text.facts_words import HELDOUT_WORDS, TRAIN_WORDS
 from modalities.text.tokenizers import Tokenizer
 
-__all__ = [
-    "GRAMMARS",
-    "HELDOUT",
-    "TRAIN",
-    "Fact",
-    "Grammar",
-    "Sentence",
-    "draw_digits",
-    "draw_facts",
-    "pick",
-    "sentence_ends",
-]
+__all__ = ["Fact", "Grammar", "Sentence", "draw_digits", "draw_facts", "pick", "sentence_ends"]
 
 T = TypeVar("T")
 Sentence = tuple[str, ...]  # pieces that are tokenised one by one: a value is cut alike wherever it stands
@@ -99,10 +84,6 @@ class Grammar:
         words.insert(int(rng.integers(len(words) + 1)), "{name}")
         frame = " ".join(words) + pick(rng, ("", ":", " =", " is", ","))
         return frame + pick(rng, (" |.", " |,", " |;", f" | {pick(rng, self.frame_words)}.")), frame
-
-
-TRAIN, HELDOUT = Grammar(**TRAIN_WORDS), Grammar(**HELDOUT_WORDS)
-GRAMMARS = {"train": TRAIN, "heldout": HELDOUT}
 
 
 def draw_letters(rng: np.random.Generator, count: int) -> str:

@@ -5,11 +5,11 @@
 A *template* gives the words, a *haystack* what they stand in. Templates:
 
     own          "The pass key is 48213. Remember it."; asked "What is the pass key? The pass key is"
-    heldout      facts of the held-out grammar of `modalities.text.facts`, whose words no training document has
+    heldout      facts of the held-out grammar of `modalities.text.grammars`, whose words no training document has
     train        the same of the training grammar
     mohtashami   the passkey prompt of Mohtashami & Jaggi (arXiv 2305.16300): a task description, the key said twice
-    bam          the same as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole repetitions of the filler, a key of six
-                 digits without a leading 0, the first of which the prompt gives away
+    bam          the same as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole repetitions of the filler, a key
+                 of six digits without a leading 0, the first of which the prompt gives away
 
 Beside the statement stand `facts` − 1 further facts, which differ from the one asked for in their subject, and `distractors`
 sentences with another number. Haystacks: sentences of our "own", the "grass" of the published prompts, "text" of held-out
@@ -27,7 +27,8 @@ import numpy as np
 
 from modalities.evaluation import check_choice
 from modalities.heldout import fingerprint_of
-from modalities.text.facts import GRAMMARS, Grammar, Sentence, draw_digits, draw_facts, pick, sentence_ends
+from modalities.text.facts import Grammar, Sentence, draw_digits, draw_facts, pick, sentence_ends
+from modalities.text.grammars import GRAMMARS
 from modalities.text.tokenizers import Tokenizer
 
 __all__ = ["HAYSTACKS", "PUBLISHED", "TEMPLATES", "Haystack", "Template", "open_haystack"]

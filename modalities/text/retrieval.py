@@ -36,16 +36,21 @@ class TextEvaluator(Evaluator):
     """An evaluator that reads held-out documents: those of `settings.source`, else those that training held out."""
 
     @property
-    def source_name(self) -> str | None:
+    def text_name(self) -> str:
+        """The source of the held-out documents."""
         return (
             self.settings.source
             or self.trained_on.get("heldout_source")
             or self.trained_on.get("source", DEFAULT_SOURCE)
         )
 
+    @property
+    def source_name(self) -> str | None:
+        return self.text_name
+
     def heldout_for(self, model: Decoder) -> Heldout[tuple[EncodedDocument, ...]]:
         """The documents in the model's tokens. Raises ValueError where training read tokens and kept no text."""
-        name = TextEvaluator.source_name.__get__(self)
+        name = self.text_name
         if name.startswith("tokens:"):
             raise ValueError(f"training read {name!r}, which holds no text: name held-out text with --source")
         whole = self.settings.source is None and self.trained_on.get("heldout_source") is not None
@@ -81,12 +86,12 @@ class Retrieval(TextEvaluator):
 
     `samples` prompts a depth, with random values and words. Exact match is scored teacher-forced and by free generation (see
     `answer_scores`). A condition is a number of facts and of distractors; where there are several, each has columns of its own,
-    such as `free_generation[facts=5]`.
+    such as `free_generation (facts=5)`.
     """
 
     settings_class = RetrievalSettings
-    overview = Score("free_generation", "answers generated exactly", unit_interval=True)
-    scores = (Score("teacher_forced", drawn=False), overview)
+    overview: Score = Score("free_generation", "answers generated exactly", unit_interval=True)
+    scores: tuple[Score, ...] = (Score("teacher_forced", drawn=False), overview)
     paired_over = "prompts"
     default_samples = 5
     default_depths: ClassVar[int]
@@ -102,12 +107,12 @@ class Retrieval(TextEvaluator):
             for distractors in given.distractors:
                 told = [f"facts={facts}"] * (len(given.facts) > 1)
                 told += [f"distractors={distractors}"] * (len(given.distractors) > 1)
-                suffix = f"[{','.join(told)}]" if told else ""
+                suffix = f" ({', '.join(told)})" if told else ""
                 self.conditions[suffix] = Template(name, facts, distractors, prefix)
         by_template = "grass" if name in PUBLISHED else "own" if name == "own" else "text"
         self.filler = given.filler or self.default_filler or by_template
-        if any(self.conditions):  # instance attributes: what is tabled and drawn follows from the settings
-            label = f"{self.overview.label} "
+        if any(self.conditions):
+            label = self.overview.label
             drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True) for c in self.conditions)
             self.scores = (*(Score(f"teacher_forced{c}", drawn=False) for c in self.conditions), *drawn)
             self.overview = drawn[-1]
@@ -122,7 +127,7 @@ class Retrieval(TextEvaluator):
 
     @property
     def source_name(self) -> str | None:
-        return super().source_name if self.filler == "text" else self.filler
+        return self.text_name if self.filler == "text" else self.filler
 
     def haystack(self, model: Decoder) -> Haystack:
         tokenizer = load_tokenizer(model.config.tokenizer)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from modalities.text.facts import TRAIN, Fact, Sentence, draw_digits, draw_facts, pick, sentence_ends
+from modalities.text.facts import Fact, Sentence, draw_digits, draw_facts, pick, sentence_ends
+from modalities.text.grammars import TRAIN
 from modalities.text.tokenizers import Tokenizer
 
 __all__ = ["RowMix", "copies_row", "facts_row"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -103,7 +103,7 @@ class Bits(Likelihood):
 
     name = "bits"
     summary = "NLL, bits per base and next-base accuracy of held-out contigs against length, and bits by position"
-    scores: ClassVar[tuple[Score, ...]] = (
+    scores: tuple[Score, ...] = (
         Score("bits_per_base", "bits per base", linear=True),
         Score("accuracy", linear=True),
         Score("token_accuracy", linear=True),

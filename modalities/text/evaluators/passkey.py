@@ -6,6 +6,7 @@ from pathlib import Path
 
 from modalities.evaluation import ModelResult
 from modalities.figures import heatmap_figure
+from modalities.files import file_safe
 from modalities.text.retrieval import Retrieval
 
 __all__ = ["Passkey"]
@@ -26,6 +27,6 @@ class Passkey(Retrieval):
 
     def write(self, results: list[ModelResult], out: Path) -> None:
         for condition in self.conditions:
-            title = f"Passkey {condition}: exact match of the generated key".replace(" :", ":")
-            path = out / f"{self.name}_depth{condition}.png"
+            title = f"Passkey{condition}: exact match of the generated key"
+            path = out / (file_safe(f"{self.name}_depth{condition}") + ".png")
             heatmap_figure(results, path, column=f"free_generation_by_depth{condition}", title=title)

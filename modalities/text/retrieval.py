@@ -102,19 +102,20 @@ class Retrieval(TextEvaluator):
         given = self.settings
         name = given.template or "own"
         prefix = (1 if name == "bam" else 0) if given.prefix_digits is None else given.prefix_digits
-        self.conditions: dict[str, Template] = {}
+        # (facts, distractors) → what columns of the condition end with
+        self.conditions: dict[tuple[int, int], str] = {}
         for facts in given.facts:
             for distractors in given.distractors:
                 told = [f"facts={facts}"] * (len(given.facts) > 1)
                 told += [f"distractors={distractors}"] * (len(given.distractors) > 1)
-                suffix = f" ({', '.join(told)})" if told else ""
-                self.conditions[suffix] = Template(name, facts, distractors, prefix)
+                self.conditions[facts, distractors] = f" ({', '.join(told)})" if told else ""
+        self.templates = [Template(name, *condition, prefix) for condition in self.conditions]
         by_template = "grass" if name in PUBLISHED else "own" if name == "own" else "text"
         self.filler = given.filler or self.default_filler or by_template
-        if any(self.conditions):
-            label = self.overview.label
-            drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True) for c in self.conditions)
-            self.scores = (*(Score(f"teacher_forced{c}", drawn=False) for c in self.conditions), *drawn)
+        if len(self.conditions) > 1:
+            label, conditions = self.overview.label, self.conditions.values()
+            drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True) for c in conditions)
+            self.scores = (*(Score(f"teacher_forced{c}", drawn=False) for c in conditions), *drawn)
             self.overview = drawn[-1]
 
     @property
@@ -135,7 +136,7 @@ class Retrieval(TextEvaluator):
         return open_haystack(self.filler, tokenizer, [document.tokens for document in documents])
 
     def identity(self, model: Decoder) -> dict[str, Any]:
-        template = next(iter(self.conditions.values()))
+        template = self.templates[0]
         return {
             "seed": self.settings.seed,
             "samples": self.samples,
@@ -151,7 +152,7 @@ class Retrieval(TextEvaluator):
         tokenizer, haystack = load_tokenizer(model.config.tokenizer), self.haystack(model)
         cells = []
         for length in self.points(model):
-            for condition, template in self.conditions.items():
+            for template in self.templates:
                 for k in range(self.depths):
                     depth = k / (self.depths - 1)
                     place = [self.settings.seed, length, round(depth * 1e6), template.facts, template.distractors]
@@ -160,7 +161,8 @@ class Retrieval(TextEvaluator):
                     name = (
                         f"length={length}/facts={template.facts}/distractors={template.distractors}/depth={depth:.3f}"
                     )
-                    data = {"length": length, "depth": depth, "condition": condition, "pairs": pairs}
+                    data = {"facts": template.facts, "distractors": template.distractors, "pairs": pairs}
+                    data |= {"length": length, "depth": depth}
                     cells.append(Cell(name, cost=len(pairs) * length, data=data))
         return cells
 
@@ -177,7 +179,7 @@ class Retrieval(TextEvaluator):
                 found = answer_scores(model, *(np.stack(side) for side in zip(*(pairs[n] for n in mine), strict=True)))
                 for name, values in found.items():
                     scores.setdefault(name, torch.zeros(len(pairs), dtype=torch.float64))[mine] = values
-        facts = {key: cell.data[key] for key in ("length", "depth", "condition")} | {"samples": len(pairs)}
+        facts = {key: cell.data[key] for key in ("length", "depth", "facts", "distractors")} | {"samples": len(pairs)}
         means = {name: float(values.mean()) for name, values in scores.items()}
         outcomes = {name: scores[name].int().tolist() for name in ("teacher_forced", "free_generation")}
         return facts | means | {"outcomes": outcomes}
@@ -186,7 +188,10 @@ class Retrieval(TextEvaluator):
         """Every prompt: the k-th at a depth."""
         for column, found in cell["outcomes"].items():
             for k, right in enumerate(found):
-                yield Observed(cell["length"], f"{cell['depth']}/{k}", column + cell["condition"], right)
+                yield Observed(cell["length"], f"{cell['depth']}/{k}", column + self._condition(cell), right)
+
+    def _condition(self, cell: CellValue) -> str:
+        return self.conditions[cell["facts"], cell["distractors"]]
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         """One row per length; for each condition means over depths, the binomial standard error of the generated score, and it
@@ -194,8 +199,8 @@ class Retrieval(TextEvaluator):
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
             row: dict[str, Any] = {"length": length}
-            for condition in dict.fromkeys(c["condition"] for c in cells.values()):
-                mine = [c for c in cells.values() if (c["length"], c["condition"]) == (length, condition)]
+            for condition in self.conditions.values():
+                mine = [c for c in cells.values() if (c["length"], self._condition(c)) == (length, condition)]
                 mine.sort(key=lambda c: c["depth"])
                 samples = row["samples"] = sum(c["samples"] for c in mine)
                 for score in ("teacher_forced", "free_generation", "digits", "nll"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from modalities.evaluation import ModelResult
 from modalities.figures import heatmap_figure
-from modalities.files import file_safe
 from modalities.text.retrieval import Retrieval
 
 __all__ = ["Passkey"]
@@ -26,7 +26,7 @@ class Passkey(Retrieval):
     default_depths = 20
 
     def write(self, results: list[ModelResult], out: Path) -> None:
-        for condition in self.conditions:
+        for condition in self.conditions.values():
             title = f"Passkey{condition}: exact match of the generated key"
-            path = out / (file_safe(f"{self.name}_depth{condition}") + ".png")
+            path = out / f"{'-'.join([f'{self.name}_depth', *re.findall('[a-z0-9]+', condition)])}.png"
             heatmap_figure(results, path, column=f"free_generation_by_depth{condition}", title=title)

@@ -29,9 +29,9 @@ def invoke(*arguments):
 
 
 def test_list_takes_a_pattern():
-    done = invoke("list", "text_ggd*_tiny")
+    done = invoke("list", "text_kerple*_tiny")
     assert done.exit_code == 0
-    assert done.output.split() == ["text_ggd_ssmax_tiny", "text_ggd_tiny"]
+    assert done.output.split() == ["text_kerple_ssmax_tiny", "text_kerple_tiny"]
     assert invoke("list", "nothing*").exit_code == 2
 
 

@@ -9,9 +9,10 @@ A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra hea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -166,6 +167,18 @@ class Prior(nn.Module):
             horizon: tokens of the longest sequence.
         """
         return torch.full((self.num_heads, len(distance)), math.inf, dtype=torch.float64, device=distance.device)
+
+    def static_terms(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> PriorTerms:
+        """Table and dense bias alone, which follow from positions without x. A KV cache, whose keys hold their lanes, reads
+        them over all keys."""
+        if self.depends_on_content:
+            return PriorTerms()
+        terms = self(q_pos, k_pos, causal=causal)
+        return PriorTerms(table=terms.table, bias=terms.bias)
+
+    def stored_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that make this prior again before its values are loaded, JSON: `options` without what the values hold."""
+        return dict(options)
 
     def parts(self) -> list[Prior]:
         """The priors this one is composed of: summands, or one per axis of a grid. [] for one that is not composed."""

@@ -36,6 +36,12 @@ class Compose(Prior):
             terms = terms + part(q_pos, k_pos, causal=causal, x=x, carry=carry)
         return terms
 
+    def static_terms(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> PriorTerms:
+        terms = PriorTerms()
+        for part in self.parts():
+            terms = terms + part.static_terms(q_pos, k_pos, causal=causal)
+        return terms
+
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         first, *others = (part.log_prior(q_pos, k_pos, causal=causal, x=x) for part in self.parts())
         return sum(others, first)

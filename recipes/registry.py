@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, MutableMapping
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 
 from modalities.contract import find_modality, modality_names
 from recipes.config import ConfigError, Recipe
 from zoo.naming import nearest
+from zoo.outside import import_file
 from zoo.registry import list_models, model_entry
 
-__all__ = ["Recipes", "find_recipe", "list_recipes"]
+__all__ = ["Recipes", "find_recipe", "list_recipes", "recipe_named"]
 
 
 class Recipes(MutableMapping[str, Callable[[], Recipe]]):
@@ -103,3 +106,41 @@ def find_recipe(name: str) -> Recipe:
         except (ImportError, ValueError) as error:
             raise ConfigError(str(error)) from error
     raise ConfigError(f"no recipe {name!r}; {nearest(name, list_recipes())}")
+
+
+def recipe_named(word: str) -> Recipe:
+    """The recipe that a command line names: `find_recipe`, or for FILE.py[:function] one in a file, which is imported.
+
+    The file holds a table, `RECIPES = Recipes("text")` with functions added by `@RECIPES.add`, or functions without arguments
+    annotated `-> Recipe`. Where there are several, `:function` chooses.
+
+    Raises:
+        ConfigError: where there is no such recipe, or the file cannot be imported.
+    """
+    path, separator, wanted = word.rpartition(":") if re.search(r"\.py:\w*$", word) else (word, "", "")
+    if not path.endswith(".py"):
+        return find_recipe(word)
+    try:
+        module = import_file(path)
+    except (OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    found: Mapping[str, Callable[[], Recipe]] = getattr(module, "RECIPES", None) or {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not inspect.signature(value).parameters
+        and inspect.signature(value).return_annotation in (Recipe, "Recipe")
+    }
+    names = ", ".join(found) or "none"
+    if not separator and len(found) != 1:
+        raise ConfigError(
+            f"{path} has {len(found)} recipes ({names}), expected one, or a name behind the file: {path}:FUNCTION. A recipe is "
+            "a function without arguments annotated `-> Recipe`, or one added to `RECIPES = Recipes(MODALITY)`"
+        )
+    if separator and wanted not in found:
+        raise ConfigError(f"{path} has no recipe {wanted!r}; {nearest(wanted, found) if found else 'it has none'}")
+    made = found[wanted or next(iter(found))]()
+    if not isinstance(made, Recipe):
+        raise ConfigError(f"the recipe in {word} returns {type(made).__name__}, expected a recipes.config.Recipe")
+    return made

@@ -55,7 +55,9 @@ class Target:
     def method(self) -> str:
         """What gives the model its colour in figures; empty for a modality whose models have no choice of it."""
         config = self.model.config
-        return getattr(config, "position", "") + ("_ssmax" if getattr(config, "ssmax", False) else "")
+        position = getattr(config, "position", "")
+        position = position if isinstance(position, str) else ",".join(position)
+        return position + ("_ssmax" if getattr(config, "ssmax", False) else "")
 
 
 def modality_of(word: str) -> str | None:

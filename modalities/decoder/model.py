@@ -48,6 +48,7 @@ class DecoderConfig:
         tied: one matrix for embedding and output.
         tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
         activation_checkpointing: recompute each block in the backward pass.
+        lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
     """
 
     vocab_size: int = 264
@@ -64,6 +65,7 @@ class DecoderConfig:
     tied: bool = True
     tokenizer: str = "bytes"
     activation_checkpointing: bool = False
+    lanes: str = "inside"
 
 
 class Decoder(ZooModel):
@@ -186,7 +188,12 @@ def causal_lm_loss(model: ZooModel, batch: dict[str, Tensor]) -> tuple[Tensor, d
 
 def _position(config: DecoderConfig, method: str, options: dict[str, Any]) -> Position:
     return create_position(
-        method, dim=config.dim, num_heads=config.num_heads, train_context=config.train_context, options=options
+        method,
+        dim=config.dim,
+        num_heads=config.num_heads,
+        train_context=config.train_context,
+        options=options,
+        lanes=config.lanes,
     )
 
 
@@ -202,6 +209,7 @@ def _block(config: DecoderConfig, position: Position) -> Block:
         rotary=position.rotary,
         ssmax=ssmax,
         scale_prior=config.scale_prior,
+        lanes=config.lanes,
         window=position.window,
     )
     return Block(config.dim, attention, SwiGLU(config.dim, config.hidden_dim))

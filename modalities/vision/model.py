@@ -46,6 +46,7 @@ class VisionConfig:
             Patches of padding are patches like any other.
         mean, std: what pixels in 0…1 are normalised with.
         activation_checkpointing: recompute each block in the backward pass.
+        lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
     """
 
     img_size: int | tuple[int, int] = 224
@@ -70,6 +71,7 @@ class VisionConfig:
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     activation_checkpointing: bool = False
+    lanes: str = "inside"
 
     def __post_init__(self) -> None:
         for name in ("img_size", "mean", "std"):  # JSON knows lists alone
@@ -123,6 +125,7 @@ class VisionBlock(nn.Module):
             rotary=position.rotary,
             ssmax=SSMax(config.num_heads, train_context=tokens, causal=False) if config.ssmax else None,
             scale_prior=config.scale_prior,
+            lanes=config.lanes,
             causal=False,
         )
         mlp = {"swiglu": SwiGLU, "gelu": Mlp}[config.mlp]
@@ -335,7 +338,12 @@ class VisionTransformer(ZooModel):
 
 def _position(config: VisionConfig, method: str, options: dict[str, Any]) -> Position:
     return create_grid_position(
-        method, dim=config.dim, num_heads=config.num_heads, train_grid=config.train_grid, options=options
+        method,
+        dim=config.dim,
+        num_heads=config.num_heads,
+        train_grid=config.train_grid,
+        options=options,
+        lanes=config.lanes,
     )
 
 

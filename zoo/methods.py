@@ -130,7 +130,9 @@ def list_grid_positions() -> list[str]:
 def _listed(methods: Mapping[str, Method], given: Sequence[str]) -> list[str]:
     def complete(method: Method) -> bool:
         parameters = inspect.signature(method.make).parameters.values()
-        return all(p.name in given or p.name in method.fixed for p in parameters if p.default is p.empty)
+        return not getattr(method.make, "requires_options", False) and all(
+            p.name in given or p.name in method.fixed for p in parameters if p.default is p.empty
+        )
 
     return sorted([*SUMS, *(name for name, method in methods.items() if complete(method))])
 

@@ -16,6 +16,7 @@ from zoo.priors.cable import Cable
 from zoo.priors.compose import Compose, Goat, Goat2d, compose
 from zoo.priors.fire import Fire, Fire2d
 from zoo.priors.ggd import Ggd, Ggd2d
+from zoo.priors.given import Matrix, Table
 from zoo.priors.kerple import Kerple, Kerple2d
 from zoo.priors.key_bias import KeyBias, KeyBias2d
 from zoo.priors.spectral import Spectral, Spectral2d
@@ -26,9 +27,11 @@ __all__ = [
     "PRIORS",
     "Compose",
     "GridPrior",
+    "Matrix",
     "Prior",
     "PriorTerms",
     "RelativeTable",
+    "Table",
     "TablePrior",
     "compose",
     "create_prior",
@@ -57,6 +60,8 @@ PRIORS: dict[str, type[Prior]] = {
     "kerple2d": Kerple2d,
     "fire": Fire,
     "fire2d": Fire2d,
+    "table": Table,
+    "matrix": Matrix,
 }
 
 

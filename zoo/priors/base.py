@@ -131,9 +131,12 @@ class Prior(nn.Module):
 
     Attributes:
         num_lanes: head columns it reserves; 0 for a table. Queries and keys then project to head width − num_lanes.
+        requires_options: whether it cannot be made without options that no model supplies: models of its name are not listed,
+            and made when their options are given.
     """
 
     num_lanes: int = 0
+    requires_options: bool = False
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()

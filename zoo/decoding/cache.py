@@ -47,7 +47,7 @@ class LayerCache(AttentionCache):
         if self._table is None or self._table.table.shape[1] < reach:
             far = max(self.owner.capacity, reach)
             here, keys = Positions.line(1, offset=far - 1), Positions.line(far)
-            self._table = prior.static_terms(here, keys, causal=True).table
+            self._table = prior.relative_table(here, keys, causal=True)
         return self._table
 
 
@@ -80,7 +80,7 @@ class DenseLayer(LayerCache):
         bias = None
         if terms.bias is not None:
             everything = everything if segments is None else Positions.documents(segments)
-            bias = prior.static_terms(positions, everything, causal=True).bias
+            bias = prior.dense_bias(positions, everything, causal=True)
         return prior_attention(
             q,
             k,
@@ -104,7 +104,7 @@ class DenseLayer(LayerCache):
     def table(self, prior: Prior, q_pos: Positions, k_pos: Positions) -> RelativeTable | None:
         """The prior's relative table for these positions; for one query a slice of a table computed once."""
         if q_pos.length > 1:
-            return prior.static_terms(q_pos, k_pos, causal=True).table
+            return prior.relative_table(q_pos, k_pos, causal=True)
         table = self.distances(prior, k_pos.length)
         return None if table is None else table.shifted(q_pos, k_pos)
 

@@ -171,13 +171,14 @@ class Prior(nn.Module):
         """
         return torch.full((self.num_heads, len(distance)), math.inf, dtype=torch.float64, device=distance.device)
 
-    def static_terms(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> PriorTerms:
-        """Table and dense bias alone, which follow from positions without x. A KV cache, whose keys hold their lanes, reads
-        them over all keys."""
-        if self.depends_on_content:
-            return PriorTerms()
-        terms = self(q_pos, k_pos, causal=causal)
-        return PriorTerms(table=terms.table, bias=terms.bias)
+    def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> RelativeTable | None:
+        """The table of `forward` alone, which follows from positions without x: a KV cache, whose keys hold their lanes, reads
+        it over all keys."""
+        return None if self.depends_on_content else self(q_pos, k_pos, causal=causal).table
+
+    def dense_bias(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> Tensor | None:
+        """The dense bias of `forward` alone, for a KV cache as well."""
+        return None if self.depends_on_content else self(q_pos, k_pos, causal=causal).bias
 
     def stored_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options that make this prior again before its values are loaded, JSON: `options` without what the values hold."""

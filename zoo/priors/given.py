@@ -241,6 +241,9 @@ class Matrix(Prior):
         )
         return PriorTerms(q[..., [0, 0, 1, 1]].flatten(-2), k[..., [0, 1, 0, 1]].flatten(-2))
 
+    def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> None:
+        """None: it has no table, whatever the positions."""
+
     def _dense(self, q_pos: Positions, k_pos: Positions, dtype: torch.dtype) -> Tensor:
         """(1 or B, H, T, S) K itself, or the product of its factors."""
         i, j = self._at(q_pos, self.num_queries, "query"), self._at(k_pos, self.num_keys, "key")

@@ -325,7 +325,7 @@ def resolve(
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000_000,  # the loop prints; DeepSpeed need not
     }
-    return Plan(recipe, _merge(config, user_config), world)
+    return Plan(recipe, merge(config, user_config), world)
 
 
 # DeepSpeed's name for a quantity, and the recipe's. Nested names are joined by dots.
@@ -405,8 +405,9 @@ def _flatten(tree: Any, prefix: str = "") -> typing.Iterator[tuple[str, Any]]:
         yield prefix, tree
 
 
-def _merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the entries of `extra`, dictionaries inside merged alike."""
     merged = dict(base)
     for key, value in extra.items():
-        merged[key] = _merge(base[key], value) if isinstance(base.get(key), dict) and isinstance(value, dict) else value
+        merged[key] = merge(base[key], value) if isinstance(base.get(key), dict) and isinstance(value, dict) else value
     return merged

@@ -129,10 +129,10 @@ def list_grid_positions() -> list[str]:
 
 def _listed(methods: Mapping[str, Method], given: Sequence[str]) -> list[str]:
     def complete(method: Method) -> bool:
-        parameters = inspect.signature(method.make).parameters.values()
-        return not getattr(method.make, "requires_options", False) and all(
-            p.name in given or p.name in method.fixed for p in parameters if p.default is p.empty
-        )
+        takes = inspect.signature(method.make).parameters.values()
+        named = [p for p in takes if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        required = {p.name for p in named if p.default is p.empty}
+        return required <= {*given, *method.fixed} and not getattr(method.make, "requires_options", False)
 
     return sorted([*SUMS, *(name for name, method in methods.items() if complete(method))])
 

@@ -215,7 +215,7 @@ def create_position(
         num_heads: H.
         train_context: tokens seen in training; passed to methods that take it.
         options: the method's own options, as its class documents them; of a sum, each part's options under the part's name,
-            {"spectral": {"rank": 4}}.
+            {"spectral": {"rank": 4}}. Parts of a sum start as they do alone, but for `SUM_OPTIONS`.
         lanes: "inside" or "beside" the head width, as in `zoo.layers.Attention`; which columns a rotation turns follows.
 
     Raises:

@@ -262,6 +262,6 @@ def saved_modality(folder: str | os.PathLike[str]) -> str | None:
             config_class = load_modality(name).model.config_class
         except ImportError:  # its packages are not installed
             continue
-        if set(found) == {field.name for field in fields(config_class)} - {"lanes"}:  # which it did not have
+        if set(found) | {"lanes"} == {field.name for field in fields(config_class)}:  # lanes are newer than 0.5
             return name
     return None

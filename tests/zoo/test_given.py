@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.distributions import Exponential, Geometric, LogNormal
+from torch.distributions import Exponential, Geometric, LogNormal, Uniform
 
 from zoo import Positions, create_model, create_prior, load_model
 from zoo.priors import Matrix, Table
@@ -49,8 +49,12 @@ def test_a_table_from_a_function_and_from_distributions() -> None:
         torch.testing.assert_close(values - values[:, :1], -rates[:, None] * distance)
     values = Table(2, values=Geometric(0.3), train_context=16).values
     torch.testing.assert_close(values.exp().sum(-1), torch.full((2,), 1 - 0.7**16))
-    with pytest.raises(ValueError, match=r"LogNormal has no probability at some distance.*d \+ 1"):
-        Table(2, values=LogNormal(0.0, 1.0), length=4)
+    apart = Table(2, values=LogNormal(0.0, 1.0), length=4).values
+    assert (apart[:, 0] == IMPOSSIBLE).all() and apart[0, 1] == pytest.approx(-0.5 * math.log(2 * math.pi))
+    each = Table(2, values=Uniform(torch.zeros(2), torch.tensor([2.5, 9.0])), length=4).values.exp()
+    torch.testing.assert_close(each, torch.tensor([[0.4, 0.4, 0.4, 0.0], [1 / 9] * 4]))
+    with pytest.raises(ValueError, match="Uniform has no probability at any distance from 0 to 3"):
+        Table(2, values=Uniform(7.0, 9.0), length=4)
 
 
 def test_a_table_fitted_to_what_was_observed() -> None:

@@ -33,7 +33,7 @@ class Table(TablePrior):
     Args:
         num_heads: H.
         values: (N,) for all heads or (H, N) numbers; or a function from distances (N,) float64 to such log-values; or a
-            torch distribution over distances, of batch shape () or (H,).
+            torch distribution over distances, of batch shape () or (H,), with weight 0 outside its support.
         file: the numbers instead: .npy, .csv (a row per head), .json, or .safetensors of one tensor.
         kind: what numbers in `values` or `file` are, "log" or "weights", whose logarithm is then taken (0: never attended to).
         length: N of a function, a distribution, or a table without numbers; the training context by default.
@@ -350,11 +350,12 @@ def _over_distances(given: Callable[[Tensor], Tensor] | Distribution | None, len
         return torch.zeros_like(distance)
     if not isinstance(given, Distribution):
         return log_numbers(given(distance), "log")
-    try:
-        found = given.log_prob(distance.view(-1, *[1] * len(given.batch_shape)))
-    except ValueError as error:
-        raise ValueError(
-            f"{type(given).__name__} has no probability at some distance from 0 to {length - 1}; give a function instead, "
-            f"such as lambda d: distribution.log_prob(d + 1): {error}"
-        ) from error
+    distance = distance.view(-1, *[1] * len(given.batch_shape))
+    assert given.support is not None
+    inside = given.support.check(distance).expand(length, *given.batch_shape)
+    common = distance[inside.reshape(length, -1).all(1)][:1]
+    if not len(common):
+        raise ValueError(f"{type(given).__name__} has no probability at any distance from 0 to {length - 1}")
+    # Outside its support a distribution raises an error or returns no number: ask for a distance inside it, then overwrite.
+    found = given.log_prob(torch.where(inside, distance, common)).masked_fill(~inside, -math.inf)
     return log_numbers(found if found.ndim == 1 else found.mT, "log")

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from zoo.naming import did_you_mean, nearest
+from zoo.registry import model_entry
 
 
 class ConfigError(ValueError):
@@ -124,9 +125,11 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
     """Apply `key=value` strings; returns a changed copy and the set of keys given.
 
     Values are checked against the field's type. `model.options.KEY` takes any JSON value (a bare word is a string);
-    whether the model has such an option is checked when the model's registry entry is read.
+    whether the model has such an option is checked when the model's registry entry is read. `model.options.A.B.C` changes
+    one entry of the option A, which is otherwise as the recipe or the registered model has it.
     """
     recipe, overridden_keys = copy.deepcopy(recipe), set()
+    nested: list[tuple[list[str], Any, str]] = []
     for setting in settings:
         key, separator, text = setting.partition("=")
         key = key.strip()
@@ -134,7 +137,15 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
             raise ConfigError(f"--set {setting!r}: expected key=value, such as train.steps=200")
         section, _, name = key.partition(".")
         if section == "model" and name.startswith("options."):
-            recipe.model.options[name.removeprefix("options.")] = parse_value(text)
+            path = name.removeprefix("options.").split(".")
+            if not all(path):
+                raise ConfigError(
+                    f"--set {setting!r}: expected model.options.NAME=value, or NAME.KEY of an option with keys"
+                )
+            if len(path) > 1:
+                nested.append((path, parse_value(text), setting))
+            else:
+                recipe.model.options[path[0]] = parse_value(text)
         else:
             if key not in (known := setting_names(recipe)):
                 hint = f"; the model's own are model.options.{name}" if section == "model" else ""
@@ -146,7 +157,27 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
             except ValueError as error:  # a data configuration checks itself
                 raise ConfigError(f"--set {setting!r}: {error}") from None
         overridden_keys.add(key)
+    for path, value, setting in nested:  # when the model's name and whole options are settled
+        _set_nested(recipe.model, path, value, setting)
     return recipe, overridden_keys
+
+
+def _set_nested(model: Model, path: list[str], value: Any, setting: str) -> None:
+    """Set one entry inside an option of a model, making the dictionaries on the way."""
+    if path[0] not in model.options:
+        try:
+            config = model_entry(model.name).config
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"--set {setting!r}: {error}") from None
+        if path[0] not in config:
+            raise ConfigError(f"--set {setting!r}: {model.name} has no option {path[0]!r}; {nearest(path[0], config)}")
+        model.options[path[0]] = copy.deepcopy(config[path[0]])
+    place = model.options
+    for n, part in enumerate(path[:-1]):
+        place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set {setting!r}: {'.'.join(path[: n + 1])} is {place!r}, which has no entries")
+    place[path[-1]] = value
 
 
 def parse_value(text: str) -> Any:
@@ -294,7 +325,7 @@ def resolve(
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000_000,  # the loop prints; DeepSpeed need not
     }
-    return Plan(recipe, _merge(config, user_config), world)
+    return Plan(recipe, merge(config, user_config), world)
 
 
 # DeepSpeed's name for a quantity, and the recipe's. Nested names are joined by dots.
@@ -374,8 +405,9 @@ def _flatten(tree: Any, prefix: str = "") -> typing.Iterator[tuple[str, Any]]:
         yield prefix, tree
 
 
-def _merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+def merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the entries of `extra`, dictionaries inside merged alike."""
     merged = dict(base)
     for key, value in extra.items():
-        merged[key] = _merge(base[key], value) if isinstance(base.get(key), dict) and isinstance(value, dict) else value
+        merged[key] = merge(base[key], value) if isinstance(base.get(key), dict) and isinstance(value, dict) else value
     return merged

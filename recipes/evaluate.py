@@ -47,7 +47,9 @@ from recipes.commands import CommandError, call, option_name, with_options
 from recipes.console import short
 from recipes.report import console, print_paired, print_plan, print_results, progress_bar, write_results
 from recipes.targets import Target, find_targets, modality_of, parse_overrides, seed_groups
+from zoo.cli import Import
 from zoo.naming import nearest
+from zoo.outside import import_named
 
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -182,6 +184,7 @@ def evaluate_command(
     set_: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="change the model's configuration")
     ] = [],  # noqa: B006
+    import_: Import = [],  # noqa: B006
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64")] = "float32",
     dry_run: Annotated[
@@ -195,6 +198,7 @@ def evaluate_command(
         raise CommandError(f"--dtype {dtype!r}: {nearest(dtype, DTYPES)}")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     overrides = parse_overrides(set_)
+    import_named(import_)
     targets = find_targets(arguments[:-1] + [against] * bool(against), overrides, device, dtype)
     kinds = find_evaluators(arguments[-1], targets[0].modality)
     groups = seed_groups(targets, group_seeds)

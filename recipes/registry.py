@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 
 from modalities.contract import find_modality, modality_names
 from recipes.config import ConfigError, Recipe
 from zoo.naming import nearest
+from zoo.outside import import_file
+from zoo.registry import list_models, model_entry
 
-__all__ = ["Recipes", "find_recipe", "list_recipes"]
+__all__ = ["Recipes", "find_recipe", "list_recipes", "recipe_named"]
 
 
-class Recipes(dict[str, Callable[[], Recipe]]):
-    """The named recipes of a modality: a function each, called when the recipe is asked for."""
+class Recipes(MutableMapping[str, Callable[[], Recipe]]):
+    """The named recipes of a modality: a function each, called when the recipe is asked for.
+
+    Iterating gives the recipes of models that are listed; those of other models, such as sums of methods, are found by name.
+    """
 
     def __init__(self, modality: str) -> None:
-        super().__init__()
         self.modality = modality
+        self._own: dict[str, Callable[[], Recipe]] = {}
+        self._families: list[tuple[str, str, Callable[[str], Recipe]]] = []  # size, model's size, recipe of a method
 
     def add(self, function: Callable[[], Recipe]) -> Callable[[], Recipe]:
         """Register a recipe under its function's name; a decorator."""
@@ -30,12 +38,44 @@ class Recipes(dict[str, Callable[[], Recipe]]):
 
         model_size: `size` where empty.
         """
-        from zoo import list_models
+        self._families.append((size, model_size or size, build))
 
-        start, end = f"{self.modality}_", f"_{model_size or size}"
-        for model in list_models(f"{start}*{end}", modality=self.modality):
-            method = model.removeprefix(start).removesuffix(end)
-            self.setdefault(f"{method}_{size}", partial(build, method))
+    def __getitem__(self, name: str) -> Callable[[], Recipe]:
+        """Raises ValueError for a sum of methods with a part that is no method, KeyError for other unknown names."""
+        if name in self._own:
+            return self._own[name]
+        for size, model_size, build in self._families:
+            method = name.removesuffix(f"_{size}")
+            if method != name and self._has_model(f"{self.modality}_{method}_{model_size}", summed="+" in method):
+                return partial(build, method)
+        raise KeyError(name)
+
+    @staticmethod
+    def _has_model(name: str, *, summed: bool) -> bool:
+        try:
+            model_entry(name)
+        except ValueError:
+            if summed:
+                raise
+            return False
+        return True
+
+    def __setitem__(self, name: str, function: Callable[[], Recipe]) -> None:
+        self._own[name] = function
+
+    def __delitem__(self, name: str) -> None:
+        del self._own[name]
+
+    def __iter__(self) -> Iterator[str]:
+        names = list(self._own)
+        for size, model_size, _ in self._families:
+            start, end = f"{self.modality}_", f"_{model_size}"
+            for model in list_models(f"{start}*{end}", modality=self.modality):
+                names.append(f"{model.removeprefix(start).removesuffix(end)}_{size}")
+        return iter(dict.fromkeys(names))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _recipes_of(modality: str) -> Recipes:
@@ -61,8 +101,46 @@ def find_recipe(name: str) -> Recipe:
     if modality in modality_names():
         try:
             table = _recipes_of(modality)
-        except ImportError as error:
+            if short in table:
+                return table[short]()
+        except (ImportError, ValueError) as error:
             raise ConfigError(str(error)) from error
-        if short in table:
-            return table[short]()
     raise ConfigError(f"no recipe {name!r}; {nearest(name, list_recipes())}")
+
+
+def recipe_named(word: str) -> Recipe:
+    """The recipe that a command line names: `find_recipe`, or for FILE.py[:function] one in a file, which is imported.
+
+    The file holds a table, `RECIPES = Recipes("text")` with functions added by `@RECIPES.add`, or functions without arguments
+    annotated `-> Recipe`. Where there are several, `:function` chooses.
+
+    Raises:
+        ConfigError: where there is no such recipe, or the file cannot be imported.
+    """
+    path, separator, wanted = word.rpartition(":") if re.search(r"\.py:\w*$", word) else (word, "", "")
+    if not path.endswith(".py"):
+        return find_recipe(word)
+    try:
+        module = import_file(path)
+    except (OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+    found: Mapping[str, Callable[[], Recipe]] = getattr(module, "RECIPES", None) or {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not inspect.signature(value).parameters
+        and inspect.signature(value).return_annotation in (Recipe, "Recipe")
+    }
+    names = ", ".join(found) or "none"
+    if not separator and len(found) != 1:
+        raise ConfigError(
+            f"{path} has {len(found)} recipes ({names}), expected one, or a name behind the file: {path}:FUNCTION. A recipe is "
+            "a function without arguments annotated `-> Recipe`, or one added to `RECIPES = Recipes(MODALITY)`"
+        )
+    if separator and wanted not in found:
+        raise ConfigError(f"{path} has no recipe {wanted!r}; {nearest(wanted, found) if found else 'it has none'}")
+    made = found[wanted or next(iter(found))]()
+    if not isinstance(made, Recipe):
+        raise ConfigError(f"the recipe in {word} returns {type(made).__name__}, expected a recipes.config.Recipe")
+    return made

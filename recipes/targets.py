@@ -16,7 +16,7 @@ from torch import nn
 
 from modalities.contract import Modality, find_modality, modality_names
 from recipes.commands import CommandError
-from recipes.config import parse_value
+from recipes.config import merge, parse_value
 from recipes.registry import find_recipe
 from recipes.runs import load_run
 from zoo import list_models, load_model
@@ -57,7 +57,9 @@ class Target:
     def method(self) -> str:
         """What gives the model its colour in figures; empty for a modality whose models have no choice of it."""
         config = self.model.config
-        return getattr(config, "position", "") + ("_ssmax" if getattr(config, "ssmax", False) else "")
+        position = getattr(config, "position", "")
+        position = position if isinstance(position, str) else ",".join(position)
+        return position + ("_ssmax" if getattr(config, "ssmax", False) else "")
 
 
 def modality_of(word: str) -> str | None:
@@ -198,7 +200,7 @@ def override(model: Any, overrides: dict[str, Any]) -> Any:
         if key not in known:
             raise CommandError(f"--set {key}: the model's configuration has no such field; {nearest(key, known)}")
         before = getattr(config, key)
-        changes[key] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+        changes[key] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
     changed = type(model)(replace(config, **changes))
     parameters = dict(model.named_parameters())
     if {n: p.shape for n, p in changed.named_parameters()} != {n: p.shape for n, p in parameters.items()}:

@@ -3,6 +3,7 @@
     deepspeed --num_gpus N recipes/train.py text.ggd_ssmax_tiny [--set train.steps=200 ...]
     torchrun --nproc-per-node N recipes/train.py text.ggd_ssmax_tiny
     python recipes/train.py text.ggd_ssmax_tiny
+    python recipes/train.py my_recipe.py[:function]         a recipe of your own, in a file that may register priors
 
 The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints and the final weights. Exit codes:
 0 done, 1 training failed (loss or gradient not finite), 2 the recipe cannot be run as written, 128 + n stopped by
@@ -37,7 +38,9 @@ import typer
 
 from recipes.commands import call
 from recipes.config import ConfigError, Recipe, apply_overrides, load_deepspeed_json, resolve
-from recipes.registry import find_recipe, list_recipes
+from recipes.registry import list_recipes, recipe_named
+from zoo.cli import Import
+from zoo.outside import import_named
 
 
 @contextmanager
@@ -71,10 +74,11 @@ class TrainingFailure(RuntimeError):
 
 
 def train_command(
-    recipe: Annotated[str, typer.Argument(help="such as text.ggd_ssmax_tiny; see --list")] = "",
+    recipe: Annotated[str, typer.Argument(help="such as text.ggd_ssmax_tiny, see --list; or FILE.py[:function]")] = "",
     *,
     list_: Annotated[bool, typer.Option("--list", help="name every recipe and stop")] = False,
     set_: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="change a recipe value")] = [],  # noqa: B006
+    import_: Import = [],  # noqa: B006
     deepspeed_config: Annotated[
         str | None,
         typer.Option("--deepspeed_config", metavar="JSON", help="your DeepSpeed file, merged into the recipe's"),
@@ -90,13 +94,15 @@ def train_command(
     verbose: Annotated[bool, typer.Option("--verbose", help="let DeepSpeed log")] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,  # of launchers
 ) -> int:
+    with as_config_error():
+        import_named(import_)
     if list_:
         print("\n".join(list_recipes()))
         return 0
     try:
         if not recipe:
             raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
-        changed, overridden_keys = apply_overrides(find_recipe(recipe), set_)
+        changed, overridden_keys = apply_overrides(recipe_named(recipe), set_)
         user_config = load_deepspeed_json(deepspeed_config) if deepspeed_config else {}
         if dry_run:
             from recipes.estimate import print_plan
@@ -104,6 +110,7 @@ def train_command(
             with as_config_error():
                 return print_plan(changed, user_config, overridden_keys, world=world)
         words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
+        words += [word for name in import_ for word in ("--import", name)]
         words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
         with stop_signals() as signals:
             return train(

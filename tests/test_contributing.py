@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,18 @@ def test_a_prior(project: Path) -> None:
     assert passed(run(project, "-m", "pytest", "-n0", *tests, "-k", "gaussian or every_prior_has_a_row")) >= 12
     code = "import zoo; print(zoo.create_model('vision_gaussian_tiny_patch8').config.position)"
     assert run(project, "-c", code).split()[-1] == "gaussian"
+
+
+def test_a_prior_from_outside(project: Path) -> None:
+    (_, source), (_, commands), _ = section("A prior from outside")
+    path = write(project, source)
+    run(project, "-m", "ruff", "check", path)
+    train, evaluate, plot = (shlex.split(line)[1:] for line in commands.splitlines())
+    few = ("train.steps=2", "train.batch=2", "evaluate.every=0", "data.passkey_fraction=0")
+    run(project, *train, *(word for setting in few for word in ("--set", setting)))
+    run(project, *evaluate, "--lengths", "128", "--samples", "1")
+    run(project, *plot)
+    assert (project / "results" / "passkey.csv").exists() and (project / "hyperbola.prior.png").exists()
 
 
 def test_an_evaluator(project: Path) -> None:

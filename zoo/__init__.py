@@ -3,7 +3,7 @@
 from zoo.attention import prior_attention
 from zoo.decoding import KVCache, PagedCache
 from zoo.positions import Positions
-from zoo.priors import Prior, PriorTerms, RelativeTable, compose, create_prior, list_priors
+from zoo.priors import Prior, PriorTerms, RelativeTable, compose, create_prior, list_priors, register_prior
 from zoo.registry import create_model, list_models, load_model, register_model
 
 __version__ = "0.5.0"
@@ -23,4 +23,5 @@ __all__ = [
     "load_model",
     "prior_attention",
     "register_model",
+    "register_prior",
 ]

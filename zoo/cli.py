@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +15,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from zoo.outside import import_named
 from zoo.pretrained import manifest
+from zoo.priors import Compose
 from zoo.registry import create_model, list_models, load_model, model_entry
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console(highlight=False)
+Import = Annotated[
+    list[str],
+    typer.Option("--import", metavar="FILE.py|MODULE", help="import it first: it registers priors of your own"),
+]
 
 
 _USAGE_ERROR = typer.BadParameter.__mro__[
@@ -51,8 +58,10 @@ def list_command(
     pattern: Annotated[str, typer.Argument(help="shell pattern, such as 'text_ggd*'")] = "*",
     pretrained: Annotated[bool, typer.Option("--pretrained", help="names with weights only")] = False,
     modality: Annotated[str | None, typer.Option(help="such as text, vision or dna")] = None,
+    import_: Import = [],  # noqa: B006
 ) -> None:
     """Names of models."""
+    import_named(import_)
     names = list_models(pattern, modality=modality, pretrained=pretrained)
     if not names:
         kind = "models with weights" if pretrained else "models"
@@ -61,20 +70,21 @@ def list_command(
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="a name of `list`, with or without a tag of weights")]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="a name of `list`, with or without a tag of weights, or a saved folder")],
+    import_: Import = [],  # noqa: B006
+) -> None:
     """Configuration, parameters, and for shipped weights their card and measured table."""
     import torch
 
+    import_named(import_)
+    if Path(name).is_dir():
+        return _show_model(_run_title(Path(name)), _saved_model(Path(name)))
     entry = model_entry(name)
     card = _card(name)
     with torch.device("meta"):  # counts without memory: the largest models are several GB
         model = entry.build(**entry.config)
-    total = sum(p.numel() for p in model.parameters())
-    console.print(f"[bold]{name}[/bold]  {entry.modality}, {total:,} parameters")
-    _print_pairs("configuration", entry.config)
-    _print_pairs("parameters", _parameter_groups(model))
-    if described := model.describe_input():
-        _print_pairs("a training sample", described)
+    _show_model(name, model)
     if card:
         _print_pairs("weights", {key: value for key, value in card.items() if not isinstance(value, (dict, list))})
         for key, value in card.items():
@@ -85,14 +95,48 @@ def show(name: Annotated[str, typer.Argument(help="a name of `list`, with or wit
         console.print(f"weights: {', '.join(tags) if tags else 'none ship for this model'}")
 
 
+def _show_model(title: str, model: Any) -> None:
+    total = sum(p.numel() for p in model.parameters())
+    console.print(f"[bold]{title}[/bold]  {model.modality}, {total:,} parameters")
+    _print_pairs("configuration", dataclasses.asdict(model.config))
+    _print_pairs("attention", _attention(model))
+    _print_pairs("parameters", _parameter_groups(model))
+    if described := model.describe_input():
+        _print_pairs("a training sample", described)
+
+
+def _attention(model: Any) -> dict[str, str]:
+    """Columns of a head that hold content, and the prior's lanes; by layer where layers differ."""
+    from zoo.layers import Attention
+
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    rows: dict[str, list[str]] = {"content columns per head": [], "lanes": []}
+    for attention in layers:
+        rows["content columns per head"].append(f"{attention.content_dim} of {attention.head_dim}")
+        lanes = {
+            name: part.num_lanes for name, part in attention.prior.named_children() if part in attention.prior.parts()
+        }
+        named = ", ".join(f"{name} {count}" for name, count in lanes.items() if count)
+        summed = isinstance(attention.prior, Compose) and named
+        total = attention.prior.num_lanes
+        where = " beside the head" if attention.lanes == "beside" and total else ""
+        rows["lanes"].append(f"{total}{where}" + (f" ({named})" if summed else ""))
+    return {
+        key: found[0] if len(set(found)) == 1 else "; ".join(f"layer {n}: {text}" for n, text in enumerate(found))
+        for key, found in rows.items()
+    }
+
+
 @app.command("plot-prior")
 def plot_prior(
     name: Annotated[str, typer.Argument(help="a model's name with a tag of weights, or a saved model's folder")],
     out: Annotated[Path | None, typer.Option(help="default: NAME.prior.png in this folder")] = None,
     length: Annotated[int | None, typer.Option(help="text: tokens; default 8 times the training length")] = None,
     size: Annotated[int | None, typer.Option(help="vision: side of the image in pixels; default as trained")] = None,
+    import_: Import = [],  # noqa: B006
 ) -> None:
     """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the centre of an image."""
+    import_named(import_)
     from zoo.prior_plot import draw_priors
     from zoo.prior_plot_grid import draw_grid_priors
 

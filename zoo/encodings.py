@@ -16,7 +16,12 @@ SCALINGS = ("none", "linear", "ntk", "yarn")
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
-    """Turn column pairs (n, n + D/2) of x (B, H, T, D) by angle (1 or B, 1 or H, T, D/2), float64; result in x's dtype."""
+    """Turn column pairs (n, n + D/2) of x (B, H, T, D) by angle (1 or B, 1 or H, T, D/2), float64; result in x's dtype.
+
+    Columns beyond the first D of a wider x stay as they are.
+    """
+    if (width := 2 * angle.shape[-1]) < x.shape[-1]:
+        return torch.cat([rotate(x[..., :width], angle), x[..., width:]], dim=-1)
     wide = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angle.cos().to(wide), angle.sin().to(wide)
     a, b = x.to(wide).chunk(2, dim=-1)

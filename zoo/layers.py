@@ -10,10 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.attention.dispatch import prior_attention
+from zoo.naming import nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 
-__all__ = ["Attention", "AttentionCache", "Block", "SSMax", "SwiGLU", "init_linear"]
+__all__ = ["LANES", "Attention", "AttentionCache", "Block", "SSMax", "SwiGLU", "init_linear"]
+
+LANES = ("inside", "beside")  # where a prior's lanes are: among a head's columns, or beside them
 
 
 class SwiGLU(nn.Module):
@@ -101,7 +104,8 @@ class AttentionCache(Protocol):
 class Attention(nn.Module):
     """Multi-head attention whose position method is a prior, a rotation of q and k, or nothing.
 
-    Queries and keys project to d_c = D − R content columns, R the prior's lanes; values keep all D = dim/num_heads.
+    The R lanes of the prior are "inside" the head width D = dim/num_heads: queries and keys project to d_c = D − R content
+    columns; or "beside" it: d_c = D, and attention runs with queries and keys of D + R columns. Values have D.
 
     Args:
         dim: C.
@@ -113,9 +117,13 @@ class Attention(nn.Module):
         scale_prior: whether SSMax scales the prior too (BAM) or the content alone.
         window: keys a query sees, itself included; None for all.
         causal: whether keys after the query are hidden.
+        lanes: "inside" or "beside".
+
+    Attributes:
+        content_dim: d_c.
 
     Raises:
-        ValueError: if the sizes do not divide, or the lanes leave no content columns.
+        ValueError: if the sizes do not divide, the lanes leave no content columns, or `lanes` is neither.
     """
 
     def __init__(
@@ -130,17 +138,21 @@ class Attention(nn.Module):
         scale_prior: bool = True,
         window: int | None = None,
         causal: bool = True,
+        lanes: str = "inside",
     ) -> None:
         super().__init__()
+        if lanes not in LANES:
+            raise ValueError(f"lanes={lanes!r}: {nearest(lanes, LANES)}")
         num_kv_heads = num_kv_heads or num_heads
         if dim % num_heads or num_heads % num_kv_heads:
             raise ValueError(f"heads must divide: dim={dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}")
         self.head_dim = dim // num_heads
-        self.content_dim = self.head_dim - prior.num_lanes
+        self.lanes = lanes
+        self.content_dim = self.head_dim - (prior.num_lanes if lanes == "inside" else 0)
         if self.content_dim < 1:
             raise ValueError(
                 f"the prior takes {prior.num_lanes} of {self.head_dim} columns of a head and leaves none for content; "
-                f"use at most {max(dim // (prior.num_lanes + 8), 1)} heads for dim={dim}"
+                f"use at most {max(dim // (prior.num_lanes + 8), 1)} heads for dim={dim}, or lanes='beside'"
             )
         self.prior, self.rotary, self.ssmax = prior, rotary, ssmax
         self.scale_prior, self.window, self.causal = scale_prior, window, causal

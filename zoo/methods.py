@@ -1,24 +1,37 @@
-"""Position methods by the name they have in model names: a prior, or an encoding beside the uniform prior.
+"""Position methods by the name they have in model names: a prior, an encoding beside the uniform prior, or a sum of methods.
 
 `create_position("ggd", ...)` returns the four parts a method may have. On a line of tokens every 1-D prior is a method under
 its own name; methods that are not priors are listed in `ENCODINGS`. On a grid of patches a prior NAME2d is the method NAME,
-apart from the exceptions in `GRID_NAMES`.
+apart from the exceptions in `GRID_NAMES`. Names joined by "+" are a sum, "ggd+spectral+key_bias": any priors, at most one
+rotation and at most one embedding; `SUMS` are sums with a name of their own.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from zoo.encodings import Learned, Learned2d, Rotary, Rotary2d, Sinusoidal, Sinusoidal2d
-from zoo.naming import check_options, did_you_mean
-from zoo.priors import PRIORS, Prior, create_prior
+from zoo.naming import check_options, did_you_mean, nearest
+from zoo.priors import Compose, Prior, create_prior, known_priors, on_grid
 
-__all__ = ["Position", "create_grid_position", "create_position", "list_grid_positions", "list_positions"]
+__all__ = [
+    "Position",
+    "check_grid_position",
+    "check_position",
+    "create_grid_position",
+    "create_position",
+    "layer_methods",
+    "list_grid_positions",
+    "list_positions",
+    "shared_embedding",
+    "stored_options",
+]
 
 
 @dataclass(frozen=True)
@@ -30,12 +43,14 @@ class Position:
         rotary: rotates q and k, or None.
         embedding: adds to the token embedding, or None.
         window: sliding window in tokens, or None.
+        options: the method's options as a saved model keeps them, see `Prior.stored_options`.
     """
 
     prior: Prior
     rotary: nn.Module | None = None
     embedding: nn.Module | None = None
     window: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,87 +70,255 @@ ENCODINGS: dict[str, Method] = {
     "sinusoidal": Method("embedding", Sinusoidal),
     "learned": Method("embedding", Learned),
 }
-LINES: dict[str, Method] = {
-    "nope" if name == "uniform" else name: Method("prior", prior)
-    for name, prior in PRIORS.items()
-    if not name.endswith("2d")
-} | ENCODINGS
-
-# The methods of 2-D priors whose names do not follow the rule, with the options that a name fixes.
-GRID_NAMES: dict[str, dict[str, dict[str, Any]]] = {
-    "spectral2d": {"spectral2d": {}},
-    "ggd2d": {"ggd2d": {"form": "isotropic"}, "ggd2d_separable": {"form": "separable"}},
-}
-GRIDS: dict[str, Method] = {
-    "nope": Method("prior", PRIORS["uniform"]),
-    **{
-        method: Method("prior", prior, fixed)
-        for name, prior in PRIORS.items()
-        if name.endswith("2d")
-        for method, fixed in GRID_NAMES.get(name, {name.removesuffix("2d").removesuffix("_"): {}}).items()
-    },
+GRID_ENCODINGS: dict[str, Method] = {
     "rope2d_axial": Method("rotary", Rotary2d, {"form": "axial"}),
     "rope2d_mixed": Method("rotary", Rotary2d, {"form": "mixed"}),
     "sinusoidal": Method("embedding", Sinusoidal2d),
     "learned": Method("embedding", Learned2d),
 }
+# The methods of 2-D priors whose names do not follow the rule, with the options that a name fixes.
+GRID_NAMES: dict[str, dict[str, dict[str, Any]]] = {
+    "spectral2d": {"spectral2d": {}},
+    "ggd2d": {"ggd2d": {"form": "isotropic"}, "ggd2d_separable": {"form": "separable"}},
+}
+
+SUMS = {"ggd_goat": "ggd+spectral+key_bias"}
+# What these parts start with in a sum, where it differs from their defaults and they have the option: the key bias without a
+# slope of its own, since the other parts hold the recency, and a spectral prior small and seeded.
+SUM_OPTIONS: dict[str, dict[str, Any]] = {
+    "spectral": {"rank": 2, "init": "seeded"},
+    "key_bias": {"init": "uniform"},
+}
+# In a sum on a grid these names of a line stand for the grid's methods, so that a sum has one name in every modality.
+GRID_PARTS = {"ggd": "ggd2d_separable", "spectral": "spectral2d", "key_bias2d": "key_bias", "rope": "rope2d_axial"}
+
+# What a model gives its methods; a method whose `make` needs anything else is made with options only.
+LINE_GIVEN = ("num_heads", "dim", "d_model", "head_dim", "train_context")
+GRID_GIVEN = ("num_heads", "dim", "head_dim", "train_grid")
+
+
+def line_methods() -> dict[str, Method]:
+    """Every method of a line by name, registered priors included."""
+    priors = {name: prior for name, prior in known_priors().items() if not on_grid(name, prior)}
+    return {"nope" if n == "uniform" else n: Method("prior", prior) for n, prior in priors.items()} | ENCODINGS
+
+
+def grid_methods() -> dict[str, Method]:
+    """Every method of a grid by name, registered priors included."""
+    priors = known_priors()
+    return {
+        "nope": Method("prior", priors["uniform"]),
+        **{
+            method: Method("prior", prior, fixed)
+            for name, prior in priors.items()
+            if on_grid(name, prior)
+            for method, fixed in GRID_NAMES.get(name, {name.removesuffix("2d").removesuffix("_"): {}}).items()
+        },
+    } | GRID_ENCODINGS
 
 
 def list_positions() -> list[str]:
-    """Methods of a line of tokens: every 1-D prior, and the encodings."""
-    return sorted(LINES)
+    """Methods of a line of tokens that need no options: every 1-D prior, the encodings, and the sums with a name."""
+    return _listed(line_methods(), LINE_GIVEN)
 
 
 def list_grid_positions() -> list[str]:
-    """Methods of a grid of patches."""
-    return sorted(GRIDS)
+    """Methods of a grid of patches that need no options."""
+    return _listed(grid_methods(), GRID_GIVEN)
+
+
+def _listed(methods: Mapping[str, Method], given: Sequence[str]) -> list[str]:
+    def complete(method: Method) -> bool:
+        takes = inspect.signature(method.make).parameters.values()
+        named = [p for p in takes if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        required = {p.name for p in named if p.default is p.empty}
+        return required <= {*given, *method.fixed} and not getattr(method.make, "requires_options", False)
+
+    return sorted([*SUMS, *(name for name, method in methods.items() if complete(method))])
+
+
+def check_position(name: str) -> None:
+    """ValueError unless `name` is a method of a line or a sum of them; it names the nearest."""
+    _parts(name, line_methods(), {})
+
+
+def check_grid_position(name: str) -> None:
+    """ValueError unless `name` is a method of a grid or a sum of them; it names the nearest."""
+    _parts(name, grid_methods(), GRID_PARTS)
+
+
+def layer_methods(
+    position: str | Sequence[str], options: Mapping[str, Any], num_layers: int
+) -> list[tuple[str, dict[str, Any]]]:
+    """(method, its options) of each layer.
+
+    Args:
+        position: a name; or a list with a name per layer, or a shorter one that is repeated.
+        options: of the one name; for a list, options by name: {"ggd": {"init": "alibi"}}.
+
+    Raises:
+        ValueError: for a list whose length does not divide the number of layers, or options of a name that is not in it.
+    """
+    if isinstance(position, str):
+        return [(position, dict(options))] * num_layers
+    names = list(position)
+    if not names or num_layers % len(names) or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"position={position!r}: expected a method, or a list of as many methods as layers or a number of them that "
+            f"divides {num_layers}"
+        )
+    for name, own in options.items():
+        if name not in names:
+            raise ValueError(f"position_options of {name!r}, which is not in position={names}; {nearest(name, names)}")
+        if not isinstance(own, Mapping):
+            raise ValueError(f"position_options[{name!r}] must hold that method's options by name, got {own!r}")
+    return [(name, dict(options.get(name, {}))) for name in names * (num_layers // len(names))]
+
+
+def shared_embedding(methods: Sequence[tuple[str, Any]], made: Sequence[Position]) -> nn.Module | None:
+    """The embedding that layers' positions have in common, which a model adds once before its first layer.
+
+    Raises:
+        ValueError: where layers have different ones.
+    """
+    found: dict[str, nn.Module] = {}
+    for (name, _), position in zip(methods, made, strict=True):
+        if position.embedding is not None:
+            found.setdefault(name, position.embedding)
+    if len(found) > 1:
+        raise ValueError(f"layers have the embeddings of {' and '.join(found)}; a model has at most one")
+    return next(iter(found.values()), None)
+
+
+def stored_options(position: str | Sequence[str], made: Iterable[Position]) -> dict[str, Any]:
+    """`position_options` as a saved model keeps them, from the positions made of all layers."""
+    if isinstance(position, str):
+        return next(iter(made)).options
+    # A layer of a repeated list has the same options as the first of its name.
+    return {name: one.options for name, one in reversed(list(zip(position, made, strict=False))) if one.options}
 
 
 def create_position(
-    name: str, *, dim: int, num_heads: int, train_context: int, options: dict[str, Any] | None = None
+    name: str,
+    *,
+    dim: int,
+    num_heads: int,
+    train_context: int,
+    options: dict[str, Any] | None = None,
+    lanes: str = "inside",
 ) -> Position:
     """The parts of a position method for one layer of a model along a line.
 
     Args:
-        name: one of `list_positions()`.
+        name: one of `list_positions()`, or a sum of them such as "alibi+spectral".
         dim: C, the model's width.
         num_heads: H.
         train_context: tokens seen in training; passed to methods that take it.
-        options: the method's own options, as its class documents them.
+        options: the method's own options, as its class documents them; of a sum, each part's options under the part's name,
+            {"spectral": {"rank": 4}}. Parts of a sum start as they do alone, but for `SUM_OPTIONS`.
+        lanes: "inside" or "beside" the head width, as in `zoo.layers.Attention`; which columns a rotation turns follows.
 
     Raises:
-        ValueError: for an unknown method or option.
+        ValueError: for an unknown method, part or option, a part that occurs twice, or a second rotation or embedding.
     """
     given = {"dim": dim, "d_model": dim, "head_dim": dim // num_heads, "train_context": train_context}
-    position = _create(LINES, name, num_heads, given, options or {})
-    return position if not LINES[name].windowed else Position(position.prior, position.rotary, window=train_context)
+    return _create(name, line_methods(), {}, given | {"num_heads": num_heads}, options or {}, lanes, turned=2)
 
 
 def create_grid_position(
-    name: str, *, dim: int, num_heads: int, train_grid: tuple[int, int], options: dict[str, Any] | None = None
+    name: str,
+    *,
+    dim: int,
+    num_heads: int,
+    train_grid: tuple[int, int],
+    options: dict[str, Any] | None = None,
+    lanes: str = "inside",
 ) -> Position:
     """The parts of a position method for one layer of a model over patches; `train_grid` is (height, width) in patches.
 
-    The rest, and errors, as in `create_position`; names are those of `list_grid_positions()`.
+    The rest, and errors, as in `create_position`; names are those of `list_grid_positions()`. In a sum `ggd`, `spectral` and
+    `rope` are the separable ggd2d, spectral2d and rope2d_axial. A part's name in options and state dict is its method's
+    without "2d" and what follows it, so that options read alike in every modality.
     """
     given = {"dim": dim, "head_dim": dim // num_heads, "train_grid": tuple(train_grid)}
-    return _create(GRIDS, name, num_heads, given, options or {})
+    return _create(name, grid_methods(), GRID_PARTS, given | {"num_heads": num_heads}, options or {}, lanes, turned=4)
+
+
+def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str]) -> dict[str, Method]:
+    """The methods that a name consists of, by the names of its parts; one for a method that is no sum."""
+    if "+" not in name and name not in SUMS:
+        if name not in methods:
+            raise ValueError(
+                f"unknown position method {name!r}; {did_you_mean(name, [*methods, *SUMS])}Known: "
+                f"{', '.join(sorted([*methods, *SUMS]))}, and sums of them joined by '+'. A method from outside is known after "
+                "the file that registers it is imported: --import FILE.py"
+            )
+        return {name: methods[name]}
+    parts: dict[str, Method] = {}
+    for word in "+".join(SUMS.get(word, word) for word in name.split("+")).split("+"):
+        method = stand_for.get(word, word)
+        if method not in methods:
+            known = sorted({*methods, *stand_for, *SUMS})
+            raise ValueError(
+                f"unknown part {word!r} of the position method {name!r}; {did_you_mean(word, known)}Known: "
+                f"{', '.join(known)}. A method from outside is known after the file that registers it is imported: "
+                "--import FILE.py"
+            )
+        part = re.sub(r"2d(_.*)?$", "", method)
+        if part in parts:
+            raise ValueError(f"position method {name!r} has the part {part!r} twice; a sum has each part once")
+        parts[part] = methods[method]
+    for kind, what in (("rotary", "rotation"), ("embedding", "embedding")):
+        several = [part for part, method in parts.items() if method.part == kind]
+        if len(several) > 1:
+            raise ValueError(f"position method {name!r} has the {what}s {' and '.join(several)}; a sum has at most one")
+    return parts
 
 
 def _create(
-    methods: dict[str, Method], name: str, num_heads: int, given: dict[str, Any], options: dict[str, Any]
+    name: str,
+    methods: Mapping[str, Method],
+    stand_for: Mapping[str, str],
+    given: dict[str, Any],
+    options: dict[str, Any],
+    lanes: str,
+    *,
+    turned: int,
 ) -> Position:
-    if name not in methods:
-        raise ValueError(
-            f"unknown position method {name!r}; {did_you_mean(name, methods)}Known: {', '.join(sorted(methods))}"
-        )
-    method = methods[name]
+    """turned: a rotation turns the first columns of a head, a multiple of this."""
+    parts = _parts(name, methods, stand_for)
+    window = given.get("train_context") if any(method.windowed for method in parts.values()) else None
+    if "+" not in name and name not in SUMS:
+        ((_, method),) = parts.items()
+        made = _make(repr(name), method, given, options)
+        if isinstance(made, Prior):
+            return Position(made, options=made.stored_options(options))
+        uniform = create_prior("uniform", num_heads=given["num_heads"])
+        return Position(uniform, **{method.part: made}, window=window, options=options)
+    for part, own in options.items():
+        if part not in parts:
+            raise ValueError(f"{name!r} has no part {part!r}; {did_you_mean(part, parts)}Its parts: {', '.join(parts)}")
+        if not isinstance(own, Mapping):
+            raise ValueError(f"the options of {part!r} in {name!r} must be given by name, got {own!r}")
+    made_parts: dict[str, nn.Module] = {}
+    # Priors first: a rotation turns the columns that their lanes leave, but for an odd one at the end.
+    for part, method in sorted(parts.items(), key=lambda item: item[1].part != "prior"):
+        takes = inspect.signature(method.make).parameters
+        defaults = {key: value for key, value in SUM_OPTIONS.get(part, {}).items() if key in takes}
+        taken = sum(p.num_lanes for p in made_parts.values() if isinstance(p, Prior)) if lanes == "inside" else 0
+        own = given | {"head_dim": (given["head_dim"] - taken) // turned * turned}
+        made_parts[part] = _make(f"part {part!r} of {name!r}", method, own, defaults | dict(options.get(part, {})))
+    priors = {part: made for part, made in made_parts.items() if isinstance(made, Prior)}
+    prior = Compose(**priors) if priors else create_prior("uniform", num_heads=given["num_heads"])
+    others = {parts[part].part: made for part, made in made_parts.items() if part not in priors}
+    stored = {part: dict(priors[part].stored_options(own) if part in priors else own) for part, own in options.items()}
+    return Position(prior, **others, window=window, options=stored)
+
+
+def _make(owner: str, method: Method, given: dict[str, Any], options: Mapping[str, Any]) -> nn.Module:
+    """One part: `given` supplies the parameters that it takes, `options` the rest."""
     parameters = inspect.signature(method.make).parameters
-    taken = {key: value for key, value in {**given, "num_heads": num_heads}.items() if key in parameters} | method.fixed
+    taken = {key: value for key, value in given.items() if key in parameters} | method.fixed
     defaults = {"train_context", "train_grid"} & taken.keys()
-    check_options(repr(name), method.make, options, fixed=taken.keys() - defaults, defaults=defaults)
-    made = method.make(**taken | options)
-    if isinstance(made, Prior):
-        return Position(made)
-    parts: dict[str, Any] = {method.part: made}
-    return Position(create_prior("uniform", num_heads=num_heads), **parts)
+    check_options(owner, method.make, options, fixed=taken.keys() - defaults, defaults=defaults)
+    return method.make(**taken | dict(options))

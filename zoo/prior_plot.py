@@ -69,8 +69,9 @@ def draw_priors(model: nn.Module, title: str, path: Path, *, length: int) -> Non
     columns = min(4, len(priors))
     rows = math.ceil(len(priors) / columns)
     tables = [_head_parameters(prior) for prior in priors]
-    names = list(tables[0])
+    names = list(dict.fromkeys(name for table in tables for name in table))
     heads = max(prior.num_heads for prior in priors)
+    absent = [math.nan] * heads  # a parameter of other layers' methods
     table_height = 0.9 + 0.28 * len(priors) if names else 0.0
     figure = pyplot.figure(figsize=(3.6 * columns + 1.4, 2.7 * rows + table_height + 0.6), layout="constrained")
     top, *below = figure.subfigures(
@@ -91,7 +92,10 @@ def draw_priors(model: nn.Module, title: str, path: Path, *, length: int) -> Non
     if names:
         for axis, name in zip(below[0].subplots(1, len(names), squeeze=False).flat, names, strict=True):
             _draw_table(
-                axis, name, [table[name] for table in tables], [prior.retrieval_heads().tolist() for prior in priors]
+                axis,
+                name,
+                [table.get(name, absent) for table in tables],
+                [prior.retrieval_heads().tolist() for prior in priors],
             )
     figure.suptitle(f"{title}: log-prior of every head against distance", fontsize=11)
     save_figure(figure, path)
@@ -143,14 +147,14 @@ def _draw_table(axis, name: str, rows: list[list[float]], marked: list[list[bool
     from matplotlib.patches import Rectangle
 
     axis.set_title(name, fontsize=9)
-    largest = max((abs(v) for row in rows for v in row), default=1.0) or 1.0
+    largest = max((abs(v) for row in rows for v in row if not math.isnan(v)), default=1.0) or 1.0
     axis.imshow(rows, cmap="PuOr_r", vmin=-largest, vmax=largest, aspect="auto", alpha=0.55)
     heads = max(map(len, rows))
     size = 8 if heads <= 8 else 5.5 if heads <= 16 else 4
     for y, row in enumerate(rows):
         for x, value in enumerate(row):
-            axis.text(x, y, f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.0e}",
-                      ha="center", va="center", fontsize=size)  # fmt: skip
+            text = "–" if math.isnan(value) else f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.0e}"
+            axis.text(x, y, text, ha="center", va="center", fontsize=size)
             if marked[y][x]:
                 axis.add_patch(Rectangle((x - 0.47, y - 0.45), 0.94, 0.9, fill=False, edgecolor=RETRIEVAL, linewidth=2))
     axis.set_xticks(range(heads))

@@ -1,6 +1,6 @@
 """Models by name: register_model, create_model, list_models.
 
-Names read `<modality>_<prior>_<size>`; `<name>.<tag>` is the same architecture with a set of shipped weights. A modality
+Names read `<modality>_<method>_<size>`; `<name>.<tag>` is the same architecture with a set of shipped weights. A modality
 registers its models when it is imported, and is imported when a name asks for it: the three that ship, and those of other
 packages through the entry-point group `priorzoo.modalities`.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -23,12 +23,14 @@ from zoo.naming import did_you_mean, nearest
 
 __all__ = [
     "ModelEntry",
+    "ModelFamily",
     "create_model",
     "list_models",
     "load_modality",
     "load_model",
     "modality_names",
     "model_entry",
+    "register_family",
     "register_model",
     "saved_modality",
 ]
@@ -51,7 +53,70 @@ class ModelEntry:
     config: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class ModelFamily:
+    """`<modality>_<method>_<size>` and `<modality>_<method>_ssmax_<size>` for every position method and size.
+
+    Entries are made when they are asked for, so methods registered later and sums of methods have theirs too.
+
+    Attributes:
+        build: `build(**config)` makes a model.
+        sizes: what a size's models have in common, by its name.
+        config: (method, size, ssmax) → the configuration, JSON.
+        methods: names that are listed.
+        check: raises ValueError for what is no method and no sum of methods.
+    """
+
+    modality: str
+    build: Callable[..., ZooModel]
+    sizes: Mapping[str, Any]
+    config: Callable[[str, str, bool], dict[str, Any]]
+    methods: Callable[[], list[str]]
+    check: Callable[[str], None]
+
+    def names(self) -> list[str]:
+        """Every name that is listed: sums without a name of their own are not."""
+        return [
+            f"{self.modality}_{method}{ssmax}_{size}"
+            for size in self.sizes
+            for method in self.methods()
+            for ssmax in ("", "_ssmax")
+        ]
+
+    def find(self, name: str) -> ModelEntry | None:
+        """The entry of a name; None where it is none of this family.
+
+        Raises:
+            ValueError: for a sum with a part that is no method.
+        """
+        for size in self.sizes:
+            start, end = f"{self.modality}_", f"_{size}"
+            if name.startswith(start) and name.endswith(end) and len(name) > len(start) + len(end):
+                method = name.removeprefix(start).removesuffix(end)
+                plain = method.removesuffix("_ssmax")
+                try:
+                    self.check(plain)
+                except ValueError:
+                    if "+" in plain:
+                        raise
+                    continue
+                return ModelEntry(name, self.modality, self.build, self.config(plain, size, plain != method))
+        return None
+
+
 _ENTRIES: dict[str, ModelEntry] = {}
+_FAMILIES: list[ModelFamily] = []
+
+
+def _find(name: str) -> ModelEntry | None:
+    """The entry of an architecture among the modalities that are imported."""
+    if name in _ENTRIES:
+        return _ENTRIES[name]
+    return next((entry for family in _FAMILIES if (entry := family.find(name))), None)
+
+
+def _listed() -> list[str]:
+    return [*_ENTRIES, *(name for family in _FAMILIES for name in family.names())]
 
 
 def register_model(name: str, build: Callable[..., ZooModel], *, modality: str, config: dict[str, Any]) -> ModelEntry:
@@ -62,10 +127,15 @@ def register_model(name: str, build: Callable[..., ZooModel], *, modality: str, 
     """
     if "." in name:
         raise ValueError(f"model name {name!r} has a dot; the part after a dot is a tag of weights")
-    if name in _ENTRIES:
+    if _find(name) is not None:
         raise ValueError(f"model {name!r} is registered already")
     _ENTRIES[name] = ModelEntry(name, modality, build, dict(config))
     return _ENTRIES[name]
+
+
+def register_family(family: ModelFamily) -> None:
+    """Add the architectures of a modality whose models differ in position method and size."""
+    _FAMILIES.append(family)
 
 
 def _points() -> dict[str, EntryPoint]:
@@ -118,11 +188,13 @@ def model_entry(name: str) -> ModelEntry:
     """
     base = name.partition(".")[0]
     missing = _load_all({base.partition("_")[0]} & set(modality_names()) or modality_names())
-    if base not in _ENTRIES:
-        hint = did_you_mean(base, _ENTRIES, most=3)
-        known = f"`python -m zoo list` prints all {len(_ENTRIES)}"
+    entry = _find(base)
+    if entry is None:
+        names = _listed()
+        hint = did_you_mean(base, names, most=3)
+        known = f"`python -m zoo list` prints all {len(names)}"
         raise ValueError("; ".join([f"unknown model {base!r}", hint + known, *dict.fromkeys(missing)]))
-    return _ENTRIES[base]
+    return entry
 
 
 def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> ZooModel:
@@ -155,11 +227,10 @@ def list_models(pattern: str = "*", *, modality: str | None = None, pretrained: 
         raise ValueError(f"no modality {modality!r}; {nearest(modality, modality_names())}")
     wanted = [modality] if modality else modality_names()
     _load_all(name for name in wanted if f"{name}_".startswith(literal) or literal.startswith(f"{name}_"))
-    known = weights.list_weights() if pretrained else list(_ENTRIES)
-    known = [name for name in known if name.partition(".")[0] in _ENTRIES]
-    if modality is not None:
-        known = [name for name in known if _ENTRIES[name.partition(".")[0]].modality == modality]
-    return sorted(name for name in known if fnmatch.fnmatch(name, pattern))
+    known = weights.list_weights() if pretrained else _listed()
+    known = [name for name in known if fnmatch.fnmatch(name, pattern)]
+    entries = {name: _find(name.partition(".")[0]) for name in known}
+    return sorted(name for name, entry in entries.items() if entry and modality in (None, entry.modality))
 
 
 def load_model(folder: str | os.PathLike[str]) -> ZooModel:
@@ -191,6 +262,6 @@ def saved_modality(folder: str | os.PathLike[str]) -> str | None:
             config_class = load_modality(name).model.config_class
         except ImportError:  # its packages are not installed
             continue
-        if set(found) == {field.name for field in fields(config_class)}:
+        if set(found) | {"lanes"} == {field.name for field in fields(config_class)}:  # lanes are newer than 0.5
             return name
     return None

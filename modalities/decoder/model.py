@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -15,11 +15,19 @@ from modalities.decoder.generation import generate
 from zoo.attention.base import single_documents
 from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
 from zoo.layers import Attention, Block, SSMax, SwiGLU, init_linear
-from zoo.methods import Position, create_position, list_positions
+from zoo.methods import (
+    Position,
+    check_position,
+    create_position,
+    layer_methods,
+    list_positions,
+    shared_embedding,
+    stored_options,
+)
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 from zoo.positions import Positions
-from zoo.registry import register_model
+from zoo.registry import ModelFamily, register_family
 
 __all__ = ["Decoder", "DecoderConfig", "causal_lm_loss", "register_decoders", "target_weights"]
 
@@ -33,12 +41,14 @@ class DecoderConfig:
 
     Attributes:
         vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of the SwiGLU.
-        position: a name of `zoo.methods.list_positions()`, with `position_options` for it.
+        position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for it; or a list of one
+            per layer, or a shorter one that is repeated, with options by name. An embedding enters once, before the layers.
         ssmax: scale logits by s·ln n; scale_prior: the prior's logits too.
         train_context: tokens per training row.
         tied: one matrix for embedding and output.
         tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
         activation_checkpointing: recompute each block in the backward pass.
+        lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
     """
 
     vocab_size: int = 264
@@ -47,7 +57,7 @@ class DecoderConfig:
     num_heads: int = 4
     num_kv_heads: int | None = None
     hidden_dim: int = 344
-    position: str = "ggd"
+    position: str | list[str] = "ggd"
     position_options: dict[str, Any] = field(default_factory=dict)
     ssmax: bool = False
     scale_prior: bool = True
@@ -55,6 +65,7 @@ class DecoderConfig:
     tied: bool = True
     tokenizer: str = "bytes"
     activation_checkpointing: bool = False
+    lanes: str = "inside"
 
 
 class Decoder(ZooModel):
@@ -70,11 +81,15 @@ class Decoder(ZooModel):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        first = _position(config)
-        self.position_embedding = first.embedding
-        self.layers = nn.ModuleList(
-            _block(config, first if n == 0 else _position(config)) for n in range(config.num_layers)
-        )
+        methods = layer_methods(config.position, config.position_options, config.num_layers)
+        made = [_position(config, *methods[0])]
+        self.position_embedding = made[0].embedding
+        self.layers = nn.ModuleList([_block(config, made[0])])
+        for method in methods[1:]:
+            made.append(_position(config, *method))
+            self.layers.append(_block(config, made[-1]))
+        self.position_embedding = shared_embedding(methods, made)
+        self.config = replace(config, position_options=stored_options(config.position, made))
         self.norm = nn.RMSNorm(config.dim, eps=1e-5)
         self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
         init_linear(self, depth=config.num_layers)
@@ -171,13 +186,14 @@ def causal_lm_loss(model: ZooModel, batch: dict[str, Tensor]) -> tuple[Tensor, d
     return (nll * weights.flatten()).sum() / weights.sum(), {"tokens": (weights > 0).sum()}
 
 
-def _position(config: DecoderConfig) -> Position:
+def _position(config: DecoderConfig, method: str, options: dict[str, Any]) -> Position:
     return create_position(
-        config.position,
+        method,
         dim=config.dim,
         num_heads=config.num_heads,
         train_context=config.train_context,
-        options=config.position_options,
+        options=options,
+        lanes=config.lanes,
     )
 
 
@@ -193,6 +209,7 @@ def _block(config: DecoderConfig, position: Position) -> Block:
         rotary=position.rotary,
         ssmax=ssmax,
         scale_prior=config.scale_prior,
+        lanes=config.lanes,
         window=position.window,
     )
     return Block(config.dim, attention, SwiGLU(config.dim, config.hidden_dim))
@@ -202,9 +219,8 @@ def register_decoders(
     modality: str, sizes: Mapping[str, Mapping[str, Any]], config: type[DecoderConfig], build: Callable[..., Decoder]
 ) -> None:
     """`<modality>_<position>[_ssmax]_<size>` for every position method, with SSMax on and off, and every size."""
-    for size, shape in sizes.items():
-        for position in list_positions():
-            for ssmax in (False, True):
-                name = f"{modality}_{position}{'_ssmax' if ssmax else ''}_{size}"
-                made = asdict(config(**shape, position=position, ssmax=ssmax))
-                register_model(name, build, modality=modality, config=made)
+
+    def made(position: str, size: str, ssmax: bool) -> dict[str, Any]:
+        return asdict(config(**sizes[size], position=position, ssmax=ssmax))
+
+    register_family(ModelFamily(modality, build, sizes, made, list_positions, check_position))

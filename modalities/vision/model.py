@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zoo.layers import Attention, SSMax, init_linear
-from zoo.methods import Position, create_grid_position
+from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 from zoo.positions import Positions
@@ -36,7 +36,8 @@ class VisionConfig:
         img_size: side of the training images in pixels, or (height, width): what priors and SSMax are initialised for.
         patch_size: side of a patch in pixels.  in_chans: colours.  num_classes: 0 for no classifier.
         dim: C.  num_layers, num_heads: H.  hidden_dim: of the MLP.  mlp: "swiglu" or "gelu".
-        position: a name of `zoo.methods.list_grid_positions()`, with `position_options` for it.
+        position: a name of `zoo.methods.list_grid_positions()` or a sum of them, with `position_options` for it; or a list of
+            one per layer, or a shorter one that is repeated, with options by name.
         ssmax: scale logits by s·ln n, n all tokens of the image; scale_prior: the prior's logits too.
         class_token: a learned token before the patches.  reg_tokens: learned tokens after it that nothing reads.
         global_pool: "token" reads the class token, "avg" the mean of the patches, "" gives every token to the classifier.
@@ -45,6 +46,7 @@ class VisionConfig:
             Patches of padding are patches like any other.
         mean, std: what pixels in 0…1 are normalised with.
         activation_checkpointing: recompute each block in the backward pass.
+        lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
     """
 
     img_size: int | tuple[int, int] = 224
@@ -56,7 +58,7 @@ class VisionConfig:
     num_heads: int = 6
     hidden_dim: int = 1024
     mlp: str = "swiglu"
-    position: str = "goat"
+    position: str | list[str] = "goat"
     position_options: dict[str, Any] = field(default_factory=dict)
     ssmax: bool = False
     scale_prior: bool = True
@@ -69,6 +71,7 @@ class VisionConfig:
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     activation_checkpointing: bool = False
+    lanes: str = "inside"
 
     def __post_init__(self) -> None:
         for name in ("img_size", "mean", "std"):  # JSON knows lists alone
@@ -122,6 +125,7 @@ class VisionBlock(nn.Module):
             rotary=position.rotary,
             ssmax=SSMax(config.num_heads, train_context=tokens, causal=False) if config.ssmax else None,
             scale_prior=config.scale_prior,
+            lanes=config.lanes,
             causal=False,
         )
         mlp = {"swiglu": SwiGLU, "gelu": Mlp}[config.mlp]
@@ -162,12 +166,16 @@ class VisionTransformer(ZooModel):
         self.prefix_tokens = (
             nn.Parameter(torch.zeros(1, self.num_prefix_tokens, config.dim)) if self.num_prefix_tokens else None
         )
-        first = _position(config)
-        self.position_embedding = first.embedding
+        methods = layer_methods(config.position, config.position_options, config.num_layers)
+        made = [_position(config, *methods[0])]
+        self.position_embedding = made[0].embedding
         rates = torch.linspace(0, config.drop_path_rate, config.num_layers, device="cpu").tolist()
-        self.layers = nn.ModuleList(
-            VisionBlock(config, first if n == 0 else _position(config), rate) for n, rate in enumerate(rates)
-        )
+        self.layers = nn.ModuleList([VisionBlock(config, made[0], rates[0])])
+        for method, rate in zip(methods[1:], rates[1:], strict=True):
+            made.append(_position(config, *method))
+            self.layers.append(VisionBlock(config, made[-1], rate))
+        self.position_embedding = shared_embedding(methods, made)
+        self.config = replace(config, position_options=stored_options(config.position, made))
         self.norm: nn.Module = nn.LayerNorm(config.dim, eps=1e-6)
         self.head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
         self.feature_info = [
@@ -328,13 +336,14 @@ class VisionTransformer(ZooModel):
         return take
 
 
-def _position(config: VisionConfig) -> Position:
+def _position(config: VisionConfig, method: str, options: dict[str, Any]) -> Position:
     return create_grid_position(
-        config.position,
+        method,
         dim=config.dim,
         num_heads=config.num_heads,
         train_grid=config.train_grid,
-        options=config.position_options,
+        options=options,
+        lanes=config.lanes,
     )
 
 

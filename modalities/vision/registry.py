@@ -12,8 +12,8 @@ from timm.models._builder import resolve_pretrained_cfg
 
 from modalities.vision.model import VisionConfig, VisionTransformer, build
 from zoo import pretrained as weights
-from zoo.methods import list_grid_positions
-from zoo.registry import register_model as register_zoo_model
+from zoo.methods import check_grid_position, list_grid_positions
+from zoo.registry import ModelFamily, register_family
 
 # tiny reads the 26 capitals of the glyph data at 48 pixels; small and base are the usual ones, at 224.
 SIZES: dict[str, dict[str, Any]] = {
@@ -38,17 +38,25 @@ DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "p
 default_cfgs: dict[str, Any] = {}  # timm looks for this name
 
 
+def vision_config(position: str, size: str, ssmax: bool) -> VisionConfig:
+    """The configuration of a registered architecture."""
+    options = OPTIONS.get((size, position)) or OPTIONS.get(("*", position), {})
+    return VisionConfig(**SIZES[size], position=position, position_options=options, ssmax=ssmax)
+
+
 def register_vision_models() -> None:
-    """Register all of them."""
+    """Register all of them; in timm's registry those that are listed now."""
+
+    def made(position: str, size: str, ssmax: bool) -> dict[str, Any]:
+        return asdict(vision_config(position, size, ssmax))
+
+    family = ModelFamily("vision", build, SIZES, made, list_grid_positions, check_grid_position)
+    register_family(family)
     cfgs: dict[str, Any] = {}
-    for size, shape in SIZES.items():
-        for position in list_grid_positions():
-            for ssmax in (False, True):
-                name = f"vision_{position}{'_ssmax' if ssmax else ''}_{size}"
-                options = OPTIONS.get((size, position)) or OPTIONS.get(("*", position), {})
-                config = VisionConfig(**shape, position=position, position_options=options, ssmax=ssmax)
-                register_zoo_model(name, build, modality="vision", config=asdict(config))
-                cfgs |= _timm_cfgs(name, config)
+    for name in family.names():
+        entry = family.find(name)
+        assert entry is not None
+        cfgs |= _timm_cfgs(name, VisionConfig(**entry.config))
     default_cfgs.update(generate_default_cfgs(cfgs))
     for name in dict.fromkeys(key.partition(".")[0] for key in cfgs):
         register_model(_entry_point(name))

@@ -271,6 +271,19 @@ def test_override_keeps_the_weights_and_changes_the_angles():
     assert not torch.allclose(model(tokens), changed(tokens), atol=1e-4)
 
 
+def test_override_of_one_option_of_a_sum_keeps_the_others():
+    options = {"rope": {"theta": 500.0}, "table": {"length": 8}}
+    model = CausalLM(TextConfig(**(SMALL | {"position": "rope+table", "position_options": options})))
+    settings = [
+        "position_options.rope.scaling=linear",
+        "position_options.rope.factor=4",
+        "position_options.table.beyond=zero",
+    ]
+    changed = override(model, parse_overrides(settings)).config.position_options
+    assert changed["rope"] == {"theta": 500.0, "scaling": "linear", "factor": 4}
+    assert changed["table"] == {"length": 8, "beyond": "zero"}
+
+
 def test_parsing_of_overrides():
     assert parse_overrides(["a.b=1", "a.c=x", "d=true"]) == {"a": {"b": 1, "c": "x"}, "d": True}
     with pytest.raises(CommandError, match="'a'"):

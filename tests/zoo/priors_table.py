@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "kerple2d": {},
     "fire": {},
     "fire2d": {"train_grid": (3, 4)},
+    "table": {"values": [3.0, 1.0, 0.5, 0.1], "kind": "weights", "beyond": "linear", "learnable": True},
+    "matrix": {"values": [[math.sin(i + j) + 0.1 * (j - i) for j in range(64)] for i in range(64)]},
 }
 LINE = [name for name in list_priors() if not name.endswith("2d")]
 GRID = [name for name in list_priors() if name.endswith("2d")]

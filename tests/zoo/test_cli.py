@@ -29,9 +29,9 @@ def invoke(*arguments):
 
 
 def test_list_takes_a_pattern():
-    done = invoke("list", "text_ggd*_tiny")
+    done = invoke("list", "text_kerple*_tiny")
     assert done.exit_code == 0
-    assert done.output.split() == ["text_ggd_ssmax_tiny", "text_ggd_tiny"]
+    assert done.output.split() == ["text_kerple_ssmax_tiny", "text_kerple_tiny"]
     assert invoke("list", "nothing*").exit_code == 2
 
 
@@ -199,3 +199,28 @@ except ValueError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "pip install 'priorzoo[vision]'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "lanes"),
+    [
+        ("text_ggd_goat_tiny", "23 of 32", "9 (spectral 4, key_bias 5)"),
+        ("vision_ggd_goat_ssmax_tiny_patch8", "23 of 32", "9 (spectral 8, key_bias 1)"),
+        ("dna_alibi+ggd_tiny", "27 of 32", "5 (alibi 5)"),
+        ("text_cable_tiny", "22 of 32", "10"),
+        ("text_rope_tiny", "32 of 32", "0"),
+    ],
+)
+def test_show_counts_content_columns_and_lanes(name, columns, lanes):
+    lines = [" ".join(line.split()) for line in invoke("show", name).output.splitlines()]
+    assert f"content columns per head {columns}" in lines and f"lanes {lanes}" in lines
+
+
+def test_show_of_a_saved_model_whose_layers_differ(tmp_path):
+    model = create_model("text_ggd_tiny", num_layers=2, position=["ggd", "alibi+key_bias"], lanes="beside")
+    model.save_pretrained(tmp_path / "saved")
+    shown = " ".join(invoke("show", tmp_path / "saved").output.split())
+    assert "content columns per head 32 of 32" in shown
+    assert "lanes layer 0: 0; layer 1: 10 beside the head (alibi 5, key_bias 5)" in shown
+    done = invoke("plot-prior", tmp_path / "saved", "--length", 32, "--out", tmp_path / "prior.png")
+    assert done.exit_code == 0 and (tmp_path / "prior.png").stat().st_size > 10_000

@@ -46,7 +46,8 @@ class LayerCache(AttentionCache):
         """The prior's table over distances 0 … `reach` − 1 at least, computed once per capacity; column = distance."""
         if self._table is None or self._table.table.shape[1] < reach:
             far = max(self.owner.capacity, reach)
-            self._table = prior(Positions.line(1, offset=far - 1), Positions.line(far), causal=True).table
+            here, keys = Positions.line(1, offset=far - 1), Positions.line(far)
+            self._table = prior.relative_table(here, keys, causal=True)
         return self._table
 
 
@@ -76,7 +77,10 @@ class DenseLayer(LayerCache):
         k, v = self.append(k, v)
         everything = Positions.line(k.shape[2])
         table = None if terms.table is None else self.table(prior, positions, everything)
-        bias = None if terms.bias is None else prior(positions, everything, causal=True, x=x).bias
+        bias = None
+        if terms.bias is not None:
+            everything = everything if segments is None else Positions.documents(segments)
+            bias = prior.dense_bias(positions, everything, causal=True)
         return prior_attention(
             q,
             k,
@@ -100,7 +104,7 @@ class DenseLayer(LayerCache):
     def table(self, prior: Prior, q_pos: Positions, k_pos: Positions) -> RelativeTable | None:
         """The prior's relative table for these positions; for one query a slice of a table computed once."""
         if q_pos.length > 1:
-            return prior(q_pos, k_pos, causal=True).table
+            return prior.relative_table(q_pos, k_pos, causal=True)
         table = self.distances(prior, k_pos.length)
         return None if table is None else table.shifted(q_pos, k_pos)
 

@@ -1,6 +1,13 @@
-"""Priors by name. A new one is its own file, a line in `PRIORS`, and a row of tests/zoo/priors_table.py."""
+"""Priors by name. A new one is its own file, a line in `PRIORS`, and a row of tests/zoo/priors_table.py.
+
+Priors of other packages and files come by `register_prior`, or by the entry-point group `priorzoo.priors`.
+"""
 
 from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.metadata import entry_points
 
 from zoo.naming import check_options, did_you_mean
 from zoo.priors.alibi import Alibi, Alibi2d
@@ -9,6 +16,7 @@ from zoo.priors.cable import Cable
 from zoo.priors.compose import Compose, Goat, Goat2d, compose
 from zoo.priors.fire import Fire, Fire2d
 from zoo.priors.ggd import Ggd, Ggd2d
+from zoo.priors.given import Matrix, Table
 from zoo.priors.kerple import Kerple, Kerple2d
 from zoo.priors.key_bias import KeyBias, KeyBias2d
 from zoo.priors.spectral import Spectral, Spectral2d
@@ -19,13 +27,18 @@ __all__ = [
     "PRIORS",
     "Compose",
     "GridPrior",
+    "Matrix",
     "Prior",
     "PriorTerms",
     "RelativeTable",
+    "Table",
     "TablePrior",
     "compose",
     "create_prior",
+    "known_priors",
     "list_priors",
+    "on_grid",
+    "register_prior",
 ]
 
 PRIORS: dict[str, type[Prior]] = {
@@ -47,12 +60,72 @@ PRIORS: dict[str, type[Prior]] = {
     "kerple2d": Kerple2d,
     "fire": Fire,
     "fire2d": Fire2d,
+    "table": Table,
+    "matrix": Matrix,
 }
+
+
+GROUP = "priorzoo.priors"
+# Names that mean something else in names of models: methods that are no priors, sums with a name, and SSMax.
+RESERVED = frozenset(
+    {"nope", "rope", "local", "sinusoidal", "learned", "rope2d_axial", "rope2d_mixed", "ggd2d_separable", "ggd_goat"}
+    | {"ssmax"}
+)
+
+
+def on_grid(name: str, prior: type[Prior]) -> bool:
+    """Whether a prior is one of grids of patches: its name ends in "2d", or its class is a `GridPrior`."""
+    return name.endswith("2d") or issubclass(prior, GridPrior)
+
+
+def register_prior(name: str, prior: type[Prior]) -> None:
+    """Add a prior from outside this package. It is a position method from then on, with its models and recipes.
+
+    Args:
+        name: lower-case letters, digits and underscores; NAME2d is the method NAME of grids, as is a `GridPrior`.
+        prior: its class, made by prior(num_heads, **options); options named d_model, head_dim, train_context (on a line) or
+            train_grid (on a grid) are given by the model.
+
+    Raises:
+        ValueError: for a name that is taken or cannot be part of a model's name, or a class that is no `Prior`.
+    """
+    if not (isinstance(prior, type) and issubclass(prior, Prior)):
+        raise ValueError(f"prior {name!r} must be a class derived from zoo.Prior, got {prior!r}")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.endswith(("_", "_ssmax")):
+        raise ValueError(
+            f"{name!r} cannot name a prior: expected a lower-case letter, then lower-case letters, digits and underscores, and "
+            "neither '_' nor '_ssmax' at the end"
+        )
+    method = name.removesuffix("2d").removesuffix("_") if on_grid(name, prior) else name
+    grid = {n.removesuffix("2d").removesuffix("_") for n, known in PRIORS.items() if on_grid(n, known)}
+    if PRIORS.get(name) is prior:
+        return
+    if name in PRIORS or name in RESERVED or method in RESERVED or (on_grid(name, prior) and method in grid):
+        raise ValueError(f"the name {name!r} is taken; known priors: {', '.join(sorted(PRIORS))}")
+    PRIORS[name] = prior
+
+
+@cache
+def _load_entry_points() -> dict[str, str]:
+    """Register the priors of installed packages, once; returns why one could not be, by name."""
+    failed = {}
+    for point in entry_points(group=GROUP):
+        try:
+            register_prior(point.name, point.load())
+        except Exception as error:  # one broken package must not hide the priors of all others
+            failed[point.name] = f"the entry point {point.value!r} of {GROUP} fails: {type(error).__name__}: {error}"
+    return failed
+
+
+def known_priors() -> dict[str, type[Prior]]:
+    """Every prior by name: those here, registered ones, and those of installed packages."""
+    _load_entry_points()
+    return dict(PRIORS)
 
 
 def list_priors() -> list[str]:
     """Names that `create_prior` knows."""
-    return sorted(PRIORS)
+    return sorted(known_priors())
 
 
 def create_prior(name: str, *, num_heads: int, **options) -> Prior:
@@ -61,7 +134,8 @@ def create_prior(name: str, *, num_heads: int, **options) -> Prior:
     Raises:
         ValueError: for an unknown name, an unknown option or a missing one; it names the nearest valid choice.
     """
-    if name not in PRIORS:
-        raise ValueError(f"unknown prior {name!r}; {did_you_mean(name, PRIORS)}Known: {', '.join(list_priors())}")
+    if name not in PRIORS and name not in known_priors():
+        why = f"{_load_entry_points()[name]}; " if name in _load_entry_points() else ""
+        raise ValueError(f"unknown prior {name!r}; {why}{did_you_mean(name, PRIORS)}Known: {', '.join(list_priors())}")
     check_options(f"prior {name!r}", PRIORS[name], options, fixed=("num_heads",))
     return PRIORS[name](num_heads, **options)

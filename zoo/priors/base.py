@@ -9,9 +9,10 @@ A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra hea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -130,9 +131,12 @@ class Prior(nn.Module):
 
     Attributes:
         num_lanes: head columns it reserves; 0 for a table. Queries and keys then project to head width − num_lanes.
+        requires_options: whether it cannot be made without options that no model supplies: models of its name are not listed,
+            and made when their options are given.
     """
 
     num_lanes: int = 0
+    requires_options: bool = False
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -166,6 +170,19 @@ class Prior(nn.Module):
             horizon: tokens of the longest sequence.
         """
         return torch.full((self.num_heads, len(distance)), math.inf, dtype=torch.float64, device=distance.device)
+
+    def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> RelativeTable | None:
+        """The table of `forward` alone, which follows from positions without x: a KV cache, whose keys hold their lanes, reads
+        it over all keys."""
+        return None if self.depends_on_content else self(q_pos, k_pos, causal=causal).table
+
+    def dense_bias(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> Tensor | None:
+        """The dense bias of `forward` alone, for a KV cache as well."""
+        return None if self.depends_on_content else self(q_pos, k_pos, causal=causal).bias
+
+    def stored_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that make this prior again before its values are loaded, JSON: `options` without what the values hold."""
+        return dict(options)
 
     def parts(self) -> list[Prior]:
         """The priors this one is composed of: summands, or one per axis of a grid. [] for one that is not composed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms
+from zoo.priors.base import Prior, PriorTerms, RelativeTable
 from zoo.priors.key_bias import KeyBias, KeyBias2d
 from zoo.priors.spectral import Spectral, Spectral2d
 
@@ -35,6 +35,14 @@ class Compose(Prior):
         for part in self.parts():
             terms = terms + part(q_pos, k_pos, causal=causal, x=x, carry=carry)
         return terms
+
+    def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> RelativeTable | None:
+        tables = [part.relative_table(q_pos, k_pos, causal=causal) for part in self.parts()]
+        return sum((PriorTerms(table=table) for table in tables), PriorTerms()).table
+
+    def dense_bias(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> Tensor | None:
+        biases = [part.dense_bias(q_pos, k_pos, causal=causal) for part in self.parts()]
+        return sum((PriorTerms(bias=bias) for bias in biases), PriorTerms()).bias
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         first, *others = (part.log_prior(q_pos, k_pos, causal=causal, x=x) for part in self.parts())

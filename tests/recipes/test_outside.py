@@ -1,0 +1,187 @@
+"""Recipes and priors in files of one's own, through the real commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recipes import find_recipe
+from recipes.config import ConfigError, apply_overrides
+from recipes.registry import recipe_named
+from tests.launching import ROOT, command
+from zoo.outside import import_file, import_named
+
+OWN = '''
+import torch
+from torch import nn
+
+import zoo
+from modalities.text.config import TextDataConfig
+from recipes.config import Evaluate, Model, Optim, Recipe, Train
+from recipes.registry import Recipes
+
+class Fading(zoo.priors.TablePrior):
+    def __init__(self, num_heads):
+        super().__init__(num_heads)
+        self.rate = nn.Parameter(torch.ones(num_heads))
+
+    def curve(self, distance, *, causal):
+        return -self.rate.to(distance.dtype).view(-1, *[1] * distance.ndim) * distance.abs().sqrt()
+
+zoo.register_prior("fading", Fading)
+SHAPE = {"dim": 32, "num_layers": 1, "num_heads": 2, "hidden_dim": 32}
+
+def mine() -> Recipe:
+    """Four steps."""
+    model, data = Model("text_fading+spectral_tiny", options=dict(SHAPE)), TextDataConfig(context=32)
+    train, evaluate = Train(steps=4, batch=2, save_every=2), Evaluate(every=0)
+    return Recipe("text.mine", "text", model, data, Optim(schedule="constant"), train, evaluate)
+
+def not_a_recipe():
+    raise AssertionError
+'''
+TABLE = """
+from recipes import find_recipe
+from recipes.config import Recipe
+from recipes.registry import Recipes
+
+RECIPES = Recipes("text")
+
+@RECIPES.add
+def one() -> Recipe:
+    return find_recipe("text.alibi_tiny")
+
+@RECIPES.add
+def two() -> Recipe:
+    return find_recipe("text.rope_tiny")
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "own.py").write_text(OWN)
+    (folder / "table.py").write_text(TABLE)
+    (folder / "wrong.py").write_text("import nowhere_to_be_found")
+    (folder / "empty.py").write_text("def f(): return 3")
+    (folder / "returns.py").write_text(
+        "from recipes.config import Recipe\ndef f() -> Recipe: return 3\ndef g(x) -> Recipe: return x"
+    )
+    return folder
+
+
+def run(script: str, *words) -> tuple[int, str]:
+    done = command([sys.executable, str(ROOT / script), *map(str, words)])
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_prior_and_a_recipe_in_a_file_train_resume_and_are_measured(files, tmp_path) -> None:
+    own = files / "own.py"
+    for name, *words in (("whole",), ("parts", "--set", "train.steps=2"), ("parts", "--resume", "auto")):
+        code, said = run("recipes/train.py", own, "--run-dir", tmp_path / name, *words)
+        assert code == 0, said
+    whole, parts = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys() and all(torch.equal(whole[key], parts[key]) for key in whole)
+    assert json.loads((tmp_path / "whole" / "recipe.json").read_text())["name"] == "text.mine"
+    measure = [tmp_path / "whole", "perplexity", "--lengths", "32", "--samples", "1", "--out", tmp_path / "out"]
+    code, said = run("recipes/evaluate.py", *measure)
+    assert code == 2 and "unknown part 'fading'" in said and "--import FILE.py" in said
+    code, said = run("recipes/evaluate.py", *measure, "--import", own)
+    assert code == 0 and (tmp_path / "out" / "perplexity.csv").exists(), said
+
+
+@pytest.mark.slow
+def test_import_names_what_a_command_needs(files, tmp_path) -> None:
+    own = files / "own.py"
+    code, said = run("recipes/train.py", "text.fading_tiny", "--import", own, "--dry-run")
+    assert code == 0 and "text_fading_tiny" in said
+    zoo = [sys.executable, "-m", "zoo"]
+    shown = command([*zoo, "show", "text_fading+key_bias_tiny", "--import", str(own)])
+    assert "27 of 32" in shown.stdout and shown.returncode == 0
+    listed = command([*zoo, "list", "text_fading*tiny", "--import", str(own)]).stdout.split()
+    assert listed == ["text_fading_ssmax_tiny", "text_fading_tiny"]
+    plot = [
+        "plot-prior",
+        "text_fading_tiny",
+        "--length",
+        "64",
+        "--out",
+        str(tmp_path / "prior.png"),
+        "--import",
+        str(own),
+    ]
+    assert command([*zoo, *plot]).returncode == 0 and (tmp_path / "prior.png").exists()
+
+
+def test_recipes_in_files_are_chosen_by_name(files) -> None:
+    assert recipe_named(f"{files}/table.py:two").name == "text.rope_tiny"
+    assert recipe_named("text.ggd_tiny").name == "text.ggd_tiny"
+    with pytest.raises(ConfigError, match=r"has 2 recipes \(one, two\).*table\.py:FUNCTION"):
+        recipe_named(f"{files}/table.py")
+    with pytest.raises(ConfigError, match="has no recipe 'tow'; did you mean 'two'"):
+        recipe_named(f"{files}/table.py:tow")
+    with pytest.raises(ConfigError, match=r"has 0 recipes \(none\)"):
+        recipe_named(f"{files}/empty.py")
+    with pytest.raises(ConfigError, match="returns int, expected"):
+        recipe_named(f"{files}/returns.py")
+    with pytest.raises(ConfigError, match=r"no file '.*none\.py'"):
+        recipe_named(f"{files}/none.py")
+    with pytest.raises(ConfigError, match=r"importing .*wrong\.py fails: ModuleNotFoundError.*nowhere_to_be_found"):
+        recipe_named(f"{files}/wrong.py")
+    with pytest.raises(ConfigError, match="no recipe"):
+        find_recipe(f"{files}/table.py:two")  # only a command line imports files
+
+
+def test_a_file_is_imported_once(files) -> None:
+    assert import_file(files / "table.py") is import_file(str(files / "table.py"))
+    import_named([str(files / "table.py"), "json"])
+    with pytest.raises(ImportError, match="nowhere_at_all"):
+        import_named(["nowhere_at_all"])
+
+
+# ------------------------------------------------------------------------------------------------ options of options
+
+
+def changed(name: str, *settings: str) -> dict:
+    return apply_overrides(find_recipe(name), settings)[0].model.options
+
+
+def test_options_inside_options_are_set_one_by_one() -> None:
+    name = "text.ggd+spectral+key_bias_tiny"
+    settings = ["model.options.position_options.spectral.rank=4", "model.options.position_options.ggd.init=alibi"]
+    assert changed(name, *settings) == {"position_options": {"spectral": {"rank": 4}, "ggd": {"init": "alibi"}}}
+    assert changed("text.ggd_tiny", 'model.options.position=["ggd","rope"]') == {"position": ["ggd", "rope"]}
+    # What the registered model has stays.
+    inside = "model.options.position_options.init=uniform"
+    assert changed("vision.goat_tiny", inside) == {"position_options": {"rank": 2, "init": "uniform"}}
+    assert changed("vision.goat_tiny", inside, "model.options.position_options={}") == {
+        "position_options": {"init": "uniform"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("model.options.positon_options.rank=4", "no option 'positon_options'; did you mean 'position_options'"),
+        ("model.options.dim.x=4", "dim is 128, which has no entries"),
+        ("model.options..x=4", "expected model.options.NAME"),
+    ],
+)
+def test_options_that_have_no_options_are_named(setting: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        changed("text.ggd_tiny", setting)
+
+
+def test_recipes_of_sums_are_found_by_name() -> None:
+    assert find_recipe("dna.alibi+spectral_ssmax_tiny").model.name == "dna_alibi+spectral_ssmax_tiny"
+    assert find_recipe("vision.ggd+key_bias_tiny").model.name == "vision_ggd+key_bias_tiny_patch8"
+    with pytest.raises(ConfigError, match=r"unknown part 'alibbi'.*did you mean 'alibi'"):
+        find_recipe("text.alibbi+spectral_tiny")
+    with pytest.raises(ConfigError, match=r"did you mean 'text\.ggd_goat_tiny'"):
+        find_recipe("text.ggd_gaot_tiny")

@@ -1,0 +1,278 @@
+"""Sums of methods by name, a method per layer, and priors from outside."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from zoo import Positions, create_model, list_models, load_model, priors
+from zoo.methods import (
+    GRID_PARTS,
+    SUMS,
+    create_grid_position,
+    create_position,
+    grid_methods,
+    line_methods,
+    list_grid_positions,
+    list_positions,
+)
+from zoo.priors import GridPrior, Prior, TablePrior, create_prior
+from zoo.registry import model_entry
+
+LINE = dict(dim=64, num_heads=2, train_context=32)
+GRID = dict(dim=64, num_heads=2, train_grid=(3, 4))
+SHAPE = dict(num_layers=2, dim=64, num_heads=2, hidden_dim=32)
+# A sum for every prior of a line beside one of another kind of terms, and those with a rotation and an embedding.
+PAIRS = [f"{name}+{'kerple' if name == 'ggd' else 'ggd'}" for name in list_positions() if name not in SUMS]
+SUMMED = [*PAIRS, "ggd_goat", "alibi+spectral", "cable+fire+key_bias", "rope+key_bias+learned", "local+goat"]
+
+
+def seeded(name: str, **overrides) -> nn.Module:
+    torch.manual_seed(0)
+    return create_model(name, **overrides)
+
+
+def same_states(a: nn.Module, b: nn.Module) -> bool:
+    ours, theirs = a.state_dict(), b.state_dict()
+    return list(ours) == list(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("text_ggd_goat_tiny", "text_ggd+spectral+key_bias_tiny"),
+        ("dna_ggd_goat_ssmax_tiny", "dna_ggd+spectral+key_bias_ssmax_tiny"),
+        ("vision_ggd_goat_tiny_patch8", "vision_ggd+spectral+key_bias_tiny_patch8"),
+        ("vision_ggd_goat_ssmax_tiny_patch8", "vision_ggd2d_separable+spectral2d+key_bias2d_ssmax_tiny_patch8"),
+    ],
+)
+@torch.no_grad()
+def test_ggd_goat_is_the_sum_it_names(short: str, name: str) -> None:
+    one, other = seeded(short).eval(), seeded(name).eval()
+    assert same_states(one, other) and short in list_models(short) and name not in list_models(name)
+    example = torch.randn(1, 3, 48, 48) if short.startswith("vision") else torch.randint(0, 4, (1, 20))
+    assert torch.equal(one(example), other(example))
+    assert list(dict(one.layers[0].attention.prior.named_children())) == ["ggd", "spectral", "key_bias"]
+    options = {"spectral": {"rank": 1}}  # reads alike in every modality
+    fewer = (
+        one.layers[0].attention.prior.num_lanes
+        - seeded(short, position_options=options).layers[0].attention.prior.num_lanes
+    )
+    assert fewer == (4 if short.startswith("vision") else 2)
+
+
+def test_what_a_sum_starts_with() -> None:
+    """The key bias without a slope, ggd and the sink flat, the spectral part seeded at rank 2."""
+    torch.manual_seed(0)
+    prior, pos = create_position("ggd_goat", **LINE).prior, Positions.line(20)
+    assert isinstance(prior, priors.Compose) and prior.num_lanes == 9
+    assert prior.get_submodule("key_bias").slopes().max() < 1e-15 and prior.get_submodule("spectral").rank == 2
+    bias = prior.log_prior(pos, pos, causal=True)
+    assert 0 < (bias - bias[..., :1]).abs().max() < 0.2
+    grid = create_grid_position("ggd_goat", **GRID).prior
+    assert grid.num_lanes == 9 and grid.get_submodule("spectral").y.alpha.abs().max() > 0
+
+
+@pytest.mark.parametrize("name", SUMMED)
+@torch.no_grad()
+def test_a_sum_on_a_line_decodes_as_it_reads(name: str) -> None:
+    model = seeded(f"text_{name}_ssmax_tiny", **SHAPE, train_context=40).double().eval()
+    for prior in (module for module in model.modules() if isinstance(module, Prior)):
+        for parameter in prior.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    tokens = torch.randint(0, 256, (2, 33))
+    full = model(tokens)
+    for kind in ["dense"] if "fire" in name else ["dense", "paged"]:
+        cache = model.new_cache(40, kind)
+        found = torch.cat([model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
+        torch.testing.assert_close(found, full, atol=1e-5, rtol=1e-5)
+    prompts = [tokens[0, :15].tolist(), tokens[1, :6].tolist()]
+    assert model.generate(prompts, max_new_tokens=3)[1] == model.generate(prompts[1:], max_new_tokens=3)[0]
+
+
+def test_a_rotation_in_a_sum_turns_the_columns_that_lanes_leave() -> None:
+    line = create_position("rope+key_bias", **LINE)
+    assert line.prior.num_lanes == 5 and line.rotary.head_dim == 26  # of 27: pairs
+    assert create_position("rope+key_bias", **LINE, lanes="beside").rotary.head_dim == 32
+    x = torch.randn(1, 2, 4, 27)
+    turned = line.rotary(x, Positions.line(4))
+    assert torch.equal(turned[..., 26], x[..., 26]) and not torch.equal(turned[..., :26], x[..., :26])
+    assert create_position("local+ggd", **LINE).window == 32
+    grid = create_grid_position("rope+key_bias", **GRID)
+    assert grid.rotary.form == "axial" and grid.rotary.head_dim == 28
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("ggd+spectrl", {}, "unknown part 'spectrl'.*did you mean 'spectral'"),
+        ("ggd+", {}, "unknown part ''"),
+        ("ggd+ggd", {}, "the part 'ggd' twice"),
+        ("ggd_goat+spectral", {}, "the part 'spectral' twice"),
+        ("rope+local", {}, "the rotations rope and local"),
+        ("learned+sinusoidal", {}, "the embeddings learned and sinusoidal"),
+        ("ggd_gaot", {}, "did you mean 'ggd_goat'"),
+        ("ggd+alibi", {"aliby": {}}, "no part 'aliby'; did you mean 'alibi'"),
+        ("ggd+alibi", {"alibi": {"learnble": True}}, "part 'alibi' of 'ggd.alibi' has no option 'learnble'; did you"),
+        ("ggd+alibi", {"alibi": True}, "by name, got True"),
+    ],
+)  # fmt: skip
+def test_bad_sums_are_named(name: str, options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        create_position(name, **LINE, options=options)
+
+
+def test_every_grid_sum_of_two_runs() -> None:
+    pos = Positions.grid(3, 4, num_prefix=1)
+    for name in {"alibi", *GRID_PARTS, *grid_methods()} - {"t5"}:
+        position = create_grid_position(f"{name}+t5", **GRID | {"dim": 160})
+        assert position.prior(pos, pos, causal=False).dense().shape[-2:] == (13, 13)
+
+
+def test_names_of_sums_name_models_and_nothing_else() -> None:
+    assert model_entry("text_alibi+spectral_ssmax_small").config["ssmax"] is True
+    with pytest.raises(ValueError, match=r"unknown part 'alibbi'.*did you mean 'alibi'"):
+        create_model("text_alibbi+ggd_tiny")
+    with pytest.raises(ValueError, match="did you mean 'text_ggd_goat_tiny'"):
+        create_model("text_ggd_gaot_tiny")
+    with pytest.raises(ValueError, match="unknown model"):
+        create_model("text_ggd+alibi_tny")
+
+
+# ------------------------------------------------------------------------------------------------ a method per layer
+
+
+@pytest.mark.parametrize("position", [["ggd", "rope", "ggd_goat", "nope"], ["cable", "learned"], ("t5+key_bias",)])
+@torch.no_grad()
+def test_a_method_per_layer(position, tmp_path) -> None:
+    model = seeded("text_ggd_tiny", position=list(position), train_context=40).eval()
+    made = [type(layer.attention.prior).__name__ for layer in model.layers]
+    assert made == [type(create_position(name, **LINE).prior).__name__ for name in position] * (4 // len(position))
+    assert (model.position_embedding is not None) == ("learned" in position)
+    tokens = torch.randint(0, 256, (2, 33))
+    full = model(tokens)
+    for kind in ("dense", "paged"):
+        cache = model.new_cache(40, kind)
+        found = torch.cat([model(part, cache=cache) for part in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
+        torch.testing.assert_close(found, full, atol=1e-5, rtol=1e-5)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(load_model(tmp_path).eval()(tokens), full)
+
+
+def test_a_method_per_layer_of_a_vision_model() -> None:
+    options = {"goat": {"rank": 1}, "ggd+key_bias": {"ggd": {"init": "alibi"}}}
+    model = seeded(
+        "vision_nope_tiny_patch8",
+        position=["goat", "rope2d_axial", "ggd+key_bias", "learned"],
+        position_options=options,
+    )
+    assert [layer.attention.prior.num_lanes for layer in model.layers] == [5, 0, 1, 0]
+    assert model.layers[2].attention.prior.ggd.y.theta_beta[0] == 1 and model.config.position_options == options
+    assert model(torch.randn(1, 3, 48, 72)).shape == (1, 26)
+
+
+@pytest.mark.parametrize(
+    ("position", "options", "words"),
+    [
+        (["ggd"] * 3, {}, "divides 4"),
+        ([], {}, "divides 4"),
+        (["ggd", 3], {}, "divides 4"),
+        (["ggd", "alibbi"], {}, "did you mean 'alibi'"),
+        (["ggd", "alibi"], {"ggdd": {}}, "'ggdd'.*did you mean 'ggd'"),
+        (["ggd", "alibi"], {"ggd": 3}, "got 3"),
+        (["learned", "sinusoidal"], {}, "learned and sinusoidal"),
+    ],
+)
+def test_bad_lists_are_named(position, options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        create_model("text_ggd_tiny", position=position, position_options=options)
+
+
+# ------------------------------------------------------------------------------------------------ priors from outside
+
+
+class Fading(TablePrior):
+    """K = −rate_h·√|d|, of a file outside the project."""
+
+    def __init__(self, num_heads: int, *, rate: float = 0.5) -> None:
+        super().__init__(num_heads)
+        self.rate = nn.Parameter(torch.full((num_heads,), rate))
+
+    def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
+        return -self.rate.to(distance.dtype).view(-1, *[1] * distance.ndim) * distance.abs().sqrt()
+
+
+class FadingGrid(GridPrior):
+    def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
+        return -torch.hypot(dy, dx).expand(self.num_heads, *dy.shape)
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """Registrations end with the test."""
+    monkeypatch.setattr(priors, "PRIORS", dict(priors.PRIORS))
+
+
+def test_a_registered_prior_has_models(registry, tmp_path) -> None:
+    assert "text_fading_tiny" not in list_models("text_f*")
+    zoo.register_prior("fading", Fading)
+    zoo.register_prior("fading2d", FadingGrid)
+    zoo.register_prior("fading2d", FadingGrid)  # a module that is imported twice
+    assert {"text_fading_tiny", "text_fading_ssmax_small"} <= set(list_models("text_fading*"))
+    assert "fading" in list_positions() and "fading" in list_grid_positions()
+    assert create_model("vision_fading+key_bias_tiny_patch8")(torch.randn(1, 3, 48, 48)).shape == (1, 26)
+    model = seeded("text_fading+spectral_tiny", **SHAPE, position_options={"fading": {"rate": 2.0}})
+    assert model.layers[1].attention.prior.fading.rate.tolist() == [2.0, 2.0]
+    model.save_pretrained(tmp_path)
+    assert same_states(load_model(tmp_path), model)
+    del priors.PRIORS["fading"]
+    with pytest.raises(ValueError, match=r"unknown part 'fading'.*--import FILE\.py"):
+        load_model(tmp_path)
+
+
+def test_a_grid_prior_is_a_method_of_grids_whatever_its_name(registry) -> None:
+    zoo.register_prior("ripples", FadingGrid)
+    assert "ripples" in grid_methods() and "ripples" not in line_methods()
+    with pytest.raises(ValueError, match="'ripples2d' is taken"):
+        zoo.register_prior("ripples2d", FadingGrid)
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "words"),
+    [
+        ("ggd", Fading, "'ggd' is taken"),
+        ("rope", Fading, "'rope' is taken"),
+        ("ggd_goat", Fading, "'ggd_goat' is taken"),
+        ("my+own", Fading, "cannot name a prior"),
+        ("my.own", Fading, "cannot name a prior"),
+        ("own_ssmax", Fading, "cannot name a prior"),
+        ("Own", Fading, "cannot name a prior"),
+        ("own", nn.Linear, "derived from zoo.Prior"),
+        ("own", Fading(2), "derived from zoo.Prior"),
+    ],
+)
+def test_bad_registrations_are_named(registry, name, made, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        zoo.register_prior(name, made)
+
+
+def test_reserved_names_are_all_that_mean_something_else() -> None:
+    methods = {"ssmax", *SUMS, *line_methods(), *grid_methods()}
+    shipped = {name.removesuffix("2d").removesuffix("_") for name in priors.PRIORS} | priors.PRIORS.keys()
+    assert methods - shipped == priors.RESERVED
+
+
+def test_priors_of_installed_packages_are_found(registry, monkeypatch) -> None:
+    points = [EntryPoint("fading", f"{__name__}:Fading", priors.GROUP), EntryPoint("broken", "nowhere:X", priors.GROUP)]
+    monkeypatch.setattr(priors, "entry_points", lambda group: points if group == priors.GROUP else [])
+    priors._load_entry_points.cache_clear()
+    try:
+        assert "fading" in zoo.list_priors() and isinstance(create_prior("fading", num_heads=2), Fading)
+        with pytest.raises(ValueError, match=r"entry point 'nowhere:X'.*ModuleNotFoundError"):
+            create_prior("broken", num_heads=2)
+    finally:
+        priors._load_entry_points.cache_clear()

@@ -1,0 +1,361 @@
+"""Log-priors given as numbers: over the distance (`Table`), or over pairs of positions (`Matrix`)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from zoo.naming import nearest
+from zoo.positions import Positions
+from zoo.priors.base import Prior, PriorTerms, TablePrior, prior_dtype, split_bf16
+
+__all__ = ["IMPOSSIBLE", "Matrix", "Table", "read_numbers"]
+
+# log 0, finite so that a query whose visible keys are all impossible still has a softmax: e^−10000 is 0 in every dtype.
+IMPOSSIBLE = -1e4
+KINDS = ("log", "weights")
+BEYOND = ("last", "zero", "linear")
+
+Numbers = Tensor | np.ndarray | Sequence[Any]
+
+
+class Table(TablePrior):
+    """K[h,i,j] = log π_h(abs(i − j)), given by numbers for the distances 0 … N−1.
+
+    Args:
+        num_heads: H.
+        values: (N,) for all heads or (H, N) numbers; or a function from distances (N,) float64 to such log-values; or a
+            torch distribution over distances, of batch shape () or (H,), with weight 0 outside its support.
+        file: the numbers instead: .npy, .csv (a row per head), .json, or .safetensors of one tensor.
+        kind: what numbers in `values` or `file` are, "log" or "weights", whose logarithm is then taken (0: never attended to).
+        length: N of a function, a distribution, or a table without numbers; the training context by default.
+        beyond: K at distances of N and more: "last", as at N−1; "zero", weight 0; "linear", the line through the first and the
+            last value, level where that rises.
+        learnable: train the values. Without numbers they start at 0 and are trained unless this is False: a learned bias per
+            distance.
+
+    Raises:
+        ValueError: for numbers of another shape, without a finite value, or weights below 0.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        values: Numbers | Callable[[Tensor], Tensor] | Distribution | None = None,
+        file: str | Path | None = None,
+        kind: str = "log",
+        length: int | None = None,
+        beyond: str = "last",
+        learnable: bool | None = None,
+        train_context: int | None = None,
+    ) -> None:
+        super().__init__(num_heads)
+        if beyond not in BEYOND:
+            raise ValueError(f"unknown beyond={beyond!r} of a table prior; {nearest(beyond, BEYOND)}")
+        self.beyond = beyond
+        given = _given(values, file, "a table prior")
+        if given is None or callable(given) or isinstance(given, Distribution):
+            length = length or train_context
+            if not length or length < 1:
+                raise ValueError(
+                    f"a table prior without numbers needs its length, the number of distances, got {length}"
+                )
+            numbers = _over_distances(given, length)
+        else:
+            numbers = log_numbers(given, kind)
+            if length not in (None, numbers.shape[-1]):
+                raise ValueError(
+                    f"a table prior of length {length} cannot hold {numbers.shape[-1]} numbers; leave length out"
+                )
+        if numbers.ndim not in (1, 2) or numbers.numel() == 0 or (numbers.ndim == 2 and len(numbers) != num_heads):
+            raise ValueError(
+                f"a table prior of {num_heads} heads needs numbers of shape (N,) or ({num_heads}, N), "
+                f"got {tuple(numbers.shape)}"
+            )
+        learnable = given is None if learnable is None else learnable
+        self.values = nn.Parameter(numbers.expand(num_heads, -1).float().clone(), requires_grad=learnable)
+
+    @classmethod
+    def fit(
+        cls,
+        num_heads: int,
+        *,
+        distances: Numbers | None = None,
+        counts: Numbers | None = None,
+        length: int | None = None,
+        smoothing: float = 1.0,
+        **options: Any,
+    ) -> Self:
+        """The table of a histogram: log( (counts + smoothing) / (total + N·smoothing) ).
+
+        Args:
+            num_heads: H.
+            distances: observed distances, integers of 0 or more; those of `length` and more are left out.
+            counts: (N,) or (H, N), how often each distance was observed, instead.
+            length: N; by default the largest distance and one.
+            smoothing: added to every count; 0 leaves unobserved distances impossible.
+            options: `beyond`, `learnable`.
+        """
+        if (distances is None) == (counts is None):
+            raise ValueError("a table prior is fitted to `distances` or to `counts`, exactly one of them")
+        if smoothing < 0:
+            raise ValueError(f"smoothing must be 0 or more, got {smoothing}")
+        if distances is not None:
+            observed = torch.as_tensor(distances, device="cpu").flatten()
+            if observed.is_floating_point() or not len(observed) or bool((observed < 0).any()):
+                raise ValueError("distances must be integers of 0 or more, at least one")
+            length = length or int(observed.max()) + 1
+            found = torch.bincount(observed[observed < length], minlength=length).double()
+        else:
+            found = torch.as_tensor(counts, device="cpu").double()
+            found = found if length is None else found[..., :length]
+        weights = found + smoothing
+        if bool((found < 0).any()) or not bool((weights.sum(-1) > 0).all()):
+            raise ValueError("counts must be 0 or more, with at least one above 0 per head")
+        return cls(num_heads, values=weights / weights.sum(-1, keepdim=True), kind="weights", **options)
+
+    def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
+        length, values = self.values.shape[1], self.values.to(distance.dtype)
+        away = distance.abs()
+        found = values[:, away.clamp(max=length - 1).long()]
+        if self.beyond == "zero":
+            return torch.where(away < length, found, IMPOSSIBLE)
+        if self.beyond == "linear":
+            slope = ((values[:, -1] - values[:, 0]) / max(length - 1, 1)).clamp(max=0)
+            return found + slope.view(-1, *[1] * distance.ndim) * (away - (length - 1)).clamp(min=0)
+        return found
+
+    def stored_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Its length in place of the numbers, which the state dict holds."""
+        kept = {key: value for key, value in options.items() if key not in ("values", "file", "kind")}
+        return (
+            kept if kept == options else kept | {"length": self.values.shape[1], "learnable": self.values.requires_grad}
+        )
+
+
+class Matrix(Prior):
+    """K[h,i,j] = log π_h[i,j], given by numbers for the first T query and S key positions, in each document anew.
+
+    Subtracting each row's mean changes no weight and gives the lowest rank that K has up to row constants. Where its
+    singular value decomposition, cut to at most `max_rank` terms, differs from K by at most `tolerance` logits in every
+    entry, up to a row constant, K is that product φ(i)·ψ(j), realised by 4 lanes a term (each factor is two bfloat16 pieces).
+    Otherwise it is dense: a (H, T, S) bias, with the kernels that serve one.
+
+    Args:
+        num_heads: H.
+        values: (T, S) for all heads or (H, T, S) numbers.
+        file: the numbers instead, as in `Table`; .csv holds one (T, S) matrix.
+        kind: "log" or "weights", as in `Table`.
+        tolerance: the largest error of lanes, in logits; 0 keeps the matrix dense.
+        max_rank: most terms.
+        shape: (T, S, rank) of one whose numbers are loaded afterwards, rank None if dense.
+
+    Attributes:
+        rank: terms of the product; None where K is dense.
+        error: largest difference in logits from the given numbers, up to a row constant; 0 where K is dense.
+
+    Raises:
+        ValueError: for numbers of another shape, without a finite value, or weights below 0; and at a call for positions
+            beyond them.
+    """
+
+    requires_options = True
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        values: Numbers | None = None,
+        file: str | Path | None = None,
+        kind: str = "log",
+        tolerance: float = 1e-3,
+        max_rank: int = 4,
+        shape: Sequence[int | None] | None = None,
+    ) -> None:
+        super().__init__(num_heads)
+        given = _given(values, file, "a matrix prior")
+        self.error = 0.0
+        self.rank: int | None
+        if (given is None) == (shape is None):
+            raise ValueError(
+                "a matrix prior needs its numbers: position_options={'file': 'K.npy'}, or values of (T, S) or (H, T, S)"
+            )
+        if given is None:
+            assert shape is not None
+            queries, keys, self.rank = int(shape[0] or 0), int(shape[1] or 0), shape[2]
+            factors = [torch.zeros(num_heads, n, self.rank or 0) for n in (queries, keys)]
+            dense = torch.zeros(num_heads, queries, keys)
+        else:
+            dense = log_numbers(given, kind)
+            if dense.ndim not in (2, 3) or dense.numel() == 0 or (dense.ndim == 3 and len(dense) != num_heads):
+                raise ValueError(
+                    f"a matrix prior of {num_heads} heads needs numbers of shape (T, S) or ({num_heads}, T, S), "
+                    f"got {tuple(dense.shape)}"
+                )
+            found = factor(dense, tolerance, max_rank)
+            dense = dense.expand(num_heads, -1, -1)
+            self.rank = None
+            if found is not None:
+                *factors, self.error = found
+                factors = [f.expand(num_heads, -1, -1) for f in factors]
+                self.rank = factors[0].shape[-1]
+        if self.rank is None:
+            self.values = nn.Parameter(dense.float().clone(), requires_grad=False)
+            self.num_queries, self.num_keys = dense.shape[1:]
+        else:
+            self.queries, self.keys = (nn.Parameter(f.float().clone(), requires_grad=False) for f in factors)
+            self.num_queries, self.num_keys = self.queries.shape[1], self.keys.shape[1]
+            self.num_lanes = 4 * self.rank
+
+    def _at(self, pos: Positions, size: int, what: str) -> Tensor:
+        """(1 or B, L) positions, checked against the matrix."""
+        device = next(self.parameters()).device
+        index = pos.index(device)
+        last = pos.offset + pos.length - 1
+        if last >= size and pos.within is not None:
+            last = int(index.max())  # positions restart in documents; reading them back synchronises
+        if last >= size:
+            raise ValueError(f"the matrix prior has {size} {what} positions, got position {last}; give a larger matrix")
+        return index
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        self.require_line(q_pos, k_pos)
+        dtype = prior_dtype(self)
+        if self.rank is None:
+            return PriorTerms(bias=self._dense(q_pos, k_pos, dtype))
+        i, j = self._at(q_pos, self.num_queries, "query"), self._at(k_pos, self.num_keys, "key")
+        # (1 or B, H, L, R, 2): the products of two pieces each are the product itself.
+        q, k = (
+            split_bf16(f.double()[:, at].transpose(0, 1), 2).to(dtype) for f, at in ((self.queries, i), (self.keys, j))
+        )
+        return PriorTerms(q[..., [0, 0, 1, 1]].flatten(-2), k[..., [0, 1, 0, 1]].flatten(-2))
+
+    def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> None:
+        """None: it has no table, whatever the positions."""
+
+    def _dense(self, q_pos: Positions, k_pos: Positions, dtype: torch.dtype) -> Tensor:
+        """(1 or B, H, T, S) K itself, or the product of its factors."""
+        i, j = self._at(q_pos, self.num_queries, "query"), self._at(k_pos, self.num_keys, "key")
+        if self.rank is not None:
+            q, k = (f.to(dtype)[:, at].transpose(0, 1) for f, at in ((self.queries, i), (self.keys, j)))
+            return q @ k.transpose(-1, -2)
+        return self.values.to(dtype)[:, i[:, :, None], j[:, None, :]].transpose(0, 1)
+
+    def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
+        return self._dense(q_pos, k_pos, torch.float64)
+
+    def tail(self, distance: Tensor, horizon: int) -> Tensor:
+        """(H, n) float64: max of K[h,i,j] − K[h,i,i] over i below `horizon` and j ≤ i − distance; +∞ beyond the matrix."""
+        if horizon > min(self.num_queries, self.num_keys):
+            return super().tail(distance, horizon)
+        bias = self._dense(Positions.line(horizon), Positions.line(horizon), torch.float64)[0]
+        above = bias - bias.diagonal(dim1=1, dim2=2)[..., None]
+        highest = torch.stack([above.diagonal(-d, 1, 2).amax(-1) for d in range(horizon)], dim=-1)
+        highest = highest.flip(-1).cummax(-1).values.flip(-1)
+        # Both pieces of a lane are exact to 2^−17 of the factor.
+        rounded = bias.abs().amax((1, 2))[:, None] * 2.0**-14 if self.rank is not None else 0.0
+        return highest.to(distance.device)[:, distance.clamp(max=horizon - 1)] + rounded
+
+    def stored_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The shape in place of the numbers, which the state dict holds."""
+        return {"shape": [self.num_queries, self.num_keys, self.rank]}
+
+
+def factor(matrix: Tensor, tolerance: float, max_rank: int) -> tuple[Tensor, Tensor, float] | None:
+    """φ (…, T, R), ψ (…, S, R) with φψᵀ = matrix to `tolerance` in every entry up to a row constant, and the error.
+
+    Of (…, T, S) float64; R is the least that all heads do with, at least 1. None where it is above `max_rank`.
+    """
+    centred = matrix - matrix.mean(-1, keepdim=True)
+    u, s, vh = torch.linalg.svd(centred, full_matrices=False)
+    root = s.sqrt()
+    for rank in range(1, min(max_rank, s.shape[-1]) + 1):
+        queries, keys = u[..., :rank] * root[..., None, :rank], vh.mT[..., :rank] * root[..., None, :rank]
+        left = matrix - queries.float().double() @ keys.float().double().mT
+        error = float((left.amax(-1) - left.amin(-1)).max()) / 2
+        if error <= tolerance:
+            return queries, keys, error
+    return None
+
+
+def log_numbers(numbers: Numbers, kind: str) -> Tensor:
+    """float64 log-values of numbers that are log-values or weights; −∞ and weights of 0 become `IMPOSSIBLE`."""
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind={kind!r} of numbers; {nearest(kind, KINDS)}")
+    found = torch.as_tensor(numbers, device="cpu").detach().double()
+    if kind == "weights" and bool((found < 0).any()):
+        raise ValueError(f"weights of a prior must be 0 or more, got {float(found.min())}")
+    found = found.log() if kind == "weights" else found
+    if bool(found.isnan().any() | (found == math.inf).any()) or not bool(found.isfinite().any()):
+        raise ValueError("log-values of a prior must be finite or −∞, with a finite one at least")
+    return found.clamp(min=IMPOSSIBLE)
+
+
+def read_numbers(path: str | Path) -> Tensor:
+    """The numbers in a .npy, .csv, .json or .safetensors file (of one tensor), float64.
+
+    Raises:
+        ValueError: for another ending, or content that is no array of numbers.
+        FileNotFoundError: where there is no file.
+    """
+    path = Path(path)
+    readers: dict[str, Callable[[], Any]] = {
+        ".npy": lambda: np.load(path, allow_pickle=False),
+        ".csv": lambda: np.loadtxt(path, delimiter=",", ndmin=1),
+        ".json": lambda: np.array(json.loads(path.read_text()), dtype=np.float64),
+        ".safetensors": lambda: _only_tensor(path),
+    }
+    if path.suffix not in readers:
+        raise ValueError(
+            f"{path}: numbers are read from {', '.join(readers)} files, got {path.suffix or 'no ending'!r}"
+        )
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {str(path)!r} with a prior's numbers")
+    try:
+        return torch.from_numpy(np.ascontiguousarray(readers[path.suffix](), dtype=np.float64))
+    except (ValueError, TypeError, EOFError) as error:
+        raise ValueError(f"{path} holds no array of numbers: {error}") from error
+
+
+def _only_tensor(path: Path) -> np.ndarray:
+    from safetensors.torch import load_file
+
+    tensors = load_file(path)
+    if len(tensors) != 1:
+        raise ValueError(f"expected one tensor, got {', '.join(sorted(tensors)) or 'none'}")
+    return next(iter(tensors.values())).double().numpy()
+
+
+def _given(values: Any, file: str | Path | None, owner: str) -> Any:
+    if values is not None and file is not None:
+        raise ValueError(f"{owner} takes its numbers from `values` or from `file`, not from both")
+    return values if file is None else read_numbers(file)
+
+
+def _over_distances(given: Callable[[Tensor], Tensor] | Distribution | None, length: int) -> Tensor:
+    """(N,) or (H, N) float64 log-values of a function or distribution at the distances 0 … N−1; zeros of neither."""
+    distance = torch.arange(length, dtype=torch.float64, device="cpu")
+    if given is None:
+        return torch.zeros_like(distance)
+    if not isinstance(given, Distribution):
+        return log_numbers(given(distance), "log")
+    distance = distance.view(-1, *[1] * len(given.batch_shape))
+    assert given.support is not None
+    inside = given.support.check(distance).expand(length, *given.batch_shape)
+    common = distance[inside.reshape(length, -1).all(1)][:1]
+    if not len(common):
+        raise ValueError(f"{type(given).__name__} has no probability at any distance from 0 to {length - 1}")
+    # Outside its support a distribution raises an error or returns no number: ask for a distance inside it, then overwrite.
+    found = given.log_prob(torch.where(inside, distance, common)).masked_fill(~inside, -math.inf)
+    return log_numbers(found if found.ndim == 1 else found.mT, "log")

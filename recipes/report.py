@@ -72,6 +72,14 @@ def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
     return results
 
 
+def stored_settings(evaluator: type[Evaluator], out: Path) -> Any:
+    """The settings with which the results in a folder were measured; `load_results` checks that they are the same for all."""
+    path = next(iter(sorted((out / evaluator.name).glob("*.json"))))
+    stored = json.loads(path.read_text())["settings"]
+    fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in stored.items()}
+    return evaluator.settings_class(**fields)
+
+
 def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
     """A row for each model and score, a column for each place on the axis; seeds of one set-up as mean ± deviation.
 

@@ -4,10 +4,12 @@
     python tools/train_zoo.py publish text         weights in bf16, SHA-256 and manifest into zoo/weights
     python tools/train_zoo.py measure text         all published weights, and further seeds whose runs exist; then draw
     python tools/train_zoo.py draw text            tables, figures and cards from the stored results of all seeds
-    python tools/train_zoo.py train vision …       the same for vision, and for dna
+    python tools/train_zoo.py train vision …       the same for vision, dna, and lm: the text models that write English
+    python tools/train_zoo.py sweep text           learning rates of each method by its held-out loss, one table in benchmarks/
+    python tools/train_zoo.py variants text        models of other options beside the published ones: trained and measured
 
-Same data, budget, learning rate and seed for all. A family of models is one entry of FAMILIES. Where it names several seeds,
-weights of the first are published, and figures show the spread of all.
+Same data and budget for all. A family of models is one entry of FAMILIES. Where it names several seeds, weights of the first
+are published, and figures show the spread of all.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,18 +31,34 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
 from modalities.contract import find_modality
-from modalities.evaluation import Evaluator, ModelResult
+from modalities.evaluation import ModelResult
+from modalities.files import write_table
 from recipes.evaluate import write_overview
-from recipes.report import draw_results, load_results
+from recipes.report import draw_results, load_results, stored_settings
 from zoo.cli import call
 from zoo.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "zoo"
+RATES, PRIOR_SCALES = (1e-3, 2e-3, 4e-3), (1.0, 5.0, 20.0)  # of a sweep
 WEIGHTS = ROOT / "zoo" / "weights"
 
 app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `recipes/evaluate.py`: evaluators, its options, baselines beside the models, and where results go.
+
+    Attributes:
+        part: a folder below the family's, for an evaluator that is called more than once; its results are on no card.
+    """
+
+    evaluators: str
+    options: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,12 +67,13 @@ class Family:
 
     Attributes:
         modality: of all of them.  run_prefix: of their run folders' names, before the method.
-        methods: `<modality>.<method>_tiny` is each one's recipe.  size: the end of their names.
+        methods: of each its recipe is `<modality>.<method>_<recipe_size>`.  size: the end of the models' names.
         tag: of their weights.  seeds: the first is published.
         evaluators: column names of each, as a card's table shows them; `axis` is the column that says where.
-        calls: of `recipes/evaluate.py`, in which they are measured: baselines beside them, evaluators, options.
+        calls: of `recipes/evaluate.py`, in which they are measured.
         describe: a card's entries out of the resolved recipe.
         explain: what the card's columns mean.
+        variants: name → method and `--set` settings, of models that are compared and not published.
     """
 
     modality: str
@@ -64,14 +83,19 @@ class Family:
     tag: str
     evaluators: dict[str, tuple[str, ...]]
     axis: str
-    calls: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...]
+    calls: tuple[Call, ...]
     describe: Callable[[dict[str, Any]], dict[str, Any]]
     explain: str
     seeds: tuple[int, ...] = (0,)
+    recipe_size: str = "tiny"
+    variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def measured(self) -> Path:
-        return ROOT / "benchmarks" / f"{self.modality}_tiny"
+        return ROOT / "benchmarks" / f"{self.modality}_{self.recipe_size}"
+
+    def recipe(self, method: str) -> str:
+        return f"{self.modality}.{method}_{self.recipe_size}"
 
     def weights(self, method: str) -> str:
         """The name that the published weights have."""
@@ -86,15 +110,23 @@ class Family:
         """What results call it: published weights by their name, a run by its recipe and folder."""
         if seed == self.seeds[0]:
             return self.weights(method)
-        return f"{self.modality}.{method}_tiny ({self.run(method, seed).name})"
+        return f"{self.recipe(method)} ({self.run(method, seed).name})"
 
 
 def describe_text(recipe: dict[str, Any]) -> dict[str, Any]:
     data = recipe["data"]
+    described = {
+        "sotu-excerpt": "State of the Union speeches (public domain), training split of the shipped excerpt",
+        "english": "State of the Union speeches, verse of Project Gutenberg and RFCs, training splits (docs/DATA.md)",
+    }[data["source"]]
+    if data["facts_fraction"]:
+        described += (
+            f"; {data['facts_fraction']:.0%} of the rows state facts and ask for them, in words that no test has, their "
+            f"answers counting {data['facts_weight']:g} times in the loss; in {data['copies_fraction']:.0%} a stretch of text "
+            "comes again"
+        )
     return {
-        "data": "State of the Union speeches (public domain), training split of the shipped excerpt, as bytes; "
-        f"{data['passkey_fraction']:.0%} of the rows are passkey documents, whose five answer tokens count "
-        f"{data['passkey_weight']:g} times in the loss",
+        "data": described,
         "tokens": recipe["train"]["steps"] * recipe["train"]["batch"] * data["context"],
         "train_context": data["context"],
         "tokenizer": data["tokenizer"],
@@ -124,21 +156,65 @@ def describe_dna(recipe: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+UP_TO_16 = "256,512,1024,2048,4096"  # lengths of the text models, in training lengths
 FAMILIES = {
     "text": Family(
         modality="text",
-        run_prefix="",
+        run_prefix="text_",
         methods=(
-            "ggd_ssmax", "ggd", "goat", "goat_ssmax", "alibi", "nope", "rope", "rope_ssmax", "cable", "sinusoidal", "t5"
+            "ggd_goat", "ggd_goat_ssmax", "ggd", "ggd_ssmax", "goat", "goat_ssmax", "alibi", "cable", "t5", "rope", "rope_ssmax"
         ),
         size="tiny",
-        tag="passkey",
-        evaluators={"passkey": ("teacher_forced", "free_generation"), "perplexity": ("nll", "bits_per_byte")},
+        tag="facts",
+        evaluators={
+            "passkey": ("free_generation (facts=1)", "free_generation (facts=5)"),
+            "niah": ("free_generation",),
+            "perplexity": ("nll", "bits_per_byte"),
+        },
         axis="length",
-        calls=(((), "passkey,perplexity", ("--lengths", "128,256,512,1024,2048,4096")),),
+        calls=(
+            Call("passkey", ("--template", "heldout", "--facts", "1,5", "--lengths", UP_TO_16, "--samples", "3")),
+            Call("perplexity", ("--source", "sotu-unseen", "--lengths", f"{UP_TO_16},8192,16384", "--samples", "16")),
+            Call("niah", ("--lengths", UP_TO_16)),
+            Call("passkey", ("--distractors", "0,1,4", "--lengths", UP_TO_16, "--samples", "3"), part="distractors"),
+            Call("passkey", ("--template", "bam", "--lengths", "256,1024,4096", "--samples", "1"), part="bam"),
+        ),
         describe=describe_text,
-        explain="Passkey: share of 20 depths × trials answered exactly, scored with the true digits fed back (teacher_forced) "
-        "and by free generation (free_generation). nll: nats per byte on held-out speeches.",
+        explain="free_generation: share of answers generated exactly. passkey: one fact, or one of five, in held-out text, in "
+        "wordings, names and nouns that training never had. niah: the passkey sentence in held-out text. nll: nats per "
+        "token on unseen speeches.",
+        seeds=(0, 1, 2),
+        variants={
+            "ggd+spectral": ("ggd+spectral",),
+            "ggd+key_bias": ("ggd+key_bias",),  # also rank 0
+            "spectral+key_bias": ("spectral+key_bias",),
+            "ggd_goat-rank4": ("ggd_goat", "model.options.position_options.spectral.rank=4"),
+            "ggd_goat-rank8": ("ggd_goat", "model.options.position_options.spectral.rank=8", 'model.options.lanes="beside"'),
+            "ggd_goat-alibi": ("ggd_goat", "model.options.position_options.ggd.init=alibi"),
+            "ggd_goat-slope": ("ggd_goat", "model.options.position_options.key_bias.init=seeded"),
+            "ggd_goat-beside": ("ggd_goat", 'model.options.lanes="beside"'),
+            "goat-beside": ("goat", 'model.options.lanes="beside"'),
+            "alibi-beside": ("alibi", 'model.options.lanes="beside"'),
+            "goat-d64-rank8": ("goat", "model.options.position_options.rank=8", "model.options.num_heads=2"),
+        },
+    ),
+    "lm": Family(
+        modality="text",
+        run_prefix="text_lm_",
+        methods=("ggd_goat", "rope"),
+        size="lm",
+        tag="english",
+        evaluators={"niah": ("free_generation",), "perplexity": ("nll", "bits_per_byte")},
+        axis="length",
+        calls=(
+            Call("perplexity", ("--lengths", "512,1024,2048,4096,8192,16384", "--samples", "16")),
+            Call("niah", ("--lengths", "512,1024,2048,4096")),
+            Call("ruler", ("--lengths", "1024,2048,4096", "--tasks", "single_1,single_2,multikey_1,vt,fwe")),
+        ),
+        describe=describe_text,
+        explain="nll: nats per token on held-out documents of all three sources; niah: the passkey sentence in them, generated "
+        "exactly.",
+        recipe_size="lm",
     ),
     "vision": Family(
         modality="vision",
@@ -151,7 +227,7 @@ FAMILIES = {
         tag="glyphs",
         evaluators={"resolution": ("top1", "top5", "ratio")},
         axis="size",
-        calls=(((), "resolution", ("--sizes", "48,72,96,144,192")),),
+        calls=(Call("resolution", ("--sizes", "48,72,96,144,192")),),
         describe=describe_vision,
         explain="Held-out font families, drawn with real detail at every size (pixels of a side), nothing tuned for any size. "
         "ratio: top-1 over top-1 at the training size.",
@@ -166,10 +242,10 @@ FAMILIES = {
         evaluators={"bits": ("nll", "bits_per_base", "accuracy")},
         axis="length",
         calls=(
-            (("markov-*", "uniform", "gzip", "xz"), "bits", ()),
-            (("markov-*", "uniform", "gzip", "xz"), "contigs", ("--lengths", "4096", "--samples", "64")),
-            ((), "strands", ("--lengths", "256,4096")),
-            (("markov-12",), "completion,spectrum", ("--lengths", "256,1024", "--samples", "32")),
+            Call("bits", beside=("markov-*", "uniform", "gzip", "xz")),
+            Call("contigs", ("--lengths", "4096", "--samples", "64"), ("markov-*", "uniform", "gzip", "xz")),
+            Call("strands", ("--lengths", "256,4096")),
+            Call("completion,spectrum", ("--lengths", "256,1024", "--samples", "32"), ("markov-12",)),
         ),
         describe=describe_dna,
         explain="Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any "
@@ -179,36 +255,122 @@ FAMILIES = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Run:
+    """A call of `recipes/train.py`: a recipe, `--set` settings, and the run folder."""
+
+    recipe: str
+    folder: Path
+    settings: tuple[str, ...]
+
+
+def train_all(queue: list[Run], jobs: int) -> None:
+    """Runs side by side, one thread each, with logs beside their folders; finished ones are kept, others continue."""
+
+    def one(run: Run) -> int:
+        command = [sys.executable, str(ROOT / "recipes/train.py"), run.recipe, "--run-dir", str(run.folder)]
+        command += ["--resume", "auto", *(word for setting in run.settings for word in ("--set", setting))]
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+        with run.folder.with_suffix(".log").open("a") as log:
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            return subprocess.run(command, env=environment, stdout=log, stderr=log).returncode
+
+    failed = False
+    with ThreadPoolExecutor(jobs) as pool:
+        for run, status in zip(queue, pool.map(one, queue), strict=True):
+            state = "trained" if status == 0 else f"failed ({status})"
+            console.print(f"{run.folder.name}: {state}, see {run.folder}.log", soft_wrap=True)
+            failed |= status != 0
+    if failed:
+        raise typer.Exit(1)
+
+
+def seed_settings(seed: int) -> tuple[str, ...]:
+    return (f"train.seed={seed}", f"data.seed={seed}") if seed else ()
+
+
+Jobs = Annotated[int, typer.Option(help="models at a time, one thread each")]
+
+
 @app.command()
 def train(
     family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
     methods: Annotated[str, typer.Option(help="comma-separated; default all")] = "",
     seeds: Annotated[str, typer.Option(help="comma-separated; default all")] = "",
-    jobs: Annotated[int, typer.Option(help="models at a time, one thread each")] = 2,
+    jobs: Jobs = 2,
 ) -> None:
     """Train each method by its recipe; an interrupted run continues from its last checkpoint."""
     kind = _family(family)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-
-    def one(job: tuple[int, str]) -> tuple[Path, int]:
-        seed, method = job
-        folder = kind.run(method, seed)
-        command = [sys.executable, str(ROOT / "recipes/train.py"), f"{kind.modality}.{method}_tiny"]
-        command += ["--run-dir", str(folder), "--resume", "auto", "--set", f"train.seed={seed}"]
-        command += ["--set", f"data.seed={seed}"] if seed else []
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with folder.with_suffix(".log").open("w") as log:
-            return folder, subprocess.run(command, env=environment, stdout=log, stderr=log).returncode
-
     chosen = [int(seed) for seed in seeds.split(",")] if seeds else kind.seeds
     queue = [(seed, method) for seed in chosen for method in (methods.split(",") if methods else kind.methods)]
-    failed = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for folder, status in pool.map(one, queue):
-            console.print(f"{folder.name}: {'trained' if status == 0 else f'failed ({status})'}, see {folder}.log")
-            failed += [folder] if status else []
-    if failed:
-        raise typer.Exit(1)
+    train_all([Run(kind.recipe(method), kind.run(method, seed), seed_settings(seed)) for seed, method in queue], jobs)
+
+
+@app.command()
+def sweep(
+    family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
+    steps: Annotated[int, typer.Option(help="of each run; the schedule ends there")] = 600,
+    jobs: Jobs = 2,
+) -> None:
+    """Learning rates of each method: of the weights, then at the best of these of the priors' parameters.
+
+    All methods over the same grid, one seed, judged by held-out loss alone. Writes sweep.csv; recipes hold what it found.
+    """
+    from recipes.registry import find_recipe
+
+    kind, rows = _family(family), []
+    grid: dict[str, dict[tuple[float, float], Path]] = {method: {} for method in kind.methods}
+
+    def run_all(points: dict[str, list[tuple[float, float]]]) -> None:
+        queue = []
+        for method, wanted in points.items():
+            for lr, scale in wanted:
+                folder = RUNS / f"sweep_{family}" / f"{method}-lr{lr:g}-prior{scale:g}"
+                grid[method][lr, scale] = folder
+                changed = (
+                    f"optim.lr={lr}",
+                    f"optim.prior_lr_scale={scale}",
+                    f"train.steps={steps}",
+                    "train.save_every=0",
+                )
+                queue.append(Run(kind.recipe(method), folder, (*changed, f"evaluate.every={steps}")))
+        train_all([run for run in queue if not (run.folder / "model").is_dir()], jobs)
+
+    def loss(method: str, point: tuple[float, float]) -> float:
+        records = map(json.loads, (grid[method][point] / "metrics.jsonl").read_text().splitlines())
+        return next(record["heldout_loss"] for record in records if record.get("heldout_loss") is not None)
+
+    middle = find_recipe(kind.recipe(kind.methods[0])).optim.prior_lr_scale
+    run_all({method: [(lr, middle) for lr in RATES] for method in kind.methods})
+    best = {method: min(grid[method], key=lambda point: loss(method, point)) for method in kind.methods}
+    run_all(
+        {method: [(best[method][0], scale) for scale in PRIOR_SCALES if scale != middle] for method in kind.methods}
+    )
+    for method in kind.methods:
+        chosen = min(grid[method], key=lambda point: loss(method, point))
+        for point in sorted(grid[method]):
+            row = {"method": method, "lr": point[0], "prior_lr_scale": point[1], "steps": steps}
+            rows.append(row | {"heldout_loss": round(loss(method, point), 5), "best": int(point == chosen)})
+    write_table(kind.measured / "sweep.csv", rows)
+    console.print(f"written: {kind.measured / 'sweep.csv'}", soft_wrap=True)
+
+
+@app.command()
+def variants(
+    family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
+    names: Annotated[str, typer.Option(help="comma-separated; default all")] = "",
+    jobs: Jobs = 2,
+) -> None:
+    """Train the family's variants and measure them beside the published models, in a folder `variants` of their own."""
+    kind = _family(family)
+    chosen = names.split(",") if names else list(kind.variants)
+    folders = {name: RUNS / f"{kind.run_prefix}variant_{name}" for name in chosen}
+    train_all(
+        [Run(kind.recipe(kind.variants[name][0]), folders[name], kind.variants[name][1:]) for name in chosen], jobs
+    )
+    for call_ in kind.calls:
+        if not call_.part:
+            _evaluate([str(folder) for folder in folders.values()], call_, kind.measured / "variants")
 
 
 @app.command()
@@ -265,12 +427,16 @@ def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
     published = [kind.weights(method) for method in kind.methods]
     further = [kind.run(method, seed) for seed in kind.seeds[1:] for method in kind.methods]
     further = [str(run) for run in further if (run / "model" / "config.json").is_file()]
-    for beside, evaluators, options in kind.calls:
+    for each in kind.calls:
         # What is on the cards is measured for every seed, the rest for what is published.
-        models = published + (further if set(evaluators.split(",")) <= set(kind.evaluators) else [])
-        command = [sys.executable, str(ROOT / "recipes/evaluate.py"), *models, *beside, evaluators, *options]
-        subprocess.run([*command, "--out", str(kind.measured)], check=True)
+        models = published + (further if set(each.evaluators.split(",")) <= set(kind.evaluators) else [])
+        _evaluate(models, each, kind.measured / each.part)
     draw(family)
+
+
+def _evaluate(models: list[str], each: Call, out: Path) -> None:
+    command = [sys.executable, str(ROOT / "recipes/evaluate.py"), *models, *each.beside, each.evaluators, *each.options]
+    subprocess.run([*command, "--out", str(out)], check=True)
 
 
 @app.command()
@@ -278,12 +444,14 @@ def draw(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> No
     """CSV tables, figures and cards from the stored results of all seeds."""
     kind = _family(family)
     known = find_modality(kind.modality).evaluators
-    for _, names, _ in kind.calls:
-        stored = {name: _in_order(kind, load_results(known[name], kind.measured)) for name in names.split(",")}
-        evaluators: dict[str, Evaluator] = {name: known[name]() for name in stored}
-        for name, results in stored.items():
-            draw_results(evaluators[name], results, kind.measured)
-        write_overview(evaluators, stored, kind.measured)
+    for part in dict.fromkeys(each.part for each in kind.calls):
+        folder, stored, evaluators = kind.measured / part, {}, {}
+        for each in kind.calls:
+            for name in each.evaluators.split(",") if each.part == part else ():
+                stored[name] = _in_order(kind, load_results(known[name], folder))
+                evaluators[name] = known[name](stored_settings(known[name], folder))
+                draw_results(evaluators[name], stored[name], folder)
+        write_overview(evaluators, stored, folder)
     console.print(f"drawn in {kind.measured}", soft_wrap=True)
     manifest = json.loads((WEIGHTS / "manifest.json").read_text())
     for name, table in measured_tables(kind).items():

@@ -29,6 +29,7 @@ __all__ = [
     "layer_methods",
     "list_grid_positions",
     "list_positions",
+    "pinned_context",
     "shared_embedding",
     "stored_options",
 ]
@@ -242,6 +243,20 @@ def create_grid_position(
     """
     given = {"dim": dim, "head_dim": dim // num_heads, "train_grid": tuple(train_grid)}
     return _create(name, grid_methods(), GRID_PARTS, given | {"num_heads": num_heads}, options or {}, lanes, turned=4)
+
+
+def pinned_context(name: str, train_context: int) -> dict[str, Any]:
+    """Options with which a method of a line is as it was trained at `train_context` in a model of a longer one.
+
+    A key bias, for one, divides positions by it.
+    """
+    parts = _parts(name, line_methods(), {})
+    own = {
+        part: {"train_context": train_context}
+        for part, method in parts.items()
+        if "train_context" in inspect.signature(method.make).parameters
+    }
+    return own if "+" in name or name in SUMS else own.get(name, {})
 
 
 def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str]) -> dict[str, Method]:

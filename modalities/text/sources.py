@@ -2,7 +2,8 @@
 
     "sotu-excerpt"                    State of the Union speeches that ship with the package (the default)
     "sotu" | "poetry" | "rfc"         corpora that `tools/fetch_data.py text` puts into the data folder
-    "english"                         a mix of these three: every speech, every 2nd of poetry's documents, every 10th RFC
+    "sotu-unseen"                     the speeches of sotu that sotu-excerpt does not train on, all held out
+    "english"                         a mix of all three: every speech, every 2nd document of poetry, every 10th RFC
     "PATH or GLOB"                    .txt (a document per file), .jsonl, .parquet; .txt and .jsonl also as .gz
     "hf:NAME[:CONFIG][:SPLIT]"        a Hugging Face dataset, streamed
 
@@ -179,6 +180,28 @@ class HFSource(Source):
             yield self.document(row, number)
 
 
+@dataclass(frozen=True)
+class UnseenSource(Source):
+    """The speeches that no model trained on the shipped excerpt has seen: all of `every` that `excerpt` does not train on."""
+
+    spec: str
+    every: FileSource
+    excerpt: FileSource
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return self.every.paths
+
+    def rows(self) -> Iterator[Document]:
+        seen = {document.text.strip() for document in self.excerpt if document_split(document) == "train"}
+        for document in self.every:
+            if document.text.strip() not in seen:
+                yield Document(document.id, document.text, "heldout")
+
+    def cache_key(self) -> str:
+        return f"unseen-{self.every.cache_key()}-{self.excerpt.cache_key()}"
+
+
 def open_source(spec: str = "sotu-excerpt") -> Source:
     """The source of a spec string (grammar: the module's docstring).
 
@@ -193,8 +216,11 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
     for key in ("data_files", "data_dir", "revision"):
         if key in options:
             raise ValueError(f"source {spec!r}: option {key!r} is only for 'hf:…' sources")
+    excerpt = FileSource(spec, (_ASSETS / "sotu_excerpt.jsonl",), options)
     if place == "sotu-excerpt":
-        return FileSource(spec, (_ASSETS / "sotu_excerpt.jsonl",), options)
+        return excerpt
+    if place == "sotu-unseen":
+        return UnseenSource(spec, _fetched(spec, ["sotu"], options)[0], excerpt)
     if place in _FETCHED:
         return _fetched(spec, [place], options)[0]
     if place in _MIXES:
@@ -255,7 +281,7 @@ def _find_files(spec: str, place: str) -> tuple[Path, ...]:
 
 
 def _missing(spec: str, place: str) -> str:
-    names = ["sotu-excerpt", *_FETCHED, *_MIXES]
+    names = ["sotu-excerpt", "sotu-unseen", *_FETCHED, *_MIXES]
     if os.path.isdir(place):
         return f"source {spec!r} is a folder; give a glob of its files, such as '{place.rstrip('/')}/*.jsonl'"
     parent = Path(place).parent

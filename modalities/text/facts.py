@@ -3,7 +3,7 @@
     " The door code of Anna is 48213."      " What is the door code of Anna? The door code of Anna is" → " 48213"
 
 A fact is a subject and a random value. The facts of a document are stated in one wording, so that their subjects alone tell
-them apart, or each in its own. A third of the wordings of training are invented on the spot out of random words.
+them apart, or each in its own. Two thirds of the wordings of training are invented on the spot out of random words.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = ["Fact", "Grammar", "Sentence", "draw_digits", "draw_facts", "pick", "
 
 T = TypeVar("T")
 Sentence = tuple[str, ...]  # pieces that are tokenised one by one: a value is cut alike wherever it stands
+INVENTED = 2 / 3  # of the wordings of training
 TRIES = 50  # draws of a subject that is not taken yet
 
 
@@ -78,12 +79,13 @@ class Grammar:
 
     def draw_wording(self, rng: np.random.Generator) -> tuple[str, str]:
         """A wording of the list, or an invented one: random words around the name, repeated by the question."""
-        if not self.frame_words or rng.random() > 1 / 3:
+        if not self.frame_words or rng.random() > INVENTED:
             return pick(rng, self.wordings)
         words = [pick(rng, self.frame_words) for _ in range(int(rng.integers(1, 6)))]
         words.insert(int(rng.integers(len(words) + 1)), "{name}")
-        frame = " ".join(words) + pick(rng, ("", ":", " =", " is", ","))
-        return frame + pick(rng, (" |.", " |,", " |;", f" | {pick(rng, self.frame_words)}.")), frame
+        frame = " ".join(words) + pick(rng, ("", "", "", ":", " =", " /", " is", ","))
+        asked = f"{pick(rng, self.frame_words)} {pick(rng, self.frame_words)} {{name}}? " if rng.random() < 0.3 else ""
+        return frame + pick(rng, (" |.", " |,", " |;", f" | {pick(rng, self.frame_words)}.")), asked + frame
 
 
 def draw_letters(rng: np.random.Generator, count: int) -> str:

@@ -47,6 +47,7 @@ TASK = (
     "I will quiz you about the important information there."
 )
 QUESTION = "What is the pass key? The pass key is"
+TRIES = 20  # draws of words that fit
 OTHER_THINGS = ("gate", "room", "order", "train", "ticket", "house", "page", "flight", "lot", "ward")
 
 
@@ -170,14 +171,17 @@ class Template:
         Raises:
             ValueError: where the words alone take more than `length` tokens.
         """
-        words = self._draw_words(rng)
-        head = tokenizer.encode(words.head)
-        if self.name != "bam":
-            head = np.concatenate([[tokenizer.bos_id], head])
-        question, answer = _encode(words.question, tokenizer), tokenizer.encode(words.answer)
-        statements = [_encode(statement, tokenizer) for statement in words.statements]
-        taken = sum(map(len, [head, *statements, question])) + (0 if self.name == "bam" else len(answer))
-        if taken > length:
+        for _ in range(TRIES):  # some words are long; a text of few tokens holds the others
+            words = self._draw_words(rng)
+            head = tokenizer.encode(words.head)
+            if self.name != "bam":
+                head = np.concatenate([[tokenizer.bos_id], head])
+            question, answer = _encode(words.question, tokenizer), tokenizer.encode(words.answer)
+            statements = [_encode(statement, tokenizer) for statement in words.statements]
+            taken = sum(map(len, [head, *statements, question])) + (0 if self.name == "bam" else len(answer))
+            if taken <= length:
+                break
+        else:
             raise ValueError(
                 f"length {length} is too short for template {self.name!r} with facts={self.facts}, "
                 f"distractors={self.distractors}: its words take {taken} tokens"

@@ -14,7 +14,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from modalities.results import LENGTH, Axis, ModelResult, Score, SeedMean, compact, mean_of_seeds, short_names
+from modalities.results import (
+    LENGTH,
+    Axis,
+    ModelResult,
+    Score,
+    SeedMean,
+    compact,
+    mean_of_seeds,
+    short_names,
+    unconverged,
+)
 from zoo.prior_plot import save_figure
 
 # Okabe and Ito's colours, then Tol's muted scheme.
@@ -57,7 +67,9 @@ def scores_figure(results: Sequence[ModelResult], path: Path, scores: Sequence[S
         curves(axis, results, score, along)
     for axis in axes[len(drawn) :]:
         axis.set_visible(False)
-    finish(figure, axes, results, path)
+    finish(
+        figure, axes, results, path, cut=[r.label for score in drawn for r in unconverged(results, score, along.column)]
+    )
 
 
 def overview_figure(
@@ -69,7 +81,8 @@ def overview_figure(
     for axis, (title, score, results) in zip(axes, measured, strict=True):
         curves(axis, results, score, along)
         name_panel(axis, title)
-    finish(figure, axes, measured[0][2], path)
+    cut = [r.label for _, score, results in measured for r in unconverged(results, score, along.column)]
+    finish(figure, axes, measured[0][2], path, cut=cut)
 
 
 def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, title: str) -> None:
@@ -161,13 +174,17 @@ def curves(
     styles: Sequence[dict[str, Any]] | None = None,
     bare: Collection[str] = (),
 ) -> None:
-    """One line per model or group of seeds, over a logarithmic axis of base 2; rows without the score are left out.
+    """One line per model or group of seeds, over a logarithmic axis of base 2; rows without the score are left out, and of
+    models that have not converged in context those beyond it (`Score.within`).
 
     bare: methods without a band, such as baselines.
     """
     ticks = sorted({row[along.column] for result in results for row in result.rows})
+    cut = [result.label for result in unconverged(results, score, along.column)]
     for result, style in zip(results, styles or styles_of(results), strict=True):
         there = [n for n, row in enumerate(result.rows) if row.get(score.column) is not None]
+        if result.label in cut:
+            there = [n for n in there if result.rows[n][along.column] <= result.trained_at]
         places = [result.rows[n][along.column] for n in there]
         axis.plot(places, [result.rows[n][score.column] for n in there], **style)
         error = f"{score.column}_standard_error"
@@ -261,10 +278,19 @@ def name_panel(axis, text: str, **style: Any) -> None:
     axis.set_title(text, pad=17, **style)  # above the line that names the training length
 
 
-def finish(figure, axes, results: Sequence[ModelResult], path: Path, *, unseeded: Collection[str] = ()) -> None:
+def finish(
+    figure,
+    axes,
+    results: Sequence[ModelResult],
+    path: Path,
+    *,
+    unseeded: Collection[str] = (),
+    cut: Collection[str] = (),
+) -> None:
     """One legend for all panels, to their right, in the order of the models; then save.
 
     unseeded: methods that are not trained from a seed.
+    cut: labels of models that are drawn up to their training in some panel, since they have not converged there.
     """
     handles, labels = axes[0].get_legend_handles_labels()
     named = {result.label: result for result in results}
@@ -283,6 +309,9 @@ def finish(figure, axes, results: Sequence[ModelResult], path: Path, *, unseeded
     if seeds != {1}:
         mixed = "\n(one seed: standard error, dashed)" if dashed else ""
         title = f"mean of {seeds.pop() if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest{mixed}"
+    names = [f"{name} *" if label in cut else name for name, label in zip(names, labels, strict=True)]
+    if cut:
+        title = "\n".join(filter(None, [title, "* not converged in context:\n   not drawn beyond it"]))
     columns = 1 + (len(names) > 16)  # more would not fit under each other
     style: dict[str, Any] = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, alignment="left")
     legend = figure.legend(handles, names, loc="outside right center", **style)

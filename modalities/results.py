@@ -19,6 +19,7 @@ __all__ = [
     "mean_of_rows",
     "mean_of_seeds",
     "short_names",
+    "unconverged",
 ]
 
 CellValue = dict[str, Any]  # numbers, or lists of numbers: whatever JSON carries
@@ -55,6 +56,9 @@ class Score:
         unit_interval: the panel's axis is 0 to 1.
         linear: the panel's axis is never logarithmic.
         exception: a count that tables show where it is not 0, and figures do not.
+        within: how much worse than the best model's the score may be where a model was trained: a difference where
+            `unit_interval` (more is better), else a share (less is better). What is worse has not converged in context, so its
+            curve beyond says nothing of extrapolation and is not drawn. None: everything is drawn.
         tabled, drawn: whether tables show it, and the default figure has a panel for it.
     """
 
@@ -63,6 +67,7 @@ class Score:
     unit_interval: bool = False
     linear: bool = False
     exception: bool = False
+    within: float | None = None
     tabled: bool = True
     drawn: bool = True
 
@@ -80,6 +85,21 @@ class ModelResult:
     seconds: float = 0.0
     group: str = ""  # models of one group are seeds of one set-up: tables and figures show their mean
     source: str | None = None  # of held-out data; None for evaluators that have none
+
+
+def unconverged(results: Sequence[ModelResult], score: Score, axis: str) -> list[ModelResult]:
+    """The results whose score at the place of training is worse than the best by more than `score.within`."""
+    at: dict[int, float] = {}
+    for n, result in enumerate(results if score.within is not None else ()):
+        for row in result.rows:
+            if row[axis] == result.trained_at and isinstance(row.get(score.column), float):
+                at[n] = row[score.column]
+    finite = [value for value in at.values() if math.isfinite(value)]
+    if score.within is None or not finite:
+        return []
+    if score.unit_interval:
+        return [results[n] for n, value in at.items() if not value >= max(finite) - score.within]
+    return [results[n] for n, value in at.items() if not value <= min(finite) * (1 + score.within)]
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Retrieval(TextEvaluator):
     """
 
     settings_class = RetrievalSettings
-    overview: Score = Score("free_generation", "answers generated exactly", unit_interval=True)
+    overview: Score = Score("free_generation", "answers generated exactly", unit_interval=True, within=0.2)
     scores: tuple[Score, ...] = (Score("teacher_forced", drawn=False), overview)
     paired_over = "prompts"
     default_samples = 5
@@ -114,7 +114,7 @@ class Retrieval(TextEvaluator):
         self.filler = given.filler or self.default_filler or by_template
         if len(self.conditions) > 1:
             label, conditions = self.overview.label, self.conditions.values()
-            drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True) for c in conditions)
+            drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True, within=0.2) for c in conditions)
             self.scores = (*(Score(f"teacher_forced{c}", drawn=False) for c in conditions), *drawn)
             self.overview = drawn[-1]
 

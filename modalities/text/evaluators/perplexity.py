@@ -16,7 +16,7 @@ from modalities.decoder.scoring import device_of, position_buckets, token_nll
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, standard_error
 from modalities.figures import curves, finish, name_panel, panels, position_curves
 from modalities.paired import scores_by_unit
-from modalities.results import mean_of_seeds
+from modalities.results import mean_of_seeds, unconverged
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
@@ -43,7 +43,7 @@ class Perplexity(TextEvaluator):
     name = "perplexity"
     version = 2
     summary = "NLL, perplexity and bits per byte of held-out documents against length, and NLL by position"
-    overview = Score("bits_per_byte", "bits per byte, less is better")
+    overview = Score("bits_per_byte", "bits per byte, less is better", within=0.05)
     scores = (Score("perplexity"), overview)
     paired_over = "documents"
 
@@ -128,7 +128,8 @@ class Perplexity(TextEvaluator):
         curves(axes[0], results, self.overview)
         name_panel(axes[0], "bits per byte")
         position_curves(axes[1], results, "position_nll", "nats per token")
-        finish(figure, axes, results, path)
+        cut = [result.label for result in unconverged(results, self.overview, self.axis.column)]
+        finish(figure, axes, results, path, cut=cut)
 
 
 @lru_cache(maxsize=8)

@@ -276,3 +276,20 @@ def test_priors_of_installed_packages_are_found(registry, monkeypatch) -> None:
             create_prior("broken", num_heads=2)
     finally:
         priors._load_entry_points.cache_clear()
+
+
+def test_a_method_in_a_longer_model_is_as_it_was_trained():
+    """With pinned_context a key bias divides positions by the context of training, whatever the model's own is."""
+    from zoo.methods import pinned_context
+
+    assert pinned_context("ggd", 64) == {} and pinned_context("alibi+ggd", 64) == {}
+    assert pinned_context("goat", 64) == {"train_context": 64}
+    for name in ("goat", "ggd_goat", "alibi+key_bias"):
+        torch.manual_seed(0)
+        short = create_position(name, dim=64, num_heads=2, train_context=64).prior
+        torch.manual_seed(0)
+        pinned = pinned_context(name, 64)
+        longer = create_position(name, dim=64, num_heads=2, train_context=256, options=pinned).prior
+        line = Positions.line(100)
+        equal = [prior.log_prior(line, line, causal=True) for prior in (short, longer)]
+        assert torch.equal(*equal)

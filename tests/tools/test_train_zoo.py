@@ -1,0 +1,68 @@
+"""The tool that trains, sweeps, measures and publishes the zoo: what it asks the project's commands for."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from recipes.registry import find_recipe
+from tools import train_zoo
+
+
+@pytest.mark.parametrize("name", train_zoo.FAMILIES)
+def test_every_method_and_variant_has_a_recipe(name):
+    kind = train_zoo.FAMILIES[name]
+    for method in kind.methods:
+        assert find_recipe(kind.recipe(method)).modality == kind.modality
+    for method, *_ in kind.variants.values():
+        find_recipe(kind.recipe(method))
+
+
+def test_variants_are_models_that_can_be_built():
+    from modalities.contract import find_modality
+    from recipes.config import apply_overrides
+
+    kind = train_zoo.FAMILIES["text"]
+    build = find_modality("text").build
+    for name, (method, *settings) in kind.variants.items():
+        recipe, _ = apply_overrides(find_recipe(kind.recipe(method)), list(settings))
+        assert build(recipe.model.name, recipe.model.options, recipe.data).config.train_context == 256, name
+
+
+def test_runs_of_seeds_have_folders_and_labels_of_their_own():
+    kind = train_zoo.FAMILIES["text"]
+    assert kind.run("ggd", 0) != kind.run("ggd", 1)
+    assert kind.label("ggd", 0) == kind.weights("ggd") and kind.run("ggd", 1).name in kind.label("ggd", 1)
+    assert train_zoo.seed_settings(0) == () and train_zoo.seed_settings(2) == ("train.seed=2", "data.seed=2")
+
+
+def test_a_sweep_takes_the_best_rate_of_the_weights_and_then_of_the_priors(monkeypatch, tmp_path):
+    """Held-out losses that are least at 4e-3 and, there, at a prior's rate of 20 times that."""
+    asked = []
+
+    def train_all(queue, jobs):
+        for run in queue:
+            values = dict(setting.split("=") for setting in run.settings)
+            lr, scale = float(values["optim.lr"]), float(values["optim.prior_lr_scale"])
+            asked.append((run.recipe, lr, scale))
+            (run.folder / "model").mkdir(parents=True)
+            record = {"step": 600, "heldout_loss": abs(lr - 4e-3) * 100 + abs(scale - 20) / 100}
+            (run.folder / "metrics.jsonl").write_text(
+                json.dumps({"step": 1, "loss": 9.0}) + "\n" + json.dumps(record) + "\n"
+            )
+
+    monkeypatch.setattr(train_zoo, "train_all", train_all)
+    monkeypatch.setattr(train_zoo, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(train_zoo, "ROOT", tmp_path)
+    train_zoo.sweep("text")
+    methods = train_zoo.FAMILIES["text"].methods
+    assert len(asked) == 5 * len(methods)  # three rates of the weights, and two more of the priors at the best of them
+    with (tmp_path / "benchmarks" / "text_tiny" / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    best = [(row["method"], float(row["lr"]), float(row["prior_lr_scale"])) for row in rows if row["best"] == "1"]
+    assert best == [(method, 4e-3, 20.0) for method in methods]
+    asked.clear()
+    train_zoo.sweep("text")
+    assert not asked  # finished runs are kept

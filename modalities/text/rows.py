@@ -74,6 +74,7 @@ def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: 
         aside = _encode((" " + before.rstrip(), " " + draw_digits(rng), after), tokenizer, 0.0)
         if aside.shape[1] <= room:
             statements.append(aside)
+            rng.shuffle(statements)
     rng.shuffle(answers)
     if len(answers) > 1 and rng.random() < 0.5:
         answers = answers[: int(rng.integers(1, len(answers) + 1))]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,10 @@ class RowMix:
         if drawn < self.facts:
             return facts_row(row, rng, tokenizer, self.weight)
         return copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
+
+    def identity(self) -> dict[str, Any] | None:
+        """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
+        return asdict(self) if self.facts or self.copies else None
 
     def check(self, context: int, tokenizer: Tokenizer) -> None:
         """ValueError for a context in which facts with their question do not fit."""

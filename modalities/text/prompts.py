@@ -82,9 +82,10 @@ class Haystack:
     @property
     def fingerprint(self) -> str:
         """16 hex digits, equal for equal haystacks."""
-        return fingerprint_of(
-            [*(np.ascontiguousarray(text, np.int64).tobytes() for text in self.texts), bytes([self.loop])]
-        )
+        parts = [
+            part for text in self.texts for part in (len(text).to_bytes(8, "little"), text.astype("<i8").tobytes())
+        ]
+        return fingerprint_of([*parts, bytes([self.loop])])
 
     def repeat(self, count: int, start: int = 0) -> np.ndarray:
         """`count` tokens of a loop from its token `start` on."""

@@ -83,7 +83,7 @@ def test_two_models_give_one_set_of_files(tmp_path, runs):
                 96,
             )
             assert (model["settings"]["lengths"], model["settings"]["samples"]) == ([96, 192], 1)
-            assert model["source"] == (None if name == "passkey" else "sotu-excerpt")
+            assert model["source"] == ("own" if name == "passkey" else "sotu-excerpt")
             assert [row["length"] for row in model["rows"]] == [96, 192]
         rows = table(out / f"{name}.csv")
         assert [(r["model"], r["length"]) for r in rows] == [
@@ -216,6 +216,11 @@ def test_help_lists_the_options_of_the_models_evaluators(runs):
         (["text_ggd_tiny", "passkey", "--lengths", "1"], ["lengths", "[1]"]),
         (["text_ggd_tiny", "passkey", "--samples", "0"], ["samples", "0"]),
         (["text_ggd_tiny", "passkey", "--lengths", "50"], ["50", "81"]),
+        (["text_ggd_tiny", "passkey", "--template", "heldot"], ["'heldot'", "'heldout'"]),
+        (["text_ggd_tiny", "passkey", "--filler", "gras"], ["'gras'", "'grass'"]),
+        (["text_ggd_tiny", "passkey", "--filler", "file:hay.txt"], ["no file hay.txt"]),
+        (["text_ggd_tiny", "passkey", "--facts", "1,5"], ["facts=5", "heldout"]),
+        (["text_ggd_tiny", "niah", "--template", "heldout", "--prefix-digits", "1"], ["'heldout'", "given=1"]),
         (["text_ggd_tiny", "ruler", "--keys", "own", "--lengths", "128"], ["128", "single_1"]),
         (["text_ggd_tiny", "ruler", "--tasks", "vt,cew"], ["'cew'", "'cwe'"]),
         (["text_ggd_tiny", "ruler", "--budget", "promt"], ["'promt'", "'prompt'"]),

@@ -131,7 +131,9 @@ def draw_facts(
     for _ in range(TRIES * count):
         if not facts or not alike:
             wording, kind = grammar.draw_wording(rng), grammar.draw_kind(rng)
-            while alike and grammar.subjects(wording, kind) < 2 * count:
+            for _ in range(TRIES):
+                if not alike or grammar.subjects(wording, kind) >= 2 * count:
+                    break
                 wording, kind = grammar.draw_wording(rng), grammar.draw_kind(rng)
             noun, name = pick(rng, grammar.nouns), grammar.draw_name(rng, kind)
             opening, ending, ask = (

@@ -196,6 +196,23 @@ def test_all_names_every_evaluator(tmp_path, runs):
     assert {p.name for p in (tmp_path / "out").glob("*.png")} == figures
 
 
+@pytest.mark.slow
+def test_a_condition_measured_among_others_is_not_measured_again(tmp_path, runs):
+    request = (runs[0], "passkey", "--template", "heldout", "--lengths", 800, "--samples", 1, "--depths", 2)
+    out = ("--out", tmp_path / "out")
+    done = invoke(*request, "--facts", "1,5", *out)
+    assert done.exit_code == 0, done.stderr
+    names = {f"passkey_depth-facts-{facts}.png" for facts in (1, 5)}
+    assert names <= {p.name for p in (tmp_path / "out").glob("*.png")}
+    (row,) = contents(tmp_path / "out", "passkey")["text.test (run_a)"]["rows"]
+    for facts, finished in ((5, 2), (1, 2), (3, 0)):
+        plan = invoke(*request, "--facts", facts, *out, "--dry-run").output
+        assert re.search(rf"\b800\b\D+\b2\b\D+\b{finished}\b", plan), plan  # length, cells, finished
+    assert invoke(*request, "--facts", 5, *out).exit_code == 0
+    (alone,) = contents(tmp_path / "out", "passkey")["text.test (run_a)"]["rows"]
+    assert alone["nll"] == row["nll (facts=5)"] and alone["depths"] == row["depths"]
+
+
 def test_help_lists_the_options_of_the_models_evaluators(runs):
     text = invoke(runs[0], "passkey", "--help")
     assert text.exit_code == 0 and "--lengths" in text.output and "--mode" not in text.output

@@ -16,7 +16,7 @@ from torch import nn
 from modalities.decoder.scoring import force_and_write, position_buckets
 from modalities.paired import scores_by_unit
 from modalities.text.data import open_heldout
-from modalities.text.evaluators import EVALUATORS
+from modalities.text.evaluators import EVALUATORS, niah, passkey
 from modalities.text.evaluators.niah import NeedleGrid
 from modalities.text.evaluators.passkey import Passkey
 from modalities.text.evaluators.perplexity import Perplexity
@@ -310,6 +310,26 @@ def test_conditions_have_columns_of_their_own():
     assert all(len(units) == 4 for units in scores.values())
     single = made(Passkey, template="heldout", facts=(1, 3), lengths=(900,), samples=2, depths=2)
     assert [score.column for score in single.scores][2:] == ["free_generation (facts=1)", "free_generation (facts=3)"]
+
+
+def test_every_condition_has_a_heat_map_that_says_so(monkeypatch, tmp_path):
+    drawn = {}
+    for module in (passkey, niah):
+        monkeypatch.setattr(
+            module, "heatmap_figure", lambda results, path, **told: drawn.setdefault(path.name, tuple(told.values()))
+        )
+    made(Passkey).write([], tmp_path)
+    made(Passkey, template="heldout", facts=(1, 5), distractors=(0, 4)).write([], tmp_path)
+    columns = {name: column for name, (column, _) in drawn.items()}
+    assert columns == {"passkey_depth.png": "free_generation_by_depth"} | {
+        f"passkey_depth-facts-{f}-distractors-{d}.png": f"free_generation_by_depth (facts={f}, distractors={d})"
+        for f in (1, 5)
+        for d in (0, 4)
+    }
+    made(NeedleGrid).draw([], tmp_path / "one.png")
+    made(NeedleGrid, template="heldout", facts=(1, 5)).draw([], tmp_path / "last.png")
+    assert drawn["one.png"][0] == "free_generation_by_depth"
+    assert drawn["last.png"][0] == "free_generation_by_depth (facts=5)" and " (facts=5):" in drawn["last.png"][1]
 
 
 def test_a_condition_measured_among_others_is_measured():

@@ -182,6 +182,21 @@ def test_a_128_byte_prompt_keeps_40_bytes_of_hay():
     assert len(tokenizer.decode(prompt)) - words >= 40
 
 
+@pytest.mark.parametrize("name", ["own", "heldout", "mohtashami"])
+def test_a_value_is_cut_alike_where_digits_are_merged(tmp_path, name):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.ByteLevelBPETokenizer()
+    model.train_from_iterator(["is 48213. key is 482 13"] * 4, vocab_size=290, special_tokens=["<|endoftext|>"])
+    model.save_model(str(tmp_path))
+    tokenizer, sizes = load_tokenizer(f"gpt2:{tmp_path}"), set()
+    for seed in range(100):
+        prompt, answer = draw(Template(name), 700, 0.5, seed, tokenizer, opened("grass", tokenizer))
+        assert len(prompt) + len(answer) == 700
+        assert len(places_of(answer.tolist(), prompt.tolist())) == (2 if name in PUBLISHED else 1)
+        sizes.add(len(answer))
+    assert len(sizes) > 1
+
+
 # ---- the published prompts ----
 
 TASK = (

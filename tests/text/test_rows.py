@@ -85,7 +85,7 @@ def test_a_row_of_facts_keeps_form_and_length(tokenizer, length):
 
 @both_tokenizers
 def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tokenizer, drawn):
-    asked, stated = [], []
+    asked, stated, in_order = [], [], 0
     for seed in range(60):
         row = facts_row(plain_row(tokenizer, 256, seed), np.random.default_rng(seed), tokenizer, WEIGHT)
         text = text_of(row, tokenizer)
@@ -103,9 +103,12 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
             assert tokenizer.decode(row["tokens"][at : at + len(ids) + 1]) == f"{fact.value}."
             assert any(n < at and ids == stated_ids for n, stated_ids in first)
             assert before.count("".join(fact.statement)) == 1
+        order = [values.index(ids) for _, ids in answers]
+        in_order += len(order) > 1 and order == sorted(order)
         assert len({before for before, _ in answers}) == len(answers) <= len(present)
         asked.append(len(answers))
         stated.append(len(present))
+    assert in_order < sum(count > 1 for count in asked) / 2
     assert set(stated) >= {1, 2, 3, 4} and min(stated) >= 1 and min(asked) >= 1
     assert 10 < sum(a < s for a, s in zip(asked, stated, strict=True)) < 40  # often all of them, often some
 

@@ -143,7 +143,7 @@ def copied(tmp_path_factory):
     shutil.copy(ROOT / "pyproject.toml", root)
     (root / "modalities" / "text" / "evaluators" / "vowels.py").write_text(VOWELS)
     small = [f"model.options.{name}={value}" for name, value in SHAPES["text_ggd_tiny"].items()]
-    small += ["data.context=32", "data.passkey_fraction=0", "train.batch=4", "train.steps=2", "evaluate.samples=4"]
+    small += ["data.context=32", "data.facts_fraction=0", "train.batch=4", "train.steps=2", "evaluate.samples=4"]
     on_the_way = 'evaluate.during={"vowels": {"every": 1, "lengths": [32], "letters": "xyz"}}'
     words = ["text.ggd_tiny", "--run-dir", str(root / "run"), *settings(*small, on_the_way)]
     done = command([sys.executable, str(root / "recipes/train.py"), *words], PYTHONPATH="")

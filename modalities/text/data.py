@@ -11,7 +11,7 @@ counts where its segment equals its input's and is not −1; −1 marks padding.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -97,7 +97,7 @@ class PackedDataset(Dataset):
             "fingerprint": self.corpus.fingerprint,
             "seed": self.seed,
             "context": self.context,
-            "mix": asdict(self.mix),
+            "mix": self.mix.identity(),
             "shuffle": self.shuffle,
         }
 

@@ -1,4 +1,4 @@
-"""Facts in words, and questions for them, drawn from a grammar (grammars.py has two that share no words).
+"""Facts in words, and questions for them, drawn from a grammar (grammars.py has two that share no name, noun or wording).
 
     " The door code of Anna is 48213."      " What is the door code of Anna? The door code of Anna is" → " 48213"
 
@@ -8,6 +8,7 @@ them apart, or each in its own. Two thirds of the wordings of training are inven
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,12 @@ class Grammar:
             return "".join(pick(rng, self.syllables) for _ in range(int(rng.integers(2, 4)))).capitalize()
         return f"{draw_letters(rng, int(rng.integers(1, 4)))}-{rng.integers(1, 1000)}"
 
+    def subjects(self, wording: tuple[str, str], kind: int) -> float:
+        """How many subjects of a kind a wording tells apart; inf where names are invented."""
+        if "{name}" not in wording[1]:
+            return len(self.nouns)
+        return len(self.names[kind]) if kind < len(self.names) else math.inf
+
     def draw_kind(self, rng: np.random.Generator) -> int:
         return int(rng.integers(len(self.names) + 2))
 
@@ -121,10 +128,15 @@ def draw_facts(
     alike = bool(rng.random() < 0.6) if alike is None else alike
     by_noun = bool(rng.random() < 0.3) and count <= len(grammar.nouns) // 2  # one name that has several nouns
     draw_value = VALUES[value or pick(rng, ("digits", "number", "number", "letters", "word"))]
-    facts: dict[str, Fact] = {}
+    facts: list[Fact] = []
+    taken: set[str] = set()  # questions, and statements up to the value: two wordings may state alike
     for _ in range(TRIES * count):
         if not facts or not alike:
             wording, kind = grammar.draw_wording(rng), grammar.draw_kind(rng)
+            for _ in range(TRIES):
+                if not alike or grammar.subjects(wording, kind) >= 2 * count:
+                    break
+                wording, kind = grammar.draw_wording(rng), grammar.draw_kind(rng)
             noun, name = pick(rng, grammar.nouns), grammar.draw_name(rng, kind)
             opening, ending, ask = (
                 pick(rng, said) if rng.random() < 0.4 else ""
@@ -134,16 +146,15 @@ def draw_facts(
             noun = pick(rng, grammar.nouns)
         else:
             name = grammar.draw_name(rng, kind)
-        statement, question = (words.format(name=name, noun=noun) for words in wording)
-        before, after = statement.split("|")
-        if question in facts:
+        stated, question = (words.format(name=name, noun=noun) for words in wording)
+        before, after = stated.split("|")
+        if {question, before} & taken:
             continue
-        facts[question] = Fact(
-            (_sentence(opening, before), " " + draw_value(rng, grammar), f"{after} {ending}".rstrip()),
-            _sentence(ask, question),
-        )
+        taken |= {question, before}
+        statement = (_sentence(opening, before), " " + draw_value(rng, grammar), f"{after} {ending}".rstrip())
+        facts.append(Fact(statement, _sentence(ask, question)))
         if len(facts) == count:
-            return list(facts.values())
+            return facts
     raise ValueError(f"the grammar has no {count} facts to tell apart")
 
 

@@ -5,7 +5,7 @@
 A *template* gives the words, a *haystack* what they stand in. Templates:
 
     own          "The pass key is 48213. Remember it."; asked "What is the pass key? The pass key is"
-    heldout      facts of the held-out grammar of `modalities.text.grammars`, whose words no training document has
+    heldout      facts of the held-out grammar of `modalities.text.grammars`; training facts have other names and wordings
     train        the same of the training grammar
     mohtashami   the passkey prompt of Mohtashami & Jaggi (arXiv 2305.16300): a task description, the key said twice
     bam          the same as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole repetitions of the filler, a key
@@ -83,13 +83,19 @@ class Haystack:
     @property
     def fingerprint(self) -> str:
         """16 hex digits, equal for equal haystacks."""
-        return fingerprint_of(
-            [*(np.ascontiguousarray(text, np.int64).tobytes() for text in self.texts), bytes([self.loop])]
-        )
+        parts = [
+            part for text in self.texts for part in (len(text).to_bytes(8, "little"), text.astype("<i8").tobytes())
+        ]
+        return fingerprint_of([*parts, bytes([self.loop])])
 
     def repeat(self, count: int, start: int = 0) -> np.ndarray:
         """`count` tokens of a loop from its token `start` on."""
         return self.texts[0][np.arange(start, start + count) % len(self.texts[0])]
+
+    def line(self, count: int, tokenizer: Tokenizer) -> np.ndarray:
+        """`count` tokens of a loop from its start, without the space before it."""
+        first = tokenizer.encode(tokenizer.decode(self.texts[0]).lstrip())
+        return np.concatenate([first, self.repeat(max(0, count - len(first)))])[:count]
 
 
 def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarray] = ()) -> Haystack:
@@ -205,7 +211,9 @@ class Template:
             return haystack.repeat(times * unit), int(depth * times) * unit, np.arange(times + 1) * unit
         if haystack.loop and self.name == "mohtashami":  # the filler begins again behind the statement
             place = round(depth * count)
-            hay = np.concatenate([haystack.repeat(place), haystack.repeat(count - place)])
+            hay = np.concatenate([haystack.line(n, tokenizer) for n in (place, count - place)])
+            ends = sentence_ends(hay, tokenizer)
+            return hay, place, ends[(ends == count) | ((ends > 0) & (ends != place))]  # not where a line begins
         else:
             hay = haystack.draw(count, rng, tokenizer)
             ends = sentence_ends(hay, tokenizer)
@@ -225,11 +233,10 @@ class Template:
         if self.name == "own":
             key = " " + draw_digits(rng)
             return _Words([(" The pass key is", key, ". Remember it."), *others], (" " + QUESTION,), key)
-        if self.name == "bam":
-            digits = 5 + self.given
-            key, between = str(rng.integers(10 ** (digits - 1), 10**digits)), ""
-        else:
-            key, between = str(rng.integers(1, 50001)), "\n"
+        between = "" if self.name == "bam" else "\n"
+        digits = 5 + self.given
+        least, beyond = (1, 50001) if self.name == "mohtashami" and not self.given else (10 ** (digits - 1), 10**digits)
+        key = str(rng.integers(least, beyond))
         lead = between or " "  # tokenizers of BAM's kind put the space themselves
         said = f"{lead}The pass key is {key}. Remember it. {key} is the pass key.{between}"
         shown = f" {key[: self.given]}" if self.given else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,10 @@ class RowMix:
             return facts_row(row, rng, tokenizer, self.weight)
         return copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
 
+    def identity(self) -> dict[str, Any] | None:
+        """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
+        return asdict(self) if self.facts or self.copies else None
+
     def check(self, context: int, tokenizer: Tokenizer) -> None:
         """ValueError for a context in which facts with their question do not fit."""
         if self.facts:
@@ -74,6 +79,7 @@ def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: 
         aside = _encode((" " + before.rstrip(), " " + draw_digits(rng), after), tokenizer, 0.0)
         if aside.shape[1] <= room:
             statements.append(aside)
+            rng.shuffle(statements)
     rng.shuffle(answers)
     if len(answers) > 1 and rng.random() < 0.5:
         answers = answers[: int(rng.integers(1, len(answers) + 1))]

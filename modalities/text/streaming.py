@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -142,5 +141,5 @@ class TextStream:
             "tokenizer": self.tokenizer.fingerprint,
             "seed": config.seed,
             "context": config.context,
-            "mix": asdict(config.row_mix),
+            "mix": config.row_mix.identity(),
         }

@@ -15,12 +15,12 @@ def changed(*settings):
 def test_overrides_take_their_fields_types():
     recipe = changed(
         "train.steps=1e3", "optim.lr=3e-4", "optim.betas=0.9,0.99", "train.tensorboard=yes", "train.micro_batch=8",
-        "data.source=a=b.txt", "data.passkey_fraction=0.25", "model.options.dim=32", "model.options.position_options={}",
+        "data.source=a=b.txt", "data.facts_fraction=0.25", "model.options.dim=32", "model.options.position_options={}",
         'evaluate.during={"passkey": {"every": 2, "lengths": [96]}}',
     )  # fmt: skip
     assert recipe.train.steps == 1000 and isinstance(recipe.train.steps, int)
     assert recipe.optim.lr == 3e-4 and recipe.optim.betas == (0.9, 0.99) and recipe.train.tensorboard is True
-    assert recipe.train.micro_batch == 8 and recipe.data.source == "a=b.txt" and recipe.data.passkey_fraction == 0.25
+    assert recipe.train.micro_batch == 8 and recipe.data.source == "a=b.txt" and recipe.data.facts_fraction == 0.25
     assert recipe.model.options == {"dim": 32, "position_options": {}}
     assert recipe.evaluate.during == {"passkey": {"every": 2, "lengths": [96]}}
     assert changed("train.micro_batch=none").train.micro_batch is None
@@ -40,6 +40,8 @@ def test_overrides_take_their_fields_types():
         ("train.tensorboard=maybe", ["'maybe'", "true"]),
         ("data.contxt=3", ["'data.context'"]),
         ("data.context=0", ["data.context=0", "context 0"]),
+        ("data.passkey_fraction=0.5", ["data.passkey_fraction", "'data.facts_fraction'"]),
+        ("data.copies_fraction=0.6", ["facts_fraction 0.5", "copies_fraction 0.6", "at most 1"]),
         ("model.dim=3", ["model.options.dim"]),
     ],
 )
@@ -78,7 +80,7 @@ def test_batch_is_micro_times_accumulation_times_ranks():
 
 
 def test_the_recipe_is_settled_before_deepspeed_sees_it():
-    plan = resolve(changed("train.accumulation=2"), world=2)
+    plan = resolve(changed("train.batch=32", "train.accumulation=2"), world=2)
     assert plan.deepspeed["train_batch_size"] == 32 and plan.deepspeed["train_micro_batch_size_per_gpu"] == 8
     assert plan.recipe.train.precision == "fp32" and plan.deepspeed["bf16"] == {"enabled": False}
     cuda = resolve(changed(), world=1, device="cuda").recipe.train
@@ -120,7 +122,7 @@ def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():
         ({"fp16": {"enabled": True}}, [], "bf16"),
         ({"zero_optimisation": {"stage": 1}}, [], "zero_optimization"),
         ({"zero_optimization": {"stage": 2}}, ["train.zero_stage=1"], "train.zero_stage=1"),
-        ({"train_micro_batch_size_per_gpu": 5}, [], "5 × 6 × 1 = 30"),
+        ({"train_micro_batch_size_per_gpu": 5}, ["train.batch=32"], "5 × 6 × 1 = 30"),
         ({"train_batch_size": "32"}, [], "train_batch_size='32'"),
     ],
 )

@@ -29,6 +29,7 @@ from recipes.commands import CommandError
 from recipes.report import load_results, result_path
 from recipes.targets import Target, find_targets, modality_of, override, parse_overrides, seed_groups
 from zoo import create_model
+from zoo.pretrained import manifest
 
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=96)
 
@@ -83,7 +84,7 @@ def test_two_models_give_one_set_of_files(tmp_path, runs):
                 96,
             )
             assert (model["settings"]["lengths"], model["settings"]["samples"]) == ([96, 192], 1)
-            assert model["source"] == (None if name == "passkey" else "sotu-excerpt")
+            assert model["source"] == ("own" if name == "passkey" else "sotu-excerpt")
             assert [row["length"] for row in model["rows"]] == [96, 192]
         rows = table(out / f"{name}.csv")
         assert [(r["model"], r["length"]) for r in rows] == [
@@ -195,6 +196,23 @@ def test_all_names_every_evaluator(tmp_path, runs):
     assert {p.name for p in (tmp_path / "out").glob("*.png")} == figures
 
 
+@pytest.mark.slow
+def test_a_condition_measured_among_others_is_not_measured_again(tmp_path, runs):
+    request = (runs[0], "passkey", "--template", "heldout", "--lengths", 800, "--samples", 1, "--depths", 2)
+    out = ("--out", tmp_path / "out")
+    done = invoke(*request, "--facts", "1,5", *out)
+    assert done.exit_code == 0, done.stderr
+    names = {f"passkey_depth-facts-{facts}.png" for facts in (1, 5)}
+    assert names <= {p.name for p in (tmp_path / "out").glob("*.png")}
+    (row,) = contents(tmp_path / "out", "passkey")["text.test (run_a)"]["rows"]
+    for facts, finished in ((5, 2), (1, 2), (3, 0)):
+        plan = invoke(*request, "--facts", facts, *out, "--dry-run").output
+        assert re.search(rf"\b800\b\D+\b2\b\D+\b{finished}\b", plan), plan  # length, cells, finished
+    assert invoke(*request, "--facts", 5, *out).exit_code == 0
+    (alone,) = contents(tmp_path / "out", "passkey")["text.test (run_a)"]["rows"]
+    assert alone["nll"] == row["nll (facts=5)"] and alone["depths"] == row["depths"]
+
+
 def test_help_lists_the_options_of_the_models_evaluators(runs):
     text = invoke(runs[0], "passkey", "--help")
     assert text.exit_code == 0 and "--lengths" in text.output and "--mode" not in text.output
@@ -216,6 +234,11 @@ def test_help_lists_the_options_of_the_models_evaluators(runs):
         (["text_ggd_tiny", "passkey", "--lengths", "1"], ["lengths", "[1]"]),
         (["text_ggd_tiny", "passkey", "--samples", "0"], ["samples", "0"]),
         (["text_ggd_tiny", "passkey", "--lengths", "50"], ["50", "81"]),
+        (["text_ggd_tiny", "passkey", "--template", "heldot"], ["'heldot'", "'heldout'"]),
+        (["text_ggd_tiny", "passkey", "--filler", "gras"], ["'gras'", "'grass'"]),
+        (["text_ggd_tiny", "passkey", "--filler", "file:hay.txt"], ["no file hay.txt"]),
+        (["text_ggd_tiny", "passkey", "--facts", "1,5"], ["facts=5", "heldout"]),
+        (["text_ggd_tiny", "niah", "--template", "heldout", "--prefix-digits", "1"], ["'heldout'", "given=1"]),
         (["text_ggd_tiny", "ruler", "--keys", "own", "--lengths", "128"], ["128", "single_1"]),
         (["text_ggd_tiny", "ruler", "--tasks", "vt,cew"], ["'cew'", "'cwe'"]),
         (["text_ggd_tiny", "ruler", "--budget", "promt"], ["'promt'", "'prompt'"]),
@@ -485,11 +508,12 @@ def test_seeds_are_equal_in_everything_else(tmp_path, pictures):
 def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
     """What `tools/train_zoo.py measure` asks for: the published first seed, and run folders of the others."""
     name = "text_ggd_ssmax_tiny"
+    weights, steps = f"{name}.passkey", manifest()[f"{name}.passkey"]["steps"]
 
     def run(folder, seed, **changes):
         create_model(name).save_pretrained(tmp_path / folder / "model")
         recipe = dataclasses.asdict(find_recipe("text.ggd_ssmax_tiny"))
-        recipe["train"] |= {"seed": seed} | changes
+        recipe["train"] |= {"seed": seed, "steps": steps} | changes
         recipe["data"]["seed"] = seed
         (tmp_path / folder / "recipe.json").write_text(json.dumps(recipe))
         return str(tmp_path / folder)
@@ -497,12 +521,12 @@ def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
     def grouped(*names):
         return seed_groups(find_targets(list(names), {}, "cpu", "float32"), None)
 
-    weights, runs = f"{name}.passkey", [run("ggd_ssmax-s1", 1), run("ggd_ssmax-s2", 2)]
+    runs = [run("ggd_ssmax-s1", 1), run("ggd_ssmax-s2", 2)]
     labels = [weights, "text.ggd_ssmax_tiny (ggd_ssmax-s1)", "text.ggd_ssmax_tiny (ggd_ssmax-s2)"]
     assert grouped(weights, "text_rope_ssmax_tiny.passkey", *runs) == dict.fromkeys(labels, weights)
-    longer = run("longer-s3", 3, steps=801)
+    longer = run("longer-s3", 3, steps=steps + 1)
     assert grouped(weights, longer) == {}
-    assert grouped(weights, run("other-rate", 4, batch=8), *runs) == dict.fromkeys(labels[1:], labels[1])
+    assert grouped(weights, run("other-rate", 4, batch=4), *runs) == dict.fromkeys(labels[1:], labels[1])
     assert grouped(weights, run("the-same", 0)) == {}  # the weights' own run: no second seed
 
 

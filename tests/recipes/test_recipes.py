@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from modalities.contract import find_modality
+from modalities.text.rows import RowMix
 from recipes import engine, find_recipe, list_recipes
 from recipes.config import ConfigError, Model, Optim, Recipe, resolve
 from recipes.estimate import build_on_meta, describe
@@ -31,7 +32,7 @@ def test_language_models_are_trained_on_the_same_terms():
         terms = replace(recipe, name="", model=Model(""))
         assert recipe.model.name == model and terms == replace(find_recipe("text.rope_lm"), name="", model=Model(""))
     parameters = sum(p.numel() for p in build_on_meta(find_recipe("text.rope_lm")).parameters())
-    assert parameters == 3_443_136 and terms.data.passkey_fraction == 0
+    assert parameters == 3_443_136 and terms.data.row_mix == RowMix()
 
 
 def test_every_tiny_vision_model_has_a_recipe():
@@ -157,7 +158,7 @@ def test_recipes_are_added_by_name_and_for_every_model():
 def test_a_recipe_is_made_anew_each_time():
     first = find_recipe("text.ggd_ssmax_tiny")
     first.train.steps, first.model.options["dim"] = 1, 8
-    assert find_recipe("text.ggd_ssmax_tiny").train.steps == 800
+    assert find_recipe("text.ggd_ssmax_tiny").train.steps == 5000
     assert find_recipe("text.ggd_ssmax_tiny").model.options == {}
 
 

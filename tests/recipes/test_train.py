@@ -26,9 +26,10 @@ from zoo import create_model, pretrained
 SMALL = [
     "text.ggd_ssmax_tiny",
     *["--set", "model.options.num_layers=1", "--set", "model.options.dim=16", "--set", "model.options.num_heads=2"],
-    *["--set", "model.options.hidden_dim=32", "--set", "data.context=32", "--set", "data.passkey_fraction=0"],
+    *["--set", "model.options.hidden_dim=32", "--set", "data.context=32", "--set", "data.tokenizer=bytes"],
+    *["--set", "data.facts_fraction=0", "--set", "data.copies_fraction=0"],
     *["--set", "train.batch=8", "--set", "train.steps=4", "--set", "train.save_every=2", "--set", "train.log_every=1"],
-    # At its start a prior's gradient is rounding alone: Adam would make it a step, and twenty times the rate a difference.
+    # At its start a prior's gradient is rounding alone: Adam would make it a step, and a multiple of the rate a difference.
     *["--set", "optim.prior_lr_scale=1"],
     *["--set", "optim.warmup=1", "--set", "optim.lr=0.01", "--set", "evaluate.every=2", "--set", "evaluate.samples=16"],
 ]

@@ -18,6 +18,7 @@ from modalities.loading import IndexedLoader, RowBatches
 from modalities.text.config import TextDataConfig
 from modalities.text.corpus import TokenCorpus, corpus_of, tokenize_corpus
 from modalities.text.data import PackedDataset, build_loader, open_heldout
+from modalities.text.rows import RowMix
 from modalities.text.sources import Document, document_split, open_source
 from modalities.text.tokenizers import load_tokenizer
 
@@ -56,9 +57,9 @@ def test_the_excerpt_trains_and_measures():
     assert sum(document.bytes > 32768 for document in heldout.items) >= 10
     assert {d.text for d in heldout.items} == {d.text for d in documents if document_split(d) == "heldout"}
     assert all(len(d.tokens) == d.bytes and d.bytes_per_token == 1 for d in heldout.items)
-    loader = build_loader(TextDataConfig(context=128, passkey_fraction=0.5), micro_batch=4)
+    loader = build_loader(TextDataConfig(context=192, facts_fraction=0.5), micro_batch=4)
     batch = next(iter(loader))
-    assert batch["tokens"].shape == batch["segments"].shape == (4, 129)
+    assert batch["tokens"].shape == batch["segments"].shape == (4, 193)
     assert batch["tokens"].dtype == batch["segments"].dtype == torch.int64
 
 
@@ -311,21 +312,29 @@ def test_order_is_by_seed_and_differs_between_epochs():
     assert not torch.equal(rows(a, 0), rows(a, 1))
 
 
-def test_passkey_rows_come_at_their_rate_and_leave_text_rows_alone():
+def test_rows_of_facts_come_at_their_rate_and_leave_text_rows_alone():
     texts = random_texts(200)
-    plain = PackedDataset(corpus(*texts), 128, BYTES, seed=4)
-    mixed = PackedDataset(corpus(*texts), 128, BYTES, seed=4, passkey_fraction=0.25)
+    plain = PackedDataset(corpus(*texts), 192, BYTES, seed=4)
+    mixed = PackedDataset(corpus(*texts), 192, BYTES, seed=4, mix=RowMix(facts=0.25, weight=3.0))
     rows = [mixed[i] for i in range(400)]
-    passkey = [b"pass key" in bytes(t for t in row["tokens"].tolist() if t < 256) for row in rows]
-    assert 70 < sum(passkey) < 130
-    for index, (row, is_passkey) in enumerate(zip(rows, passkey, strict=True)):
-        if is_passkey:
-            assert row["tokens"][0] == 256 and (row["segments"] == 0).all()
+    facts = ["weights" in row for row in rows]
+    assert 70 < sum(facts) < 130
+    for index, (row, has_facts) in enumerate(zip(rows, facts, strict=True)):
+        if has_facts:
+            assert row["tokens"][0] == 256 and set(row["weights"].tolist()) <= {0.0, 1.0, 3.0}
+            own = BYTES.decode(plain[index]["tokens"])
+            assert BYTES.decode(row["tokens"])[:1] in (own[:1], " ")  # of the row that it stands for
         else:
             assert torch.equal(row["tokens"], plain[index]["tokens"])
-    with pytest.raises(ValueError, match=r"context 79\b.*\b80\b"):
-        PackedDataset(corpus("x"), 79, BYTES, passkey_fraction=0.1)
-    PackedDataset(corpus("x"), 80, BYTES, passkey_fraction=1.0)[0]
+    again = PackedDataset(corpus(*texts), 192, BYTES, seed=4, mix=RowMix(facts=0.25, weight=3.0))
+    assert all(torch.equal(again[i]["tokens"], rows[i]["tokens"]) for i in (399, 7, 0))
+    with pytest.raises(ValueError, match=r"context 60\b.*'bytes' needs at least \d{2,3}$") as error:
+        PackedDataset(corpus("x"), 60, BYTES, mix=RowMix(facts=0.1))
+    least = int(str(error.value).split()[-1])
+    assert len(PackedDataset(corpus("x"), least, BYTES, mix=RowMix(facts=1.0))[0]["tokens"]) == least + 1
+
+
+WRONG = {"facts_fraction": 3, "copies_fraction": -1, "facts_weight": 0, "context": 0, "num_workers": -1}
 
 
 def test_wrong_values_are_refused():
@@ -337,9 +346,11 @@ def test_wrong_values_are_refused():
         loader_of(PackedDataset(corpus("x"), 8, BYTES), 0)
     with pytest.raises(ValueError, match=r"rank 2\b"):
         loader_of(PackedDataset(corpus("x"), 8, BYTES), 1, rank=2, world=2)
-    for name, value in {"passkey_fraction": 3, "passkey_weight": 0, "context": 0, "num_workers": -1}.items():
+    for name, value in WRONG.items():
         with pytest.raises(ValueError, match=rf"{name} {value}"):
             TextDataConfig(**{name: value})
+    with pytest.raises(ValueError, match=r"facts_fraction 0\.7 and copies_fraction 0\.4 .*at most 1"):
+        TextDataConfig(facts_fraction=0.7, copies_fraction=0.4)
     with pytest.raises(ValueError, match="'valid'"):
         tokenize_corpus(open_source(), BYTES, split="valid")
 
@@ -395,13 +406,26 @@ def test_a_foreign_state_is_refused():
         loader_of(PackedDataset(corpus("x"), 16, BYTES), 2).load_state_dict(state)
 
 
-def test_a_state_of_before_0_5_goes_on():
+STATE = {"kind": "packed", "fingerprint": "004d223252de1896a2e3132efee93a8b", "seed": 0, "context": 128}
+
+
+def test_a_state_of_before_0_5_goes_on_with_plain_text():
     """What version 0.4 saved after three batches of the shipped text, and the sum of the ids it read next."""
-    state = {"kind": "packed", "fingerprint": "004d223252de1896a2e3132efee93a8b", "seed": 0, "context": 128}
-    state |= {"passkey_fraction": 0.5, "passkey_weight": 1.0, "shuffle": True, "next_sample": 12}
-    loader = build_loader(TextDataConfig(context=128, passkey_fraction=0.5), micro_batch=4)
+    state = STATE | {"passkey_fraction": 0.0, "passkey_weight": 1.0, "shuffle": True, "next_sample": 12}
+    loader = build_loader(TextDataConfig(context=128), micro_batch=4)
     loader.load_state_dict(state)
-    assert next(iter(loader))["tokens"].sum() == 46522
+    assert next(iter(loader))["tokens"].sum() == 48947
+
+
+def test_a_state_of_other_rows_is_refused():
+    """Of passkeys, which are no more, and of another mix."""
+    config = TextDataConfig(context=192, facts_fraction=0.5)
+    with pytest.raises(ValueError, match="data state has mix=None"):
+        build_loader(config, micro_batch=4).load_state_dict(STATE | {"context": 192, "passkey_fraction": 0.5})
+    state = build_loader(config, micro_batch=4).state_dict()
+    for other in ({"facts_fraction": 0.0}, {"facts_weight": 2.0}, {"copies_fraction": 0.1}):
+        with pytest.raises(ValueError, match=r"data state has mix=\{"):
+            build_loader(replace(config, **other), micro_batch=4).load_state_dict(state)
 
 
 def test_heldout_pass_is_finite_complete_and_equal_on_all_ranks():
@@ -422,7 +446,7 @@ def test_heldout_pass_is_finite_complete_and_equal_on_all_ranks():
 def test_training_imports_neither_datasets_nor_arrow_nor_tokenizers():
     code = (
         "import sys; from modalities.text.config import TextDataConfig; from modalities.text.data import build_loader;"
-        "next(iter(build_loader(TextDataConfig(passkey_fraction=.5), micro_batch=2)));"
+        "next(iter(build_loader(TextDataConfig(context=192, facts_fraction=.5, copies_fraction=.5), micro_batch=2)));"
         "print([m for m in ('datasets', 'pyarrow', 'pandas', 'tokenizers', 'transformers', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

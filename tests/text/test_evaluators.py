@@ -16,12 +16,14 @@ from torch import nn
 from modalities.decoder.scoring import force_and_write, position_buckets
 from modalities.paired import scores_by_unit
 from modalities.text.data import open_heldout
-from modalities.text.evaluators import EVALUATORS
+from modalities.text.evaluators import EVALUATORS, niah, passkey
 from modalities.text.evaluators.niah import NeedleGrid
 from modalities.text.evaluators.passkey import Passkey
 from modalities.text.evaluators.perplexity import Perplexity
 from modalities.text.evaluators.ruler import Ruler, fraction_found
+from modalities.text.grammars import GRAMMARS
 from modalities.text.model import CausalLM, TextConfig
+from modalities.text.prompts import PUBLISHED, TEMPLATES
 from modalities.text.ruler import RULER_TASKS, Material, load_words, make_sample
 from modalities.text.ruler.counting import FrequentWords
 from modalities.text.ruler.needles import Needles
@@ -89,8 +91,39 @@ def documents():
 
 
 def passkey_of(prompt):
-    found = re.search(r"The pass key is (\d{5})\.", prompt)
-    return found[1] if found else "nothing"
+    """The key where the prompt states one, behind a space; without the digits that the prompt ends with."""
+    found = re.search(r"The pass key is (\d+)\.", prompt)
+    given = re.search(r"\d*$", prompt)[0]
+    return "nothing" if not found else found[1].removeprefix(given) if given else f" {found[1]}"
+
+
+def numbers_by_lead(prompt):
+    """The five-digit numbers of a prompt of facts, that one first whose lead is the question's end."""
+    text = re.sub(r"What is (the [^?]+)\? Answer:$", r"\1 is", prompt)
+    text = re.sub(r"Which (\w[^?]*) does ([^?]+) have\? It is$", r"\2 has the \1", text).lower()
+
+    def alike(match):
+        lead = text[: match.start()].rstrip()
+        return next((n for n in range(1, len(lead)) if text[-n:] != lead[-n:]), len(lead))
+
+    found = re.finditer(r"(?<!\d)\d{5}(?!\d)", text)
+    return [match[0] for match in sorted(found, key=alike, reverse=True)]
+
+
+def value_of(prompt):
+    return f" {numbers_by_lead(prompt)[0]}"
+
+
+def other_value_of(prompt):
+    return f" {numbers_by_lead(prompt)[1]}"
+
+
+def other_number_of(prompt):
+    """A number of a prompt that is not its key, in as many digits as are asked for."""
+    given = re.search(r"\d*$", prompt)[0]
+    key = given + passkey_of(prompt).strip()
+    other = next(number for number in re.findall(r"(?<!\d)\d{5}(?!\d)", prompt) if number != key)
+    return other if given else f" {other}"
 
 
 def asked_values(prompt):
@@ -185,14 +218,14 @@ def test_passkey_of_a_model_that_copies_is_one():
         assert (row["teacher_forced"], row["free_generation"], row["digits"]) == (1.0, 1.0, 1.0)
 
 
-def test_passkey_of_a_model_that_knows_four_digits_is_zero_with_eight_tenths_of_the_digits():
+def test_passkey_of_a_model_that_knows_four_digits_is_zero_with_most_of_the_digits():
     def nearly(prompt):
         key = passkey_of(prompt)
-        return key[:4] + ("0" if key[4] != "0" else "1")
+        return key[:5] + ("0" if key[5] != "0" else "1")
 
     row = summary(Passkey, KnownAnswer(nearly), lengths=(128,), samples=2)[128]
     assert (row["teacher_forced"], row["free_generation"]) == (0.0, 0.0)
-    assert row["digits"] == pytest.approx(0.8)
+    assert row["digits"] == pytest.approx(5 / 6)  # the space in front is an answer's token too
 
 
 def test_passkey_of_random_weights_is_zero():
@@ -203,7 +236,7 @@ def test_passkey_of_random_weights_is_zero():
 
 def test_outcomes_of_prompts_are_kept():
     def sometimes(prompt):
-        return passkey_of(prompt) if passkey_of(prompt) > "5" else "nothing"
+        return passkey_of(prompt) if passkey_of(prompt) > " 5" else "nothing"
 
     evaluator = made(NeedleGrid, lengths=(256,), samples=3)
     cells = dict(evaluator.run(KnownAnswer(sometimes)))
@@ -220,11 +253,150 @@ def test_outcomes_of_prompts_are_kept():
 def test_passkeys_depend_on_the_seed_alone():
     def drawn(seed, lengths):
         cells = made(Passkey, lengths=lengths, samples=2, seed=seed).cells(tiny())
-        return {cell.name: cell.data["answers"].tolist() for cell in cells}
+        return {cell.name: [side.tolist() for pair in cell.data["pairs"] for side in pair] for cell in cells}
 
     alone, among = drawn(0, (128,)), drawn(0, (96, 128))
     assert all(among[name] == answers for name, answers in alone.items())
     assert drawn(1, (128,)) != alone
+
+
+SETTINGS = {"lengths": (1500,), "samples": 2, "depths": 3}
+HARD = [(name, {"template": name, "facts": (5 if name in GRAMMARS else 1,), "distractors": (4,)}) for name in TEMPLATES]
+
+
+@pytest.mark.parametrize(("name", "condition"), HARD)
+@pytest.mark.parametrize("kind", [Passkey, NeedleGrid])
+def test_among_other_facts_and_numbers_copying_is_one_and_another_value_zero(kind, name, condition):
+    right, wrong = (value_of, other_value_of) if name in GRAMMARS else (passkey_of, other_number_of)
+    for answer, score in ((right, 1.0), (wrong, 0.0)):
+        row = summary(kind, KnownAnswer(answer), **SETTINGS, **condition)[1500]
+        assert row["samples"] == 6 and row["depths"] == [0.0, 0.5, 1.0]
+        assert (row["teacher_forced"], row["free_generation"]) == (score, score)
+        assert row["free_generation_by_depth"] == [score] * 3 and row["free_generation_standard_error"] == 0.0
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_given_digits_are_not_asked_for(name):
+    """BAM's prompt gives one away unless told otherwise, Mohtashami's none; five are left."""
+    for given, settings in ((1 if name == "bam" else 0, {}), (0, {"prefix_digits": 0}), (2, {"prefix_digits": 2})):
+        evaluator = made(Passkey, template=name, lengths=(600,), samples=1, depths=2, **settings)
+        assert [template.given for template in evaluator.templates] == [given]
+        for cell in evaluator.cells(tiny()):
+            ((prompt, answer),) = cell.data["pairs"]
+            text = load_tokenizer("bytes").decode(prompt)
+            assert len(re.search(r"\d*$", text)[0]) == given and len(answer) >= 5
+        (row,) = evaluator.rows(dict(evaluator.run(KnownAnswer(passkey_of))))
+        assert row["free_generation"] == 1.0
+
+
+def test_conditions_have_columns_of_their_own():
+    evaluator = made(Passkey, template="heldout", facts=(1, 3), distractors=(0, 2), lengths=(900,), samples=2, depths=2)
+    told = [f" (facts={f}, distractors={d})" for f in (1, 3) for d in (0, 2)]
+    drawn = [f"free_generation{condition}" for condition in told]
+    assert [score.column for score in evaluator.scores] == [f"teacher_forced{condition}" for condition in told] + drawn
+    assert evaluator.overview.column == drawn[-1] and Passkey.overview.column == "free_generation"
+
+    def alone(prompt):  # writes the fact's value where the prompt has no other number
+        return value_of(prompt) if len(numbers_by_lead(prompt)) == 1 else other_value_of(prompt)
+
+    cells = dict(evaluator.run(KnownAnswer(alone)))
+    (row,) = evaluator.rows(cells)
+    assert [row[column] for column in drawn] == [1.0, 0.0, 0.0, 0.0]
+    assert [row[f"free_generation_by_depth{condition}"] for condition in told] == [[1.0, 1.0]] + [[0.0, 0.0]] * 3
+    scores = scores_by_unit(one for cell in cells.items() for one in evaluator.observed(*cell))
+    assert set(scores) == {
+        (900, f"{score}{condition}") for score in ("teacher_forced", "free_generation") for condition in told
+    }
+    assert all(len(units) == 4 for units in scores.values())
+    single = made(Passkey, template="heldout", facts=(1, 3), lengths=(900,), samples=2, depths=2)
+    assert [score.column for score in single.scores][2:] == ["free_generation (facts=1)", "free_generation (facts=3)"]
+
+
+def test_every_condition_has_a_heat_map_that_says_so(monkeypatch, tmp_path):
+    drawn = {}
+    for module in (passkey, niah):
+        monkeypatch.setattr(
+            module, "heatmap_figure", lambda results, path, **told: drawn.setdefault(path.name, tuple(told.values()))
+        )
+    made(Passkey).write([], tmp_path)
+    made(Passkey, template="heldout", facts=(1, 5), distractors=(0, 4)).write([], tmp_path)
+    columns = {name: column for name, (column, _) in drawn.items()}
+    assert columns == {"passkey_depth.png": "free_generation_by_depth"} | {
+        f"passkey_depth-facts-{f}-distractors-{d}.png": f"free_generation_by_depth (facts={f}, distractors={d})"
+        for f in (1, 5)
+        for d in (0, 4)
+    }
+    made(NeedleGrid).draw([], tmp_path / "one.png")
+    made(NeedleGrid, template="heldout", facts=(1, 5)).draw([], tmp_path / "last.png")
+    assert drawn["one.png"][0] == "free_generation_by_depth"
+    assert drawn["last.png"][0] == "free_generation_by_depth (facts=5)" and " (facts=5):" in drawn["last.png"][1]
+
+
+def test_a_condition_measured_among_others_is_measured():
+    """The cells of `--facts 1,5` hold those of `--facts 5`, under one key, though their columns have other names."""
+    few = {"template": "heldout", "lengths": (900,), "samples": 1, "depths": 3}
+    model, measured = KnownAnswer(value_of), []
+
+    class Counting(Passkey):
+        def measure(self, model, cell):
+            measured.append(cell.name)
+            return super().measure(model, cell)
+
+    both, five, one = (made(Counting, facts=facts, **few) for facts in ((1, 5), (5,), (1,)))
+    assert both.identity(model) == five.identity(model) == one.identity(model)
+    finished = dict(both.run(model))
+    assert len(measured) == len(finished) == 6
+    for evaluator in (five, one):
+        again = dict(evaluator.run(model, finished))
+        assert len(measured) == 6 and again.items() <= finished.items() and len(again) == 3
+        (row,), (whole,) = evaluator.rows(again), both.rows(finished)
+        condition = f" (facts={evaluator.templates[0].facts})"
+        for column in ("teacher_forced", "free_generation", "digits", "nll", "free_generation_by_depth"):
+            assert row[column] == whole[column + condition]
+    assert dict(made(Passkey, facts=(5,), **few).run(model)) == dict(five.run(model, finished))
+    asked = [{"template": "train"}, {"filler": "own"}, {"samples": 2}, {"depths": 2}, {"seed": 1}]
+    keys = [json.dumps(made(Passkey, **few | other).identity(model)) for other in ({}, *asked)]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"template": "heldot"}, "template 'heldot'.*'heldout'"),
+        ({"facts": (2,)}, "'own' states one fact, got facts=2"),
+        ({"template": "bam", "facts": (1, 5)}, "'bam' states one fact, got facts=5"),
+        ({"facts": ()}, "facts must be different numbers"),
+        ({"distractors": (4, 4)}, r"distractors must be different numbers, got \[4, 4\]"),
+        ({"depths": 1}, "depths must be at least 2, got 1"),
+        ({"prefix_digits": 1}, "'own' gives no digit away"),
+    ],
+)
+def test_retrieval_settings_name_what_they_know(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        made(Passkey, **wrong)
+
+
+def test_what_statements_are_hidden_in_belongs_to_the_template_unless_named(tmp_path):
+    (tmp_path / "hay.txt").write_text("Hay is all there is. " * 30)
+    file = f"file:{tmp_path}/hay.txt"
+    for kind, settings, source, sign in (
+        (Passkey, {}, "own", "The river runs slow."),
+        (NeedleGrid, {}, "sotu-excerpt", None),
+        (Passkey, {"template": "heldout"}, "sotu-excerpt", None),
+        (Passkey, {"template": "mohtashami"}, "grass", "The grass is green."),
+        (NeedleGrid, {"template": "bam"}, "sotu-excerpt", None),
+        (Passkey, {"template": "bam", "filler": "own"}, "own", "The river runs slow."),
+        (Passkey, {"filler": "text"}, "sotu-excerpt", None),
+        (NeedleGrid, {"filler": file}, file, "Hay is all there is."),
+    ):
+        evaluator = made(kind, lengths=(700,), samples=1, depths=2, **settings)
+        assert evaluator.source_name == source
+        cells = evaluator.cells(tiny())
+        text = load_tokenizer("bytes").decode(cells[0].data["pairs"][0][0])
+        speech = any(text[n : n + 60] in d.text for d in documents() for n in range(100, len(text) - 60, 20))
+        assert speech if sign is None else sign in text and not speech
+    with pytest.raises(ValueError, match=r"filler 'gras'.*'grass'"):
+        made(Passkey, filler="gras").cells(tiny())
 
 
 def test_a_length_too_short_for_the_passkey_is_an_error():
@@ -253,8 +425,9 @@ def test_needle_grid_hides_the_key_in_held_out_text():
     assert len(cells) == 11
     tokenizer, texts = load_tokenizer("bytes"), " ".join(d.text for d in documents())
     for cell, depth in ((cells[0], 0.0), (cells[-1], 1.0)):
-        prompt = tokenizer.decode(cell.data["prompts"][0])
-        assert len(cell.data["prompts"][0]) + 5 == 256
+        ids, answer = cell.data["pairs"][0]
+        prompt = tokenizer.decode(ids)
+        assert len(ids) + len(answer) == 256
         at = prompt.index("The pass key is")
         assert (at < 5) if depth == 0 else (at > 150)
         hay = prompt.split("Remember it.")[1].split("What is")[0] if depth == 0 else prompt[: at - 1]
@@ -492,7 +665,8 @@ def test_a_run_is_measured_on_what_its_training_held_out(tmp_path):
         for data in (None, {"source": other})
     ]
     assert all(a != b for a, b in zip(keys[::2], keys[1::2], strict=True))
-    assert made(Passkey, {"source": other}).source_name is None
+    assert made(Passkey, {"source": other}).source_name == "own"
+    assert made(Passkey, {"source": other}, template="heldout").source_name == other
 
 
 def test_tokens_without_text_ask_for_a_source(tmp_path):

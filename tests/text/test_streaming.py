@@ -91,7 +91,7 @@ def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path, world, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "workers", "stops"), [(1, 0, (0, 3, 64, 400)), (2, 2, (1, 129, 130)), (3, 0, (77,))])
 def test_resume_is_exact(spec, world, workers, stops):
-    options = {"rank": world - 1, "world": world, "num_workers": workers, "passkey_fraction": 0.0, "seed": 3}
+    options = {"rank": world - 1, "world": world, "num_workers": workers, "copies_fraction": 0.3, "seed": 3}
     first = loader(spec, **options)
     iterator, whole, states = iter(first), [], {}
     for number in range(max(stops) + 90):
@@ -108,12 +108,27 @@ def test_resume_is_exact(spec, world, workers, stops):
         assert states[400]["states"]["0"]["dataset"]["epoch"] > 0
 
 
-def test_seed_decides_the_order_and_passkeys_come_at_their_rate(spec):
+def test_seed_decides_the_order_and_rows_are_mixed_in_at_their_shares(spec):
     a, b, c = (batches(loader(spec, seed=s), 3) for s in (0, 0, 1))
     assert torch.equal(a[2]["tokens"], b[2]["tokens"]) and not torch.equal(a[0]["tokens"], c[0]["tokens"])
-    mixed = build_loader(TextDataConfig(source=spec, context=128, passkey_fraction=0.5), micro_batch=8)
-    rows = [row for batch in batches(mixed, 10) for row in batch["tokens"]]
-    assert 25 < sum("The pass key is" in BYTES.decode(row) for row in rows) < 55
+    shares = {"facts_fraction": 0.4, "facts_weight": 7.0, "copies_fraction": 0.2}
+    mixed = batches(build_loader(TextDataConfig(source=spec, context=256, **shares), micro_batch=8), 20)
+    plain = batches(build_loader(TextDataConfig(source=spec, context=256), micro_batch=8), 20)
+    pairs = [
+        pair
+        for m, p in zip(mixed, plain, strict=True)
+        for pair in zip(m["tokens"], m["weights"], p["tokens"], strict=True)
+    ]
+    facts = [(weights == 7).any() for _, weights, _ in pairs]
+    same = [torch.equal(tokens, before) for tokens, _, before in pairs]
+    assert 45 < sum(facts) < 85 and 45 < sum(same) < 85  # and copies are the rest
+    assert not any(f and s for f, s in zip(facts, same, strict=True))
+    assert all((weights == 1).all() for (_, weights, _), s in zip(pairs, same, strict=True) if s)
+
+
+def test_a_context_too_short_for_facts_is_an_error(spec):
+    with pytest.raises(ValueError, match=r"context 8\b.*'bytes' needs at least"):
+        loader(spec, facts_fraction=0.1)
 
 
 def test_a_state_fits_only_the_setup_that_saved_it(spec):

@@ -25,6 +25,6 @@ class NeedleGrid(Retrieval):
     default_filler = "text"
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        column = self.overview.column.replace("free_generation", "free_generation_by_depth")
-        title = "Needle in held-out text: exact match of the generated key"
-        heatmap_figure(results, path, column=column, title=title)
+        condition = self.overview.column.removeprefix("free_generation")  # the last of several
+        title = f"Needle in held-out text{condition}: exact match of the generated key"
+        heatmap_figure(results, path, column=f"free_generation_by_depth{condition}", title=title)

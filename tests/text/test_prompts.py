@@ -1,0 +1,377 @@
+"""Prompts: exact lengths, the statement where it belongs, the published texts to the letter, and what errors name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import numpy as np
+import pytest
+
+from modalities.text import prompts
+from modalities.text.data import open_heldout
+from modalities.text.facts import sentence_ends
+from modalities.text.grammars import GRAMMARS
+from modalities.text.prompts import GRASS, OWN, PUBLISHED, TEMPLATES, Haystack, Template, open_haystack
+from modalities.text.tokenizers import load_tokenizer
+
+TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}
+HAYS = ("own", "grass", "text", "file")
+LONG = 1400  # tokens in which all words have room
+both_tokenizers = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+
+
+@pytest.fixture(scope="module")
+def hay_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("hay") / "hay.txt"
+    path.write_text("It was so. Was it? It was not!\n" * 5 + "And then no mark for a long while " * 3, encoding="utf-8")
+    return path
+
+
+def opened(name, tokenizer, path=None):
+    if name == "text":
+        return open_haystack("text", tokenizer, [d.tokens for d in open_heldout("sotu-excerpt", tokenizer.name).items])
+    return open_haystack(f"file:{path}" if name == "file" else name, tokenizer)
+
+
+def draw(template, length, depth, seed, tokenizer, haystack):
+    return template.draw(length, depth, np.random.default_rng(seed), tokenizer, haystack)
+
+
+def places_of(part, ids):
+    """Where the tokens `part` stand in `ids`."""
+    return [n for n in range(len(ids) - len(part) + 1) if ids[n : n + len(part)] == part]
+
+
+CONDITIONS = [
+    (n, facts, others) for n in TEMPLATES for facts in ((1, 5) if n in GRAMMARS else (1,)) for others in (0, 4)
+]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The facts of the last prompt; the first is asked about."""
+    last, real = [], prompts.draw_facts
+
+    def drawing(*arguments, **options):
+        last[:] = real(*arguments, **options)
+        return list(last)
+
+    monkeypatch.setattr(prompts, "draw_facts", drawing)
+    return last
+
+
+# ---- every template in every haystack ----
+
+
+@both_tokenizers
+@pytest.mark.parametrize("hay", HAYS)
+@pytest.mark.parametrize(("name", "facts", "others"), CONDITIONS)
+def test_lengths_and_values(name, facts, others, hay, tokenizer, hay_file, drawn):
+    template, haystack = Template(name, facts, others), opened(hay, tokenizer, hay_file)
+    for seed, depth in enumerate((0.0, 0.37, 1.0)):
+        length = LONG + seed
+        prompt, answer = draw(template, length, depth, seed, tokenizer, haystack)
+        assert prompt.dtype == answer.dtype == np.int64
+        if name == "bam":
+            unit = len(haystack.texts[0]) if haystack.loop else 1
+            assert length - unit < len(prompt) <= length and tokenizer.bos_id not in prompt
+        else:
+            assert len(prompt) + len(answer) == length
+            assert prompt[0] == tokenizer.bos_id and tokenizer.bos_id not in prompt[1:]
+        ids, text, value = prompt.tolist(), tokenizer.decode(prompt), tokenizer.decode(answer)
+        assert len(places_of(answer.tolist(), ids)) == (
+            2 if name in PUBLISHED else 1
+        )  # the tokens that it is stated in
+        assert value[0] == " " and value[1:].isdigit() and (name == "mohtashami" or len(value) == 6)
+        if hay in ("own", "grass"):
+            numbers = re.findall(r"(?<!\d)\d{5}(?!\d)", text.replace(value, " key"))
+            assert len(numbers) == len(set(numbers)) == facts - 1 + others
+        if name in GRAMMARS:
+            assert len(drawn) == facts and value == drawn[0].value
+            assert text.endswith(drawn[0].question) and all(text.count("".join(f.statement)) == 1 for f in drawn)
+        else:
+            assert text.endswith("What is the pass key? The pass key is")
+            assert text.count(f"The pass key is{value}. Remember it.") == 1
+
+
+@both_tokenizers
+@pytest.mark.parametrize("hay", HAYS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_statement_stands_at_its_depth_and_between_sentences(name, hay, tokenizer, hay_file, drawn):
+    """The prompt without words is the hay; what is taken of it ahead of the statement is the depth."""
+    template, haystack = Template(name), opened(hay, tokenizer, hay_file)
+    for seed, depth in enumerate((0.0, 0.1, 0.5, 0.77, 1.0)):
+        prompt, answer = draw(template, 900, depth, seed, tokenizer, haystack)
+        text, value = tokenizer.decode(prompt), tokenizer.decode(answer)
+        if drawn:
+            statement, question = "".join(drawn[0].statement), drawn[0].question
+        else:
+            lead = "\n" if name == "mohtashami" else " "
+            question = f"{lead}What is the pass key? The pass key is"
+            statement = f"{lead}The pass key is{value}. Remember it." + (
+                f"{value} is the pass key." if name in PUBLISHED else ""
+            )
+        before, after = text.split(statement)
+        head = f"{prompts.TASK}\n" if name == "mohtashami" else prompts.TASK if name == "bam" else ""
+        assert before.startswith(head)
+        hay_before = before.removeprefix(head)
+        at = len(tokenizer.encode(hay_before))
+        count = at + len(tokenizer.encode(after.removesuffix(question).strip("\n")))
+        # Retokenised pieces may differ by a token or two where the hay was cut inside a word.
+        longest = max(np.diff(sentence_ends(haystack.texts[0], tokenizer)))
+        if name == "bam" and haystack.loop:
+            unit = {"own": OWN, "grass": GRASS}[hay]
+            times = hay_before.count(unit) + after.count(unit)
+            assert hay_before == unit * int(depth * times) and times > 1
+        elif name == "mohtashami" and haystack.loop:
+            assert abs(at - depth * count) <= 2
+        else:
+            behind_all = after.replace("\n\n", "\n") == question  # where hay ends it is cut to the token
+            assert not hay_before or hay_before[-1] in ".?!" or behind_all
+            if haystack.loop:
+                assert abs(at - depth * count) <= longest / 2 + 2
+        assert (hay_before == "") == (depth == 0.0) or depth == 0.1
+        assert depth < 1.0 or after.replace("\n\n", "\n") == question
+
+
+@both_tokenizers
+def test_other_statements_stand_anywhere(tokenizer, drawn):
+    haystack, shares = opened("own", tokenizer), []
+    for seed in range(60):
+        prompt, _ = draw(Template("heldout", 3), 600, 0.5, seed, tokenizer, haystack)
+        text = tokenizer.decode(prompt)
+        places = [text.index("".join(fact.statement)) / text.rindex(drawn[0].question) for fact in drawn]
+        assert 0.2 < places[0] < 0.8
+        shares += places[1:]
+        for fact in drawn:
+            before, after = text.split("".join(fact.statement))
+            for other in drawn:
+                after = after.replace("".join(other.statement), "")
+            assert before == "" or before[-1] in ".?!" or after == drawn[0].question
+    counts = np.histogram(shares, bins=4, range=(0, 1))[0]
+    assert counts.min() > 12, counts
+
+
+def test_prompts_are_drawn_from_the_generator_alone():
+    """Pinned, so that they are the same in another process, and a change here is no accident: raise `Passkey.version`."""
+    found = {}
+    for name in TEMPLATES:
+        template, digest = Template(name, 3 if name in GRAMMARS else 1, 2), hashlib.blake2b(digest_size=4)
+        for hay in ("own", "grass"):
+            for side in draw(template, 700, 0.4, 7, TOKENIZERS["bytes"], opened(hay, TOKENIZERS["bytes"])):
+                digest.update(side.tobytes())
+        found[name] = digest.hexdigest()
+    assert found == PINNED
+    keys = [
+        draw(Template(), 128, 0.3, seed, TOKENIZERS["bytes"], opened("own", TOKENIZERS["bytes"]))[1]
+        for seed in range(64)
+    ]
+    assert len({key.tobytes() for key in keys}) > 60 and any(key[1] == ord("0") for key in keys)
+
+
+PINNED = {
+    "own": "2ae9a0aa", "heldout": "2624eb5b", "train": "acf87f97", "mohtashami": "8c789422", "bam": "20ac66f1"
+}  # fmt: skip
+
+
+def test_a_128_byte_prompt_keeps_40_bytes_of_hay():
+    tokenizer = TOKENIZERS["bytes"]
+    prompt, _ = draw(Template(), 128, 0.5, 0, tokenizer, opened("own", tokenizer))
+    words = len(" The pass key is 12345. Remember it. What is the pass key? The pass key is")
+    assert len(tokenizer.decode(prompt)) - words >= 40
+
+
+@pytest.mark.parametrize("name", ["own", "heldout", "mohtashami"])
+def test_a_value_is_cut_alike_where_digits_are_merged(tmp_path, name):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.ByteLevelBPETokenizer()
+    model.train_from_iterator(["is 48213. key is 482 13"] * 4, vocab_size=290, special_tokens=["<|endoftext|>"])
+    model.save_model(str(tmp_path))
+    tokenizer, sizes = load_tokenizer(f"gpt2:{tmp_path}"), set()
+    for seed in range(100):
+        prompt, answer = draw(Template(name), 700, 0.5, seed, tokenizer, opened("grass", tokenizer))
+        assert len(prompt) + len(answer) == 700
+        assert len(places_of(answer.tolist(), prompt.tolist())) == (2 if name in PUBLISHED else 1)
+        sizes.add(len(answer))
+    assert len(sizes) > 1
+
+
+# ---- the published prompts ----
+
+TASK = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+GARBAGE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+ASK = "What is the pass key? The pass key is"
+
+
+@both_tokenizers
+@pytest.mark.parametrize(("depth", "ahead"), [(0.0, 0), (0.3, 0), (0.34, 1), (0.5, 1), (0.99, 2), (1.0, 3)])
+def test_bams_prompt_to_the_letter(depth, ahead, tokenizer):
+    haystack = opened("grass", tokenizer)
+    words = f"{TASK} The pass key is 123456. Remember it. 123456 is the pass key. {ASK} 1"
+    least = len(tokenizer.encode(words)) + 3 * len(haystack.texts[0])
+    for length in (least + 2, least + len(haystack.texts[0]) - 3):  # the fourth repetition does not fit
+        prompt, answer = draw(Template("bam", given=1), length, depth, length, tokenizer, haystack)
+        rest = tokenizer.decode(answer)
+        assert len(answer) == len(rest) == 5 and rest.isdigit()
+        key = tokenizer.decode(prompt)[-1] + rest
+        assert "1" <= key[0] <= "9" and prompt[0] != tokenizer.bos_id
+        parts = [TASK, *[GARBAGE] * ahead, f"The pass key is {key}. Remember it. {key} is the pass key."]
+        parts += [*[GARBAGE] * (3 - ahead), f"{ASK} {key[0]}"]
+        assert tokenizer.decode(prompt) == " ".join(parts)
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.21, 0.5, 1.0])
+@pytest.mark.parametrize("length", [400, 401, 900])
+def test_mohtashamis_prompt_to_the_letter(length, depth):
+    """As their `generate_prompt_landmark` joins five lines, the filler cut to the letter and begun again."""
+    tokenizer, lengths = TOKENIZERS["bytes"], set()
+    for seed in range(30):
+        prompt, answer = draw(Template("mohtashami"), length, depth, seed, tokenizer, opened("grass", tokenizer))
+        key = tokenizer.decode(answer)[1:]
+        assert 1 <= int(key) <= 50000 and key == str(int(key))
+        lengths.add(len(key))
+        information = f"The pass key is {key}. Remember it. {key} is the pass key."
+        filler = length - 1 - len("\n".join([TASK, "", information, "", ASK])) - len(answer)
+        garbage, ahead = " ".join([GARBAGE] * 50), round(depth * filler)
+        lines = [TASK, garbage[:ahead], information, garbage[: filler - ahead], ASK]
+        assert tokenizer.decode(prompt) == "\n".join(lines)
+    assert lengths == {3, 4, 5}  # from 1 to 50,000 without a 0 in front
+
+
+def test_mohtashamis_prompt_in_word_pieces():
+    tokenizer = TOKENIZERS["bpe-1k"]
+    prompt, answer = draw(Template("mohtashami"), 500, 0.5, 3, tokenizer, opened("grass", tokenizer))
+    task, first, information, second, ask = tokenizer.decode(prompt).split("\n")
+    key = tokenizer.decode(answer)[1:]
+    assert (task, ask) == (TASK, ASK) and information == f"The pass key is {key}. Remember it. {key} is the pass key."
+    for part in (first, second):
+        assert part and " ".join([GARBAGE] * 20).startswith(part)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("given", [1, 2, 4])
+def test_digits_given_away_stand_at_the_end_and_five_are_left(name, given):
+    tokenizer, firsts = TOKENIZERS["bpe-1k"], set()
+    for seed in range(20):
+        prompt, answer = draw(Template(name, given=given), 600, 0.5, seed, tokenizer, opened("grass", tokenizer))
+        text, rest = tokenizer.decode(prompt), tokenizer.decode(answer)
+        key = re.search(r"The pass key is (\d+)\. Remember", text)[1]
+        assert len(key) == 5 + given and text.endswith(f"{ASK} {key[:given]}") and rest == key[given:]
+        firsts.add(key[0])
+    assert len(firsts) > 4 and "0" not in firsts
+
+
+def test_bams_key_without_a_digit_given_away_has_five():
+    tokenizer = TOKENIZERS["bytes"]
+    prompt, answer = draw(Template("bam"), 600, 0.5, 0, tokenizer, opened("grass", tokenizer))
+    assert re.fullmatch(r" [1-9]\d{4}", tokenizer.decode(answer)) and tokenizer.decode(prompt).endswith(ASK)
+
+
+# ---- haystacks ----
+
+
+@both_tokenizers
+def test_a_loop_begins_with_a_sentence_and_has_no_end(tokenizer):
+    haystack, sentences = opened("own", tokenizer), re.findall(r" [^.]+\.", OWN)
+    starts = set()
+    for seed in range(40):
+        text = tokenizer.decode(haystack.draw(300, np.random.default_rng(seed), tokenizer))
+        (first,) = [sentence for sentence in sentences if text.startswith(sentence)]
+        starts.add(first)
+        assert text in OWN * 20
+    assert starts == set(sentences)
+
+
+@both_tokenizers
+def test_a_stretch_is_of_one_document_or_of_several_in_a_row(tokenizer):
+    texts = ["First of all. ", "Then the second one. ", "And a third, longer than the others are. "]
+    haystack = open_haystack("text", tokenizer, [tokenizer.encode(text) for text in texts])
+    longest = len(haystack.texts[2])
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        assert tokenizer.decode(haystack.draw(longest, rng, tokenizer)) == texts[2]
+        short = haystack.draw(4, rng, tokenizer)
+        assert len(short) == 4 and any(places_of(short.tolist(), text.tolist()) for text in haystack.texts)
+        row = haystack.draw(60, rng, tokenizer)
+        assert len(row) == 60
+        rest = tokenizer.decode(row)
+        while rest:  # whole documents, the last one cut
+            (text,) = [text for text in texts if rest.startswith(text) or text.startswith(rest)]
+            rest = rest[len(text) :]
+        assert len(haystack.draw(0, rng, tokenizer)) == 0
+
+
+def test_fingerprints_tell_haystacks_apart():
+    tokenizer = TOKENIZERS["bytes"]
+    a, b = tokenizer.encode("One."), tokenizer.encode("Two.")
+    hays = [
+        Haystack((a,)),
+        Haystack((a,), loop=True),
+        Haystack((b,)),
+        Haystack((a, b)),
+        Haystack((np.concatenate([a, b]),)),
+    ]
+    assert len({hay.fingerprint for hay in hays}) == len(hays)
+    assert Haystack((a.copy(),)).fingerprint == hays[0].fingerprint == Haystack((a.astype(np.uint16),)).fingerprint
+
+
+# ---- errors ----
+
+
+@both_tokenizers
+@pytest.mark.parametrize(("name", "facts", "others"), CONDITIONS)
+def test_too_short_a_length_names_what_is_needed(name, facts, others, tokenizer):
+    template, haystack = Template(name, facts, others), opened("own", tokenizer)
+    with pytest.raises(
+        ValueError, match=rf"length 10 .*'{name}'.*facts={facts}, distractors={others}.*\d+ tokens"
+    ) as error:
+        draw(template, 10, 0.5, 1, tokenizer, haystack)
+    least = int(re.search(r"take (\d+) tokens", str(error.value))[1])
+    prompt, answer = draw(template, least, 0.5, 1, tokenizer, haystack)  # what the error says is enough
+    assert len(prompt) + (0 if name == "bam" else len(answer)) == least
+    with pytest.raises(ValueError, match=rf"length {least - 1} .*\b{least} tokens"):
+        draw(template, least - 1, 0.5, 1, tokenizer, haystack)
+
+
+def test_the_least_bytes_of_a_passkey_are_81():
+    with pytest.raises(ValueError, match=r"\b80\b.*\b81\b"):
+        draw(Template(), 80, 0.5, 0, TOKENIZERS["bytes"], opened("own", TOKENIZERS["bytes"]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"name": "heldot"}, "template 'heldot'.*'heldout'"),
+        ({"facts": 2}, "'own'.*facts=2.*heldout and train.*distractors"),
+        ({"name": "mohtashami", "facts": 2}, "'mohtashami' states one fact, got facts=2"),
+        ({"name": "bam", "facts": 5}, "'bam' states one fact, got facts=5"),
+        ({"name": "heldout", "facts": 0}, "facts must be at least 1, got 0"),
+        ({"distractors": -1}, "distractors must be at least 0, got -1"),
+        ({"name": "bam", "given": -1}, "given must be at least 0, got -1"),
+        ({"given": 1}, "'own' gives no digit away, got given=1.*mohtashami and bam"),
+        ({"name": "heldout", "given": 1}, "'heldout' gives no digit away"),
+    ],
+)
+def test_templates_refuse_what_they_cannot_state(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Template(**wrong)
+
+
+def test_haystacks_that_cannot_be_opened(tmp_path):
+    tokenizer = TOKENIZERS["bytes"]
+    with pytest.raises(ValueError, match=r"filler 'gras'.*'grass'.*own.*text.*file:PATH"):
+        open_haystack("gras", tokenizer)
+    with pytest.raises(FileNotFoundError, match=r"'file:.*nothing\.txt'.*no file .*nothing\.txt"):
+        open_haystack(f"file:{tmp_path}/nothing.txt", tokenizer)
+    with pytest.raises(FileNotFoundError):
+        open_haystack(f"file:{tmp_path}", tokenizer)
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ValueError, match=r"'file:.*empty\.txt' has no text"):
+        open_haystack(f"file:{tmp_path}/empty.txt", tokenizer)
+    for documents in ((), [tokenizer.encode("")]):
+        with pytest.raises(ValueError, match="'text' has no text"):
+            open_haystack("text", tokenizer, documents)

@@ -1,0 +1,257 @@
+"""Rows made of plain ones: facts that are asked for, and stretches that come again."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from modalities.text import rows
+from modalities.text.grammars import TRAIN
+from modalities.text.rows import RowMix, copies_row, facts_row
+from modalities.text.tokenizers import load_tokenizer
+
+TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}
+SENTENCES = (
+    " Ships sail on.",
+    " Who goes there?",
+    " Nothing moved, and nobody spoke!",
+    " It is so.",
+    " We waited long",
+)
+WEIGHT = 7.0
+both_tokenizers = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+
+
+def plain_row(tokenizer, length, seed=0, text_tokens=None, sentences=SENTENCES):
+    """A row of `length` + 1 tokens of two documents, the second with its BOS; the rest is padding."""
+    rng = np.random.default_rng([seed, 1])
+    text = tokenizer.encode("".join(sentences[n] for n in rng.integers(len(sentences), size=length)))
+    filled = length if text_tokens is None else text_tokens + 1
+    cut = filled // 3
+    ids = np.concatenate([text[:cut], [tokenizer.bos_id], text[cut:]])[: filled + (text_tokens is None)]
+    tokens = torch.full((length + 1,), tokenizer.pad_id, dtype=torch.int64)
+    segments = torch.full_like(tokens, -1)
+    tokens[: len(ids)] = torch.from_numpy(ids)
+    segments[: len(ids)] = torch.arange(len(ids)) >= cut
+    return {"tokens": tokens, "segments": segments}
+
+
+def text_of(row, tokenizer):
+    return tokenizer.decode(row["tokens"])  # BOS and PAD left out
+
+
+def runs_of(row, weight):
+    """(first token, token ids) of every stretch of tokens that count `weight`."""
+    found, at = [], (row["weights"] == weight).int().tolist()
+    for n, (before, here) in enumerate(zip([0, *at], at, strict=False)):
+        if here and not before:
+            end = at.index(0, n) if 0 in at[n:] else len(at)
+            found.append((n, row["tokens"][n:end].tolist()))
+    return found
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The facts of the last row."""
+    last, draw = [], rows.draw_facts
+
+    def drawing(*arguments):
+        last[:] = draw(*arguments)
+        return list(last)
+
+    monkeypatch.setattr(rows, "draw_facts", drawing)
+    return last
+
+
+# ---- facts ----
+
+
+@both_tokenizers
+@pytest.mark.parametrize("length", [96, 256])
+def test_a_row_of_facts_keeps_form_and_length(tokenizer, length):
+    for seed in range(40):
+        row = facts_row(plain_row(tokenizer, length, seed), np.random.default_rng(seed), tokenizer, WEIGHT)
+        assert row.keys() == {"tokens", "segments", "weights"}
+        assert {name: (len(t), t.dtype) for name, t in row.items()} == {
+            "tokens": (length + 1, torch.int64), "segments": (length + 1, torch.int64), "weights": (length + 1, torch.float32)
+        }  # fmt: skip
+        assert row["tokens"][0] == tokenizer.bos_id and (row["tokens"] == tokenizer.bos_id).sum() == 1
+        assert (row["segments"] == 0).all() and not (row["tokens"] == tokenizer.pad_id).any()
+        assert set(row["weights"].tolist()) <= {0.0, 1.0, WEIGHT}
+
+
+@both_tokenizers
+def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tokenizer, drawn):
+    asked, stated, in_order = [], [], 0
+    for seed in range(60):
+        row = facts_row(plain_row(tokenizer, 256, seed), np.random.default_rng(seed), tokenizer, WEIGHT)
+        text = text_of(row, tokenizer)
+        present = [fact for fact in drawn if "".join(fact.statement) in text]
+        assert present == drawn[: len(present)]  # as many as fit
+        first, answers = runs_of(row, 0.0), runs_of(row, WEIGHT)
+        values = [tokenizer.encode(fact.value).tolist() for fact in present]
+        assert all(value in [ids for _, ids in first] for value in values)
+        assert len(first) - len(present) in (0, 1)  # the number of an aside
+        for at, ids in answers:
+            before = tokenizer.decode(row["tokens"][:at])
+            (fact,) = [
+                f for f, value in zip(present, values, strict=True) if value == ids and before.endswith(f.question)
+            ]
+            assert tokenizer.decode(row["tokens"][at : at + len(ids) + 1]) == f"{fact.value}."
+            assert any(n < at and ids == stated_ids for n, stated_ids in first)
+            assert before.count("".join(fact.statement)) == 1
+        order = [values.index(ids) for _, ids in answers]
+        in_order += len(order) > 1 and order == sorted(order)
+        assert len({before for before, _ in answers}) == len(answers) <= len(present)
+        asked.append(len(answers))
+        stated.append(len(present))
+    assert in_order < sum(count > 1 for count in asked) / 2
+    assert set(stated) >= {1, 2, 3, 4} and min(stated) >= 1 and min(asked) >= 1
+    assert 10 < sum(a < s for a, s in zip(asked, stated, strict=True)) < 40  # often all of them, often some
+
+
+@both_tokenizers
+def test_around_facts_stands_the_rows_own_text(tokenizer, drawn):
+    asides = [re.escape(aside).replace(r"\|", r"\d{5}") for aside in TRAIN.asides]
+    with_aside, behind = 0, 0
+    for seed in range(60):
+        plain = plain_row(tokenizer, 256, seed)
+        row = facts_row(plain, np.random.default_rng(seed), tokenizer, WEIGHT)
+        rest = text_of(row, tokenizer)
+        places = [rest.find("".join(fact.statement)) for fact in drawn]
+        aside = re.search(f" ({'|'.join(asides)})", rest)
+        if aside:
+            with_aside, behind = with_aside + 1, behind + (aside.start() > max(places))
+        for fact in drawn:
+            rest = rest.replace("".join(fact.statement), "", 1).replace(f"{fact.question}{fact.value}.", "", 1)
+        rest, asides_found = re.subn(f" ({'|'.join(asides)})", "", rest)
+        assert asides_found <= 1 and text_of(plain, tokenizer).startswith(rest)
+    assert 8 < with_aside < 32 and behind < with_aside / 2  # anywhere among the facts
+
+
+@both_tokenizers
+def test_a_statement_stands_between_sentences(tokenizer, drawn, monkeypatch):
+    monkeypatch.setattr(rows, "MOST_FACTS", 1)
+    inside = 0
+    for seed in range(60):
+        row = facts_row(plain_row(tokenizer, 256, seed), np.random.default_rng(seed), tokenizer, WEIGHT)
+        before, _, after = text_of(row, tokenizer).partition("".join(drawn[0].statement))
+        assert before == "" or before[-1] in ".?!" or after.startswith((drawn[0].question, " "))
+        if before and before[-1] not in ".?!":  # else where the text is cut off, ahead of the questions
+            assert after.startswith(drawn[0].question) or re.match(r" [A-Z][^.]*\d{5}", after)
+        inside += before != "" and not after.startswith(drawn[0].question)
+    assert inside > 30
+
+
+@both_tokenizers
+def test_a_row_without_room_is_plain_text(tokenizer):
+    for seed in range(20):
+        plain = plain_row(tokenizer, 12, seed)
+        row = facts_row(plain, np.random.default_rng(seed), tokenizer, WEIGHT)
+        assert len(row["tokens"]) == 13 and not runs_of(row, WEIGHT)
+        assert text_of(plain, tokenizer).startswith(re.sub(r" [A-Z][^.]*\d{5}[^.]*\.", "", text_of(row, tokenizer)))
+
+
+@both_tokenizers
+@pytest.mark.parametrize("text_tokens", [0, 9])
+def test_a_row_with_little_text_is_padded(tokenizer, text_tokens, drawn):
+    for seed in range(20):
+        plain = plain_row(tokenizer, 1600, seed, text_tokens)
+        row = facts_row(plain, np.random.default_rng(seed), tokenizer, WEIGHT)
+        padding = row["tokens"] == tokenizer.pad_id
+        assert len(row["tokens"]) == 1601 and padding.any() and padding.int().diff().min() >= 0
+        assert torch.equal(row["segments"], -padding.long()) and (row["weights"][padding] == 0).all()
+        assert len(runs_of(row, WEIGHT)) >= 1
+
+
+# ---- copies ----
+
+
+def copies_in(ids, stretch, text):
+    """How often `stretch` comes again in `ids`, between stretches of `text` in its order; None where they are not that."""
+    at = copies = 0
+    done = len(stretch)
+    while at < len(ids):
+        part = ids[at : at + len(stretch)]
+        if part == stretch[: len(part)] and (len(part) > 2 or ids[at] != text[done]):
+            at, copies = at + len(part), copies + 1
+        elif ids[at] == text[done]:
+            at, done = at + 1, done + 1
+        else:
+            return None
+    return copies
+
+
+@both_tokenizers
+def test_a_stretch_comes_again_and_again(tokenizer):
+    shuffled = 0
+    for seed in range(60):
+        plain = plain_row(tokenizer, 256, seed, sentences="abcdefghijklmnopqrstuvwxyz")
+        text = [n for n in plain["tokens"].tolist() if n != tokenizer.bos_id]
+        row = copies_row(plain, np.random.default_rng(seed), tokenizer)
+        ids = row["tokens"].tolist()
+        assert row.keys() == {"tokens", "segments", "weights"} and len(ids) == 257
+        assert ids[0] == tokenizer.bos_id and (row["segments"] == 0).all()
+        first = runs_of(row, 0.0)
+        if first:  # in random order: it counts where it comes again
+            shuffled += 1
+            ((at, stretch),) = first
+            assert at == 1 and sorted(stretch) == sorted(text[: len(stretch)]) and stretch != text[: len(stretch)]
+            stretches = [stretch]
+        else:
+            stretches = [text[:n] for n in range(8, 65) if ids[1 : 1 + n] == text[:n]]
+        found = [(len(s), copies_in(ids[1 + len(s) :], s, text)) for s in stretches]
+        assert any(8 <= n <= 64 and copies is not None and copies >= 2 for n, copies in found)
+        assert (row["weights"] == 1).sum() == 257 - sum(len(stretch) for _, stretch in first)
+    assert 18 < shuffled < 42
+
+
+@both_tokenizers
+def test_copies_of_little_text_fill_the_row_and_of_none_are_the_row(tokenizer):
+    for seed in range(10):
+        row = copies_row(plain_row(tokenizer, 60, seed, 3), np.random.default_rng(seed), tokenizer)
+        ids = row["tokens"].tolist()
+        assert len(ids) == 61 and ids[1:] == (ids[1:4] * 20)
+        empty = plain_row(tokenizer, 60, seed, 0)
+        assert copies_row(empty, np.random.default_rng(seed), tokenizer) is empty
+
+
+# ---- the mix ----
+
+
+def test_rows_are_mixed_in_at_their_shares_and_others_left_alone():
+    tokenizer, mix = TOKENIZERS["bpe-1k"], RowMix(facts=0.3, copies=0.2, weight=WEIGHT)
+    counts = {"facts": 0, "copies": 0, "plain": 0}
+    for index in range(300):
+        plain = plain_row(tokenizer, 96, index)
+        row = mix(plain, [0, 2, index], tokenizer)
+        again = mix(plain, [0, 2, index], tokenizer)
+        assert all(torch.equal(row[name], again[name]) for name in row)
+        kind = "plain" if row is plain else "facts" if (row["weights"] == WEIGHT).any() else "copies"
+        counts[kind] += 1
+    assert 65 < counts["facts"] < 115 and 40 < counts["copies"] < 80, counts
+    first, other = (RowMix(facts=1.0)(plain, [seed, 2, 1], tokenizer) for seed in (0, 1))
+    assert not torch.equal(first["tokens"], other["tokens"])
+    assert RowMix()(plain, [0], tokenizer) is plain
+    assert (RowMix(copies=1.0)(plain, [0], tokenizer)["weights"] <= 1).all()
+
+
+@both_tokenizers
+def test_a_context_too_short_for_facts_names_what_is_needed(tokenizer):
+    with pytest.raises(ValueError, match=rf"context 8\b.*'{tokenizer.name}' needs at least \d+") as error:
+        RowMix(facts=0.1).check(8, tokenizer)
+    least = int(str(error.value).rsplit(" ", 1)[1])
+    assert least < 160
+    with pytest.raises(ValueError, match=rf"needs at least {least}\b"):
+        RowMix(facts=0.1).check(least - 1, tokenizer)
+    RowMix(facts=1.0).check(least, tokenizer)
+    RowMix(copies=1.0).check(8, tokenizer)
+
+
+def test_only_a_mix_that_makes_rows_is_part_of_what_decides_them():
+    assert RowMix().identity() is None and RowMix(weight=3.0).identity() is None
+    mixes = [RowMix(facts=0.1), RowMix(copies=0.1), RowMix(facts=0.1, weight=2.0)]
+    assert len({str(mix.identity()) for mix in mixes}) == 3

@@ -90,7 +90,7 @@ class Grammar:
             return pick(rng, self.wordings)
         words = [pick(rng, self.frame_words) for _ in range(int(rng.integers(1, 6)))]
         words.insert(int(rng.integers(len(words) + 1)), "{name}")
-        frame = " ".join(words) + pick(rng, ("", "", "", ":", " =", " /", " is", ","))
+        frame = " ".join(words) + pick(rng, ("", "", "", ":", " =", " is", ","))
         asked = f"{pick(rng, self.frame_words)} {pick(rng, self.frame_words)} {{name}}? " if rng.random() < 0.3 else ""
         return frame + pick(rng, (" |.", " |,", " |;", f" | {pick(rng, self.frame_words)}.")), asked + frame
 

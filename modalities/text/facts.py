@@ -82,7 +82,9 @@ class Grammar:
         return len(self.names[kind]) if kind < len(self.names) else math.inf
 
     def draw_kind(self, rng: np.random.Generator) -> int:
-        return int(rng.integers(len(self.names) + 2))
+        """A kind of name: half of them are invented."""
+        listed = len(self.names)
+        return int(rng.integers(listed)) if rng.random() < 0.5 else listed + int(rng.integers(2))
 
     def draw_wording(self, rng: np.random.Generator) -> tuple[str, str]:
         """A wording of the list, or an invented one: random words around the name, repeated by the question."""

@@ -98,8 +98,9 @@ TRAIN = Grammar(
     ),
     syllables=_words(
         """
-        ba be bo da di do ka ke ko la li lo ma mi mu na no nu ra ri ro sa si so ta to tu va vi zo bran fel gar hul jor kel mor
-        nar pel quin ros sten tor
+        ba be bi bo bu da de di do du fa fe fo fu ga ge gi go gu ja je jo ka ke ki ko ku la le li lo lu ma me mi mo mu na ne ni
+        no nu pa pe pi po pu ra re ri ro ru sa se si so su ta te ti to tu va ve vi vo za zo bran bel dan fel fin gar gren hul
+        jor kel lan mor nar nel pel pin quin ros ren stan sten tal tor tran ul ven wor
         """
     ),
     words=_words(

@@ -177,6 +177,7 @@ class Template:
         Raises:
             ValueError: where the words alone take more than `length` tokens.
         """
+        least = None
         for _ in range(TRIES):  # some words are long; a text of few tokens holds the others
             words = self._draw_words(rng)
             head = tokenizer.encode(words.head)
@@ -185,12 +186,13 @@ class Template:
             question, answer = _encode(words.question, tokenizer), tokenizer.encode(words.answer)
             statements = [_encode(statement, tokenizer) for statement in words.statements]
             taken = sum(map(len, [head, *statements, question])) + (0 if self.name == "bam" else len(answer))
+            least = taken if least is None else min(least, taken)
             if taken <= length:
                 break
         else:
             raise ValueError(
                 f"length {length} is too short for template {self.name!r} with facts={self.facts}, "
-                f"distractors={self.distractors}: its words take {taken} tokens"
+                f"distractors={self.distractors}: its words take {least} tokens"
             )
         hay, place, free = self._lay_hay(length - taken, depth, rng, tokenizer, haystack)
         places = [place, *(int(pick(rng, free)) for _ in statements[1:])]

@@ -40,7 +40,7 @@ from zoo.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "zoo"
-RATES, PRIOR_SCALES = (1e-3, 2e-3, 4e-3), (1.0, 5.0, 20.0)  # of a sweep
+RATES, PRIOR_SCALES = (2e-3, 4e-3, 8e-3), (1.0, 5.0, 20.0)  # of a sweep
 WEIGHTS = ROOT / "zoo" / "weights"
 
 app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -353,6 +353,14 @@ def sweep(
             rows.append(row | {"heldout_loss": round(loss(method, point), 5), "best": int(point == chosen)})
     write_table(kind.measured / "sweep.csv", rows)
     console.print(f"written: {kind.measured / 'sweep.csv'}", soft_wrap=True)
+
+
+def _fresh(name: str) -> Any:
+    """The model that a recipe trains, with fresh weights."""
+    from recipes.registry import find_recipe
+
+    recipe = find_recipe(name)
+    return find_modality(recipe.modality).build(recipe.model.name, recipe.model.options, recipe.data)
 
 
 @app.command()

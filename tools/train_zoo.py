@@ -343,9 +343,8 @@ def sweep(
     middle = find_recipe(kind.recipe(kind.methods[0])).optim.prior_lr_scale
     run_all({method: [(lr, middle) for lr in RATES] for method in kind.methods})
     best = {method: min(grid[method], key=lambda point: loss(method, point)) for method in kind.methods}
-    run_all(
-        {method: [(best[method][0], scale) for scale in PRIOR_SCALES if scale != middle] for method in kind.methods}
-    )
+    tuned = [method for method in kind.methods if _fresh(kind.recipe(method)).prior_parameters()]
+    run_all({method: [(best[method][0], scale) for scale in PRIOR_SCALES if scale != middle] for method in tuned})
     for method in kind.methods:
         chosen = min(grid[method], key=lambda point: loss(method, point))
         for point in sorted(grid[method]):

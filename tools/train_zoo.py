@@ -271,7 +271,7 @@ def train_all(queue: list[Run], jobs: int) -> None:
         command = [sys.executable, str(ROOT / "recipes/train.py"), run.recipe, "--run-dir", str(run.folder)]
         command += ["--resume", "auto", *(word for setting in run.settings for word in ("--set", setting))]
         run.folder.parent.mkdir(parents=True, exist_ok=True)
-        with run.folder.with_suffix(".log").open("a") as log:
+        with run.folder.with_name(f"{run.folder.name}.log").open("a") as log:
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             return subprocess.run(command, env=environment, stdout=log, stderr=log).returncode
 

@@ -7,32 +7,36 @@ from tools import demo, train_zoo
 from zoo import list_models
 
 
-def passkey(method: str, score: float) -> ModelResult:
-    rows = [{"length": n, "teacher_forced": s, "free_generation": s} for n, s in ((128, 1.0), (4096, score))]
-    return ModelResult(f"text_{method}_tiny.passkey", 128, rows, method=method)
+def result(label: str, method: str, **ends: tuple[float, float]) -> ModelResult:
+    rows = [{"length": n} | {name: end[k] for name, end in ends.items()} for k, n in enumerate((256, 4096))]
+    return ModelResult(label, 256, rows, method=method)
 
 
-def test_the_demo_says_in_a_sentence_what_was_measured() -> None:
-    others = (passkey("rope_ssmax", 0.0), passkey("alibi", 0.25))
-    mine = ModelResult(demo.RECIPE, 128, passkey("ggd_ssmax", 0.95).rows, method="ggd_ssmax")
-    first = demo.summary([*others, mine]).splitlines()[0]
-    assert "95% of trials at 4,096 tokens, 32 times" in first
-    assert "0.00 for rope_ssmax and 0.25 for alibi" in first
+def test_the_demo_says_what_was_measured() -> None:
+    mine = result(f"{demo.RECIPE} (demo)", "ggd_goat", bits_per_byte=(2.512, 2.488))
+    shipped = [
+        result(name, method, free_generation=(1.0, found))
+        for name, method, found in zip(
+            demo.SHIPPED, ("ggd_ssmax", "rope_ssmax", "alibi"), (0.95, 0.0, 0.25), strict=True
+        )
+    ]
+    other = result(demo.SHIPPED[0], "ggd_ssmax", bits_per_byte=(9.0, 9.0))
+    own, theirs, _ = demo.summary([other, mine], shipped).splitlines()
+    assert "ggd_goat" in own and "2.51 bits per byte in windows of 256" in own and "2.49 in windows of 4,096" in own
+    assert "4,096 tokens" in theirs and "ggd_ssmax 95%, rope_ssmax 0%, alibi 25%" in theirs
 
 
 def test_the_demo_compares_with_weights_that_ship() -> None:
-    assert set(demo.BASELINES) <= set(list_models(pretrained=True))
-    assert {name.partition(".")[2] for name in demo.BASELINES} == {train_zoo.FAMILIES["text"].tag}
+    assert set(demo.SHIPPED) <= set(list_models(pretrained=True))
 
 
 def test_cards_come_from_the_measured_files(monkeypatch) -> None:
-    text, label = train_zoo.FAMILIES["text"], passkey("ggd", 0.5).label
-    bits = [{"length": n, "nll": 1.25, "bits_per_byte": 1.8} for n in (128, 4096)]
-    stored = {"passkey": [passkey("ggd", 0.5)], "perplexity": [ModelResult(label, 128, bits, method="ggd")]}
+    text = train_zoo.FAMILIES["text"]
+    label = text.weights("ggd")
+    columns = {name: {column: (1.0, 0.5) for column in columns} for name, columns in text.evaluators.items()}
+    stored = {name: [result(label, "ggd", **values)] for name, values in columns.items()}
     monkeypatch.setattr(train_zoo, "load_results", lambda evaluator, out: stored[evaluator.name])
     table = train_zoo.measured_tables(text)[label]
-    expected = {"length": 4096, "teacher_forced": 0.5, "free_generation": 0.5, "nll": 1.25, "bits_per_byte": 1.8}
-    assert table[1] == expected
+    assert table[1] == {"length": 4096} | {column: 0.5 for values in columns.values() for column in values}
     card = train_zoo.card(text, label, {"seed": 0, "measured": table})
-    assert card.startswith(f"# {label}\n") and "| 4096 | 0.5 | 0.5 | 1.25 | 1.8 |" in card
-    assert "- **seed**: 0" in card
+    assert card.startswith(f"# {label}\n") and "| 4096 | 0.5 |" in card and "- **seed**: 0" in card

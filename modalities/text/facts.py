@@ -127,7 +127,7 @@ def draw_facts(
     Raises:
         ValueError: for more facts than the grammar has subjects.
     """
-    alike = bool(rng.random() < 0.6) if alike is None else alike
+    alike = bool(rng.random() < 0.75) if alike is None else alike
     by_noun = bool(rng.random() < 0.3) and count <= len(grammar.nouns) // 2  # one name that has several nouns
     draw_value = VALUES[value or pick(rng, ("digits", "number", "number", "letters", "word"))]
     facts: list[Fact] = []

@@ -50,7 +50,7 @@ def tiny(method: str) -> Recipe:
             copies_fraction=0.25,
         ),
         optim=Optim("adamw", lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1, prior_lr_scale=5.0, warmup=100, floor=0.1),
-        train=Train(steps=5000, batch=8, save_every=500),
+        train=Train(steps=6000, batch=8, save_every=500),
         evaluate=Evaluate(every=500, samples=256),
     )
 

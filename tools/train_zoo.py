@@ -309,7 +309,7 @@ def train(
 @app.command()
 def sweep(
     family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
-    steps: Annotated[int, typer.Option(help="of each run; the schedule ends there")] = 600,
+    steps: Annotated[int, typer.Option(help="of each run; the schedule ends there")] = 400,
     jobs: Jobs = 2,
 ) -> None:
     """Learning rates of each method: of the weights, then at the best of these of the priors' parameters.

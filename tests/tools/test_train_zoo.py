@@ -48,7 +48,7 @@ def test_a_sweep_takes_the_best_rate_of_the_weights_and_then_of_the_priors(monke
             lr, scale = float(values["optim.lr"]), float(values["optim.prior_lr_scale"])
             asked.append((run.recipe, lr, scale))
             (run.folder / "model").mkdir(parents=True)
-            record = {"step": 600, "heldout_loss": abs(lr - 4e-3) * 100 + abs(scale - 20) / 100}
+            record = {"step": 400, "heldout_loss": abs(lr - 4e-3) * 100 + abs(scale - 20) / 100}
             (run.folder / "metrics.jsonl").write_text(
                 json.dumps({"step": 1, "loss": 9.0}) + "\n" + json.dumps(record) + "\n"
             )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -73,6 +74,7 @@ class Family:
         calls: of `recipes/evaluate.py`, in which they are measured.
         describe: a card's entries out of the resolved recipe.
         explain: what the card's columns mean.
+        summary: (title, evaluator, column, place on the axis) of the columns of summary.md.
         variants: name → method and `--set` settings, of models that are compared and not published.
     """
 
@@ -89,6 +91,7 @@ class Family:
     seeds: tuple[int, ...] = (0,)
     recipe_size: str = "tiny"
     variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    summary: tuple[tuple[str, str, str, int], ...] = ()
 
     @property
     def measured(self) -> Path:
@@ -184,6 +187,12 @@ FAMILIES = {
         "wordings, names and nouns that training never had. niah: the passkey sentence in held-out text. nll: nats per "
         "token on unseen speeches.",
         seeds=(0, 1, 2),
+        summary=(
+            *((f"bits/byte {n // 256}×", "perplexity", "bits_per_byte", n) for n in (256, 2048, 16384)),
+            *((f"one fact {n // 256}×", "passkey", "free_generation (facts=1)", n) for n in (256, 1024, 4096)),
+            *((f"one of five {n // 256}×", "passkey", "free_generation (facts=5)", n) for n in (256, 1024, 4096)),
+            *((f"needle {n // 256}×", "niah", "free_generation", n) for n in (256, 4096)),
+        ),
         variants={
             "ggd+spectral": ("ggd+spectral",),
             "ggd+key_bias": ("ggd+key_bias",),  # also rank 0
@@ -459,6 +468,8 @@ def draw(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> No
                 evaluators[name] = known[name](stored_settings(known[name], folder))
                 draw_results(evaluators[name], stored[name], folder)
         write_overview(evaluators, stored, folder)
+    if kind.summary:
+        (kind.measured / "summary.md").write_text(summary(kind))
     console.print(f"drawn in {kind.measured}", soft_wrap=True)
     manifest = json.loads((WEIGHTS / "manifest.json").read_text())
     for name, table in measured_tables(kind).items():
@@ -481,6 +492,31 @@ def _in_order(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
         for r in results
     ]
     return sorted(grouped, key=lambda r: order.index(r.label) if r.label in order else len(order))
+
+
+def summary(kind: Family) -> str:
+    """A Markdown table of all methods: mean ± standard deviation over seeds, and what attention's heads are left for content."""
+    known = find_modality(kind.modality).evaluators
+    found: dict[str, dict[str, list[ModelResult]]] = {}
+    for name in {evaluator for _, evaluator, _, _ in kind.summary}:
+        for result in load_results(known[name], kind.measured):
+            found.setdefault(name, {}).setdefault(result.method, []).append(result)
+    titles = ["method", "content columns", *(title for title, *_ in kind.summary)]
+    lines = ["| " + " | ".join(titles) + " |", "|---|" + "---:|" * (len(titles) - 1)]
+    for method in kind.methods:
+        attention = _fresh(kind.recipe(method)).layers[0].attention
+        cells = [f"`{method}`", f"{attention.content_dim} of {attention.head_dim}"]
+        for _, evaluator, column, place in kind.summary:
+            values = [
+                row[column]
+                for result in found[evaluator].get(method, [])
+                for row in result.rows
+                if row[kind.axis] == place and column in row
+            ]
+            spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.fmean(values):.3f}{spread}" if values else "–")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def measured_tables(kind: Family) -> dict[str, list[dict[str, float]]]:

@@ -69,3 +69,23 @@ def test_a_sweep_takes_the_best_rate_of_the_weights_and_then_of_the_priors(monke
     asked.clear()
     train_zoo.sweep("text")
     assert not asked  # finished runs are kept
+
+
+def test_the_summary_has_a_row_a_method_with_the_spread_of_its_seeds(monkeypatch):
+    from modalities.evaluation import ModelResult
+
+    kind = train_zoo.FAMILIES["text"]
+    columns = {column for _, _, column, _ in kind.summary}
+
+    def load_results(evaluator, out):
+        places = {place for _, name, _, place in kind.summary if name == evaluator.name}
+        rows = [{"length": place} | dict.fromkeys(columns, 0.5) for place in places]
+        further = [row | dict.fromkeys(columns, 0.7) for row in rows]
+        return [ModelResult("a", 256, rows, method="ggd"), ModelResult("b", 256, further, method="ggd")]
+
+    monkeypatch.setattr(train_zoo, "load_results", load_results)
+    head, _, *lines = train_zoo.summary(kind).splitlines()
+    assert len(lines) == len(kind.methods) and head.count("|") == lines[0].count("|")
+    by_method = {line.split("`")[1]: line for line in lines}
+    assert "0.600 ± 0.141" in by_method["ggd"] and "32 of 32" in by_method["ggd"]
+    assert "–" in by_method["goat"] and "23 of 32" in by_method["goat"]

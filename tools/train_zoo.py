@@ -495,7 +495,7 @@ def _in_order(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
 
 
 def summary(kind: Family) -> str:
-    """A Markdown table of all methods: mean ± standard deviation over seeds, and what attention's heads are left for content."""
+    """A Markdown table of all methods: mean ± standard deviation over seeds, and a head's columns for content."""
     known = find_modality(kind.modality).evaluators
     found: dict[str, dict[str, list[ModelResult]]] = {}
     for name in {evaluator for _, evaluator, _, _ in kind.summary}:

@@ -3,7 +3,7 @@
     " The door code of Anna is 48213."      " What is the door code of Anna? The door code of Anna is" → " 48213"
 
 A fact is a subject and a random value. The facts of a document are stated in one wording, so that their subjects alone tell
-them apart, or each in its own. Two thirds of the wordings of training are invented on the spot out of random words.
+them apart, or each in its own. Three quarters of the wordings of training are invented on the spot out of random words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Fact", "Grammar", "Sentence", "draw_digits", "draw_facts", "pick", "
 
 T = TypeVar("T")
 Sentence = tuple[str, ...]  # pieces that are tokenised one by one: a value is cut alike wherever it stands
-INVENTED = 2 / 3  # of the wordings of training
+INVENTED = 3 / 4  # of the wordings of training
 TRIES = 50  # draws of a subject that is not taken yet
 
 
@@ -72,8 +72,12 @@ class Grammar:
         if kind < len(self.names):
             return pick(rng, self.names[kind])
         if kind == len(self.names):
-            return "".join(pick(rng, self.syllables) for _ in range(int(rng.integers(2, 4)))).capitalize()
+            return self.invent(rng, 2, 3).capitalize() + (f" {self.invent(rng, 1, 3)}" if rng.random() < 0.3 else "")
         return f"{draw_letters(rng, int(rng.integers(1, 4)))}-{rng.integers(1, 1000)}"
+
+    def invent(self, rng: np.random.Generator, least: int, most: int) -> str:
+        """A word of so many syllables."""
+        return "".join(pick(rng, self.syllables) for _ in range(int(rng.integers(least, most + 1))))
 
     def subjects(self, wording: tuple[str, str], kind: int) -> float:
         """How many subjects of a kind a wording tells apart; inf where names are invented."""
@@ -90,7 +94,10 @@ class Grammar:
         """A wording of the list, or an invented one: random words around the name, repeated by the question."""
         if not self.frame_words or rng.random() > INVENTED:
             return pick(rng, self.wordings)
-        words = [pick(rng, self.frame_words) for _ in range(int(rng.integers(1, 6)))]
+        words = [
+            pick(rng, self.frame_words) if rng.random() < 0.7 else self.invent(rng, 2, 4)
+            for _ in range(int(rng.integers(1, 7)))
+        ]
         words.insert(int(rng.integers(len(words) + 1)), "{name}")
         frame = " ".join(words) + pick(rng, ("", "", "", ":", " =", " is", ","))
         asked = f"{pick(rng, self.frame_words)} {pick(rng, self.frame_words)} {{name}}? " if rng.random() < 0.3 else ""

@@ -34,8 +34,8 @@ def tiny(method: str) -> Recipe:
 
     deepspeed --num_gpus 1 recipes/train.py text.<method>_tiny
 
-    Most rows state facts and ask for them, in words that no evaluation has (`modalities.text.grammars`), or hold a stretch of
-    text that comes again. Hardware: one CPU core for half an hour.
+    Most rows state facts and ask for them, in none of the words of `--template heldout` (`modalities.text.grammars`), or hold a
+    stretch of text that comes again. Hardware: one CPU core for half an hour.
     """
     return Recipe(
         name=f"text.{method}_tiny",

@@ -124,7 +124,7 @@ def describe_text(recipe: dict[str, Any]) -> dict[str, Any]:
     }[data["source"]]
     if data["facts_fraction"]:
         described += (
-            f"; {data['facts_fraction']:.0%} of the rows state facts and ask for them, in words that no test has, their "
+            f"; {data['facts_fraction']:.0%} of the rows state facts and ask for them, in many wordings, their "
             f"answers counting {data['facts_weight']:g} times in the loss; in {data['copies_fraction']:.0%} a stretch of text "
             "comes again"
         )
@@ -341,7 +341,7 @@ def sweep(
         queue = []
         for method, wanted in points.items():
             for lr, scale in wanted:
-                folder = RUNS / f"sweep_{family}" / f"{method}-lr{lr:g}-prior{scale:g}"
+                folder = RUNS / f"sweep_{family}_{steps}" / f"{method}-lr{lr:g}-prior{scale:g}"
                 grid[method][lr, scale] = folder
                 rates = (f"optim.lr={lr}", f"optim.prior_lr_scale={scale}")
                 short = (f"train.steps={steps}", "train.save_every=0", f"evaluate.every={steps}")

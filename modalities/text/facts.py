@@ -12,10 +12,12 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 
+from modalities.heldout import fingerprint_of
 from modalities.text.tokenizers import Tokenizer
 
 __all__ = ["Fact", "Grammar", "Sentence", "draw_digits", "draw_facts", "pick", "sentence_ends"]
@@ -52,6 +54,7 @@ class Grammar:
         names: lists of names, of a kind each.  nouns: what has a value.
         openings, endings: said before or behind a statement.  asks: said before a question.
         asides: sentences with a number of no interest at "|".
+        code: the shape of names that are made of letters and a number.
         syllables: of invented names.  words: values that are words.
         frame_words: of invented wordings; none where empty.
     """
@@ -63,6 +66,7 @@ class Grammar:
     endings: tuple[str, ...]
     asks: tuple[str, ...]
     asides: tuple[str, ...]
+    code: str
     syllables: tuple[str, ...]
     words: tuple[str, ...]
     frame_words: tuple[str, ...] = ()
@@ -73,7 +77,13 @@ class Grammar:
             return pick(rng, self.names[kind])
         if kind == len(self.names):
             return self.invent(rng, 2, 3).capitalize() + (f" {self.invent(rng, 1, 3)}" if rng.random() < 0.3 else "")
-        return f"{draw_letters(rng, int(rng.integers(1, 4)))}-{rng.integers(1, 1000)}"
+        return self.code.format(letters=draw_letters(rng, int(rng.integers(1, 4))), number=rng.integers(1, 1000))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits that change with the words and with how facts are drawn from them."""
+        drawn = (repr(draw_facts(np.random.default_rng(seed), self, 3)).encode() for seed in range(64))
+        return fingerprint_of(drawn)
 
     def invent(self, rng: np.random.Generator, least: int, most: int) -> str:
         """A word of so many syllables."""

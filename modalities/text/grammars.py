@@ -20,6 +20,7 @@ def _pairs(first: str, second: str) -> tuple[str, ...]:
 
 
 TRAIN = Grammar(
+    code="{letters}-{number}",
     wordings=(
         ("the {noun} of {name} is |.", "What is the {noun} of {name}? The {noun} of {name} is"),
         ("the {name} {noun} is |.", "What is the {name} {noun}? The {name} {noun} is"),
@@ -72,7 +73,7 @@ TRAIN = Grammar(
     ),
     nouns=_phrases(
         """
-        key; code; number; door code; account; room; ticket; address; price; order; phone number; card; file; seat; locker;
+        code; number; door code; account; room; ticket; address; price; order; phone number; card; file; seat; locker;
         box number; page; label; mark; safe; batch; size; index; street number; token; parcel
         """
     ),
@@ -83,7 +84,7 @@ TRAIN = Grammar(
     ),
     endings=_phrases(
         """
-        Remember it.; Do not forget it.; This is important.; Write it down.; That is all.
+        Keep it safe.; Do not forget it.; This is important.; Write it down.; That is all.
         """
     ),
     asks=_phrases(
@@ -126,6 +127,7 @@ TRAIN = Grammar(
 )
 
 HELDOUT = Grammar(
+    code="{number}{letters}",
     wordings=(
         (
             "the secret {noun} that {name} keeps is |.",

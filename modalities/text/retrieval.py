@@ -143,7 +143,7 @@ class Retrieval(TextEvaluator):
             "depths": self.depths,
             "template": [template.name, template.given],
             "hay": self.haystack(model).fingerprint,
-        }
+        } | ({"grammar": template.grammar.fingerprint} if template.grammar else {})
 
     def points(self, model: Decoder) -> tuple[int, ...]:
         return self.settings.resolved_lengths(self.trained_at(model))

@@ -45,7 +45,9 @@ class RowMix:
 
     def identity(self) -> dict[str, Any] | None:
         """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
-        return asdict(self) if self.facts or self.copies else None
+        if not self.facts and not self.copies:
+            return None
+        return asdict(self) | ({"grammar": TRAIN.fingerprint} if self.facts else {})
 
     def check(self, context: int, tokenizer: Tokenizer) -> None:
         """ValueError for a context in which facts with their question do not fit."""

@@ -29,6 +29,8 @@ from zoo.prior_plot import save_figure
 
 # Okabe and Ito's colours, then Tol's muted scheme.
 STYLES: dict[str, tuple[str, str]] = {
+    "ggd_goat": ("#000000", "o"),
+    "ggd_goat_ssmax": ("#555555", "o"),
     "ggd_ssmax": ("#0072B2", "o"),
     "ggd": ("#56B4E9", "s"),
     "goat_ssmax": ("#D55E00", "D"),

@@ -88,18 +88,28 @@ class ModelResult:
 
 
 def unconverged(results: Sequence[ModelResult], score: Score, axis: str) -> list[ModelResult]:
-    """The results whose score at the place of training is worse than the best by more than `score.within`."""
-    at: dict[int, float] = {}
-    for n, result in enumerate(results if score.within is not None else ()):
-        for row in result.rows:
-            if row[axis] == result.trained_at and isinstance(row.get(score.column), float):
-                at[n] = row[score.column]
-    finite = [value for value in at.values() if math.isfinite(value)]
-    if score.within is None or not finite:
+    """The results whose score at the place of training is worse than the best there by more than `score.within`.
+
+    Those trained at one place are compared with each other; one that was not measured at its own is not judged.
+    """
+    if score.within is None:
         return []
-    if score.unit_interval:
-        return [results[n] for n, value in at.items() if not value >= max(finite) - score.within]
-    return [results[n] for n, value in at.items() if not value <= min(finite) * (1 + score.within)]
+    late = []
+    for place in {result.trained_at for result in results}:
+        at = {
+            n: row[score.column]
+            for n, result in enumerate(results)
+            for row in result.rows
+            if result.trained_at == place == row[axis] and isinstance(row.get(score.column), float)
+        }
+        finite = [value for value in at.values() if math.isfinite(value)]
+        if not finite:
+            continue
+        if score.unit_interval:
+            late += [n for n, value in at.items() if not value >= max(finite) - score.within]
+        else:
+            late += [n for n, value in at.items() if not value <= min(finite) * (1 + score.within)]
+    return [results[n] for n in sorted(late)]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ from recipes.commands import CommandError, call
 from recipes.console import facts_table
 from recipes.targets import Target, find_targets
 from zoo import list_models
+from zoo.cli import Import
+from zoo.outside import import_named
 
 
 def generate_command(
@@ -42,9 +44,11 @@ def generate_command(
     top_p: Annotated[float | None, typer.Option(help="among the likeliest that reach this probability")] = 0.95,
     seed: Annotated[int, typer.Option(help="of the sampling")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
+    import_: Import = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and write nothing")] = False,
 ) -> int:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    import_named(import_)
     target = find_writer(name, device)
     if prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,8 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
             if not matches:
                 raise CommandError(f"no model with weights matches {name!r}; there are: {_listing()}")
         for match in matches:
+            if os.path.isdir(match):
+                match = os.path.normpath(match)
             if match not in found:
                 found[match] = _load(match, overrides, device, dtype)
     modalities = {target.modality for target in found.values()} | {modality.name for modality, _ in baselines.values()}
@@ -200,6 +203,10 @@ def override(model: Any, overrides: dict[str, Any]) -> Any:
         if key not in known:
             raise CommandError(f"--set {key}: the model's configuration has no such field; {nearest(key, known)}")
         before = getattr(config, key)
+        if given := sorted({"values", "file", "kind"} & _keys(value)):
+            raise CommandError(
+                f"--set {key}: {given[0]} are numbers that the weights hold; they cannot be changed here"
+            )
         changes[key] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
     changed = type(model)(replace(config, **changes))
     parameters = dict(model.named_parameters())
@@ -209,6 +216,11 @@ def override(model: Any, overrides: dict[str, Any]) -> Any:
         for name, parameter in changed.named_parameters():
             parameter.copy_(parameters[name])
     return changed
+
+
+def _keys(value: Any) -> set[str]:
+    """The keys of a dictionary and of those in it."""
+    return set(value) | set().union(*map(_keys, value.values())) if isinstance(value, dict) else set()
 
 
 def parse_overrides(settings: list[str]) -> dict[str, Any]:

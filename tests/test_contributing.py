@@ -79,7 +79,7 @@ def test_a_prior_from_outside(project: Path) -> None:
     path = write(project, source)
     run(project, "-m", "ruff", "check", path)
     train, evaluate, plot = (shlex.split(line)[1:] for line in commands.splitlines())
-    few = ("train.steps=2", "train.batch=2", "evaluate.every=0", "data.passkey_fraction=0")
+    few = ("train.steps=2", "train.batch=2", "evaluate.every=0", "data.facts_fraction=0", "data.copies_fraction=0")
     run(project, *train, *(word for setting in few for word in ("--set", setting)))
     run(project, *evaluate, "--lengths", "128", "--samples", "1")
     run(project, *plot)

@@ -37,6 +37,15 @@ def test_a_model_that_was_not_measured_where_it_was_trained_is_not_judged():
     assert unconverged(results, BITS, "length") == []
 
 
+def test_models_are_compared_where_they_were_trained_and_not_across():
+    results = [
+        model("a", at=128, bits=(2.0, 1.0)),
+        model("b", at=512, bits=(9.0, 1.8)),
+        model("c", at=512, bits=(9.0, 2.0)),
+    ]
+    assert [result.label for result in unconverged(results, BITS, "length")] == ["c"]
+
+
 def test_a_curve_ends_where_training_did_not_converge():
     _, (axis,) = panels(1, 1, width=4, height=3)
     curves(axis, [model("a", bits=(2.0, 2.0)), model("b", bits=(3.0, 3.0))], BITS, LENGTH)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -381,9 +382,12 @@ def variants(
     jobs: Jobs = 2,
     precision: Precision = "",
 ) -> None:
-    """Train the family's variants and measure them beside the published models, in a folder `variants` of their own."""
+    """Train the family's variants and measure them as the published models are, in a folder `variants` of their own."""
     kind = _family(family)
     chosen = names.split(",") if names else list(kind.variants)
+    if unknown := [name for name in chosen if name not in kind.variants] or not chosen:
+        known = ", ".join(kind.variants) or "none of this family"
+        raise typer.BadParameter(f"variants {unknown if chosen else family!r}: expected some of {known}")
     folders = {name: RUNS / f"{kind.run_prefix}variant_{name}" for name in chosen}
     same, found = precision_setting(precision), kind.variants
     train_all([Run(kind.recipe(found[name][0]), folders[name], found[name][1:] + same) for name in chosen], jobs)
@@ -536,7 +540,7 @@ def measured_tables(kind: Family) -> dict[str, list[dict[str, float]]]:
                 continue  # another seed, or a baseline
             rows = tables.setdefault(result.label, {})
             for row in result.rows:
-                kept = {column: round(row[column], 4) for column in columns}
+                kept = {column: round(row[column], 4) for column in columns if column in row}
                 rows.setdefault(row[kind.axis], {kind.axis: row[kind.axis]}).update(kept)
     return {name: list(rows.values()) for name, rows in tables.items()}
 
@@ -544,12 +548,16 @@ def measured_tables(kind: Family) -> dict[str, list[dict[str, float]]]:
 def card(kind: Family, name: str, entry: dict[str, Any]) -> str:
     """A model card in Markdown."""
     facts = {key: value for key, value in entry.items() if key not in ("measured", "file", "bytes")}
-    columns = list(entry["measured"][0])
+    columns = list(dict.fromkeys(column for row in entry["measured"] for column in row))
     lines = [f"# {name}", "", *(f"- **{key}**: {value}" for key, value in facts.items()), "", "## Measured", ""]
     lines += ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
-    lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in entry["measured"]]
-    how = f"`python recipes/evaluate.py {name} {','.join(kind.evaluators)}`"
-    return "\n".join([*lines, "", f"{kind.explain} How: {how}.", ""])
+    lines += ["| " + " | ".join(str(row.get(column, "–")) for column in columns) + " |" for row in entry["measured"]]
+    commands = [
+        shlex.join(["python", "recipes/evaluate.py", name, each.evaluators, *each.options])
+        for each in kind.calls
+        if not each.part and set(each.evaluators.split(",")) & kind.evaluators.keys()
+    ]
+    return "\n".join([*lines, "", kind.explain, "", "```bash", *commands, "```", ""])
 
 
 def _family(name: str) -> Family:

@@ -249,8 +249,14 @@ def pinned_context(name: str, train_context: int) -> dict[str, Any]:
     """Options with which a method of a line is as it was trained at `train_context` in a model of a longer one.
 
     A key bias, for one, divides positions by it.
+
+    Raises:
+        ValueError: for a method that ends at its training context, or whose window is a model's context.
     """
     parts = _parts(name, line_methods(), {})
+    for part, method in parts.items():
+        if method.windowed or part == "learned":
+            raise ValueError(f"{part!r} is made for one training context and cannot be extended")
     own = {
         part: {"train_context": train_context}
         for part, method in parts.items()
@@ -321,7 +327,7 @@ def _create(
         takes = inspect.signature(method.make).parameters
         defaults = {key: value for key, value in SUM_OPTIONS.get(part, {}).items() if key in takes}
         taken = sum(p.num_lanes for p in made_parts.values() if isinstance(p, Prior)) if lanes == "inside" else 0
-        own = given | {"head_dim": (given["head_dim"] - taken) // turned * turned}
+        own = given | ({"head_dim": (given["head_dim"] - taken) // turned * turned} if method.part == "rotary" else {})
         made_parts[part] = _make(f"part {part!r} of {name!r}", method, own, defaults | dict(options.get(part, {})))
     priors = {part: made for part, made in made_parts.items() if isinstance(made, Prior)}
     prior = Compose(**priors) if priors else create_prior("uniform", num_heads=given["num_heads"])

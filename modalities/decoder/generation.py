@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,6 @@ def generate(
     return rows
 
 
-@torch.no_grad()
 def stream(
     model: Decoder,
     prompts: Tensor | Sequence[Sequence[int] | np.ndarray],
@@ -80,12 +80,26 @@ def stream(
     cache: str = "dense",
 ) -> Iterator[Tensor]:
     """Yields (B,) int64, the next token of every row, as soon as it is known. Arguments as in `generate`."""
-    if max_new_tokens < 1 or temperature < 0 or (top_k is not None and top_k < 1):
+    if max_new_tokens < 1 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
         raise ValueError(
             f"need max_new_tokens >= 1, temperature >= 0, top_k >= 1; got {max_new_tokens}, {temperature}, {top_k}"
         )
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p is a probability in (0, 1], got {top_p}")
+    return _stream(model, prompts, max_new_tokens, temperature, top_k, top_p, seed, cache)
+
+
+@torch.no_grad()
+def _stream(
+    model: Decoder,
+    prompts: Tensor | Sequence[Sequence[int] | np.ndarray],
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int | None,
+    cache: str,
+) -> Iterator[Tensor]:
     device = model.embedding.weight.device
     tokens, segments = _left_pad(prompts, device)
     generator = torch.Generator(device).manual_seed(seed) if seed is not None else None
@@ -118,11 +132,18 @@ def stream_text(
         max_new_tokens, eos_id: as in `generate`.
         sampling: temperature, top_k, top_p, seed and cache, as in `stream`.
     """
+    tokens = stream(model, [prompt], max_new_tokens=max_new_tokens, **sampling)
+    return _whole_characters(tokens, decode, eos_id)
+
+
+def _whole_characters(
+    tokens: Iterator[Tensor], decode: Callable[[list[int]], str], eos_id: int | None
+) -> Iterator[str]:
     # Ids since the text was last whole, behind those of the piece before: some decoders treat the first token differently.
     before: list[int] = []
     since: list[int] = []
     written = ""
-    for token in stream(model, [prompt], max_new_tokens=max_new_tokens, **sampling):
+    for token in tokens:
         if (number := int(token)) == eos_id:
             break
         since.append(number)

@@ -94,7 +94,7 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
 
     ``teacher_forced``: every answer token is the likeliest one given the *true* tokens before it.
     ``free_generation``: greedy decoding of A tokens gives the answer exactly.
-    ``digits``: share of answer tokens that are the likeliest under teacher forcing; ``nll``: mean nats per token.
+    ``tokens_right``: share of answer tokens that are the likeliest under teacher forcing; ``nll``: mean nats per token.
 
     For greedy decoding and exact match the first two are the same event (the first wrong token spoils both); they
     are computed on separate paths, so a difference is a fault of the cache or a tie, and worth a look.
@@ -106,7 +106,7 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
     hits = forced.argmax(-1) == answer_ids
     nll = forced.logsumexp(-1) - forced.gather(-1, answer_ids[..., None]).squeeze(-1)
     free = (written == answer_ids).all(1)
-    scores = {"teacher_forced": hits.all(1), "free_generation": free, "digits": hits.double().mean(1)}
+    scores = {"teacher_forced": hits.all(1), "free_generation": free, "tokens_right": hits.double().mean(1)}
     return {name: value.double().cpu() for name, value in (scores | {"nll": nll.mean(1)}).items()}
 
 

@@ -159,7 +159,7 @@ class Template:
             )
         if self.given and self.name not in PUBLISHED:
             raise ValueError(
-                f"template {self.name!r} gives no digit away, got given={self.given}: mohtashami and bam do"
+                f"template {self.name!r} gives no digit away, got prefix_digits={self.given}: mohtashami and bam do"
             )
 
     @property

@@ -112,6 +112,10 @@ class Retrieval(TextEvaluator):
         self.templates = [Template(name, *condition, prefix) for condition in self.conditions]
         by_template = "grass" if name in PUBLISHED else "own" if name == "own" else "text"
         self.filler = given.filler or self.default_filler or by_template
+        if given.source and self.filler != "text":
+            raise ValueError(
+                f"source {given.source!r} is of held-out text, the filler is {self.filler!r}; add filler text"
+            )
         if len(self.conditions) > 1:
             label, conditions = self.overview.label, self.conditions.values()
             drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True, within=0.2) for c in conditions)
@@ -203,7 +207,7 @@ class Retrieval(TextEvaluator):
                 mine = [c for c in cells.values() if (c["length"], self._condition(c)) == (length, condition)]
                 mine.sort(key=lambda c: c["depth"])
                 samples = row["samples"] = sum(c["samples"] for c in mine)
-                for score in ("teacher_forced", "free_generation", "digits", "nll"):
+                for score in ("teacher_forced", "free_generation", "tokens_right", "nll"):
                     row[score + condition] = sum(c[score] * c["samples"] for c in mine) / samples
                 found = row["free_generation" + condition]
                 row["free_generation_standard_error" + condition] = math.sqrt(found * (1 - found) / samples)

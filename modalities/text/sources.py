@@ -182,7 +182,10 @@ class HFSource(Source):
 
 @dataclass(frozen=True)
 class UnseenSource(Source):
-    """The speeches that no model trained on the shipped excerpt has seen: all of `every` that `excerpt` does not train on."""
+    """The speeches that no model trained on the shipped excerpt has seen: all of `every` that `excerpt` does not train on.
+
+    Raises ValueError where one that it trains on is not there word by word, since it could then not be left out.
+    """
 
     spec: str
     every: FileSource
@@ -194,7 +197,12 @@ class UnseenSource(Source):
 
     def rows(self) -> Iterator[Document]:
         seen = {document.text.strip() for document in self.excerpt if document_split(document) == "train"}
-        for document in self.every:
+        every = list(self.every)
+        if missing := len(seen - {document.text.strip() for document in every}):
+            raise ValueError(
+                f"source {self.spec!r}: {missing} speeches of the excerpt are not in {self.every.paths[0]}"
+            )
+        for document in every:
             if document.text.strip() not in seen:
                 yield Document(document.id, document.text, "heldout")
 

@@ -53,6 +53,8 @@ def test_evaluate_takes_its_own_options(capsys, tmp_path):
         (["generate", "runs/none", "a"], ["'runs/none'"]),
         (["generate", "dna_goat_tiny.genomes", "PROTEIN"], ["letter 0", "'P'"]),
         (["generate", "text_ggd_tiny.passkey", "a", "--top-p", "2"], ["top_p", "2.0"]),
+        (["generate", "text_ggd_tiny.passkey", "a", "--temperature", "nan"], ["temperature", "nan"]),
+        (["generate", "text_ggd_tiny.passkey", "a", "--temperature", "-1", "--dry-run"], ["temperature", "-1"]),
     ],
 )
 def test_what_cannot_be_done_is_one_line(words, named, capsys):

@@ -158,6 +158,22 @@ def test_a_source_can_bring_its_own_split(tmp_path):
         list(open_source(spec))
 
 
+def test_unseen_speeches_are_all_but_those_that_the_excerpt_trains_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
+    (tmp_path / "sotu").mkdir()
+    excerpt = list(open_source("sotu-excerpt"))
+    rows = [{"id": d.id, "text": d.text} for d in excerpt] + [{"id": "new", "text": "A speech of its own."}]
+    write_jsonl(tmp_path / "sotu" / "sotu.jsonl", rows)
+    unseen = list(open_source("sotu-unseen"))
+    held = [d.id for d in excerpt if document_split(d) == "heldout"]
+    assert [d.id for d in unseen] == [*held, "new"] and {document_split(d) for d in unseen} == {"heldout"}
+    trained = next(n for n, d in enumerate(excerpt) if document_split(d) == "train")
+    rows[trained]["text"] += " More."
+    write_jsonl(tmp_path / "sotu" / "sotu.jsonl", rows)
+    with pytest.raises(ValueError, match="1 speeches of the excerpt"):
+        list(open_source("sotu-unseen"))
+
+
 def test_english_is_a_mix_that_keeps_the_splits_of_its_parts(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     for name, split in {"sotu": {}, "poetry": {"split": "train"}, "rfc": {"split": "unused"}}.items():

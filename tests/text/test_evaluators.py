@@ -215,7 +215,7 @@ def test_passkey_of_a_model_that_copies_is_one():
     rows = summary(Passkey, KnownAnswer(passkey_of), lengths=(128, 300), samples=2)
     for row in rows.values():
         assert row["samples"] == 40
-        assert (row["teacher_forced"], row["free_generation"], row["digits"]) == (1.0, 1.0, 1.0)
+        assert (row["teacher_forced"], row["free_generation"], row["tokens_right"]) == (1.0, 1.0, 1.0)
 
 
 def test_passkey_of_a_model_that_knows_four_digits_is_zero_with_most_of_the_digits():
@@ -225,13 +225,13 @@ def test_passkey_of_a_model_that_knows_four_digits_is_zero_with_most_of_the_digi
 
     row = summary(Passkey, KnownAnswer(nearly), lengths=(128,), samples=2)[128]
     assert (row["teacher_forced"], row["free_generation"]) == (0.0, 0.0)
-    assert row["digits"] == pytest.approx(5 / 6)  # the space in front is an answer's token too
+    assert row["tokens_right"] == pytest.approx(5 / 6)  # the space in front is an answer's token too
 
 
 def test_passkey_of_random_weights_is_zero():
     row = summary(Passkey, tiny(), lengths=(128,), samples=1)[128]
     assert (row["teacher_forced"], row["free_generation"]) == (0.0, 0.0)
-    assert row["digits"] < 0.3
+    assert row["tokens_right"] < 0.3
 
 
 def test_outcomes_of_prompts_are_kept():
@@ -351,7 +351,7 @@ def test_a_condition_measured_among_others_is_measured():
         assert len(measured) == 6 and again.items() <= finished.items() and len(again) == 3
         (row,), (whole,) = evaluator.rows(again), both.rows(finished)
         condition = f" (facts={evaluator.templates[0].facts})"
-        for column in ("teacher_forced", "free_generation", "digits", "nll", "free_generation_by_depth"):
+        for column in ("teacher_forced", "free_generation", "tokens_right", "nll", "free_generation_by_depth"):
             assert row[column] == whole[column + condition]
     assert dict(made(Passkey, facts=(5,), **few).run(model)) == dict(five.run(model, finished))
     asked = [{"template": "train"}, {"filler": "own"}, {"samples": 2}, {"depths": 2}, {"seed": 1}]

@@ -71,6 +71,20 @@ def test_a_sweep_takes_the_best_rate_of_the_weights_and_then_of_the_priors(monke
     assert not asked  # finished runs are kept
 
 
+def test_a_card_has_a_column_for_every_score_and_the_commands_that_measure_them():
+    kind = train_zoo.FAMILIES["text"]
+    rows = [{"length": 256, "free_generation (facts=5)": 0.9, "nll": 2.0}, {"length": 16384, "nll": 2.1}]
+    card = train_zoo.card(kind, "text_ggd_tiny.facts", {"seed": 0, "measured": rows})
+    assert "| length | free_generation (facts=5) | nll |" in card and "| 16384 | – | 2.1 |" in card
+    assert "text_ggd_tiny.facts passkey --template heldout --facts 1,5" in card
+
+
+@pytest.mark.parametrize(("family", "names"), [("text", "ggd_goat-rank5"), ("dna", "")])
+def test_unknown_variants_are_refused(family, names):
+    with pytest.raises(Exception, match="expected some of"):
+        train_zoo.variants(family, names)
+
+
 def test_the_summary_has_a_row_a_method_with_the_spread_of_its_seeds(monkeypatch):
     from modalities.evaluation import ModelResult
 

@@ -293,3 +293,38 @@ def test_a_method_in_a_longer_model_is_as_it_was_trained():
         line = Positions.line(100)
         equal = [prior.log_prior(line, line, causal=True) for prior in (short, longer)]
         assert torch.equal(*equal)
+
+
+@pytest.mark.parametrize("name", ["learned", "local", "rope", "rope+key_bias"])
+def test_what_ends_at_its_context_cannot_be_pinned(name):
+    from zoo.methods import pinned_context
+
+    if name in ("learned", "local"):
+        with pytest.raises(ValueError, match=f"'{name}'"):
+            pinned_context(name, 64)
+    else:
+        pinned_context(name, 64)
+
+
+def test_only_a_rotation_turns_fewer_columns_in_a_sum(monkeypatch):
+    class Wide(priors.Prior):
+        def __init__(self, num_heads: int, *, head_dim: int) -> None:
+            super().__init__(num_heads)
+            self.head_dim = head_dim
+
+    monkeypatch.setitem(priors.PRIORS, "wide", Wide)
+    for name in ("spectral+wide", "wide+spectral"):
+        assert create_position(name, **LINE).prior.wide.head_dim == 32
+    assert create_position("spectral+rope", **LINE).rotary.head_dim == 28
+
+
+def test_a_bias_that_depends_on_the_input_is_not_cached():
+    class Content(Prior):
+        depends_on_content = True
+
+        def forward(self, q_pos, k_pos, *, causal, x=None, carry=None):
+            return priors.PriorTerms(bias=torch.zeros(1, self.num_heads, q_pos.length, k_pos.length))
+
+    line = Positions.line(4)
+    with pytest.raises(ValueError, match="Content depends on the layer's input and has no lanes"):
+        Content(2).dense_bias(line, line, causal=True)

@@ -174,11 +174,22 @@ class Prior(nn.Module):
     def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> RelativeTable | None:
         """The table of `forward` alone, which follows from positions without x: a KV cache, whose keys hold their lanes, reads
         it over all keys."""
-        return None if self.depends_on_content else self(q_pos, k_pos, causal=causal).table
+        return None if self._only_lanes() else self(q_pos, k_pos, causal=causal).table
 
     def dense_bias(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> Tensor | None:
         """The dense bias of `forward` alone, for a KV cache as well."""
-        return None if self.depends_on_content else self(q_pos, k_pos, causal=causal).bias
+        return None if self._only_lanes() else self(q_pos, k_pos, causal=causal).bias
+
+    def _only_lanes(self) -> bool:
+        """Whether K depends on the layer's input, so that a cache has all of it in the keys' lanes.
+
+        Raises ValueError for a prior of that kind without lanes: a cache holds no inputs to make its table or bias from.
+        """
+        if self.depends_on_content and not self.num_lanes:
+            raise ValueError(
+                f"{type(self).__name__} depends on the layer's input and has no lanes: it cannot be cached"
+            )
+        return self.depends_on_content
 
     def stored_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options that make this prior again before its values are loaded, JSON: `options` without what the values hold."""

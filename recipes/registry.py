@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from functools import partial
 
 from modalities.contract import find_modality, modality_names
@@ -26,27 +26,32 @@ class Recipes(MutableMapping[str, Callable[[], Recipe]]):
     def __init__(self, modality: str) -> None:
         self.modality = modality
         self._own: dict[str, Callable[[], Recipe]] = {}
-        self._families: list[tuple[str, str, Callable[[str], Recipe]]] = []  # size, model's size, recipe of a method
+        # size, model's size, recipe of a method, methods that have none
+        self._families: list[tuple[str, str, Callable[[str], Recipe], Collection[str]]] = []
 
     def add(self, function: Callable[[], Recipe]) -> Callable[[], Recipe]:
         """Register a recipe under its function's name; a decorator."""
         self[function.__name__] = function
         return function
 
-    def add_methods(self, size: str, build: Callable[[str], Recipe], *, model_size: str = "") -> None:
+    def add_methods(
+        self, size: str, build: Callable[[str], Recipe], *, model_size: str = "", without: Collection[str] = ()
+    ) -> None:
         """`<method>_<size>` for every registered model `<modality>_<method>_<model_size>` that has no recipe of that name.
 
-        model_size: `size` where empty.
+        model_size: `size` where empty.  without: methods that the recipe does not fit, with SSMax or without.
         """
-        self._families.append((size, model_size or size, build))
+        self._families.append((size, model_size or size, build, without))
 
     def __getitem__(self, name: str) -> Callable[[], Recipe]:
         """Raises ValueError for a sum of methods with a part that is no method, KeyError for other unknown names."""
         if name in self._own:
             return self._own[name]
-        for size, model_size, build in self._families:
+        for size, model_size, build, without in self._families:
             method = name.removesuffix(f"_{size}")
-            if method != name and self._has_model(f"{self.modality}_{method}_{model_size}", summed="+" in method):
+            if method == name or method.removesuffix("_ssmax") in without:
+                continue
+            if self._has_model(f"{self.modality}_{method}_{model_size}", summed="+" in method):
                 return partial(build, method)
         raise KeyError(name)
 
@@ -68,10 +73,11 @@ class Recipes(MutableMapping[str, Callable[[], Recipe]]):
 
     def __iter__(self) -> Iterator[str]:
         names = list(self._own)
-        for size, model_size, _ in self._families:
+        for size, model_size, _, without in self._families:
             start, end = f"{self.modality}_", f"_{model_size}"
-            for model in list_models(f"{start}*{end}", modality=self.modality):
-                names.append(f"{model.removeprefix(start).removesuffix(end)}_{size}")
+            models = list_models(f"{start}*{end}", modality=self.modality)
+            methods = [model.removeprefix(start).removesuffix(end) for model in models]
+            names += [f"{method}_{size}" for method in methods if method.removesuffix("_ssmax") not in without]
         return iter(dict.fromkeys(names))
 
     def __len__(self) -> int:

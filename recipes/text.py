@@ -224,6 +224,6 @@ for _size in BAM:
     RECIPES[f"bam_fineweb_{_size}"] = partial(bam_fineweb, _size)
     RECIPES[f"bam_extend_{_size}"] = partial(bam_extend, _size)
 RECIPES.add_methods("tiny", tiny)
-RECIPES.add_methods("tiny_extend", tiny_extend, model_size="tiny")
+RECIPES.add_methods("tiny_extend", tiny_extend, model_size="tiny", without=("learned", "local"))  # end at their context
 RECIPES.add_methods("small", small)
 RECIPES.add_methods("lm", lm)

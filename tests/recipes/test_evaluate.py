@@ -238,7 +238,7 @@ def test_help_lists_the_options_of_the_models_evaluators(runs):
         (["text_ggd_tiny", "passkey", "--filler", "gras"], ["'gras'", "'grass'"]),
         (["text_ggd_tiny", "passkey", "--filler", "file:hay.txt"], ["no file hay.txt"]),
         (["text_ggd_tiny", "passkey", "--facts", "1,5"], ["facts=5", "heldout"]),
-        (["text_ggd_tiny", "niah", "--template", "heldout", "--prefix-digits", "1"], ["'heldout'", "given=1"]),
+        (["text_ggd_tiny", "niah", "--template", "heldout", "--prefix-digits", "1"], ["'heldout'", "prefix_digits=1"]),
         (["text_ggd_tiny", "ruler", "--keys", "own", "--lengths", "128"], ["128", "single_1"]),
         (["text_ggd_tiny", "ruler", "--tasks", "vt,cew"], ["'cew'", "'cwe'"]),
         (["text_ggd_tiny", "ruler", "--budget", "promt"], ["'promt'", "'prompt'"]),

@@ -44,7 +44,7 @@ def test_every_tiny_vision_model_has_a_recipe():
 @pytest.mark.parametrize("name", [n for n in list_recipes() if not n.endswith("_small")])
 def test_a_dry_run_counts_without_data(name):
     recipe = find_recipe(name)
-    figures = describe(resolve(recipe, world=1 if name.endswith(("_tiny", "_lm")) else 8))
+    figures = describe(resolve(recipe, world=1 if name.endswith(("_tiny", "_lm", "_extend")) else 8))
     assert set(figures) >= {
         "model",
         "batch",
@@ -158,7 +158,7 @@ def test_recipes_are_added_by_name_and_for_every_model():
 def test_a_recipe_is_made_anew_each_time():
     first = find_recipe("text.ggd_ssmax_tiny")
     first.train.steps, first.model.options["dim"] = 1, 8
-    assert find_recipe("text.ggd_ssmax_tiny").train.steps == 5000
+    assert find_recipe("text.ggd_ssmax_tiny").train.steps == 6000
     assert find_recipe("text.ggd_ssmax_tiny").model.options == {}
 
 
@@ -213,3 +213,15 @@ def test_two_ranks_share_the_samples_of_one(name, changes):
         for key in tensors:  # a batch whose targets all count has no weights
             halves = [part.get(key, torch.ones_like(one[key][:2])) for part in (first, second)]
             torch.testing.assert_close(torch.stack(halves, 1).flatten(0, 1), one[key], rtol=0, atol=0)
+
+
+def test_a_context_is_extended_with_the_position_that_was_trained():
+    recipe = find_recipe("text.ggd_goat_ssmax_tiny_extend")
+    trained = find_recipe("text.ggd_goat_ssmax_tiny")
+    assert (
+        recipe.data.context == 4 * trained.data.context and recipe.model.init_from == "newest:text.ggd_goat_ssmax_tiny"
+    )
+    assert recipe.model.options["position_options"] == {"key_bias": {"train_context": trained.data.context}}
+    for name in ("text.learned_tiny_extend", "text.local_ssmax_tiny_extend", "text.ggd+learned_tiny_extend"):
+        with pytest.raises(ConfigError, match=r"learned|local"):
+            find_recipe(name)

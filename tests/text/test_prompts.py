@@ -352,7 +352,7 @@ def test_the_least_bytes_of_a_passkey_are_81():
         ({"name": "heldout", "facts": 0}, "facts must be at least 1, got 0"),
         ({"distractors": -1}, "distractors must be at least 0, got -1"),
         ({"name": "bam", "given": -1}, "given must be at least 0, got -1"),
-        ({"given": 1}, "'own' gives no digit away, got given=1.*mohtashami and bam"),
+        ({"given": 1}, "'own' gives no digit away, got prefix_digits=1.*mohtashami and bam"),
         ({"name": "heldout", "given": 1}, "'heldout' gives no digit away"),
     ],
 )

@@ -93,6 +93,35 @@ def test_local_heads_forget() -> None:
     assert (curve.diff() < 0).all() and curve[-1] < -9e5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "toeplitz", pytest.param("triton", marks=pytest.mark.slow)])
+def test_steep_curves_stay_finite(kernel: str, dtype: torch.dtype) -> None:
+    """(1e−5)^−8 and 12^40 are beyond float32: gradients are those of float64, where the formula needs no bound."""
+    length, powers = 13, (-8.0, 40.0, -30.0, -6.0)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, out_grad = (torch.randn(1, 4, length, 16, generator=generator).to(dtype) for _ in range(4))
+    prior = create_prior("ggd", num_heads=4, train_mu=True)
+    prior.theta_beta.data.copy_(torch.tensor(powers))
+    line = Positions.line(length)
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = prior_attention(*inputs, prior(line, line, causal=True), causal=True, kernel=kernel)
+    found = torch.autograd.grad((out * out_grad).sum(), [*inputs, *prior.parameters()])
+
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    theta = [p.detach().double().requires_grad_() for p in prior.parameters()]
+    alpha, beta, mu = (p[:, None, None] for p in theta)
+    index = torch.arange(length, dtype=torch.float64)
+    away = (index - index[:, None] - 2 * mu.sinh()).abs() + 1e-5
+    logits = wide[0] @ wide[1].mT / 4 - alpha.exp() * away**beta
+    logits = logits.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
+    truth = logits.softmax(-1) @ wide[2]
+    expected = torch.autograd.grad((truth * out_grad.double()).sum(), [*wide, *theta])
+    tolerance = 1e-4 if dtype == torch.float32 else 4e-2
+    for got, want in zip([out, *found], [truth, *expected], strict=True):
+        scale = max(1.0, float(want.detach().abs().max()))
+        torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance * scale)
+
+
 def test_goat_reduces_to_alibi_and_to_plain_attention() -> None:
     """Identity 4."""
     pos = Positions.line(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,13 +17,25 @@ from zoo.priors.tables import ParametricTable
 __all__ = ["EPSILON", "Ggd", "Ggd2d", "GgdTable"]
 
 EPSILON = 1e-5
+# Heads that look away grow steep at distance 0: θβ = −8 is −1e40 there, beyond float32. A key below −1e4 has a weight of 0
+# beside any that is not, and alone in its row it has the whole weight whatever its prior: its gradient is 0, but for rounding
+# times that number.
+STEEP, LOWEST = 1e4, -1e30
+
+
+def _curve(alpha: Tensor, beta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """(−exp(θα)·r^θβ, at least LOWEST; where it is below −STEEP, and so without gradients)."""
+    exponent = alpha + beta * r.log()
+    steep = exponent > math.log(STEEP)
+    there = -exponent.detach().clamp(max=math.log(-LOWEST)).exp()
+    return torch.where(steep, there, -alpha.exp() * r.masked_fill(steep, 1.0) ** beta), steep
 
 
 @dataclass(frozen=True)
 class GgdTable(ParametricTable):
     """table = Σ over axes of t,  t = −exp(θα)·r^θβ,  r = |x| + 1e−5,  x = −d − μ,  μ = 2·sinh θμ,  and so
 
-        ∂t/∂θα = t,    ∂t/∂θβ = t·ln r,    ∂t/∂θμ = 2·cosh θμ · exp(θα)·θβ·r^(θβ−1) · sign x.
+        ∂t/∂θα = t,    ∂t/∂θβ = t·ln r,    ∂t/∂θμ = −2·cosh θμ · t·θβ/r · sign x,    all 0 where t < −1e4.
 
     Attributes:
         theta: (A, 3, H) θα, θβ, θμ of each axis.
@@ -56,15 +69,17 @@ class GgdTable(ParametricTable):
             alpha, beta, mu = theta
             x = -distance - 2 * mu.sinh()
             r = x.abs() + EPSILON
-            t = -alpha.exp() * r**beta
+            t, steep = _curve(alpha, beta, r)
+            t = t.masked_fill(steep, 0.0)
             rows += [t, t * r.log()]
             if self.train_mu:
-                rows.append(2 * mu.cosh() * alpha.exp() * beta * r ** (beta - 1) * x.sign())
+                rows.append(-2 * mu.cosh() * t * beta / r * x.sign())
         return torch.stack(rows)
 
 
 class Ggd(TablePrior):
-    """K[h,i,j] = −exp(θα_h)·(|j − i − μ_h| + 1e−5)^θβ_h, μ = e^θμ − e^−θμ.
+    """K[h,i,j] = −exp(θα_h)·(|j − i − μ_h| + 1e−5)^θβ_h, μ = e^θμ − e^−θμ; at least −1e30, and below −1e4 without
+    gradients.
 
     θβ = 0 is no prior, θβ = 1 is ALiBi of slope exp(θα), θβ < 0 looks away from the query (a retrieval head).
 
@@ -87,7 +102,7 @@ class Ggd(TablePrior):
         dtype = torch.promote_types(distance.dtype, torch.float32)
         lead = (self.num_heads,) + (1,) * distance.ndim
         alpha, beta, mu = (p.to(dtype).view(lead) for p in (self.theta_alpha, self.theta_beta, self.theta_mu))
-        return -alpha.exp() * ((-distance - 2 * mu.sinh()).abs() + EPSILON) ** beta
+        return _curve(alpha, beta, (-distance - 2 * mu.sinh()).abs() + EPSILON)[0]
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None

@@ -65,13 +65,10 @@ def scores_figure(results: Sequence[ModelResult], path: Path, scores: Sequence[S
     columns = {name for result in results for row in result.rows for name in row}
     drawn = [score for score in scores if score.drawn and not score.exception and score.column in columns]
     figure, axes = panels(math.ceil(len(drawn) / 3) or 1, min(3, len(drawn)) or 1, width=4.6, height=3.9)
-    for axis, score in zip(axes, drawn, strict=False):
-        curves(axis, results, score, along)
+    cut = [label for axis, score in zip(axes, drawn, strict=False) for label in curves(axis, results, score, along)]
     for axis in axes[len(drawn) :]:
         axis.set_visible(False)
-    finish(
-        figure, axes, results, path, cut=[r.label for score in drawn for r in unconverged(results, score, along.column)]
-    )
+    finish(figure, axes, results, path, cut=cut)
 
 
 def overview_figure(
@@ -80,10 +77,10 @@ def overview_figure(
     """One panel an evaluator, of the score that represents it: (title, score, results) of each."""
     measured = [(title, score, mean_of_seeds(results, along.column)) for title, score, results in measured]
     figure, axes = panels(1, len(measured), width=4.9, height=4.2)
+    cut: list[str] = []
     for axis, (title, score, results) in zip(axes, measured, strict=True):
-        curves(axis, results, score, along)
+        cut += curves(axis, results, score, along)
         name_panel(axis, title)
-    cut = [r.label for _, score, results in measured for r in unconverged(results, score, along.column)]
     finish(figure, axes, measured[0][2], path, cut=cut)
 
 
@@ -175,9 +172,9 @@ def curves(
     *,
     styles: Sequence[dict[str, Any]] | None = None,
     bare: Collection[str] = (),
-) -> None:
+) -> list[str]:
     """One line per model or group of seeds, over a logarithmic axis of base 2; rows without the score are left out, and of
-    models that have not converged in context those beyond it (`Score.within`).
+    models that have not converged in context those beyond it (`Score.within`), whose labels are returned.
 
     bare: methods without a band, such as baselines.
     """
@@ -215,6 +212,7 @@ def curves(
     elif not score.linear:
         log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
     mark_training(axis, results, along)
+    return cut
 
 
 def _band(

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -158,21 +158,26 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
                 raise ConfigError(f"--set {setting!r}: {error}") from None
         overridden_keys.add(key)
     for path, value, setting in nested:  # when the model's name and whole options are settled
-        _set_nested(recipe.model, path, value, setting)
+        _settle_option(recipe.model, path[0], setting)
+        set_nested(recipe.model.options, path, value, setting)
     return recipe, overridden_keys
 
 
-def _set_nested(model: Model, path: list[str], value: Any, setting: str) -> None:
-    """Set one entry inside an option of a model, making the dictionaries on the way."""
-    if path[0] not in model.options:
+def _settle_option(model: Model, name: str, setting: str) -> None:
+    """Make `name` one of the model's options, with its registered value, so that an entry inside it can be set."""
+    if name not in model.options:
         try:
             config = model_entry(model.name).config
         except (ImportError, ValueError) as error:
             raise ConfigError(f"--set {setting!r}: {error}") from None
-        if path[0] not in config:
-            raise ConfigError(f"--set {setting!r}: {model.name} has no option {path[0]!r}; {nearest(path[0], config)}")
-        model.options[path[0]] = copy.deepcopy(config[path[0]])
-    place = model.options
+        if name not in config:
+            raise ConfigError(f"--set {setting!r}: {model.name} has no option {name!r}; {nearest(name, config)}")
+        model.options[name] = copy.deepcopy(config[name])
+
+
+def set_nested(tree: dict[str, Any], path: Sequence[str], value: Any, setting: str) -> None:
+    """Set the entry at `path` of nested dictionaries, making those on the way; ConfigError where one is a value."""
+    place = tree
     for n, part in enumerate(path[:-1]):
         place = place.setdefault(part, {})
         if not isinstance(place, dict):

@@ -46,7 +46,7 @@ from recipes.cells import CellStore, weights_hash
 from recipes.commands import CommandError, call, option_name, with_options
 from recipes.console import short
 from recipes.report import console, print_paired, print_plan, print_results, progress_bar, write_results
-from recipes.targets import Target, find_targets, modality_of, parse_overrides, seed_groups
+from recipes.targets import Target, find_targets, modality_of, parse_overrides, seed_groups, target_name
 from zoo.cli import Import
 from zoo.naming import nearest
 from zoo.outside import import_named
@@ -145,7 +145,7 @@ def write_overview(evaluators: Mapping[str, Evaluator], results: Mapping[str, li
 
 def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:
     """The label of the target called `name`; of the first where names or a pattern are several seeds of one set-up."""
-    named = name.split(",")
+    named = [target_name(part) for part in name.split(",")]
     found = [t.label for t in targets if t.name in named or any(fnmatch.fnmatch(t.name, part) for part in named)]
     if len({groups.get(label, label) for label in found}) > 1:
         raise CommandError(f"--against {name!r} names {', '.join(found)}; expected one model, or seeds of one")

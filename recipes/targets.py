@@ -17,7 +17,7 @@ from torch import nn
 
 from modalities.contract import Modality, find_modality, modality_names
 from recipes.commands import CommandError
-from recipes.config import merge, parse_value
+from recipes.config import merge, parse_value, set_nested
 from recipes.registry import find_recipe
 from recipes.runs import load_run
 from zoo import list_models, load_model
@@ -25,7 +25,7 @@ from zoo.naming import nearest
 from zoo.pretrained import manifest, resolve_tag
 from zoo.registry import create_model, model_entry, saved_modality
 
-__all__ = ["Target", "find_targets", "modality_of", "override", "parse_overrides", "seed_groups"]
+__all__ = ["Target", "find_targets", "modality_of", "override", "parse_overrides", "seed_groups", "target_name"]
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,8 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
             if not matches:
                 raise CommandError(f"no model with weights matches {name!r}; there are: {_listing()}")
         for match in matches:
-            if os.path.isdir(match):
-                match = os.path.normpath(match)
-            if match not in found:
-                found[match] = _load(match, overrides, device, dtype)
+            if (key := target_name(match)) not in found:
+                found[key] = _load(key, overrides, device, dtype)
     modalities = {target.modality for target in found.values()} | {modality.name for modality, _ in baselines.values()}
     if not modalities:
         raise CommandError(f"{' '.join(names)!r} names no model; those with weights are {_listing()}")
@@ -101,6 +99,11 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
     for name, (modality, make) in baselines.items():
         found[name] = _load_baseline(name, modality, make, beside)
     return [replace(target, name=name) for name, target in found.items()]
+
+
+def target_name(word: str) -> str:
+    """What a target named by `word` is called: folders are spelt in one way, with no "/" behind them."""
+    return os.path.normpath(word) if os.path.isdir(word) else word
 
 
 def find_baselines(pattern: str) -> dict[str, tuple[Modality, Callable[[int], nn.Module]]]:
@@ -230,13 +233,7 @@ def parse_overrides(settings: list[str]) -> dict[str, Any]:
         key, separator, text = setting.partition("=")
         if not separator or not key:
             raise CommandError(f"--set {setting!r}: expected key=value, such as position_options.scaling=yarn")
-        *outer, last = key.split(".")
-        place = overrides
-        for part in outer:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
-                raise CommandError(f"--set {setting!r}: {part!r} is set both as a value and as a group")
-        place[last] = parse_value(text)
+        set_nested(overrides, key.split("."), parse_value(text), setting)
     return overrides
 
 

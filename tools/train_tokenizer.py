@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from modalities.text.sources import document_split, open_source
 from modalities.text.tokenizers import load_tokenizer
 from zoo.cli import call
+from zoo.files import write_text
 
 SPECIAL = ("<|startoftext|>", "<|endoftext|>", "<|pad|>")
 LEAST_ENTRIES = 256 + len(SPECIAL)
@@ -70,7 +71,7 @@ def main(
         raise ValueError(f"{out}: a tokenizer's file ends in .json")
     content = train(training_texts(sources), entries)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(content, encoding="utf-8")
+    write_text(out, content)
     typer.echo(f"{out}: {load_tokenizer(str(out)).vocab_size:,} entries, {out.stat().st_size:,} bytes")
 
 

@@ -38,7 +38,7 @@ from modalities.files import write_table
 from recipes.evaluate import write_overview
 from recipes.report import draw_results, load_results, stored_settings
 from zoo.cli import call
-from zoo.files import write_json
+from zoo.files import write_json, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "zoo"
@@ -480,12 +480,12 @@ def draw(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> No
                 draw_results(evaluators[name], stored[name], folder)
         write_overview(evaluators, stored, folder)
     if kind.summary:
-        (kind.measured / "summary.md").write_text(summary(kind))
+        write_text(kind.measured / "summary.md", summary(kind))
     console.print(f"drawn in {kind.measured}", soft_wrap=True)
     manifest = json.loads((WEIGHTS / "manifest.json").read_text())
     for name, table in measured_tables(kind).items():
         manifest[name]["measured"] = table
-        (WEIGHTS / f"{name}.md").write_text(card(kind, name, manifest[name]))
+        write_text(WEIGHTS / f"{name}.md", card(kind, name, manifest[name]))
     write_json(WEIGHTS / "manifest.json", manifest)
 
 

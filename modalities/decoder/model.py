@@ -83,7 +83,7 @@ class Decoder(ZooModel):
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         methods = layer_methods(config.position, config.position_options, config.num_layers)
         made = [_position(config, *methods[0])]
-        self.position_embedding = made[0].embedding
+        self.position_embedding = made[0].embedding  # here for its place among the modules; settled below
         self.layers = nn.ModuleList([_block(config, made[0])])
         for method in methods[1:]:
             made.append(_position(config, *method))

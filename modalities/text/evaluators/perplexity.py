@@ -16,7 +16,7 @@ from modalities.decoder.scoring import device_of, position_buckets, token_nll
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, standard_error
 from modalities.figures import curves, finish, name_panel, panels, position_curves
 from modalities.paired import scores_by_unit
-from modalities.results import mean_of_seeds, unconverged
+from modalities.results import mean_of_seeds
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
@@ -125,10 +125,9 @@ class Perplexity(TextEvaluator):
         """Bits per byte against length, and NLL by position inside windows of the longest length."""
         results = mean_of_seeds(results, self.axis.column)
         figure, axes = panels(1, 2, width=4.6, height=3.9)
-        curves(axes[0], results, self.overview)
+        cut = curves(axes[0], results, self.overview)
         name_panel(axes[0], "bits per byte")
         position_curves(axes[1], results, "position_nll", "nats per token")
-        cut = [result.label for result in unconverged(results, self.overview, self.axis.column)]
         finish(figure, axes, results, path, cut=cut)
 
 

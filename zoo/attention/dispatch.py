@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, MutableSet
+from collections.abc import Iterator, Mapping, MutableSet
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from zoo.attention import triton
 from zoo.attention.base import AttentionCall, Kernel, needs_mask, single_documents, traced_as_constant
 from zoo.attention.flash import FlashKernel
 from zoo.attention.reference import ReferenceKernel
@@ -17,13 +20,14 @@ from zoo.attention.triton import TRITON
 from zoo.naming import did_you_mean
 from zoo.priors.base import PriorTerms
 
-__all__ = ["KERNELS", "MaskWarning", "choose_kernel", "prior_attention"]
+__all__ = ["KERNELS", "MaskWarning", "choose_kernel", "prior_attention", "skipped_share", "skipping"]
 
+TOEPLITZ = ToeplitzKernel()
 # To add a kernel: a file with a class that implements `Kernel`, and a line here.
 KERNELS: dict[str, Kernel] = {
     "reference": ReferenceKernel(),
     "sdpa": SdpaKernel(),
-    "toeplitz": ToeplitzKernel(),
+    "toeplitz": TOEPLITZ,
     "triton": TRITON,
     "flash": FlashKernel(),
 }
@@ -49,17 +53,37 @@ def choose_kernel(
     but no table `flash` (its package), then `triton`; with a table `triton`. If none does, `sdpa` with a T × S mask and a
     `MaskWarning`.
 
-    Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S). What `toeplitz` refuses (a
+    Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S), and which long calls with
+    lanes take too: it leaves out keys that a prior hides, where there are any. What `toeplitz` refuses (a
     grid's table, for example) and what torch.compile traces, which cannot trace `toeplitz`, goes to `sdpa`, which makes
     its mask a block at a time.
     """
     if call.on_cuda:
         return _choose_on_cuda(call, kernels, warned)
-    if not needs_mask(call) or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not (needs_mask(call) or TOEPLITZ.may_skip(call)):
         return "sdpa"
     if call.table is None and call.num_queries * call.num_keys <= SMALL_MASK:
         return "sdpa"
     return "sdpa" if kernels["toeplitz"].refuses(call) else "toeplitz"
+
+
+@contextmanager
+def skipping(enabled: bool) -> Iterator[None]:
+    """Inside the context, whether kernels leave out keys of provably negligible weight (below 2^−24 of a row's sum in all).
+    They do by default."""
+    before, KERNELS["toeplitz"] = KERNELS["toeplitz"], replace(TOEPLITZ, skips=enabled)
+    try:
+        with TRITON.skipping(enabled):
+            yield
+    finally:
+        KERNELS["toeplitz"] = before
+
+
+def skipped_share(call: AttentionCall) -> float:
+    """The share of a call's visible logits that `kernel="auto"` leaves out: of tiles on CUDA, of blocks on the CPU."""
+    if call.on_cuda:
+        return triton.skipped_share(call)
+    return 0.0 if TOEPLITZ.refuses(call) else TOEPLITZ.skipped_share(call)
 
 
 def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], warned: MutableSet[str]) -> str:

@@ -20,7 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, Workspace, needs_grad, repeat_heads, single_documents
+from zoo.attention.base import AttentionCall, Workspace, needs_grad, needs_mask, repeat_heads, single_documents
+from zoo.attention.reach import Reach, find_reach
+from zoo.attention.sdpa import SdpaKernel
 from zoo.positions import document_starts
 
 __all__ = ["ToeplitzKernel"]
@@ -44,6 +46,8 @@ class ToeplitzKernel:
             v and the output together, so memory stays O(T + S) and P is not recomputed.
         one_block: up to this many logits per head a batch of several documents is faster as one masked block than row by
             row.
+        least_keys: below this many keys, finding those with provably negligible weight costs more than it saves.
+        skips: whether they are left out.
     """
 
     forward_rows: int = 256
@@ -54,6 +58,8 @@ class ToeplitzKernel:
     one_head: int = 1 << 22
     keep_keys: int = 4
     one_block: int = 256 * 256
+    least_keys: int = 4096
+    skips: bool = True
 
     def refuses(self, call: AttentionCall) -> str | None:
         if call.q.device.type != "cpu":
@@ -79,7 +85,39 @@ class ToeplitzKernel:
         if call.num_queries == 1 and grouped and not needs_grad(queries, keys, values, table, scale):
             return _decode_grouped(call, self.one_block, queries, keys, values, table, scale)[..., :width]
         keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
-        return _ToeplitzAttention.apply(queries, keys, values, table, scale, call, self)[..., :width]
+        with torch.no_grad():
+            reach = self.find_reach(call, queries, keys, table, scale)
+        if reach is None and not needs_mask(call) and call.num_keys >= self.least_keys:
+            return SdpaKernel().run(call)
+        return _ToeplitzAttention.apply(queries, keys, values, table, scale, call, self, reach)[..., :width]
+
+    def may_skip(self, call: AttentionCall) -> bool:
+        """Whether a prior may hide keys of a call, and it is long enough to find out."""
+        long = call.num_queries >= self.forward_rows and call.num_keys >= max(self.least_keys, call.num_queries)
+        return self.skips and long and (call.table is not None or call.terms.q_lanes is not None)
+
+    def find_reach(
+        self, call: AttentionCall, queries: Tensor, keys: Tensor, table: Tensor, scale: Tensor | None
+    ) -> Reach | None:
+        """The keys that blocks need, of a call whose prior decays so far that a tenth of the visible ones are not needed."""
+        if not self.may_skip(call):
+            return None
+        mask = _reversed_mask(call, table.dtype)
+        reach = find_reach(call, queries, keys, table if mask is None else table + mask, scale, self.forward_rows)
+        return reach if self._share(call, reach) > 0.1 else None
+
+    def _share(self, call: AttentionCall, reach: Reach) -> float:
+        """The share of the logits of a call's blocks that are left out."""
+        plans = (plan_blocks(call, self.forward_rows, self.one_block, chosen) for chosen in (reach, None))
+        needed, whole = (sum(block.logits for block in plan) for plan in plans)
+        return 1 - needed / whole
+
+    def skipped_share(self, call: AttentionCall) -> float:
+        """The share of the logits, visible or in a block with visible ones, that are left out of this call."""
+        table = _reversed_table(call)
+        with torch.no_grad():
+            reach = self.find_reach(call, call.queries, call.keys, table, call.query_scale if call.table else None)
+        return 0.0 if reach is None else self._share(call, reach)
 
 
 def _reversed_table(call: AttentionCall) -> Tensor:
@@ -110,28 +148,32 @@ def _reversed_mask(call: AttentionCall, dtype: torch.dtype) -> Tensor | None:
 class Block:
     """Queries [lo, hi) of batch rows `batch` and the keys [first, last) visible to at least one of them.
 
-    `mixed`: the block holds several documents, so document ids must be compared.
+    `mixed`: the block holds several documents, so document ids must be compared. `heads`: those it is of.
     """
 
     batch: slice
+    heads: slice
     lo: int
     hi: int
     first: int
     last: int
     mixed: bool = False
 
-    def of_batch(self, start: int, stop: int) -> Block:
-        """The block restricted to batch rows [start, stop)."""
-        return replace(self, batch=slice(start, stop))
+    @property
+    def logits(self) -> int:
+        queries = (self.batch.stop - self.batch.start) * (self.heads.stop - self.heads.start) * (self.hi - self.lo)
+        return queries * (self.last - self.first)
 
 
-def plan_blocks(call: AttentionCall, rows: int, one_block: int) -> list[Block]:
-    """Blocks of at most `rows` queries covering the call, without key ranges that no query of the block sees.
+def plan_blocks(call: AttentionCall, rows: int, one_block: int, reach: Reach | None = None) -> list[Block]:
+    """Blocks of at most `rows` queries covering the call, without key ranges that no query of the block sees, or needs.
 
     Documents are contiguous runs (`Positions.documents`). If every row is one document they cost nothing; a short batch of
     several, of at most `one_block` logits per head, is compared id by id; a long one is cut row by row, so that a block
     starts at its first document.
     """
+    if reach is not None:
+        return _narrowed(plan_blocks(call, rows, one_block), reach)
     batch, offset = call.q.shape[0], call.offset
     everything = slice(0, batch)
     if call.segments is None:
@@ -180,7 +222,7 @@ def _cut(
             last = min(last, hi + call.offset + call.window - 1)
         if call.causal:
             last = min(last, hi + call.offset)
-        blocks.append(Block(batch, lo, hi, max(first, 0), last, mixed))
+        blocks.append(Block(batch, slice(0, call.q.shape[1]), lo, hi, max(first, 0), last, mixed))
     return blocks
 
 
@@ -240,14 +282,14 @@ class _Bias:
         """Column of the reversed table at the block's last query and first key."""
         return self.num_queries - block.hi + block.first
 
-    def block(self, block: Block, heads: slice, out: Tensor | None = None) -> Tensor:
+    def block(self, block: Block, out: Tensor | None = None) -> Tensor:
         """(1 or B, 1 or H, rows, keys), rows flipped: a view if nothing depends on the row itself, else written to
         `out` (B, H, rows, keys)."""
         rows, keys, start = block.hi - block.lo, block.last - block.first, self.column(block)
-        bias = _toeplitz(self.table if self.table.shape[0] == 1 else self.table[heads], start, rows, keys)
+        bias = _toeplitz(self.table if self.table.shape[0] == 1 else self.table[block.heads], start, rows, keys)
         if self.scale is not None:
             assert self.mask is not None
-            scale = self.scale_of(block, heads)[..., None]
+            scale = self.scale_of(block)[..., None]
             bias = torch.addcmul(_toeplitz(self.mask[None], start, rows, keys), bias, scale, out=_fit(out, scale))
         if block.mixed:
             assert self.segments is not None
@@ -257,11 +299,11 @@ class _Bias:
             bias = bias.masked_fill(other, -torch.inf)
         return bias
 
-    def scale_of(self, block: Block, heads: slice) -> Tensor:
+    def scale_of(self, block: Block) -> Tensor:
         """(1 or B, heads, rows) of the row scale, rows flipped."""
         assert self.scale is not None
         scale = self.scale if self.scale.shape[0] == 1 else self.scale[block.batch]
-        return scale[:, heads, block.lo : block.hi].flip(2)
+        return scale[:, block.heads, block.lo : block.hi].flip(2)
 
 
 def _fit(out: Tensor | None, like: Tensor) -> Tensor | None:
@@ -275,20 +317,38 @@ def _toeplitz(line: Tensor, start: int, rows: int, keys: int) -> Tensor:
     return line.as_strided((1, line.shape[0], rows, keys), (0, line.stride(0), 1, 1), offset)
 
 
-def _pieces(blocks: list[Block], num_heads: int, limit: int) -> Iterator[tuple[Block, slice]]:
+def _narrowed(blocks: list[Block], reach: Reach) -> list[Block]:
+    """Blocks of the heads, next to each other, that need the same keys."""
+    narrow = []
+    for block in blocks:
+        for row in range(block.batch.start, block.batch.stop):
+            needs = reach.of_rows(row, block.lo, block.hi)
+            start = 0
+            for head, need in enumerate(needs, start=1):
+                if head == len(needs) or needs[head] != need:
+                    first, last = max(need[0], block.first), min(need[1], block.last)
+                    narrow.append(
+                        replace(block, batch=slice(row, row + 1), heads=slice(start, head), first=first, last=last)
+                    )
+                    start = head
+    return narrow
+
+
+def _pieces(blocks: list[Block], limit: int) -> Iterator[Block]:
     """Blocks cut by batch rows, then by heads, until each has at most `limit` logits, or one head."""
     for block in blocks:
+        num_heads = block.heads.stop - block.heads.start
         one_head = (block.hi - block.lo) * (block.last - block.first)
         if one_head * num_heads <= limit:
             step = max(1, limit // (one_head * num_heads))
             for begin in range(block.batch.start, block.batch.stop, step):
-                end = min(begin + step, block.batch.stop)
-                yield block.of_batch(begin, end), slice(0, num_heads)
+                yield replace(block, batch=slice(begin, min(begin + step, block.batch.stop)))
             continue
         step = max(1, limit // one_head)
         for row in range(block.batch.start, block.batch.stop):
-            for begin in range(0, num_heads, step):
-                yield block.of_batch(row, row + 1), slice(begin, min(begin + step, num_heads))
+            for begin in range(block.heads.start, block.heads.stop, step):
+                heads = slice(begin, min(begin + step, block.heads.stop))
+                yield replace(block, batch=slice(row, row + 1), heads=heads)
 
 
 def _decode_grouped(
@@ -300,7 +360,7 @@ def _decode_grouped(
     parts = []
     for block in plan_blocks(call, 1, one_block):
         keys = slice(block.first, block.last)
-        mask = bias.block(block, slice(None))
+        mask = bias.block(block)
         mask = mask.expand(-1, q.shape[1], -1, -1).unflatten(1, (groups, -1)).squeeze(3)
         rows = q[block.batch].unflatten(1, (groups, -1)).squeeze(3)
         part = _fused(rows, k[block.batch, :, keys], v[block.batch, :, keys], 0.0, False, attn_mask=mask, scale=1.0)
@@ -313,13 +373,15 @@ class _ToeplitzAttention(torch.autograd.Function):
     (1 or B, H, T) or None."""
 
     @staticmethod
-    def forward(ctx, q, k, v, table, scale, call, sizes):
+    def forward(ctx, q, k, v, table, scale, call, sizes, reach):
         bias = _Bias.of(call, table, scale)
         short = q.shape[2] > 1 and k.shape[2] <= sizes.keep_keys * k.shape[3]
-        out, weights = (_forward_short if short else _forward)(call, sizes, bias, q, k, v)
+        out, weights = (
+            _forward_short(call, sizes, bias, q, k, v) if short else _forward(call, sizes, bias, reach, q, k, v)
+        )
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(q, k, v, table, scale, out, *weights)
-            ctx.call, ctx.sizes = call, sizes
+            ctx.call, ctx.sizes, ctx.reach = call, sizes, reach
         return out
 
     @staticmethod
@@ -330,25 +392,25 @@ class _ToeplitzAttention(torch.autograd.Function):
             )
         q, k, v, table, scale, out, *weights = ctx.saved_tensors
         bias = _Bias.of(ctx.call, table, scale)
-        grads = _backward(ctx.call, ctx.sizes, bias, q, k, v, table, out, grad_out, ctx.needs_input_grad, weights)
-        return *grads, None, None
+        options = (table, out, grad_out, ctx.needs_input_grad, weights)
+        return *_backward(ctx.call, ctx.sizes, bias, ctx.reach, q, k, v, *options), None, None, None
 
 
 def _forward(
-    call: AttentionCall, sizes: ToeplitzKernel, bias: _Bias, q: Tensor, k: Tensor, v: Tensor
+    call: AttentionCall, sizes: ToeplitzKernel, bias: _Bias, reach: Reach | None, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """Output, from the fused kernel, a block of queries at a time."""
     out = torch.empty_like(q)
     space = Workspace(bias.table.dtype)
-    num_heads, blocks = q.shape[1], plan_blocks(call, sizes.forward_rows, sizes.one_block)
+    blocks = plan_blocks(call, sizes.forward_rows, sizes.one_block, reach)
     written = bias.scale is not None or any(block.mixed for block in blocks)
-    for block, heads in _pieces(blocks, num_heads, 4 * sizes.workspace if written else q.shape[0] * num_heads << 40):
-        rows, keys = slice(block.lo, block.hi), slice(block.first, block.last)
+    for block in _pieces(blocks, 4 * sizes.workspace if written else q.shape[0] * q.shape[1] << 40):
+        heads, rows, keys = block.heads, slice(block.lo, block.hi), slice(block.first, block.last)
         buffer = None
         if bias.scale is not None:
             lead = 1 if bias.scale.shape[0] == 1 else block.batch.stop - block.batch.start
             buffer = space.view(lead, heads.stop - heads.start, block.hi - block.lo, block.last - block.first)
-        mask = bias.block(block, heads, buffer)
+        mask = bias.block(block, buffer)
         part, _ = _fused(
             q[block.batch, heads, rows].flip(2),
             k[block.batch, heads, keys],
@@ -362,9 +424,9 @@ def _forward(
     return out, []
 
 
-def _weights(bias: _Bias, block: Block, heads: slice, q: Tensor, k: Tensor, out: Tensor) -> Tensor:
+def _weights(bias: _Bias, block: Block, q: Tensor, k: Tensor, out: Tensor) -> Tensor:
     """P of a block into `out` (B, H, rows, keys). q: (B·H, rows, D) flipped; k: (B·H, keys, D)."""
-    bias_block = bias.block(block, heads, out)
+    bias_block = bias.block(block, out)
     if bias_block.data_ptr() != out.data_ptr() or bias_block.shape != out.shape:
         out.copy_(bias_block.clone() if bias_block.data_ptr() == out.data_ptr() else bias_block)
     logits = out.flatten(0, 1).baddbmm_(q, k.transpose(1, 2))
@@ -380,12 +442,12 @@ def _forward_short(
     k, v = k.to(wide).contiguous(), v.to(wide).contiguous()  # slices below then need no copies
     kept = []
     blocks = plan_blocks(call, sizes.short_rows, sizes.one_block)
-    for block, heads in _pieces(blocks, q.shape[1], sizes.workspace):
-        here, rows, keys = block.batch, slice(block.lo, block.hi), slice(block.first, block.last)
+    for block in _pieces(blocks, sizes.workspace):
+        here, heads, rows, keys = block.batch, block.heads, slice(block.lo, block.hi), slice(block.first, block.last)
         qb, kb, vb = q[here, heads, rows].flip(2).to(wide), k[here, heads, keys], v[here, heads, keys]
         lead = qb.shape[:2]
         p = torch.empty(*lead, block.hi - block.lo, block.last - block.first, dtype=wide)
-        p = _weights(bias, block, heads, qb.flatten(0, 1), kb.flatten(0, 1), p)
+        p = _weights(bias, block, qb.flatten(0, 1), kb.flatten(0, 1), p)
         out[here, heads, rows] = torch.bmm(p, vb.flatten(0, 1)).unflatten(0, lead).flip(2)
         kept.append(p)
     return out, kept
@@ -395,6 +457,7 @@ def _backward(
     call: AttentionCall,
     sizes: ToeplitzKernel,
     bias: _Bias,
+    reach: Reach | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -405,7 +468,7 @@ def _backward(
     kept: list[Tensor],
 ) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, table and scale, block by block in float32 or float64."""
-    wide, num_heads, scale = table.dtype, q.shape[1], bias.scale
+    wide, scale = table.dtype, bias.scale
     keys_all, values_all = k.to(wide).contiguous(), v.to(wide).contiguous()
     delta = (grad_out.to(wide) * out.to(wide)).sum(-1)
     grad_q = torch.empty_like(q)
@@ -416,15 +479,15 @@ def _backward(
     p_space, dp_space, ds_space = Workspace(wide), Workspace(wide), Workspace(wide)
     padded = None
     long_rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // k.shape[2]))
-    blocks = plan_blocks(call, sizes.short_rows if kept else long_rows, sizes.one_block)
-    for index, (block, heads) in enumerate(_pieces(blocks, num_heads, sizes.workspace)):
-        here, rows, keys = block.batch, slice(block.lo, block.hi), slice(block.first, block.last)
+    blocks = plan_blocks(call, sizes.short_rows if kept else long_rows, sizes.one_block, None if kept else reach)
+    for index, block in enumerate(_pieces(blocks, sizes.workspace)):
+        here, heads, rows, keys = block.batch, block.heads, slice(block.lo, block.hi), slice(block.first, block.last)
         kb, vb = keys_all[here, heads, keys].flatten(0, 1), values_all[here, heads, keys].flatten(0, 1)
         qb, gb = (x[here, heads, rows].to(wide).flip(2) for x in (q, grad_out))
         lead = qb.shape[:2]
         qb, gb = qb.flatten(0, 1), gb.flatten(0, 1)
         num_rows, width = block.hi - block.lo, block.last - block.first
-        p = kept[index] if kept else _weights(bias, block, heads, qb, kb, p_space.view(*lead, num_rows, width))
+        p = kept[index] if kept else _weights(bias, block, qb, kb, p_space.view(*lead, num_rows, width))
         # Causal rows end in zeros, which pad all diagonals but one; otherwise every row needs its own padding.
         pad = 1 if call.causal else num_rows
         buffer = ds_space.view(len(p), num_rows, width + pad)
@@ -443,7 +506,7 @@ def _backward(
             if scale is None:
                 sums = diagonals.sum(1)
             else:
-                weights = bias.scale_of(block, heads).expand(*lead, -1).reshape(-1, 1, num_rows)
+                weights = bias.scale_of(block).expand(*lead, -1).reshape(-1, 1, num_rows)
                 sums = torch.bmm(weights, diagonals)
             grad_table[heads, start : start + length] += sums.view(*lead, length).sum(0)
         if grad_scale is not None and finite is not None:

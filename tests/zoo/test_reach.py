@@ -1,0 +1,258 @@
+"""Keys left out on the CPU: that they have no weight, that outputs and gradients are the same, and what is never left out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.zoo.priors_table import make
+from zoo import Positions, prior_attention
+from zoo.attention import KERNELS, skipped_share, skipping
+from zoo.attention import reach as planning
+from zoo.attention.base import AttentionCall
+from zoo.attention.dispatch import choose_kernel
+from zoo.attention.reach import find_reach
+from zoo.attention.toeplitz import ToeplitzKernel, _reversed_mask, _reversed_table
+from zoo.priors import Prior, PriorTerms
+
+ROWS = 64
+SKIPPING = ToeplitzKernel(
+    forward_rows=ROWS, backward_rows=ROWS, short_rows=ROWS, least_rows=ROWS, least_keys=ROWS, keep_keys=0
+)
+WHOLE = replace(SKIPPING, skips=False)
+WIDTH = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    prior: str = "ggd"
+    queries: int = 700
+    keys: int = 700
+    groups: int = 2
+    causal: bool = True
+    window: int | None = None
+    documents: tuple[int, ...] = ()  # where the second document of each batch row starts
+    ssmax: bool = False
+
+
+CASES = {
+    "table": Case(),
+    "lanes": Case("alibi"),
+    "both": Case("goat"),
+    "lanes of content": Case("cable"),
+    "grouped": Case(groups=1),
+    "offset": Case(queries=323, keys=901),
+    "offset, lanes": Case("alibi", queries=323, keys=901),
+    "ssmax": Case(ssmax=True),
+    "ssmax, lanes": Case("goat", ssmax=True, groups=1),
+    "window": Case(window=333),
+    "documents": Case(documents=(300, 511)),
+    "documents, lanes": Case("alibi", documents=(300, 0)),
+    "both sides": Case(causal=False),
+    "both sides, ssmax": Case(causal=False, ssmax=True, queries=500, keys=640),
+}
+
+
+def decaying(name: str) -> Prior:
+    """A prior of two heads: one forgets within some dozen keys, one within some hundred, as far as its kind does."""
+    prior = make(name, num_heads=2, **{"train_mu": False} if name == "ggd" else {})
+    with torch.no_grad():
+        if name == "ggd":
+            prior.get_parameter("theta_alpha").copy_(torch.tensor([0.5, 0.1]).log())
+            prior.get_parameter("theta_beta").fill_(1.0)
+        if name == "alibi":
+            prior.get_parameter("raw_slope").copy_(torch.tensor([0.5, -2.5]))
+        if name == "cable":
+            prior.get_parameter("decay.weight").mul_(3.0)
+        if name == "goat":
+            prior.get_parameter("key_bias.raw_slope").copy_(torch.tensor([0.5, -2.0]))
+    return prior
+
+
+def build(case: Case, dtype: torch.dtype, seed: int = 0) -> tuple[AttentionCall, list[Tensor]]:
+    """A call, and the tensors whose gradients are wanted."""
+    generator, wide = torch.Generator().manual_seed(seed), torch.promote_types(dtype, torch.float32)
+    prior = decaying(case.prior).float().to(wide)
+    batch = max(1, len(case.documents))
+    q, k, v, x = (
+        torch.randn(shape, generator=generator).bfloat16().to(dtype)  # the same numbers in every dtype
+        for shape in (
+            (batch, 2, case.queries, WIDTH), (batch, case.groups, case.keys, WIDTH), (batch, case.groups, case.keys, WIDTH),
+            (batch, case.keys, 12),
+        )
+    )  # fmt: skip
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    k_pos = Positions.line(case.keys)
+    q_pos = Positions.line(case.queries, offset=case.keys - case.queries)
+    terms = prior(q_pos, k_pos, causal=case.causal, x=x.to(wide))
+    scale = None
+    if case.ssmax:
+        scale = (0.4 * torch.arange(2, case.queries + 2).log()).repeat(1, 2, 1).to(wide).requires_grad_()
+        leaves.append(scale)
+    segments = None
+    if case.documents:
+        segments = torch.stack([(torch.arange(case.keys) >= start).long() for start in case.documents])
+    return AttentionCall(q, k, v, terms, case.causal, scale, segments, case.window), [
+        *leaves,
+        *(p for p in prior.parameters() if p.requires_grad),
+    ]
+
+
+def attend(call: AttentionCall, kernel: ToeplitzKernel | str) -> Tensor:
+    return prior_attention(
+        call.q, call.k, call.v, call.terms, causal=call.causal, query_scale=call.query_scale, segments=call.segments,
+        window=call.window, kernel=kernel,
+    )  # fmt: skip
+
+
+def reach_of(call: AttentionCall) -> planning.Reach:
+    table, mask = _reversed_table(call), _reversed_mask(call, torch.float64)
+    with torch.no_grad():
+        table = table.double() if mask is None else table.double() + mask
+        scale = call.query_scale if call.table is not None else None
+        return find_reach(call, call.queries, call.keys, table, scale, ROWS)
+
+
+def log_weights(call: AttentionCall) -> Tensor:
+    """(B, H, T, S) float64 logarithms of the weights, without blocks."""
+    wide = AttentionCall(
+        call.q.detach().double(), call.k.detach().double(), call.v, call.terms, call.causal, call.query_scale
+    )
+    with torch.no_grad():
+        logits = wide.queries.double() @ wide.keys.double().repeat_interleave(2 // wide.keys.shape[1], 1).mT
+        if call.table is not None:
+            bias = call.table.dense().double()
+            logits += bias if call.query_scale is None else bias * call.query_scale.double()[..., None]
+    i, j = torch.arange(call.num_queries)[:, None] + call.offset, torch.arange(call.num_keys)
+    hidden = torch.zeros(len(i), len(j), dtype=torch.bool)
+    if call.causal:
+        hidden |= j > i
+    if call.window is not None:
+        hidden |= (i - j).abs() >= call.window
+    if call.segments is not None:
+        hidden = hidden | (call.segments[:, call.offset :, None] != call.segments[:, None])[:, None]
+    return logits.masked_fill(hidden, -math.inf).log_softmax(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_left_out_changes_nothing(name: str, dtype: torch.dtype) -> None:
+    """Outputs and all gradients are as near to those of float64 as without leaving anything out."""
+    results = []
+    for kernel, precision in ((WHOLE, torch.float64), (WHOLE, dtype), (SKIPPING, dtype)):
+        call, leaves = build(CASES[name], precision)
+        out = attend(call, kernel)
+        direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out.dtype)
+        grads = torch.autograd.grad((out * direction).sum(), leaves, allow_unused=True)
+        results.append([out, *(grad for grad in grads if grad is not None)])
+    assert kernel_skips(call)
+    for truth, *both in zip(*results, strict=True):
+        whole, skipped = (float((found.double() - truth).abs().max()) for found in both)
+        # In bfloat16 δ is of rounded outputs, and priors' numbers sum its errors times distances.
+        tolerance = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+        assert skipped <= 4 * whole + tolerance * max(1.0, float(truth.abs().max()))
+
+
+def kernel_skips(call: AttentionCall) -> bool:
+    with torch.no_grad():
+        table, scale = _reversed_table(call), call.query_scale if call.table is not None else None
+        return SKIPPING.find_reach(call, call.queries, call.keys, table, scale) is not None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_that_is_left_out_of_a_row_weighs_less_than_2_to_the_minus_24(name: str) -> None:
+    for seed in range(3):
+        call, _ = build(CASES[name], torch.float32, seed)
+        reach = reach_of(call)
+        weights = log_weights(call).exp()
+        left_out = 0.0
+        for b in range(weights.shape[0]):
+            for h in range(2):
+                for lo in range(0, call.num_queries, ROWS):
+                    first, last = reach.of_rows(b, lo, min(lo + ROWS, call.num_queries))[h]
+                    rows = weights[b, h, lo : lo + ROWS]
+                    assert float((rows[:, :first].sum(1) + rows[:, last:].sum(1)).max()) < 2**-24
+                    left_out += first
+        assert left_out > 0
+
+
+def test_a_key_that_matters_far_away_is_kept() -> None:
+    """One huge key at the start of the text, which every row that looks its way reads."""
+    call, _ = build(Case("alibi", groups=2), torch.float32)
+    with torch.no_grad():
+        call.q[..., 0] = 3.0
+        call.k[:, :, 5] = 0.0
+        call.k[:, :, 5, 0] = 900.0
+    assert bool((reach_of(call).first == 0).all())
+    torch.testing.assert_close(attend(call, SKIPPING), attend(call, WHOLE))
+    with torch.no_grad():
+        call.k[:, :, 5, 0] = -900.0  # no row reads it, and its norm is as large: the bound does not know
+    assert bool((reach_of(call).first == 0).all())
+
+
+@pytest.mark.parametrize("prior", ["ggd", "alibi"])
+def test_a_looser_bound_is_found_out(monkeypatch: pytest.MonkeyPatch, prior: str) -> None:
+    """Content for which the bound is tight: all queries and keys point one way."""
+    call, _ = build(Case(prior), torch.float64)
+    with torch.no_grad():
+        call.q[:], call.k[:] = torch.eye(WIDTH)[0], torch.eye(WIDTH)[0]
+    whole = attend(call, WHOLE)
+    assert float((attend(call, SKIPPING) - whole).abs().max()) < 2**-24
+    monkeypatch.setattr(planning, "MARGIN", 2.0 - math.log(700))
+    assert float((attend(call, SKIPPING) - whole).abs().max()) > 2**-20
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["q", "k", "table", "scale"])
+def test_nothing_is_left_out_where_a_number_is_not_finite(where: str, wrong: float) -> None:
+    call, _ = build(Case(ssmax=True), torch.float32)
+    with torch.no_grad():
+        if where == "table":
+            assert call.table is not None
+            table = call.table.table.clone()
+            table[:, call.table.origin + 600] = wrong
+            call = replace(call, terms=replace(call.terms, table=replace(call.table, table=table, parametric=None)))
+        elif where == "scale":
+            call.query_scale[..., 650] = wrong
+        else:
+            getattr(call, where)[:, :, 600 if where == "k" else 650, 3] = wrong
+    reach = reach_of(call)
+    own = reach.first[:, :, 10]  # of rows 640 to 699: all keys, or those up to the one that makes them NaN
+    assert bool((own <= (576 if where == "k" else 0)).all())
+
+
+def test_flat_priors_are_not_planned() -> None:
+    """Content alone never decays: no time is spent on it."""
+    call, _ = build(Case(), torch.float32)
+    bare = replace(call, terms=PriorTerms())
+    assert SKIPPING.find_reach(bare, bare.queries, bare.keys, _reversed_table(bare), None) is None
+    assert not WHOLE.skips and WHOLE.find_reach(call, call.queries, call.keys, _reversed_table(call), None) is None
+
+
+@pytest.mark.parametrize("prior", ["ggd", "alibi"])
+def test_long_calls_leave_out_by_themselves(prior: str) -> None:
+    call, _ = build(Case(prior, queries=4096, keys=4096), torch.float32)
+    with torch.no_grad():
+        call.q.mul_(0.3)
+        assert choose_kernel(call) == "toeplitz" and skipped_share(call) > 0.4
+        found = attend(call, "auto")
+        with skipping(False):
+            torch.testing.assert_close(found, attend(call, "auto"), rtol=1e-5, atol=1e-6)
+            assert not KERNELS["toeplitz"].skips
+    assert KERNELS["toeplitz"].skips
+    short, _ = build(Case(prior), torch.float32)
+    assert skipped_share(short) == 0.0 and (choose_kernel(short) == "sdpa") == (prior == "alibi")
+
+
+def test_a_prior_that_hides_nothing_costs_no_mask() -> None:
+    """Planned, nothing found: torch's causal attention."""
+    call, _ = build(Case("goat", queries=4096, keys=4096), torch.float32)
+    lanes = replace(call.terms, q_lanes=torch.zeros_like(call.terms.q_lanes))
+    call = replace(call, terms=lanes)
+    with torch.no_grad():
+        assert choose_kernel(call) == "toeplitz" and skipped_share(call) == 0.0
+        assert torch.equal(attend(call, "auto"), attend(call, "sdpa"))

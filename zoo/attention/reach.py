@@ -1,0 +1,190 @@
+"""The keys that a tile of queries needs on the CPU: outside them, provably, there is no weight.
+
+For row i of a tile of queries, key j and one head, with logits z less the row's lanes times the lanes of its own key:
+
+    z_ij ≤ ‖q_i content‖·‖k_j content‖ + Σ_lanes q_i·(k_j − k_own) + row_scale_i·table_ij
+
+`upper` is the supremum of that over the rows of a query tile and the keys of a key tile; `floor` the least, over the rows,
+of the largest of a few exact logits: those of the own key and of the keys just before it. A key tile is left out where
+
+    upper < floor − 24·ln 2 − ln S
+
+so every row has a visible key whose weight is at least 2^24·S times that of each key left out, and all of them together are
+below 2^−24 of the row's sum. What a query tile needs is an interval of keys. `zoo.attention.triton.plan` is the same proof
+on the GPU. Memory is O(T + S) and a block of tile pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo.attention.base import AttentionCall, repeat_heads
+from zoo.slices import slices
+
+__all__ = ["Reach", "find_reach"]
+
+MARGIN = 24 * math.log(2)
+NEAR = (0, 1, 2, 3)  # distances of the keys whose logits are computed
+SLACK = 2.0**-20  # of the sizes of a logit's terms: what float32 sums of them may be off by
+KEYS, MOST_TILES = 64, 2048  # keys of a tile, or more where there would be more tiles
+PAIRS = 1 << 20  # tile pairs of all heads that are bounded at a time
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Key intervals by query tile.
+
+    Attributes:
+        first, last: (B, H, ceil(T/rows)) int64: all keys that rows of the tile need are in [first, last).
+        rows: of a tile.
+    """
+
+    first: Tensor
+    last: Tensor
+    rows: int
+
+    def of_rows(self, batch: int, lo: int, hi: int) -> list[tuple[int, int]]:
+        """(first, last) of each head, for rows [lo, hi) of one batch row."""
+        tiles = slice(lo // self.rows, -(-hi // self.rows))
+        first, last = self.first[batch, :, tiles].amin(-1), self.last[batch, :, tiles].amax(-1)
+        return list(zip(first.tolist(), last.tolist(), strict=True))
+
+
+def find_reach(
+    call: AttentionCall, queries: Tensor, keys: Tensor, table: Tensor | None, scale: Tensor | None, rows: int
+) -> Reach:
+    """What each tile of `rows` queries needs.
+
+    Args:
+        call: for its shape, masks and documents.
+        queries: (B, H, T, R + d_c) scaled, lanes first.  keys: (B, G, S, R + d_c).
+        table: (H or 1, T+S−1), the logit's addend at [T−1−i+j], hidden distances at −∞; None without.
+        scale: (1 or B, H, T) of the table, or None.
+    """
+    num_queries, num_keys = call.num_queries, call.num_keys
+    lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
+    size = max(KEYS, 2 ** math.ceil(math.log2(num_keys / MOST_TILES)))
+    keys = repeat_heads(keys, queries.shape[1])
+    q_norms, k_norms = _norms(queries[..., lanes:]), _norms(keys[..., lanes:])
+    floor = _tiled(_floors(call, queries, keys, q_norms, k_norms, table, scale, lanes), rows, math.inf).amin(-1)
+    threshold = floor - MARGIN - math.log(num_keys)
+    q_norm, k_norm = (_tiled(x, n, 0.0).amax(-1) for x, n in ((q_norms, rows), (k_norms, size)))
+    q_lanes, k_lanes = _extremes(queries[..., :lanes], rows), _extremes(keys[..., :lanes], size)
+    own_lanes = _extremes(keys[:, :, call.offset :, :lanes], rows)
+    scales = None if scale is None else _extremes(scale[..., None], rows)
+    curve = None if table is None else _Extremes.of(table, rows + size - 1, size)
+    q_tiles, k_tiles = q_norm.shape[-1], k_norm.shape[-1]
+    first, last = (torch.empty(q_norm.shape, dtype=torch.int64) for _ in range(2))
+    for part in slices(q_tiles, max(1, PAIRS // (len(queries) * queries.shape[1] * k_tiles))):
+        upper = q_norm[:, :, part, None] * k_norm[:, :, None]
+        terms = upper.clone()
+        for n in range(lanes):
+            low = k_lanes[0][..., n][:, :, None] - own_lanes[1][:, :, part, None, n]
+            high = k_lanes[1][..., n][:, :, None] - own_lanes[0][:, :, part, None, n]
+            term = _largest_product(q_lanes[0][:, :, part, None, n], q_lanes[1][:, :, part, None, n], low, high)
+            upper += term
+            terms += term.abs()
+        if curve is not None:
+            low_row = torch.arange(part.start, part.stop)[:, None] * rows
+            high_row = (low_row + rows).clamp(max=num_queries) - 1
+            low, high = curve.at(num_queries - 1 - high_row + torch.arange(k_tiles) * size)
+            if scales is not None:
+                high = _largest_product(scales[0][:, :, part], scales[1][:, :, part], low, high)
+            upper += high
+            terms += high.abs().nan_to_num(posinf=0.0)
+        needed = ~(upper + SLACK * terms < threshold[:, :, part, None])
+        first[:, :, part] = needed.int().argmax(-1) * size
+        last[:, :, part] = (k_tiles - needed.flip(-1).int().argmax(-1)) * size
+    return Reach(first, last.clamp(max=num_keys), rows)
+
+
+def _floors(
+    call: AttentionCall,
+    q: Tensor,
+    k: Tensor,
+    q_norms: Tensor,
+    k_norms: Tensor,
+    table: Tensor | None,
+    scale: Tensor | None,
+    lanes: int,
+) -> Tensor:
+    """(B, H, T) float64: of each row the largest logit of the keys near its own, less the row's lanes times its own key's."""
+    num_queries, num_keys, offset = call.num_queries, call.num_keys, call.offset
+    floors = torch.full(q.shape[:3], -math.inf, dtype=torch.float64)
+    for part in slices(num_queries, max(1, PAIRS // (q.shape[0] * q.shape[1]))):
+        own = k[:, :, part.start + offset : part.stop + offset]
+        for distance in NEAR:
+            start = max(part.start, distance - offset)  # the first row that has such a key
+            if start >= part.stop:
+                continue
+            here, there = slice(start, part.stop), slice(start + offset - distance, part.stop + offset - distance)
+            a, b = q[:, :, here], k[:, :, there]
+            wide = torch.promote_types(a.dtype, torch.float32)
+            logit = torch.linalg.vecdot(a[..., lanes:].to(wide), b[..., lanes:].to(wide)).double()
+            terms = q_norms[:, :, here] * k_norms[:, :, there]
+            if lanes:
+                apart = b[..., :lanes].double() - own[:, :, start - part.start :, :lanes].double()
+                by_lane = a[..., :lanes].double() * apart
+                logit += by_lane.sum(-1)
+                terms += by_lane.abs().sum(-1)
+            if table is not None:
+                bias = table[:, num_keys - 1 - distance, None].double()
+                bias = bias if scale is None else scale[:, :, here].double() * bias
+                logit, terms = logit + bias, terms + bias.abs()
+            if call.segments is not None:
+                mine, other = call.segments[:, start + offset : part.stop + offset], call.segments[:, there]
+                logit = logit.masked_fill((mine != other)[:, None], -math.inf)
+            # NaN where something is not finite: then nothing is left out.
+            floors[:, :, here] = torch.maximum(floors[:, :, here], logit - SLACK * terms)
+    return floors
+
+
+@dataclass(frozen=True)
+class _Extremes:
+    """The least and largest entry of every stretch of a table, (H, N) each, whose first entry is in a chunk of `size`."""
+
+    low: Tensor
+    high: Tensor
+    size: int
+
+    @staticmethod
+    def of(table: Tensor, length: int, size: int) -> _Extremes:
+        """Of stretches of `length` entries."""
+        count = (length + size - 2) // size + 1  # chunks that such a stretch is in, at most
+        low, high = _tiled(table, size, math.inf).amin(-1).double(), _tiled(table, size, -math.inf).amax(-1).double()
+        low, high = F.pad(low, (0, count - 1), value=math.inf), F.pad(high, (0, count - 1), value=-math.inf)
+        return _Extremes(low.unfold(-1, count, 1).amin(-1), high.unfold(-1, count, 1).amax(-1), size)
+
+    def at(self, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """(H, *starts.shape) each."""
+        chunk = starts // self.size
+        return self.low[:, chunk], self.high[:, chunk]
+
+
+def _largest_product(a_low: Tensor, a_high: Tensor, b_low: Tensor, b_high: Tensor) -> Tensor:
+    """The supremum of a·b over two intervals; +∞ where a product is NaN."""
+    products = torch.maximum(a_low * b_low, a_low * b_high), torch.maximum(a_high * b_low, a_high * b_high)
+    return torch.maximum(*products).nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
+
+
+def _norms(x: Tensor) -> Tensor:
+    """(B, H, L) float64, rounded up."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.linalg.vector_norm(x, dim=-1, dtype=wide).double() * (1 + 1e-5) + 1e-30
+
+
+def _tiled(x: Tensor, size: int, fill: float) -> Tensor:
+    """(…, L) as (…, ceil(L/size), size), the last tile filled up."""
+    return F.pad(x, (0, -x.shape[-1] % size), value=fill).unflatten(-1, (-1, size))
+
+
+def _extremes(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Least and largest, (B, H, tiles, R) float64, of (B, H, L, R)."""
+    lines = x.double().transpose(-1, -2)
+    low, high = (_tiled(lines, size, fill) for fill in (math.inf, -math.inf))
+    return low.amin(-1).transpose(-1, -2), high.amax(-1).transpose(-1, -2)

@@ -202,7 +202,7 @@ def test_a_looser_bound_is_found_out(monkeypatch: pytest.MonkeyPatch, prior: str
         call.q[:], call.k[:] = torch.eye(WIDTH)[0], torch.eye(WIDTH)[0]
     whole = attend(call, WHOLE)
     assert float((attend(call, SKIPPING) - whole).abs().max()) < 2**-24
-    monkeypatch.setattr(planning, "MARGIN", 2.0 - math.log(700))
+    monkeypatch.setattr(planning, "LEFT_OUT", 0.1)
     assert float((attend(call, SKIPPING) - whole).abs().max()) > 2**-20
 
 

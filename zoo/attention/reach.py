@@ -5,13 +5,13 @@ For row i of a tile of queries, key j and one head, with logits z less the row's
     z_ij ≤ ‖q_i content‖·‖k_j content‖ + Σ_lanes q_i·(k_j − k_own) + row_scale_i·table_ij
 
 `upper` is the supremum of that over the rows of a query tile and the keys of a key tile; `floor` the least, over the rows,
-of the largest of a few exact logits: those of the own key and of the keys just before it. A key tile is left out where
+of the largest of a few exact logits: those of the own key and of the keys just before it. What a query tile needs is an
+interval of keys. On either side of it tiles are left out from the far end on as long as
 
-    upper < floor − 24·ln 2 − ln S
+    Σ keys of the tile · exp(upper − floor) ≤ 2^−25
 
-so every row has a visible key whose weight is at least 2^24·S times that of each key left out, and all of them together are
-below 2^−24 of the row's sum. What a query tile needs is an interval of keys. `zoo.attention.triton.plan` is the same proof
-on the GPU. Memory is O(T + S) and a block of tile pairs.
+so all keys left out weigh less than 2^−24 of the row's sum together. `zoo.attention.triton.plan` bounds the same terms on the
+GPU, key by key. Memory is O(T + S) and a block of tile pairs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zoo.slices import slices
 
 __all__ = ["Reach", "find_reach"]
 
-MARGIN = 24 * math.log(2)
+LEFT_OUT = 2.0**-25  # of a row's sum, at most, on either side
 NEAR = (0, 1, 2, 3)  # distances of the keys whose logits are computed
 SLACK = 2.0**-20  # of the sizes of a logit's terms: what float32 sums of them may be off by
 KEYS, MOST_TILES = 64, 2048  # keys of a tile, or more where there would be more tiles
@@ -72,7 +72,6 @@ def find_reach(
     keys = repeat_heads(keys, queries.shape[1])
     q_norms, k_norms = _norms(queries[..., lanes:]), _norms(keys[..., lanes:])
     floor = _tiled(_floors(call, queries, keys, q_norms, k_norms, table, scale, lanes), rows, math.inf).amin(-1)
-    threshold = floor - MARGIN - math.log(num_keys)
     q_norm, k_norm = (_tiled(x, n, 0.0).amax(-1) for x, n in ((q_norms, rows), (k_norms, size)))
     q_lanes, k_lanes = _extremes(queries[..., :lanes], rows), _extremes(keys[..., :lanes], size)
     own_lanes = _extremes(keys[:, :, call.offset :, :lanes], rows)
@@ -97,9 +96,10 @@ def find_reach(
                 high = _largest_product(scales[0][:, :, part], scales[1][:, :, part], low, high)
             upper += high
             terms += high.abs().nan_to_num(posinf=0.0)
-        needed = ~(upper + SLACK * terms < threshold[:, :, part, None])
+        weight = size * (upper + SLACK * terms - floor[:, :, part, None]).exp()
+        needed, needed_back = (~(side.cumsum(-1) <= LEFT_OUT) for side in (weight, weight.flip(-1)))  # with NaN: needed
         first[:, :, part] = needed.int().argmax(-1) * size
-        last[:, :, part] = (k_tiles - needed.flip(-1).int().argmax(-1)) * size
+        last[:, :, part] = (k_tiles - needed_back.int().argmax(-1)) * size
     return Reach(first, last.clamp(max=num_keys), rows)
 
 

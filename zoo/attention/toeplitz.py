@@ -12,6 +12,7 @@ at most `one_head` elements, or one head's 64 × S if that is larger.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall, Workspace, needs_grad, needs_mask, repeat_heads, single_documents
-from zoo.attention.reach import Reach, find_reach
+from zoo.attention.reach import LEFT_OUT, Reach, find_reach
 from zoo.attention.sdpa import SdpaKernel
 from zoo.positions import document_starts
 
@@ -102,6 +103,10 @@ class ToeplitzKernel:
         """The keys that blocks need, of a call whose prior decays so far that a tenth of the visible ones are not needed."""
         if not self.may_skip(call):
             return None
+        if call.terms.q_lanes is None:  # then the table has to fall far enough
+            fall = table.amax(1) - table.amin(1)
+            if float((fall if scale is None else fall * scale.abs().amax((0, 2))).max()) < -math.log(LEFT_OUT):
+                return None
         mask = _reversed_mask(call, table.dtype)
         reach = find_reach(call, queries, keys, table if mask is None else table + mask, scale, self.forward_rows)
         return reach if self._share(call, reach) > 0.1 else None

@@ -90,12 +90,12 @@ class AttentionCache(Protocol):
         window: int | None = None,
         kernel: str = "auto",
     ) -> Tensor:
-        """Store k and v of the new tokens and attend to all tokens so far: (B, H, T, D). Options as in `prior_attention`.
+        """Store k and v of the new tokens and attend to all tokens so far: (B, H, Q, D). Options as in `prior_attention`.
 
         Args:
             prior: of this layer.
             x: (B, T, C) the layer's input at the new tokens.
-            q, k, v: (B, H, T, d_c), (B, G, T, d_c), (B, G, T, D) of the new tokens.
+            q, k, v: (B, H, Q, d_c), (B, G, T, d_c), (B, G, T, D): queries of the last Q of the T new tokens.
             positions: of the new tokens.
             segments: (B, S) document ids of all tokens, or None.
         """
@@ -170,24 +170,27 @@ class Attention(nn.Module):
         cache: AttentionCache | None = None,
         kernel: str = "auto",
         logit_scale: float = 1.0,
+        last: int | None = None,
     ) -> Tensor:
-        """x (B, T, C) at `positions` → (B, T, C). With a cache the T tokens follow those it holds; segments cover all.
+        """x (B, T, C) at `positions` → (B, T, C), or of the `last` tokens alone (B, last, C), without work for the others.
 
-        logit_scale multiplies every logit, the prior's too: an inverse temperature for measurements, 1 in the model itself.
+        With a cache the T tokens follow those it holds; segments cover all. logit_scale multiplies every logit, the prior's
+        too: an inverse temperature for measurements, 1 in the model itself.
         """
-        q = self.query(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
+        asked, of = (x, positions) if last is None else (x[:, -last:], positions.tail(last))
+        q = self.query(asked).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
         if self.rotary is not None:
-            q, k = self.rotary(q, positions), self.rotary(k, positions)
-        scale = None if self.ssmax is None else self.ssmax(positions, causal=self.causal)
+            q, k = self.rotary(q, of), self.rotary(k, positions)
+        scale = None if self.ssmax is None else self.ssmax(of, causal=self.causal)
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None
         if logit_scale != 1.0:
             scale = logit_scale * (q.new_ones(q.shape[1:3], dtype=torch.float32) if scale is None else scale)
         options: dict[str, Any] = dict(query_scale=scale, segments=segments, window=self.window, kernel=kernel)
         if cache is None:
-            terms = self.prior(positions, positions, causal=self.causal, x=x)
+            terms = self.prior(of, positions, causal=self.causal, x=x)
             out = prior_attention(q, k, v, terms, causal=self.causal, **options)
         else:
             if not self.causal or logit_scale != 1.0:
@@ -214,8 +217,12 @@ class Block(nn.Module):
         segments: Tensor | None = None,
         cache: AttentionCache | None = None,
         kernel: str = "auto",
+        last: int | None = None,
     ) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), positions, segments=segments, cache=cache, kernel=kernel)
+        """(B, T, C), or of the `last` tokens (B, last, C); arguments as in `Attention`."""
+        options: dict[str, Any] = dict(segments=segments, cache=cache, kernel=kernel, last=last)
+        attended = self.attention(self.attention_norm(x), positions, **options)
+        x = (x if last is None else x[:, -last:]) + attended
         return x + self.mlp(self.mlp_norm(x))
 
 

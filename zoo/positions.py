@@ -65,6 +65,13 @@ class Positions:
             raise ValueError(f"a grid needs height, width >= 1 and num_prefix >= 0, got {height}x{width}, {num_prefix}")
         return Positions(num_prefix + height * width, shape=(height, width), num_prefix=num_prefix)
 
+    def tail(self, count: int) -> Positions:
+        """The last `count` positions of a line."""
+        if self.is_grid or not 1 <= count <= self.length:
+            raise ValueError(f"the last {count} of {self.length} positions: expected 1 to all, of a line")
+        within = None if self.within is None else self.within[:, -count:]
+        return Positions(count, self.offset + self.length - count, within=within)
+
     @property
     def is_grid(self) -> bool:
         return self.shape is not None

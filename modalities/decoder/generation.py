@@ -107,7 +107,7 @@ def _stream(
     held = model.new_cache(capacity) if cache == "dense" else model.new_cache(capacity, cache)
     real = None if segments is None else torch.zeros_like(segments[:, :1])
     for _ in range(max_new_tokens):
-        features = model.forward_features(tokens, segments=segments, cache=held)[:, -1]
+        features = model.forward_features(tokens, segments=segments, cache=held, last=1)[:, -1]
         tokens = _pick(model.forward_head(features), temperature, top_k, top_p, generator)[:, None]
         segments = real
         yield tokens[:, 0]

@@ -121,9 +121,18 @@ class Decoder(ZooModel):
         return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, bounds=bounds)
 
     def forward_features(
-        self, tokens: Tensor, *, segments: Tensor | None = None, cache: Cache | None = None, kernel: str = "auto"
+        self,
+        tokens: Tensor,
+        *,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+        kernel: str = "auto",
+        last: int | None = None,
     ) -> Tensor:
-        """(B, T, C) after the last norm, from tokens (B, T) and document ids (B, T) if rows are packed or padded."""
+        """(B, T, C) after the last norm, from tokens (B, T) and document ids (B, T) if rows are packed or padded.
+
+        last: give (B, last, C) of the last tokens alone; the last layer then computes no others.
+        """
         if cache is None:
             positions = Positions.line(tokens.shape[1]) if segments is None else Positions.documents(segments)
         else:
@@ -134,6 +143,7 @@ class Decoder(ZooModel):
             x = x + self.position_embedding(positions, x)
         for n, layer in enumerate(self.layers):
             options: dict[str, Any] = dict(segments=segments, cache=cache.layers[n] if cache else None, kernel=kernel)
+            options["last"] = last if n == len(self.layers) - 1 else None
             if self.config.activation_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(layer, x, positions, use_reentrant=False, **options)
             else:

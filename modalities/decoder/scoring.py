@@ -59,7 +59,7 @@ def prefill(model: Decoder, prompts: Tensor, *, capacity: int) -> tuple[Cache, T
     """Read ``prompts`` (B, P) into a new cache. Returns it and the logits (B, V) after the last token."""
     cache = model.new_cache(capacity)
     for part in prompts.split(max(1, PREFILL_TOKENS // len(prompts)), dim=1):
-        features = model.forward_features(part, cache=cache)
+        features = model.forward_features(part, cache=cache, last=1)
     return cache, model.forward_head(features[:, -1])
 
 

@@ -48,7 +48,7 @@ class KnownAnswer(nn.Module):
         cache.targets, cache.prompt = None, 0
         return cache
 
-    def forward_features(self, tokens, *, segments=None, cache=None):
+    def forward_features(self, tokens, *, segments=None, cache=None, last=None):
         logits = torch.zeros(*tokens.shape, self.config.vocab_size)
         if self.answer is None:
             return logits
@@ -62,7 +62,7 @@ class KnownAnswer(nn.Module):
                 for row, target in enumerate(cache.targets):
                     logits[row, t, target[written]] = 5.0
         cache.length += tokens.shape[1]
-        return logits
+        return logits if last is None else logits[:, -last:]
 
     def forward_head(self, features):
         return features

@@ -58,6 +58,34 @@ def test_prefixes_cache_and_documents(name: str, tokens: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
+def test_the_last_tokens_alone(name: str, tokens: torch.Tensor) -> None:
+    """Of a whole line, of packed documents, and of every chunk that a cache reads, are those of all tokens."""
+    model, close = small(name), dict(atol=1e-5, rtol=1e-5)
+    segments = (torch.arange(33) >= 14).long().expand(2, -1)
+    for options in ({}, {"segments": segments}):
+        full = model.forward_features(tokens, **options)
+        for last in (1, 5, 33):
+            torch.testing.assert_close(model.forward_features(tokens, last=last, **options), full[:, -last:], **close)
+    full = model.forward_features(tokens)
+    for kind in ("dense",) if "fire" in name else ("dense", "paged"):
+        cache = model.new_cache(33, kind)
+        for start, stop, last in ((0, 9, 1), (9, 21, 3), (21, 22, 1), (22, 33, 2)):
+            found = model.forward_features(tokens[:, start:stop], cache=cache, last=last)
+            torch.testing.assert_close(found, full[:, stop - last : stop], **close)
+
+
+@pytest.mark.parametrize("name", ["text_ggd_ssmax_tiny", "text_goat_tiny", "text_cable_tiny", "text_rope_tiny"])
+@torch.no_grad()
+def test_the_last_tokens_of_a_chunk_longer_than_a_page(name: str) -> None:
+    model, tokens = small(name), torch.randint(0, 256, (2, 190), generator=torch.Generator().manual_seed(5))
+    cache = model.new_cache(190, "paged")
+    model.forward_features(tokens[:, :70], cache=cache, last=1)
+    found = model.forward_features(tokens[:, 70:], cache=cache, last=3)
+    torch.testing.assert_close(found, model.forward_features(tokens)[:, -3:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
 def test_left_padded_batches_decode_like_single_rows(name: str, tokens: torch.Tensor) -> None:
     model = small(name)
     prompts = [tokens[0, :15].tolist(), tokens[1, :6].tolist()]

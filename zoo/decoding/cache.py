@@ -34,9 +34,11 @@ class LayerCache(AttentionCache):
         """Bytes reserved for keys and values."""
         raise NotImplementedError
 
-    def terms(self, prior: Prior, x: Tensor, k: Tensor, positions: Positions) -> tuple[PriorTerms, Tensor]:
-        """The prior's terms among the new tokens without key lanes, and keys with the lanes folded in."""
-        terms = prior(positions, positions, causal=True, x=x, carry=self.carry)
+    def terms(
+        self, prior: Prior, x: Tensor, k: Tensor, queries: Positions, positions: Positions
+    ) -> tuple[PriorTerms, Tensor]:
+        """The prior's terms of the queries among the new tokens without key lanes, and keys with the lanes folded in."""
+        terms = prior(queries, positions, causal=True, x=x, carry=self.carry)
         self.carry = terms.carry
         if terms.k_lanes is not None:
             k = fold_lanes(k, terms.k_lanes)
@@ -73,14 +75,15 @@ class DenseLayer(LayerCache):
         window: int | None = None,
         kernel: str = "auto",
     ) -> Tensor:
-        terms, k = self.terms(prior, x, k, positions)
+        queries = positions.tail(q.shape[2])
+        terms, k = self.terms(prior, x, k, queries, positions)
         k, v = self.append(k, v)
         everything = Positions.line(k.shape[2])
-        table = None if terms.table is None else self.table(prior, positions, everything)
+        table = None if terms.table is None else self.table(prior, queries, everything)
         bias = None
         if terms.bias is not None:
             everything = everything if segments is None else Positions.documents(segments)
-            bias = prior.dense_bias(positions, everything, causal=True)
+            bias = prior.dense_bias(queries, everything, causal=True)
         return prior_attention(
             q,
             k,

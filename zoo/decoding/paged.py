@@ -56,7 +56,8 @@ class PagedLayer(LayerCache):
         Raises:
             ValueError: for a prior that returns a dense bias (FIRE).
         """
-        terms, k = self.terms(prior, x, k, positions)
+        queries = positions.tail(q.shape[2])
+        terms, k = self.terms(prior, x, k, queries, positions)
         if terms.bias is not None:
             raise ValueError(
                 f"a paged cache serves priors made of lanes or of a table; {type(prior).__name__} returns a dense bias over "
@@ -67,7 +68,7 @@ class PagedLayer(LayerCache):
             query_scale = query_scale[None]
         if self.store is None:
             self.store = PageStore(k, v, block=self.owner.block, width=q.shape[-1])
-        start, tokens = self.owner.length, q.shape[2]
+        start, tokens = self.owner.length, k.shape[2]
         stop = start + tokens
         call = AttentionCall(q, k, v, terms, True, query_scale, segments, window)
         if start == 0 and tokens > 1:
@@ -75,7 +76,7 @@ class PagedLayer(LayerCache):
             self.store.append(k, v, self._evictable(stop))
             return out
         table = None if terms.table is None else self.distances(prior, stop)
-        table = None if table is None else table.shifted(positions, Positions.line(stop))
+        table = None if table is None else table.shifted(queries, Positions.line(stop))
         call = replace(call, terms=replace(terms, table=table))
         in_place = paged_kernel(call, kernel, self.owner.block)
         if in_place is None and tokens > self.owner.block:

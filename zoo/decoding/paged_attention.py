@@ -85,16 +85,16 @@ def attend_gathered(
     Heads with equal page counts are batched; memory is the pages of one such set plus a block of logits.
 
     Args:
-        call: queries, terms (the table's column of a distance d is d + center), row scale, documents and window; its k and v
-            are those of the T queries.
-        pages: exclude the T new keys if these are in `fresh`, else include them.
+        call: queries, of the last T positions, terms (the table's column of a distance d is d + center), row scale,
+            documents and window.
+        pages: exclude the new keys if these are in `fresh`, else include them.
         counts: pages.count on the host, length B·G.
-        fresh: k (B, G, T, Dk) and v (B, G, T, Dv).
+        fresh: k (B, G, N, Dk) and v (B, G, N, Dv), N ≥ T.
     """
     batch, groups = call.k.shape[:2]
-    tokens = call.num_queries
+    tokens, new = call.num_queries, 0 if fresh is None else fresh[0].shape[2]
     queries = call.queries.unflatten(1, (groups, -1)).flatten(0, 1)  # (B·G, r, T, Dk)
-    first = pages.length - (tokens if fresh is None else 0)
+    first = pages.length + new - tokens  # position of the first query
     out = call.v.new_empty(batch * groups, queries.shape[1], tokens, call.v.shape[3])
     index, start = pages.index.flatten(0, 1), pages.start.flatten(0, 1)
     block = pages.keys.shape[1]
@@ -113,8 +113,8 @@ def attend_gathered(
         place = torch.arange(block, device=index.device)
         at = (start[rows, :count, None] + place).flatten(1)[:, :filled]
         if fresh is not None:
-            new = torch.arange(first, first + tokens, device=at.device).expand(len(rows), -1)
-            at = torch.cat([at, new], dim=1)
+            there = torch.arange(pages.length, pages.length + new, device=at.device).expand(len(rows), -1)
+            at = torch.cat([at, there], dim=1)
             k, v = (torch.cat([old, x.flatten(0, 1)[rows]], dim=1) for old, x in ((k, fresh[0]), (v, fresh[1])))
         out[rows] = _attend(call, queries[rows], k, v, at, rows, first)
     return out.unflatten(0, (batch, groups)).flatten(1, 2)

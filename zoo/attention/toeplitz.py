@@ -21,9 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, Workspace, needs_grad, needs_mask, repeat_heads, single_documents
+from zoo.attention.base import (
+    AttentionCall,
+    Workspace,
+    needs_grad,
+    needs_mask,
+    pad_heads,
+    repeat_heads,
+    single_documents,
+)
 from zoo.attention.reach import LEFT_OUT, Reach, find_reach
-from zoo.attention.sdpa import SdpaKernel
 from zoo.positions import document_starts
 
 __all__ = ["ToeplitzKernel"]
@@ -88,8 +95,9 @@ class ToeplitzKernel:
         keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
         with torch.no_grad():
             reach = self.find_reach(call, queries, keys, table, scale)
-        if reach is None and not needs_mask(call) and call.num_keys >= self.least_keys:
-            return SdpaKernel().run(call)
+        if reach is None and not needs_mask(call) and call.num_keys >= self.least_keys:  # torch's own causal attention
+            queries, keys, values = pad_heads(queries, keys, values)
+            return F.scaled_dot_product_attention(queries, keys, values, is_causal=call.causal, scale=1.0)[..., :width]
         return _ToeplitzAttention.apply(queries, keys, values, table, scale, call, self, reach)[..., :width]
 
     def may_skip(self, call: AttentionCall) -> bool:

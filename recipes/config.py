@@ -39,12 +39,13 @@ class Model:
 class Optim:
     """Optimiser and learning-rate schedule: linear warm-up, then cosine from `lr` to `floor * lr`."""
 
-    name: str = "adamw"
+    name: str = "adamw"  # or radam; or muon, of the layers' matrices, beside AdamW for all else
     lr: float = 2e-3
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1  # on matrices only; see engine.parameter_groups
     prior_lr_scale: float = 1.0  # learning rate of the priors' parameters and SSMax's s, as a multiple of lr
+    muon_lr_scale: float = 5.0  # learning rate of the matrices that muon trains, as a multiple of lr
     schedule: str = "cosine"
     warmup: int = 50  # steps
     floor: float = 0.1  # of lr, reached at the last step
@@ -59,7 +60,7 @@ class Train:
     micro_batch: int | None = None  # samples per rank and forward; derived where it is None
     accumulation: int | None = None  # forwards per step; derived where it is None
     precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA
-    zero_stage: int = 0  # in bf16 a 0 that --set or a DeepSpeed file does not ask for becomes 1
+    zero_stage: int = 0  # in bf16 a 0 that --set or a DeepSpeed file does not ask for becomes 1, but with muon
     clip: float = 1.0  # gradient norm; 0 switches clipping off
     ema: float = 0.0  # decay of a moving average of the weights, which is then evaluated and exported; 0: none
     seed: int = 0
@@ -258,7 +259,7 @@ def resolve_batch(batch: int, micro_batch: int | None, accumulation: int | None,
 
 _CHOICES = {
     "train.precision": ("auto", "fp32", "bf16"),
-    "optim.name": ("adamw", "radam"),
+    "optim.name": ("adamw", "radam", "muon"),
     "optim.schedule": ("cosine", "constant"),
 }
 _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -271,6 +272,7 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "train.keep": (lambda count: count >= 1, "at least 1"),
     "evaluate.every": (lambda steps: steps >= 0, "a number of steps, or 0 for never"),
     "evaluate.samples": (lambda count: count >= 1, "at least 1"),
+    "optim.muon_lr_scale": (lambda scale: 0 < scale < math.inf, "a positive number"),
     "optim.lr": (lambda rate: 0 < rate < math.inf, "a positive number"),
     "optim.warmup": (lambda steps: steps >= 0, "a number of steps"),
     "optim.floor": (lambda share: 0 <= share <= 1, "a fraction of lr between 0 and 1"),
@@ -288,6 +290,11 @@ def check_values(recipe: Recipe) -> None:
     for name, (fine, expected) in _LIMITS.items():
         if not fine(value := attrgetter(name)(recipe)):
             raise ConfigError(f"{name}={value}: expected {expected}")
+    if recipe.optim.name == "muon" and recipe.train.zero_stage:
+        raise ConfigError(
+            f"optim.name='muon' at train.zero_stage={recipe.train.zero_stage}: expected stage 0; DeepSpeed's others clip "
+            "the orthogonal updates and not the gradients"
+        )
     if recipe.train.ema and recipe.train.zero_stage == 3:
         raise ConfigError(f"train.ema={recipe.train.ema}: expected 0 at zero_stage 3, which cuts the weights up")
 
@@ -314,7 +321,7 @@ def resolve(
     asked_stage = "train.zero_stage" in (overridden_keys or set()) or "zero_optimization.stage" in dict(
         _flatten(user_config)
     )
-    if train.precision == "bf16" and train.zero_stage == 0 and not asked_stage:
+    if train.precision == "bf16" and train.zero_stage == 0 and not asked_stage and recipe.optim.name != "muon":
         train.zero_stage = 1  # the optimiser's float32 copies shared out; stage 0 keeps them whole on every rank
     train.micro_batch, train.accumulation = resolve_batch(train.batch, train.micro_batch, train.accumulation, world)
     config = {

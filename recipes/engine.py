@@ -119,6 +119,9 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
     Exempt are the names of `model.no_weight_decay()` (norms, position embeddings, every prior parameter, SSMax's s)
     and whatever has fewer than two dimensions. Of those, `model.prior_parameters()` learn at `optim.prior_lr_scale`
     times the rate: under Adam a parameter moves by about its rate a step, too little for an exponent θβ in a short run.
+
+    Muon trains the matrices of the layers, at `optim.muon_lr_scale` times the rate: its updates have singular values near 1
+    (https://kellerjordan.github.io/posts/muon/). The weight decay of a step is the same.
     """
     exempt = model.no_weight_decay()
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -127,6 +130,7 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
         raise ConfigError(f"no_weight_decay() names no parameters of the model: {', '.join(sorted(unknown))}")
     fast = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
     decayed = [p for name, p in named if p.ndim >= 2 and name not in exempt]
+    hidden = [p for name, p in named if p.ndim == 2 and name not in exempt and name.startswith("layers.")]
     spared = [p for name, p in named if (p.ndim < 2 or name in exempt) and name not in fast]
     prior_parameters = [p for name, p in named if name in fast]
     groups: list[dict[str, Any]] = [
@@ -134,12 +138,24 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
         {"params": spared, "weight_decay": 0.0},
         {"params": prior_parameters, "weight_decay": 0.0, "lr": optim.lr * optim.prior_lr_scale},
     ]
+    if optim.name == "muon":
+        matrices = {id(p) for p in hidden}
+        groups[0]["params"] = [p for p in decayed if id(p) not in matrices]
+        scale = optim.muon_lr_scale
+        groups.append({"params": hidden, "weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale})
+        for number, group in enumerate(groups):
+            group["use_muon"] = number == len(groups) - 1
     return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
 
 
 def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
-    """AdamW or RAdam, both with decoupled weight decay, on `parameter_groups`."""
+    """AdamW, RAdam or Muon, all with decoupled weight decay, on `parameter_groups`."""
     groups = parameter_groups(model, optim)
+    if optim.name == "muon":
+        from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+
+        adam = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
+        return MuonWithAuxAdam([group if group["use_muon"] else adam | group for group in groups])
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
     return torch.optim.RAdam(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, decoupled_weight_decay=True)
@@ -218,7 +234,9 @@ class Engine:
         """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping."""
         last = self._deepspeed.is_gradient_accumulation_boundary()
         norm = self._own_norm() if last else None
-        self._deepspeed.step()
+        # DeepSpeed compiles Muon's update; on the CPU that takes a compiler, and longer than it saves.
+        with torch.compiler.set_stance("default" if self.ranks.device.type == "cuda" else "force_eager"):
+            self._deepspeed.step()
         if not last:
             return None
         if self.average is not None:

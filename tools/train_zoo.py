@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shlex
 import statistics
@@ -160,6 +161,7 @@ def describe_dna(recipe: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+BESIDE = 'model.options.lanes="beside"'
 UP_TO_16 = "256,512,1024,2048,4096"  # lengths of the text models, in training lengths
 FAMILIES = {
     "text": Family(
@@ -195,17 +197,23 @@ FAMILIES = {
             *((f"needle {n // 256}×", "niah", "free_generation", n) for n in (256, 4096)),
         ),
         variants={
-            "ggd+spectral": ("ggd+spectral",),
-            "ggd+key_bias": ("ggd+key_bias",),  # also rank 0
-            "spectral+key_bias": ("spectral+key_bias",),
-            "ggd_goat-rank4": ("ggd_goat", "model.options.position_options.spectral.rank=4"),
-            "ggd_goat-rank8": ("ggd_goat", "model.options.position_options.spectral.rank=8", 'model.options.lanes="beside"'),
-            "ggd_goat-alibi": ("ggd_goat", "model.options.position_options.ggd.init=alibi"),
-            "ggd_goat-slope": ("ggd_goat", "model.options.position_options.key_bias.init=seeded"),
-            "ggd_goat-beside": ("ggd_goat", 'model.options.lanes="beside"'),
-            "goat-beside": ("goat", 'model.options.lanes="beside"'),
-            "alibi-beside": ("alibi", 'model.options.lanes="beside"'),
+            "ggd+spectral": ("ggd+spectral_ssmax",),
+            "ggd+key_bias": ("ggd+key_bias_ssmax",),  # also rank 0
+            "spectral+key_bias": ("spectral+key_bias_ssmax",),
+            "rank4": ("ggd_goat_ssmax", "model.options.position_options.spectral.rank=4"),
+            "rank8": ("ggd_goat_ssmax", "model.options.position_options.spectral.rank=8", BESIDE),
+            "alibi-init": ("ggd_goat_ssmax", "model.options.position_options.ggd.init=alibi"),
+            "slope-init": ("ggd_goat_ssmax", "model.options.position_options.key_bias.init=seeded"),
+            "beside": ("ggd_goat_ssmax", BESIDE),
+            "goat-beside": ("goat", BESIDE),
+            "alibi-beside": ("alibi", BESIDE),
             "goat-d64-rank8": ("goat", "model.options.position_options.rank=8", "model.options.num_heads=2"),
+            # GOAT whose slowest period is the training length: none of its terms is a slope that training does not bound
+            "goat-period256": (
+                "spectral+key_bias",
+                "model.options.position_options.key_bias.init=seeded",
+                f"model.options.position_options.spectral.base={256 / (2 * math.pi):.4f}",
+            ),
         },
     ),
     "lm": Family(

@@ -3,7 +3,8 @@
     " The door code of Anna is 48213."      " What is the door code of Anna? The door code of Anna is" → " 48213"
 
 A fact is a subject and a random value. The facts of a document are stated in one wording, so that their subjects alone tell
-them apart, or each in its own. Three quarters of the wordings of training are invented on the spot out of random words.
+them apart, or each in its own. Three quarters of the wordings of training are invented on the spot, of random words and of
+words of the text that they stand in.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from modalities.heldout import fingerprint_of
 from modalities.text.tokenizers import Tokenizer
 
-__all__ = ["Fact", "Grammar", "Sentence", "draw_digits", "draw_facts", "pick", "sentence_ends"]
+__all__ = ["Fact", "Grammar", "Sentence", "draw_digits", "draw_facts", "fill_aside", "pick", "sentence_ends"]
 
 T = TypeVar("T")
 Sentence = tuple[str, ...]  # pieces that are tokenised one by one: a value is cut alike wherever it stands
@@ -54,9 +55,9 @@ class Grammar:
         names: lists of names, of a kind each.  nouns: what has a value.
         openings, endings: said before or behind a statement.  asks: said before a question.
         asides: sentences with a number of no interest at "|".
-        code: the shape of names that are made of letters and a number.
+        codes: shapes of names that are made of letters and a number.
         syllables: of invented names.  words: values that are words.
-        frame_words: of invented wordings; none where empty.
+        frame_words, frame_marks: of invented wordings, and of names that are two such words; none where empty.
     """
 
     wordings: tuple[tuple[str, str], ...]
@@ -66,24 +67,36 @@ class Grammar:
     endings: tuple[str, ...]
     asks: tuple[str, ...]
     asides: tuple[str, ...]
-    code: str
+    codes: tuple[str, ...]
     syllables: tuple[str, ...]
     words: tuple[str, ...]
     frame_words: tuple[str, ...] = ()
+    frame_marks: tuple[str, ...] = ()
 
-    def draw_name(self, rng: np.random.Generator, kind: int) -> str:
-        """A name of one of the lists, or for the two kinds after them an invented one, or letters and a number."""
+    def draw_name(self, rng: np.random.Generator, kind: int, text: Sequence[str]) -> str:
+        """A name of one of the lists, or for the kinds after them an invented one, a code, or two words."""
         if kind < len(self.names):
             return pick(rng, self.names[kind])
-        if kind == len(self.names):
+        kind -= len(self.names)
+        if kind == 0:
             return self.invent(rng, 2, 3).capitalize() + (f" {self.invent(rng, 1, 3)}" if rng.random() < 0.3 else "")
-        return self.code.format(letters=draw_letters(rng, int(rng.integers(1, 4))), number=rng.integers(1, 1000))
+        if kind <= len(self.codes):
+            letters, number = draw_letters(rng, int(rng.integers(1, 4))), rng.integers(1, 1000)
+            return self.codes[kind - 1].format(letters=letters, number=number)
+        return f"{self.draw_word(rng, text)} {self.draw_word(rng, text)}"
 
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that change with the words and with how facts are drawn from them."""
-        drawn = (repr(draw_facts(np.random.default_rng(seed), self, 3)).encode() for seed in range(64))
+        text = self.frame_words[:9]
+        drawn = (repr(draw_facts(np.random.default_rng(seed), self, 3, text=text)).encode() for seed in range(64))
         return fingerprint_of(drawn)
+
+    @cached_property
+    def vocabulary(self) -> frozenset[str]:
+        """The words, in small letters, that fill wordings."""
+        filling = (*(name for kind in self.names for name in kind), *self.nouns, *self.words)
+        return frozenset(word for entry in filling for word in entry.lower().split())
 
     def invent(self, rng: np.random.Generator, least: int, most: int) -> str:
         """A word of so many syllables."""
@@ -96,22 +109,35 @@ class Grammar:
         return len(self.names[kind]) if kind < len(self.names) else math.inf
 
     def draw_kind(self, rng: np.random.Generator) -> int:
-        """A kind of name: half of them are invented."""
-        listed = len(self.names)
-        return int(rng.integers(listed)) if rng.random() < 0.5 else listed + int(rng.integers(2))
+        """A kind of name: half of them are of no list."""
+        listed, codes = len(self.names), len(self.codes)
+        if rng.random() < 0.5:
+            return int(rng.integers(listed))
+        unlisted = [range(1), range(1, 1 + codes)]
+        if self.frame_words:
+            unlisted.append(range(1 + codes, 2 + codes))
+        return listed + pick(rng, pick(rng, unlisted))
 
-    def draw_wording(self, rng: np.random.Generator) -> tuple[str, str]:
+    def draw_word(self, rng: np.random.Generator, text: Sequence[str]) -> str:
+        """A word of the text, of the list, or an invented one."""
+        drawn = rng.random()
+        if drawn < 0.25:
+            return self.invent(rng, 2, 4)
+        return pick(rng, text if len(text) and drawn < 0.7 else self.frame_words)
+
+    def draw_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
         """A wording of the list, or an invented one: random words around the name, repeated by the question."""
         if not self.frame_words or rng.random() > INVENTED:
             return pick(rng, self.wordings)
-        words = [
-            pick(rng, self.frame_words) if rng.random() < 0.7 else self.invent(rng, 2, 4)
-            for _ in range(int(rng.integers(1, 7)))
-        ]
+        words = [self.draw_word(rng, text) for _ in range(int(rng.integers(1, 7)))]
         words.insert(int(rng.integers(len(words) + 1)), "{name}")
-        frame = " ".join(words) + pick(rng, ("", "", "", ":", " =", " is", ","))
-        asked = f"{pick(rng, self.frame_words)} {pick(rng, self.frame_words)} {{name}}? " if rng.random() < 0.3 else ""
-        return frame + pick(rng, (" |.", " |,", " |;", f" | {pick(rng, self.frame_words)}.")), asked + frame
+        frame = words[0]
+        for word in words[1:]:
+            mark = pick(rng, self.frame_marks) if rng.random() < 0.15 else ""
+            frame += (pick(rng, (f"{mark} ", f" {mark} ", mark)) if mark else " ") + word
+        frame += pick(rng, ("", "", "", ":", " =", " is", ",", f" {pick(rng, self.frame_marks)}"))
+        asked = f"{self.draw_word(rng, text)} {self.draw_word(rng, text)} {{name}}? " if rng.random() < 0.3 else ""
+        return frame + pick(rng, (" |.", " |,", " |;", f" | {self.draw_word(rng, text)}.")), asked + frame
 
 
 def draw_letters(rng: np.random.Generator, count: int) -> str:
@@ -131,7 +157,13 @@ VALUES: dict[str, Callable[[np.random.Generator, Grammar], str]] = {
 
 
 def draw_facts(
-    rng: np.random.Generator, grammar: Grammar, count: int, *, value: str | None = None, alike: bool | None = None
+    rng: np.random.Generator,
+    grammar: Grammar,
+    count: int,
+    *,
+    value: str | None = None,
+    alike: bool | None = None,
+    text: Sequence[str] = (),
 ) -> list[Fact]:
     """`count` facts about different subjects.
 
@@ -140,6 +172,7 @@ def draw_facts(
         count: of facts.
         value: what all values are, of VALUES; drawn where None.
         alike: all in one wording and of one kind of name, so that only names (or nouns) tell them apart; drawn where None.
+        text: words that invented wordings and names may have.
 
     Raises:
         ValueError: for more facts than the grammar has subjects.
@@ -151,12 +184,11 @@ def draw_facts(
     taken: set[str] = set()  # questions, and statements up to the value: two wordings may state alike
     for _ in range(TRIES * count):
         if not facts or not alike:
-            wording, kind = grammar.draw_wording(rng), grammar.draw_kind(rng)
             for _ in range(TRIES):
+                wording, kind = grammar.draw_wording(rng, text), grammar.draw_kind(rng)
                 if not alike or grammar.subjects(wording, kind) >= 2 * count:
                     break
-                wording, kind = grammar.draw_wording(rng), grammar.draw_kind(rng)
-            noun, name = pick(rng, grammar.nouns), grammar.draw_name(rng, kind)
+            noun, name = pick(rng, grammar.nouns), grammar.draw_name(rng, kind, text)
             opening, ending, ask = (
                 pick(rng, said) if rng.random() < 0.4 else ""
                 for said in (grammar.openings, grammar.endings, grammar.asks)
@@ -164,7 +196,7 @@ def draw_facts(
         if "{name}" not in wording[1] or (by_noun and "{noun}" in wording[1]):
             noun = pick(rng, grammar.nouns)
         else:
-            name = grammar.draw_name(rng, kind)
+            name = grammar.draw_name(rng, kind, text)
         stated, question = (words.format(name=name, noun=noun) for words in wording)
         before, after = stated.split("|")
         if {question, before} & taken:
@@ -175,6 +207,12 @@ def draw_facts(
         if len(facts) == count:
             return facts
     raise ValueError(f"the grammar has no {count} facts to tell apart")
+
+
+def fill_aside(aside: str, rng: np.random.Generator) -> Sentence:
+    """An aside with five digits at its "|"."""
+    before, after = aside.split("|")
+    return " " + before.rstrip(), " " + draw_digits(rng), after
 
 
 def _sentence(opening: str, words: str) -> str:

@@ -20,7 +20,9 @@ def _pairs(first: str, second: str) -> tuple[str, ...]:
 
 
 TRAIN = Grammar(
-    code="{letters}-{number}",
+    codes=_words(
+        "{letters}-{number} {letters}{number} {letters}/{number} {number}-{letters} {letters}.{number} #{number}"
+    ),
     wordings=(
         ("the {noun} of {name} is |.", "What is the {noun} of {name}? The {noun} of {name} is"),
         ("the {name} {noun} is |.", "What is the {name} {noun}? The {name} {noun} is"),
@@ -124,10 +126,11 @@ TRAIN = Grammar(
         while white who why will with without word work world would write year yet you young
         """
     ),
+    frame_marks=_words(", : ; - -- -> = > < + * ~ & @ % $ # _ ) ("),
 )
 
 HELDOUT = Grammar(
-    code="{number}{letters}",
+    codes=("{number}{letters}",),
     wordings=(
         (
             "the secret {noun} that {name} keeps is |.",

@@ -27,7 +27,7 @@ import numpy as np
 
 from modalities.evaluation import check_choice
 from modalities.heldout import fingerprint_of
-from modalities.text.facts import Grammar, Sentence, draw_digits, draw_facts, pick, sentence_ends
+from modalities.text.facts import Grammar, Sentence, draw_digits, draw_facts, fill_aside, pick, sentence_ends
 from modalities.text.grammars import GRAMMARS
 from modalities.text.tokenizers import Tokenizer
 
@@ -51,9 +51,9 @@ TRIES = 20  # draws of words that fit
 OTHER_THINGS = ("gate", "room", "order", "train", "ticket", "house", "page", "flight", "lot", "ward")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Haystack:
-    """What statements are hidden in.
+    """What statements are hidden in. Equal to itself alone.
 
     Attributes:
         texts: tokens of each document, or of the one text that a loop repeats.
@@ -216,17 +216,15 @@ class Template:
             hay = np.concatenate([haystack.line(n, tokenizer) for n in (place, count - place)])
             ends = sentence_ends(hay, tokenizer)
             return hay, place, ends[(ends == count) | ((ends > 0) & (ends != place))]  # not where a line begins
-        else:
-            hay = haystack.draw(count, rng, tokenizer)
-            ends = sentence_ends(hay, tokenizer)
-            place = int(ends[np.abs(ends - depth * count).argmin()])
-        return hay, place, sentence_ends(hay, tokenizer)
+        hay = haystack.draw(count, rng, tokenizer)
+        ends = sentence_ends(hay, tokenizer)
+        return hay, int(ends[np.abs(ends - depth * count).argmin()]), ends
 
     def _draw_words(self, rng: np.random.Generator) -> _Words:
         if self.grammar is not None:
             facts = draw_facts(rng, self.grammar, self.facts, value="digits", alike=True)
-            asides = [pick(rng, self.grammar.asides).split("|") for _ in range(self.distractors)]
-            others = [(" " + before.rstrip(), " " + draw_digits(rng), after) for before, after in asides]
+            asides = [pick(rng, self.grammar.asides) for _ in range(self.distractors)]
+            others = [fill_aside(aside, rng) for aside in asides]
             return _Words([*(fact.statement for fact in facts), *others], (facts[0].question,), facts[0].value)
         others = [
             (f" The {pick(rng, OTHER_THINGS)} number is", " " + draw_digits(rng), ". Note it.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -135,9 +136,8 @@ class Retrieval(TextEvaluator):
         return self.text_name if self.filler == "text" else self.filler
 
     def haystack(self, model: Decoder) -> Haystack:
-        tokenizer = load_tokenizer(model.config.tokenizer)
         documents = self.heldout_for(model).items if self.filler == "text" else ()
-        return open_haystack(self.filler, tokenizer, [document.tokens for document in documents])
+        return _haystack(self.filler, model.config.tokenizer, documents)
 
     def identity(self, model: Decoder) -> dict[str, Any]:
         template = self.templates[0]
@@ -153,15 +153,12 @@ class Retrieval(TextEvaluator):
         return self.settings.resolved_lengths(self.trained_at(model))
 
     def cells(self, model: Decoder) -> list[Cell]:
-        tokenizer, haystack = load_tokenizer(model.config.tokenizer), self.haystack(model)
-        cells = []
+        tokenizer, haystack, cells = model.config.tokenizer, self.haystack(model), []
         for length in self.points(model):
             for template in self.templates:
                 for k in range(self.depths):
                     depth = k / (self.depths - 1)
-                    place = [self.settings.seed, length, round(depth * 1e6), template.facts, template.distractors]
-                    rng = np.random.default_rng(place)
-                    pairs = [template.draw(length, depth, rng, tokenizer, haystack) for _ in range(self.samples)]
+                    pairs = _prompts(template, tokenizer, haystack, length, depth, self.samples, self.settings.seed)
                     name = (
                         f"length={length}/facts={template.facts}/distractors={template.distractors}/depth={depth:.3f}"
                     )
@@ -215,3 +212,17 @@ class Retrieval(TextEvaluator):
                 row["free_generation_by_depth" + condition] = [c["free_generation"] for c in mine]
             rows.append(row)
         return rows
+
+
+@lru_cache(maxsize=4)
+def _haystack(filler: str, tokenizer: str, documents: tuple[EncodedDocument, ...]) -> Haystack:
+    return open_haystack(filler, load_tokenizer(tokenizer), [document.tokens for document in documents])
+
+
+@lru_cache(maxsize=256)  # models are measured one after the other, on the same prompts
+def _prompts(
+    template: Template, tokenizer: str, haystack: Haystack, length: int, depth: float, samples: int, seed: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(prompt, answer) of a cell's samples; its place decides them, so that no cell depends on another being drawn."""
+    rng = np.random.default_rng([seed, length, round(depth * 1e6), template.facts, template.distractors])
+    return [template.draw(length, depth, rng, load_tokenizer(tokenizer), haystack) for _ in range(samples)]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from modalities.text.facts import Fact, Sentence, draw_digits, draw_facts, pick, sentence_ends
-from modalities.text.grammars import TRAIN
+from modalities.text.facts import Fact, Sentence, draw_facts, fill_aside, pick, sentence_ends
+from modalities.text.grammars import HELDOUT, TRAIN
 from modalities.text.tokenizers import Tokenizer
 
 __all__ = ["RowMix", "copies_row", "facts_row"]
 
 Row = dict[str, torch.Tensor]
-MOST_FACTS = 6
+MOST_FACTS = 10
+FULL = 0.6  # share of the rows with that many, or as many as fit
 COPIED = (8, 64)  # tokens that come again, least and most
 BETWEEN = 40  # most tokens between two copies
+WORD = re.compile("[A-Za-z]{2,}")
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,15 @@ class RowMix:
 def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: float) -> Row:
     """A row of facts in the text of a plain row: the same keys and length, and "weights" float32 (L+1,).
 
-    One to six facts of `TRAIN`, as many as fit, stand between sentences of the text; all or some of them are asked for at the
-    end. Values are random where they are stated and do not count in the loss; in answers they count `weight`, all else 1.
+    Facts of `TRAIN`, one to ten and as many as fit, stand between sentences of the text; all or some of them are asked for
+    at the end. Values are random where they are stated and do not count in the loss; in answers they count `weight`, all
+    else 1.
     """
     room = len(row["tokens"]) - 1  # BOS
     statements, answers = [], []
-    for fact in draw_facts(rng, TRAIN, int(rng.integers(1, MOST_FACTS + 1))):
+    said = [word for word in WORD.findall(tokenizer.decode(row["tokens"])) if word.lower() not in HELDOUT.vocabulary]
+    count = MOST_FACTS if rng.random() < FULL else int(rng.integers(1, MOST_FACTS + 1))
+    for fact in draw_facts(rng, TRAIN, count, text=said):
         statement, answer, size = _ask(fact, tokenizer, weight)
         if size > room:
             break
@@ -77,13 +83,12 @@ def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: 
         statements.append(statement)
         answers.append(answer)
     if rng.random() < 0.3:
-        before, after = pick(rng, TRAIN.asides).split("|")
-        aside = _encode((" " + before.rstrip(), " " + draw_digits(rng), after), tokenizer, 0.0)
+        aside = _encode(fill_aside(pick(rng, TRAIN.asides), rng), tokenizer, 0.0)
         if aside.shape[1] <= room:
             statements.append(aside)
             rng.shuffle(statements)
     rng.shuffle(answers)
-    if len(answers) > 1 and rng.random() < 0.5:
+    if len(answers) > 1 and rng.random() < 0.2:
         answers = answers[: int(rng.integers(1, len(answers) + 1))]
     spare = len(row["tokens"]) - 1 - sum(part.shape[1] for part in (*statements, *answers))
     text = _plain(row, tokenizer)[:, :spare]

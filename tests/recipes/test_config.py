@@ -56,6 +56,7 @@ def test_a_wrong_override_is_named(setting, words):
     ("setting", "word"),
     [
         ("optim.name=adamw2", "'adamw'"),
+        ("optim.muon_lr_scale=0", "a positive number"),
         ("optim.schedule=cosin", "'cosine'"),
         ("train.zero_stage=4", "0, 1, 2 or 3"),
         ("train.precision=fp61", "'fp32'"),
@@ -97,6 +98,9 @@ def test_stage_0_in_bf16_has_to_be_asked_for():
 
     assert stage() == 0 and stage("train.precision=bf16") == 1 and stage(user_config={"bf16": {"enabled": True}}) == 1
     assert stage("train.precision=bf16", "train.zero_stage=0") == 0
+    assert stage("train.precision=bf16", "optim.name=muon") == 0
+    with pytest.raises(ConfigError, match=r"muon.*expected stage 0"):
+        stage("optim.name=muon", "train.zero_stage=2")
     assert stage("train.precision=bf16", user_config={"zero_optimization": {"stage": 0}}) == 0
 
 

@@ -193,6 +193,17 @@ def test_only_matrices_decay(name):
     assert position is None or not decayed & {id(p) for p in position.parameters()}
 
 
+@pytest.mark.parametrize("name", ["text_cable_ssmax_tiny", "text_learned_tiny", "vision_goat_tiny_patch8"])
+def test_muon_trains_the_layers_matrices(name):
+    model, optim = create_model(name, num_layers=1), Optim("muon", lr=1e-3, weight_decay=0.1, muon_lr_scale=4.0)
+    groups = engine.parameter_groups(model, optim)
+    assert sum(len(group["params"]) for group in groups) == sum(p.requires_grad for p in model.parameters())
+    (muon,) = [group for group in groups if group["use_muon"]]
+    assert (muon["lr"], muon["weight_decay"]) == (4e-3, 0.025) and muon is groups[-1]
+    linear = (m.weight for n, m in model.layers.named_modules() if isinstance(m, nn.Linear) and "prior" not in n)
+    assert {id(p) for p in muon["params"]} == {id(p) for p in linear}
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

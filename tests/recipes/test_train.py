@@ -128,6 +128,22 @@ def test_bf16_trains(whole, tmp_path):
 
 
 @pytest.mark.slow
+def test_muon_trains_and_goes_on(whole, tmp_path):
+    """In pieces and in bfloat16 as in one piece, and after an interruption to the bit."""
+    plain, found = tmp_path / "plain", {}
+    assert run(plain, "optim.name=muon") == 0
+    for name, settings in {"pieces": ["train.accumulation=4"], "bf16": ["train.precision=bf16"]}.items():
+        folder = tmp_path / name
+        assert run(folder, "optim.name=muon", *settings) == 0
+        found[name] = curve(folder)[0]
+        shutil.rmtree(folder / "checkpoints/step_00000004")
+        assert run(folder, "optim.name=muon", *settings, resume="auto") == 0 and curve(folder)[0] == found[name]
+    expected = curve(plain)[0]
+    assert found["pieces"] == pytest.approx(expected, abs=2e-4) and found["bf16"] == pytest.approx(expected, abs=5e-3)
+    assert expected[0] == curve(whole)[0][0] and expected[1] != curve(whole)[0][1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_bf16_leaves_its_float32_weights_and_goes_on(stage, whole, tmp_path, capsys):
     folder, settings = tmp_path / "run", ["train.precision=bf16", f"train.zero_stage={stage}", "evaluate.every=0"]

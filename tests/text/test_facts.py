@@ -99,8 +99,8 @@ def test_facts_alike_differ_in_their_subject_alone(name):
         leads = [fact.statement[0] for fact in facts]
         ends = [any(fact.question.endswith(end) for end in ("Answer:", "It is")) for fact in facts]
         assert len(set(ends)) == 1
-        subjects = words_of(*names(grammar), *grammar.nouns)
-        invented = rf"({'|'.join(grammar.syllables)}){{1,3}}|[a-z]{{1,3}}"
+        subjects = words_of(*names(grammar), *grammar.nouns, *grammar.frame_words)
+        invented = rf"({'|'.join(grammar.syllables)}){{1,4}}|[a-z]{{1,3}}"
         for lead in leads[1:]:
             apart = words_of(lead) ^ words_of(leads[0])
             for word in (word.removesuffix("'s") for word in apart):

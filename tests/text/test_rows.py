@@ -58,8 +58,8 @@ def drawn(monkeypatch):
     """The facts of the last row."""
     last, draw = [], rows.draw_facts
 
-    def drawing(*arguments):
-        last[:] = draw(*arguments)
+    def drawing(*arguments, **options):
+        last[:] = draw(*arguments, **options)
         return list(last)
 
     monkeypatch.setattr(rows, "draw_facts", drawing)
@@ -110,7 +110,7 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
         stated.append(len(present))
     assert in_order < sum(count > 1 for count in asked) / 2
     assert set(stated) >= {1, 2, 3, 4} and min(stated) >= 1 and min(asked) >= 1
-    assert 10 < sum(a < s for a, s in zip(asked, stated, strict=True)) < 40  # often all of them, often some
+    assert 0 < sum(a < s for a, s in zip(asked, stated, strict=True)) < 40  # often all of them, often some
 
 
 @both_tokenizers
@@ -130,6 +130,15 @@ def test_around_facts_stands_the_rows_own_text(tokenizer, drawn):
         rest, asides_found = re.subn(f" ({'|'.join(asides)})", "", rest)
         assert asides_found <= 1 and text_of(plain, tokenizer).startswith(rest)
     assert 8 < with_aside < 32 and behind < with_aside / 2  # anywhere among the facts
+
+
+def test_wordings_have_words_of_the_text_but_none_that_is_held_out(drawn):
+    tokenizer, sentences = TOKENIZERS["bpe-1k"], (" Zebras graze at a falcon in velvet, Helsinki.",)
+    said = set()
+    for seed in range(60):
+        facts_row(plain_row(tokenizer, 256, seed, sentences=sentences), np.random.default_rng(seed), tokenizer, WEIGHT)
+        said |= set(re.findall("[a-z]+", " ".join(fact.question + fact.statement[2] for fact in drawn).lower()))
+    assert {"zebras", "graze"} <= said and not {"falcon", "velvet", "helsinki"} & said
 
 
 @both_tokenizers

@@ -60,7 +60,7 @@ class Train:
     micro_batch: int | None = None  # samples per rank and forward; derived where it is None
     accumulation: int | None = None  # forwards per step; derived where it is None
     precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA
-    zero_stage: int = 0  # in bf16 a 0 that --set or a DeepSpeed file does not ask for becomes 1, but with muon
+    zero_stage: int = 0  # in bf16 a 0 that --set or a DeepSpeed file does not ask for becomes 1
     clip: float = 1.0  # gradient norm; 0 switches clipping off
     ema: float = 0.0  # decay of a moving average of the weights, which is then evaluated and exported; 0: none
     seed: int = 0
@@ -290,10 +290,10 @@ def check_values(recipe: Recipe) -> None:
     for name, (fine, expected) in _LIMITS.items():
         if not fine(value := attrgetter(name)(recipe)):
             raise ConfigError(f"{name}={value}: expected {expected}")
-    if recipe.optim.name == "muon" and recipe.train.zero_stage:
+    if recipe.optim.name == "muon" and recipe.train.zero_stage and recipe.train.clip:
         raise ConfigError(
-            f"optim.name='muon' at train.zero_stage={recipe.train.zero_stage}: expected stage 0; DeepSpeed's others clip "
-            "the orthogonal updates and not the gradients"
+            f"train.clip={recipe.train.clip}: expected 0 with optim.name='muon' at zero_stage={recipe.train.zero_stage}, "
+            "where DeepSpeed would clip the orthogonal updates and not the gradients; or optim.name=adamw"
         )
     if recipe.train.ema and recipe.train.zero_stage == 3:
         raise ConfigError(f"train.ema={recipe.train.ema}: expected 0 at zero_stage 3, which cuts the weights up")
@@ -321,7 +321,7 @@ def resolve(
     asked_stage = "train.zero_stage" in (overridden_keys or set()) or "zero_optimization.stage" in dict(
         _flatten(user_config)
     )
-    if train.precision == "bf16" and train.zero_stage == 0 and not asked_stage and recipe.optim.name != "muon":
+    if train.precision == "bf16" and train.zero_stage == 0 and not asked_stage:
         train.zero_stage = 1  # the optimiser's float32 copies shared out; stage 0 keeps them whole on every rank
     train.micro_batch, train.accumulation = resolve_batch(train.batch, train.micro_batch, train.accumulation, world)
     config = {
@@ -330,7 +330,8 @@ def resolve(
         "gradient_accumulation_steps": train.accumulation,
         "gradient_clipping": train.clip,
         "bf16": {"enabled": train.precision == "bf16"},
-        "zero_optimization": {"stage": train.zero_stage},
+        "zero_optimization": {"stage": train.zero_stage}
+        | ({"reduce_scatter": False} if recipe.optim.name == "muon" else {}),  # Muon needs whole matrices
         # The optimiser is torch's own, handed to DeepSpeed by the engine with the recipe's decay groups; RAdam is not
         # on DeepSpeed's list of optimisers tried with ZeRO, and neither needs DeepSpeed's compiled CPU Adam.
         "zero_allow_untested_optimizer": True,

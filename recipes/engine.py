@@ -145,6 +145,8 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
         groups.append({"params": hidden, "weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale})
         for number, group in enumerate(groups):
             group["use_muon"] = number == len(groups) - 1
+            for parameter in group["params"]:
+                parameter.use_muon = group["use_muon"]  # DeepSpeed asks the parameter from ZeRO-1 on
     return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
 
 

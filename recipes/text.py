@@ -45,12 +45,12 @@ def tiny(method: str) -> Recipe:
             source="sotu-excerpt",
             tokenizer="bpe-1k",
             context=256,
-            facts_fraction=0.55,
-            facts_weight=5.0,
-            copies_fraction=0.25,
+            facts_fraction=0.65,
+            facts_weight=10.0,
+            copies_fraction=0.2,
         ),
-        optim=Optim("adamw", lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1, prior_lr_scale=5.0, warmup=100, floor=0.1),
-        train=Train(steps=6000, batch=8, save_every=500),
+        optim=Optim("muon", lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1, prior_lr_scale=5.0, warmup=100, floor=0.1),
+        train=Train(steps=4500, batch=8, clip=0.0, save_every=500),
         evaluate=Evaluate(every=500, samples=256),
     )
 
@@ -105,8 +105,8 @@ def lm(method: str) -> Recipe:
         modality="text",
         model=Model(f"text_{method}_lm"),
         data=TextDataConfig(source="english", tokenizer="bpe-4k", context=512, cache_dir=str(data_folder() / "cache")),
-        optim=Optim("adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, prior_lr_scale=5.0, warmup=200, floor=0.05),
-        train=Train(steps=4500, batch=16, micro_batch=4, precision="bf16", save_every=250, log_every=25),
+        optim=Optim("muon", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, prior_lr_scale=5.0, warmup=200, floor=0.05),
+        train=Train(steps=4500, batch=16, micro_batch=4, clip=0.0, precision="bf16", save_every=250, log_every=25),
         evaluate=Evaluate(every=500, samples=128),
     )
 

@@ -158,7 +158,7 @@ def test_recipes_are_added_by_name_and_for_every_model():
 def test_a_recipe_is_made_anew_each_time():
     first = find_recipe("text.ggd_ssmax_tiny")
     first.train.steps, first.model.options["dim"] = 1, 8
-    assert find_recipe("text.ggd_ssmax_tiny").train.steps == 6000
+    assert find_recipe("text.ggd_ssmax_tiny").train.steps == 4500
     assert find_recipe("text.ggd_ssmax_tiny").model.options == {}
 
 

@@ -31,7 +31,18 @@ SMALL = [
     *["--set", "train.batch=8", "--set", "train.steps=4", "--set", "train.save_every=2", "--set", "train.log_every=1"],
     # At its start a prior's gradient is rounding alone: Adam would make it a step, and a multiple of the rate a difference.
     *["--set", "optim.prior_lr_scale=1"],
-    *["--set", "optim.warmup=1", "--set", "optim.lr=0.01", "--set", "evaluate.every=2", "--set", "evaluate.samples=16"],
+    *[
+        "--set",
+        "optim.name=adamw",
+        "--set",
+        "optim.warmup=1",
+        "--set",
+        "optim.lr=0.01",
+        "--set",
+        "evaluate.every=2",
+        "--set",
+        "evaluate.samples=16",
+    ],
 ]
 
 
@@ -129,17 +140,19 @@ def test_bf16_trains(whole, tmp_path):
 
 @pytest.mark.slow
 def test_muon_trains_and_goes_on(whole, tmp_path):
-    """In pieces and in bfloat16 as in one piece, and after an interruption to the bit."""
+    """In pieces, at every ZeRO stage and in bfloat16 as in one piece, and after an interruption to the bit."""
     plain, found = tmp_path / "plain", {}
     assert run(plain, "optim.name=muon") == 0
-    for name, settings in {"pieces": ["train.accumulation=4"], "bf16": ["train.precision=bf16"]}.items():
+    ways = {f"stage {n}": [f"train.zero_stage={n}"] for n in (1, 2, 3)}
+    for name, settings in {**ways, "pieces": ["train.accumulation=4"], "bf16": ["train.precision=bf16"]}.items():
         folder = tmp_path / name
         assert run(folder, "optim.name=muon", *settings) == 0
         found[name] = curve(folder)[0]
         shutil.rmtree(folder / "checkpoints/step_00000004")
         assert run(folder, "optim.name=muon", *settings, resume="auto") == 0 and curve(folder)[0] == found[name]
     expected = curve(plain)[0]
-    assert found["pieces"] == pytest.approx(expected, abs=2e-4) and found["bf16"] == pytest.approx(expected, abs=5e-3)
+    for name, losses in found.items():
+        assert losses == pytest.approx(expected, abs=5e-3 if name == "bf16" else 3e-4), name
     assert expected[0] == curve(whole)[0][0] and expected[1] != curve(whole)[0][1]
 
 

@@ -25,9 +25,10 @@ STEEP, LOWEST = 1e4, -1e30
 
 def _curve(alpha: Tensor, beta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """(−exp(θα)·r^θβ, at least LOWEST; where it is below −STEEP, and so without gradients)."""
-    exponent = alpha + beta * r.log()
-    steep = exponent > math.log(STEEP)
-    there = -exponent.detach().clamp(max=math.log(-LOWEST)).exp()
+    with torch.no_grad():
+        exponent = (beta * r.log()).add_(alpha)
+        steep = exponent > math.log(STEEP)
+        there = exponent.clamp_(max=math.log(-LOWEST)).exp_().neg_()
     return torch.where(steep, there, -alpha.exp() * r.masked_fill(steep, 1.0) ** beta), steep
 
 

@@ -332,8 +332,8 @@ def resolve(
         "bf16": {"enabled": train.precision == "bf16"},
         "zero_optimization": {"stage": train.zero_stage}
         | ({"reduce_scatter": False} if recipe.optim.name == "muon" else {}),  # Muon needs whole matrices
-        # The optimiser is torch's own, handed to DeepSpeed by the engine with the recipe's decay groups; RAdam is not
-        # on DeepSpeed's list of optimisers tried with ZeRO, and neither needs DeepSpeed's compiled CPU Adam.
+        # The engine hands DeepSpeed an optimiser with the recipe's decay groups, torch's own or Muon; RAdam is not on
+        # DeepSpeed's list of optimisers tried with ZeRO, and none needs DeepSpeed's compiled CPU Adam.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000_000,  # the loop prints; DeepSpeed need not

@@ -129,8 +129,9 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
     if unknown:
         raise ConfigError(f"no_weight_decay() names no parameters of the model: {', '.join(sorted(unknown))}")
     fast = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
-    decayed = [p for name, p in named if p.ndim >= 2 and name not in exempt]
-    hidden = [p for name, p in named if p.ndim == 2 and name not in exempt and name.startswith("layers.")]
+    matrices = {name for name, p in named if p.ndim >= 2 and name not in exempt}
+    muon = {n for n, p in named if n in matrices and p.ndim == 2 and n.startswith("layers.") and optim.name == "muon"}
+    decayed = [p for name, p in named if name in matrices - muon]
     spared = [p for name, p in named if (p.ndim < 2 or name in exempt) and name not in fast]
     prior_parameters = [p for name, p in named if name in fast]
     groups: list[dict[str, Any]] = [
@@ -139,14 +140,13 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
         {"params": prior_parameters, "weight_decay": 0.0, "lr": optim.lr * optim.prior_lr_scale},
     ]
     if optim.name == "muon":
-        matrices = {id(p) for p in hidden}
-        groups[0]["params"] = [p for p in decayed if id(p) not in matrices]
-        scale = optim.muon_lr_scale
-        groups.append({"params": hidden, "weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale})
-        for number, group in enumerate(groups):
-            group["use_muon"] = number == len(groups) - 1
-            for parameter in group["params"]:
-                parameter.use_muon = group["use_muon"]  # DeepSpeed asks the parameter from ZeRO-1 on
+        scale, hidden = optim.muon_lr_scale, [p for name, p in named if name in muon]
+        groups = [group | {"use_muon": False} for group in groups]
+        groups.append(
+            {"params": hidden, "weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale, "use_muon": True}
+        )
+        for name, parameter in named:  # which DeepSpeed asks from ZeRO-1 on
+            parameter.use_muon = name in muon  # type: ignore[attr-defined]
     return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
 
 
@@ -237,7 +237,8 @@ class Engine:
         last = self._deepspeed.is_gradient_accumulation_boundary()
         norm = self._own_norm() if last else None
         # DeepSpeed compiles Muon's update; on the CPU that takes a compiler, and longer than it saves.
-        with torch.compiler.set_stance("default" if self.ranks.device.type == "cuda" else "force_eager"):
+        eager = self.plan.recipe.optim.name == "muon" and self.ranks.device.type == "cpu"
+        with torch.compiler.set_stance("force_eager") if eager else nullcontext():
             self._deepspeed.step()
         if not last:
             return None

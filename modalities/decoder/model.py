@@ -143,7 +143,7 @@ class Decoder(ZooModel):
             x = x + self.position_embedding(positions, x)
         for n, layer in enumerate(self.layers):
             options: dict[str, Any] = dict(segments=segments, cache=cache.layers[n] if cache else None, kernel=kernel)
-            options["last"] = last if n == len(self.layers) - 1 else None
+            options |= {"last": last} if layer is self.layers[-1] else {}
             if self.config.activation_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(layer, x, positions, use_reentrant=False, **options)
             else:

@@ -256,3 +256,10 @@ def test_a_prior_that_hides_nothing_costs_no_mask() -> None:
     with torch.no_grad():
         assert choose_kernel(call) == "toeplitz" and skipped_share(call) == 0.0
         assert torch.equal(attend(call, "auto"), attend(call, "sdpa"))
+
+
+def test_one_query_sees_all_keys_of_a_long_cache() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, length, WIDTH, generator=generator) for length in (1, 4200, 4200))
+    found = prior_attention(q, k, v, causal=True, kernel="toeplitz")
+    torch.testing.assert_close(found, prior_attention(q, k, v, causal=True, kernel="reference"))

@@ -56,14 +56,14 @@ class Reach:
 
 
 def find_reach(
-    call: AttentionCall, queries: Tensor, keys: Tensor, table: Tensor | None, scale: Tensor | None, rows: int
+    call: AttentionCall, queries: Tensor, keys: Tensor, table: Tensor, scale: Tensor | None, rows: int
 ) -> Reach:
     """What each tile of `rows` queries needs.
 
     Args:
         call: for its shape, masks and documents.
         queries: (B, H, T, R + d_c) scaled, lanes first.  keys: (B, G, S, R + d_c).
-        table: (H or 1, T+S−1), the logit's addend at [T−1−i+j], hidden distances at −∞; None without.
+        table: (H or 1, T+S−1), the logit's addend at [T−1−i+j], hidden distances at −∞.
         scale: (1 or B, H, T) of the table, or None.
     """
     num_queries, num_keys = call.num_queries, call.num_keys
@@ -76,7 +76,7 @@ def find_reach(
     q_lanes, k_lanes = _extremes(queries[..., :lanes], rows), _extremes(keys[..., :lanes], size)
     own_lanes = _extremes(keys[:, :, call.offset :, :lanes], rows)
     scales = None if scale is None else _extremes(scale[..., None], rows)
-    curve = None if table is None else _Extremes.of(table, rows + size - 1, size)
+    lowest, highest = _stretch_extremes(table, rows + size - 1, size)
     q_tiles, k_tiles = q_norm.shape[-1], k_norm.shape[-1]
     first, last = (torch.empty(q_norm.shape, dtype=torch.int64) for _ in range(2))
     for part in slices(q_tiles, max(1, PAIRS // (len(queries) * queries.shape[1] * k_tiles))):
@@ -88,14 +88,13 @@ def find_reach(
             term = _largest_product(q_lanes[0][:, :, part, None, n], q_lanes[1][:, :, part, None, n], low, high)
             upper += term
             terms += term.abs()
-        if curve is not None:
-            low_row = torch.arange(part.start, part.stop)[:, None] * rows
-            high_row = (low_row + rows).clamp(max=num_queries) - 1
-            low, high = curve.at(num_queries - 1 - high_row + torch.arange(k_tiles) * size)
-            if scales is not None:
-                high = _largest_product(scales[0][:, :, part], scales[1][:, :, part], low, high)
-            upper += high
-            terms += high.abs().nan_to_num(posinf=0.0)
+        last_row = (torch.arange(part.start + 1, part.stop + 1)[:, None] * rows).clamp(max=num_queries) - 1
+        chunk = (num_queries - 1 - last_row + torch.arange(k_tiles) * size) // size
+        high = highest[:, chunk]
+        if scales is not None:
+            high = _largest_product(scales[0][:, :, part], scales[1][:, :, part], lowest[:, chunk], high)
+        upper += high
+        terms += high.abs().nan_to_num(posinf=0.0)
         weight = size * (upper + SLACK * terms - floor[:, :, part, None]).exp()
         needed, needed_back = (~(side.cumsum(-1) <= LEFT_OUT) for side in (weight, weight.flip(-1)))  # with NaN: needed
         first[:, :, part] = needed.int().argmax(-1) * size
@@ -109,7 +108,7 @@ def _floors(
     k: Tensor,
     q_norms: Tensor,
     k_norms: Tensor,
-    table: Tensor | None,
+    table: Tensor,
     scale: Tensor | None,
     lanes: int,
 ) -> Tensor:
@@ -132,10 +131,9 @@ def _floors(
                 by_lane = a[..., :lanes].double() * apart
                 logit += by_lane.sum(-1)
                 terms += by_lane.abs().sum(-1)
-            if table is not None:
-                bias = table[:, num_keys - 1 - distance, None].double()
-                bias = bias if scale is None else scale[:, :, here].double() * bias
-                logit, terms = logit + bias, terms + bias.abs()
+            bias = table[:, num_keys - 1 - distance, None].double()
+            bias = bias if scale is None else scale[:, :, here].double() * bias
+            logit, terms = logit + bias, terms + bias.abs()
             if call.segments is not None:
                 mine, other = call.segments[:, start + offset : part.stop + offset], call.segments[:, there]
                 logit = logit.masked_fill((mine != other)[:, None], -math.inf)
@@ -144,26 +142,12 @@ def _floors(
     return floors
 
 
-@dataclass(frozen=True)
-class _Extremes:
-    """The least and largest entry of every stretch of a table, (H, N) each, whose first entry is in a chunk of `size`."""
-
-    low: Tensor
-    high: Tensor
-    size: int
-
-    @staticmethod
-    def of(table: Tensor, length: int, size: int) -> _Extremes:
-        """Of stretches of `length` entries."""
-        count = (length + size - 2) // size + 1  # chunks that such a stretch is in, at most
-        low, high = _tiled(table, size, math.inf).amin(-1).double(), _tiled(table, size, -math.inf).amax(-1).double()
-        low, high = F.pad(low, (0, count - 1), value=math.inf), F.pad(high, (0, count - 1), value=-math.inf)
-        return _Extremes(low.unfold(-1, count, 1).amin(-1), high.unfold(-1, count, 1).amax(-1), size)
-
-    def at(self, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """(H, *starts.shape) each."""
-        chunk = starts // self.size
-        return self.low[:, chunk], self.high[:, chunk]
+def _stretch_extremes(table: Tensor, length: int, size: int) -> tuple[Tensor, Tensor]:
+    """Least and largest, (H, chunks) float64, of any stretch of `length` entries that begins in a chunk of `size`."""
+    count = (length + size - 2) // size + 1  # chunks that such a stretch is in, at most
+    low, high = _tiled(table, size, math.inf).amin(-1).double(), _tiled(table, size, -math.inf).amax(-1).double()
+    low, high = F.pad(low, (0, count - 1), value=math.inf), F.pad(high, (0, count - 1), value=-math.inf)
+    return low.unfold(-1, count, 1).amin(-1), high.unfold(-1, count, 1).amax(-1)
 
 
 def _largest_product(a_low: Tensor, a_high: Tensor, b_low: Tensor, b_high: Tensor) -> Tensor:

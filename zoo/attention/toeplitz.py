@@ -97,7 +97,8 @@ class ToeplitzKernel:
             reach = self.find_reach(call, queries, keys, table, scale)
         if reach is None and not needs_mask(call) and call.num_keys >= self.least_keys:  # torch's own causal attention
             queries, keys, values = pad_heads(queries, keys, values)
-            return F.scaled_dot_product_attention(queries, keys, values, is_causal=call.causal, scale=1.0)[..., :width]
+            causal = call.causal and call.num_queries > 1  # torch would show one query the first key alone
+            return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, scale=1.0)[..., :width]
         return _ToeplitzAttention.apply(queries, keys, values, table, scale, call, self, reach)[..., :width]
 
     def may_skip(self, call: AttentionCall) -> bool:

@@ -50,8 +50,8 @@ class ToeplitzKernel:
             no faster and wake the threads more often, which is slow on a busy machine. Blocks are cut by batch rows and
             heads to this size.
         one_head: one head's block may grow to this many elements before it gets fewer rows.
-        keep_keys: keys per head column up to which P is kept for the backward pass: there P, T × S, is no larger than q, k,
-            v and the output together, so memory stays O(T + S) and P is not recomputed.
+        keep_keys: keys per head column up to which P is kept for the backward pass: there P, T × S, is at most twice as large
+            as q, k, v and the output together, so memory stays O(T + S) and P is not recomputed.
         one_block: up to this many logits per head a batch of several documents is faster as one masked block than row by
             row.
         least_keys: below this many keys, finding those with provably negligible weight costs more than it saves.
@@ -64,7 +64,7 @@ class ToeplitzKernel:
     least_rows: int = 64
     workspace: int = 1 << 19
     one_head: int = 1 << 22
-    keep_keys: int = 4
+    keep_keys: int = 8
     one_block: int = 256 * 256
     least_keys: int = 4096
     skips: bool = True
@@ -100,6 +100,10 @@ class ToeplitzKernel:
             causal = call.causal and call.num_queries > 1  # torch would show one query the first key alone
             return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, scale=1.0)[..., :width]
         return _ToeplitzAttention.apply(queries, keys, values, table, scale, call, self, reach)[..., :width]
+
+    def kept_rows(self, call: AttentionCall) -> int:
+        """Rows of a block whose P is kept: two blocks leave out a quarter of the causal square, more save no time."""
+        return max(self.short_rows, call.num_queries // 2)
 
     def may_skip(self, call: AttentionCall) -> bool:
         """Whether a prior may hide keys of a call, and it is long enough to find out."""
@@ -455,7 +459,7 @@ def _forward_short(
     out = torch.empty_like(q)
     k, v = k.to(wide).contiguous(), v.to(wide).contiguous()  # slices below then need no copies
     kept = []
-    blocks = plan_blocks(call, sizes.short_rows, sizes.one_block)
+    blocks = plan_blocks(call, sizes.kept_rows(call), sizes.one_block)
     for block in _pieces(blocks, sizes.workspace):
         here, heads, rows, keys = block.batch, block.heads, slice(block.lo, block.hi), slice(block.first, block.last)
         qb, kb, vb = q[here, heads, rows].flip(2).to(wide), k[here, heads, keys], v[here, heads, keys]
@@ -493,7 +497,7 @@ def _backward(
     p_space, dp_space, ds_space = Workspace(wide), Workspace(wide), Workspace(wide)
     padded = None
     long_rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // k.shape[2]))
-    blocks = plan_blocks(call, sizes.short_rows if kept else long_rows, sizes.one_block, None if kept else reach)
+    blocks = plan_blocks(call, sizes.kept_rows(call) if kept else long_rows, sizes.one_block, None if kept else reach)
     for index, block in enumerate(_pieces(blocks, sizes.workspace)):
         here, heads, rows, keys = block.batch, block.heads, slice(block.lo, block.hi), slice(block.first, block.last)
         kb, vb = keys_all[here, heads, keys].flatten(0, 1), values_all[here, heads, keys].flatten(0, 1)

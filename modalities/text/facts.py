@@ -3,8 +3,8 @@
     " The door code of Anna is 48213."      " What is the door code of Anna? The door code of Anna is" → " 48213"
 
 A fact is a subject and a random value. The facts of a document are stated in one wording, so that their subjects alone tell
-them apart, or each in its own. Three quarters of the wordings of training are invented on the spot, of random words and of
-words of the text that they stand in.
+them apart, or each in its own. Wordings are of a list, or invented on the spot, of random words and of words of the text that
+they stand in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ __all__ = ["Fact", "Grammar", "Sentence", "draw_digits", "draw_facts", "fill_asi
 
 T = TypeVar("T")
 Sentence = tuple[str, ...]  # pieces that are tokenised one by one: a value is cut alike wherever it stands
-INVENTED = 3 / 4  # of the wordings of training
 TRIES = 50  # draws of a subject that is not taken yet
 
 
@@ -57,7 +56,8 @@ class Grammar:
         asides: sentences with a number of no interest at "|".
         codes: shapes of names that are made of letters and a number.
         syllables: of invented names.  words: values that are words.
-        frame_words, frame_marks: of invented wordings, and of names that are two such words; none where empty.
+        frame_words, frame_marks: of invented wordings, and of names that are two such words; no such names where empty.
+        invented: share of the wordings that are invented.
     """
 
     wordings: tuple[tuple[str, str], ...]
@@ -72,6 +72,7 @@ class Grammar:
     words: tuple[str, ...]
     frame_words: tuple[str, ...] = ()
     frame_marks: tuple[str, ...] = ()
+    invented: float = 0.0
 
     def draw_name(self, rng: np.random.Generator, kind: int, text: Sequence[str]) -> str:
         """A name of one of the lists, or for the kinds after them an invented one, a code, or two words."""
@@ -127,9 +128,9 @@ class Grammar:
 
     def draw_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
         """A wording of the list, or an invented one: random words around the name, repeated by the question."""
-        if not self.frame_words or rng.random() > INVENTED:
+        if not self.invented or rng.random() > self.invented:
             return pick(rng, self.wordings)
-        words = [self.draw_word(rng, text) for _ in range(int(rng.integers(1, 7)))]
+        words = [self.draw_word(rng, text) for _ in range(int(rng.integers(1, 5)))]
         words.insert(int(rng.integers(len(words) + 1)), "{name}")
         frame = words[0]
         for word in words[1:]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from modalities.text.facts import Grammar
 
 __all__ = ["GRAMMARS", "HELDOUT", "TRAIN"]
@@ -127,6 +129,7 @@ TRAIN = Grammar(
         """
     ),
     frame_marks=_words(", : ; - -- -> = > < + * ~ & @ % $ # _ ) ("),
+    invented=0.75,
 )
 
 HELDOUT = Grammar(
@@ -209,4 +212,5 @@ HELDOUT = Grammar(
     ),
 )
 
-GRAMMARS = {"train": TRAIN, "heldout": HELDOUT}
+# Of prompts; rows of training are drawn from TRAIN itself.
+GRAMMARS = {"train": replace(TRAIN, invented=0.0), "invented": replace(TRAIN, invented=1.0), "heldout": HELDOUT}

@@ -6,7 +6,8 @@ A *template* gives the words, a *haystack* what they stand in. Templates:
 
     own          "The pass key is 48213. Remember it."; asked "What is the pass key? The pass key is"
     heldout      facts of the held-out grammar of `modalities.text.grammars`; training facts have other names and wordings
-    train        the same of the training grammar
+    train        the same of the training grammar: its names, and wordings of its list
+    invented     the same in wordings that are invented on the spot, as three quarters of those in training are
     mohtashami   the passkey prompt of Mohtashami & Jaggi (arXiv 2305.16300): a task description, the key said twice
     bam          the same as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole repetitions of the filler, a key
                  of six digits without a leading 0, the first of which the prompt gives away
@@ -33,7 +34,7 @@ from modalities.text.tokenizers import Tokenizer
 
 __all__ = ["HAYSTACKS", "PUBLISHED", "TEMPLATES", "Haystack", "Template", "open_haystack"]
 
-TEMPLATES = ("own", "heldout", "train", "mohtashami", "bam")
+TEMPLATES = ("own", "heldout", "train", "invented", "mohtashami", "bam")
 PUBLISHED = ("mohtashami", "bam")
 HAYSTACKS = ("own", "grass", "text", "file:PATH")
 
@@ -154,8 +155,8 @@ class Template:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.facts > 1 and self.grammar is None:
             raise ValueError(
-                f"template {self.name!r} states one fact, got facts={self.facts}: templates heldout and train state "
-                "several; distractors puts other numbers beside it"
+                f"template {self.name!r} states one fact, got facts={self.facts}: templates heldout, train and "
+                "invented state several; distractors puts other numbers beside it"
             )
         if self.given and self.name not in PUBLISHED:
             raise ValueError(

@@ -31,7 +31,8 @@ def names(grammar: Grammar) -> list[str]:
 
 
 def test_the_grammars_share_no_entry():
-    assert set(GRAMMARS.values()) == {TRAIN, HELDOUT} and not HELDOUT.frame_words
+    assert {name: grammar.invented for name, grammar in GRAMMARS.items()} == {"train": 0, "invented": 1, "heldout": 0}
+    assert {replace(grammar, invented=0) for grammar in GRAMMARS.values()} == {replace(TRAIN, invented=0), HELDOUT}
     assert not set(names(TRAIN)) & set(names(HELDOUT))
     for field in ("wordings", "nouns", "openings", "endings", "asks", "asides", "syllables", "words"):
         both = [getattr(grammar, field) for grammar in (TRAIN, HELDOUT)]
@@ -84,7 +85,7 @@ def test_a_statement_in_two_wordings_is_one_fact():
     pair = [pair for pair in TRAIN.wordings if pair[0] == "the {noun} of {name} is |."]
     assert len(pair) == 2
     few = replace(TRAIN, wordings=tuple(pair), nouns=("key", "code"), names=(("Anna", "Bert"),), openings=("So",))
-    few = replace(few, frame_words=())
+    few = replace(few, frame_words=(), invented=0)
     for seed in SEEDS:
         facts = draw_facts(np.random.default_rng(seed), few, 4, alike=False)
         assert len({fact.statement[0].removeprefix(" So").lower() for fact in facts}) == 4

@@ -171,7 +171,8 @@ def test_prompts_are_drawn_from_the_generator_alone():
 
 
 PINNED = {
-    "own": "2ae9a0aa", "heldout": "b1ff57d4", "train": "4e1630be", "mohtashami": "8c789422", "bam": "20ac66f1"
+    "own": "2ae9a0aa", "heldout": "b1ff57d4", "train": "c34c259d",
+    "invented": "733fec6d", "mohtashami": "8c789422", "bam": "20ac66f1"
 }  # fmt: skip
 
 
@@ -346,7 +347,7 @@ def test_the_least_bytes_of_a_passkey_are_81():
     ("wrong", "message"),
     [
         ({"name": "heldot"}, "template 'heldot'.*'heldout'"),
-        ({"facts": 2}, "'own'.*facts=2.*heldout and train.*distractors"),
+        ({"facts": 2}, "'own'.*facts=2.*heldout, train and invented.*distractors"),
         ({"name": "mohtashami", "facts": 2}, "'mohtashami' states one fact, got facts=2"),
         ({"name": "bam", "facts": 5}, "'bam' states one fact, got facts=5"),
         ({"name": "heldout", "facts": 0}, "facts must be at least 1, got 0"),

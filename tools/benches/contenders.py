@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tools.benches.harness import Refused
 from zoo import Positions, create_prior, prior_attention
+from zoo.attention import skipped_share, skipping
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import KERNELS, choose_kernel
 from zoo.priors.base import Prior, RelativeTable
@@ -201,7 +202,7 @@ def by_prior(
     """`prior_attention` with the prior `make` gives for a number of heads.
 
     parametric: gradients are of the prior's own parameters; otherwise of what it hands to attention, lanes or table.
-    skip: whether tiles may be skipped; None where the kernel has no such option.
+    skip: whether keys may be left out; None for the kernel's own choice.
     """
     shape = problem.shape
     prior = make(shape.heads).to(problem.device)
@@ -229,14 +230,13 @@ def by_prior(
     if kernel == "auto":
         run.kernel = chosen
     if skip is not None:
-        from zoo.attention import triton
 
         def with_or_without() -> Tensor:
-            with triton.skipping(skip):
+            with skipping(skip):
                 return forward()
 
         run.forward = with_or_without
-        run.skipped = (lambda: float(triton.skipped_share(call))) if skip else None
+        run.skipped = (lambda: float(skipped_share(call))) if skip else None
     return run
 
 

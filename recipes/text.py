@@ -49,7 +49,7 @@ def tiny(method: str) -> Recipe:
             facts_weight=10.0,
             copies_fraction=0.2,
         ),
-        optim=Optim("muon", lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1, prior_lr_scale=5.0, warmup=100, floor=0.1),
+        optim=Optim("muon", lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1, prior_lr_scale=5.0, warmup=100, floor=0.02),
         train=Train(steps=4500, batch=8, clip=0.0, save_every=500),
         evaluate=Evaluate(every=500, samples=256),
     )

@@ -110,6 +110,27 @@ def test_wrong_options_are_named(arguments, named):
     assert done.exit_code == 2 and all(word in done.output for word in named), done.output
 
 
+# ---- heads that forget
+
+
+@pytest.mark.slow
+def test_a_head_that_forgets_leaves_keys_out(tmp_path):
+    words = ("far", "--lengths", "4096", "--distances", "8", "--heads", "1", "--without", "flex", "--seconds", "0.01")
+    record = recorded(tmp_path / "far.json", *words)
+    found = {(row["method"], row["what"]): row for row in record["results"]}
+    methods = ("sdpa", "half every 8, all keys", "half every 8")
+    assert list(found) == [(method, what) for what in harness.PASSES for method in methods]
+    assert all(found["half every 8", what]["skipped"] > 0.6 for what in harness.PASSES)
+    assert record["left_out"] == {"flex": "left out by --without"}
+
+
+def test_what_would_take_too_long_is_left_out(tmp_path):
+    words = ("far", "--lengths", "256,512", "--distances", "8", "--heads", "1", "--without", "flex", "--limit", "1e-9")
+    record = recorded(tmp_path / "far.json", *words, "--seconds", "0.01")
+    assert {row["length"] for row in record["results"]} == {256}
+    assert "sdpa at 512 forward" in record["left_out"]
+
+
 # ---- models
 
 

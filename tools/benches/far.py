@@ -44,6 +44,7 @@ def contenders(distances: list[int]) -> dict[str, Contender]:
 def main(
     lengths: Annotated[str, typer.Option(help="tokens, ascending")] = "4096,16384,65536,262144,524288",
     distances: Annotated[str, typer.Option(help="over which a head's weight halves; 0: it never does")] = "8,64,512,0",
+    without: Annotated[str, typer.Option(help="leave out contenders whose names contain one of these")] = "",
     heads: Annotated[int, typer.Option(help="of a call")] = 2,
     limit: Annotated[float, typer.Option(help="seconds of a pass beyond which a contender is left out")] = 60.0,
     seconds: harness.Seconds = 4.0,
@@ -58,10 +59,13 @@ def main(
     size, and has no backward pass on CPUs. What would take longer than --limit, by its time at the length before, is left out.
     """
     place = torch.device("cpu")
-    known = contenders([int(word) for word in harness.words(distances)])
+    every = contenders([int(word) for word in harness.words(distances)])
+    left_out = [name for name in every if name != PLAIN and any(part in name for part in harness.words(without))]
+    known = {name: contender for name, contender in every.items() if name not in left_out}
     record = Record(
         {"device": "cpu", "dtype": "float32", "heads": heads, "width": WIDTH}, out=out, commit=commit, minutes=minutes
     )
+    record.left_out |= dict.fromkeys(left_out, "left out by --without")
     last: dict[tuple[str, str], tuple[int, float]] = {}
 
     def measure(length: int, what: str) -> list[Row]:

@@ -230,13 +230,15 @@ def by_prior(
     if kernel == "auto":
         run.kernel = chosen
     if skip is not None:
+        from zoo.attention import triton
 
         def with_or_without() -> Tensor:
             with skipping(skip):
                 return forward()
 
         run.forward = with_or_without
-        run.skipped = (lambda: float(skipped_share(call))) if skip else None
+        share = triton.skipped_share if chosen == "triton" else skipped_share
+        run.skipped = (lambda: float(share(call))) if skip else None
     return run
 
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -230,15 +230,14 @@ class Engine:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add this micro-batch's gradients; averaged over micro-batches and ranks when the last one is in."""
-        self._deepspeed.backward(loss)
+        with self._uncompiled():
+            self._deepspeed.backward(loss)
 
     def step(self) -> float | None:
         """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping."""
         last = self._deepspeed.is_gradient_accumulation_boundary()
         norm = self._own_norm() if last else None
-        # DeepSpeed compiles Muon's update; on the CPU that takes a compiler, and longer than it saves.
-        eager = self.plan.recipe.optim.name == "muon" and self.ranks.device.type == "cpu"
-        with torch.compiler.set_stance("force_eager") if eager else nullcontext():
+        with self._uncompiled():
             self._deepspeed.step()
         if not last:
             return None
@@ -248,6 +247,12 @@ class Engine:
             norm = self._deepspeed.get_global_grad_norm()
         # DeepSpeed's sign of a norm that is not finite is −1.
         return float("nan") if norm is None or norm < 0 else float(norm)
+
+    def _uncompiled(self) -> AbstractContextManager[None]:
+        """DeepSpeed compiles Muon's update, of which ZeRO is a part of backward; on the CPU that takes a compiler, and longer
+        than it saves."""
+        eager = self.plan.recipe.optim.name == "muon" and self.ranks.device.type == "cpu"
+        return torch.compiler.set_stance("force_eager") if eager else nullcontext()
 
     def _own_norm(self) -> torch.Tensor | None:
         # At stage 0 in fp32 DeepSpeed keeps none, and every rank holds the whole averaged gradient at this point.

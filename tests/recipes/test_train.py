@@ -140,8 +140,9 @@ def test_bf16_trains(whole, tmp_path):
 
 @pytest.mark.slow
 def test_muon_trains_and_goes_on(whole, tmp_path):
-    """In pieces, at every ZeRO stage and in bfloat16 as in one piece, and after an interruption to the bit."""
+    """In pieces, at every ZeRO stage and in bfloat16 as in one piece, after an interruption to the bit, and without a compiler."""
     plain, found = tmp_path / "plain", {}
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert run(plain, "optim.name=muon") == 0
     ways = {f"stage {n}": [f"train.zero_stage={n}"] for n in (1, 2, 3)}
     for name, settings in {**ways, "pieces": ["train.accumulation=4"], "bf16": ["train.precision=bf16"]}.items():
@@ -154,6 +155,7 @@ def test_muon_trains_and_goes_on(whole, tmp_path):
     for name, losses in found.items():
         assert losses == pytest.approx(expected, abs=5e-3 if name == "bf16" else 3e-4), name
     assert expected[0] == curve(whole)[0][0] and expected[1] != curve(whole)[0][1]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_bf16_trains(whole, tmp_path):
 
 @pytest.mark.slow
 def test_muon_trains_and_goes_on(whole, tmp_path):
-    """In pieces, at every ZeRO stage and in bfloat16 as in one piece, after an interruption to the bit, and without a compiler."""
+    """In pieces, at every ZeRO stage and in bfloat16 as in one piece; after a stop to the bit; without a compiler."""
     plain, found = tmp_path / "plain", {}
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert run(plain, "optim.name=muon") == 0

@@ -31,18 +31,8 @@ SMALL = [
     *["--set", "train.batch=8", "--set", "train.steps=4", "--set", "train.save_every=2", "--set", "train.log_every=1"],
     # At its start a prior's gradient is rounding alone: Adam would make it a step, and a multiple of the rate a difference.
     *["--set", "optim.prior_lr_scale=1"],
-    *[
-        "--set",
-        "optim.name=adamw",
-        "--set",
-        "optim.warmup=1",
-        "--set",
-        "optim.lr=0.01",
-        "--set",
-        "evaluate.every=2",
-        "--set",
-        "evaluate.samples=16",
-    ],
+    *["--set", "optim.name=adamw", "--set", "optim.warmup=1", "--set", "optim.lr=0.01"],
+    *["--set", "evaluate.every=2", "--set", "evaluate.samples=16"],
 ]
 
 

@@ -43,7 +43,7 @@ class KnownAnswer(nn.Module):
         self.config = SimpleNamespace(tokenizer="bytes", train_context=128, vocab_size=vocab_size)
         self.answer = answer
 
-    def new_cache(self, capacity=0):
+    def new_cache(self, capacity=0, kind="dense"):
         cache = KVCache(0, capacity=capacity)
         cache.targets, cache.prompt = None, 0
         return cache

@@ -50,8 +50,8 @@ class PagedLayer(LayerCache):
     ) -> Tensor:
         """As `LayerCache.attend`.
 
-        kernel: as in `prior_attention` for the first tokens, and for later ones where there are more than a page of them.
-            Few use "triton", which "auto" selects on CUDA where no gradient is needed, and otherwise gather the pages.
+        kernel: as in `prior_attention` for the first tokens, and for more than a page of later ones. For up to a page of them
+            "triton", which "auto" selects on CUDA where no gradient is needed, reads pages in place; else they are gathered.
 
         Raises:
             ValueError: for a prior that returns a dense bias (FIRE).
@@ -75,18 +75,18 @@ class PagedLayer(LayerCache):
             out = _dense(call, kernel)
             self.store.append(k, v, self._evictable(stop))
             return out
-        table = None if terms.table is None else self.distances(prior, stop)
-        table = None if table is None else table.shifted(queries, Positions.line(stop))
-        call = replace(call, terms=replace(terms, table=table))
-        in_place = paged_kernel(call, kernel, self.owner.block)
-        if in_place is None and tokens > self.owner.block:
+        line = Positions.line(stop)
+        if tokens > self.owner.block:
             # Attend to a long chunk beside the pages before storing it, so that pages evicted at once never enter the pool.
-            table = prior.relative_table(queries, Positions.line(stop), causal=True)  # kernels read later keys too
+            table = None if terms.table is None else prior.relative_table(queries, line, causal=True)
             call = replace(call, terms=replace(terms, table=table))
             out = attend_chunk(call, self.store.pages, self.store.counts, k, v, kernel=kernel)
             self.store.append(k, v, self._evictable(stop))
             return out
+        table = None if terms.table is None else self.distances(prior, stop)
+        call = replace(call, terms=replace(terms, table=None if table is None else table.shifted(queries, line)))
         self.store.append(k, v, self._evictable(start))
+        in_place = paged_kernel(call, kernel, self.owner.block)
         if in_place is None:
             return attend_gathered(call, self.store.pages, self.store.counts)
         ids = None if segments is None else segments.to(torch.int32).contiguous()

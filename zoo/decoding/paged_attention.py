@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zoo.attention.base import AttentionCall, Pages, join, pad_heads
 from zoo.attention.dispatch import KERNELS, prior_attention
+from zoo.attention.reach import TALLY
 from zoo.positions import Positions
 from zoo.slices import slices
 
@@ -78,46 +79,56 @@ def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
 def attend_chunk(
     call: AttentionCall, pages: Pages, counts: list[int], k: Tensor, v: Tensor, *, kernel: str = "auto"
 ) -> Tensor:
-    """(B, H, T, Dv): a chunk of queries attend to the keys on pages and to those of the chunk, which are on no page yet.
+    """(B, H, T, Dv): queries attend to the keys on pages and to those of a chunk, which are on no page yet.
 
-    What a key head holds is one stretch, its newest keys: `prior_attention` over that and the chunk is the same call with the
-    sequence cut off before it. Memory is the keys of one stretch beside what the kernel needs.
+    The keys that a head holds are its newest, without gaps. For heads that hold as many, attention over them and the chunk is
+    that of a shorter sequence, by `prior_attention`. Memory is a copy of their keys beside what the kernel needs.
 
     Args:
-        call: queries, terms (the table's column of a distance d is d + center), row scale, documents (B, S) and window.
+        call: queries, of the chunk's last T positions, terms (a table over all T + S − 1 distances), row scale,
+            documents (B, S) and window.
         counts: pages.count on the host, length B·G.
-        k, v: (B, G, T, Dk) and (B, G, T, Dv) of the chunk, key lanes first.
+        k, v: (B, G, N, Dk) and (B, G, N, Dv) of the chunk, key lanes first, N ≥ T.
         kernel: as in `prior_attention`.
     """
-    (batch, groups), heads = k.shape[:2], call.q.shape[1]
+    (batch, groups), heads, device = k.shape[:2], call.q.shape[1], k.device
     out = call.v.new_empty(batch, heads, call.num_queries, v.shape[3])
-    stretches: dict[tuple[int, int], list[int]] = {}  # key head and pages → batch rows
+    rows_of: dict[tuple[int, int], list[int]] = {}  # pages, key head → batch rows
     for n, count in enumerate(counts):
-        stretches.setdefault((n % groups, count), []).append(n // groups)
-    for (group, count), members in stretches.items():
-        rows = torch.tensor(members, device=k.device)
-        mine = rows, slice(group * heads // groups, (group + 1) * heads // groups)
-        ids = pages.index[rows, group, :count].flatten()
-        held = _filled(pages, count)
+        rows_of.setdefault((count, n % groups), []).append(n // groups)
+    alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}  # pages, batch rows → key heads
+    for (count, group), batch_rows in rows_of.items():
+        alike.setdefault((count, tuple(batch_rows)), []).append(group)
+    table, lanes, scale = call.table, call.terms.q_lanes, call.query_scale
+    for (count, members), group_list in alike.items():
+        rows, of = torch.tensor(members, device=device)[:, None], torch.tensor(group_list, device=device)
+        mine = (of[:, None] * (heads // groups) + torch.arange(heads // groups, device=device)).flatten()
+        ids, held = pages.index[rows, of, :count].flatten(), _filled(pages, count)
         keys, values = (
-            torch.cat([pool.index_select(0, ids).view(len(rows), -1, new.shape[3])[:, :held], new[rows, group]], dim=1)
+            torch.cat(
+                [
+                    pool.index_select(0, ids).view(*rows.shape[:1], len(of), -1, new.shape[3])[:, :, :held],
+                    new[rows, of],
+                ],
+                dim=2,
+            )
             for pool, new in ((pages.keys, k), (pages.values, v))
         )
-        line = Positions.line(keys.shape[1])
-        table, lanes, scale = call.table, call.terms.q_lanes, call.query_scale
-        terms = replace(
-            call.terms,
-            q_lanes=None if lanes is None else lanes.expand(batch, heads, -1, -1)[mine],
-            table=None if table is None else table.of_heads(mine[1]).shifted(line.tail(call.num_queries), line),
-        )
-        out[mine] = prior_attention(
-            call.q[mine],
-            keys[:, None],
-            values[:, None],
-            terms,
+        line = Positions.line(keys.shape[2])
+        if (tally := TALLY.get()) is not None:
+            tally.left_out += len(rows) * len(mine) * call.num_queries * (pages.length - held)
+        out[rows, mine] = prior_attention(
+            call.q[rows, mine],
+            keys,
+            values,
+            replace(
+                call.terms,
+                q_lanes=None if lanes is None else lanes.expand(batch, heads, -1, -1)[rows, mine],
+                table=None if table is None else table.of_heads(mine).shifted(line.tail(call.num_queries), line),
+            ),
             causal=True,
-            query_scale=None if scale is None else scale.expand(batch, -1, -1)[mine],
-            segments=None if call.segments is None else call.segments[rows, -line.length :],
+            query_scale=None if scale is None else scale.expand(batch, -1, -1)[rows, mine],
+            segments=None if call.segments is None else call.segments[rows[:, 0], -line.length :],
             window=call.window,
             kernel=kernel,
         )

@@ -136,6 +136,27 @@ def test_heads_that_forget_are_expected_to_take_time_by_length_and_others_by_its
     assert Took(1024, 2.0, True).at(4096) == 8.0 and Took(1024, 2.0, False).at(4096) == 32.0
 
 
+def test_reading_compares_trained_models_with_and_without_all_keys(tmp_path):
+    words = (
+        "reading",
+        "--models",
+        "text_alibi_tiny.passkey",
+        "--lengths",
+        "100,4500",
+        "--steps",
+        "100",
+        "--seconds",
+        "0.01",
+    )
+    record = recorded(tmp_path / "reading.json", *words)
+    found = {(row["length"], row["what"], row["kernel"]): row for row in record["results"]}
+    passes = [(100, "read"), (100, "attention"), (100, "attention, fwd+bwd"), (4500, "read"), (4500, "attention")]
+    assert list(found) == [(*one, kernel) for one in passes for kernel in ("all keys", "auto")]
+    assert all(row["ratio"] == 1 for (*_, kernel), row in found.items() if kernel == "all keys")
+    (reason,) = record["left_out"].values()
+    assert "up to 100 tokens" in reason
+
+
 def test_decoding_holds_what_it_says(tmp_path):
     pytest.importorskip("transformers")
     words = ("decoding", "--models", "text_alibi_tiny.passkey", "--lengths", "300,700", "--seconds", "0.01")

@@ -141,7 +141,7 @@ def asked_values(prompt):
 @pytest.mark.parametrize("position", ["ggd", "goat", "rope"])
 def test_far_reads_a_text_once_and_answers_as_after_whole_prompts(position, monkeypatch):
     model, facts = tiny(position).double(), 3
-    evaluator = made(Far, lengths=(700,), facts=facts, exact=700, filler="own")
+    evaluator = made(Far, lengths=(700,), depths=facts, exact=700, filler="own")
     monkeypatch.setattr(far, "PREFILL_TOKENS", 256)
     read, calls, force = [], [], far.force_and_write
     evaluator.advance = read.append
@@ -164,7 +164,7 @@ def test_far_reads_a_text_once_and_answers_as_after_whole_prompts(position, monk
 
 
 def drawn_text(evaluator, model, length):
-    template = Template(evaluator.settings.template, evaluator.settings.facts)
+    template = Template(evaluator.settings.template, evaluator.settings.depths)
     rng = np.random.default_rng([evaluator.settings.seed, length, 0, template.facts])
     return template.draw_all(length, rng, load_tokenizer("bytes"), evaluator.haystack(model))
 
@@ -195,7 +195,7 @@ def test_what_is_read_twice_costs_twice_and_leaves_other_cells_as_they_are():
     assert names[2] == others[2] and not set(names[:2]) & set(others[:2])
 
 
-@pytest.mark.parametrize("settings", [{"template": "own"}, {"facts": 1}, {"template": "bam"}])
+@pytest.mark.parametrize("settings", [{"template": "own"}, {"depths": 1}, {"template": "bam"}])
 def test_far_needs_several_facts(settings):
     with pytest.raises(ValueError, match="expected two or more of heldout"):
         made(Far, **settings)

@@ -31,17 +31,17 @@ class FarSettings(LengthSettings):
 
     template: str = option("heldout", "words of the facts: heldout, train or invented")
     filler: str = option("text", "own, grass, text (held-out documents) or file:PATH")
-    facts: int = option(5, "facts at even depths of a text, from its start to its end, each asked for")
+    depths: int = option(5, "facts of a text, at even depths from its start to its end, each asked for")
     exact: int = option(0, "texts up to this length are read again with no key left out: column `difference`")
 
     factors = (8, 32, 128)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if Template(self.template, 1).grammar is None or self.facts < 2:
+        if Template(self.template, 1).grammar is None or self.depths < 2:
             raise ValueError(
-                f"far asks for several facts, got template {self.template!r} with facts={self.facts}; expected two or more of "
-                "heldout, train or invented"
+                f"far asks for several facts, got template {self.template!r} with depths={self.depths}; expected two or more "
+                "of heldout, train or invented"
             )
 
 
@@ -71,7 +71,7 @@ class Far(HaystackEvaluator):
     paired_over = "texts"
 
     def identity(self, model: Decoder) -> dict[str, Any]:
-        template = Template(self.settings.template, self.settings.facts)
+        template = Template(self.settings.template, self.settings.depths)
         assert template.grammar is not None
         return {
             "seed": self.settings.seed,
@@ -96,8 +96,8 @@ class Far(HaystackEvaluator):
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         given, length = self.settings, cell.data["length"]
-        rng = np.random.default_rng([given.seed, length, cell.data["text"], given.facts])
-        template, tokenizer = Template(given.template, given.facts), load_tokenizer(model.config.tokenizer)
+        rng = np.random.default_rng([given.seed, length, cell.data["text"], given.depths])
+        template, tokenizer = Template(given.template, given.depths), load_tokenizer(model.config.tokenizer)
         text, asked = template.draw_all(length, rng, tokenizer, self.haystack(model))
         tokens = torch.as_tensor(text, device=device_of(model))[None]
         meter = Meter(tokens.device)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modalities.decoder.generation import generate
-from zoo.attention.base import single_documents
+from zoo.attention.base import Kernel, single_documents
 from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
 from zoo.layers import Attention, Block, SSMax, SwiGLU, init_linear
 from zoo.methods import (
@@ -136,7 +136,7 @@ class Decoder(ZooModel):
         *,
         segments: Tensor | None = None,
         cache: Cache | None = None,
-        kernel: str = "auto",
+        kernel: str | Kernel = "auto",
         last: int | None = None,
     ) -> Tensor:
         """(B, T, C) after the last norm, from tokens (B, T) and document ids (B, T) if rows are packed or padded.
@@ -168,7 +168,12 @@ class Decoder(ZooModel):
         return F.linear(features, weight).float()
 
     def forward(
-        self, tokens: Tensor, *, segments: Tensor | None = None, cache: Cache | None = None, kernel: str = "auto"
+        self,
+        tokens: Tensor,
+        *,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+        kernel: str | Kernel = "auto",
     ) -> Tensor:
         """(B, T, V) float32 logits. With a cache, `tokens` and `segments` are the new ones only."""
         return self.forward_head(self.forward_features(tokens, segments=segments, cache=cache, kernel=kernel))

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from zoo.attention.base import fold_lanes
+from zoo.attention.base import Kernel, fold_lanes
 from zoo.attention.dispatch import prior_attention
 from zoo.layers import AttentionCache
 from zoo.positions import Positions
@@ -73,7 +73,7 @@ class DenseLayer(LayerCache):
         query_scale: Tensor | None = None,
         segments: Tensor | None = None,
         window: int | None = None,
-        kernel: str = "auto",
+        kernel: str | Kernel = "auto",
     ) -> Tensor:
         queries = positions.tail(q.shape[2])
         terms, k = self.terms(prior, x, k, queries, positions)

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, repeat_heads
+from zoo.attention.base import AttentionCall, Kernel, repeat_heads
 from zoo.attention.dispatch import prior_attention
 from zoo.decoding.cache import Cache, LayerCache, Mark
 from zoo.decoding.eviction import EvictionBound
@@ -46,7 +46,7 @@ class PagedLayer(LayerCache):
         query_scale: Tensor | None = None,
         segments: Tensor | None = None,
         window: int | None = None,
-        kernel: str = "auto",
+        kernel: str | Kernel = "auto",
     ) -> Tensor:
         """As `LayerCache.attend`.
 
@@ -102,7 +102,7 @@ class PagedLayer(LayerCache):
         return partial(self.bound.evictable, now=now, documents=self.owner.segments is not None)
 
 
-def _dense(call: AttentionCall, kernel: str) -> Tensor:
+def _dense(call: AttentionCall, kernel: str | Kernel) -> Tensor:
     """Attention among the first tokens of a cache."""
     return prior_attention(
         call.q,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, Pages, join, pad_heads
+from zoo.attention.base import AttentionCall, Kernel, Pages, join, pad_heads
 from zoo.attention.dispatch import KERNELS, prior_attention
 from zoo.attention.reach import TALLY
 from zoo.positions import Positions
@@ -23,7 +23,9 @@ __all__ = ["attend_chunk", "attend_gathered", "paged_kernel"]
 LOGITS = 1 << 22
 
 
-def paged_kernel(call: AttentionCall, kernel: str, block: int) -> Callable[[AttentionCall, Pages], Tensor] | None:
+def paged_kernel(
+    call: AttentionCall, kernel: str | Kernel, block: int
+) -> Callable[[AttentionCall, Pages], Tensor] | None:
     """The Triton kernel if `kernel` is "triton", or "auto" on CUDA; None for `attend_gathered`. `block`: keys per page.
 
     Raises:
@@ -77,7 +79,7 @@ def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
 
 
 def attend_chunk(
-    call: AttentionCall, pages: Pages, counts: list[int], k: Tensor, v: Tensor, *, kernel: str = "auto"
+    call: AttentionCall, pages: Pages, counts: list[int], k: Tensor, v: Tensor, *, kernel: str | Kernel = "auto"
 ) -> Tensor:
     """(B, H, T, Dv): queries attend to the keys on pages and to those of a chunk, which are on no page yet.
 

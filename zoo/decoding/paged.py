@@ -17,7 +17,7 @@ from zoo.attention.base import AttentionCall, Kernel, repeat_heads
 from zoo.attention.dispatch import prior_attention
 from zoo.decoding.cache import Cache, LayerCache, Mark
 from zoo.decoding.eviction import EvictionBound
-from zoo.decoding.paged_attention import attend_chunk, attend_gathered, paged_kernel
+from zoo.decoding.paged_attention import attend_gathered, paged_kernel
 from zoo.decoding.pages import PageStore
 from zoo.positions import Positions
 from zoo.priors.base import Prior
@@ -75,20 +75,17 @@ class PagedLayer(LayerCache):
             out = _dense(call, kernel)
             self.store.append(k, v, self._evictable(stop))
             return out
-        line = Positions.line(stop)
+        table = None if terms.table is None else self.table(prior, queries, Positions.line(stop))
+        call = replace(call, terms=replace(terms, table=table))
         if tokens > self.owner.block:
             # Attend to a long chunk beside the pages before storing it, so that pages evicted at once never enter the pool.
-            table = None if terms.table is None else prior.relative_table(queries, line, causal=True)
-            call = replace(call, terms=replace(terms, table=table))
-            out = attend_chunk(call, self.store.pages, self.store.counts, k, v, kernel=kernel)
+            out = attend_gathered(call, self.store.pages, self.store.counts, fresh=(k, v), kernel=kernel)
             self.store.append(k, v, self._evictable(stop))
             return out
-        table = None if terms.table is None else self.distances(prior, stop)
-        call = replace(call, terms=replace(terms, table=None if table is None else table.shifted(queries, line)))
         self.store.append(k, v, self._evictable(start))
         in_place = paged_kernel(call, kernel, self.owner.block)
         if in_place is None:
-            return attend_gathered(call, self.store.pages, self.store.counts)
+            return attend_gathered(call, self.store.pages, self.store.counts, kernel=kernel)
         ids = None if segments is None else segments.to(torch.int32).contiguous()
         return in_place(call, replace(self.store.pages, segments=ids))
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall, repeat_heads, visible
-from zoo.attention.dispatch import KERNELS, choose_kernel
+from zoo.attention.dispatch import Observer
 from zoo.model import ZooModel
 
 __all__ = ["Analysis", "analyse", "analyse_call"]
@@ -98,30 +98,20 @@ def analyse(
     """
     count = len(cast(Any, model).layers)
     chosen = range(count) if layers is None else _indices("layers", layers, count)
-    analyst = _Analyst(dict(heads=heads, rows=rows, sink=sink, spans=spans, full=full), frozenset(chosen))
+    numbers = iter(range(count))  # layers attend in order
+    found: dict[int, Analysis] = {}
+
+    def see(call: AttentionCall) -> None:
+        layer = next(numbers)
+        if layer in chosen:
+            found[layer] = analyse_call(call, layer=layer, heads=heads, rows=rows, sink=sink, spans=spans, full=full)
+
     training = model.training
     try:
-        cast(Any, model.eval()).forward_features(*inputs, kernel=analyst, **options)
+        cast(Any, model.eval()).forward_features(*inputs, kernel=Observer(see), **options)
     finally:
         model.train(training)
-    return [analyst.found[layer] for layer in chosen]
-
-
-class _Analyst:
-    """A kernel that analyses the calls it serves."""
-
-    def __init__(self, asked: dict[str, Any], layers: frozenset[int]) -> None:
-        self.asked, self.layers, self.calls = asked, layers, 0
-        self.found: dict[int, Analysis] = {}
-
-    def refuses(self, call: AttentionCall) -> str | None:
-        return None
-
-    def run(self, call: AttentionCall) -> Tensor:
-        if self.calls in self.layers:
-            self.found[self.calls] = analyse_call(call, layer=self.calls, **self.asked)
-        self.calls += 1
-        return KERNELS[choose_kernel(call)].run(call)
+    return [found[layer] for layer in chosen]
 
 
 @torch.no_grad()

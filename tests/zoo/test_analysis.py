@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 import pytest
 import torch
@@ -64,12 +65,12 @@ def built(name: str, causal: bool, setup: Setup) -> tuple[AttentionCall, Tensor,
     return call, *(x.masked_fill(~shown, -math.inf) for x in (content, log_prior))
 
 
-def by_definition(s: Tensor, k: Tensor, sink: int, spans: list[tuple[int, int]]) -> dict[str, object]:
+def by_definition(s: Tensor, k: Tensor, sink: int, spans: list[tuple[int, int]]) -> dict[str, Any]:
     """Of one row's logits over the keys it sees, which are finite."""
     seen = [j for j in range(len(s)) if s[j] > -math.inf]
     exp = {name: {j: math.exp(x[j]) for j in seen} for name, x in (("p", s + k), ("π", k), ("c", s))}
     p, prior, content = ({j: e / sum(found.values()) for j, e in found.items()} for found in exp.values())
-    found: dict[str, object] = {
+    found: dict[str, Any] = {
         "entropy": -sum(w * math.log(w) for w in p.values()),
         "divergence": sum(w * math.log(w / prior[j]) for j, w in p.items()),
         "content_range": float(max(s[j] for j in seen) - min(s[j] for j in seen)),
@@ -81,7 +82,7 @@ def by_definition(s: Tensor, k: Tensor, sink: int, spans: list[tuple[int, int]])
         if len(seen) > 1:
             best = max((j for j in seen if j != sink), key=lambda j: s[j] + k[j])
             found |= {"content_margin": float(s[sink] - s[best]), "prior_margin": float(k[sink] - k[best])}
-            found["margin"] = found["content_margin"] + found["prior_margin"]  # type: ignore[operator]
+            found["margin"] = found["content_margin"] + found["prior_margin"]
     return found
 
 

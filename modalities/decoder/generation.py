@@ -116,11 +116,22 @@ def _stream(
         yield tokens[:, 0]
 
 
-def prefill(model: Decoder, tokens: Tensor, cache: Cache, segments: Tensor | None = None) -> Tensor:
-    """Read tokens (B, T), which follow what the cache holds, a part of them at a time. Returns features (B, C) of the last."""
+def prefill(
+    model: Decoder,
+    tokens: Tensor,
+    cache: Cache,
+    segments: Tensor | None = None,
+    *,
+    advance: Callable[[int], object] = lambda tokens: None,
+) -> Tensor:
+    """Read tokens (B, T), which follow what the cache holds, a part of them at a time. Returns features (B, C) of the last.
+
+    advance: called with the tokens of each part that is read.
+    """
     for part in slices(tokens.shape[1], max(1, PREFILL_TOKENS // len(tokens))):
         ids = None if segments is None else segments[:, part]
         features = model.forward_features(tokens[:, part], segments=ids, cache=cache, last=1)
+        advance(part.stop - part.start)
     return features[:, -1]
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from modalities.decoder import generation
 from modalities.decoder.scoring import force_and_write, position_buckets
 from modalities.paired import scores_by_unit
 from modalities.text.data import open_heldout
@@ -142,7 +143,7 @@ def asked_values(prompt):
 def test_far_reads_a_text_once_and_answers_as_after_whole_prompts(position, monkeypatch):
     model, facts = tiny(position).double(), 3
     evaluator = made(Far, lengths=(700,), depths=facts, exact=700, filler="own")
-    monkeypatch.setattr(far, "PREFILL_TOKENS", 256)
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", 256)
     read, calls, force = [], [], far.force_and_write
     evaluator.advance = read.append
     monkeypatch.setattr(far, "force_and_write", lambda *a: calls.append((a[1:3], found := force(*a))) or found)

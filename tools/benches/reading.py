@@ -79,8 +79,7 @@ def main(
     }
     title = f"trained models on {source}, the CPU with {record.about['threads']} threads, float32"
     record.show(title, columns, section=lambda row: f"{row['length']:,} tokens")
-    if record.failed:
-        raise typer.Exit(1)
+    harness.end(record)
 
 
 def within(skips: bool, call: Callable[[], object]) -> None:

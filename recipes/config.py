@@ -45,6 +45,8 @@ class Optim:
     eps: float = 1e-8
     weight_decay: float = 0.1  # on matrices only; see engine.parameter_groups
     prior_lr_scale: float = 1.0  # learning rate of the priors' parameters and SSMax's s, as a multiple of lr
+    # The same of single parameters by the end of their names, {"theta_beta": 5}, in place of prior_lr_scale.
+    lr_scales: dict[str, float] = field(default_factory=dict)
     muon_lr_scale: float = 5.0  # learning rate of the matrices that muon trains, as a multiple of lr
     schedule: str = "cosine"
     warmup: int = 50  # steps
@@ -277,6 +279,7 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "optim.warmup": (lambda steps: steps >= 0, "a number of steps"),
     "optim.floor": (lambda share: 0 <= share <= 1, "a fraction of lr between 0 and 1"),
     "optim.prior_lr_scale": (lambda scale: scale > 0, "more than 0"),
+    "optim.lr_scales": (lambda scales: all(scale > 0 for scale in scales.values()), "multiples above 0"),
     "optim.weight_decay": (lambda decay: decay >= 0, "0 or more"),
     "optim.betas": (lambda betas: all(0 <= b < 1 for b in betas), "two numbers in [0, 1)"),
 }

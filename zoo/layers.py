@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -11,11 +13,22 @@ from torch import Tensor, nn
 
 from zoo.attention.base import Kernel
 from zoo.attention.dispatch import prior_attention
-from zoo.naming import nearest
+from zoo.naming import check_options, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 
-__all__ = ["LANES", "Attention", "AttentionCache", "Block", "SSMax", "SwiGLU", "init_linear"]
+__all__ = [
+    "LANES",
+    "Attention",
+    "AttentionCache",
+    "Block",
+    "LogitOptions",
+    "PriorGate",
+    "SSMax",
+    "SwiGLU",
+    "init_linear",
+    "share_prior",
+]
 
 LANES = ("inside", "beside")  # where a prior's lanes are: among a head's columns, or beside them
 
@@ -36,16 +49,24 @@ class SwiGLU(nn.Module):
 class SSMax(nn.Module):
     """Scalable softmax (arXiv 2501.19399): logits of query i times s_h·ln n_i, n_i the keys visible to it in its document.
 
-    s starts at 1 / mean(ln n) over the training context, so that training starts at plain attention on average.
-
     Args:
         num_heads: H.
         train_context: tokens (or patches) seen in training.
         causal: whether n counts i + 1 keys or all of them.
         window: the sliding window, if any; it bounds n.
+        start: s at the start, 1 in BAM's code; None: 1 / mean(ln n) over the training context, so that training starts at
+            plain attention on average.
     """
 
-    def __init__(self, num_heads: int, *, train_context: int, causal: bool = True, window: int | None = None) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        train_context: int,
+        causal: bool = True,
+        window: int | None = None,
+        start: float | None = None,
+    ) -> None:
         super().__init__()
         if train_context < 2:
             raise ValueError(f"SSMax needs a training context of at least 2 tokens, got {train_context}")
@@ -53,7 +74,7 @@ class SSMax(nn.Module):
         # On the CPU whatever the default device: on "meta", where models are counted, tensors have no values.
         seen = torch.arange(1 if causal else train_context, train_context + 1, device="cpu")
         seen = seen.clamp(max=self._reach(causal)) if window else seen
-        self.s = nn.Parameter(torch.full((num_heads,), 1.0 / float(seen.double().log().mean())))
+        self.s = nn.Parameter(torch.full((num_heads,), start or 1.0 / float(seen.double().log().mean())))
 
     def _reach(self, causal: bool) -> int:
         """Keys inside the window: to the left and itself, or on both sides."""
@@ -102,6 +123,33 @@ class AttentionCache(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class LogitOptions:
+    """How content and prior are put together: ⟨q_i, k_j⟩/(τ√d_c) + γ·g_i·K[i,j], then SSMax's scale if there is one.
+
+    Attributes:
+        temperature: τ, of the content alone.
+        prior_scale: γ.
+        prior_gate: whether there is a gate g_i = sigmoid(b_h − softplus(a_h)·‖q_i‖), q_i as projected, a and b learned (GOAT's
+            released code): a long query listens to the prior less. It starts within 1e-4 of 1.
+    """
+
+    temperature: float = 1.0
+    prior_scale: float = 1.0
+    prior_gate: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "prior_scale"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} of the logits must be a number above 0, got {value}")
+
+    @staticmethod
+    def of(given: Mapping[str, Any]) -> LogitOptions:
+        """From a model's configuration. Raises ValueError for an unknown name."""
+        check_options("logit_options", LogitOptions, given)
+        return LogitOptions(**given)
+
+
 class Attention(nn.Module):
     """Multi-head attention whose position method is a prior, a rotation of q and k, or nothing.
 
@@ -119,6 +167,7 @@ class Attention(nn.Module):
         window: keys a query sees, itself included; None for all.
         causal: whether keys after the query are hidden.
         lanes: "inside" or "beside".
+        logits: how content and prior are put together.
 
     Attributes:
         content_dim: d_c.
@@ -140,6 +189,7 @@ class Attention(nn.Module):
         window: int | None = None,
         causal: bool = True,
         lanes: str = "inside",
+        logits: LogitOptions | None = None,
     ) -> None:
         super().__init__()
         if lanes not in LANES:
@@ -157,6 +207,9 @@ class Attention(nn.Module):
             )
         self.prior, self.rotary, self.ssmax = prior, rotary, ssmax
         self.scale_prior, self.window, self.causal = scale_prior, window, causal
+        logits = logits or LogitOptions()
+        self.temperature, self.prior_scale = logits.temperature, logits.prior_scale
+        self.prior_gate = PriorGate(num_heads) if logits.prior_gate else None
         self.query = nn.Linear(dim, num_heads * self.content_dim, bias=False)
         self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=False)
         self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
@@ -182,11 +235,16 @@ class Attention(nn.Module):
         q = self.query(asked).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        weight = self._prior_weight(q)
         if self.rotary is not None:
             q, k = self.rotary(q, of), self.rotary(k, positions)
         scale = None if self.ssmax is None else self.ssmax(of, causal=self.causal)
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None
+        if self.temperature != 1.0:
+            q = q / self.temperature
+        if weight is not None:  # the whole row times it, and the content divided by it
+            q, scale = (q / weight[..., None]).to(q.dtype), weight if scale is None else scale * weight
         if logit_scale != 1.0:
             scale = logit_scale * (q.new_ones(q.shape[1:3], dtype=torch.float32) if scale is None else scale)
         options: dict[str, Any] = dict(query_scale=scale, segments=segments, window=self.window, kernel=kernel)
@@ -198,6 +256,41 @@ class Attention(nn.Module):
                 raise ValueError("a KV cache serves causal attention only, at logit_scale 1")
             out = cache.attend(self.prior, x, q, k, v, positions, **options)
         return self.out(out.transpose(1, 2).flatten(2))
+
+    def _prior_weight(self, q: Tensor) -> Tensor | None:
+        """(1 or B, 1 or H, T) float32: what the prior is multiplied by, from queries (B, H, T, d_c); None for 1."""
+        if self.prior_gate is not None:
+            return self.prior_scale * self.prior_gate(q)
+        return (
+            None if self.prior_scale == 1.0 else q.new_full(q.shape[1:3], self.prior_scale, dtype=torch.float32)[None]
+        )
+
+
+def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, Any]]) -> None:
+    """Make the first layer's prior that of all, which stays a module of the first alone: one copy in state dicts.
+
+    Raises:
+        ValueError: where layers have different methods (name, options).
+    """
+    if any(method != methods[0] for method in methods):
+        raise ValueError(f"share_prior needs one position method for all layers, got {[name for name, _ in methods]}")
+    for attention in layers[1:]:
+        del attention.prior
+        attention.__dict__["prior"] = layers[0].prior
+
+
+class PriorGate(nn.Module):
+    """g = sigmoid(b_h − softplus(a_h)·‖q‖) of queries (B, H, T, d_c), at least 2^−20; (B, H, T) float32 or wider."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.full((num_heads,), -10.0))
+        self.bias = nn.Parameter(torch.full((num_heads,), 10.0))
+
+    def forward(self, q: Tensor) -> Tensor:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        slope, bias = F.softplus(self.slope.to(wide))[:, None], self.bias.to(wide)[:, None]
+        return torch.sigmoid(bias - slope * q.to(wide).norm(dim=-1)).clamp(min=2.0**-20)
 
 
 class Block(nn.Module):

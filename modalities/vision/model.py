@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zoo.attention.base import Kernel
-from zoo.layers import Attention, SSMax, init_linear
+from zoo.layers import Attention, LogitOptions, SSMax, init_linear, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
@@ -39,7 +39,9 @@ class VisionConfig:
         dim: C.  num_layers, num_heads: H.  hidden_dim: of the MLP.  mlp: "swiglu" or "gelu".
         position: a name of `zoo.methods.list_grid_positions()` or a sum of them, with `position_options` for it; or a list of
             one per layer, or a shorter one that is repeated, with options by name.
-        ssmax: scale logits by s·ln n, n all tokens of the image; scale_prior: the prior's logits too.
+        ssmax: scale logits by s·ln n, n all tokens of the image; scale_prior: the prior's logits too; ssmax_start: s at the
+            start, see `SSMax`.
+        share_prior: one prior for all layers instead of one each.
         class_token: a learned token before the patches.  reg_tokens: learned tokens after it that nothing reads.
         global_pool: "token" reads the class token, "avg" the mean of the patches, "" gives every token to the classifier.
         drop_path_rate: of the last block; it rises linearly from 0.  init_values: layer scale's start, None for none.
@@ -48,6 +50,7 @@ class VisionConfig:
         mean, std: what pixels in 0…1 are normalised with.
         activation_checkpointing: recompute each block in the backward pass.
         lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
+        logit_options: temperature, prior_scale, prior_gate, see `LogitOptions`.
     """
 
     img_size: int | tuple[int, int] = 224
@@ -63,6 +66,8 @@ class VisionConfig:
     position_options: dict[str, Any] = field(default_factory=dict)
     ssmax: bool = False
     scale_prior: bool = True
+    ssmax_start: float | None = None
+    share_prior: bool = False
     class_token: bool = True
     reg_tokens: int = 0
     global_pool: str = "token"
@@ -73,6 +78,7 @@ class VisionConfig:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     activation_checkpointing: bool = False
     lanes: str = "inside"
+    logit_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("img_size", "mean", "std"):  # JSON knows lists alone
@@ -119,15 +125,19 @@ class VisionBlock(nn.Module):
         super().__init__()
         dim, prefix = config.dim, config.class_token + config.reg_tokens
         tokens = prefix + config.train_grid[0] * config.train_grid[1]
+        ssmax = None
+        if config.ssmax:
+            ssmax = SSMax(config.num_heads, train_context=tokens, causal=False, start=config.ssmax_start)
         attention = Attention(
             dim,
             config.num_heads,
             prior=position.prior,
             rotary=position.rotary,
-            ssmax=SSMax(config.num_heads, train_context=tokens, causal=False) if config.ssmax else None,
+            ssmax=ssmax,
             scale_prior=config.scale_prior,
             lanes=config.lanes,
             causal=False,
+            logits=LogitOptions.of(config.logit_options),
         )
         mlp = {"swiglu": SwiGLU, "gelu": Mlp}[config.mlp]
         self.attention_norm = nn.LayerNorm(dim, eps=1e-6)
@@ -177,6 +187,8 @@ class VisionTransformer(ZooModel):
         for method, rate in zip(methods[1:], rates[1:], strict=True):
             made.append(_position(config, *method))
             self.layers.append(VisionBlock(config, made[-1], rate))
+        if config.share_prior:
+            share_prior([cast(VisionBlock, layer).attention for layer in self.layers], methods)
         self.position_embedding = shared_embedding(methods, made)
         self.config = replace(config, position_options=stored_options(config.position, made))
         self.norm: nn.Module = nn.LayerNorm(config.dim, eps=1e-6)

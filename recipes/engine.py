@@ -254,7 +254,10 @@ class Engine:
             self._deepspeed.backward(loss)
 
     def step(self) -> float | None:
-        """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping."""
+        """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping.
+
+        0 where float16 overflowed: DeepSpeed then lowers the loss scale and leaves the step out.
+        """
         last = self._deepspeed.is_gradient_accumulation_boundary()
         norm = self._own_norm() if last else None
         with self._uncompiled():
@@ -263,6 +266,8 @@ class Engine:
             return None
         if self.average is not None:
             self.average.update(self.model)
+        if self.plan.recipe.train.precision == "fp16" and self._deepspeed.optimizer.overflow:
+            return 0.0
         if norm is None:
             norm = self._deepspeed.get_global_grad_norm()
         # DeepSpeed's sign of a norm that is not finite is −1.

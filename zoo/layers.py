@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ __all__ = [
     "Attention",
     "AttentionCache",
     "Block",
+    "GeluMLP",
     "LogitOptions",
     "PriorGate",
     "SSMax",
@@ -44,6 +45,18 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class GeluMLP(nn.Module):
+    """down( gelu(up x) ) with biases and GELU's tanh form, GPT-2's MLP."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, hidden_dim)
+        self.down = nn.Linear(hidden_dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
 class SSMax(nn.Module):
@@ -130,12 +143,14 @@ class LogitOptions:
     Attributes:
         temperature: τ, of the content alone.
         prior_scale: γ.
+        scale_prior: whether SSMax scales the prior too (BAM) or the content alone.
         prior_gate: whether there is a gate g_i = sigmoid(b_h − softplus(a_h)·‖q_i‖), q_i as projected, a and b learned (GOAT's
             released code): a long query listens to the prior less. It starts within 1e-4 of 1.
     """
 
     temperature: float = 1.0
     prior_scale: float = 1.0
+    scale_prior: bool = True
     prior_gate: bool = False
 
     def __post_init__(self) -> None:
@@ -144,10 +159,10 @@ class LogitOptions:
                 raise ValueError(f"{name} of the logits must be a number above 0, got {value}")
 
     @staticmethod
-    def of(given: Mapping[str, Any]) -> LogitOptions:
+    def of(given: Mapping[str, Any], *, scale_prior: bool = True) -> LogitOptions:
         """From a model's configuration. Raises ValueError for an unknown name."""
-        check_options("logit_options", LogitOptions, given)
-        return LogitOptions(**given)
+        check_options("logit_options", LogitOptions, given, fixed=["scale_prior"])
+        return LogitOptions(**given, scale_prior=scale_prior)
 
 
 class Attention(nn.Module):
@@ -163,10 +178,10 @@ class Attention(nn.Module):
         num_kv_heads: G, dividing H; None for H.
         rotary: turns q and k, called as rotary(x, positions).
         ssmax: row scale of the logits.
-        scale_prior: whether SSMax scales the prior too (BAM) or the content alone.
         window: keys a query sees, itself included; None for all.
         causal: whether keys after the query are hidden.
         lanes: "inside" or "beside".
+        bias: whether the four projections have biases.
         logits: how content and prior are put together.
 
     Attributes:
@@ -185,10 +200,10 @@ class Attention(nn.Module):
         num_kv_heads: int | None = None,
         rotary: nn.Module | None = None,
         ssmax: SSMax | None = None,
-        scale_prior: bool = True,
         window: int | None = None,
         causal: bool = True,
         lanes: str = "inside",
+        bias: bool = False,
         logits: LogitOptions | None = None,
     ) -> None:
         super().__init__()
@@ -206,14 +221,18 @@ class Attention(nn.Module):
                 f"use at most {max(dim // (prior.num_lanes + 8), 1)} heads for dim={dim}, or lanes='beside'"
             )
         self.prior, self.rotary, self.ssmax = prior, rotary, ssmax
-        self.scale_prior, self.window, self.causal = scale_prior, window, causal
+        self.window, self.causal = window, causal
         logits = logits or LogitOptions()
-        self.temperature, self.prior_scale = logits.temperature, logits.prior_scale
+        self.temperature, self.prior_scale, self.scale_prior = (
+            logits.temperature,
+            logits.prior_scale,
+            logits.scale_prior,
+        )
         self.prior_gate = PriorGate(num_heads) if logits.prior_gate else None
-        self.query = nn.Linear(dim, num_heads * self.content_dim, bias=False)
-        self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=False)
-        self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
-        self.out = nn.Linear(dim, dim, bias=False)
+        self.query = nn.Linear(dim, num_heads * self.content_dim, bias=bias)
+        self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=bias)
+        self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
+        self.out = nn.Linear(dim, dim, bias=bias)
 
     def forward(
         self,
@@ -294,13 +313,26 @@ class PriorGate(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm: x + attention(norm x), then x + mlp(norm x)."""
+    """Pre-norm: x + attention(norm x), then x + mlp(norm x).
 
-    def __init__(self, dim: int, attention: Attention, mlp: nn.Module, *, norm_eps: float = 1e-5) -> None:
+    Args:
+        dim: C.
+        norm: nn.RMSNorm or nn.LayerNorm.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        attention: Attention,
+        mlp: nn.Module,
+        *,
+        norm: Callable[..., nn.Module] = nn.RMSNorm,
+        norm_eps: float = 1e-5,
+    ) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(dim, eps=norm_eps)
+        self.attention_norm = norm(dim, eps=norm_eps)
         self.attention = attention
-        self.mlp_norm = nn.RMSNorm(dim, eps=norm_eps)
+        self.mlp_norm = norm(dim, eps=norm_eps)
         self.mlp = mlp
 
     def forward(

@@ -1,4 +1,4 @@
-"""One causal decoder for every position method: pre-RMSNorm, SwiGLU, no biases."""
+"""One causal decoder for every position method: pre-norm; RMSNorm, SwiGLU and no biases, or GPT-2's layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from modalities.decoder.generation import generate
 from zoo.attention.base import Kernel, single_documents
 from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
-from zoo.layers import Attention, Block, LogitOptions, SSMax, SwiGLU, init_linear, share_prior
+from zoo.layers import Attention, Block, GeluMLP, LogitOptions, SSMax, SwiGLU, init_linear, share_prior
 from zoo.methods import (
     Position,
     check_position,
@@ -36,12 +36,20 @@ PAGE = 64  # tokens on a page of a paged cache
 PAGED_FROM = 1 << 15  # least capacity of a cache that is paged automatically
 
 
+# Norm and MLP of a style; "gpt2" has biases too.
+STYLES: dict[str, tuple[Callable[..., nn.Module], Callable[[int, int], nn.Module]]] = {
+    "llama": (nn.RMSNorm, SwiGLU),
+    "gpt2": (nn.LayerNorm, GeluMLP),
+}
+
+
 @dataclass(frozen=True)
 class DecoderConfig:
     """Everything that makes a decoder; JSON.
 
     Attributes:
-        vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of the SwiGLU.
+        vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of the MLP.
+        style: "llama" (RMSNorm, SwiGLU, no biases) or "gpt2" (LayerNorm, GELU, biases).
         position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for it; or a list of one
             per layer, or a shorter one that is repeated, with options by name. An embedding enters once, before the layers.
         ssmax: scale logits by s·ln n; scale_prior: the prior's logits too; ssmax_start: s at the start, see `SSMax`.
@@ -60,6 +68,7 @@ class DecoderConfig:
     num_heads: int = 4
     num_kv_heads: int | None = None
     hidden_dim: int = 344
+    style: str = "llama"
     position: str | list[str] = "ggd"
     position_options: dict[str, Any] = field(default_factory=dict)
     ssmax: bool = False
@@ -85,6 +94,8 @@ class Decoder(ZooModel):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        if config.style not in STYLES:
+            raise ValueError(f"style={config.style!r}: {nearest(config.style, STYLES)}")
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         methods = layer_methods(config.position, config.position_options, config.num_layers)
@@ -98,7 +109,7 @@ class Decoder(ZooModel):
             share_prior([cast(Block, layer).attention for layer in self.layers], methods)
         self.position_embedding = shared_embedding(methods, made)
         self.config = replace(config, position_options=stored_options(config.position, made))
-        self.norm = nn.RMSNorm(config.dim, eps=1e-5)
+        self.norm = STYLES[config.style][0](config.dim, eps=1e-5)
         self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
         init_linear(self, depth=config.num_layers)
         nn.init.normal_(self.embedding.weight, std=(2 / (5 * config.dim)) ** 0.5)
@@ -241,12 +252,13 @@ def _block(config: DecoderConfig, position: Position) -> Block:
         num_kv_heads=config.num_kv_heads,
         rotary=position.rotary,
         ssmax=ssmax,
-        scale_prior=config.scale_prior,
         lanes=config.lanes,
         window=position.window,
-        logits=LogitOptions.of(config.logit_options),
+        bias=config.style == "gpt2",
+        logits=LogitOptions.of(config.logit_options, scale_prior=config.scale_prior),
     )
-    return Block(config.dim, attention, SwiGLU(config.dim, config.hidden_dim))
+    norm, mlp = STYLES[config.style]
+    return Block(config.dim, attention, mlp(config.dim, config.hidden_dim), norm=norm)
 
 
 def register_decoders(

@@ -53,10 +53,9 @@ class DnaConfig(DecoderConfig):
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
-    # GOAT, human genome: the released script, and the layers of the paper's 125M, which counts an embedding of 50,257
-    # tokens; on single bases 83M (dna_goat_125m) to 85M parameters.
+    # GOAT, human genome: the released script; and 125M parameters on single bases, where the paper names the size and no layers
     "25m": dict(dim=512, num_layers=8, num_heads=8, hidden_dim=1376, train_context=1024),
-    "125m": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=1024),
+    "125m": dict(dim=768, num_layers=18, num_heads=12, hidden_dim=2048, train_context=1024),
 }
 
 

@@ -32,6 +32,8 @@ class CausalLM(Decoder):
         return stream_text(self, ids, tokenizer.decode, max_new_tokens=max_new_tokens, eos_id=end, **sampling)
 
 
+GPT2: dict[str, Any] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
+
 # The sizes of the papers keep their names; tiny and small read bytes, lm reads bpe-4k.
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=128),
@@ -39,14 +41,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "lm": dict(
         dim=192, num_layers=6, num_heads=6, hidden_dim=512, train_context=512, vocab_size=4096, tokenizer="bpe-4k"
     ),
-    # GOAT, C4
-    "125m": dict(
-        dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=2048, vocab_size=50257, tokenizer="gpt2"
-    ),
-    # CABLE, FineWeb-Edu
-    "124m": dict(
-        dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=1024, vocab_size=50257, tokenizer="gpt2"
-    ),
+    # GOAT, C4: "a pre-norm GPT"
+    "125m": GPT2 | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=2048),
+    # CABLE's tiny, small and medium, whose released code pads GPT-2's vocabulary; it calls them 44M, 124M and 334M
+    "44m": GPT2 | dict(dim=512, num_layers=6, num_heads=8, hidden_dim=2048, train_context=1024, vocab_size=50304),
+    "124m": GPT2 | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=1024, vocab_size=50304),
+    "354m": GPT2 | dict(dim=1024, num_layers=24, num_heads=16, hidden_dim=4096, train_context=1024, vocab_size=50304),
     # BAM, FineWeb, the Mistral v0.3 vocabulary
     "120m": dict(dim=768, num_layers=12, num_heads=16, hidden_dim=1536, train_context=512),
     "432m": dict(dim=1536, num_layers=14, num_heads=24, hidden_dim=3072, train_context=512),

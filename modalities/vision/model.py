@@ -134,10 +134,9 @@ class VisionBlock(nn.Module):
             prior=position.prior,
             rotary=position.rotary,
             ssmax=ssmax,
-            scale_prior=config.scale_prior,
             lanes=config.lanes,
             causal=False,
-            logits=LogitOptions.of(config.logit_options),
+            logits=LogitOptions.of(config.logit_options, scale_prior=config.scale_prior),
         )
         mlp = {"swiglu": SwiGLU, "gelu": Mlp}[config.mlp]
         self.attention_norm = nn.LayerNorm(dim, eps=1e-6)

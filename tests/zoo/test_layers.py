@@ -26,9 +26,8 @@ def attention(prior: str, ssmax: bool, scale_prior: bool = True, **options: Any)
         HEADS,
         prior=make(prior),
         ssmax=row_scale,
-        scale_prior=scale_prior,
         lanes="beside",
-        logits=LogitOptions.of(options),
+        logits=LogitOptions.of(options, scale_prior=scale_prior),
     )
     return made.double()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,8 @@ TAIL_ROUNDED = 2.0**-7
 class EvictionBound:
     """Bounds on the logits of one layer, for all inputs, at positions below `horizon`.
 
-    The layer's input is normed, x̂ = g ∘ u with ‖u‖ ≤ √C, so for any tokens
+    The layer's input is normed, x̂ = g ∘ u with ‖u‖ ≤ √C, so for any tokens, without biases (with them, b_n of the norm and b
+    of the projection, plus ‖W b_n + b‖)
 
         ‖q_h‖/(τ√d_c) ≤ Q_h = σ(W_q^h diag g)·√(C/d_c)/τ,  ‖k_g‖ ≤ K_g = σ(W_k^g diag g)·√C       (σ the largest singular value)
 
@@ -60,17 +62,16 @@ class EvictionBound:
     @staticmethod
     @torch.no_grad()
     def of(block: Block, horizon: int, step: int) -> EvictionBound:
-        """From a block's weights, in float64; the attention's input is the output of the RMSNorm before it."""
-        attention = block.attention
-        width = attention.content_dim
-        gain, root = block.attention_norm.weight, math.sqrt(attention.query.in_features)
-        growth = ROUNDED * root * _rotary_norm(attention)
+        """From a block's weights, in float64; the attention's input is the output of the norm before it."""
+        attention, norm = block.attention, block.attention_norm
+        width, gain = attention.content_dim, cast(Tensor, norm.weight)
+        growth = ROUNDED * _rotary_norm(attention)
         distance = torch.arange(0, horizon, step, device=gain.device)
         # A gate may turn the prior off, which then promises nothing about far keys.
         prior = attention.prior if attention.prior_gate is None else Prior(len(attention.prior_gate.bias))
         return EvictionBound(
-            query=_largest(attention.query, gain, width) * growth / math.sqrt(width) / attention.temperature,
-            key=_largest(attention.key, gain, width) * growth,
+            query=_longest(attention.query, norm, width) * growth / math.sqrt(width) / attention.temperature,
+            key=_longest(attention.key, norm, width) * growth,
             tail=attention.prior_scale * prior.tail(distance, horizon),
             step=step,
             horizon=horizon,
@@ -122,10 +123,16 @@ class EvictionBound:
         return s.clamp(min=0) * seen.clamp(max=most).double().log() * (content + tail)
 
 
-def _largest(linear: nn.Linear, gain: Tensor, width: int) -> Tensor:
-    """(heads,) float64: the largest singular value of each head's rows of `linear` after the gain (C,)."""
-    rows = (linear.weight.double() * gain.double()).unflatten(0, (-1, width))
-    return torch.linalg.eigvalsh(rows @ rows.mT)[:, -1].clamp(min=0).sqrt()
+def _longest(linear: nn.Linear, norm: nn.Module, width: int) -> Tensor:
+    """(heads,) float64: at least the norm of each head's rows of linear(norm(x)), for all x (see `EvictionBound`)."""
+    gain = cast(Tensor, norm.weight).double()
+    weight = linear.weight.double()
+    rows = (weight * gain).unflatten(0, (-1, width))
+    largest = torch.linalg.eigvalsh(rows @ rows.mT)[:, -1].clamp(min=0).sqrt() * math.sqrt(len(gain))
+    shift = getattr(norm, "bias", None)
+    constant = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.double()
+    constant = constant if shift is None else constant + weight @ shift.double()
+    return largest + constant.unflatten(0, (-1, width)).norm(dim=-1)
 
 
 def _rotary_norm(attention: Attention) -> float:

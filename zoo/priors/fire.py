@@ -28,6 +28,8 @@ class Fire(Prior):
         length: L at the start, in tokens; None: the training context.
     """
 
+    length: Tensor
+
     def __init__(
         self,
         num_heads: int,
@@ -38,12 +40,21 @@ class Fire(Prior):
         length: float | None = None,
     ) -> None:
         super().__init__(num_heads)
-        self.length = float(train_context if length is None else length)
-        if self.length <= 0:
-            raise ValueError(f"FIRE's threshold must be more than 0 tokens, got {self.length:g}")
+        self.start = float(train_context if length is None else length)
+        if self.start <= 0:
+            raise ValueError(f"FIRE's threshold must be more than 0 tokens, got {self.start:g}")
+        self.register_buffer("length", torch.tensor(self.start, dtype=torch.float64))  # the weights belong to it
         self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, num_heads))
         self.scale = nn.Parameter(torch.tensor([init_scale]))
         self.multiplier = nn.Parameter(torch.ones(1))
+
+    def _apply(self, fn, recurse=True):
+        length = self.length  # float64 whatever the model is cast to
+        super()._apply(fn, recurse)
+        if length.is_meta:
+            length = torch.tensor(self.start, dtype=torch.float64)
+        self.length = length.to(self.length.device)
+        return self
 
     def _bias(self, q_pos: Positions, k_pos: Positions, causal: bool, dtype: torch.dtype) -> Tensor:
         device = self.scale.device
@@ -55,7 +66,7 @@ class Fire(Prior):
     def _value(self, distance: Tensor, extent: Tensor) -> Tensor:
         """(…, H) f_θ( ψ(distance) / ψ(max(L, extent)) ), the two broadcast, in the dtype of `distance`."""
         multiplier, scale = (p.to(distance.dtype).abs() for p in (self.multiplier, self.scale))
-        threshold = self.length * multiplier
+        threshold = self.length.to(distance.dtype) * multiplier
         ratio = torch.log1p(scale * distance) / torch.log1p(scale * torch.maximum(extent, threshold))
         return linear_in(self.mlp[2], linear_in(self.mlp[0], ratio[..., None]).relu())
 

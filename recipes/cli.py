@@ -1,4 +1,5 @@
-"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py` and `python -m zoo` for who installed the wheel.
+"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py`, `attention.py` and `python -m zoo`, for who
+installed the wheel.
 
 Several ranks: `deepspeed --module recipes.train RECIPE …`.
 """
@@ -50,6 +51,14 @@ def generate(words: list[str] = typer.Argument([])) -> int:
     from recipes import generate
 
     return generate.main(words)
+
+
+@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
+def attention(words: list[str] = typer.Argument([])) -> int:
+    """Show what heads attend to in a text, bases or an image; `priorzoo attention --help` has the options."""
+    from recipes import attention
+
+    return attention.main(words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modalities.contract import Reading
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
 from modalities.decoder.training import check_tokenizer
@@ -84,6 +85,13 @@ class DnaDecoder(Decoder):
         return stream_text(
             self, ids, lambda new: decode(tokenizer.decode(new)), max_new_tokens=max_new_tokens, **sampling
         )
+
+    def read(self, given: str) -> Reading:
+        """The start token and the tokens of bases. ValueError for other letters than those of bases."""
+        tokenizer = load_tokenizer(self.config.tokenizer)
+        ids = [tokenizer.bos_id, *tokenizer.encode(encode(given)).ids.tolist()]
+        names = ("⟨start⟩", *(decode(tokenizer.decode([token])) for token in ids[1:]))
+        return Reading((torch.tensor([ids], device=self.embedding.weight.device),), names=names)
 
 
 def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from modalities.contract import Reading
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, register_decoders
 from modalities.text.tokenizers import load_tokenizer
@@ -30,6 +33,13 @@ class CausalLM(Decoder):
         ids = [tokenizer.bos_id, *tokenizer.encode(prompt).tolist()]
         end = tokenizer.eos_id
         return stream_text(self, ids, tokenizer.decode, max_new_tokens=max_new_tokens, eos_id=end, **sampling)
+
+    def read(self, given: str) -> Reading:
+        """BOS and the tokens of a text."""
+        tokenizer = load_tokenizer(self.config.tokenizer)
+        ids = [tokenizer.bos_id, *tokenizer.encode(given).tolist()]
+        names = ("⟨bos⟩", *(tokenizer.decode([token]) for token in ids[1:]))
+        return Reading((torch.tensor([ids], device=self.embedding.weight.device),), names=names)
 
 
 GPT2: dict[str, Any] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
+from PIL import Image
 from timm.layers import DropPath, LayerScale, Mlp, PatchEmbed, SwiGLU, global_pool_nlc, lecun_normal_, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from modalities.contract import Reading
+from modalities.vision.transforms import preprocess
 from zoo.attention.base import Kernel
 from zoo.layers import Attention, LogitOptions, SSMax, init_linear, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
@@ -214,6 +217,25 @@ class VisionTransformer(ZooModel):
 
     def train_positions(self) -> Positions:
         return self.positions(*self.config.train_size)
+
+    def read(self, given: str) -> Reading:
+        """The image at a path, its centre at the training size. ValueError or OSError where there is none."""
+        config = self.config
+        with Image.open(given) as opened:
+            image = opened.convert("RGB")
+        pixels = preprocess(
+            image,
+            *config.train_size,
+            mode="upsampled",
+            train_size=min(image.size),
+            fit="crop",
+            mean=config.mean,
+            std=config.std,
+        )
+        mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
+        shown = (pixels * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
+        like = next(self.parameters())
+        return Reading((pixels[None].to(like),), image=shown, grid=config.train_grid, prefix=self.num_prefix_tokens)
 
     def describe_input(self) -> dict[str, str]:
         pixels, grid, prefix = self.config.train_size, self.config.train_grid, self.num_prefix_tokens

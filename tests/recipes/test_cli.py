@@ -16,7 +16,9 @@ def test_help_names_every_command(capsys):
     for words in ([], ["--help"]):
         assert main(words) == 0
         printed = capsys.readouterr().out
-        assert all(name in printed for name in ("list", "show", "plot-prior", "train", "evaluate", "generate"))
+        assert all(
+            name in printed for name in ("list", "show", "plot-prior", "train", "evaluate", "generate", "attention")
+        )
     assert main(["evaluate", "text_ggd_tiny", "passkey", "--help"]) == 0
     assert "--lengths" in capsys.readouterr().out
 

@@ -1,5 +1,5 @@
-"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py`, `attention.py` and `python -m zoo`, for who
-installed the wheel.
+"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py`, `attention.py`, `import_released.py` and
+`python -m zoo`, for who installed the wheel.
 
 Several ranks: `deepspeed --module recipes.train RECIPE …`.
 """
@@ -59,6 +59,14 @@ def attention(words: list[str] = typer.Argument([])) -> int:
     from recipes import attention
 
     return attention.main(words)
+
+
+@app.command("import", add_help_option=False, context_settings=OWN_OPTIONS)
+def import_(words: list[str] = typer.Argument([])) -> int:
+    """Make a saved model of a released checkpoint; `priorzoo import --help` has the options."""
+    from recipes import import_released
+
+    return import_released.main(words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

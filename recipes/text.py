@@ -155,7 +155,7 @@ BAM_METHODS: dict[str, dict[str, Any]] = {
     "ggd": {},
     "alibi": BESIDE,
     "rope": {"position_options": {"theta": 500_000.0}},
-    "sinusoidal": {},
+    "sinusoidal": {"position_options": {"columns": "alternating"}},
     "nope": {},
 }
 BAM_METHODS |= {f"{method}_ssmax": options | {"ssmax_start": 1.0} for method, options in BAM_METHODS.items()}

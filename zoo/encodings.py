@@ -190,19 +190,31 @@ class Rotary2d(nn.Module):
 
 
 class Sinusoidal(nn.Module):
-    """Fixed sines and cosines added to the embedding (Vaswani et al. 2017, §3.5): columns n and n + C/2 hold sin and cos of
-    position·10000^(−2n/C)."""
+    """Fixed sines and cosines added to the embedding (Vaswani et al. 2017, §3.5).
 
-    def __init__(self, dim: int) -> None:
+    Args:
+        dim: C, even.
+        theta: the slowest frequency is about 1/theta.
+        columns: "halves": columns n and n + C/2 hold sin and cos of position·theta^(−2n/C). "alternating": column c holds the
+            sine (c even) or the cosine (c odd) of position·theta^(−c/C), as BAM's released code has it: a cosine's frequency
+            is between those of two sines.
+    """
+
+    def __init__(self, dim: int, *, theta: float = 10000.0, columns: str = "halves") -> None:
         super().__init__()
         if dim % 2:
             raise ValueError(f"sinusoidal positions need an even width, got {dim}")
-        self.dim = dim
+        if columns not in ("halves", "alternating"):
+            raise ValueError(f"unknown columns {columns!r} of sinusoidal positions; known: halves, alternating")
+        self.dim, self.theta, self.columns = dim, theta, columns
 
     def forward(self, positions: Positions, like: Tensor) -> Tensor:
         """(1 or B, T, C) in the dtype of `like`."""
-        omega = 10000.0 ** -(torch.arange(0, self.dim, 2, dtype=torch.float64, device=like.device) / self.dim)
+        step = 2 if self.columns == "halves" else 1
+        omega = self.theta ** -(torch.arange(0, self.dim, step, dtype=torch.float64, device=like.device) / self.dim)
         angle = positions.index(like.device).double()[..., None] * omega
+        if self.columns == "alternating":
+            return torch.stack([angle[..., ::2].sin(), angle[..., 1::2].cos()], dim=-1).flatten(-2).to(like.dtype)
         return torch.cat([angle.sin(), angle.cos()], dim=-1).to(like.dtype)
 
 

@@ -94,9 +94,13 @@ def transcribed(model: ZooModel, tokens: Tensor) -> Tensor:
     config = model.config
     x = model.embedding.weight[tokens]
     if config.position == "sinusoidal":
-        omega = 10000.0 ** -(torch.arange(0, config.dim, 2).double() / config.dim)
-        angle = torch.arange(LENGTH).double()[:, None] * omega
-        x = x + torch.cat([angle.sin(), angle.cos()], dim=-1)
+        at, column = torch.arange(LENGTH).double()[:, None], torch.arange(config.dim).double()
+        if config.position_options:  # BAM's code: sines and cosines in turn, each with a frequency of its own
+            angle = at * 10000.0 ** -(column / config.dim)
+            x = x + torch.where(column % 2 == 0, angle.sin(), angle.cos())
+        else:
+            angle = at * 10000.0 ** -(column[::2] / config.dim)
+            x = x + torch.cat([angle.sin(), angle.cos()], dim=-1)
     theta = config.position_options.get("theta", 10000.0)
     for layer in model.layers:
         attention, y = layer.attention, normed(layer.attention_norm, x)

@@ -1,5 +1,5 @@
-"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py`, `attention.py`, `import_released.py` and
-`python -m zoo`, for who installed the wheel.
+"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py`, `attention.py`, `lm_eval.py`,
+`import_released.py` and `python -m zoo`, for who installed the wheel.
 
 Several ranks: `deepspeed --module recipes.train RECIPE …`.
 """
@@ -67,6 +67,14 @@ def import_(words: list[str] = typer.Argument([])) -> int:
     from recipes import import_released
 
     return import_released.main(words)
+
+
+@app.command("lm-eval", add_help_option=False, context_settings=OWN_OPTIONS)
+def lm_eval(words: list[str] = typer.Argument([])) -> int:
+    """Measure a text model on the tasks of lm-evaluation-harness; `priorzoo lm-eval --help` has the options."""
+    from recipes import lm_eval
+
+    return lm_eval.main(words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

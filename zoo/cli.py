@@ -79,7 +79,7 @@ def show(
 
     import_named(import_)
     if Path(name).is_dir():
-        return _show_model(_run_title(Path(name)), _saved_model(Path(name)))
+        return _show_model(_run_title(Path(name)), load_model(name))
     entry = model_entry(name)
     card = _card(name)
     with torch.device("meta"):  # counts without memory: the largest models are several GB
@@ -149,7 +149,7 @@ def plot_prior(
     from zoo.prior_plot_grid import draw_grid_priors
 
     if Path(name).is_dir():
-        model, title = _saved_model(Path(name)), _run_title(Path(name))
+        model, title = load_model(name), _run_title(Path(name))
     else:
         tags = [] if "." in name else list_models(f"{name}.*", pretrained=True)
         model = create_model(name)
@@ -175,11 +175,6 @@ def plot_prior(
     else:
         draw_priors(model, title, path, length=length or 8 * model.config.train_context)
     console.print(f"written: {path}", soft_wrap=True)
-
-
-def _saved_model(folder: Path) -> Any:
-    """A model from a folder of `save_pretrained`, or from the model/ inside a run folder."""
-    return load_model(folder if (folder / "config.json").is_file() else folder / "model")
 
 
 def _run_title(folder: Path) -> str:

@@ -205,7 +205,9 @@ def single_documents(segments: Tensor) -> Tensor:
 
 def needs_mask(call: AttentionCall) -> bool:
     """Whether torch's attention needs a T × S mask for the call."""
-    if any(x is not None for x in (call.table, call.terms.bias, call.segments, call.window, call.mask)):
+    if call.table is not None or call.terms.bias is not None or call.mask is not None:
+        return True
+    if call.segments is not None or call.window is not None:
         return True
     return call.causal and call.num_queries not in (1, call.num_keys)
 

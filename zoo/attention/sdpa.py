@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,8 @@ __all__ = ["SdpaKernel"]
 
 @dataclass(frozen=True)
 class SdpaKernel:
-    """torch's scaled_dot_product_attention. Serves every call; with a table, documents, a window or a causal offset it needs a
-    T × S mask, which it makes a block at a time.
+    """torch's scaled_dot_product_attention. Serves every call; with a table, documents, a window, a mask or a causal offset it
+    needs a T × S mask, which it makes a block at a time. Dropout on the CPU takes T × S weights of a block, kept for gradients.
 
     Attributes:
         mask_limit: logits per head of a block: 64 MiB of float32.
@@ -43,13 +44,14 @@ class SdpaKernel:
         if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not masked:
             # One query: the heads of a group become rows that share its keys, which then need no copies.
             q, k, v = pad_heads(q, k, v)
-            out = F.scaled_dot_product_attention(q.unflatten(1, (k.shape[1], -1)).squeeze(3), k, v, scale=1.0)
+            rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
+            out = F.scaled_dot_product_attention(rows, k, v, scale=1.0, dropout_p=call.dropout)
             return out.flatten(1, 2)[:, :, None, :width]
         q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
         if masked:
             return self._masked(call, q, k, v)[..., :width]
-        is_causal = call.causal and call.num_queries > 1
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0)[..., :width]
+        options: dict[str, Any] = dict(is_causal=call.causal and call.num_queries > 1, dropout_p=call.dropout)
+        return F.scaled_dot_product_attention(q, k, v, scale=1.0, **options)[..., :width]
 
     def _masked(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention in blocks of queries and heads; without gradients only one block's mask is in memory."""
@@ -71,7 +73,12 @@ class SdpaKernel:
                 mask = _mask(call, table, block, group, last, space)
                 with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias to half precision
                     part = F.scaled_dot_product_attention(
-                        q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], attn_mask=mask, scale=1.0
+                        q[:, group, block].to(wide),
+                        kg[:, :, :last],
+                        vg[:, :, :last],
+                        attn_mask=mask,
+                        dropout_p=call.dropout,
+                        scale=1.0,
                     )
                 if out is None:
                     parts.append(part.to(dtype))
@@ -87,7 +94,7 @@ class SdpaKernel:
         if call.causal or call.q.device.type != "cpu":
             return max(self.mask_limit // call.num_keys, 1), num_heads
         batched = call.segments is not None or any(
-            t.shape[0] > 1 for t in (call.terms.bias, call.query_scale) if t is not None
+            t.shape[0] > 1 for t in (call.terms.bias, call.query_scale, call.mask) if t is not None
         )
         row = call.num_keys * (call.q.shape[0] if batched else 1)
         rows = min(self.block_rows, call.num_queries)
@@ -106,6 +113,8 @@ def _mask(
 ) -> Tensor | None:
     """(1 or B, 1 or heads, queries, last): bool without a bias, else the additive bias. `table` holds only `heads`."""
     shown = visible(call, block.start, block.stop, last)
+    if shown is not None and shown.shape[1] > 1:
+        shown = shown[:, heads]
     bias = out = None
     if table is not None:
         if space is not None:

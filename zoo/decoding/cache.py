@@ -80,6 +80,7 @@ class DenseLayer(LayerCache):
         query_scale: Tensor | None = None,
         segments: Tensor | None = None,
         window: int | None = None,
+        mask: Tensor | None = None,
         kernel: str | Kernel = "auto",
     ) -> Tensor:
         queries = positions.tail(q.shape[2])
@@ -100,6 +101,7 @@ class DenseLayer(LayerCache):
             query_scale=query_scale,
             segments=segments,
             window=window,
+            mask=mask,
             kernel=kernel,
         )
 

@@ -46,6 +46,7 @@ class PagedLayer(LayerCache):
         query_scale: Tensor | None = None,
         segments: Tensor | None = None,
         window: int | None = None,
+        mask: Tensor | None = None,
         kernel: str | Kernel = "auto",
     ) -> Tensor:
         """As `LayerCache.attend`.
@@ -54,8 +55,11 @@ class PagedLayer(LayerCache):
             "triton", which "auto" selects on CUDA where no gradient is needed, reads pages in place; else they are gathered.
 
         Raises:
-            ValueError: for a prior that returns a dense bias (FIRE).
+            ValueError: for a prior that returns a dense bias (FIRE), and for a mask.
         """
+        if mask is not None:
+            # The bound compares with the query's own key, which a mask may hide.
+            raise ValueError("a paged cache evicts keys that it knows no mask of: use a dense cache (KVCache)")
         queries = positions.tail(q.shape[2])
         terms, k = self.terms(prior, x, k, queries, positions)
         if terms.bias is not None:

@@ -86,7 +86,7 @@ def test_decoding_a_million_tokens_in_is_precise(name: str, dtype: torch.dtype) 
     terms = prior(before, before, causal=True, x=past) if prior.num_lanes else None
     stored = keys.to(dtype) if terms is None else fold_lanes(keys.to(dtype), terms.k_lanes)
     layer.append(stored, values.to(dtype))
-    layer.carry = None if terms is None else terms.carry
+    layer.carries = None if terms is None or terms.carry is None else terms.carry[..., None]
     cache.advance(length)
     cache.reserve(1)
     out = attention(x, Positions.line(1, offset=length), cache=layer).double()

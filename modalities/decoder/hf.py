@@ -58,7 +58,7 @@ class PriorzooConfig(PreTrainedConfig):
         ValueError: where one of the four disagrees with `architecture`.
     """
 
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
     decoder_class: ClassVar[type[Decoder]]
 
     architecture: dict[str, Any] | None = None

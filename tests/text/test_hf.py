@@ -178,18 +178,18 @@ def test_beams_lookup_and_assistants(method) -> None:
     wrapped, other = hf.wrap(small(method)), hf.wrap(small("nope"))
     _, ids, mask = padded()
     beams = dict(num_beams=3, attention_mask=mask, **GREEDY)
-    assert torch.equal(wrapped.generate(ids, **beams), wrapped.generate(ids, use_cache=False, **beams))
-    one = ids[:1]
-    expected = wrapped.generate(one, **GREEDY)
-    drafts = [dict(prompt_lookup_num_tokens=3), dict(assistant_model=wrapped), dict(assistant_model=other)]
-    for draft in drafts:
-        assert torch.equal(wrapped.generate(one, **draft, **GREEDY), expected)
+    found = wrapped.generate(ids, **beams)
+    assert torch.equal(found, wrapped.generate(ids, use_cache=False, **beams))
+    expected = wrapped.generate(ids[:1], **GREEDY)
+    drafts = [dict(prompt_lookup_num_tokens=3), dict(assistant_model=other)]
+    for draft in [*drafts, dict(assistant_model=wrapped)]:
+        assert torch.equal(wrapped.generate(ids[:1], **draft, **GREEDY), expected)
     if method == "fire":  # a dense bias has no pages
         return
-    for options in ({}, dict(num_beams=3), *drafts):
-        held = wrapped.new_cache(32, kind="paged")
-        paged = wrapped.generate(one, past_key_values=held, **options, **GREEDY)
-        assert torch.equal(paged, wrapped.generate(one, num_beams=options.get("num_beams", 1), **GREEDY))
+    assert torch.equal(wrapped.generate(ids, past_key_values=wrapped.new_cache(32, "paged"), **beams), found)
+    for draft in ({}, *drafts):
+        held = wrapped.new_cache(32, "paged")
+        assert torch.equal(wrapped.generate(ids[:1], past_key_values=held, **draft, **GREEDY), expected)
 
 
 @torch.no_grad()
@@ -264,7 +264,9 @@ def trainer(folder: Path, rows: int = 16, steps: int = 1):
         report_to=[],
         disable_tqdm=True,
     )
-    return transformers.Trainer(hf.wrap(small()).train(), arguments, train_dataset=Rows(), eval_dataset=Rows())
+    return transformers.Trainer(
+        hf.wrap(small(num_layers=1)).train(), arguments, train_dataset=Rows(), eval_dataset=Rows()
+    )
 
 
 def test_accumulation_changes_neither_loss_nor_gradient(tmp_path) -> None:
@@ -274,7 +276,8 @@ def test_accumulation_changes_neither_loss_nor_gradient(tmp_path) -> None:
         run.train()
         [log] = [log for log in run.state.log_history if "grad_norm" in log]
         found.append((log["loss"], log["grad_norm"]))
-    assert found[0][0] < 7 and found[0] == pytest.approx(found[1], rel=1e-6) == pytest.approx(found[2], rel=1e-6)
+    assert found[0][0] < 7
+    assert found[1:] == [pytest.approx(found[0], rel=1e-6)] * 2
 
 
 def test_trainer_decays_no_prior_and_evaluates(tmp_path) -> None:
@@ -306,8 +309,6 @@ def test_adapters_on_every_linear_layer(method, tokens) -> None:
     adapted(input_ids=tokens, labels=tokens).loss.backward()
     moved = {name: p.grad for name, p in adapted.named_parameters() if "lora_B" in name}
     assert len(moved) >= 14 and all(grad is not None and grad.abs().sum() > 0 for grad in moved.values())
-    with pytest.raises(ValueError, match="linear layers of attention were replaced"):
-        wrapped.new_cache(40, kind="paged")
 
 
 @pytest.mark.parametrize("method", list_positions())
@@ -319,7 +320,9 @@ def test_dynamic_int8(method, tokens) -> None:
     int8 = torch.ao.quantization.quantize_dynamic(wrapped, {torch.nn.Linear}, dtype=torch.qint8)
     assert not any(type(module) is torch.nn.Linear for module in int8.modules())
     assert (int8(tokens).logits - expected).norm() < 0.1 * expected.norm()
-    assert int8.generate(tokens, **GREEDY).shape == (2, 20)
+    assert int8.generate(tokens, **GREEDY | {"max_new_tokens": 2}).shape == (2, 14)
+    with pytest.raises(ValueError, match="linear layers of attention were replaced"):
+        int8.new_cache(40, kind="paged")
 
 
 # Tokenizers and folders
@@ -413,7 +416,7 @@ def test_what_is_pushed_to_the_hub_is_the_folder(how, models, tmp_path, monkeypa
         pushed.update({one.path_in_repo: Path(one.path_or_fileobj).read_text("utf-8", "replace") for one in operations})
 
     def no_card(*_, **__) -> None:
-        raise hub.EntryNotFoundError("no card", response=SimpleNamespace(headers={}, request=None))
+        raise hub.EntryNotFoundError("no card")
 
     api = SimpleNamespace(create_repo=lambda *_, **__: SimpleNamespace(repo_id="me/it"), create_commit=create_commit)
     for module in (hub, transformers.modeling_utils):

@@ -101,8 +101,12 @@ class PagedLayer(LayerCache):
         """For `PageStore.append`: which pages no query at `now` or later can use; None while nothing may be evicted."""
         if self.bound is None or self.owner.marked:
             return None
+        return partial(self._useless, self.bound, now)
+
+    def _useless(self, bound: EvictionBound, now: int, max_norm: Tensor, last: Tensor) -> Tensor:
+        """`EvictionBound.evictable` at `now`, which the cache remembers."""
         self.owner.evicted = max(self.owner.evicted, now)
-        return partial(self.bound.evictable, now=now, documents=self.owner.segments is not None)
+        return bound.evictable(max_norm, last, now, documents=self.owner.segments is not None)
 
 
 def _dense(call: AttentionCall, kernel: str | Kernel) -> Tensor:

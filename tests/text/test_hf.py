@@ -25,7 +25,7 @@ from modalities.text import hf  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 FEW = ["goat", "cable", "ggd", "fire", "rope"]  # lanes, a running sum, a table, a dense bias, a rotation
-GREEDY = dict(max_new_tokens=8, do_sample=False, eos_token_id=None)
+GREEDY = dict(max_new_tokens=6, do_sample=False, eos_token_id=None)
 BOS, PAD = 256, 258
 
 
@@ -161,7 +161,7 @@ def test_generation_equals_ours_and_files_keep_the_model(method, tmp_path) -> No
     wrapped = hf.wrap(model)
     prompts, ids, mask = padded()
     assert wrapped.generate(ids, attention_mask=mask, **GREEDY)[:, 8:].tolist() == model.generate(
-        prompts, max_new_tokens=8
+        prompts, max_new_tokens=6
     )
     wrapped.save_pretrained(tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -215,6 +215,7 @@ def test_sampling_streaming_and_turns(models) -> None:
     heard = Heard()
     first = wrapped.generate(ids[:1], streamer=heard, return_dict_in_generate=True, **GREEDY)
     assert torch.equal(torch.cat(heard.parts), first.sequences[0])
+    assert first.past_key_values.get_seq_length() == 13
     longer = torch.cat([first.sequences, ids[:1, :2]], dim=1)  # a second turn reads what is new alone
     again = wrapped.generate(longer, past_key_values=first.past_key_values, **GREEDY)
     assert torch.equal(again, wrapped.generate(longer, **GREEDY))
@@ -231,7 +232,7 @@ def test_states_and_weights_of_generated_tokens(models) -> None:
     out = wrapped.generate(ids[:1], **asked, **GREEDY)
     full = wrapped(out.sequences, output_attentions=True)
     torch.testing.assert_close(out.attentions[-1][0], full.attentions[0][:, :, -2:-1, :-1], atol=1e-5, rtol=1e-5)
-    assert len(out.hidden_states) == 8 and out.hidden_states[1][0].shape == (1, 1, 64)
+    assert len(out.hidden_states) == 6 and out.hidden_states[1][0].shape == (1, 1, 64)
     with pytest.raises(ValueError, match="needs all keys"):
         wrapped(ids, past_key_values=wrapped.new_cache(20, "paged"), output_attentions=True)
 

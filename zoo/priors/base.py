@@ -46,7 +46,7 @@ class PriorTerms:
         k_lanes: (1 or B, 1 or H, S, R); None beside q_lanes means that the keys hold them already (a KV cache).
         table: a relative table.
         bias: (1 or B, H, T, S) dense log-prior, for the one prior (FIRE) that is neither lanes nor a table.
-        carry: state passed to the next chunk of the same sequence (CABLE's running sum), or None.
+        carry: (B, H, S) state after each key (CABLE's running sum), or None; that after the last is passed to the next chunk.
     """
 
     q_lanes: Tensor | None = None
@@ -102,10 +102,15 @@ def prior_dtype(module: nn.Module) -> torch.dtype:
 
 
 def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
-    """A linear layer inside a prior, computed in the dtype of `x` and not the layer's."""
-    assert isinstance(layer, nn.Linear)
+    """A linear layer inside a prior, computed in the dtype of `x` and not the layer's.
+
+    A layer that was put in its place (an adapter, an int8 one) computes as it does, in its own dtype or float32.
+    """
     with torch.autocast(x.device.type, enabled=False):
-        return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+        if type(layer) is nn.Linear:
+            return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+        own = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
+        return layer(x.to(own)).to(x.dtype)
 
 
 def split_bf16(value: Tensor, pieces: int) -> Tensor:

@@ -6,8 +6,8 @@ nothing is resized and nothing remembers a size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -26,8 +26,10 @@ from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 from zoo.positions import Positions
 
-__all__ = ["VisionConfig", "VisionTransformer", "build"]
+__all__ = ["ANY", "VisionConfig", "VisionTransformer", "build", "timm_cfg"]
 
+ANY = "priorzoo_vision"  # timm's name of a model that has no other: its configuration is in its arguments
+FIRST_CONV = "patch_embed.proj"
 MLPS = ("swiglu", "gelu")
 POOLS = ("token", "avg", "")
 
@@ -114,11 +116,11 @@ class VisionConfig:
 def not_multiples(sides: Sequence[int], patch: int) -> str:
     """For an error message: the sides that are no multiple of `patch`, and the nearest ones that are; "" where all are."""
     wrong = []
-    for side in dict.fromkeys(sides):
+    for side in sides:  # symbols while torch.export traces, which have no hash
         if side < 1 or side % patch:
             near = [size for size in (side // patch * patch, (side // patch + 1) * patch) if size > 0]
             wrong.append(f"{side} is no multiple; the nearest sizes are {' and '.join(map(str, near))}")
-    return "; ".join(wrong)
+    return "; ".join(dict.fromkeys(wrong))
 
 
 class VisionBlock(nn.Module):
@@ -194,6 +196,8 @@ class VisionTransformer(ZooModel):
         self.position_embedding = shared_embedding(methods, made)
         self.config = replace(config, position_options=stored_options(config.position, made))
         self.norm: nn.Module = nn.LayerNorm(config.dim, eps=1e-6)
+        self.pretrained_cfg = self.default_cfg = timm_cfg(config) | {"architecture": ANY}
+        self._traits = {"img_size": config.train_size, "fixed_input_size": False, "first_conv": FIRST_CONV}
         self.head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
         self.feature_info = [
             dict(module=f"layers.{n}", num_chs=config.dim, reduction=config.patch_size)
@@ -262,7 +266,8 @@ class VisionTransformer(ZooModel):
             raise ValueError(
                 f"an image of {height} × {width} pixels does not divide into patches of {patch}: {wrong}; or set pad=True"
             )
-        return Positions.grid(-(-height // patch), -(-width // patch), num_prefix=self.num_prefix_tokens)
+        rows, columns = (side // patch + int(side % patch > 0) for side in (height, width))
+        return Positions.grid(rows, columns, num_prefix=self.num_prefix_tokens)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Positions]:
         """Tokens (B, T, C) before the first block, and their positions."""
@@ -316,6 +321,38 @@ class VisionTransformer(ZooModel):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
 
+    @property
+    def _model_args(self) -> dict[str, Any]:
+        """What timm saves to make this model again: its configuration, with `train_size` where timm records another size."""
+        return asdict(self.config) | {"train_size": self.config.img_size}
+
+    @_model_args.setter
+    def _model_args(self, args: Mapping[str, Any]) -> None:
+        """timm sets the arguments that it was called with, which are in the configuration."""
+
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
+    ) -> None:
+        """Record the size in pixels, a side or (height, width), that timm's data configuration gives images.
+
+        It changes no number that the model computes: positions follow from the images of every call, and priors keep the
+        meaning that they were trained with.
+
+        Raises:
+            ValueError: for sides that are no multiples of the patch, unless the config pads, and for another patch size.
+        """
+        own = self.config.patch_size
+        if patch_size not in (None, own, (own, own)):
+            raise ValueError(
+                f"patch_size={patch_size}: the weights are of patches of {own} pixels, which are not resampled"
+            )
+        if img_size is None:
+            return
+        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+        self.positions(height, width)
+        self._traits = self._traits | {"img_size": (height, width)}
+        self.pretrained_cfg = self.default_cfg = self.pretrained_cfg | {"input_size": (self.in_chans, height, width)}
+
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns that sort parameters by depth, for layer-wise learning rates."""
         return {
@@ -332,9 +369,23 @@ class VisionTransformer(ZooModel):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        output_dict: bool = False,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Any:
         """Features after the blocks `indices` (an int: the last so many; None: all), and unless `intermediates_only` the
-        last features before them: timm's interface for backbones. NCHW maps hold patches alone."""
+        last features before them: timm's interface for backbones. NCHW maps hold patches alone.
+
+        output_dict: {"image_features", "image_intermediates", "image_intermediates_prefix"}, the first and the last only where
+        they were asked for.
+
+        Raises:
+            ValueError: for another format, a mask, or causal attention.
+        """
+        if attn_mask is not None or is_causal:
+            raise ValueError(
+                "attn_mask and is_causal: every patch sees the whole image; a position prior is the only bias"
+            )
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt={output_fmt!r}; expected 'NCHW' or 'NLC'")
         take, last = feature_take_indices(
@@ -351,9 +402,35 @@ class VisionTransformer(ZooModel):
         if output_fmt == "NCHW":
             assert positions.shape is not None
             found = [y.transpose(1, 2).unflatten(2, positions.shape).contiguous() for y in found]
-        if return_prefix_tokens and self.num_prefix_tokens:
+        with_prefix = return_prefix_tokens and self.num_prefix_tokens > 0
+        if output_dict:
+            given: dict[str, Any] = {} if intermediates_only else {"image_features": self.norm(x)}
+            return (
+                given | {"image_intermediates": found} | ({"image_intermediates_prefix": prefix} if with_prefix else {})
+            )
+        if with_prefix:
             found = list(zip(found, prefix, strict=True))
         return found if intermediates_only else (self.norm(x), found)
+
+    def get_intermediate_layers(
+        self,
+        images: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        attn_mask: Tensor | None = None,
+    ) -> list[Any]:
+        """DINO's interface to `forward_intermediates`: (B, patches, C) of each, or (B, C, height, width) with `reshape`."""
+        return self.forward_intermediates(
+            images,
+            n,
+            return_prefix_tokens,
+            norm,
+            output_fmt="NCHW" if reshape else "NLC",
+            intermediates_only=True,
+            attn_mask=attn_mask,
+        )
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -370,6 +447,22 @@ class VisionTransformer(ZooModel):
         if prune_head:
             self.reset_classifier(0)
         return take
+
+
+def timm_cfg(config: VisionConfig) -> dict[str, Any]:
+    """timm's description of a model's images, classes and layers."""
+    return {
+        "input_size": (config.in_chans, *config.train_size),
+        "num_classes": config.num_classes,
+        "mean": config.mean,
+        "std": config.std,
+        "crop_pct": 1.0,
+        "crop_mode": "center",
+        "interpolation": "bicubic",
+        "fixed_input_size": False,
+        "first_conv": FIRST_CONV,
+        "classifier": "head",
+    }
 
 
 def _position(config: VisionConfig, method: str, options: dict[str, Any]) -> Position:

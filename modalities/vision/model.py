@@ -222,14 +222,19 @@ class VisionTransformer(ZooModel):
     def train_positions(self) -> Positions:
         return self.positions(*self.config.train_size)
 
-    def read(self, given: str) -> Reading:
-        """The image at a path, its centre at the training size. ValueError or OSError where there is none."""
+    def read(self, given: str, *, size: int | None = None) -> Reading:
+        """The image at a path: its largest central window, at the training size or at `size` × `size` pixels.
+
+        Raises ValueError or OSError where there is none, and ValueError for a size that is no multiple of the patch.
+        """
         config = self.config
+        shape = config.train_size if size is None else (size, size)
+        positions = self.positions(*shape)
         with Image.open(given) as opened:
             image = opened.convert("RGB")
         pixels = preprocess(
             image,
-            *config.train_size,
+            *shape,
             mode="upsampled",
             train_size=min(image.size),
             fit="crop",
@@ -239,7 +244,31 @@ class VisionTransformer(ZooModel):
         mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
         shown = (pixels * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
         like = next(self.parameters())
-        return Reading((pixels[None].to(like),), image=shown, grid=config.train_grid, prefix=self.num_prefix_tokens)
+        return Reading((pixels[None].to(like),), image=shown, grid=positions.shape, prefix=self.num_prefix_tokens)
+
+    @torch.inference_mode()
+    def classify(self, given: str, *, size: int | None = None) -> list[tuple[str, float]]:
+        """Every class, by its name or its number where names are unknown, and its probability, likeliest first. See `read`."""
+        if not self.num_classes:
+            raise ValueError("the model has no classifier: num_classes is 0")
+        names = self.class_names or tuple(map(str, range(self.num_classes)))
+        shares = self(*self.read(given, size=size).inputs)[0].double().softmax(-1)
+        return [(names[label], shares[label].item()) for label in shares.argsort(descending=True, stable=True).tolist()]
+
+    @torch.inference_mode()
+    def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
+        """(C,) float32: what the classifier reads of the image at a path, or the tokens' mean where it reads every token.
+
+        pool: None or "token", "avg" for another pooling than the model's own. Raises ValueError for a pooling that it does
+        not have, and as `read` does.
+        """
+        possible = ("avg", "token") if self.config.class_token else ("avg",)
+        if pool not in (None, *possible):
+            raise ValueError(f"pool {pool!r}: this model has {', '.join(possible)}")
+        features = self.forward_features(*self.read(given, size=size).inputs)
+        chosen = pool or self.global_pool or "avg"
+        pooled = global_pool_nlc(features, pool_type=chosen, num_prefix_tokens=self.num_prefix_tokens)
+        return pooled[0].float()
 
     def describe_input(self) -> dict[str, str]:
         pixels, grid, prefix = self.config.train_size, self.config.train_grid, self.num_prefix_tokens
@@ -274,7 +303,7 @@ class VisionTransformer(ZooModel):
         positions = self.positions(*images.shape[-2:])
         x = self.patch_embed(images.to(self.patch_embed.proj.weight.dtype))  # loaders give float32 to models in bf16
         if self.prefix_tokens is not None:
-            x = torch.cat([self.prefix_tokens.to(x.dtype).expand(len(x), -1, -1), x], dim=1)
+            x = torch.cat([self.prefix_tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions, x)
         return x, positions
@@ -312,7 +341,7 @@ class VisionTransformer(ZooModel):
             if global_pool not in possible:
                 raise ValueError(f"global_pool={global_pool!r}; this model has {', '.join(map(repr, possible))}")
             self.global_pool = global_pool
-        self.num_classes = num_classes
+        self.num_classes, self.class_names = num_classes, ()
         self.config = replace(self.config, num_classes=num_classes, global_pool=self.global_pool)
         like = self.patch_embed.proj.weight
         self.head = nn.Linear(self.embed_dim, num_classes).to(like) if num_classes else nn.Identity()

@@ -156,6 +156,8 @@ def _entry_point(name: str) -> Callable[..., VisionTransformer]:
         feature_cfg = {"feature_cls": "getter", "out_indices": given.pop("out_indices", 3)}
         model = build_model_with_cfg(build, name, pretrained, feature_cfg=feature_cfg, **given)
         inner = getattr(model, "model", model)  # with features_only timm wraps it
+        if len(names := inner.pretrained_cfg.get("label_names") or ()) == inner.num_classes:
+            inner.class_names = tuple(names)
         inner.set_input_size(tuple(shown) if isinstance(shown, list) else shown)
         model.pretrained_cfg = model.default_cfg = model.pretrained_cfg | {
             "input_size": inner.pretrained_cfg["input_size"]

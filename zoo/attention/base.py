@@ -202,7 +202,7 @@ def needs_mask(call: AttentionCall) -> bool:
     """Whether torch's attention needs a T × S mask for the call."""
     if call.table is not None or call.terms.bias is not None or call.segments is not None or call.window is not None:
         return True
-    return call.causal and call.num_queries not in (1, call.num_keys)
+    return call.causal and call.num_queries not in (call.num_keys, 1)
 
 
 def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_key: int | None = None) -> Tensor | None:

@@ -32,6 +32,7 @@ __all__ = [
     "grid_table",
     "line_table",
     "linear_in",
+    "patch_distance",
     "prior_dtype",
     "split_bf16",
 ]
@@ -102,8 +103,12 @@ def prior_dtype(module: nn.Module) -> torch.dtype:
 
 
 def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
-    """A linear layer inside a prior, computed in the dtype of `x` and not the layer's."""
-    assert isinstance(layer, nn.Linear)
+    """A linear layer inside a prior, computed in the dtype of `x` and not the layer's.
+
+    A layer that a library put in the place of nn.Linear (int8, adapters) computes in its own way, from float32.
+    """
+    if not isinstance(layer, nn.Linear):
+        return layer(x.float()).to(x.dtype)
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
 
@@ -293,6 +298,11 @@ class GridPrior(Prior):
         return Prior.tail(self, distance, horizon)
 
 
+def patch_distance(dy: Tensor, dx: Tensor) -> Tensor:
+    """√(dy² + dx²) in patches; by operations that ONNX has where torch.export traces."""
+    return (dy * dy + dx * dx).sqrt() if torch.compiler.is_exporting() else torch.hypot(dy, dx)
+
+
 class IsotropicPrior(GridPrior):
     """The curve of a prior along a line over the Euclidean patch distance √(dy² + dx²). List it before that prior's class."""
 
@@ -301,4 +311,4 @@ class IsotropicPrior(GridPrior):
         return super().curve(distance, causal=causal)  # type: ignore[misc]
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        return self.curve(torch.hypot(dy, dx), causal=False)
+        return self.curve(patch_distance(dy, dx), causal=False)

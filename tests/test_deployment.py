@@ -94,9 +94,9 @@ def int8(model: nn.Module, example: Tensor, shapes: Any) -> Any:
     return torch.no_grad()(smaller)
 
 
-# A form, and the largest difference to the model beside the largest logit.
+# A form, and the norm of the difference to the model beside that of the logits.
 FAST = {"export": ("cable", "fire", "ggd", "ggd2d", "goat", "learned", "local", "t5"), "onnx": ("ggd", "goat", "ggd2d")}
-FORMS = {"export": (exported, 1e-5), "onnx": (onnx, 1e-4), "int8": (int8, 0.2)}
+FORMS = {"export": (exported, 1e-5), "onnx": (onnx, 1e-4), "int8": (int8, 0.15)}
 
 
 def combinations() -> list[Any]:
@@ -117,7 +117,7 @@ def agree(run: Any, model: nn.Module, inputs: Inputs, tolerance: float) -> None:
             expected, found = model(given), run(given)
         expected, found = (x.masked_fill(x == -torch.inf, 0) for x in (expected, found))
         assert found.shape == expected.shape
-        assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+        assert (found - expected).norm() <= tolerance * expected.norm()
 
 
 @pytest.mark.parametrize(("form", "side", "method"), combinations())
@@ -140,7 +140,7 @@ def test_dna_grouped_keys_and_gates_leave_too() -> None:
     options = {"prior_gate": True, "temperature": 2.0}
     gated = line_model("ggd", num_kv_heads=1, logit_options=options, ssmax=True, scale_prior=False, tied=False)
     agree(exported(gated, tokens()[0], line_shapes()), gated, tokens(), 1e-5)
-    agree(int8(gated, tokens()[0], None), gated, tokens(), 0.2)
+    agree(int8(gated, tokens()[0], None), gated, tokens(), 0.15)
 
 
 def test_eager_attention_is_not_the_exported_one() -> None:

@@ -352,8 +352,9 @@ class VisionTransformer(ZooModel):
 
     @property
     def _model_args(self) -> dict[str, Any]:
-        """What timm saves to make this model again: its configuration, with `train_size` where timm records another size."""
-        return asdict(self.config) | {"train_size": self.config.img_size}
+        """What timm saves to make this model again: its configuration, `train_size` because timm puts the size of its data
+        configuration in the place of img_size, and the names of the classes."""
+        return asdict(self.config) | {"train_size": self.config.img_size, "class_names": self.class_names}
 
     @_model_args.setter
     def _model_args(self, args: Mapping[str, Any]) -> None:

@@ -150,14 +150,15 @@ def _entry_point(name: str) -> Callable[..., VisionTransformer]:
         config = asdict(VisionConfig()) if name == ANY else model_entry(name).config
         given = {**config, **_known(name, kwargs)}
         saved = given.pop("train_size", None)  # of a model that timm saved, and the size that its weights are of
+        names = given.pop("class_names", ())
         shown = given["img_size"]
         if pretrained or saved:
             given["img_size"] = saved or config["img_size"]
         feature_cfg = {"feature_cls": "getter", "out_indices": given.pop("out_indices", 3)}
         model = build_model_with_cfg(build, name, pretrained, feature_cfg=feature_cfg, **given)
         inner = getattr(model, "model", model)  # with features_only timm wraps it
-        if len(names := inner.pretrained_cfg.get("label_names") or ()) == inner.num_classes:
-            inner.class_names = tuple(names)
+        names = names or inner.pretrained_cfg.get("label_names") or ()
+        inner.class_names = tuple(names) if len(names) == inner.num_classes else ()
         inner.set_input_size(tuple(shown) if isinstance(shown, list) else shown)
         model.pretrained_cfg = model.default_cfg = model.pretrained_cfg | {
             "input_size": inner.pretrained_cfg["input_size"]

@@ -83,6 +83,15 @@ def test_the_pretrained_cfg_has_licence_and_papers() -> None:
     assert timm.models.get_pretrained_cfg(TRAINED).license == "apache-2.0"
 
 
+def test_names_of_classes_go_through_timm(tmp_path) -> None:
+    letters = create_model(TRAINED).class_names
+    assert letters == timm.create_model(TRAINED, pretrained=True).class_names == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    assert timm.create_model(TRAINED, pretrained=True, num_classes=5).class_names == ()
+    model = create_model("vision_nope_tiny_patch8", **SMALL, num_classes=2).eval()
+    model.class_names = ("cat", "dog")
+    assert through_timm(model, tmp_path).class_names == ("cat", "dog")
+
+
 def test_intermediate_layers() -> None:
     model = create_model("vision_goat_tiny_patch8", **SMALL, class_token=True).eval()
     with torch.no_grad():

@@ -101,7 +101,7 @@ class SSMax(nn.Module):
         elif positions.within is not None:
             raise ValueError("SSMax cannot count visible keys in bidirectional attention over packed documents")
         else:
-            seen = torch.full((1, positions.length), float(positions.length), dtype=torch.float64, device=self.s.device)
+            seen = torch.full((1, positions.length), positions.length, dtype=torch.float64, device=self.s.device)
         if self.window is not None:
             seen = seen.clamp(max=self._reach(causal))
         return self.of_counts(seen[:, None])

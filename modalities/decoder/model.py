@@ -190,7 +190,8 @@ class Decoder(ZooModel):
 
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, V) float32 logits from (…, C) features."""
-        return (F.linear(features, self.embedding.weight) if self.head is None else self.head(features)).float()
+        logits = F.linear(features, self.embedding.weight) if self.head is None else self.head(features)
+        return logits.float()
 
     def forward(
         self,

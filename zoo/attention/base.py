@@ -209,7 +209,7 @@ def needs_mask(call: AttentionCall) -> bool:
         return True
     if call.segments is not None or call.window is not None:
         return True
-    return call.causal and call.num_queries not in (1, call.num_keys)
+    return call.causal and call.num_queries not in (call.num_keys, 1)
 
 
 def refuses_mask_and_dropout(call: AttentionCall) -> str | None:

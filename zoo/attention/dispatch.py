@@ -57,8 +57,10 @@ def choose_kernel(
     Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S), and which long calls with
     lanes take too: it leaves out keys that a prior hides, where there are any. What `toeplitz` refuses (a
     grid's table, for example) and what torch.compile traces, which cannot trace `toeplitz`, goes to `sdpa`, which makes
-    its mask a block at a time.
+    its mask a block at a time. What torch.export traces goes to `sdpa` on every device: the graph is for others.
     """
+    if torch.compiler.is_exporting():
+        return "sdpa"
     if call.on_cuda:
         return _choose_on_cuda(call, kernels, warned)
     if torch.compiler.is_compiling() or not (needs_mask(call) or TOEPLITZ.may_skip(call)):

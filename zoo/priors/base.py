@@ -32,6 +32,7 @@ __all__ = [
     "grid_table",
     "line_table",
     "linear_in",
+    "patch_distance",
     "prior_dtype",
     "split_bf16",
 ]
@@ -298,6 +299,11 @@ class GridPrior(Prior):
         return Prior.tail(self, distance, horizon)
 
 
+def patch_distance(dy: Tensor, dx: Tensor) -> Tensor:
+    """√(dy² + dx²) in patches; by operations that ONNX has where torch.export traces."""
+    return (dy * dy + dx * dx).sqrt() if torch.compiler.is_exporting() else torch.hypot(dy, dx)
+
+
 class IsotropicPrior(GridPrior):
     """The curve of a prior along a line over the Euclidean patch distance √(dy² + dx²). List it before that prior's class."""
 
@@ -306,4 +312,4 @@ class IsotropicPrior(GridPrior):
         return super().curve(distance, causal=causal)  # type: ignore[misc]
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        return self.curve(torch.hypot(dy, dx), causal=False)
+        return self.curve(patch_distance(dy, dx), causal=False)

@@ -155,6 +155,7 @@ class Ruler(TextEvaluator):
                 finished=[partial(_all_found, references=answers) for answers in wanted],
             )
             scores += [fraction_found(text, answers) for text, answers in zip(texts, wanted, strict=True)]
+            self.advance(cell.cost * len(wanted) // len(samples))
         return {"length": length, "task": cell.data["task"], "scores": scores}
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:

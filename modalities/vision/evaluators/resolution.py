@@ -207,6 +207,7 @@ class Resolution(ImageEvaluator):
                 logits = model(images)
             logits = logits.float().cpu()
             sums["images"] += len(labels)
+            self.advance(len(labels))
             sums["nll_sum"] += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
             for k in _ranks(model):
                 sums[f"top{k}"] += int(_right(logits, labels, k).sum())

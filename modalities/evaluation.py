@@ -174,6 +174,21 @@ class Evaluator(ABC):
         """The place of training on the axis."""
         return model.config.train_context
 
+    def lengths_for(self, model: Any) -> tuple[int, ...]:
+        """`lengths` of the settings; by default those of `factors` for which the model has positions.
+
+        Raises ValueError for a length beyond the positions of a model that has a table of them.
+        """
+        lengths = self.settings.resolved_lengths(self.trained_at(model))
+        most = getattr(model.config, "max_context", None)
+        if most is None or lengths[-1] <= most:
+            return lengths
+        if self.settings.lengths:
+            raise ValueError(
+                f"length {lengths[-1]} is beyond the {most} positions that the model has: at most --lengths {most}"
+            )
+        return tuple(length for length in lengths if length <= most)
+
     def identity(self, model: Any) -> dict[str, Any]:
         """What a cell's number depends on besides the model: by default all settings but the source, and the held-out data.
 

@@ -167,7 +167,7 @@ class Retrieval(HaystackEvaluator):
         } | ({"grammar": template.grammar.fingerprint} if template.grammar else {})
 
     def points(self, model: Decoder) -> tuple[int, ...]:
-        return self.settings.resolved_lengths(self.trained_at(model))
+        return self.lengths_for(model)
 
     def cells(self, model: Decoder) -> list[Cell]:
         tokenizer, haystack, cells = model.config.tokenizer, self.haystack(model), []

@@ -42,7 +42,7 @@ class Likelihood(DnaEvaluator):
 
     def points(self, model: ZooModel) -> tuple[Any, ...]:
         """`lengths`, or the default ones that held-out contigs have room for."""
-        lengths = self.settings.resolved_lengths(self.trained_at(model))
+        lengths = self.lengths_for(model)
         return lengths if self.settings.lengths else self.with_room(model, lengths)
 
     def lengths(self, model: ZooModel) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class Perplexity(TextEvaluator):
     paired_over = "documents"
 
     def points(self, model: Decoder) -> tuple[int, ...]:
-        return self.settings.resolved_lengths(self.trained_at(model))
+        return self.lengths_for(model)
 
     def identity(self, model: Decoder) -> dict[str, Any]:
         text = self.heldout_for(model).fingerprint

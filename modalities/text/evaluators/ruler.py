@@ -112,7 +112,7 @@ class Ruler(TextEvaluator):
         }
 
     def points(self, model: Decoder) -> tuple[int, ...]:
-        lengths = self.settings.resolved_lengths(self.trained_at(model))
+        lengths = self.lengths_for(model)
         if self.settings.lengths:
             return lengths  # given explicitly: measured, or an error
         documents = self.heldout_for(model).items

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -77,3 +78,20 @@ def character_tokenizer(letters, specials=(), *, bos=None, eos=None, adds_bos=Fa
         clean_up_tokenization_spaces=False,
         **options,
     )
+
+
+def close(mine, theirs):
+    """Numbers equal but for rounding in float32, everything else equal."""
+    assert type(mine) is type(theirs)
+    if isinstance(mine, dict):
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            close(mine[key], theirs[key])
+    elif isinstance(mine, list):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            close(one, other)
+    elif isinstance(mine, float):
+        assert mine == pytest.approx(theirs, rel=2e-4, abs=2e-4, nan_ok=True)
+    else:
+        assert mine == theirs

@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("transformers")
 from transformers import AutoModelForCausalLM
 
 from modalities.decoder.generation import generate
@@ -18,7 +20,7 @@ from modalities.text.tokenizers import load_tokenizer
 from recipes.commands import CommandError
 from recipes.targets import find_outside, find_targets, modality_of
 from tests.recipes.test_evaluate import invoke
-from tests.text.outside_models import character_tokenizer, gpt2, llama_of
+from tests.text.outside_models import character_tokenizer, close, gpt2, llama_of
 from zoo import create_model
 from zoo.analysis import analyse
 
@@ -44,23 +46,6 @@ def plain(tmp_path, **options):
 
 def load(name):
     return find_targets([f"hf:{name}"], {}, "cpu", "float32")[0].model
-
-
-def close(mine, theirs):
-    """Numbers equal but for rounding in float32, everything else equal."""
-    assert type(mine) is type(theirs)
-    if isinstance(mine, dict):
-        assert mine.keys() == theirs.keys()
-        for key in mine:
-            close(mine[key], theirs[key])
-    elif isinstance(mine, list):
-        assert len(mine) == len(theirs)
-        for one, other in zip(mine, theirs, strict=True):
-            close(one, other)
-    elif isinstance(mine, float):
-        assert mine == pytest.approx(theirs, rel=2e-4, abs=2e-4, nan_ok=True)
-    else:
-        assert mine == theirs
 
 
 MEASURED = {

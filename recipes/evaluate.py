@@ -43,8 +43,8 @@ from modalities.figures import overview_figure
 from modalities.files import write_table
 from recipes.cells import CellStore, weights_hash
 from recipes.commands import CommandError, call, option_name, with_options
-from recipes.console import short
-from recipes.report import console, print_paired, print_plan, print_results, progress_bar, write_results
+from recipes.console import CellProgress
+from recipes.report import console, print_paired, print_plan, print_results, write_results
 from recipes.targets import Target, find_device, find_targets, modality_of, parse_overrides, seed_groups, target_name
 from zoo.cli import Import
 from zoo.naming import nearest
@@ -87,20 +87,14 @@ class Measurement:
         todo = {cell.name: cell.cost for cell in evaluator.cells(model) if cell.name not in store.finished}
         started = time.perf_counter()
         values = {}
-        with progress_bar(quiet) as bar:
-            task, read = bar.add_task(f"{evaluator.name}  {label}", total=sum(todo.values()), rate=""), 0
-
-            def show(units: int) -> None:
-                rate = units / max(time.perf_counter() - started, 1e-9)
-                bar.update(task, completed=units, rate=f"{short(rate)} {evaluator.unit}/s")
-
-            evaluator.advance = lambda units: show(int(bar.tasks[0].completed) + units)
+        name = f"{evaluator.name}  {label}"
+        with CellProgress(name, sum(todo.values()), evaluator.unit, console, quiet=quiet) as progress:
+            evaluator.advance = progress.advance
             for name, value in evaluator.run(model, dict(store.finished)):
                 values[name] = value
                 if name in todo:
                     store.add(name, value)
-                    read += todo[name]
-                    show(read)
+                    progress.finish(todo[name])
         return ModelResult(
             label=label,
             method=self.target.method,

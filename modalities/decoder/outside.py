@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from modalities.decoder.outside_tokenizers import open_tokenizer, opened
+from zoo.adapters import is_adapted, load_adapted
+from zoo.adapters.layer import LayerPrior, attending_by
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
 from zoo.positions import Positions
@@ -213,6 +215,7 @@ class OutsideDecoder(nn.Module):
             return
         _register()
         before, calls = self.model.config._attn_implementation, 0
+        adapted = any(isinstance(module, LayerPrior) for module in self.model.modules())
         see = kernel.see
 
         def counted(call: AttentionCall) -> None:
@@ -220,13 +223,17 @@ class OutsideDecoder(nn.Module):
             calls += 1
             see(call)
 
-        _SEES.append(Observer(counted))
+        observer = Observer(counted)
+        _SEES.append(observer)
         try:
-            self.model.set_attn_implementation(OBSERVED)
-            yield
+            if not adapted:
+                self.model.set_attn_implementation(OBSERVED)
+            with attending_by(observer):
+                yield
         finally:
             _SEES.pop()
-            self.model.set_attn_implementation(before)
+            if not adapted:
+                self.model.set_attn_implementation(before)
         if calls != self.config.num_layers:
             raise ValueError(
                 f"hf:{self.config.name}: attention of {self.config.position} cannot be seen: {calls} of "
@@ -235,8 +242,10 @@ class OutsideDecoder(nn.Module):
 
 
 def open_causal_lm(name: str) -> Any:
-    """The causal LM in a folder or repository; the tokenizer is looked for first. Errors as in `opened`."""
-    open_tokenizer(name)
+    """The causal LM in a folder or repository, with its priors where `zoo.adapt` gave it some. Errors as in `opened`."""
+    open_tokenizer(name)  # looked for first
+    if is_adapted(name):
+        return opened(name, "causal LM", lambda t: load_adapted(name))
     return opened(name, "causal LM", lambda t: t.AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False))
 
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
@@ -19,6 +17,8 @@ from transformers import (
 )
 
 from modalities.decoder.llama import as_llama
+from modalities.decoder.outside import open_causal_lm
+from modalities.decoder.outside_tokenizers import open_tokenizer
 from modalities.text.config import TextDataConfig
 from modalities.text.data import PackedDataset, load_corpus
 from modalities.text.hf import fast_tokenizer
@@ -40,13 +40,16 @@ def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
         name: a folder or hub name, or a RoPE model of the zoo, which becomes a Llama.
 
     Raises:
-        ValueError: for a model of the zoo that is no Llama (`as_llama`). OSError: where transformers finds nothing.
+        ValueError: for a model of the zoo that is untrained or no Llama (`as_llama`), and where transformers finds none.
     """
+    if name in list_models(modality="text"):
+        known = list_models("text_rope_*", pretrained=True)
+        raise ValueError(f"{name} is untrained; RoPE models with weights: {', '.join(known)}")
     if name in list_models(modality="text", pretrained=True):
         model = create_model(name)
         assert isinstance(model, CausalLM)
         return as_llama(model), fast_tokenizer(model.config.tokenizer), model.config.tokenizer
-    return AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name), f"hf:{name}"
+    return open_causal_lm(name), open_tokenizer(name), f"hf:{name}"
 
 
 class AdaptationRows(Dataset):
@@ -63,6 +66,8 @@ class AdaptationRows(Dataset):
         return self.length
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < self.length:
+            raise IndexError(f"row {index} is outside 0..{self.length - 1}")
         row = self.rows[index]
         tokens, segments = row["tokens"], row["segments"]
         starts = torch.ones_like(segments, dtype=torch.bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,10 @@ def test_what_is_no_llama_is_said(name: str, options: dict[str, object], what: s
         as_llama(zoo.create_model(name, **options))
 
 
-def test_rows_are_packed_documents() -> None:
-    rows = adaptation_rows("bytes", "sotu-excerpt", 64, count=200)
+def test_rows_are_packed_documents(tmp_path: Path) -> None:
+    texts = [{"id": str(n), "text": f"The document of number {n}, and no other."} for n in range(100)]
+    (tmp_path / "short.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    rows = adaptation_rows("bytes", str(tmp_path / "short.jsonl"), 64, count=200)
     assert len(rows) == 200
     seen = 0
     for row in rows:

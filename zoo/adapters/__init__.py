@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-__all__ = ["adapt", "load_adapted", "save_adapted"]
+__all__ = ["adapt", "is_adapted", "load_adapted", "save_adapted"]
 
 Model = TypeVar("Model", bound=nn.Module)
+RECORD = "priorzoo"  # of what was done, in config.json
 LIBRARIES = {
     "transformers": "zoo.adapters.hf",
     "timm": "zoo.adapters.timm",
@@ -94,15 +95,25 @@ def load_adapted(folder: str | os.PathLike[str], **kwargs: Any) -> Any:
     Raises:
         ValueError: where the folder's config.json is of no adapted model.
     """
-    path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: expected the config.json of an adapted model: {error}") from None
-    if "priorzoo" not in config:
-        raise ValueError(f"{path} is of a model without priors; expected a folder that save_adapted wrote")
+    config = _config(folder)
+    if RECORD not in config:
+        raise ValueError(f"{folder} holds no adapted model; expected a config.json that save_adapted wrote")
     library = "timm" if "architecture" in config else "transformers"
     return import_module(LIBRARIES[library]).load(Path(folder), **kwargs)
+
+
+def is_adapted(folder: str | os.PathLike[str]) -> bool:
+    """Whether `load_adapted` loads what is in a folder."""
+    return RECORD in _config(folder)
+
+
+def _config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What config.json says; empty without one."""
+    try:
+        found = json.loads((Path(folder) / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _library(model: nn.Module) -> ModuleType:

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zoo.attention import prior_attention
+from zoo.attention.base import Kernel
 from zoo.layers import SSMax
 from zoo.methods import create_grid_position, create_position, uniform_options
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
-__all__ = ["Grid", "LayerPrior", "create_layer"]
+__all__ = ["Grid", "LayerPrior", "attending_by", "create_layer"]
 
 # A prior whose rows vary by less is one that changes no logit of size 1 in float64 by more than its rounding.
 UNIFORM = 1e-12
+_KERNEL: ContextVar[str | Kernel] = ContextVar("kernel", default="auto")
+
+
+@contextmanager
+def attending_by(kernel: str | Kernel) -> Iterator[None]:
+    """Inside the context, what computes the attention of adapted layers: as `kernel` in `prior_attention`."""
+    token = _KERNEL.set(kernel)
+    try:
+        yield
+    finally:
+        _KERNEL.reset(token)
 
 
 class Grid:
@@ -113,7 +127,8 @@ class LayerPrior(nn.Module):
         """
         q_pos, k_pos = positions
         terms = self.terms(q_pos, k_pos, causal)
-        uniform = self._is_uniform(terms, k_pos)
+        kernel = _KERNEL.get()
+        uniform = kernel == "auto" and self._is_uniform(terms, k_pos)
         if uniform and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
             return own()
         if bias is not None:
@@ -129,6 +144,7 @@ class LayerPrior(nn.Module):
             query_scale=self._row_scale(q_pos, k_pos, causal, mask),
             mask=mask,
             dropout=dropout,
+            kernel=kernel,
         )
         return own().detach() + (out - out.detach()) if uniform and not dropout else out
 

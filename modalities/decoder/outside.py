@@ -10,6 +10,7 @@ where the model takes its function from `AttentionInterface`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,14 @@ class OutsideConfig:
     tokenizer: str
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A saved state of a cache; `copy` of one that cannot be cropped."""
+
+    length: int
+    copy: Any = None
+
+
 class OutsideCache:
     """The cache that a model makes when it reads its first tokens, with the marks of `zoo.decoding.Cache`."""
 
@@ -63,18 +72,32 @@ class OutsideCache:
         self.length = 0
         self.real: Tensor | None = None  # (B, length) bool, where rows are padded
 
-    def mark(self) -> int:
+    @property
+    def recurrent(self) -> bool:
+        """Whether it holds states of a recurrence, which have no tokens to crop, and not keys and values alone."""
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+        layers = getattr(self.held, "layers", [None])
+        return self.held is not None and any(
+            type(one) not in (DynamicLayer, DynamicSlidingWindowLayer) for one in layers
+        )
+
+    def mark(self) -> Mark:
         """This state, for `rewind`."""
+        if self.recurrent:
+            return Mark(self.length, copy.deepcopy(self.held))
         if self.held is not None:
             self.held.activate_past_recording()
-        return self.length
+        return Mark(self.length)
 
-    def rewind(self, mark: int) -> None:
+    def rewind(self, mark: Mark) -> None:
         """Drop the tokens after `mark`."""
-        if mark < self.length:
-            self.held.crop(mark - self.length)
-        self.length = mark
-        self.real = None if self.real is None else self.real[:, :mark]
+        if mark.copy is not None or not mark.length:
+            self.held = copy.deepcopy(mark.copy)
+        elif mark.length < self.length:
+            self.held.crop(mark.length - self.length)
+        self.length = mark.length
+        self.real = None if self.real is None else self.real[:, : mark.length]
 
 
 class OutsideDecoder(nn.Module):
@@ -98,19 +121,24 @@ class OutsideDecoder(nn.Module):
             _max_context(model, config),
             tokenizer or f"hf:{name}",
         )
-        self._takes = set(inspect.signature(model.base_model.forward).parameters)
         self._kind: Any = None  # class of the base model's output
-        self._check()
+        self._base = self._find_base()
+        self._takes = set(inspect.signature(self._base[0].forward).parameters)
+        self._cache = "past_key_values" if "past_key_values" in self._takes else "cache_params"  # state-space models'
 
     @torch.inference_mode()
-    def _check(self) -> None:
+    def _find_base(self) -> list[Any]:
+        """The module (in a list, so that it is registered once) on whose features the head gives the model's logits."""
         tokens = torch.arange(4, device=self.model.device)[None] % self.model.config.get_text_config().vocab_size
         whole = self.model(input_ids=tokens, use_cache=False).logits.float()
-        if self.model.base_model is self.model or not torch.allclose(
-            OutsideDecoder.forward_head(self, self._read(tokens).last_hidden_state), whole, rtol=1e-4, atol=1e-4
-        ):
-            kind = type(self.model).__name__
-            raise ValueError(f"hf:{self.config.name}: logits of {kind} are not those of its head on its base model")
+        for base in (self.model.base_model, self.model.get_decoder()):
+            if base is not None and base is not self.model:
+                self._base = [base]
+                found = OutsideDecoder.forward_head(self, self._read(tokens).last_hidden_state)
+                if found.shape == whole.shape and torch.allclose(found, whole, rtol=1e-4, atol=1e-4):
+                    return self._base
+        kind = type(self.model).__name__
+        raise ValueError(f"hf:{self.config.name}: logits of {kind} are not those of its head on its base model")
 
     @property
     def embedding(self) -> nn.Module:
@@ -139,7 +167,7 @@ class OutsideDecoder(nn.Module):
         return OutsideCache()
 
     def _read(self, tokens: Tensor, **options: Any) -> Any:
-        output = self.model.base_model(input_ids=tokens, return_dict=True, **{"use_cache": False} | options)
+        output = self._base[0](input_ids=tokens, return_dict=True, **{"use_cache": False} | options)
         self._kind = type(output)
         return output
 
@@ -164,17 +192,21 @@ class OutsideDecoder(nn.Module):
             raise ValueError(
                 f"hf:{self.config.name} has positions for {most} tokens and is given {reach}: choose --lengths to fit"
             )
+        if cache is not None and cache.recurrent and tokens.shape[1] > 1:
+            # Several tokens after a state: some models of transformers begin anew there.
+            every = [None] * tokens.shape[1] if segments is None else segments.split(1, dim=1)
+            steps = zip(tokens.split(1, dim=1), every, strict=True)
+            read = [self.forward_features(one, segments=ids, cache=cache, kernel=kernel) for one, ids in steps]
+            return torch.cat(read if last is None else read[-last:], dim=1)
         options: dict[str, Any] = self._padding(segments, cache)
         if cache is not None:
-            options |= {"use_cache": True, "past_key_values": cache.held}
+            options |= {"use_cache": True, self._cache: cache.held}
         with self._shown(kernel):
             output = self._read(tokens, **options)
         if cache is not None:
-            cache.held = getattr(output, "past_key_values", None)
+            cache.held = getattr(output, self._cache, None)
             if cache.held is None:
-                raise ValueError(
-                    f"hf:{self.config.name}: {self.config.position} gives no past_key_values to go on from"
-                )
+                raise ValueError(f"hf:{self.config.name}: {self.config.position} gives no cache to go on from")
             cache.length = reach
         features = output.last_hidden_state
         return features if last is None else features[:, -last:]
@@ -194,7 +226,7 @@ class OutsideDecoder(nn.Module):
 
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, V) float32 logits from (…, C) features, by the model itself around a base model that gives these features."""
-        base, given = self.model.base_model, features.reshape(1, -1, features.shape[-1])
+        base, given = self._base[0], features.reshape(1, -1, features.shape[-1])
         base.forward = lambda *_, **__: self._kind(last_hidden_state=given)
         try:
             tokens = torch.zeros(given.shape[:2], dtype=torch.int64, device=given.device)

@@ -64,7 +64,7 @@ def start_id(tokenizer: Any, name: str) -> int:
 
 def spells(tokenizer: Any, text: str) -> bool:
     """Whether a text comes back from its tokens, but for case and spaces."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
         return False
     back = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

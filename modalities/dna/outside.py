@@ -68,13 +68,15 @@ class OutsideDnaDecoder(OutsideDecoder):
 
 
 def _claim(name: str) -> float:
-    """The share of the vocabulary, special tokens aside, that is strings of A, C, G, T and N; 0 where bases get lost."""
+    """The share of the vocabulary, special tokens aside, that is strings of A, C, G, T and N; 0 below a half, as of proteins,
+    and where bases get lost."""
     tokenizer = open_tokenizer(name)
     if not spells(tokenizer, "ACGGTTCA" * 105):  # whole k-mers of every length up to 8
         return 0.0
     special = set(tokenizer.all_special_ids)
     entries = [entry for entry, number in tokenizer.get_vocab().items() if number not in special]
-    return float(np.mean([re.fullmatch("[ACGTN]+", entry) is not None for entry in entries]))
+    share = float(np.mean([re.fullmatch("[ACGTN]+", entry) is not None for entry in entries]))
+    return share if share >= 0.5 else 0.0
 
 
 def _load(name: str) -> tuple[nn.Module, bool]:

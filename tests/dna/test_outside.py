@@ -124,11 +124,13 @@ def test_tokens_keep_their_bases(tmp_path):
 def test_modality_is_that_of_the_vocabulary(tmp_path):
     bases().save_pretrained(tmp_path / "dna")
     character_tokenizer([*map(chr, range(32, 127))], ["<e>"], eos="<e>").save_pretrained(tmp_path / "text")
+    character_tokenizer("ACDEFGHIKLMNPQRSTVWY", ["<s>"], bos="<s>").save_pretrained(tmp_path / "proteins")
     lower = character_tokenizer("acgtn", ["<s>"], bos="<s>")
     lower.save_pretrained(tmp_path / "lower")
     assert [modality_of(f"hf:{tmp_path}/{name}") for name in ("dna", "text")] == ["dna", "text"]
     assert find_outside(f"hf:dna:{tmp_path}/text")[0] == "dna" and find_outside(f"hf:text:{tmp_path}/dna")[0] == "text"
-    with pytest.raises(ValueError, match=r"seems to read none of text, dna; to insist, hf:text:.*, hf:dna:"):
-        find_outside(f"hf:{tmp_path}/lower")
+    for name in ("lower", "proteins"):
+        with pytest.raises(ValueError, match=r"seems to read none of text, dna; to insist, hf:text:.*, hf:dna:"):
+            find_outside(f"hf:{tmp_path}/{name}")
     with pytest.raises(ValueError, match="no token of upper-case A, C, G and T"):
         load_tokenizer(f"hf:{tmp_path}/lower")

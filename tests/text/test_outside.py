@@ -100,6 +100,53 @@ def test_attention_is_seen_exactly(tmp_path):
     assert outside.model.config._attn_implementation == "sdpa"  # as it was before
 
 
+SHAPE = dict(vocab_size=120, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64)
+SHAPE |= dict(intermediate_size=64)
+# Of each kind one: tables of positions, biases by distance, sliding windows, experts, states, states beside attention.
+KINDS = {
+    "opt": dict(SHAPE, ffn_dim=64, word_embed_proj_dim=32),
+    "gpt_neox": SHAPE,
+    "gptj": dict(vocab_size=120, n_embd=32, n_layer=2, n_head=2, n_positions=64, rotary_dim=8),
+    "bloom": dict(vocab_size=120, hidden_size=32, n_layer=2, n_head=2),
+    "mistral": dict(SHAPE, num_key_value_heads=1, sliding_window=8),
+    "granite": dict(SHAPE, logits_scaling=3.0),
+    "mixtral": dict(SHAPE, num_key_value_heads=1, num_local_experts=4),
+    "mamba": dict(vocab_size=120, hidden_size=32, num_hidden_layers=2, state_size=8),
+    "lfm2": dict(SHAPE, num_key_value_heads=1, layer_types=["conv", "full_attention"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_each_kind_read_in_parts_and_padded(kind, tmp_path):
+    from transformers import AutoConfig
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **KINDS[kind])).save_pretrained(tmp_path)
+    character_tokenizer(LETTERS, ["<e>"], eos="<e>", model_max_length=64).save_pretrained(tmp_path)
+    outside, tokens = load(tmp_path), torch.randint(0, 100, (2, 24))
+    assert outside.config.train_context == 64 and (outside.config.max_context == 64) == (kind in ("opt", "gptj"))
+    same = dict(rtol=1e-4, atol=1e-5)
+    with torch.inference_mode():
+        whole = outside.model(tokens).logits.float()
+        torch.testing.assert_close(outside(tokens), whole, **same)
+        cache, parts = outside.new_cache(), []
+        for start, stop in ((0, 12), (12, 20), (20, 21), (21, 24)):
+            mark = cache.mark()
+            outside.forward_features(tokens[:, :5], cache=cache)
+            cache.rewind(mark)
+            parts.append(outside.forward_features(tokens[:, start:stop], cache=cache))
+        torch.testing.assert_close(outside.forward_head(torch.cat(parts, dim=1)), whole, **same)
+        padding = torch.zeros_like(tokens)
+        padding[0, :7] = -1
+        short = outside.model(tokens[:1, 7:]).logits.float()
+        torch.testing.assert_close(outside(tokens, segments=padding)[:1, 7:], short, **same)
+    if kind in ("bloom", "gptj", "mamba", "lfm2"):
+        with pytest.raises(ValueError, match=f"attention of {kind} cannot be seen: [01] of 2 layers"):
+            analyse(outside, tokens)
+    else:
+        assert len(analyse(outside, tokens)) == 2
+
+
 def test_a_head_that_caps_logits_is_its_own(tmp_path):
     from transformers import Gemma2Config, Gemma2ForCausalLM
 

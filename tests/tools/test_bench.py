@@ -319,9 +319,9 @@ def test_adapting_times_a_model_beside_itself(tmp_path):
         "0.01",
     )
     record = recorded(tmp_path / "adapting.json", *words)
-    found = {(row["length"], row["work"], row["position"]) for row in record["rows"]}
+    found = {(row["length"], row["work"], row["position"]) for row in record["results"]}
     assert found == {(n, w, p) for n in (48, 96) for w in adapting.WORK for p in (adapting.PLAIN, "nope", "ggd")}
-    assert all(row["ratio"] == 1 for row in record["rows"] if row["position"] == adapting.PLAIN)
+    assert all(row["ratio"] == 1 for row in record["results"] if row["position"] == adapting.PLAIN)
     model = adapting.adapted(adapting.llama(64, 1), "ggd")
     tokens = torch.arange(20)[None]
     step, plain = adapting.next_token(model, tokens), model(tokens, use_cache=False).logits

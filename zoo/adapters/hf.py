@@ -25,12 +25,7 @@ from zoo.positions import Positions
 __all__ = ["adapt", "load", "save"]
 
 NAME = "priorzoo"  # of the attention implementation, and of the record in config.json
-LEARNED = (
-    "position_embeddings",
-    "position_embedding",
-    "embed_positions",
-    "wpe",
-)  # of parameters and modules that hold learned positions
+LEARNED = ("position_embeddings", "position_embedding", "embed_positions", "wpe")  # names of learned positions
 NOT_SERVED = {"softcap": "capped logits", "s_aux": "learned sinks", "position_bias": "a position bias of its own"}
 
 
@@ -42,8 +37,8 @@ def adapt(
     keep_rope: bool,
     ssmax: bool,
     train_context: int | None,
-) -> dict[str, Any]:
-    """As `zoo.adapt`, which see; returns the record from which `load` does it again."""
+) -> None:
+    """As `zoo.adapt`; its record in the config is what `load` does again."""
     config = model.config
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         raise ValueError(f"{type(model).__name__} has cross-attention, between lines that have no common positions")
@@ -86,7 +81,6 @@ def adapt(
         position=position, options=dict(options), keep_rope=keep_rope, ssmax=ssmax, train_context=train_context
     )
     setattr(config, NAME, record)
-    return record
 
 
 def save(model: PreTrainedModel, folder: Path) -> None:

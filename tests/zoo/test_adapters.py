@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import modalities.vision  # noqa: F401 - makes timm importable beside a CPU build of torch
 import zoo
 from zoo.adapters.layer import LayerPrior
+from zoo.methods import ENCODINGS, create_position, list_positions
 from zoo.positions import Positions
 
 transformers = pytest.importorskip("transformers")
@@ -353,3 +354,16 @@ def test_a_folder_without_priors_is_an_error(tmp_path: Path) -> None:
         zoo.load_adapted(tmp_path)
     with pytest.raises(ValueError, match="no adapted model"):
         zoo.load_adapted(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", [name for name in list_positions() if name not in ENCODINGS and name != "cable"])
+def test_a_relative_prior_does_not_change_with_the_place(name: str) -> None:
+    """And one that does is not called relative."""
+    prior = create_position(name, dim=32, num_heads=4, train_context=16, lanes="beside").prior
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in prior.parameters():
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
+    here, there = (Positions(9, within=torch.arange(n, n + 9)[None]) for n in (0, 50))
+    moved = [prior(p, p, causal=True).dense().double().log_softmax(-1) for p in (here, there)]
+    assert prior.is_relative == bool((moved[0] - moved[1]).abs().max() < 1e-4)

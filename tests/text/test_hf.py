@@ -225,6 +225,17 @@ def test_sampling_streaming_and_turns(models) -> None:
 
 
 @torch.no_grad()
+def test_generation_stops_at_strings(models) -> None:
+    _, wrapped = models
+    tokenizer = hf.PriorzooTextConfig.fast_tokenizer("bytes")
+    ids = torch.tensor([[BOS, 65, 66, 67]])
+    free = wrapped.generate(ids, **GREEDY)[0, 4:]
+    stops = tokenizer.decode(free[1:2])
+    out = wrapped.generate(ids, stop_strings=[stops], tokenizer=tokenizer, **GREEDY)[0, 4:]
+    assert torch.equal(out, free[: len(out)]) and len(out) <= 2
+
+
+@torch.no_grad()
 def test_states_and_weights_of_generated_tokens(models) -> None:
     _, wrapped = models
     _, ids, _ = padded()

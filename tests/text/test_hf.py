@@ -292,6 +292,19 @@ def test_accumulation_changes_neither_loss_nor_gradient(tmp_path) -> None:
     assert found[1:] == [pytest.approx(found[0], rel=1e-6)] * 2
 
 
+def test_rows_padded_on_the_right_are_accumulated_alike(tmp_path) -> None:
+    tokenizer = hf.fast_tokenizer("bytes")
+    tokenizer.padding_side = "right"
+    found = []
+    for rows, steps in ((16, 1), (4, 4)):
+        run = trainer(tmp_path, rows, steps)
+        run.data_collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+        run.train_dataset = [tokenizer("a" * (4 + n % 7)) for n in range(16)]
+        run.train()
+        found.append(run.state.log_history[0]["loss"])
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
 def test_trainer_decays_no_prior_and_evaluates(tmp_path) -> None:
     run = trainer(tmp_path)
     run.create_optimizer()

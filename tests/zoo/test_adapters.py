@@ -334,7 +334,7 @@ def test_images_of_other_sizes_and_copies() -> None:
         (lambda: nn.Linear(2, 2), {}, "PriorMultiheadAttention"),
         (lambda: timm.create_model("resnet18"), {}, "VisionTransformer"),
         (lambda: timm.create_model("vit_base_patch16_rope_224", depth=1), {}, "VisionTransformer"),
-        (lambda: timm.create_model("vit_tiny_patch16_224", depth=1, features_only=True, out_indices=(0,)), {}, r"features\.model"),
+        (lambda: timm.create_model("vit_tiny_patch16_224", features_only=True), {}, r"features\.model"),
         (
             lambda: transformers.T5Model(
                 transformers.T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=9)

@@ -161,9 +161,9 @@ class LayerPrior(nn.Module):
     def _is_uniform(self, terms: PriorTerms, k_pos: Positions) -> bool:
         """Whether K is now the same for all keys of these positions.
 
-        While it is, it is looked at in every call, which on a device synchronises: fused optimisers and writes to `.data` change
-        parameters without a new version. A prior without parameters is looked at again where there are more keys; one that is
-        not uniform, where its parameters have a new version.
+        While it is, every call looks at it, which on a device synchronises: fused optimisers and writes to `.data` change
+        parameters without a new version. A prior without parameters is looked at again where there are more keys; one
+        that is not uniform, where its parameters have a new version.
         """
         if self.ssmax is not None or torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return False

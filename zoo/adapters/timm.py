@@ -68,7 +68,7 @@ def adapt(
     train_context: int | None,
 ) -> dict[str, Any]:
     """As `zoo.adapt`, which see; `train_context` is not asked. Returns the record from which `load` does it again."""
-    if hasattr(model, "feature_info") and isinstance(getattr(model, "model", None), VisionTransformer):
+    if isinstance(getattr(model, "model", None), VisionTransformer):  # timm's features_only
         raise ValueError(f"{type(model).__name__} holds features of a model: give that, features.model, a prior")
     layers: list[Any] = [block.attn for block in getattr(model, "blocks", ()) if hasattr(block, "attn")]
     if type(model) is not VisionTransformer or any(type(layer) is not Attention for layer in layers) or not layers:

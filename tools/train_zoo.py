@@ -161,7 +161,7 @@ def describe_dna(recipe: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-BESIDE = 'model.options.lanes="beside"'
+INSIDE = 'model.options.lanes="inside"'
 UP_TO_16 = "256,512,1024,2048,4096"  # lengths of the text models, in training lengths
 FAMILIES = {
     "text": Family(
@@ -201,13 +201,13 @@ FAMILIES = {
             "ggd+key_bias": ("ggd+key_bias_ssmax",),  # also rank 0
             "spectral+key_bias": ("spectral+key_bias_ssmax",),
             "rank4": ("ggd_goat_ssmax", "model.options.position_options.spectral.rank=4"),
-            "rank8": ("ggd_goat_ssmax", "model.options.position_options.spectral.rank=8", BESIDE),
+            "rank8": ("ggd_goat_ssmax", "model.options.position_options.spectral.rank=8"),
             "alibi-init": ("ggd_goat_ssmax", "model.options.position_options.ggd.init=alibi"),
             "slope-init": ("ggd_goat_ssmax", "model.options.position_options.key_bias.init=seeded"),
-            "beside": ("ggd_goat_ssmax", BESIDE),
-            "goat-beside": ("goat", BESIDE),
-            "alibi-beside": ("alibi", BESIDE),
-            "goat-d64-rank8": ("goat", "model.options.position_options.rank=8", "model.options.num_heads=2"),
+            "inside": ("ggd_goat_ssmax", INSIDE),
+            "goat-inside": ("goat", INSIDE),
+            "alibi-inside": ("alibi", INSIDE),
+            "goat-d64-rank8": ("goat", "model.options.position_options.rank=8", "model.options.num_heads=2", INSIDE),
             # GOAT whose slowest period is the training length: none of its terms is a slope that training does not bound
             "goat-period256": (
                 "spectral+key_bias",

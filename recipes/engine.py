@@ -131,7 +131,7 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
     fast = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
     matrices = {name for name, p in named if p.ndim >= 2 and name not in exempt}
     muon = {n for n, p in named if n in matrices and p.ndim == 2 and n.startswith("layers.") and optim.name == "muon"}
-    decayed = [p for name, p in named if name in matrices - muon]
+    decayed = [p for name, p in named if name in matrices and name not in muon]
     spared = [p for name, p in named if (p.ndim < 2 or name in exempt) and name not in fast]
     prior_parameters = [p for name, p in named if name in fast]
     groups: list[dict[str, Any]] = [
@@ -249,8 +249,8 @@ class Engine:
         return float("nan") if norm is None or norm < 0 else float(norm)
 
     def _uncompiled(self) -> AbstractContextManager[None]:
-        """DeepSpeed compiles Muon's update, of which ZeRO is a part of backward; on the CPU that takes a compiler, and longer
-        than it saves."""
+        """DeepSpeed compiles Muon's update, which from ZeRO stage 1 on is a part of backward; on the CPU that takes a compiler,
+        and longer than it saves."""
         eager = self.plan.recipe.optim.name == "muon" and self.ranks.device.type == "cpu"
         return torch.compiler.set_stance("force_eager") if eager else nullcontext()
 

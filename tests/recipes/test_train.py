@@ -31,18 +31,8 @@ SMALL = [
     *["--set", "train.batch=8", "--set", "train.steps=4", "--set", "train.save_every=2", "--set", "train.log_every=1"],
     # At its start a prior's gradient is rounding alone: Adam would make it a step, and a multiple of the rate a difference.
     *["--set", "optim.prior_lr_scale=1"],
-    *[
-        "--set",
-        "optim.name=adamw",
-        "--set",
-        "optim.warmup=1",
-        "--set",
-        "optim.lr=0.01",
-        "--set",
-        "evaluate.every=2",
-        "--set",
-        "evaluate.samples=16",
-    ],
+    *["--set", "optim.name=adamw", "--set", "optim.warmup=1", "--set", "optim.lr=0.01"],
+    *["--set", "evaluate.every=2", "--set", "evaluate.samples=16"],
 ]
 
 
@@ -140,7 +130,7 @@ def test_bf16_trains(whole, tmp_path):
 
 @pytest.mark.slow
 def test_muon_trains_and_goes_on(whole, tmp_path):
-    """In pieces, at every ZeRO stage and in bfloat16 as in one piece, after an interruption to the bit, and without a compiler."""
+    """In pieces, at every ZeRO stage and in bfloat16 as in one piece; after a stop to the bit; without a compiler."""
     plain, found = tmp_path / "plain", {}
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert run(plain, "optim.name=muon") == 0

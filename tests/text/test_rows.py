@@ -110,7 +110,7 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
         stated.append(len(present))
     assert in_order < sum(count > 1 for count in asked) / 2
     assert set(stated) >= {1, 2, 3, 4} and min(stated) >= 1 and min(asked) >= 1
-    assert 0 < sum(a < s for a, s in zip(asked, stated, strict=True)) < 40  # often all of them, often some
+    assert 4 < sum(a < s for a, s in zip(asked, stated, strict=True)) < 20  # mostly all of them, now and then some
 
 
 @both_tokenizers

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tools import bench
 from tools.benches import harness, models
+from tools.benches.far import Took
 from zoo import create_model
 
 CPU = torch.device("cpu")
@@ -117,11 +118,11 @@ def test_wrong_options_are_named(arguments, named):
 def test_a_head_that_forgets_leaves_keys_out(tmp_path):
     words = ("far", "--lengths", "4096", "--distances", "8", "--heads", "1", "--without", "flex", "--seconds", "0.01")
     record = recorded(tmp_path / "far.json", *words)
-    found = {(row["method"], row["what"]): row for row in record["results"]}
-    methods = ("sdpa", "half every 8, all keys", "half every 8")
-    assert list(found) == [(method, what) for what in harness.PASSES for method in methods]
-    assert all(found["half every 8", what]["skipped"] > 0.6 for what in harness.PASSES)
-    assert record["left_out"] == {"flex": "left out by --without"}
+    found = {(row["kernel"], row["what"]): row for row in record["results"]}
+    assert list(found) == [(kernel, what) for what in harness.PASSES for kernel in ("sdpa", "all keys", "auto")]
+    assert {row["heads"] for row in record["results"]} == {"none", "half every 8"}
+    assert all(found["auto", what]["skipped"] > 0.6 for what in harness.PASSES)
+    assert record["left_out"] == {"ggd, flex": "left out by --without"}
 
 
 def test_what_would_take_too_long_is_left_out(tmp_path):
@@ -129,6 +130,10 @@ def test_what_would_take_too_long_is_left_out(tmp_path):
     record = recorded(tmp_path / "far.json", *words, "--seconds", "0.01")
     assert {row["length"] for row in record["results"]} == {256}
     assert "sdpa at 512 forward" in record["left_out"]
+
+
+def test_heads_that_forget_are_expected_to_take_time_by_length_and_others_by_its_square():
+    assert Took(1024, 2.0, True).at(4096) == 8.0 and Took(1024, 2.0, False).at(4096) == 32.0
 
 
 # ---- models

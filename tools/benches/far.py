@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -11,14 +11,14 @@ import torch
 import typer
 
 from tools.benches import harness
-from tools.benches.attention import pass_of
-from tools.benches.contenders import Contender, Problem, Run, Shape, by_prior, flex, sdpa
+from tools.benches.attention import Setting, admitted, correct, pass_of
+from tools.benches.contenders import Contender, Problem, Shape, by_prior, flex, sdpa
 from tools.benches.harness import PASSES, Record, Refused, Row, text_of
 from zoo import create_prior
 from zoo.priors.base import Prior
 
 WIDTH = 64
-PLAIN = "sdpa"
+CHECK = 512  # tokens at which contenders are compared with float64
 
 
 def halving(heads: int, *, distance: int) -> Prior:
@@ -30,15 +30,28 @@ def halving(heads: int, *, distance: int) -> Prior:
     return prior
 
 
-def contenders(distances: list[int]) -> dict[str, Contender]:
+def contenders(distances: list[int]) -> list[Contender]:
     """Plain causal attention first; of each kind of head ours, with nothing left out and with what is negligible left out."""
-    found = {PLAIN: Contender("none", PLAIN, sdpa), "flex": Contender("ggd", "flex", flex, backward=False)}
+    found = [Contender("none", "sdpa", sdpa), Contender("ggd", "flex", flex, backward=False)]
     for distance in distances:
         name = f"half every {distance}" if distance else "never"
-        for suffix, skip in ((", all keys", False), ("", True)):
-            make = partial(by_prior, make=partial(halving, distance=distance), kernel="auto", skip=skip)
-            found[name + suffix] = Contender("ggd", name + suffix, make, ours=True)
+        for kernel, skip in (("all keys", False), ("auto", True)):
+            prepare = partial(by_prior, make=partial(halving, distance=distance), kernel="auto", skip=skip)
+            found.append(Contender(name, kernel, prepare, ours=True))
     return found
+
+
+@dataclass(frozen=True)
+class Took:
+    """A pass of one contender: seconds at a length, and whether it left most keys out."""
+
+    length: int
+    seconds: float
+    forgot: bool
+
+    def at(self, length: int) -> float:
+        """Seconds expected at a greater length: as many times as many where most keys are left out, else its square."""
+        return self.seconds * (length / self.length) ** (1 if self.forgot else 2)
 
 
 def main(
@@ -52,75 +65,66 @@ def main(
     out: harness.Out = None,
     commit: harness.Commit = "",
 ) -> None:
-    """Heads by the distance over which their weight halves, against length, on the CPU: time, memory and what is left out.
+    """Heads by the distance over which their weight halves, against length, on the CPU: time, and what is left out.
 
-    One call of causal attention in float32, heads of 64, forward and with the gradients of q, k, v and the prior's table. All
-    contenders of a length take turns; ratios are to torch's plain causal attention. FlexAttention reads a table of the same
-    size, and has no backward pass on CPUs. What would take longer than --limit, by its time at the length before, is left out.
+    One call of causal attention in float32, heads of 64, forward and with the gradients of q, k, v and the prior's table. Every
+    contender is first compared with float64 at a short length. All contenders of a length take turns; ratios are to torch's
+    plain causal attention. FlexAttention reads a table of the same size, and has no backward pass on CPUs. What would take
+    longer than --limit, by its time at the length before, is left out.
     """
-    place = torch.device("cpu")
-    every = contenders([int(word) for word in harness.words(distances)])
-    left_out = [name for name in every if name != PLAIN and any(part in name for part in harness.words(without))]
-    known = {name: contender for name, contender in every.items() if name not in left_out}
-    record = Record(
-        {"device": "cpu", "dtype": "float32", "heads": heads, "width": WIDTH}, out=out, commit=commit, minutes=minutes
-    )
-    record.left_out |= dict.fromkeys(left_out, "left out by --without")
-    last: dict[tuple[str, str], tuple[int, float]] = {}
+    place, dtype = torch.device("cpu"), torch.float32
+    known = contenders([int(word) for word in harness.words(distances)])
+    about = {"device": "cpu", "dtype": "float32", "heads": heads, "width": WIDTH}
+    record, watch = Record(about, out=out, commit=commit, minutes=minutes), harness.by_clock(place)
+    ceiling = harness.matmul_ceiling(place, dtype, watch)
+    setting = Setting(record, place, dtype, watch, seconds or 4.0, ceiling, known[0])
+    took: dict[tuple[Contender, str], Took] = {}
 
-    def measure(length: int, what: str) -> list[Row]:
-        problem = Problem(Shape(1, heads, length, WIDTH), torch.float32, place)
-        runs: dict[str, Run] = {}
-        for name, contender in known.items():
-            cell = f"{length} {what}"
-            with record.guard(name, cell):
+    def measure(usable: list[Contender], length: int, what: str) -> list[Row]:
+        problem = Problem(Shape(1, heads, length, WIDTH), dtype, place)
+        runs, calls = {}, {}
+        for contender in usable:
+            with record.guard(contender.name, f"{length} {what}"):
                 if what != PASSES[0] and not contender.backward:
                     raise Refused("it has no backward pass here")
-                if (name, what) in last:
-                    before, ms = last[name, what]
-                    expected = (
-                        ms / 1e3 * (length / before) ** (1 if contender.ours and not name.endswith("all keys") else 2)
-                    )
-                    if expected > limit:
-                        raise Refused(f"it would take about {expected:.0f} s, limit {limit:.0f}")
-                runs[name] = contender.prepare(problem)
-        return rows_of(problem, what, runs)
-
-    def rows_of(problem: Problem, what: str, runs: Mapping[str, Run]) -> list[Row]:
-        calls: dict[str, Callable[[], object]] = {
-            name: pass_of(run, problem, what != PASSES[0]) for name, run in runs.items()
-        }
-        memory = {name: harness.extra_bytes(call, place) for name, call in calls.items()}
-        record.status.update(f"{problem.shape.length} {what}: timing {len(calls)} in turns")
-        rounds = harness.in_turns(calls, seconds, harness.by_clock(place))
+                before = took.get((contender, what))
+                if before and before.at(length) > limit:
+                    raise Refused(f"it would take about {before.at(length):.0f} s, limit {limit:.0f}")
+                runs[contender] = contender.prepare(problem)
+                calls[contender] = pass_of(runs[contender], problem, what != PASSES[0])
+                calls[contender]()
+        if not calls:
+            return []
+        record.status.update(f"{length} {what}: timing {len(calls)} in turns")
+        rounds = harness.in_turns(calls, setting.seconds, watch)
         rows = []
-        for name, run in runs.items():
-            ms, extra, skipped = rounds.ms(name), memory[name], run.skipped
-            last[name, what] = (problem.shape.length, ms)
+        for contender in calls:
+            share = runs[contender].skipped
+            skipped = share() if share else None
+            took[contender, what] = Took(length, rounds.ms(contender) / 1e3, (skipped or 0) > 0.5)
             rows.append({
-                "length": problem.shape.length, "what": what, "method": name, "ms": ms, "pairs": len(rounds.rows),
-                "ratio": rounds.ratio(name, PLAIN) if PLAIN in runs else None,
-                "extra_mib": None if extra is None else extra / 2**20,
-                "skipped": skipped() if skipped else None,
+                "length": length, "what": what, "heads": contender.method, "kernel": contender.kernel,
+                "ms": rounds.ms(contender), "pairs": len(rounds.rows), "skipped": skipped,
+                "ratio": rounds.ratio(contender, known[0]) if known[0] in calls else None,
             })  # fmt: skip
         return rows
 
-    cells = [
-        (f"{n} {what}", what, partial(measure, n, what))
-        for n in sorted(harness.numbers("lengths", lengths))
-        for what in PASSES
-    ]
     with record.status:
+        usable = correct(setting, admitted(setting, known, (), harness.words(without)), [Shape(1, heads, CHECK, WIDTH)])
+        cells = [
+            (f"{length} {what}", what, partial(measure, usable, length, what))
+            for length in sorted(harness.numbers("lengths", lengths))
+            for what in PASSES
+        ]
         record.measure(cells)
     columns = {
-        "heads": lambda row: row["method"],
+        "heads": lambda row: row["kernel"] if row["heads"] == "none" else f"{row['heads']}, {row['kernel']}",
         "ms": text_of("ms", ",.1f"),
         "µs a token": lambda row: f"{1e3 * row['ms'] / row['length']:.2f}",
-        f"ratio to {PLAIN}": text_of("ratio", ".2f"),
-        "MiB": text_of("extra_mib", ".0f"),
+        "ratio to sdpa": text_of("ratio", ".2f"),
         "left out": text_of("skipped", ".0%"),
     }
     title = f"causal attention on the CPU, {record.about['threads']} threads, {heads} heads of {WIDTH}, float32"
     record.show(title, columns, section=lambda row: f"{row['length']:,} tokens, {row['what']}")
-    if record.failed:
+    if record.failed or record.wrong:
         raise typer.Exit(1)

@@ -103,7 +103,7 @@ class ToeplitzKernel:
 
     def kept_rows(self, call: AttentionCall) -> int:
         """Rows of a block whose P is kept: two blocks leave out a quarter of the causal square, more save no time."""
-        return max(self.short_rows, call.num_queries // 2)
+        return max(self.short_rows, -(-call.num_queries // 2))
 
     def may_skip(self, call: AttentionCall) -> bool:
         """Whether a prior may hide keys of a call, and it is long enough to find out."""

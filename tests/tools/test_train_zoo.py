@@ -38,7 +38,7 @@ def test_runs_of_seeds_have_folders_and_labels_of_their_own():
     assert train_zoo.seed_settings(0) == () and train_zoo.seed_settings(2) == ("train.seed=2", "data.seed=2")
 
 
-def test_a_sweep_takes_the_best_rate_of_the_weights_and_then_of_the_priors(monkeypatch, tmp_path):
+def test_a_sweep_takes_one_rate_for_all_weights_and_then_the_best_of_each_prior(monkeypatch, tmp_path):
     """Held-out losses that are least at 4e-3 and, there, at a prior's rate of 20 times that."""
     asked = []
 
@@ -69,6 +69,15 @@ def test_a_sweep_takes_the_best_rate_of_the_weights_and_then_of_the_priors(monke
     asked.clear()
     train_zoo.sweep("text")
     assert not asked  # finished runs are kept
+
+
+def test_the_recipes_hold_what_the_sweep_found():
+    kind = train_zoo.FAMILIES["text"]
+    with (kind.measured / "sweep.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["best"] == "1"]
+    found = {row["method"]: (float(row["lr"]), float(row["prior_lr_scale"])) for row in rows}
+    recipes = {method: find_recipe(kind.recipe(method)).optim for method in kind.methods}
+    assert found == {method: (optim.lr, optim.prior_lr_scale) for method, optim in recipes.items()}
 
 
 def test_a_card_has_a_column_for_every_score_and_the_commands_that_measure_them():

@@ -32,8 +32,8 @@ class CausalLM(Decoder):
         return stream_text(self, ids, tokenizer.decode, max_new_tokens=max_new_tokens, eos_id=end, **sampling)
 
 
-# The sizes of the papers keep their names; small reads bytes. In tiny models lanes stand beside the heads' columns, so that
-# all methods have the same room for content.
+# The sizes of the papers keep their names; small reads bytes. In the models that ship lanes stand beside the heads' columns, so
+# that all methods have the same room for content.
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(
         dim=128,
@@ -47,7 +47,14 @@ SIZES: dict[str, dict[str, Any]] = {
     ),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=512),
     "lm": dict(
-        dim=192, num_layers=6, num_heads=6, hidden_dim=512, train_context=512, vocab_size=4096, tokenizer="bpe-4k"
+        dim=192,
+        num_layers=6,
+        num_heads=6,
+        hidden_dim=512,
+        train_context=512,
+        vocab_size=4096,
+        tokenizer="bpe-4k",
+        lanes="beside",
     ),
     # GOAT, C4
     "125m": dict(

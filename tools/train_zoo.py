@@ -341,9 +341,9 @@ def sweep(
 ) -> None:
     """One learning rate for the weights of all methods, then, of each method, that of its prior's parameters.
 
-    All methods over the same grid, one seed, judged by held-out loss alone: short runs rank rates of weights poorly (the greatest
-    do well before anything is found again in the context), so the rate is that of the least mean over methods. Writes sweep.csv;
-    recipes hold what it found.
+    All methods over the same grid, one seed, judged by held-out loss alone; the weights' rate is that of the least mean over
+    methods, since short runs rank it poorly: a great one leads before anything is found again in the context, and finds it
+    later. Writes sweep.csv; recipes hold what it found.
     """
     kind, rows = _family(family), []
     grid: dict[str, dict[tuple[float, float], Path]] = {method: {} for method in kind.methods}
@@ -516,17 +516,17 @@ def _in_order(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
 
 
 def summary(kind: Family) -> str:
-    """A Markdown table of all methods: mean ± standard deviation over seeds, and a head's columns for content."""
+    """A Markdown table of all methods: mean ± standard deviation over seeds; a head's columns: content + prior."""
     known = find_modality(kind.modality).evaluators
     found: dict[str, dict[str, list[ModelResult]]] = {}
     for name in {evaluator for _, evaluator, _, _ in kind.summary}:
         for result in load_results(known[name], kind.measured):
             found.setdefault(name, {}).setdefault(result.method, []).append(result)
-    titles = ["method", "content columns", *(title for title, *_ in kind.summary)]
+    titles = ["method", "columns of a head", *(title for title, *_ in kind.summary)]
     lines = ["| " + " | ".join(titles) + " |", "|---|" + "---:|" * (len(titles) - 1)]
     for method in kind.methods:
         attention = _fresh(kind.recipe(method)).layers[0].attention
-        cells = [f"`{method}`", f"{attention.content_dim} of {attention.head_dim}"]
+        cells = [f"`{method}`", f"{attention.content_dim} + {attention.prior.num_lanes}"]
         for _, evaluator, column, place in kind.summary:
             values = [
                 row[column]

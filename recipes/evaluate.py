@@ -5,7 +5,7 @@
     python recipes/evaluate.py 'vision_*.glyphs*' resolution --sizes 96,192,384
     python recipes/evaluate.py 'dna_*.genomes' 'markov-*' uniform bits,contigs      beside baselines
     python recipes/evaluate.py dna_goat_tiny.genomes score --fasta FILE             log-likelihood of every record, as TSV
-    python recipes/evaluate.py 'text_*_tiny.*' perplexity --against text_ggd_tiny.passkey     differences, document by document
+    python recipes/evaluate.py 'text_*_tiny.*' perplexity --against text_ggd_tiny.facts     differences, document by document
 
 The last argument names the evaluators, comma-separated or "all"; the others name models of one modality: registry names,
 patterns of names with weights, run or saved-model folders, or baselines. The options below are those of the evaluators of

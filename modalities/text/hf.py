@@ -1,7 +1,7 @@
 """The causal LM as a `transformers` model, for tools that take one (evaluation harnesses, pipelines).
 
     from modalities.text.hf import wrap
-    model = wrap(zoo.create_model("text_ggd_ssmax_tiny.passkey"))      # a PreTrainedModel
+    model = wrap(zoo.create_model("text_ggd_ssmax_tiny.facts"))      # a PreTrainedModel
     model.save_pretrained("folder");  AutoModelForCausalLM.from_pretrained("folder")
 
 Needs the extra `hf`. Its `generate` reads the whole row again for each token; `CausalLM.generate` decodes with the cache.

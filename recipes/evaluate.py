@@ -89,14 +89,19 @@ class Measurement:
         started = time.perf_counter()
         values = {}
         with progress_bar(quiet) as bar:
-            task = bar.add_task(f"{evaluator.name}  {label}", total=sum(todo.values()), rate="")
+            task, read = bar.add_task(f"{evaluator.name}  {label}", total=sum(todo.values()), rate=""), 0
+
+            def show(units: int) -> None:
+                rate = units / max(time.perf_counter() - started, 1e-9)
+                bar.update(task, completed=units, rate=f"{short(rate)} {evaluator.unit}/s")
+
+            evaluator.advance = lambda units: show(int(bar.tasks[0].completed) + units)
             for name, value in evaluator.run(model, dict(store.finished)):
                 values[name] = value
                 if name in todo:
                     store.add(name, value)
-                    bar.advance(task, todo[name])
-                    rate = bar.tasks[0].completed / max(time.perf_counter() - started, 1e-9)
-                    bar.update(task, rate=f"{short(rate)} {evaluator.unit}/s")
+                    read += todo[name]
+                    show(read)
         return ModelResult(
             label=label,
             method=self.target.method,

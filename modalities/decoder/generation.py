@@ -10,11 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.decoding import Cache
+from zoo.slices import slices
+
 if TYPE_CHECKING:
     from modalities.decoder.model import Decoder
 
-__all__ = ["generate", "stream", "stream_text"]
+__all__ = ["generate", "prefill", "stream", "stream_text"]
 
+PREFILL_TOKENS = 1 << 15  # prompt tokens, of all rows, that are read at a time
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
 
 
@@ -30,7 +34,7 @@ def generate(
     tokenizer: Any = None,
     eos_id: int | None = None,
     seed: int | None = None,
-    cache: str = "dense",
+    cache: str = "auto",
 ) -> list[list[int]]:
     """New tokens of each prompt, without the prompt, its end token, or the stop string.
 
@@ -43,7 +47,7 @@ def generate(
         stop: strings that end a row when they appear; needs `tokenizer`, whose decode(ids) finds them.
         eos_id: a token that ends a row.
         seed: of the sampling.
-        cache: "dense", or "paged", which drops keys that decaying heads can never use again.
+        cache: "auto", "dense" or "paged", which drops keys that decaying heads can never use again: see `Decoder.new_cache`.
 
     Raises:
         ValueError: for empty prompts or settings out of range.
@@ -77,7 +81,7 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
-    cache: str = "dense",
+    cache: str = "auto",
 ) -> Iterator[Tensor]:
     """Yields (B,) int64, the next token of every row, as soon as it is known. Arguments as in `generate`."""
     if max_new_tokens < 1 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
@@ -103,14 +107,21 @@ def _stream(
     device = model.embedding.weight.device
     tokens, segments = _left_pad(prompts, device)
     generator = torch.Generator(device).manual_seed(seed) if seed is not None else None
-    capacity = tokens.shape[1] + max_new_tokens
-    held = model.new_cache(capacity) if cache == "dense" else model.new_cache(capacity, cache)
+    held = model.new_cache(tokens.shape[1] + max_new_tokens, cache)
     real = None if segments is None else torch.zeros_like(segments[:, :1])
     for _ in range(max_new_tokens):
-        features = model.forward_features(tokens, segments=segments, cache=held, last=1)[:, -1]
+        features = prefill(model, tokens, held, segments)
         tokens = _pick(model.forward_head(features), temperature, top_k, top_p, generator)[:, None]
         segments = real
         yield tokens[:, 0]
+
+
+def prefill(model: Decoder, tokens: Tensor, cache: Cache, segments: Tensor | None = None) -> Tensor:
+    """Read tokens (B, T), which follow what the cache holds, a part of them at a time. Returns features (B, C) of the last."""
+    for part in slices(tokens.shape[1], max(1, PREFILL_TOKENS // len(tokens))):
+        ids = None if segments is None else segments[:, part]
+        features = model.forward_features(tokens[:, part], segments=ids, cache=cache, last=1)
+    return features[:, -1]
 
 
 def stream_text(

@@ -25,7 +25,7 @@ from zoo.methods import (
     stored_options,
 )
 from zoo.model import ZooModel
-from zoo.naming import did_you_mean
+from zoo.naming import nearest
 from zoo.positions import Positions
 from zoo.registry import ModelFamily, register_family
 
@@ -33,6 +33,7 @@ __all__ = ["Decoder", "DecoderConfig", "causal_lm_loss", "register_decoders", "t
 
 IGNORED = -100  # in place of a target that does not count
 PAGE = 64  # tokens on a page of a paged cache
+PAGED_FROM = 1 << 15  # tokens from which on a cache is paged by itself
 
 
 @dataclass(frozen=True)
@@ -104,21 +105,22 @@ class Decoder(ZooModel):
         Args:
             capacity: tokens; a dense cache grows beyond when needed, a paged one ends there.
             kind: "dense", or "paged": heads whose prior decays drop the keys that no token up to `capacity` can use. That
-                is proven from the weights as they are now: make a new cache after changing them.
+                is proven from the weights as they are now: make a new cache after changing them. "auto" is paged from
+                32,768 tokens on, where there are such heads.
 
         Raises:
             ValueError: for another kind, or a paged cache without a capacity.
         """
-        if kind not in ("dense", "paged"):
-            raise ValueError(
-                f"unknown kind of cache {kind!r}; {did_you_mean(kind, ('dense', 'paged'))}Known: dense, paged"
-            )
-        if kind == "dense":
-            return KVCache(self.config.num_layers, capacity=capacity)
-        if capacity < 1:
+        kinds = ("auto", "dense", "paged")
+        if kind not in kinds:
+            raise ValueError(f"unknown kind of cache {kind!r}; {nearest(kind, kinds)}")
+        if kind == "paged" and capacity < 1:
             raise ValueError(f"a paged cache needs its capacity, the most tokens it will hold, got {capacity}")
-        bounds = [EvictionBound.of(cast(Block, layer), capacity, PAGE) for layer in self.layers]
-        return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, bounds=bounds)
+        if kind == "paged" or (kind == "auto" and capacity >= PAGED_FROM):
+            bounds = [EvictionBound.of(cast(Block, layer), capacity, PAGE) for layer in self.layers]
+            if kind == "paged" or any(bound.forgets for bound in bounds):
+                return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, bounds=bounds)
+        return KVCache(self.config.num_layers, capacity=capacity)
 
     def forward_features(
         self,

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modalities.decoder.generation import stream
+from modalities.decoder.generation import prefill, stream
 from modalities.decoder.model import Decoder
 from zoo.decoding import Cache
 
 LOGIT_BUDGET = 1 << 23  # logits alive at once, as a count of float64 numbers (64 MiB)
-PREFILL_TOKENS = 1 << 15  # prompt tokens read per pass: beyond this the cache carries the rest
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
@@ -55,29 +54,23 @@ def token_nll(model: Decoder, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def prefill(model: Decoder, prompts: Tensor, *, capacity: int) -> tuple[Cache, Tensor]:
-    """Read ``prompts`` (B, P) into a new cache. Returns it and the logits (B, V) after the last token."""
-    cache = model.new_cache(capacity)
-    for part in prompts.split(max(1, PREFILL_TOKENS // len(prompts)), dim=1):
-        features = model.forward_features(part, cache=cache, last=1)
-    return cache, model.forward_head(features[:, -1])
-
-
-@torch.inference_mode()
 def next_logits(model: Decoder, tokens: Tensor, cache: Cache) -> Tensor:
     """Logits (B, T, V) after each of ``tokens`` (B, T), which follow what the cache holds."""
     return model.forward_head(model.forward_features(tokens, cache=cache))
 
 
 @torch.inference_mode()
-def force_and_write(model: Decoder, prompts: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
-    """Both readings of equally long prompts (B, P) with answers (B, A), from one prefill.
+def force_and_write(
+    model: Decoder, prompts: Tensor, answers: Tensor, cache: Cache | None = None
+) -> tuple[Tensor, Tensor]:
+    """Both readings of equally long prompts (B, P) with answers (B, A), from one prefill; prompts follow what `cache` holds.
 
     Returns the logits (B, A, V) of each answer token given the true ones before it, read in one parallel pass, and the
     A tokens (B, A) that greedy decoding writes one at a time through the cache.
     """
-    length, count = prompts.shape[1], answers.shape[1]
-    cache, last = prefill(model, prompts, capacity=length + count)
+    count = answers.shape[1]
+    cache = cache or model.new_cache(prompts.shape[1] + count, "auto")
+    last = model.forward_head(prefill(model, prompts, cache))
     forced = last[:, None]
     if count > 1:
         mark = cache.mark()

@@ -124,12 +124,30 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
 
 @dataclass(frozen=True)
 class _Words:
-    """A prompt without hay: `statements`, the one asked about first, stand in it."""
+    """A prompt without hay: `statements`, those that `asked` has a (question, answer) of first, stand in it."""
 
     statements: list[Sentence]
-    question: Sentence
-    answer: str
+    asked: list[tuple[Sentence, str]]
     head: str = ""
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The same in tokens, and how many of hay there is room for."""
+
+    head: np.ndarray
+    statements: list[np.ndarray]
+    asked: list[tuple[np.ndarray, np.ndarray]]
+    room: int
+
+    def amid(self, hay: np.ndarray, places: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+        """Head and hay with each statement at its place; those at one place in any order."""
+        order = sorted(range(len(places)), key=lambda n: (places[n], rng.random()))
+        parts, done = [self.head], 0
+        for n in order:
+            parts += [hay[done : places[n]], self.statements[n]]
+            done = places[n]
+        return np.concatenate([*parts, hay[done:]])
 
 
 @dataclass(frozen=True)
@@ -178,31 +196,53 @@ class Template:
         Raises:
             ValueError: where the words alone take more than `length` tokens.
         """
+        tokens = self._draw_tokens(length, rng, tokenizer, 1)
+        hay, place, free = self._lay_hay(tokens.room, depth, rng, tokenizer, haystack)
+        places = [place, *(int(pick(rng, free)) for _ in tokens.statements[1:])]
+        text, (question, answer) = tokens.amid(hay, places, rng), tokens.asked[0]
+        return np.concatenate([text, question]).astype(np.int64), answer.astype(np.int64)
+
+    def draw_all(
+        self, length: int, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
+    ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+        """(text, [(question, answer), …]) in tokens, int64: every fact is asked for, one at a time after the same text.
+
+        Facts stand at even depths, the first at the start of the hay and the last at its end, distractors anywhere; text,
+        any question and its answer together have at most `length` tokens.
+
+        Raises:
+            ValueError: where the words alone take more, or for a template that is no grammar's.
+        """
+        if self.grammar is None:
+            raise ValueError(f"template {self.name!r} states one fact: heldout, train and invented state several")
+        tokens = self._draw_tokens(length, rng, tokenizer, self.facts)
+        hay = haystack.draw(tokens.room, rng, tokenizer)
+        ends = sentence_ends(hay, tokenizer)
+        depths = np.linspace(0, len(hay), self.facts)
+        places = [int(ends[np.abs(ends - depth).argmin()]) for depth in depths]
+        places += [int(pick(rng, ends)) for _ in tokens.statements[self.facts :]]
+        pairs = [(question.astype(np.int64), answer.astype(np.int64)) for question, answer in tokens.asked]
+        return tokens.amid(hay, places, rng).astype(np.int64), pairs
+
+    def _draw_tokens(self, length: int, rng: np.random.Generator, tokenizer: Tokenizer, asked: int) -> _Tokens:
+        """Words that leave room for each of the first `asked` questions and its answer."""
         least = None
         for _ in range(TRIES):  # some words are long; a text of few tokens holds the others
             words = self._draw_words(rng)
             head = tokenizer.encode(words.head)
             if self.name != "bam":
                 head = np.concatenate([[tokenizer.bos_id], head])
-            question, answer = _encode(words.question, tokenizer), tokenizer.encode(words.answer)
+            pairs = [(_encode(question, tokenizer), tokenizer.encode(answer)) for question, answer in words.asked]
             statements = [_encode(statement, tokenizer) for statement in words.statements]
-            taken = sum(map(len, [head, *statements, question])) + (0 if self.name == "bam" else len(answer))
+            behind = (len(q) + (0 if self.name == "bam" else len(answer)) for q, answer in pairs[:asked])
+            taken = sum(map(len, [head, *statements])) + max(behind)
             least = taken if least is None else min(least, taken)
             if taken <= length:
-                break
-        else:
-            raise ValueError(
-                f"length {length} is too short for template {self.name!r} with facts={self.facts}, "
-                f"distractors={self.distractors}: its words take {least} tokens"
-            )
-        hay, place, free = self._lay_hay(length - taken, depth, rng, tokenizer, haystack)
-        places = [place, *(int(pick(rng, free)) for _ in statements[1:])]
-        order = sorted(range(len(places)), key=lambda n: (places[n], rng.random()))
-        parts, done = [head], 0
-        for n in order:
-            parts += [hay[done : places[n]], statements[n]]
-            done = places[n]
-        return np.concatenate([*parts, hay[done:], question]).astype(np.int64), answer.astype(np.int64)
+                return _Tokens(head, statements, pairs, length - taken)
+        raise ValueError(
+            f"length {length} is too short for template {self.name!r} with facts={self.facts}, "
+            f"distractors={self.distractors}: its words take {least} tokens"
+        )
 
     def _lay_hay(
         self, count: int, depth: float, rng: np.random.Generator, tokenizer: Tokenizer, haystack: Haystack
@@ -226,14 +266,16 @@ class Template:
             facts = draw_facts(rng, self.grammar, self.facts, value="digits", alike=True)
             asides = [pick(rng, self.grammar.asides) for _ in range(self.distractors)]
             others = [fill_aside(aside, rng) for aside in asides]
-            return _Words([*(fact.statement for fact in facts), *others], (facts[0].question,), facts[0].value)
+            return _Words(
+                [*(fact.statement for fact in facts), *others], [((fact.question,), fact.value) for fact in facts]
+            )
         others = [
             (f" The {pick(rng, OTHER_THINGS)} number is", " " + draw_digits(rng), ". Note it.")
             for _ in range(self.distractors)
         ]
         if self.name == "own":
             key = " " + draw_digits(rng)
-            return _Words([(" The pass key is", key, ". Remember it."), *others], (" " + QUESTION,), key)
+            return _Words([(" The pass key is", key, ". Remember it."), *others], [((" " + QUESTION,), key)])
         between = "" if self.name == "bam" else "\n"
         digits = 5 + self.given
         least, beyond = (1, 50001) if self.name == "mohtashami" and not self.given else (10 ** (digits - 1), 10**digits)
@@ -242,7 +284,7 @@ class Template:
         said = f"{lead}The pass key is {key}. Remember it. {key} is the pass key.{between}"
         shown = f" {key[: self.given]}" if self.given else ""
         answer = key[self.given :] if self.given else f" {key}"
-        return _Words([(said,), *others], (lead + QUESTION, shown), answer, head=TASK + between)
+        return _Words([(said,), *others], [((lead + QUESTION, shown), answer)], head=TASK + between)
 
 
 def _encode(sentence: Sentence, tokenizer: Tokenizer) -> np.ndarray:

@@ -16,14 +16,15 @@ from torch import nn
 from modalities.decoder.scoring import force_and_write, position_buckets
 from modalities.paired import scores_by_unit
 from modalities.text.data import open_heldout
-from modalities.text.evaluators import EVALUATORS, niah, passkey
+from modalities.text.evaluators import EVALUATORS, far, niah, passkey
+from modalities.text.evaluators.far import Far
 from modalities.text.evaluators.niah import NeedleGrid
 from modalities.text.evaluators.passkey import Passkey
 from modalities.text.evaluators.perplexity import Perplexity
 from modalities.text.evaluators.ruler import Ruler, fraction_found
 from modalities.text.grammars import GRAMMARS
 from modalities.text.model import CausalLM, TextConfig
-from modalities.text.prompts import PUBLISHED, TEMPLATES
+from modalities.text.prompts import PUBLISHED, TEMPLATES, Template
 from modalities.text.ruler import RULER_TASKS, Material, load_words, make_sample
 from modalities.text.ruler.counting import FrequentWords
 from modalities.text.ruler.needles import Needles
@@ -40,10 +41,11 @@ class KnownAnswer(nn.Module):
     def __init__(self, answer=None, vocab_size=264):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, 1)
-        self.config = SimpleNamespace(tokenizer="bytes", train_context=128, vocab_size=vocab_size)
+        sizes = {"vocab_size": vocab_size, "num_layers": 2, "num_heads": 1}
+        self.config = SimpleNamespace(tokenizer="bytes", train_context=128, **sizes)
         self.answer = answer
 
-    def new_cache(self, capacity=0):
+    def new_cache(self, capacity=0, kind="dense"):
         cache = KVCache(0, capacity=capacity)
         cache.targets, cache.prompt = None, 0
         return cache
@@ -131,6 +133,61 @@ def asked_values(prompt):
     asked = prompt.rsplit("What ", 1)[1]
     found = [value for key, value in re.findall(r"for (\S+) is: (\S+)\.", prompt) if key in asked]
     return " " + ", ".join(found[:-1]).upper() + ", not the last"
+
+
+# ------------------------------------------------------------------------------------------------------------ far
+
+
+@pytest.mark.parametrize("position", ["ggd", "goat", "rope"])
+def test_far_reads_a_text_once_and_answers_as_after_whole_prompts(position, monkeypatch):
+    model, facts = tiny(position).double(), 3
+    evaluator = made(Far, lengths=(700,), facts=facts, exact=700, filler="own")
+    monkeypatch.setattr(far, "PREFILL_TOKENS", 256)
+    read, calls, force = [], [], far.force_and_write
+    evaluator.advance = read.append
+    monkeypatch.setattr(far, "force_and_write", lambda *a: calls.append((a[1:3], found := force(*a))) or found)
+    ((_, cell),) = evaluator.run(model)
+    text, asked = drawn_text(evaluator, model, 700)
+    assert read == [256, 256, len(text) - 512] * 2 and len(calls) == 2 * facts
+    for (question, answer), ((prompt, expected), (forced, written)) in zip(asked, calls, strict=False):
+        assert prompt[0].tolist() == question.tolist() and expected[0].tolist() == answer.tolist()
+        whole = torch.as_tensor(np.concatenate([text, question, answer]))[None]
+        with torch.inference_mode():
+            torch.testing.assert_close(forced[0], model(whole)[0, -1 - len(answer) : -1])
+        assert written.tolist() == model.generate(whole[:, : -len(answer)], max_new_tokens=len(answer))
+    assert cell["exact_match"] == 0 and cell["difference"] < 1e-5 and cell["left_out"] == 0 < cell["seconds"]
+    monkeypatch.setattr(
+        far, "force_and_write", lambda m, q, a, c: (a, a if q[0].tolist() == asked[1][0].tolist() else q)
+    )
+    (row,) = evaluator.rows(dict(evaluator.run(model)))
+    assert row["by_depth"] == [0, 1, 0] and row["exact_match"] == 1 / 3 and row["depths"] == [0, 0.5, 1]
+
+
+def drawn_text(evaluator, model, length):
+    template = Template(evaluator.settings.template, evaluator.settings.facts)
+    rng = np.random.default_rng([evaluator.settings.seed, length, 0, template.facts])
+    return template.draw_all(length, rng, load_tokenizer("bytes"), evaluator._haystack(model))
+
+
+def test_far_says_how_much_is_left_out():
+    """Of two layers one is counted; at slopes of 1/2 and more 8 of 9 keys of 9,000 tokens weigh nothing."""
+    model = tiny("alibi")
+    (row,) = made(Far, lengths=(9000,), filler="own").rows(dict(made(Far, lengths=(9000,), filler="own").run(model)))
+    heads = model.layers[0].attention.prior.head_parameters()["slope"]
+    assert float(heads.min()) < 0.01 and 0.3 < row["left_out"] < 0.7  # one of the two heads
+
+
+def test_far_reads_more_of_the_shorter_texts():
+    cells = made(Far, lengths=(500, 1000, 9000), filler="own").cells(tiny())
+    assert [(length, [c.data["length"] for c in cells].count(length)) for length in (500, 1000, 9000)] == [
+        (500, 16), (1000, 9), (9000, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [{"template": "own"}, {"facts": 1}, {"template": "bam"}])
+def test_far_needs_several_facts(settings):
+    with pytest.raises(ValueError, match="expected two or more of heldout"):
+        made(Far, **settings)
 
 
 # ----------------------------------------------------------------------------------------------------- perplexity
@@ -617,11 +674,13 @@ def test_finished_cells_are_handed_on_and_the_rest_is_the_same(name):
             measured.append(cell.name)
             return super().measure(model, cell)
 
-    assert dict(made(Counting, **few).run(model, kept)) == full
-    assert measured == list(full)[-1:]
+    again = dict(made(Counting, **few).run(model, kept))
+    for cells in (full, again) if kind is Far else ():
+        assert cells[measured[-1]].pop("seconds") > 0 <= cells[measured[-1]].pop("mib")
+    assert again == full and measured == list(full)[-1:]
 
 
-@pytest.mark.parametrize("kind", EVALUATORS.values())
+@pytest.mark.parametrize("kind", [kind for kind in EVALUATORS.values() if kind is not Far])  # reads one text at a time
 def test_batches_change_no_number_and_are_no_part_of_a_cells_key(kind):
     model = KnownAnswer({Perplexity: None, Ruler: asked_values}.get(kind, passkey_of))
     few = {"lengths": (900,), "samples": 2} | ({"tasks": ("multivalue", "fwe")} if kind is Ruler else {})

@@ -136,6 +136,24 @@ def test_the_statement_stands_at_its_depth_and_between_sentences(name, hay, toke
 
 
 @both_tokenizers
+@pytest.mark.parametrize("name", ["heldout", "train", "invented"])
+def test_every_fact_of_a_text_is_asked_for(name, tokenizer):
+    """At even depths, in their order; the longest question and its answer fill the length."""
+    rng, hay = np.random.default_rng(4), open_haystack("own", tokenizer)
+    text, asked = Template(name, facts=4, distractors=2).draw_all(2500, rng, tokenizer, hay)
+    assert len(text) + max(len(question) + len(answer) for question, answer in asked) == 2500
+    written, values = tokenizer.decode(text), [tokenizer.decode(answer) for _, answer in asked]
+    assert len(set(values)) == 4 and len({tokenizer.decode(question) for question, _ in asked}) == 4
+    found = [written.index(value) / len(written) for value in values]
+    assert found == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=0.12) and found == sorted(found)
+    assert len(re.findall(r"(?<!\d)\d{5}(?!\d)", written)) == 6
+    with pytest.raises(ValueError, match="states one fact"):
+        Template("own").draw_all(2500, rng, tokenizer, hay)
+    with pytest.raises(ValueError, match="length 60 is too short"):
+        Template(name, facts=4).draw_all(60, rng, tokenizer, hay)
+
+
+@both_tokenizers
 def test_other_statements_stand_anywhere(tokenizer, drawn):
     haystack, shares = opened("own", tokenizer), []
     for seed in range(60):

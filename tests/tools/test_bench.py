@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from tools import bench
-from tools.benches import harness, models
+from tools.benches import decoding, harness, models
 from tools.benches.far import Took
 from zoo import create_model
 
@@ -134,6 +134,24 @@ def test_what_would_take_too_long_is_left_out(tmp_path):
 
 def test_heads_that_forget_are_expected_to_take_time_by_length_and_others_by_its_square():
     assert Took(1024, 2.0, True).at(4096) == 8.0 and Took(1024, 2.0, False).at(4096) == 32.0
+
+
+def test_decoding_holds_what_it_says(tmp_path):
+    pytest.importorskip("transformers")
+    words = ("decoding", "--models", "text_alibi_tiny.passkey", "--lengths", "300,700", "--seconds", "0.01")
+    record = recorded(tmp_path / "decoding.json", *words)
+    found = {(row["length"], row["cache"]): row for row in record["results"]}
+    assert list(found) == [(n, cache) for n in (300, 700) for cache in ("dynamic", "dense", "paged")]
+    assert found[300, "dynamic"]["ratio"] == 1 and found[700, "dynamic"]["mib"] == 700 * 128 * 4 * 2 * 4 / 2**20
+    assert found[700, "dense"]["pages"] is None and 0 < found[700, "paged"]["pages"] < 1
+
+
+@torch.inference_mode()
+def test_a_cache_filled_in_no_time_decodes_alike_dense_and_paged():
+    model = create_model("text_alibi_tiny.passkey").eval()
+    dense, paged = (decoding.token(model, decoding.filled(model, 900, kind)) for kind in decoding.CACHES)
+    torch.testing.assert_close(paged, dense, atol=1e-4, rtol=0)
+    assert not torch.allclose(decoding.token(model, decoding.filled(model, 300, "dense")), dense, atol=1e-2)
 
 
 # ---- models

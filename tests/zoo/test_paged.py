@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from modalities.decoder.model import PAGED_FROM
 from modalities.text.model import CausalLM, TextConfig
 from tests.zoo.priors_table import LINE, inputs, make
 from zoo import KVCache, PagedCache, Positions, create_prior
@@ -246,6 +247,15 @@ def test_documents_and_padding() -> None:
         same(found, read(model, KVCache(2), tokens(), segments=segments), 2.0**-20)
 
 
+@pytest.mark.parametrize(
+    ("name", "paged"), [("ggd", True), ("alibi", True), ("rope", False), ("cable", False), ("fire", False)]
+)
+def test_a_long_cache_is_paged_where_heads_forget(name: str, paged: bool) -> None:
+    model = fading() if name == "ggd" else small(name)
+    assert isinstance(model.new_cache(PAGED_FROM - 1, "auto"), KVCache)
+    assert isinstance(model.new_cache(PAGED_FROM, "auto"), PagedCache if paged else KVCache)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [{}, {"ssmax": True}, {"ssmax": True, "scale_prior": False}, {"num_kv_heads": 2}])
 @torch.no_grad()
@@ -270,7 +280,7 @@ def test_memory_follows_the_retrieval_heads(config: dict) -> None:
         assert len(set(flat)) == len(flat)  # a page has one holder
         assert layer.store.counts == pages.count.flatten().tolist()
         starts = [pages.start[b, g, :n] for b in range(2) for g, n in enumerate(pages.count[b].tolist())]
-        assert all((row.diff() > 0).all() and (row % 4 == 0).all() and row[-1] == length - 4 for row in starts)
+        assert all((row.diff() == 4).all() and row[-1] == length - 4 for row in starts)
     dense = KVCache(2)
     read(model, dense, ids, chunks)
     assert cache.memory() < 0.8 * dense.memory()
@@ -291,6 +301,32 @@ def test_a_retrieval_head_needs_its_pages() -> None:
     store.pages.start[:, :3] += length  # a retrieval head's pages, moved behind every query
     with pytest.raises(AssertionError):
         same(model.forward_features(ids[:, -1:], cache=cache)[:, 0], expected, 2.0**-20)
+
+
+def test_what_a_head_keeps_is_one_stretch() -> None:
+    """A page that no query can use stays while an older one, whose keys are longer, is used."""
+    k, v = torch.randn(1, 2, 40, 6), torch.randn(1, 2, 40, 5)
+    k[:, 1, 8:12] *= 100
+    store = PageStore(k, v, block=4, width=4)
+    store.append(k[:, :, :30], v[:, :, :30], lambda highest, last: (highest < 50) & (last < 20))
+    starts = [row[:count].tolist() for row, count in zip(store.pages.start[0], store.counts, strict=True)]
+    assert starts == [[20, 24, 28], [8, 12, 16, 20, 24, 28]]
+    store.append(k[:, :, 30:], v[:, :, 30:], lambda highest, last: (highest < 50) & (last < 30))
+    assert store.counts == [3, 8]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if "+" not in name])
+@torch.no_grad()
+def test_chunks_longer_than_a_page_attend_to_stretches(name: str) -> None:
+    """Heads that forget and heads that do not, rows of different documents, whole chunks and their last tokens alone."""
+    model = fading(ssmax=True) if name == "ggd" else small(name, ssmax=True)
+    ids, chunks = tokens(40, rows=3), [13, 12, 15]
+    segments = torch.tensor([[0] * 40, [-1] * 5 + [0] * 15 + [1] * 20, [0] * 18 + [1] * 22])
+    for marks in (None, segments):
+        cache = paged(model, 40)
+        expected = read(model, KVCache(2), ids, chunks, marks)
+        same(read(model, cache, ids, chunks, marks), expected, 2.0**-20)
+        assert name != "ggd" or cache.held().min() < 6 < cache.held().max()
 
 
 @torch.no_grad()

@@ -243,7 +243,14 @@ def test_long_calls_leave_out_by_themselves(prior: str) -> None:
         with skipping(False):
             torch.testing.assert_close(found, attend(call, "auto"), rtol=1e-5, atol=1e-6)
             assert not KERNELS["toeplitz"].skips
-    assert KERNELS["toeplitz"].skips
+        with skipping(True) as tally:
+            attend(call, "auto")
+            computed = tally.logits
+            attend(call, "sdpa")
+        every = call.num_logits
+        assert every == 2 * 4096 * 4097 // 2 and tally.logits - computed == every
+        assert 1 - computed / every == pytest.approx(skipped_share(call), abs=0.05)
+    assert KERNELS["toeplitz"].skips and KERNELS["toeplitz"].tally is None
     short, _ = build(Case(prior), torch.float32)
     assert skipped_share(short) == 0.0 and (choose_kernel(short) == "sdpa") == (prior == "alibi")
 

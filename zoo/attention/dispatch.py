@@ -15,7 +15,7 @@ from zoo.attention.base import AttentionCall, Kernel, needs_mask, single_documen
 from zoo.attention.flash import FlashKernel
 from zoo.attention.reference import ReferenceKernel
 from zoo.attention.sdpa import SdpaKernel
-from zoo.attention.toeplitz import ToeplitzKernel
+from zoo.attention.toeplitz import Tally, ToeplitzKernel
 from zoo.attention.triton import TRITON
 from zoo.naming import did_you_mean
 from zoo.priors.base import PriorTerms
@@ -42,6 +42,7 @@ class MaskWarning(RuntimeWarning):
 
 
 _WARNED: set[str] = set()
+_TALLIES: list[Tally] = []  # of the contexts `skipping` that are open
 
 
 def choose_kernel(
@@ -68,14 +69,17 @@ def choose_kernel(
 
 
 @contextmanager
-def skipping(enabled: bool) -> Iterator[None]:
+def skipping(enabled: bool) -> Iterator[Tally]:
     """Inside the context, whether kernels leave out keys of provably negligible weight (below 2^−24 of a row's sum in all).
-    They do by default."""
-    before, KERNELS["toeplitz"] = KERNELS["toeplitz"], replace(TOEPLITZ, skips=enabled)
+    They do by default. Yields a tally of the logits that calls on the CPU compute."""
+    tally = Tally()
+    before, KERNELS["toeplitz"] = KERNELS["toeplitz"], replace(TOEPLITZ, skips=enabled, tally=tally)
+    _TALLIES.append(tally)
     try:
         with TRITON.skipping(enabled):
-            yield
+            yield tally
     finally:
+        _TALLIES.pop()
         KERNELS["toeplitz"] = before
 
 
@@ -172,6 +176,8 @@ def prior_attention(
     reason = kernel.refuses(call)
     if reason:
         raise ValueError(f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can")
+    if _TALLIES and not isinstance(kernel, ToeplitzKernel):  # which counts what it computes, less than all
+        _TALLIES[-1].logits += call.num_logits
     return kernel.run(call)
 
 

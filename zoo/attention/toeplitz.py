@@ -33,9 +33,16 @@ from zoo.attention.base import (
 from zoo.attention.reach import LEFT_OUT, Reach, find_reach
 from zoo.positions import document_starts
 
-__all__ = ["ToeplitzKernel"]
+__all__ = ["Tally", "ToeplitzKernel"]
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+@dataclass
+class Tally:
+    """Logits that calls computed."""
+
+    logits: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class ToeplitzKernel:
             row.
         least_keys: below this many keys, finding those with provably negligible weight costs more than it saves.
         skips: whether they are left out.
+        tally: where the logits of every call's blocks, going forward, are added up.
     """
 
     forward_rows: int = 256
@@ -68,6 +76,7 @@ class ToeplitzKernel:
     one_block: int = 256 * 256
     least_keys: int = 4096
     skips: bool = True
+    tally: Tally | None = None
 
     def refuses(self, call: AttentionCall) -> str | None:
         if call.q.device.type != "cpu":
@@ -95,6 +104,8 @@ class ToeplitzKernel:
         keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
         with torch.no_grad():
             reach = self.find_reach(call, queries, keys, table, scale)
+        if self.tally is not None:
+            self.tally.logits += sum(b.logits for b in plan_blocks(call, self.forward_rows, self.one_block, reach))
         if reach is None and not needs_mask(call) and call.num_keys >= self.least_keys:  # torch's own causal attention
             queries, keys, values = pad_heads(queries, keys, values)
             causal = call.causal and call.num_queries > 1  # torch would show one query the first key alone

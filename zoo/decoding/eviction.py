@@ -74,6 +74,12 @@ class EvictionBound:
             window=attention.window,
         )
 
+    @property
+    def forgets(self) -> bool:
+        """Whether any key can be evicted: the shortest one, at the horizon."""
+        nearest = torch.zeros(1, len(self.key), 1, dtype=torch.int64, device=self.key.device)
+        return bool(self.evictable(nearest.float(), nearest, self.horizon - 1, documents=False).any())
+
     def evictable(self, max_norm: Tensor, last: Tensor, now: int, *, documents: bool) -> Tensor:
         """(B, G', n) bool: pages whose keys get negligible weight from every query at position `now` or later.
 

@@ -1,4 +1,4 @@
-"""A paged KV cache: each key head keeps only the pages that a future query can use.
+"""A paged KV cache: each key head keeps its newest pages, back to the oldest that a future query can use.
 
 A head whose prior decays keeps the last few pages, a retrieval head keeps all. Pages come from one pool per layer shared by
 all heads, so memory is proportional to the pages held. `zoo.decoding.eviction` bounds the weight that eviction drops.
@@ -17,7 +17,7 @@ from zoo.attention.base import AttentionCall, repeat_heads
 from zoo.attention.dispatch import prior_attention
 from zoo.decoding.cache import Cache, LayerCache, Mark
 from zoo.decoding.eviction import EvictionBound
-from zoo.decoding.paged_attention import attend_gathered, paged_kernel
+from zoo.decoding.paged_attention import attend_chunk, attend_gathered, paged_kernel
 from zoo.decoding.pages import PageStore
 from zoo.positions import Positions
 from zoo.priors.base import Prior
@@ -50,8 +50,8 @@ class PagedLayer(LayerCache):
     ) -> Tensor:
         """As `LayerCache.attend`.
 
-        kernel: for the first tokens as in `prior_attention`. Later tokens use "triton", which "auto" selects on CUDA where
-            no gradient is needed, and otherwise gather the pages.
+        kernel: as in `prior_attention` for the first tokens, and for later ones where there are more than a page of them.
+            Few use "triton", which "auto" selects on CUDA where no gradient is needed, and otherwise gather the pages.
 
         Raises:
             ValueError: for a prior that returns a dense bias (FIRE).
@@ -81,7 +81,9 @@ class PagedLayer(LayerCache):
         in_place = paged_kernel(call, kernel, self.owner.block)
         if in_place is None and tokens > self.owner.block:
             # Attend to a long chunk beside the pages before storing it, so that pages evicted at once never enter the pool.
-            out = attend_gathered(call, self.store.pages, self.store.counts, fresh=(k, v))
+            table = prior.relative_table(queries, Positions.line(stop), causal=True)  # kernels read later keys too
+            call = replace(call, terms=replace(terms, table=table))
+            out = attend_chunk(call, self.store.pages, self.store.counts, k, v, kernel=kernel)
             self.store.append(k, v, self._evictable(stop))
             return out
         self.store.append(k, v, self._evictable(start))
@@ -116,7 +118,7 @@ def _dense(call: AttentionCall, kernel: str) -> Tensor:
 
 
 class PagedCache(Cache):
-    """Keys and values in pages; each layer, batch row and key head holds only those that can still be used.
+    """Keys and values in pages; each layer, batch row and key head drops the oldest ones, which cannot be used any more.
 
     Nothing is evicted while a `mark` is alive, since `rewind` may need it.
 

@@ -1,9 +1,10 @@
-"""Attention over a paged cache: by gathering each head's pages, or by the Triton kernel, which reads them in place."""
+"""Attention over a paged cache: by the Triton kernel, which reads pages in place, or by gathering those of each head."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -11,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall, Pages, join, pad_heads
-from zoo.attention.dispatch import KERNELS
+from zoo.attention.dispatch import KERNELS, prior_attention
+from zoo.positions import Positions
 from zoo.slices import slices
 
-__all__ = ["attend_gathered", "paged_kernel"]
+__all__ = ["attend_chunk", "attend_gathered", "paged_kernel"]
 
 # Logits in memory at once: 16 MiB of float32.
 LOGITS = 1 << 22
@@ -73,28 +75,73 @@ def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
     return decode_paged(q, pages, values, two_based(scale, q), geometry)
 
 
-def attend_gathered(
-    call: AttentionCall,
-    pages: Pages,
-    counts: list[int],
-    *,
-    fresh: tuple[Tensor, Tensor] | None = None,
+def attend_chunk(
+    call: AttentionCall, pages: Pages, counts: list[int], k: Tensor, v: Tensor, *, kernel: str = "auto"
 ) -> Tensor:
-    """(B, H, T, Dv): the call's queries attend to the keys on pages and to those in `fresh`.
+    """(B, H, T, Dv): a chunk of queries attend to the keys on pages and to those of the chunk, which are on no page yet.
+
+    What a key head holds is one stretch, its newest keys: `prior_attention` over that and the chunk is the same call with the
+    sequence cut off before it. Memory is the keys of one stretch beside what the kernel needs.
+
+    Args:
+        call: queries, terms (the table's column of a distance d is d + center), row scale, documents (B, S) and window.
+        counts: pages.count on the host, length B·G.
+        k, v: (B, G, T, Dk) and (B, G, T, Dv) of the chunk, key lanes first.
+        kernel: as in `prior_attention`.
+    """
+    (batch, groups), heads = k.shape[:2], call.q.shape[1]
+    out = call.v.new_empty(batch, heads, call.num_queries, v.shape[3])
+    stretches: dict[tuple[int, int], list[int]] = {}  # key head and pages → batch rows
+    for n, count in enumerate(counts):
+        stretches.setdefault((n % groups, count), []).append(n // groups)
+    for (group, count), members in stretches.items():
+        rows = torch.tensor(members, device=k.device)
+        mine = rows, slice(group * heads // groups, (group + 1) * heads // groups)
+        ids = pages.index[rows, group, :count].flatten()
+        held = _filled(pages, count)
+        keys, values = (
+            torch.cat([pool.index_select(0, ids).view(len(rows), -1, new.shape[3])[:, :held], new[rows, group]], dim=1)
+            for pool, new in ((pages.keys, k), (pages.values, v))
+        )
+        line = Positions.line(keys.shape[1])
+        table, lanes, scale = call.table, call.terms.q_lanes, call.query_scale
+        terms = replace(
+            call.terms,
+            q_lanes=None if lanes is None else lanes.expand(batch, heads, -1, -1)[mine],
+            table=None if table is None else table.of_heads(mine[1]).shifted(line.tail(call.num_queries), line),
+        )
+        out[mine] = prior_attention(
+            call.q[mine],
+            keys[:, None],
+            values[:, None],
+            terms,
+            causal=True,
+            query_scale=None if scale is None else scale.expand(batch, -1, -1)[mine],
+            segments=None if call.segments is None else call.segments[rows, -line.length :],
+            window=call.window,
+            kernel=kernel,
+        )
+    return out
+
+
+def _filled(pages: Pages, count: int) -> int:
+    """Keys on the newest `count` pages of a head."""
+    return count * pages.keys.shape[1] - -pages.length % pages.keys.shape[1] if count else 0
+
+
+def attend_gathered(call: AttentionCall, pages: Pages, counts: list[int]) -> Tensor:
+    """(B, H, T, Dv): the call's few queries, the newest, attend to the keys on pages, their own among them.
 
     Heads with equal page counts are batched; memory is the pages of one such set plus a block of logits.
 
     Args:
         call: queries, of the last T positions, terms (the table's column of a distance d is d + center), row scale,
             documents and window.
-        pages: exclude the new keys if these are in `fresh`, else include them.
         counts: pages.count on the host, length B·G.
-        fresh: k (B, G, N, Dk) and v (B, G, N, Dv), N ≥ T.
     """
     batch, groups = call.k.shape[:2]
-    tokens, new = call.num_queries, 0 if fresh is None else fresh[0].shape[2]
+    tokens = call.num_queries
     queries = call.queries.unflatten(1, (groups, -1)).flatten(0, 1)  # (B·G, r, T, Dk)
-    first = pages.length + new - tokens  # position of the first query
     out = call.v.new_empty(batch * groups, queries.shape[1], tokens, call.v.shape[3])
     index, start = pages.index.flatten(0, 1), pages.start.flatten(0, 1)
     block = pages.keys.shape[1]
@@ -103,7 +150,7 @@ def attend_gathered(
         rows_of.setdefault(count, []).append(row)
     for count, members in rows_of.items():
         rows = torch.tensor(members, device=index.device)
-        filled = count * block - -pages.length % block if count else 0
+        filled = _filled(pages, count)
         ids = index[rows, :count].flatten()
         # index_select copies whole pages; pool[ids] takes 4× as long on the CPU.
         k, v = (
@@ -112,11 +159,7 @@ def attend_gathered(
         )
         place = torch.arange(block, device=index.device)
         at = (start[rows, :count, None] + place).flatten(1)[:, :filled]
-        if fresh is not None:
-            there = torch.arange(pages.length, pages.length + new, device=at.device).expand(len(rows), -1)
-            at = torch.cat([at, there], dim=1)
-            k, v = (torch.cat([old, x.flatten(0, 1)[rows]], dim=1) for old, x in ((k, fresh[0]), (v, fresh[1])))
-        out[rows] = _attend(call, queries[rows], k, v, at, rows, first)
+        out[rows] = _attend(call, queries[rows], k, v, at, rows, pages.length - tokens)
     return out.unflatten(0, (batch, groups)).flatten(1, 2)
 
 

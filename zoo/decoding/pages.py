@@ -1,4 +1,4 @@
-"""The page pool of one layer: allocation, the page table of each key head, and eviction."""
+"""The page pool of one layer: allocation, the page table of each key head, and eviction, the oldest pages first."""
 
 from __future__ import annotations
 
@@ -102,8 +102,11 @@ class PageStore:
         start, max_norm = torch.cat([pages.start, starts], dim=2), torch.cat([self._max_norm, norms], dim=2)
         held = pages.index.shape[2]
         listed = torch.cat([self._listed(), torch.ones_like(new, dtype=torch.bool)], dim=2)
-        live = listed if evictable is None else listed & ~evictable(max_norm, start + block - 1)
-        live[..., held + whole :] = True  # only full pages can be evicted
+        live = listed.clone()
+        if evictable is not None:
+            useless = evictable(max_norm, start + block - 1) | ~listed
+            useless[..., held + whole :] = False  # only full pages can be evicted
+            live &= ~useless.cummin(dim=2).values  # and the oldest first, so that a head's keys stay one stretch
         evicted, made = listed[..., :held] & ~live[..., :held], live[..., held:]
         count = live.sum(2)
         *counts, num_evicted, num_made = torch.cat([count.flatten(), evicted.sum()[None], made.sum()[None]]).tolist()

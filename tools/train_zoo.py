@@ -72,6 +72,7 @@ class Family:
         modality: of all of them.  run_prefix: of their run folders' names, before the method.
         methods: of each its recipe is `<modality>.<method>_<recipe_size>`.  size: the end of the models' names.
         tag: of their weights.  seeds: the first is published.
+        against: the method that others are compared with, document by document or prompt by prompt; empty: none.
         evaluators: column names of each, as a card's table shows them; `axis` is the column that says where.
         calls: of `recipes/evaluate.py`, in which they are measured.
         describe: a card's entries out of the resolved recipe.
@@ -92,6 +93,7 @@ class Family:
     explain: str
     seeds: tuple[int, ...] = (0,)
     recipe_size: str = "tiny"
+    against: str = ""
     variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
     summary: tuple[tuple[str, str, str, int], ...] = ()
 
@@ -179,7 +181,7 @@ FAMILIES = {
         },
         axis="length",
         calls=(
-            Call("passkey", ("--template", "heldout", "--facts", "1,5", "--lengths", UP_TO_16, "--samples", "3")),
+            Call("passkey", ("--template", "heldout", "--facts", "1,5", "--lengths", UP_TO_16, "--samples", "5")),
             Call("perplexity", ("--source", "sotu-unseen", "--lengths", f"{UP_TO_16},8192,16384", "--samples", "16")),
             Call("niah", ("--lengths", UP_TO_16)),
             Call("passkey", ("--distractors", "0,1,4", "--lengths", UP_TO_16, "--samples", "3"), part="distractors"),
@@ -190,6 +192,7 @@ FAMILIES = {
         "wordings, names and nouns that training never had. niah: the passkey sentence in held-out text. nll: nats per "
         "token on unseen speeches.",
         seeds=(0, 1, 2),
+        against="ggd_goat_ssmax",
         summary=(
             *((f"bits/byte {n // 256}×", "perplexity", "bits_per_byte", n) for n in (256, 2048, 16384)),
             *((f"one fact {n // 256}×", "passkey", "free_generation (facts=1)", n) for n in (256, 1024, 4096)),
@@ -403,7 +406,7 @@ def variants(
     train_all([Run(kind.recipe(found[name][0]), folders[name], found[name][1:] + same) for name in chosen], jobs)
     for call_ in kind.calls:
         if not call_.part:
-            _evaluate([str(folder) for folder in folders.values()], call_, kind.measured / "variants")
+            _evaluate([str(folder) for folder in folders.values()], call_, kind.measured / "variants", jobs=jobs)
 
 
 @app.command()
@@ -455,7 +458,7 @@ def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
 
 
 @app.command()
-def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> None:
+def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))], jobs: Jobs = 1) -> None:
     """All published weights, and the runs of further seeds that exist here; then `draw`.
 
     Results are one file per model, seed and evaluator, so those of further seeds without a run here stay as they are.
@@ -467,13 +470,30 @@ def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
     for each in kind.calls:
         # What is on the cards is measured for every seed, the rest for what is published.
         models = published + (further if set(each.evaluators.split(",")) <= set(kind.evaluators) else [])
-        _evaluate(models, each, kind.measured / each.part)
+        against = ("--against", kind.weights(kind.against)) if kind.against and not each.part else ()
+        _evaluate(models, each, kind.measured / each.part, against, jobs)
     draw(family)
 
 
-def _evaluate(models: list[str], each: Call, out: Path) -> None:
-    command = [sys.executable, str(ROOT / "recipes/evaluate.py"), *models, *each.beside, each.evaluators, *each.options]
-    subprocess.run([*command, "--out", str(out)], check=True)
+def _evaluate(models: list[str], each: Call, out: Path, more: tuple[str, ...] = (), jobs: int = 1) -> None:
+    """One call with all models; where several models are measured at a time, of the cells that a call with each has stored."""
+
+    def command(models: list[str]) -> list[str]:
+        words = [sys.executable, str(ROOT / "recipes/evaluate.py"), *models, *each.beside, each.evaluators]
+        return [*words, *each.options, "--out", str(out)]
+
+    def alone(model: str) -> None:
+        log = RUNS / "measured" / f"{Path(model).name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            subprocess.run(command([model]), env=environment, stdout=file, stderr=file, check=True)
+        console.print(f"{each.evaluators}: measured {model}, see {log}", soft_wrap=True)
+
+    if jobs > 1:
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(alone, models))
+    subprocess.run([*command(models), *more], check=True)
 
 
 @app.command()

@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 from modalities.contract import find_modality
 from modalities.evaluation import ModelResult
 from modalities.files import write_table
+from modalities.results import unconverged
 from recipes.evaluate import write_overview
 from recipes.report import draw_results, load_results, stored_settings
 from zoo.cli import call
@@ -65,6 +66,17 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Column:
+    """Of a family's summary: a score of an evaluator at one place of its axis, from the results of a part."""
+
+    title: str
+    evaluator: str
+    score: str
+    place: int
+    part: str = ""
+
+
+@dataclass(frozen=True)
 class Family:
     """Models that are trained, published and measured together.
 
@@ -77,7 +89,7 @@ class Family:
         calls: of `recipes/evaluate.py`, in which they are measured.
         describe: a card's entries out of the resolved recipe.
         explain: what the card's columns mean.
-        summary: (title, evaluator, column, place on the axis) of the columns of summary.md.
+        summary: columns of summary.md.
         variants: name → method and `--set` settings, of models that are compared and not published.
     """
 
@@ -95,7 +107,7 @@ class Family:
     recipe_size: str = "tiny"
     against: str = ""
     variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    summary: tuple[tuple[str, str, str, int], ...] = ()
+    summary: tuple[Column, ...] = ()
 
     @property
     def measured(self) -> Path:
@@ -184,6 +196,11 @@ FAMILIES = {
             Call("passkey", ("--template", "heldout", "--facts", "1,5", "--lengths", UP_TO_16, "--samples", "5")),
             Call("perplexity", ("--source", "sotu-unseen", "--lengths", f"{UP_TO_16},8192,16384", "--samples", "16")),
             Call("niah", ("--lengths", UP_TO_16)),
+            Call(
+                "passkey",
+                ("--template", "train", "--facts", "5", "--lengths", UP_TO_16, "--samples", "5"),
+                part="trained_words",
+            ),
             Call("passkey", ("--distractors", "0,1,4", "--lengths", UP_TO_16, "--samples", "3"), part="distractors"),
             Call("passkey", ("--template", "bam", "--lengths", "256,1024,4096", "--samples", "1"), part="bam"),
         ),
@@ -194,10 +211,14 @@ FAMILIES = {
         seeds=(0, 1, 2),
         against="ggd_goat_ssmax",
         summary=(
-            *((f"bits/byte {n // 256}×", "perplexity", "bits_per_byte", n) for n in (256, 2048, 16384)),
-            *((f"one fact {n // 256}×", "passkey", "free_generation (facts=1)", n) for n in (256, 1024, 4096)),
-            *((f"one of five {n // 256}×", "passkey", "free_generation (facts=5)", n) for n in (256, 1024, 4096)),
-            *((f"needle {n // 256}×", "niah", "free_generation", n) for n in (256, 4096)),
+            *(Column(f"bits/byte {n // 256}×", "perplexity", "bits_per_byte", n) for n in (256, 2048, 16384)),
+            *(Column(f"one fact {n // 256}×", "passkey", "free_generation (facts=1)", n) for n in (256, 1024, 4096)),
+            *(Column(f"one of five {n // 256}×", "passkey", "free_generation (facts=5)", n) for n in (256, 1024, 4096)),
+            *(
+                Column(f"one of five, trained words {n // 256}×", "passkey", "free_generation", n, "trained_words")
+                for n in (256, 1024, 4096)
+            ),
+            *(Column(f"needle {n // 256}×", "niah", "free_generation", n) for n in (256, 4096)),
         ),
         variants={
             "ggd+spectral": ("ggd+spectral_ssmax",),
@@ -536,26 +557,37 @@ def _in_order(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
 
 
 def summary(kind: Family) -> str:
-    """A Markdown table of all methods: mean ± standard deviation over seeds; a head's columns: content + prior."""
+    """A Markdown table of all methods: mean ± standard deviation over seeds; a head's columns: content + prior.
+
+    A dagger marks scores of which a seed had not converged where it was trained (`Score.within`).
+    """
     known = find_modality(kind.modality).evaluators
-    found: dict[str, dict[str, list[ModelResult]]] = {}
-    for name in {evaluator for _, evaluator, _, _ in kind.summary}:
-        for result in load_results(known[name], kind.measured):
-            found.setdefault(name, {}).setdefault(result.method, []).append(result)
-    titles = ["method", "columns of a head", *(title for title, *_ in kind.summary)]
+    found = {
+        (column.part, column.evaluator): load_results(known[column.evaluator], kind.measured / column.part)
+        for column in kind.summary
+    }
+    late: dict[Column, set[str]] = {}
+    for column in kind.summary:
+        results, evaluator = found[column.part, column.evaluator], known[column.evaluator]
+        scores = evaluator(stored_settings(evaluator, kind.measured / column.part)).scores if results else ()
+        for score in scores:
+            if score.column == column.score:
+                late[column] = {result.method for result in unconverged(results, score, kind.axis)}
+    titles = ["method", "columns of a head", *(column.title for column in kind.summary)]
     lines = ["| " + " | ".join(titles) + " |", "|---|" + "---:|" * (len(titles) - 1)]
     for method in kind.methods:
         attention = _fresh(kind.recipe(method)).layers[0].attention
         cells = [f"`{method}`", f"{attention.content_dim} + {attention.prior.num_lanes}"]
-        for _, evaluator, column, place in kind.summary:
+        for column in kind.summary:
             values = [
-                row[column]
-                for result in found[evaluator].get(method, [])
+                row[column.score]
+                for result in found[column.part, column.evaluator]
                 for row in result.rows
-                if row[kind.axis] == place and column in row
+                if result.method == method and row[kind.axis] == column.place and column.score in row
             ]
             spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.fmean(values):.3f}{spread}" if values else "–")
+            dagger = "†" if method in late.get(column, ()) else ""
+            cells.append(f"{statistics.fmean(values):.3f}{spread}{dagger}" if values else "–")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -98,17 +98,30 @@ def test_the_summary_has_a_row_a_method_with_the_spread_of_its_seeds(monkeypatch
     from modalities.evaluation import ModelResult
 
     kind = train_zoo.FAMILIES["text"]
-    columns = {column for _, _, column, _ in kind.summary}
+    columns = {column.score for column in kind.summary}
 
     def load_results(evaluator, out):
-        places = {place for _, name, _, place in kind.summary if name == evaluator.name}
+        places = {column.place for column in kind.summary if column.evaluator == evaluator.name}
         rows = [{"length": place} | dict.fromkeys(columns, 0.5) for place in places]
         further = [row | dict.fromkeys(columns, 0.7) for row in rows]
-        return [ModelResult("a", 256, rows, method="ggd"), ModelResult("b", 256, further, method="ggd")]
+        slow = [row | dict.fromkeys(columns, 0.4) for row in rows]
+        found = {"a": ("ggd", rows), "b": ("ggd", further), "c": ("rope", slow)}
+        return [ModelResult(label, 256, rows, method=method) for label, (method, rows) in found.items()]
+
+    def settings(evaluator, out):
+        conditions = (
+            {"facts": (1, 5), "template": "heldout"}
+            if evaluator.name == "passkey" and out == kind.measured / ""
+            else {}
+        )
+        return evaluator.settings_class(**conditions)
 
     monkeypatch.setattr(train_zoo, "load_results", load_results)
+    monkeypatch.setattr(train_zoo, "stored_settings", settings)
     head, _, *lines = train_zoo.summary(kind).splitlines()
     assert len(lines) == len(kind.methods) and head.count("|") == lines[0].count("|")
     by_method = {line.split("`")[1]: line for line in lines}
     assert "0.600 ± 0.141" in by_method["ggd"] and "32 + 0" in by_method["ggd"]
+    assert by_method["rope"].count("0.400†") == 11  # shares; of bits per byte less is better
+    assert by_method["ggd"].count("†") == 3
     assert "–" in by_method["goat"] and "32 + 9" in by_method["goat"]

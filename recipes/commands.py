@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from zoo.cli import call as call_app
@@ -22,6 +23,7 @@ class CommandError(ValueError):
 
 def call(function: Callable[..., int | None], argv: Sequence[str] | None, *, prog: str) -> int:
     """Call a typer function with the arguments in `argv` (None: the process's); the exit code as `zoo.cli.call` has it."""
+    torch.set_flush_denormal(True)  # heads that forget have denormal weights, and products with these take ten times as long
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(help=_help(function))(function)
     return call_app(app, argv, prog=prog)

@@ -49,6 +49,9 @@ def application(name: str) -> typer.Typer:
 def main() -> int:
     """Run the command line; returns its exit status."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
+    torch.set_flush_denormal(True)  # as recipes/train.py and evaluate.py do
     try:
         application(next(iter(sys.argv[1:]), ""))()
     except SystemExit as stopped:

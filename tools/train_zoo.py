@@ -38,6 +38,7 @@ from modalities.evaluation import ModelResult
 from modalities.files import write_table
 from modalities.results import unconverged
 from recipes.evaluate import write_overview
+from recipes.registry import find_recipe
 from recipes.report import draw_results, load_results, stored_settings
 from zoo.cli import call
 from zoo.files import write_json, write_text
@@ -365,46 +366,59 @@ def sweep(
 ) -> None:
     """One learning rate for the weights of all methods, then, of each method, that of its prior's parameters.
 
-    All methods over the same grid, one seed, judged by held-out loss alone; the weights' rate is that of the least mean over
-    methods, since short runs rank it poorly: a great one leads before anything is found again in the context, and finds it
-    later. Writes sweep.csv; recipes hold what it found.
+    All methods over the same grid, one seed, judged by held-out loss alone. Short runs rank rates poorly: great ones lead
+    before anything is found again in the context, and find it later. So the weights' rate is that of the least mean over
+    methods, and the better two of a prior's rates run for all of the recipe's steps. Writes sweep.csv; recipes hold what it
+    found.
     """
     kind, rows = _family(family), []
-    grid: dict[str, dict[tuple[float, float], Path]] = {method: {} for method in kind.methods}
+    every = find_recipe(kind.recipe(kind.methods[0])).train.steps
 
-    def run_all(points: dict[str, list[tuple[float, float]]]) -> None:
+    def folder(method: str, point: tuple[float, float, int]) -> Path:
+        lr, scale, length = point
+        return RUNS / f"sweep_{family}_{length}" / f"{method}-lr{lr:g}-prior{scale:g}"
+
+    def run_all(points: dict[str, list[tuple[float, float, int]]]) -> None:
         queue = []
         for method, wanted in points.items():
-            for lr, scale in wanted:
-                folder = RUNS / f"sweep_{family}_{steps}" / f"{method}-lr{lr:g}-prior{scale:g}"
-                grid[method][lr, scale] = folder
-                rates = (f"optim.lr={lr}", f"optim.prior_lr_scale={scale}")
-                short = (f"train.steps={steps}", "train.save_every=0", f"evaluate.every={steps}")
-                queue.append(Run(kind.recipe(method), folder, (*rates, *short, *precision_setting(precision))))
+            for lr, scale, length in wanted:
+                settings = [f"optim.lr={lr}", f"optim.prior_lr_scale={scale}"]
+                if length < every:
+                    settings += [f"train.steps={length}", "train.save_every=0", f"evaluate.every={length}"]
+                settings += precision_setting(precision)
+                queue.append(Run(kind.recipe(method), folder(method, (lr, scale, length)), tuple(settings)))
         train_all([run for run in queue if not (run.folder / "model").is_dir()], jobs)
 
-    def loss(method: str, point: tuple[float, float]) -> float:
-        records = map(json.loads, (grid[method][point] / "metrics.jsonl").read_text().splitlines())
-        return next(record["heldout_loss"] for record in records if record.get("heldout_loss") is not None)
+    def loss(method: str, point: tuple[float, float, int]) -> float:
+        records = map(json.loads, (folder(method, point) / "metrics.jsonl").read_text().splitlines())
+        return [record["heldout_loss"] for record in records if record.get("heldout_loss") is not None][-1]
 
     middle = PRIOR_SCALES[len(PRIOR_SCALES) // 2]
-    run_all({method: [(lr, middle) for lr in RATES] for method in kind.methods})
-    rate = min(RATES, key=lambda lr: statistics.fmean(loss(method, (lr, middle)) for method in kind.methods))
+    grid = {method: [(lr, middle, steps) for lr in RATES] for method in kind.methods}
+    run_all(grid)
+    rate = min(RATES, key=lambda lr: statistics.fmean(loss(method, (lr, middle, steps)) for method in kind.methods))
+    best = {method: (rate, middle, steps) for method in kind.methods}
     tuned = [method for method in kind.methods if _fresh(kind.recipe(method)).prior_parameters()]
-    run_all({method: [(rate, scale) for scale in PRIOR_SCALES if scale != middle] for method in tuned})
+    scales = {method: [(rate, scale, steps) for scale in PRIOR_SCALES] for method in tuned}
+    run_all({method: [point for point in scales[method] if point[1] != middle] for method in tuned})
+    final = {
+        method: [(lr, scale, every) for lr, scale, _ in sorted(scales[method], key=lambda p: loss(method, p))[:2]]
+        for method in tuned
+    }
+    run_all(final)
+    for method in tuned:
+        grid[method] = sorted({*grid[method], *scales[method]}) + sorted(final[method])
+        best[method] = min(final[method], key=lambda point: loss(method, point))
     for method in kind.methods:
-        chosen = min((point for point in grid[method] if point[0] == rate), key=lambda point: loss(method, point))
-        for point in sorted(grid[method]):
-            row = {"method": method, "lr": point[0], "prior_lr_scale": point[1], "steps": steps}
-            rows.append(row | {"heldout_loss": round(loss(method, point), 5), "best": int(point == chosen)})
+        for point in grid[method]:
+            row = dict(zip(("method", "lr", "prior_lr_scale", "steps"), (method, *point), strict=True))
+            rows.append(row | {"heldout_loss": round(loss(method, point), 5), "best": int(point == best[method])})
     write_table(kind.measured / "sweep.csv", rows)
     console.print(f"written: {kind.measured / 'sweep.csv'}", soft_wrap=True)
 
 
 def _fresh(name: str) -> Any:
     """The model that a recipe trains, with fresh weights."""
-    from recipes.registry import find_recipe
-
     recipe = find_recipe(name)
     return find_modality(recipe.modality).build(recipe.model.name, recipe.model.options, recipe.data)
 
@@ -436,7 +450,6 @@ def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
     import torch
     from safetensors.torch import save
 
-    from recipes.registry import find_recipe
     from recipes.runs import load_run
     from zoo.registry import model_entry
 

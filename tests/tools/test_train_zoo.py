@@ -39,19 +39,22 @@ def test_runs_of_seeds_have_folders_and_labels_of_their_own():
 
 
 def test_a_sweep_takes_one_rate_for_all_weights_and_then_the_best_of_each_prior(monkeypatch, tmp_path):
-    """Held-out losses that are least at 4e-3 and, there, at a prior's rate of 20 times that."""
+    """Held-out losses are least at 4e-3; there short runs prefer a prior's rate of 20 times that, whole ones 5 times."""
     asked = []
 
     def train_all(queue, jobs):
         for run in queue:
             values = dict(setting.split("=") for setting in run.settings)
-            lr, scale = float(values["optim.lr"]), float(values["optim.prior_lr_scale"])
-            asked.append((run.recipe, lr, scale))
-            (run.folder / "model").mkdir(parents=True)
-            record = {"step": 400, "heldout_loss": abs(lr - 4e-3) * 100 + abs(scale - 20) / 100}
-            (run.folder / "metrics.jsonl").write_text(
-                json.dumps({"step": 1, "loss": 9.0}) + "\n" + json.dumps(record) + "\n"
+            lr, scale, whole = (
+                float(values["optim.lr"]),
+                float(values["optim.prior_lr_scale"]),
+                "train.steps" not in values,
             )
+            asked.append((run.recipe, lr, scale, whole))
+            (run.folder / "model").mkdir(parents=True)
+            loss = abs(lr - 4e-3) * 100 + abs(scale - (5 if whole else 20)) / 100
+            records = [{"step": 1, "loss": 9.0}, {"step": 2, "heldout_loss": 8.0}, {"step": 400, "heldout_loss": loss}]
+            (run.folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
     monkeypatch.setattr(train_zoo, "train_all", train_all)
     monkeypatch.setattr(train_zoo, "RUNS", tmp_path / "runs")
@@ -59,13 +62,15 @@ def test_a_sweep_takes_one_rate_for_all_weights_and_then_the_best_of_each_prior(
     train_zoo.sweep("text")
     methods = train_zoo.FAMILIES["text"].methods
     fixed = {"alibi", "cable", "rope"}  # their positions have no parameters of their own
-    assert len(asked) == 5 * len(methods) - 2 * len(
-        fixed
-    )  # three rates of the weights, two more of the priors at the best
+    # Three rates of the weights; of a prior with parameters two more at the best, and the better two in full.
+    assert len(asked) == 7 * len(methods) - 4 * len(fixed)
+    assert {scale for *_, scale, whole in asked if whole} == {5.0, 20.0}
     with (tmp_path / "benchmarks" / "text_tiny" / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
-    best = [(row["method"], float(row["lr"]), float(row["prior_lr_scale"])) for row in rows if row["best"] == "1"]
-    assert best == [(method, 4e-3, 5.0 if method in fixed else 20.0) for method in methods]
+    best = [
+        tuple(row[name] for name in ("method", "lr", "prior_lr_scale", "steps")) for row in rows if row["best"] == "1"
+    ]
+    assert best == [(method, "0.004", "5.0", "400" if method in fixed else "4500") for method in methods]
     asked.clear()
     train_zoo.sweep("text")
     assert not asked  # finished runs are kept

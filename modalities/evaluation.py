@@ -153,13 +153,13 @@ class Evaluator(ABC):
     axis: ClassVar[Axis] = LENGTH
     unit: ClassVar[str] = "tokens"  # what the cost of a cell counts
     paired_over: ClassVar[str] = ""  # what `observed` tells apart, such as "documents"; empty: no paired comparison
-    advance: Callable[[int], None] = staticmethod(
-        lambda units: None
-    )  # `measure` may tell how much of a long cell is read
 
     def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
         self.settings: Any = self.settings_class() if settings is None else settings
         self.trained_on = trained_on or {}
+        self.advance: Callable[[int], None] = lambda units: (
+            None
+        )  # `measure` may tell how much of a long cell it has read
 
     @property
     def heldout(self) -> Heldout[Any] | None:

@@ -62,14 +62,35 @@ def with_options(function: Callable[..., Any], settings: Mapping[str, type]) -> 
 
 
 def _fields(settings: Mapping[str, type]) -> dict[dataclasses.Field[Any], dict[str, type]]:
-    """The first field of each name, and which classes have one of that name."""
+    """The first field of each name, and which classes have one of that name.
+
+    Raises:
+        TypeError: for two of one name that are read from text in different ways.
+    """
     first: dict[str, dataclasses.Field[Any]] = {}
     owners: dict[str, dict[str, type]] = {}
     for name, kind in settings.items():
+        hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            first.setdefault(field.name, field)
-            owners.setdefault(field.name, {})[name] = kind
+            others = owners.setdefault(field.name, {})
+            other = next(iter(others), name)
+            same = first.setdefault(field.name, field)
+            theirs = typing.get_type_hints(others.get(other, kind))[field.name]
+            alike = field.metadata.get("parse") == same.metadata.get("parse") and (
+                field.metadata.get("parse") is not None or _base(hints[field.name]) == _base(theirs)
+            )
+            if not alike:
+                raise TypeError(
+                    f"{other} and {name} read the option {option_name(field.name)} in different ways: rename one"
+                )
+            others[name] = kind
     return {first[name]: owners[name] for name in first}
+
+
+def _base(hint: Any) -> Any:
+    """`int` of `int | None`."""
+    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    return kinds[0] if kinds else hint
 
 
 def _parameter(field: dataclasses.Field[Any], owners: str, hint: Any) -> inspect.Parameter:
@@ -81,8 +102,7 @@ def _parameter(field: dataclasses.Field[Any], owners: str, hint: Any) -> inspect
         hint = Any
     else:
         info = typer.Option(option_name(field.name), help=text)
-        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-        hint = (kinds[0] if kinds else hint) | None
+        hint = _base(hint) | None
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[hint, info])
 
 

@@ -3,6 +3,7 @@
     python tools/bench.py attention                     on CUDA 1k to 128k tokens; on the CPU 1k to 16k
     python tools/bench.py attention --minutes 8 --out benchmarks/h200/attention.json
     python tools/bench.py far                           heads that forget, 4k to 512k tokens
+    python tools/bench.py reading                       trained models over texts of 16k and 64k tokens
     python tools/bench.py decoding                      a token after 4k to 512k, beside a transformers Llama
     python tools/bench.py training --methods rope,ggd_ssmax --contexts 2048 --out training.json
     python tools/bench.py vision --model tiny --size 96 --seconds 0.5
@@ -28,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 COMMANDS = {
     "attention": ("attention", "main"),
     "far": ("far", "main"),
+    "reading": ("reading", "main"),
     "decoding": ("decoding", "main"),
     "training": ("models", "training"),
     "vision": ("models", "vision"),

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.attention.base import Kernel
 from zoo.attention.dispatch import prior_attention
 from zoo.naming import nearest
 from zoo.positions import Positions
@@ -88,7 +89,7 @@ class AttentionCache(Protocol):
         query_scale: Tensor | None = None,
         segments: Tensor | None = None,
         window: int | None = None,
-        kernel: str = "auto",
+        kernel: str | Kernel = "auto",
     ) -> Tensor:
         """Store k and v of the new tokens and attend to all tokens so far: (B, H, Q, D). Options as in `prior_attention`.
 
@@ -168,7 +169,7 @@ class Attention(nn.Module):
         *,
         segments: Tensor | None = None,
         cache: AttentionCache | None = None,
-        kernel: str = "auto",
+        kernel: str | Kernel = "auto",
         logit_scale: float = 1.0,
         last: int | None = None,
     ) -> Tensor:
@@ -216,7 +217,7 @@ class Block(nn.Module):
         *,
         segments: Tensor | None = None,
         cache: AttentionCache | None = None,
-        kernel: str = "auto",
+        kernel: str | Kernel = "auto",
         last: int | None = None,
     ) -> Tensor:
         """(B, T, C), or of the `last` tokens (B, last, C); arguments as in `Attention`."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modalities.decoder.generation import generate
-from zoo.attention.base import single_documents
+from zoo.attention.base import Kernel, single_documents
 from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
 from zoo.layers import Attention, Block, SSMax, SwiGLU, init_linear
 from zoo.methods import (
@@ -33,7 +33,7 @@ __all__ = ["Decoder", "DecoderConfig", "causal_lm_loss", "register_decoders", "t
 
 IGNORED = -100  # in place of a target that does not count
 PAGE = 64  # tokens on a page of a paged cache
-PAGED_FROM = 1 << 15  # tokens from which on a cache is paged by itself
+PAGED_FROM = 1 << 15  # least capacity of a cache that is paged automatically
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class Decoder(ZooModel):
     def train_positions(self) -> Positions:
         return Positions.line(self.config.train_context)
 
-    def new_cache(self, capacity: int = 0, kind: str = "dense") -> Cache:
+    def new_cache(self, capacity: int = 0, kind: str = "auto") -> Cache:
         """An empty KV cache with room for `capacity` tokens.
 
         Args:
             capacity: tokens; a dense cache grows beyond when needed, a paged one ends there.
             kind: "dense", or "paged": heads whose prior decays drop the keys that no token up to `capacity` can use. That
-                is proven from the weights as they are now: make a new cache after changing them. "auto" is paged from
-                32,768 tokens on, where there are such heads.
+                is proven from the weights as they are now: make a new cache after changing them. "auto" is paged for
+                capacities of 32,768 and more if at most half of the keys are held in the end, and dense otherwise.
 
         Raises:
             ValueError: for another kind, or a paged cache without a capacity.
@@ -118,9 +118,17 @@ class Decoder(ZooModel):
             raise ValueError(f"a paged cache needs its capacity, the most tokens it will hold, got {capacity}")
         if kind == "paged" or (kind == "auto" and capacity >= PAGED_FROM):
             bounds = [EvictionBound.of(cast(Block, layer), capacity, PAGE) for layer in self.layers]
-            if kind == "paged" or any(bound.forgets for bound in bounds):
+            if kind == "paged" or self._pages_pay(bounds):
                 return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, bounds=bounds)
         return KVCache(self.config.num_layers, capacity=capacity)
+
+    def _pages_pay(self, bounds: list[EvictionBound]) -> bool:
+        """Whether a paged cache serves all layers and holds at most half of the keys."""
+        one = Positions.line(1)
+        dense = (cast(Block, layer).attention.prior.dense_bias(one, one, causal=True) for layer in self.layers)
+        if any(bias is not None for bias in dense):
+            return False
+        return sum(bound.held_at_most() for bound in bounds) <= 0.5 * len(bounds)
 
     def forward_features(
         self,
@@ -128,7 +136,7 @@ class Decoder(ZooModel):
         *,
         segments: Tensor | None = None,
         cache: Cache | None = None,
-        kernel: str = "auto",
+        kernel: str | Kernel = "auto",
         last: int | None = None,
     ) -> Tensor:
         """(B, T, C) after the last norm, from tokens (B, T) and document ids (B, T) if rows are packed or padded.
@@ -160,7 +168,12 @@ class Decoder(ZooModel):
         return F.linear(features, weight).float()
 
     def forward(
-        self, tokens: Tensor, *, segments: Tensor | None = None, cache: Cache | None = None, kernel: str = "auto"
+        self,
+        tokens: Tensor,
+        *,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+        kernel: str | Kernel = "auto",
     ) -> Tensor:
         """(B, T, V) float32 logits. With a cache, `tokens` and `segments` are the new ones only."""
         return self.forward_head(self.forward_features(tokens, segments=segments, cache=cache, kernel=kernel))

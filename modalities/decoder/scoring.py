@@ -63,13 +63,14 @@ def next_logits(model: Decoder, tokens: Tensor, cache: Cache) -> Tensor:
 def force_and_write(
     model: Decoder, prompts: Tensor, answers: Tensor, cache: Cache | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Both readings of equally long prompts (B, P) with answers (B, A), from one prefill; prompts follow what `cache` holds.
+    """Both readings of equally long prompts (B, P) with answers (B, A), from one prefill.
 
+    Prompts follow what `cache` holds, which holds them and the written tokens afterwards; without one they begin a text.
     Returns the logits (B, A, V) of each answer token given the true ones before it, read in one parallel pass, and the
     A tokens (B, A) that greedy decoding writes one at a time through the cache.
     """
     count = answers.shape[1]
-    cache = cache or model.new_cache(prompts.shape[1] + count, "auto")
+    cache = cache or model.new_cache(prompts.shape[1] + count)
     last = model.forward_head(prefill(model, prompts, cache))
     forced = last[:, None]
     if count > 1:

@@ -30,7 +30,7 @@ from modalities.text.prompts import PUBLISHED, TEMPLATES, Haystack, Template, op
 from modalities.text.tokenizers import load_tokenizer
 from zoo.slices import slices
 
-__all__ = ["Retrieval", "RetrievalSettings", "TextEvaluator"]
+__all__ = ["HaystackEvaluator", "Retrieval", "RetrievalSettings", "TextEvaluator"]
 
 
 class TextEvaluator(Evaluator):
@@ -58,6 +58,31 @@ class TextEvaluator(Evaluator):
         return open_heldout(name, model.config.tokenizer, "all" if whole else "heldout")
 
 
+class HaystackEvaluator(TextEvaluator):
+    """An evaluator that hides statements in a haystack: `filler`, a name of `modalities.text.prompts`.
+
+    Raises ValueError where settings name held-out text and the filler is another one.
+    """
+
+    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
+        super().__init__(settings, trained_on)
+        source = self.settings.source
+        if source and self.filler != "text":
+            raise ValueError(f"source {source!r} is of held-out text, the filler is {self.filler!r}; add filler text")
+
+    @property
+    def filler(self) -> str:
+        return self.settings.filler
+
+    @property
+    def source_name(self) -> str | None:
+        return self.text_name if self.filler == "text" else self.filler
+
+    def haystack(self, model: Decoder) -> Haystack:
+        documents = self.heldout_for(model).items if self.filler == "text" else ()
+        return _haystack(self.filler, model.config.tokenizer, documents)
+
+
 @dataclass(frozen=True)
 class RetrievalSettings(LengthSettings):
     """What is hidden in what; see `modalities.text.prompts`."""
@@ -82,7 +107,7 @@ class RetrievalSettings(LengthSettings):
                 raise ValueError(f"{name} must be different numbers, got {list(found)}")
 
 
-class Retrieval(TextEvaluator):
+class Retrieval(HaystackEvaluator):
     """A value stated somewhere in a text and asked for at its end: a grid of length × depth, under several conditions.
 
     `samples` prompts a depth, with random values and words. Exact match is scored teacher-forced and by free generation (see
@@ -111,12 +136,6 @@ class Retrieval(TextEvaluator):
                 told += [f"distractors={distractors}"] * (len(given.distractors) > 1)
                 self.conditions[facts, distractors] = f" ({', '.join(told)})" if told else ""
         self.templates = [Template(name, *condition, prefix) for condition in self.conditions]
-        by_template = "grass" if name in PUBLISHED else "own" if name == "own" else "text"
-        self.filler = given.filler or self.default_filler or by_template
-        if given.source and self.filler != "text":
-            raise ValueError(
-                f"source {given.source!r} is of held-out text, the filler is {self.filler!r}; add filler text"
-            )
         if len(self.conditions) > 1:
             label, conditions = self.overview.label, self.conditions.values()
             drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True, within=0.2) for c in conditions)
@@ -132,12 +151,10 @@ class Retrieval(TextEvaluator):
         return self.settings.depths or self.default_depths
 
     @property
-    def source_name(self) -> str | None:
-        return self.text_name if self.filler == "text" else self.filler
-
-    def haystack(self, model: Decoder) -> Haystack:
-        documents = self.heldout_for(model).items if self.filler == "text" else ()
-        return _haystack(self.filler, model.config.tokenizer, documents)
+    def filler(self) -> str:
+        name = self.settings.template or "own"
+        by_template = "grass" if name in PUBLISHED else "own" if name == "own" else "text"
+        return self.settings.filler or self.default_filler or by_template
 
     def identity(self, model: Decoder) -> dict[str, Any]:
         template = self.templates[0]

@@ -16,6 +16,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from zoo.attention.base import Kernel
 from zoo.layers import Attention, SSMax, init_linear
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
@@ -137,7 +138,9 @@ class VisionBlock(nn.Module):
         self.mlp_scale = LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
-    def forward(self, x: Tensor, positions: Positions, *, kernel: str = "auto", logit_scale: float = 1.0) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Positions, *, kernel: str | Kernel = "auto", logit_scale: float = 1.0
+    ) -> Tensor:
         attended = self.attention(self.attention_norm(x), positions, kernel=kernel, logit_scale=logit_scale)
         x = x + self.drop_path(self.attention_scale(attended))
         return x + self.drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
@@ -243,7 +246,7 @@ class VisionTransformer(ZooModel):
             return checkpoint(layer, x, positions, use_reentrant=False, **options)
         return layer(x, positions, **options)
 
-    def forward_features(self, images: Tensor, *, kernel: str = "auto", logit_scale: float = 1.0) -> Tensor:
+    def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto", logit_scale: float = 1.0) -> Tensor:
         """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
         x, positions = self.embed(images)
         for layer in self.layers:
@@ -255,7 +258,7 @@ class VisionTransformer(ZooModel):
         pooled = global_pool_nlc(features, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
         return pooled if pre_logits else self.head(pooled)
 
-    def forward(self, images: Tensor, *, kernel: str = "auto", logit_scale: float = 1.0) -> Tensor:
+    def forward(self, images: Tensor, *, kernel: str | Kernel = "auto", logit_scale: float = 1.0) -> Tensor:
         """(B, num_classes) logits; any size that is a multiple of the patch. logit_scale: see `Attention.forward`."""
         return self.forward_head(self.forward_features(images, kernel=kernel, logit_scale=logit_scale))
 

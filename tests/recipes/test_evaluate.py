@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from modalities.evaluation import LengthSettings, counts, option
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.evaluators.passkey import Passkey
 from modalities.text.model import CausalLM, TextConfig
@@ -25,7 +26,7 @@ from modalities.vision.evaluators.resolution import Resolution
 from modalities.vision.transforms import preprocess
 from recipes import evaluate as command
 from recipes import find_recipe
-from recipes.commands import CommandError
+from recipes.commands import CommandError, with_options
 from recipes.report import load_results, result_path
 from recipes.targets import Target, find_targets, modality_of, override, parse_overrides, seed_groups
 from zoo import create_model
@@ -194,6 +195,21 @@ def test_all_names_every_evaluator(tmp_path, runs):
     assert {p.stem for p in (tmp_path / "out").glob("*.csv")} == set(EVALUATORS)
     figures = {f"{name}.png" for name in EVALUATORS} | {"overview.png", "passkey_depth.png"}
     assert {p.name for p in (tmp_path / "out").glob("*.png")} == figures
+
+
+def test_an_option_of_two_evaluators_is_read_in_one_way():
+    @dataclasses.dataclass(frozen=True)
+    class One(LengthSettings):
+        facts: tuple[int, ...] = option((1,), "as 1,5", parse=counts)
+
+    @dataclasses.dataclass(frozen=True)
+    class Other(LengthSettings):
+        facts: int = option(1, "one number")
+
+    both = with_options(lambda **options: options, {"one": One, "same": One})
+    assert both(facts=(1, 5), samples=None) == {"facts": (1, 5)}
+    with pytest.raises(TypeError, match="one and other read the option --facts in different ways"):
+        with_options(lambda **options: options, {"one": One, "other": Other})
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def asked_values(prompt):
 @pytest.mark.parametrize("position", ["ggd", "goat", "rope"])
 def test_far_reads_a_text_once_and_answers_as_after_whole_prompts(position, monkeypatch):
     model, facts = tiny(position).double(), 3
-    evaluator = made(Far, lengths=(700,), facts=facts, exact=700, filler="own")
+    evaluator = made(Far, lengths=(700,), depths=facts, exact=700, filler="own")
     monkeypatch.setattr(far, "PREFILL_TOKENS", 256)
     read, calls, force = [], [], far.force_and_write
     evaluator.advance = read.append
@@ -164,17 +164,20 @@ def test_far_reads_a_text_once_and_answers_as_after_whole_prompts(position, monk
 
 
 def drawn_text(evaluator, model, length):
-    template = Template(evaluator.settings.template, evaluator.settings.facts)
+    template = Template(evaluator.settings.template, evaluator.settings.depths)
     rng = np.random.default_rng([evaluator.settings.seed, length, 0, template.facts])
-    return template.draw_all(length, rng, load_tokenizer("bytes"), evaluator._haystack(model))
+    return template.draw_all(length, rng, load_tokenizer("bytes"), evaluator.haystack(model))
 
 
 def test_far_says_how_much_is_left_out():
-    """Of two layers one is counted; at slopes of 1/2 and more 8 of 9 keys of 9,000 tokens weigh nothing."""
+    """Of ALiBi's two heads the one with slope 1/16 needs some 600 of 9,000 keys; RoPE needs all."""
     model = tiny("alibi")
-    (row,) = made(Far, lengths=(9000,), filler="own").rows(dict(made(Far, lengths=(9000,), filler="own").run(model)))
-    heads = model.layers[0].attention.prior.head_parameters()["slope"]
-    assert float(heads.min()) < 0.01 and 0.3 < row["left_out"] < 0.7  # one of the two heads
+    far = made(Far, lengths=(9000,), filler="own")
+    (row,) = far.rows(dict(far.run(model)))
+    assert model.layers[0].attention.prior.head_parameters()["slope"].tolist() == [2**-4, 2**-8]
+    assert 0.4 < row["left_out"] < 0.75
+    (row,) = far.rows(dict(far.run(tiny("rope"))))
+    assert row["left_out"] == 0 and row["texts"] == 1 and math.isnan(row["standard_error"])
 
 
 def test_far_reads_more_of_the_shorter_texts():
@@ -184,7 +187,15 @@ def test_far_reads_more_of_the_shorter_texts():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", [{"template": "own"}, {"facts": 1}, {"template": "bam"}])
+def test_what_is_read_twice_costs_twice_and_leaves_other_cells_as_they_are():
+    once, some = (made(Far, lengths=(500, 1000), filler="own", exact=n) for n in (0, 500))
+    assert once.identity(tiny()) == some.identity(tiny())
+    names, others = ([(c.name, c.cost) for c in far.cells(tiny())] for far in (once, some))
+    assert [cost for _, cost in names] == [500, 500, 1000] and [cost for _, cost in others] == [1000, 1000, 1000]
+    assert names[2] == others[2] and not set(names[:2]) & set(others[:2])
+
+
+@pytest.mark.parametrize("settings", [{"template": "own"}, {"depths": 1}, {"template": "bam"}])
 def test_far_needs_several_facts(settings):
     with pytest.raises(ValueError, match="expected two or more of heldout"):
         made(Far, **settings)

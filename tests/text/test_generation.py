@@ -26,13 +26,13 @@ def test_greedy_is_the_argmax_of_the_full_forward(model) -> None:
 
 @pytest.mark.parametrize("cache", ["dense", "paged"])
 def test_a_prompt_read_in_parts_continues_alike(model, cache, monkeypatch) -> None:
-    prompts = [list(range(3, 90)), list(range(60, 200))]  # the first is padded
+    prompts = [list(range(3, 200)), list(range(60, 260)) * 2]  # the first is padded
     whole = model.generate(prompts, max_new_tokens=6, cache=cache)
-    monkeypatch.setattr(generation, "PREFILL_TOKENS", 34)
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", 180)  # of two rows; a page has 64
     reads, read = [], model.forward_features
     monkeypatch.setattr(model, "forward_features", lambda ids, **kw: reads.append(ids.shape[1]) or read(ids, **kw))
     assert model.generate(prompts, max_new_tokens=6, cache=cache) == whole
-    assert reads == [17] * 8 + [4] + [1] * 5
+    assert reads == [90] * 4 + [40] + [1] * 5
 
 
 def test_sampling_is_reproducible_and_streams(model) -> None:

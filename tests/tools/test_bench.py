@@ -11,8 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from tools import bench
-from tools.benches import decoding, harness, models
-from tools.benches.far import Took
+from tools.benches import decoding, far, harness, models
 from zoo import create_model
 
 CPU = torch.device("cpu")
@@ -116,13 +115,21 @@ def test_wrong_options_are_named(arguments, named):
 
 @pytest.mark.slow
 def test_a_head_that_forgets_leaves_keys_out(tmp_path):
-    words = ("far", "--lengths", "4096", "--distances", "8", "--heads", "1", "--without", "flex", "--seconds", "0.01")
-    record = recorded(tmp_path / "far.json", *words)
+    words = ("far", "--lengths", "4096", "--distances", "8", "--heads", "1", "--without", "flex", "--memory", "0")
+    record = recorded(tmp_path / "far.json", *words, "--seconds", "0.01")
     found = {(row["kernel"], row["what"]): row for row in record["results"]}
     assert list(found) == [(kernel, what) for what in harness.PASSES for kernel in ("sdpa", "all keys", "auto")]
     assert {row["heads"] for row in record["results"]} == {"none", "half every 8"}
     assert all(found["auto", what]["skipped"] > 0.6 for what in harness.PASSES)
+    assert all(row["mib"] is None for row in record["results"])
     assert record["left_out"] == {"ggd, flex": "left out by --without"}
+
+
+@pytest.mark.slow
+def test_a_head_that_forgets_needs_no_matrix():
+    """Gradients of q, k, v and the output have 4 MiB, a matrix 64."""
+    mib = harness.in_fresh_process(far.added_mib, [8], 3, 4096, 1, True)
+    assert mib is None or 3 < mib < 32
 
 
 def test_what_would_take_too_long_is_left_out(tmp_path):
@@ -133,7 +140,28 @@ def test_what_would_take_too_long_is_left_out(tmp_path):
 
 
 def test_heads_that_forget_are_expected_to_take_time_by_length_and_others_by_its_square():
-    assert Took(1024, 2.0, True).at(4096) == 8.0 and Took(1024, 2.0, False).at(4096) == 32.0
+    assert far.Took(1024, 2.0, True).at(4096) == 8.0 and far.Took(1024, 2.0, False).at(4096) == 32.0
+
+
+def test_reading_compares_trained_models_with_and_without_all_keys(tmp_path):
+    words = (
+        "reading",
+        "--models",
+        "text_alibi_tiny.passkey",
+        "--lengths",
+        "100,4500",
+        "--steps",
+        "100",
+        "--seconds",
+        "0.01",
+    )
+    record = recorded(tmp_path / "reading.json", *words)
+    found = {(row["length"], row["what"], row["kernel"]): row for row in record["results"]}
+    passes = [(100, "read"), (100, "attention"), (100, "attention, fwd+bwd"), (4500, "read"), (4500, "attention")]
+    assert list(found) == [(*one, kernel) for one in passes for kernel in ("all keys", "auto")]
+    assert all(row["ratio"] == 1 for (*_, kernel), row in found.items() if kernel == "all keys")
+    (reason,) = record["left_out"].values()
+    assert "up to 100 tokens" in reason
 
 
 def test_decoding_holds_what_it_says(tmp_path):

@@ -248,12 +248,21 @@ def test_documents_and_padding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "paged"), [("ggd", True), ("alibi", True), ("rope", False), ("cable", False), ("fire", False)]
+    ("make_model", "paged"),
+    [
+        (lambda: fading(retrieval=2), True),
+        (lambda: fading(retrieval=4), False),  # of six heads: more than half of the keys stay
+        (lambda: fading(retrieval=2, num_kv_heads=1), False),  # what any head of the group can use stays
+        (lambda: small("alibi"), True),
+        (lambda: small("rope"), False),
+        (lambda: small(["alibi", "alibi", "alibi", "rope"], num_layers=4), True),
+        (lambda: small(["alibi", "alibi", "alibi", "fire"], num_layers=4), False),  # no paged cache serves a dense bias
+    ],
 )
-def test_a_long_cache_is_paged_where_heads_forget(name: str, paged: bool) -> None:
-    model = fading() if name == "ggd" else small(name)
-    assert isinstance(model.new_cache(PAGED_FROM - 1, "auto"), KVCache)
-    assert isinstance(model.new_cache(PAGED_FROM, "auto"), PagedCache if paged else KVCache)
+def test_a_long_cache_is_paged_where_that_halves_it(make_model, paged: bool) -> None:
+    model = make_model()
+    assert isinstance(model.new_cache(), KVCache) and isinstance(model.new_cache(PAGED_FROM - 1), KVCache)
+    assert isinstance(model.new_cache(PAGED_FROM), PagedCache if paged else KVCache)
 
 
 @pytest.mark.slow
@@ -298,7 +307,8 @@ def test_a_retrieval_head_needs_its_pages() -> None:
     cache = paged(model, length)
     model.forward_features(ids[:, :-1], cache=cache)
     store = cache.layers[0].store
-    store.pages.start[:, :3] += length  # a retrieval head's pages, moved behind every query
+    store.pages.index[:, :3, 0] = store.pages.index[:, :3].gather(2, store.newest[:, :3])[..., 0]
+    store.pages.count[:, :3], store.counts[:3] = 1, [1, 1, 1]  # retrieval heads with the newest page alone
     with pytest.raises(AssertionError):
         same(model.forward_features(ids[:, -1:], cache=cache)[:, 0], expected, 2.0**-20)
 
@@ -326,6 +336,8 @@ def test_chunks_longer_than_a_page_attend_to_stretches(name: str) -> None:
         cache = paged(model, 40)
         expected = read(model, KVCache(2), ids, chunks, marks)
         same(read(model, cache, ids, chunks, marks), expected, 2.0**-20)
+        last = read(model, paged(model, 40), ids, chunks, marks, last=2)
+        same(last, torch.cat([part[:, -2:] for part in expected.split(chunks, dim=1)], dim=1), 2.0**-20)
         assert name != "ggd" or cache.held().min() < 6 < cache.held().max()
 
 

@@ -18,7 +18,8 @@ from zoo.slices import slices
 
 LLAMA, CACHES = "transformers Llama", ("dense", "paged")
 CHUNK = 1 << 14  # tokens by which a cache is filled
-ROOM = 256  # tokens that are decoded at most
+ROOM = 256  # tokens that are decoded at most: a warm-up and 200 rounds
+SHAPE = ("dim", "num_layers", "num_heads", "hidden_dim", "vocab_size")
 
 
 def main(
@@ -38,17 +39,16 @@ def main(
     what it would drop of a text. All take turns; ratios are to the Llama.
     """
     targets = find_targets(harness.words(models), {}, "cpu", "float32")
-    wrong = [target.label for target in targets if not isinstance(target.model, Decoder)]
-    if wrong:
-        raise typer.BadParameter(f"--models {wrong[0]!r} is no decoder")
     shape = targets[0].model.config
-    about = {
-        "device": "cpu",
-        "dtype": "float32",
-        "dim": shape.dim,
-        "layers": shape.num_layers,
-        "heads": shape.num_heads,
-    }
+    for target in targets:
+        if not isinstance(target.model, Decoder):
+            raise typer.BadParameter(f"--models {target.label!r} is no decoder")
+        other = [name for name in SHAPE if getattr(target.model.config, name) != getattr(shape, name)]
+        if other:
+            raise typer.BadParameter(
+                f"--models {target.label!r} has another {', '.join(other)} than {targets[0].label!r}"
+            )
+    about = {"device": "cpu", "dtype": "float32"} | {name: getattr(shape, name) for name in SHAPE}
     record = Record(about, out=out, commit=commit, minutes=minutes)
 
     @torch.inference_mode()
@@ -66,7 +66,7 @@ def main(
                     pages = cache.held().float().mean() / -(-length // cache.block) if kind == "paged" else None
                     held[target.label, kind] = cache.memory() / 2**20, None if pages is None else float(pages)
         record.status.update(f"{length}: timing {len(calls)} in turns")
-        rounds = harness.in_turns(calls, seconds * len(calls), harness.by_clock(torch.device("cpu")))
+        rounds = harness.in_turns(calls, (seconds or 4.0) * len(calls), harness.by_clock(torch.device("cpu")))
         return [
             {
                 "length": length, "model": model, "cache": kind, "ms": rounds.ms(name := (model, kind)),

@@ -10,6 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
+from modalities.cost import Meter
 from tools.benches import harness
 from tools.benches.attention import Setting, admitted, correct, pass_of
 from tools.benches.contenders import Contender, Problem, Shape, by_prior, flex, sdpa
@@ -18,7 +19,7 @@ from zoo import create_prior
 from zoo.priors.base import Prior
 
 WIDTH = 64
-CHECK = 512  # tokens at which contenders are compared with float64
+CHECK = 4096  # tokens at which contenders are compared with float64: the fewest of which any are left out
 
 
 def halving(heads: int, *, distance: int) -> Prior:
@@ -54,12 +55,26 @@ class Took:
         return self.seconds * (length / self.length) ** (1 if self.forgot else 2)
 
 
+def added_mib(distances: list[int], index: int, length: int, heads: int, backward: bool) -> float | None:
+    """MiB that a pass of one contender adds. For a fresh process."""
+    problem = Problem(Shape(1, heads, length, WIDTH), torch.float32, torch.device("cpu"))
+    contender = contenders(distances)[index]
+    short = Problem(Shape(1, heads, 256, WIDTH), torch.float32, torch.device("cpu"))
+    pass_of(contender.prepare(short), short, backward)()  # loads the libraries
+    call = pass_of(contender.prepare(problem), problem, backward)
+    with Meter("cpu") as meter:
+        kept = call()
+    del kept
+    return None if meter.peak_bytes is None else meter.peak_bytes / 2**20
+
+
 def main(
     lengths: Annotated[str, typer.Option(help="tokens, ascending")] = "4096,16384,65536,262144,524288",
     distances: Annotated[str, typer.Option(help="over which a head's weight halves; 0: it never does")] = "8,64,512,0",
     without: Annotated[str, typer.Option(help="leave out contenders whose names contain one of these")] = "",
     heads: Annotated[int, typer.Option(help="of a call")] = 2,
     limit: Annotated[float, typer.Option(help="seconds of a pass beyond which a contender is left out")] = 60.0,
+    memory: Annotated[int, typer.Option(help="the length at which memory is measured too; 0: none")] = 65536,
     seconds: harness.Seconds = 4.0,
     minutes: harness.Minutes = 0.0,
     out: harness.Out = None,
@@ -68,12 +83,14 @@ def main(
     """Heads by the distance over which their weight halves, against length, on the CPU: time, and what is left out.
 
     One call of causal attention in float32, heads of 64, forward and with the gradients of q, k, v and the prior's table. Every
-    contender is first compared with float64 at a short length. All contenders of a length take turns; ratios are to torch's
-    plain causal attention. FlexAttention reads a table of the same size, and has no backward pass on CPUs. What would take
+    contender is first compared with float64 at 4,096 tokens. All contenders of a length take turns; ratios are to torch's
+    plain causal attention. Memory is what a pass adds at its peak, its output and gradients included, in a process of its own.
+    FlexAttention reads a table of the same size, and has no backward pass on CPUs. What would take
     longer than --limit, by its time at the length before, is left out.
     """
     place, dtype = torch.device("cpu"), torch.float32
-    known = contenders([int(word) for word in harness.words(distances)])
+    halves = [int(word) for word in harness.words(distances)]
+    known = contenders(halves)
     about = {"device": "cpu", "dtype": "float32", "heads": heads, "width": WIDTH}
     record, watch = Record(about, out=out, commit=commit, minutes=minutes), harness.by_clock(place)
     ceiling = harness.matmul_ceiling(place, dtype, watch)
@@ -90,21 +107,28 @@ def main(
                 before = took.get((contender, what))
                 if before and before.at(length) > limit:
                     raise Refused(f"it would take about {before.at(length):.0f} s, limit {limit:.0f}")
-                runs[contender] = contender.prepare(problem)
-                calls[contender] = pass_of(runs[contender], problem, what != PASSES[0])
-                calls[contender]()
+                run = contender.prepare(problem)
+                call = pass_of(run, problem, what != PASSES[0])
+                call()
+                runs[contender], calls[contender] = run, call
         if not calls:
             return []
         record.status.update(f"{length} {what}: timing {len(calls)} in turns")
-        rounds = harness.in_turns(calls, setting.seconds, watch)
+        rounds = harness.in_turns(calls, setting.seconds * len(calls), watch)
         rows = []
         for contender in calls:
             share = runs[contender].skipped
             skipped = share() if share else None
             took[contender, what] = Took(length, rounds.ms(contender) / 1e3, (skipped or 0) > 0.5)
+            mib = None
+            if length == memory:
+                record.status.update(f"{length} {what}: memory of {contender.name}")
+                mib = harness.in_fresh_process(
+                    added_mib, halves, known.index(contender), length, heads, what != PASSES[0]
+                )
             rows.append({
                 "length": length, "what": what, "heads": contender.method, "kernel": contender.kernel,
-                "ms": rounds.ms(contender), "pairs": len(rounds.rows), "skipped": skipped,
+                "ms": rounds.ms(contender), "pairs": len(rounds.rows), "skipped": skipped, "mib": mib,
                 "ratio": rounds.ratio(contender, known[0]) if known[0] in calls else None,
             })  # fmt: skip
         return rows
@@ -123,6 +147,7 @@ def main(
         "µs a token": lambda row: f"{1e3 * row['ms'] / row['length']:.2f}",
         "ratio to sdpa": text_of("ratio", ".2f"),
         "left out": text_of("skipped", ".0%"),
+        "MiB": text_of("mib", ",.0f"),
     }
     title = f"causal attention on the CPU, {record.about['threads']} threads, {heads} heads of {WIDTH}, float32"
     record.show(title, columns, section=lambda row: f"{row['length']:,} tokens, {row['what']}")

@@ -93,13 +93,6 @@ class AttentionCall:
         return self.k.shape[2]
 
     @property
-    def num_logits(self) -> int:
-        """Logits of all heads and batch rows that causality leaves visible."""
-        queries, keys = self.num_queries, self.num_keys
-        hidden = queries * (queries - 1) // 2 if self.causal else 0
-        return self.q.shape[0] * self.q.shape[1] * (queries * keys - hidden)
-
-    @property
     def offset(self) -> int:
         """Row index of the first query."""
         return self.num_keys - self.num_queries

@@ -13,9 +13,10 @@ from torch import Tensor
 from zoo.attention import triton
 from zoo.attention.base import AttentionCall, Kernel, needs_mask, single_documents, traced_as_constant
 from zoo.attention.flash import FlashKernel
+from zoo.attention.reach import TALLY, Tally
 from zoo.attention.reference import ReferenceKernel
 from zoo.attention.sdpa import SdpaKernel
-from zoo.attention.toeplitz import Tally, ToeplitzKernel
+from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.attention.triton import TRITON
 from zoo.naming import did_you_mean
 from zoo.priors.base import PriorTerms
@@ -42,7 +43,6 @@ class MaskWarning(RuntimeWarning):
 
 
 _WARNED: set[str] = set()
-_TALLIES: list[Tally] = []  # of the contexts `skipping` that are open
 
 
 def choose_kernel(
@@ -71,15 +71,14 @@ def choose_kernel(
 @contextmanager
 def skipping(enabled: bool) -> Iterator[Tally]:
     """Inside the context, whether kernels leave out keys of provably negligible weight (below 2^−24 of a row's sum in all).
-    They do by default. Yields a tally of the logits that calls on the CPU compute."""
-    tally = Tally()
-    before, KERNELS["toeplitz"] = KERNELS["toeplitz"], replace(TOEPLITZ, skips=enabled, tally=tally)
-    _TALLIES.append(tally)
+    They do by default. Yields a tally of the logits that calls on the CPU leave out."""
+    before, KERNELS["toeplitz"] = KERNELS["toeplitz"], replace(TOEPLITZ, skips=enabled)
+    token = TALLY.set(tally := Tally())
     try:
         with TRITON.skipping(enabled):
             yield tally
     finally:
-        _TALLIES.pop()
+        TALLY.reset(token)
         KERNELS["toeplitz"] = before
 
 
@@ -176,8 +175,6 @@ def prior_attention(
     reason = kernel.refuses(call)
     if reason:
         raise ValueError(f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can")
-    if _TALLIES and not isinstance(kernel, ToeplitzKernel):  # which counts what it computes, less than all
-        _TALLIES[-1].logits += call.num_logits
     return kernel.run(call)
 
 

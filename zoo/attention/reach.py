@@ -17,6 +17,7 @@ GPU, key by key. Memory is O(T + S) and a block of tile pairs.
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -26,13 +27,23 @@ from torch import Tensor
 from zoo.attention.base import AttentionCall, repeat_heads
 from zoo.slices import slices
 
-__all__ = ["Reach", "find_reach"]
+__all__ = ["TALLY", "Reach", "Tally", "find_reach"]
 
 LEFT_OUT = 2.0**-25  # of a row's sum, at most, on either side
 NEAR = (0, 1, 2, 3)  # distances of the keys whose logits are computed
 SLACK = 2.0**-20  # of the sizes of a logit's terms: what float32 sums of them may be off by
 KEYS, MOST_TILES = 64, 2048  # keys of a tile, or more where there would be more tiles
 PAIRS = 1 << 20  # tile pairs of all heads that are bounded at a time
+
+
+@dataclass
+class Tally:
+    """Visible logits of calls on the CPU that were not computed, their keys having provably negligible weight."""
+
+    left_out: int = 0
+
+
+TALLY: ContextVar[Tally | None] = ContextVar("tally", default=None)  # of the innermost context `skipping`
 
 
 @dataclass(frozen=True)

@@ -30,19 +30,12 @@ from zoo.attention.base import (
     repeat_heads,
     single_documents,
 )
-from zoo.attention.reach import LEFT_OUT, Reach, find_reach
+from zoo.attention.reach import LEFT_OUT, TALLY, Reach, find_reach
 from zoo.positions import document_starts
 
-__all__ = ["Tally", "ToeplitzKernel"]
+__all__ = ["ToeplitzKernel"]
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-
-@dataclass
-class Tally:
-    """Logits that calls computed."""
-
-    logits: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,6 @@ class ToeplitzKernel:
             row.
         least_keys: below this many keys, finding those with provably negligible weight costs more than it saves.
         skips: whether they are left out.
-        tally: where the logits of every call's blocks, going forward, are added up.
     """
 
     forward_rows: int = 256
@@ -76,7 +68,6 @@ class ToeplitzKernel:
     one_block: int = 256 * 256
     least_keys: int = 4096
     skips: bool = True
-    tally: Tally | None = None
 
     def refuses(self, call: AttentionCall) -> str | None:
         if call.q.device.type != "cpu":
@@ -104,8 +95,9 @@ class ToeplitzKernel:
         keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
         with torch.no_grad():
             reach = self.find_reach(call, queries, keys, table, scale)
-        if self.tally is not None:
-            self.tally.logits += sum(b.logits for b in plan_blocks(call, self.forward_rows, self.one_block, reach))
+        if reach is not None and (tally := TALLY.get()) is not None:
+            needed, whole = self._logits(call, reach)
+            tally.left_out += whole - needed
         if reach is None and not needs_mask(call) and call.num_keys >= self.least_keys:  # torch's own causal attention
             queries, keys, values = pad_heads(queries, keys, values)
             causal = call.causal and call.num_queries > 1  # torch would show one query the first key alone
@@ -133,20 +125,24 @@ class ToeplitzKernel:
                 return None
         mask = _reversed_mask(call, table.dtype)
         reach = find_reach(call, queries, keys, table if mask is None else table + mask, scale, self.forward_rows)
-        return reach if self._share(call, reach) > 0.1 else None
+        needed, whole = self._logits(call, reach)
+        return reach if needed < 0.9 * whole else None
 
-    def _share(self, call: AttentionCall, reach: Reach) -> float:
-        """The share of the logits of a call's blocks that are left out."""
+    def _logits(self, call: AttentionCall, reach: Reach) -> tuple[int, int]:
+        """Logits of the blocks that are computed, and of those that would be if all keys were needed."""
         plans = (plan_blocks(call, self.forward_rows, self.one_block, chosen) for chosen in (reach, None))
         needed, whole = (sum(block.logits for block in plan) for plan in plans)
-        return 1 - needed / whole
+        return needed, whole
 
     def skipped_share(self, call: AttentionCall) -> float:
         """The share of the logits, visible or in a block with visible ones, that are left out of this call."""
         table = _reversed_table(call)
         with torch.no_grad():
             reach = self.find_reach(call, call.queries, call.keys, table, call.query_scale if call.table else None)
-        return 0.0 if reach is None else self._share(call, reach)
+        if reach is None:
+            return 0.0
+        needed, whole = self._logits(call, reach)
+        return 1 - needed / whole
 
 
 def _reversed_table(call: AttentionCall) -> Tensor:

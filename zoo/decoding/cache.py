@@ -9,7 +9,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from zoo.attention.base import fold_lanes
+from zoo.attention.base import Kernel, fold_lanes
 from zoo.attention.dispatch import prior_attention
 from zoo.layers import AttentionCache
 from zoo.positions import Positions
@@ -52,6 +52,13 @@ class LayerCache(AttentionCache):
             self._table = prior.relative_table(here, keys, causal=True)
         return self._table
 
+    def table(self, prior: Prior, q_pos: Positions, k_pos: Positions) -> RelativeTable | None:
+        """The prior's relative table for these positions; for one query a slice of a table computed once."""
+        if q_pos.length > 1:
+            return prior.relative_table(q_pos, k_pos, causal=True)
+        table = self.distances(prior, k_pos.length)
+        return None if table is None else table.shifted(q_pos, k_pos)
+
 
 class DenseLayer(LayerCache):
     """All keys and values of one layer in one buffer each: (B, Gk, capacity, R+d_c) and (B, G, capacity, D)."""
@@ -73,7 +80,7 @@ class DenseLayer(LayerCache):
         query_scale: Tensor | None = None,
         segments: Tensor | None = None,
         window: int | None = None,
-        kernel: str = "auto",
+        kernel: str | Kernel = "auto",
     ) -> Tensor:
         queries = positions.tail(q.shape[2])
         terms, k = self.terms(prior, x, k, queries, positions)
@@ -103,13 +110,6 @@ class DenseLayer(LayerCache):
         self.keys = _store(self.keys, keys, start, self.owner.capacity)
         self.values = _store(self.values, values, start, self.owner.capacity)
         return self.keys[:, :, :stop], self.values[:, :, :stop]
-
-    def table(self, prior: Prior, q_pos: Positions, k_pos: Positions) -> RelativeTable | None:
-        """The prior's relative table for these positions; for one query a slice of a table computed once."""
-        if q_pos.length > 1:
-            return prior.relative_table(q_pos, k_pos, causal=True)
-        table = self.distances(prior, k_pos.length)
-        return None if table is None else table.shifted(q_pos, k_pos)
 
     def memory(self) -> int:
         return sum(held.numel() * held.element_size() for held in (self.keys, self.values) if held is not None)

@@ -74,11 +74,12 @@ class EvictionBound:
             window=attention.window,
         )
 
-    @property
-    def forgets(self) -> bool:
-        """Whether any key can be evicted: the shortest one, at the horizon."""
-        nearest = torch.zeros(1, len(self.key), 1, dtype=torch.int64, device=self.key.device)
-        return bool(self.evictable(nearest.float(), nearest, self.horizon - 1, documents=False).any())
+    def held_at_most(self) -> float:
+        """The share of the keys that is held at the horizon, were all keys as long as the bound allows."""
+        last = torch.arange(self.step - 1, self.horizon, self.step, device=self.key.device)
+        longest = self.key[None, :, None].float().expand(-1, -1, len(last))
+        evicted = self.evictable(longest, last.expand_as(longest), self.horizon - 1, documents=False)
+        return 1 - float(evicted.double().mean())
 
     def evictable(self, max_norm: Tensor, last: Tensor, now: int, *, documents: bool) -> Tensor:
         """(B, G', n) bool: pages whose keys get negligible weight from every query at position `now` or later.

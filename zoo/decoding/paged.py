@@ -13,11 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, repeat_heads
+from zoo.attention.base import AttentionCall, Kernel, repeat_heads
 from zoo.attention.dispatch import prior_attention
 from zoo.decoding.cache import Cache, LayerCache, Mark
 from zoo.decoding.eviction import EvictionBound
-from zoo.decoding.paged_attention import attend_chunk, attend_gathered, paged_kernel
+from zoo.decoding.paged_attention import attend_gathered, paged_kernel
 from zoo.decoding.pages import PageStore
 from zoo.positions import Positions
 from zoo.priors.base import Prior
@@ -46,12 +46,12 @@ class PagedLayer(LayerCache):
         query_scale: Tensor | None = None,
         segments: Tensor | None = None,
         window: int | None = None,
-        kernel: str = "auto",
+        kernel: str | Kernel = "auto",
     ) -> Tensor:
         """As `LayerCache.attend`.
 
-        kernel: as in `prior_attention` for the first tokens, and for later ones where there are more than a page of them.
-            Few use "triton", which "auto" selects on CUDA where no gradient is needed, and otherwise gather the pages.
+        kernel: as in `prior_attention` for the first tokens, and for more than a page of later ones. For up to a page of them
+            "triton", which "auto" selects on CUDA where no gradient is needed, reads pages in place; else they are gathered.
 
         Raises:
             ValueError: for a prior that returns a dense bias (FIRE).
@@ -75,20 +75,17 @@ class PagedLayer(LayerCache):
             out = _dense(call, kernel)
             self.store.append(k, v, self._evictable(stop))
             return out
-        table = None if terms.table is None else self.distances(prior, stop)
-        table = None if table is None else table.shifted(queries, Positions.line(stop))
+        table = None if terms.table is None else self.table(prior, queries, Positions.line(stop))
         call = replace(call, terms=replace(terms, table=table))
-        in_place = paged_kernel(call, kernel, self.owner.block)
-        if in_place is None and tokens > self.owner.block:
+        if tokens > self.owner.block:
             # Attend to a long chunk beside the pages before storing it, so that pages evicted at once never enter the pool.
-            table = prior.relative_table(queries, Positions.line(stop), causal=True)  # kernels read later keys too
-            call = replace(call, terms=replace(terms, table=table))
-            out = attend_chunk(call, self.store.pages, self.store.counts, k, v, kernel=kernel)
+            out = attend_gathered(call, self.store.pages, self.store.counts, fresh=(k, v), kernel=kernel)
             self.store.append(k, v, self._evictable(stop))
             return out
         self.store.append(k, v, self._evictable(start))
+        in_place = paged_kernel(call, kernel, self.owner.block)
         if in_place is None:
-            return attend_gathered(call, self.store.pages, self.store.counts)
+            return attend_gathered(call, self.store.pages, self.store.counts, kernel=kernel)
         ids = None if segments is None else segments.to(torch.int32).contiguous()
         return in_place(call, replace(self.store.pages, segments=ids))
 
@@ -102,7 +99,7 @@ class PagedLayer(LayerCache):
         return partial(self.bound.evictable, now=now, documents=self.owner.segments is not None)
 
 
-def _dense(call: AttentionCall, kernel: str) -> Tensor:
+def _dense(call: AttentionCall, kernel: str | Kernel) -> Tensor:
     """Attention among the first tokens of a cache."""
     return prior_attention(
         call.q,

@@ -36,8 +36,8 @@ class ParametricTable:
         """(P, H, N) ∂table/∂params at every column, without gradient; see `RelativeTable.displacements`."""
         raise NotImplementedError
 
-    def of_heads(self, heads: slice) -> ParametricTable:
-        """The same function for a slice of heads."""
+    def of_heads(self, heads: slice | Tensor) -> ParametricTable:
+        """The same function for some heads: a slice, or their indices."""
         raise NotImplementedError
 
 
@@ -88,8 +88,8 @@ class RelativeTable:
             bias = torch.where(patch_q[:, None] & patch_k[None, :], bias, 0.0)
         return bias[None]
 
-    def of_heads(self, heads: slice) -> RelativeTable:
-        """The table of a slice of heads."""
+    def of_heads(self, heads: slice | Tensor) -> RelativeTable:
+        """The table of some heads: a slice, or their indices."""
         parametric = None if self.parametric is None else self.parametric.of_heads(heads)
         return replace(self, table=self.table[heads], parametric=parametric)
 

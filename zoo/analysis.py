@@ -1,0 +1,249 @@
+"""A window into attention: weights, and what of them is the prior's and what the content's, for asked rows, exactly.
+
+With content logits s = ⟨q_i, k_j⟩/√d_c and the log-prior K, both times the row scale (SSMax), over the keys that row i sees:
+
+    p = softmax(s + K)        π = softmax(K), the prior        c = softmax(s)        p_j = Z·c_j·π_j
+
+`analyse` runs a model and reads its attention calls, whatever the method: priors as lanes or tables, rotations (they are in q
+and k), sums, grids, documents, windows. All arithmetic is float64; memory is O(S) a row, a block of rows at a time. Sources:
+GOAT (arXiv 2601.15380) §5, BAM (2505.22842) on Z.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from zoo.attention.base import AttentionCall, repeat_heads, visible
+from zoo.attention.dispatch import KERNELS, choose_kernel
+from zoo.model import ZooModel
+
+__all__ = ["Analysis", "analyse", "analyse_call"]
+
+LOGITS = 1 << 22  # of a block of rows: 32 MiB each of content, prior and weights
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One layer's attention at some rows. Measures are (B, H, R) float64, of the asked heads and rows, in nats or logits.
+
+    Attributes:
+        layer: its number.  heads, rows: (H,) and (R,) int64, those that were asked for.
+        entropy: −Σ p ln p.
+        divergence: KL(p‖π) = Σ p ln(p/π), what the content adds to the prior.
+        content_range: ω = max s − min s over the keys seen; π·e^−ω ≤ p ≤ π·e^ω (GOAT th. 5.1).
+        log_z: ln Z = −ln Σ_j c_j·π_j, how far content and prior disagree; BAM's pointwise mutual information, row by row.
+        sink_mass, sensitivity: p_j* of the sink j*, and Ψ = 1 − p_j* (def. 5.3).
+        margin: s + K at the sink, less its greatest value at another key (def. 5.2).
+        content_margin, prior_margin: the parts of it that are s and K; they add up to it.
+        mass: (B, H, R, spans) Σ p over each marked span.
+        weights, prior, content: (B, H, R, S) p, π and c, where asked for.
+
+    A row that does not see the sink has NaN for its mass, sensitivity and margins, one that sees nothing else infinite
+    margins.
+    """
+
+    layer: int
+    heads: Tensor
+    rows: Tensor
+    entropy: Tensor
+    divergence: Tensor
+    content_range: Tensor
+    log_z: Tensor
+    sink_mass: Tensor
+    sensitivity: Tensor
+    margin: Tensor
+    content_margin: Tensor
+    prior_margin: Tensor
+    mass: Tensor
+    weights: Tensor | None = None
+    prior: Tensor | None = None
+    content: Tensor | None = None
+
+
+@torch.no_grad()
+def analyse(
+    model: ZooModel,
+    *inputs: Tensor,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+    sink: int = 0,
+    spans: Sequence[tuple[int, int]] = (),
+    full: bool = False,
+    **options: Any,
+) -> list[Analysis]:
+    """Run `model.forward_features` and look into its attention.
+
+    Args:
+        inputs: of the model: tokens (B, T), images (B, C, height, width).
+        layers: numbers of layers, from 0; default all. Negative ones count from the last.
+        heads: default all.
+        rows: queries, by their position; default all. Negative ones count from the last.
+        sink: the key j*, counted from the start of a row's document.
+        spans: (start, stop) of keys.
+        full: keep p, π and c as well, (B, H, R, S).
+        options: of `forward_features`, such as segments.
+
+    Returns:
+        an `Analysis` for each asked layer, in order.
+
+    Raises:
+        ValueError: for layers, heads, rows or spans that the model or its input does not have.
+    """
+    count = len(cast(Any, model).layers)
+    chosen = range(count) if layers is None else _indices("layers", layers, count)
+    analyst = _Analyst(dict(heads=heads, rows=rows, sink=sink, spans=spans, full=full), frozenset(chosen))
+    training = model.training
+    try:
+        cast(Any, model.eval()).forward_features(*inputs, kernel=analyst, **options)
+    finally:
+        model.train(training)
+    return [analyst.found[layer] for layer in chosen]
+
+
+class _Analyst:
+    """A kernel that analyses the calls it serves."""
+
+    def __init__(self, asked: dict[str, Any], layers: frozenset[int]) -> None:
+        self.asked, self.layers, self.calls = asked, layers, 0
+        self.found: dict[int, Analysis] = {}
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        return None
+
+    def run(self, call: AttentionCall) -> Tensor:
+        if self.calls in self.layers:
+            self.found[self.calls] = analyse_call(call, layer=self.calls, **self.asked)
+        self.calls += 1
+        return KERNELS[choose_kernel(call)].run(call)
+
+
+@torch.no_grad()
+def analyse_call(
+    call: AttentionCall,
+    *,
+    layer: int = 0,
+    heads: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+    sink: int = 0,
+    spans: Sequence[tuple[int, int]] = (),
+    full: bool = False,
+) -> Analysis:
+    """The same of one call of `prior_attention`. Arguments as in `analyse`; rows are counted from the first query."""
+    num_heads, queries, keys = call.q.shape[1], call.num_queries, call.num_keys
+    of = torch.tensor(range(num_heads) if heads is None else _indices("heads", heads, num_heads))
+    asked = torch.tensor(range(queries) if rows is None else _indices("rows", rows, queries))
+    marked = torch.zeros(len(spans), keys, dtype=torch.float64, device=call.q.device)
+    for n, (start, stop) in enumerate(spans):
+        if not 0 <= start < stop <= keys:
+            raise ValueError(f"span ({start}, {stop}) is not within the {keys} keys")
+        marked[n, start:stop] = 1
+    parts: dict[str, list[Tensor]] = {}
+    for start, stop in _runs(asked.tolist(), max(1, LOGITS // (len(call.q) * len(of) * keys))):
+        content, prior = _logits(call, of, start, stop)
+        mask = visible(call, start, stop)
+        if mask is not None:
+            content, prior = (x.masked_fill(~mask, -math.inf) for x in (content, prior))
+        measured = _measure(content, prior, _sinks(call, sink, start, stop), marked)
+        if full:
+            measured |= {
+                "weights": (content + prior).softmax(-1),
+                "prior": prior.softmax(-1),
+                "content": content.softmax(-1),
+            }
+        for name, value in measured.items():
+            parts.setdefault(name, []).append(value.cpu())
+    return Analysis(layer, of, asked, **{name: torch.cat(values, dim=2) for name, values in parts.items()})
+
+
+def _indices(name: str, wanted: Iterable[int], count: int) -> list[int]:
+    """Indices below `count`, negative ones from the end; ValueError for others, or none."""
+    found = [n + count if n < 0 else n for n in wanted]
+    if not found or any(not 0 <= n < count for n in found):
+        raise ValueError(f"{name} {list(wanted)}: expected some of 0 to {count - 1}")
+    return found
+
+
+def _runs(rows: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
+    """[start, stop) of neighbouring rows, at most `size` at a time, in the order asked for."""
+    start = 0
+    for n in range(1, len(rows) + 1):
+        if n == len(rows) or rows[n] != rows[n - 1] + 1 or n - start == size:
+            yield rows[start], rows[n - 1] + 1
+            start = n
+
+
+def _logits(call: AttentionCall, heads: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """(B, H, r, S) float64 content and prior logits of queries [start, stop), times the row scale, nothing hidden."""
+    num_heads, width = call.q.shape[1], call.q.shape[-1]
+    q = call.q[:, heads, start:stop].double()
+    k = repeat_heads(call.k, num_heads)[:, heads].double()
+    content = q @ k[..., -width:].transpose(-1, -2) / math.sqrt(width)
+    prior = torch.zeros_like(content)
+    if call.terms.q_lanes is not None:
+        lanes = call.terms.q_lanes.expand(-1, num_heads, -1, -1)[:, heads, start:stop].double()
+        if call.terms.k_lanes is None:
+            k_lanes = k[..., :-width]
+        else:
+            k_lanes = call.terms.k_lanes.expand(-1, num_heads, -1, -1)[:, heads].double()
+        prior = prior + lanes @ k_lanes.transpose(-1, -2)
+    if call.table is not None:
+        prior = prior + call.table.of_heads(heads).rows(start, stop, call.num_keys).double()
+    if call.terms.bias is not None:
+        prior = prior + call.terms.bias[:, heads, start:stop].double()
+    if call.query_scale is not None:
+        scale = call.query_scale[:, heads, start:stop, None].double()
+        content, prior = content * scale, prior * scale
+    return content, prior
+
+
+def _sinks(call: AttentionCall, sink: int, start: int, stop: int) -> Tensor:
+    """(1 or B, 1, r, 1) int64: the sink's key of each row; one beyond the last key is no key."""
+    if call.segments is None:
+        first = torch.zeros(1, stop - start, dtype=torch.int64, device=call.q.device)
+    else:
+        mine = call.segments[:, call.offset + start : call.offset + stop, None]
+        first = (mine == call.segments[:, None]).int().argmax(-1)
+    return (first + sink)[:, None, :, None]
+
+
+def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor) -> dict[str, Tensor]:
+    """The measures of `Analysis` from logits (B, H, r, S), hidden keys at −∞, and marked spans (n, S)."""
+    logits = content + prior
+    log_p, log_prior, log_content = (x.log_softmax(-1) for x in (logits, prior, content))
+    p = log_p.exp()
+    seen = logits > -math.inf
+    gain = (log_p - log_prior).masked_fill(~seen, 0.0)
+    keys = logits.shape[-1]
+    at = sinks.clamp(max=keys - 1).expand(*logits.shape[:3], 1)
+    shown = (sinks < keys) & seen.gather(-1, at)
+    other = logits.scatter(-1, at, -math.inf).max(-1, keepdim=True)
+
+    def at_sink(values: Tensor) -> Tensor:
+        return values.gather(-1, at)
+
+    def margin(values: Tensor) -> Tensor:
+        return (at_sink(values) - values.gather(-1, other.indices)).where(other.values > -math.inf, math.inf)
+
+    without = p.scatter(-1, at, 0.0).sum(-1, keepdim=True)
+    of_sink = {
+        "sink_mass": at_sink(p),
+        "sensitivity": without,
+        "margin": margin(logits),
+        "content_margin": margin(content),
+        "prior_margin": margin(prior),
+    }
+    return {
+        "entropy": -(p * log_p.masked_fill(~seen, 0.0)).sum(-1),
+        "divergence": (p * gain).sum(-1),
+        "content_range": content.amax(-1) - content.masked_fill(~seen, math.inf).amin(-1),
+        "log_z": -(log_content + log_prior).masked_fill(~seen, -math.inf).logsumexp(-1),
+        **{name: value.where(shown, math.nan)[..., 0] for name, value in of_sink.items()},
+        "mass": p @ marked.T,
+    }

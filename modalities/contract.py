@@ -20,7 +20,7 @@ from modalities.evaluation import Evaluator
 from zoo.model import ZooModel
 from zoo.registry import load_modality, modality_names
 
-__all__ = ["Batch", "Cost", "Loader", "Modality", "Writer", "find_modality", "modality_names"]
+__all__ = ["Batch", "Cost", "Loader", "Modality", "Reader", "Reading", "Writer", "find_modality", "modality_names"]
 
 Batch = dict[str, Tensor]
 
@@ -50,6 +50,34 @@ class Writer(Protocol):
 
     def stream_text(self, prompt: str, *, max_new_tokens: int, **sampling: Any) -> Iterator[str]:
         """Yields what follows the prompt as it is written. Sampling: temperature, top_k, top_p, seed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An input as a person gave it, a batch of one, and what its keys are called or show.
+
+    Attributes:
+        inputs: of the model's `forward_features`.
+        names: a word for each token of a line.
+        image: (height, width, 3) in 0…1, of a grid; its patches follow `prefix` tokens, row by row.
+        grid: (height, width) in patches; None on a line.
+        prefix: tokens before the patches.
+    """
+
+    inputs: tuple[Tensor, ...]
+    names: tuple[str, ...] = ()
+    image: Any = None
+    grid: tuple[int, int] | None = None
+    prefix: int = 0
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A model that reads what a person types; `priorzoo attention` shows what it attends to there."""
+
+    def read(self, given: str) -> Reading:
+        """A text, bases, or the path of an image. Raises ValueError for what it cannot read."""
         ...
 
 

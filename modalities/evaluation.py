@@ -157,9 +157,8 @@ class Evaluator(ABC):
     def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
         self.settings: Any = self.settings_class() if settings is None else settings
         self.trained_on = trained_on or {}
-        self.advance: Callable[[int], None] = lambda units: (
-            None
-        )  # `measure` may tell how much of a long cell it has read
+        # `measure` may tell how much of a long cell it has read.
+        self.advance: Callable[[int], None] = lambda units: None
 
     @property
     def heldout(self) -> Heldout[Any] | None:

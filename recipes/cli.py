@@ -1,4 +1,5 @@
-"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py` and `python -m zoo` for who installed the wheel.
+"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py`, `attention.py`, `lm_eval.py`,
+`import_released.py` and `python -m zoo`, for who installed the wheel.
 
 Several ranks: `deepspeed --module recipes.train RECIPE …`.
 """
@@ -50,6 +51,30 @@ def generate(words: list[str] = typer.Argument([])) -> int:
     from recipes import generate
 
     return generate.main(words)
+
+
+@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
+def attention(words: list[str] = typer.Argument([])) -> int:
+    """Show what heads attend to in a text, bases or an image; `priorzoo attention --help` has the options."""
+    from recipes import attention
+
+    return attention.main(words)
+
+
+@app.command("import", add_help_option=False, context_settings=OWN_OPTIONS)
+def import_(words: list[str] = typer.Argument([])) -> int:
+    """Make a saved model of a released checkpoint; `priorzoo import --help` has the options."""
+    from recipes import import_released
+
+    return import_released.main(words)
+
+
+@app.command("lm-eval", add_help_option=False, context_settings=OWN_OPTIONS)
+def lm_eval(words: list[str] = typer.Argument([])) -> int:
+    """Measure a text model on the tasks of lm-evaluation-harness; `priorzoo lm-eval --help` has the options."""
+    from recipes import lm_eval
+
+    return lm_eval.main(words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

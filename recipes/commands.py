@@ -23,9 +23,8 @@ class CommandError(ValueError):
 
 def call(function: Callable[..., int | None], argv: Sequence[str] | None, *, prog: str) -> int:
     """Call a typer function with the arguments in `argv` (None: the process's); the exit code as `zoo.cli.call` has it."""
-    torch.set_flush_denormal(
-        True
-    )  # heads that forget have denormal weights, and products with these take ten times as long
+    # Heads that forget have denormal weights, and products with these take ten times as long.
+    torch.set_flush_denormal(True)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(help=_help(function))(function)
     return call_app(app, argv, prog=prog)
@@ -68,22 +67,17 @@ def _fields(settings: Mapping[str, type]) -> dict[dataclasses.Field[Any], dict[s
         TypeError: for two of one name that are read from text in different ways.
     """
     first: dict[str, dataclasses.Field[Any]] = {}
+    readers: dict[str, Any] = {}
     owners: dict[str, dict[str, type]] = {}
     for name, kind in settings.items():
         hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            others = owners.setdefault(field.name, {})
-            other = next(iter(others), name)
-            same = first.setdefault(field.name, field)
-            theirs = typing.get_type_hints(others.get(other, kind))[field.name]
-            alike = field.metadata.get("parse") == same.metadata.get("parse") and (
-                field.metadata.get("parse") is not None or _base(hints[field.name]) == _base(theirs)
-            )
-            if not alike:
-                raise TypeError(
-                    f"{other} and {name} read the option {option_name(field.name)} in different ways: rename one"
-                )
-            others[name] = kind
+            reader = field.metadata.get("parse") or _base(hints[field.name])
+            if readers.setdefault(field.name, reader) != reader:
+                other, option = next(iter(owners[field.name])), option_name(field.name)
+                raise TypeError(f"{other} and {name} read the option {option} in different ways: rename one")
+            first.setdefault(field.name, field)
+            owners.setdefault(field.name, {})[name] = kind
     return {first[name]: owners[name] for name in first}
 
 

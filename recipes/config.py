@@ -45,6 +45,8 @@ class Optim:
     eps: float = 1e-8
     weight_decay: float = 0.1  # on matrices only; see engine.parameter_groups
     prior_lr_scale: float = 1.0  # learning rate of the priors' parameters and SSMax's s, as a multiple of lr
+    # The same of single parameters by the end of their names, {"theta_beta": 5}, in place of prior_lr_scale.
+    lr_scales: dict[str, float] = field(default_factory=dict)
     muon_lr_scale: float = 5.0  # learning rate of the matrices that muon trains, as a multiple of lr
     schedule: str = "cosine"
     warmup: int = 50  # steps
@@ -59,8 +61,8 @@ class Train:
     batch: int = 32
     micro_batch: int | None = None  # samples per rank and forward; derived where it is None
     accumulation: int | None = None  # forwards per step; derived where it is None
-    precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA
-    zero_stage: int = 0  # in bf16 a 0 that --set or a DeepSpeed file does not ask for becomes 1
+    precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA; fp16 has a dynamic loss scale
+    zero_stage: int = 0  # in bf16 and fp16 a 0 that --set or a DeepSpeed file does not ask for becomes 1
     clip: float = 1.0  # gradient norm; 0 switches clipping off
     ema: float = 0.0  # decay of a moving average of the weights, which is then evaluated and exported; 0: none
     seed: int = 0
@@ -258,7 +260,7 @@ def resolve_batch(batch: int, micro_batch: int | None, accumulation: int | None,
 
 
 _CHOICES = {
-    "train.precision": ("auto", "fp32", "bf16"),
+    "train.precision": ("auto", "fp32", "bf16", "fp16"),
     "optim.name": ("adamw", "radam", "muon"),
     "optim.schedule": ("cosine", "constant"),
 }
@@ -277,6 +279,7 @@ _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "optim.warmup": (lambda steps: steps >= 0, "a number of steps"),
     "optim.floor": (lambda share: 0 <= share <= 1, "a fraction of lr between 0 and 1"),
     "optim.prior_lr_scale": (lambda scale: scale > 0, "more than 0"),
+    "optim.lr_scales": (lambda scales: all(scale > 0 for scale in scales.values()), "multiples above 0"),
     "optim.weight_decay": (lambda decay: decay >= 0, "0 or more"),
     "optim.betas": (lambda betas: all(0 <= b < 1 for b in betas), "two numbers in [0, 1)"),
 }
@@ -321,8 +324,10 @@ def resolve(
     asked_stage = "train.zero_stage" in (overridden_keys or set()) or "zero_optimization.stage" in dict(
         _flatten(user_config)
     )
-    if train.precision == "bf16" and train.zero_stage == 0 and not asked_stage:
+    if train.precision != "fp32" and train.zero_stage == 0 and not asked_stage:
         train.zero_stage = 1  # the optimiser's float32 copies shared out; stage 0 keeps them whole on every rank
+    if train.precision == "fp16" and train.zero_stage == 0:
+        raise ConfigError("train.zero_stage=0 is not served in fp16; expected 1, 2 or 3")
     train.micro_batch, train.accumulation = resolve_batch(train.batch, train.micro_batch, train.accumulation, world)
     config = {
         "train_batch_size": train.batch,
@@ -330,6 +335,7 @@ def resolve(
         "gradient_accumulation_steps": train.accumulation,
         "gradient_clipping": train.clip,
         "bf16": {"enabled": train.precision == "bf16"},
+        "fp16": {"enabled": train.precision == "fp16"},
         "zero_optimization": {"stage": train.zero_stage}
         | ({"reduce_scatter": False} if recipe.optim.name == "muon" else {}),  # Muon needs whole matrices
         # The engine hands DeepSpeed an optimiser with the recipe's decay groups, torch's own or Muon; RAdam is not on
@@ -349,6 +355,7 @@ SHARED = {
     "gradient_clipping": "train.clip",
     "zero_optimization.stage": "train.zero_stage",
     "bf16.enabled": "train.precision",
+    "fp16.enabled": "train.precision",
 }
 
 
@@ -379,8 +386,8 @@ def check_deepspeed_json(user_config: dict[str, Any]) -> None:
     }.items():
         if key in user_config:
             raise ConfigError(f"{path}: {key!r} belongs to the recipe, which also sets the decay groups; {reason}")
-    if user_config.get("fp16", {}).get("enabled"):
-        raise ConfigError(f"{path}: fp16 is not supported (bf16 needs no loss scaling); use --set train.precision=bf16")
+    if user_config.get("fp16", {}).get("enabled") and user_config.get("bf16", {}).get("enabled"):
+        raise ConfigError(f"{path}: fp16 and bf16 are both enabled; keep one")
     for key in user_config:  # DeepSpeed reads past a misspelt key in silence
         known = [k.split(".")[0] for k in SHARED]
         if key not in known and (hint := did_you_mean(key, known, cutoff=0.85)):
@@ -397,7 +404,10 @@ def _apply_user_config(recipe: Recipe, user_config: dict[str, Any], overridden_k
         section, name = setting.split(".")
         value = flat[key]
         if name == "precision":
-            value = "bf16" if value else "fp32"
+            own = key.partition(".")[0]
+            if not value and recipe.train.precision not in (own, "auto"):
+                continue  # the other of the two is what it trains in
+            value = own if value else "fp32"
         old = attrgetter(setting)(recipe)
         if setting in overridden_keys and old != value:
             raise ConfigError(f"--set {setting}={old} and {key}={flat[key]} of --deepspeed_config disagree; keep one")

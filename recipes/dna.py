@@ -100,11 +100,11 @@ def goat_human() -> Recipe:
 
 @RECIPES.add
 def human_125m() -> Recipe:
-    """The paper's layers on a whole human assembly (GRCh38 or T2T): 12 layers, 12 heads, 768, L 1024, 3.9e10 bases.
+    """125M parameters on a whole human assembly (GRCh38 or T2T): 18 layers, 12 heads, 768, L 1024, 3.9e10 bases.
 
     deepspeed --num_gpus 8 recipes/train.py dna.human_125m
 
-    dna_goat_125m has 83M parameters on single bases: the paper counts an embedding of 50,257 tokens.
+    The size that the GOAT paper names; its layers are not printed. Beside it: --set model.name=dna_rope_125m.
     Needs data/human: `python tools/prepare_genome.py GENOME.fa.gz --out data/human --primary` writes the split and prints the
     two settings that name the FASTA. 75,000 steps of 512 × 1024 bases are about 13 passes over one strand. Hardware: 8 × 80
     GB GPUs. Not run yet.

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from recipes.ema import WeightAverage
 from zoo.files import write_json, write_text
 from zoo.layers import Attention
 from zoo.model import ZooModel
+from zoo.naming import nearest
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
     Exempt are the names of `model.no_weight_decay()` (norms, position embeddings, every prior parameter, SSMax's s)
     and whatever has fewer than two dimensions. Of those, `model.prior_parameters()` learn at `optim.prior_lr_scale`
     times the rate: under Adam a parameter moves by about its rate a step, too little for an exponent θβ in a short run.
+    Parameters that `optim.lr_scales` names by the end of their names learn at that multiple of the rate.
 
     Muon trains the matrices of the layers, at `optim.muon_lr_scale` times the rate: its updates have singular values near 1
     (https://kellerjordan.github.io/posts/muon/). The weight decay of a step is the same.
@@ -128,17 +130,23 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
     unknown = exempt - {name for name, _ in model.named_parameters()}
     if unknown:
         raise ConfigError(f"no_weight_decay() names no parameters of the model: {', '.join(sorted(unknown))}")
-    fast = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
+    own = _own_scales([name for name, _ in named], optim.lr_scales)
+    fast = (model.prior_parameters() if optim.prior_lr_scale != 1 else set()) - set(own)
     matrices = {name for name, p in named if p.ndim >= 2 and name not in exempt}
     muon = {n for n, p in named if n in matrices and p.ndim == 2 and n.startswith("layers.") and optim.name == "muon"}
-    decayed = [p for name, p in named if name in matrices and name not in muon]
-    spared = [p for name, p in named if (p.ndim < 2 or name in exempt) and name not in fast]
+    muon -= set(own)
+    decayed = [p for name, p in named if name in matrices and name not in muon and name not in own]
+    spared = [p for name, p in named if (p.ndim < 2 or name in exempt) and name not in fast and name not in own]
     prior_parameters = [p for name, p in named if name in fast]
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": optim.weight_decay},
         {"params": spared, "weight_decay": 0.0},
         {"params": prior_parameters, "weight_decay": 0.0, "lr": optim.lr * optim.prior_lr_scale},
     ]
+    for decay, of in ((optim.weight_decay, matrices), (0.0, {name for name, _ in named} - matrices)):
+        for scale in sorted({own[name] for name in of if name in own}):
+            mine = [p for name, p in named if name in of and own.get(name) == scale]
+            groups.append({"params": mine, "weight_decay": decay, "lr": optim.lr * scale})
     if optim.name == "muon":
         scale, hidden = optim.muon_lr_scale, [p for name, p in named if name in muon]
         groups = [group | {"use_muon": False} for group in groups]
@@ -148,6 +156,18 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
         for name, parameter in named:  # which DeepSpeed asks from ZeRO-1 on
             parameter.use_muon = name in muon  # type: ignore[attr-defined]
     return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
+
+
+def _own_scales(names: Sequence[str], scales: Mapping[str, float]) -> dict[str, float]:
+    """Multiple of the rate by full name, for scales by the end of names; ConfigError for an end that no parameter has."""
+    found: dict[str, float] = {}
+    for end, scale in scales.items():
+        mine = [name for name in names if name == end or name.endswith(f".{end}")]
+        if not mine:
+            ends = sorted({name.rpartition(".")[2] for name in names})
+            raise ConfigError(f"optim.lr_scales: no trained parameter is called {end!r}; {nearest(end, ends)}")
+        found |= dict.fromkeys(mine, scale)
+    return found
 
 
 def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
@@ -234,7 +254,10 @@ class Engine:
             self._deepspeed.backward(loss)
 
     def step(self) -> float | None:
-        """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping."""
+        """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping.
+
+        0 where float16 overflowed: DeepSpeed then lowers the loss scale and leaves the step out.
+        """
         last = self._deepspeed.is_gradient_accumulation_boundary()
         norm = self._own_norm() if last else None
         with self._uncompiled():
@@ -243,6 +266,8 @@ class Engine:
             return None
         if self.average is not None:
             self.average.update(self.model)
+        if self.plan.recipe.train.precision == "fp16" and self._deepspeed.optimizer.overflow:
+            return 0.0
         if norm is None:
             norm = self._deepspeed.get_global_grad_norm()
         # DeepSpeed's sign of a norm that is not finite is −1.

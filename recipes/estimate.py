@@ -13,11 +13,11 @@ from recipes.during import find_monitors
 
 
 def memory_per_rank(parameters: int, plan: Plan, activation_bytes: float) -> dict[str, float]:
-    """Bytes by use. fp32: 4 weights + 4 gradients + 8 Adam moments a parameter. bf16: 2 + 2 + 12 (fp32 copy, moments).
+    """Bytes by use. fp32: 4 weights + 4 gradients + 8 Adam moments a parameter. bf16, fp16: 2 + 2 + 12 (fp32 copy, moments).
 
     ZeRO divides by the ranks: from stage 1 the optimiser's, from 2 the gradients, from 3 the weights.
     """
-    weights, gradients, optimizer = (2, 2, 12) if plan.recipe.train.precision == "bf16" else (4, 4, 8)
+    weights, gradients, optimizer = (4, 4, 8) if plan.recipe.train.precision == "fp32" else (2, 2, 12)
     stage, world = plan.recipe.train.zero_stage, plan.world
     memory = {
         "weights": weights * parameters / (world if stage >= 3 else 1),
@@ -42,7 +42,7 @@ def describe(plan: Plan) -> dict[str, str]:
     modality = find_modality(recipe.modality)
     model = build_on_meta(recipe)
     parameters = sum(p.numel() for p in model.parameters())
-    cost = modality.cost(model, recipe.data, 2 if train.precision == "bf16" else 4)
+    cost = modality.cost(model, recipe.data, 4 if train.precision == "fp32" else 2)
     samples = train.batch * train.steps
     memory = memory_per_rank(parameters, plan, cost.activation_bytes)
     return {

@@ -126,19 +126,22 @@ def lm(method: str) -> Recipe:
 # ------------------------------------------------------------------------------------------ the papers' set-ups
 
 
-@RECIPES.add
-def goat_c4_125m() -> Recipe:
-    """GOAT-C4 125M (arXiv 2601.15380): 12 layers, 12 heads, 768, R = 2, M = 8, key bias, L 2048, 4.0e9 tokens.
+# GOAT's prior takes columns of the heads, as in the paper; other biases are added to logits of whole heads there.
+BESIDE = {"lanes": "beside"}
 
-    deepspeed --num_gpus 8 recipes/train.py text.goat_c4_125m
 
-    Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected: validation perplexity 1.55 below ALiBi's.
+def goat_c4(method: str) -> Recipe:
+    """GOAT's C4 set-up (arXiv 2601.15380): 12 layers, 12 heads, 768, R = 2, M = 8, key bias, L 2048, 4.0e9 tokens.
+
+    deepspeed --num_gpus 8 recipes/train.py text.goat_c4_<method>_125m          goat, alibi or rope
+
+    Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below ALiBi's.
     4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`python tools/fetch_data.py text gpt2`).
     """
     return Recipe(
-        name="text.goat_c4_125m",
+        name=f"text.goat_c4_{method}_125m",
         modality="text",
-        model=Model("text_goat_125m"),
+        model=Model(f"text_{method}_125m", options={} if method == "goat" else dict(BESIDE)),
         data=TextDataConfig(
             source="hf:allenai/c4:en:train",
             heldout_source="hf:allenai/c4:en:validation",
@@ -159,22 +162,34 @@ BAM: dict[str, tuple[float, int, dict[str, Any]]] = {
     "432m": (5e-4, 24, {}),
     "1100m": (3e-4, 12, {"activation_checkpointing": True}),
 }
+# What its released code sets of a method. ALiBi's bias is added outside SSMax's scale; s starts at 1.
+BAM_METHODS: dict[str, dict[str, Any]] = {
+    "ggd": {},
+    "alibi": BESIDE,
+    "rope": {"position_options": {"theta": 500_000.0}},
+    "sinusoidal": {"position_options": {"columns": "alternating"}},
+    "nope": {},
+}
+BAM_METHODS |= {f"{method}_ssmax": options | {"ssmax_start": 1.0} for method, options in BAM_METHODS.items()}
+BAM_METHODS["alibi_ssmax"] |= {"scale_prior": False}
 
 
-def bam_fineweb(size: str) -> Recipe:
-    """BAM-SSMax on FineWeb-10BT (arXiv 2505.22842): L 512, untied, 589,824 tokens a step (1152 × 512), 1.14e10 in all, RAdam.
+def bam(method: str, size: str) -> Recipe:
+    """BAM's FineWeb-10BT set-up (arXiv 2505.22842): L 512, untied, 589,824 tokens a step (1152 × 512), 1.14e10 in all, RAdam.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_fineweb_120m          or _432m, _1100m
+    deepspeed --num_gpus 8 recipes/train.py text.bam_<method>_<size>         ggd, alibi, rope, sinusoidal, nope, each _ssmax too
 
-    Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the others; any number of ranks that divides 1152 / micro_batch. Needs
-    Mistral-v0.3's tokenizer.json. Expected of 120M: passkey 1.0 to 102k tokens, 0.8 at 256k; RULER single_1 1.0 to 4k; of
-    the larger ones the same at lower perplexity.
+    Sizes 120m, 432m, 1100m; ggd is BAM. As released: RoPE at theta 500,000, which the paper raises after training for
+    RoPE-SSMax (`recipes/evaluate.py RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is RoPE measured
+    with `--set position=local`. Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the others; any number of ranks that divides
+    1152 / micro_batch. Needs Mistral-v0.3's tokenizer.json. Expected of ggd_ssmax at 120M: passkey 1.0 to 102k tokens, 0.8 at
+    256k; RULER single_1 1.0 to 4k; of the larger ones the same at lower perplexity.
     """
-    lr, micro_batch, model_options = BAM[size]
+    lr, micro_batch, of_size = BAM[size]
     return Recipe(
-        name=f"text.bam_fineweb_{size}",
+        name=f"text.bam_{method}_{size}",
         modality="text",
-        model=Model(f"text_ggd_ssmax_{size}", options={**model_options}),
+        model=Model(f"text_{method}_{size}", options=of_size | BAM_METHODS[method]),
         data=TextDataConfig(source=FINEWEB, tokenizer=MISTRAL_TOKENIZER, context=512, num_workers=2),
         optim=Optim("radam", lr=lr, betas=(0.9, 0.95), weight_decay=0.1, warmup=0, floor=0.1),
         train=Train(
@@ -190,17 +205,17 @@ def bam_fineweb(size: str) -> Recipe:
     )
 
 
-def bam_extend(size: str) -> Recipe:
+def bam_extend(method: str, size: str) -> Recipe:
     """BAM context extension: 256 more steps at L 1024 (576 × 1024 tokens a step), at the rate the first training ended with.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_120m          or _432m, _1100m
+    deepspeed --num_gpus 8 recipes/train.py text.bam_extend_<method>_<size>
 
-    Starts from the newest finished run of text.bam_fineweb_<size> under runs/, or from --set model.init_from=….
-    Hardware: as bam_fineweb. Expected: passkey 1.0 at 512k tokens.
+    Starts from the newest finished run of text.bam_<method>_<size> under runs/, or from --set model.init_from=….
+    Hardware: as text.bam_<method>_<size>. Expected of ggd_ssmax: passkey 1.0 at 512k tokens.
     """
-    extended = bam_fineweb(size)
-    extended.name = f"text.bam_extend_{size}"
-    extended.model.init_from = f"newest:text.bam_fineweb_{size}"
+    extended = bam(method, size)
+    extended.name = f"text.bam_extend_{method}_{size}"
+    extended.model.init_from = f"newest:text.bam_{method}_{size}"
     extended.data = replace(extended.data, context=1024, seed=1)  # other rows than the first training saw first
     extended.optim = Optim("radam", lr=0.1 * extended.optim.lr, betas=(0.9, 0.95), schedule="constant", warmup=16)
     train = extended.train
@@ -209,18 +224,23 @@ def bam_extend(size: str) -> Recipe:
     return extended
 
 
-@RECIPES.add
-def cable_124m() -> Recipe:
-    """CABLE 124M (arXiv 2503.08067): 12 layers, 12 heads, 768, L 1024, FineWeb-Edu-10B, 524,288 tokens a step.
+CABLE_METHODS = ("cable", "alibi", "kerple", "fire", "t5", "rope", "sinusoidal")
 
-    deepspeed --num_gpus 8 recipes/train.py text.cable_124m
 
-    Hardware: 8 × 40 GB GPUs. Expected perplexity at 1024/2048/4096/8192/15360: 20.63/20.02/19.24/19.31/19.28.
+def cable(method: str, size: str) -> Recipe:
+    """CABLE's FineWeb-Edu-10B set-up (arXiv 2503.08067): L 1024, 524,288 tokens a step, 1.0e10 in all; GPT-2's layers.
+
+    deepspeed --num_gpus 8 recipes/train.py text.cable_<method>_<size>       cable, alibi, kerple, fire, t5, rope, sinusoidal
+
+    Sizes 44m (6 layers, 8 heads, 512; trained on WikiText-103 by the authors), 124m (12, 12, 768) and 354m (24, 16, 1024, which
+    they call 334M). Hardware: 8 × 40 GB GPUs. Expected perplexity at 124M and 1024/2048/4096/8192/15360: cable
+    20.63/20.02/19.24/19.31/19.28, alibi 20.99/20.67/21.23/22.42/22.89. cable is as the paper prints it; as its code has it:
+    --set model.options.position_options.gate=softplus --set model.options.position_options.weighted=false.
     """
     return Recipe(
-        name="text.cable_124m",
+        name=f"text.cable_{method}_{size}",
         modality="text",
-        model=Model("text_cable_124m"),
+        model=Model(f"text_{method}_{size}", options=dict(BESIDE)),
         data=TextDataConfig(
             source="hf:HuggingFaceFW/fineweb-edu:sample-10BT:train", tokenizer="gpt2", context=1024, num_workers=2
         ),
@@ -232,9 +252,15 @@ def cable_124m() -> Recipe:
     )
 
 
-for _size in BAM:
-    RECIPES[f"bam_fineweb_{_size}"] = partial(bam_fineweb, _size)
-    RECIPES[f"bam_extend_{_size}"] = partial(bam_extend, _size)
+for _method in ("goat", "alibi", "rope"):
+    RECIPES[f"goat_c4_{_method}_125m"] = partial(goat_c4, _method)
+for _method in BAM_METHODS:
+    for _size in BAM:
+        RECIPES[f"bam_{_method}_{_size}"] = partial(bam, _method, _size)
+        RECIPES[f"bam_extend_{_method}_{_size}"] = partial(bam_extend, _method, _size)
+for _method in CABLE_METHODS:
+    for _size in ("44m", "124m", "354m"):
+        RECIPES[f"cable_{_method}_{_size}"] = partial(cable, _method, _size)
 RECIPES.add_methods("tiny", tiny)
 RECIPES.add_methods("tiny_extend", tiny_extend, model_size="tiny", without=("learned", "local"))  # end at their context
 RECIPES.add_methods("small", small)

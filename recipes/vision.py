@@ -10,6 +10,7 @@ shards (`--set data.source='wds:imagenet-train-{000000..001023}.tar'`) or from t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from modalities.files import data_folder
@@ -56,25 +57,33 @@ def imagenet(*, epochs: int, batch: int, **data: Any) -> tuple[VisionDataConfig,
     return config, Train(steps=steps, batch=batch, precision="bf16", zero_stage=1, save_every=5000, log_every=50)
 
 
-@RECIPES.add
-def goat_imagenet_vits16() -> Recipe:
-    """GOAT-ImageNet ViT-S/16 (arXiv 2601.15380): SwiGLU, 16 pairs in two dimensions, key bias; 224 pixels, 150 epochs.
+# GOAT's name for a method, and its options in the paper: priors start at 0 there. "ape" is absolute embeddings.
+GOAT_IMAGENET: dict[str, tuple[str, dict[str, Any]]] = {
+    "goat": ("goat", {"position_options": {"init": "uniform"}}),
+    "ape": ("learned", {}),
+    "rope2d": ("rope2d_axial", {}),
+}
 
-    deepspeed --num_gpus 8 recipes/train.py vision.goat_imagenet_vits16
 
-    AdamW (0.9, 0.999), 1e-3 cosine, decay 0.05, 20 epochs of warm-up, batch 1024, RandAugment 2/9, mixup 0.8, CutMix 1.0,
-    smoothing 0.1, erasing 0.25, drop-path 0.1; no clipping. RandAugment is timm's, which applies each of its two operations
-    with probability 0.5. Hardware: 8 × 24 GB GPUs.
+def goat_imagenet(method: str) -> Recipe:
+    """GOAT's ImageNet set-up (arXiv 2601.15380): ViT-S/16, SwiGLU, 16 pairs in two dimensions, key bias; 224 pixels.
+
+    deepspeed --num_gpus 8 recipes/train.py vision.goat_imagenet_<method>_vits16         goat, ape (learned) or rope2d
+
+    150 epochs of AdamW (0.9, 0.999), 1e-3 cosine, decay 0.05, 20 epochs of warm-up, batch 1024, RandAugment 2/9, mixup 0.8,
+    CutMix 1.0, smoothing 0.1, erasing 0.25, drop-path 0.1; float16 with a dynamic loss scale; no clipping. RandAugment is
+    timm's, which applies each of its two operations with probability 0.5. Hardware: 8 × 24 GB GPUs.
     """
     data, train = imagenet(
         epochs=150, batch=1024,
         rand_augment="rand-m9-n2", mixup=0.8, cutmix=1.0, label_smoothing=0.1, random_erasing=0.25,
     )  # fmt: skip
-    train.clip = 0.0
+    train.clip, train.precision = 0.0, "fp16"
+    position, options = GOAT_IMAGENET[method]
     return Recipe(
-        name="vision.goat_imagenet_vits16",
+        name=f"vision.goat_imagenet_{method}_vits16",
         modality="vision",
-        model=Model("vision_goat_small_patch16", options={"drop_path_rate": 0.1}),
+        model=Model(f"vision_{position}_small_patch16", options={"drop_path_rate": 0.1, **options}),
         data=data,
         optim=Optim(
             "adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, warmup=20 * IMAGENET_IMAGES // 1024, floor=0.0
@@ -112,4 +121,6 @@ def ggd2d_imagenet_vitb16() -> Recipe:
     )
 
 
+for _method in GOAT_IMAGENET:
+    RECIPES[f"goat_imagenet_{_method}_vits16"] = partial(goat_imagenet, _method)
 RECIPES.add_methods("tiny", tiny, model_size="tiny_patch8")

@@ -243,6 +243,8 @@ def test_a_saved_model_is_loaded_by_the_modality_it_names(name, tmp_path):
         # As versions before 0.5 wrote it; its entries tell what it is.
         (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     assert registry.saved_modality(tmp_path / "m") == name.partition("_")[0]
+    (tmp_path / "m").rename(tmp_path / "model")
+    assert zoo.load_model(tmp_path).config == model.config  # the folder of a run stands for the model in it
 
 
 def test_a_folder_of_another_modality_or_of_none_is_refused(tmp_path):

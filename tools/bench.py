@@ -45,6 +45,9 @@ def application(name: str) -> typer.Typer:
     app = typer.Typer(add_completion=False, no_args_is_help=True, help=text, rich_markup_mode=None)
     app.callback()(lambda: None)  # with one command alone, typer would take its name for an argument
     if name in COMMANDS:
+        import torch
+
+        torch.set_flush_denormal(True)  # as recipes/train.py and evaluate.py do
         module, function = COMMANDS[name]
         app.command(name)(getattr(importlib.import_module(f"tools.benches.{module}"), function))
     return app
@@ -53,9 +56,6 @@ def application(name: str) -> typer.Typer:
 def main() -> int:
     """Run the command line; returns its exit status."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import torch
-
-    torch.set_flush_denormal(True)  # as recipes/train.py and evaluate.py do
     try:
         application(next(iter(sys.argv[1:]), ""))()
     except SystemExit as stopped:

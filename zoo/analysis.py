@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall, repeat_heads, visible
-from zoo.attention.dispatch import KERNELS, choose_kernel
+from zoo.attention.dispatch import Observer
 from zoo.model import ZooModel
 
 __all__ = ["Analysis", "analyse", "analyse_call"]
@@ -34,6 +34,7 @@ class Analysis:
 
     Attributes:
         layer: its number.  heads, rows: (H,) and (R,) int64, those that were asked for.
+        seen: how many keys the row sees.
         entropy: −Σ p ln p.
         divergence: KL(p‖π) = Σ p ln(p/π), what the content adds to the prior.
         content_range: ω = max s − min s over the keys seen; π·e^−ω ≤ p ≤ π·e^ω (GOAT th. 5.1).
@@ -42,6 +43,7 @@ class Analysis:
         margin: s + K at the sink, less its greatest value at another key (def. 5.2).
         content_margin, prior_margin: the parts of it that are s and K; they add up to it.
         mass: (B, H, R, spans) Σ p over each marked span.
+        distance: Σ p·‖x_i − x_j‖ over keys that have a place x_j, by their share of p; NaN without places.
         weights, prior, content: (B, H, R, S) p, π and c, where asked for.
 
     A row that does not see the sink has NaN for its mass, sensitivity and margins, one that sees nothing else infinite
@@ -51,6 +53,7 @@ class Analysis:
     layer: int
     heads: Tensor
     rows: Tensor
+    seen: Tensor
     entropy: Tensor
     divergence: Tensor
     content_range: Tensor
@@ -61,6 +64,7 @@ class Analysis:
     content_margin: Tensor
     prior_margin: Tensor
     mass: Tensor
+    distance: Tensor
     weights: Tensor | None = None
     prior: Tensor | None = None
     content: Tensor | None = None
@@ -75,6 +79,7 @@ def analyse(
     rows: Sequence[int] | None = None,
     sink: int = 0,
     spans: Sequence[tuple[int, int]] = (),
+    places: Tensor | None = None,
     full: bool = False,
     **options: Any,
 ) -> list[Analysis]:
@@ -87,6 +92,7 @@ def analyse(
         rows: queries, by their position; default all. Negative ones count from the last.
         sink: the key j*, counted from the start of a row's document.
         spans: (start, stop) of keys.
+        places: (S, n) where keys and queries are, NaN for tokens without a place such as a class token; for `distance`.
         full: keep p, π and c as well, (B, H, R, S).
         options: of `forward_features`, such as segments.
 
@@ -98,30 +104,21 @@ def analyse(
     """
     count = len(cast(Any, model).layers)
     chosen = range(count) if layers is None else _indices("layers", layers, count)
-    analyst = _Analyst(dict(heads=heads, rows=rows, sink=sink, spans=spans, full=full), frozenset(chosen))
+    numbers = iter(range(count))  # layers attend in order
+    found: dict[int, Analysis] = {}
+
+    def see(call: AttentionCall) -> None:
+        layer = next(numbers)
+        if layer in chosen:
+            asked: dict[str, Any] = dict(heads=heads, rows=rows, sink=sink, spans=spans, places=places, full=full)
+            found[layer] = analyse_call(call, layer=layer, **asked)
+
     training = model.training
     try:
-        cast(Any, model.eval()).forward_features(*inputs, kernel=analyst, **options)
+        cast(Any, model.eval()).forward_features(*inputs, kernel=Observer(see), **options)
     finally:
         model.train(training)
-    return [analyst.found[layer] for layer in chosen]
-
-
-class _Analyst:
-    """A kernel that analyses the calls it serves."""
-
-    def __init__(self, asked: dict[str, Any], layers: frozenset[int]) -> None:
-        self.asked, self.layers, self.calls = asked, layers, 0
-        self.found: dict[int, Analysis] = {}
-
-    def refuses(self, call: AttentionCall) -> str | None:
-        return None
-
-    def run(self, call: AttentionCall) -> Tensor:
-        if self.calls in self.layers:
-            self.found[self.calls] = analyse_call(call, layer=self.calls, **self.asked)
-        self.calls += 1
-        return KERNELS[choose_kernel(call)].run(call)
+    return [found[layer] for layer in chosen]
 
 
 @torch.no_grad()
@@ -133,6 +130,7 @@ def analyse_call(
     rows: Sequence[int] | None = None,
     sink: int = 0,
     spans: Sequence[tuple[int, int]] = (),
+    places: Tensor | None = None,
     full: bool = False,
 ) -> Analysis:
     """The same of one call of `prior_attention`. Arguments as in `analyse`; rows are counted from the first query."""
@@ -144,13 +142,19 @@ def analyse_call(
         if not 0 <= start < stop <= keys:
             raise ValueError(f"span ({start}, {stop}) is not within the {keys} keys")
         marked[n, start:stop] = 1
+    at = torch.full((keys, 1), math.nan) if places is None else places
+    if len(at) != keys:
+        raise ValueError(f"places are of {len(at)} keys, the call has {keys}")
+    at = at.to(call.q.device, torch.float64)
     parts: dict[str, list[Tensor]] = {}
     for start, stop in _runs(asked.tolist(), max(1, LOGITS // (len(call.q) * len(of) * keys))):
         content, prior = _logits(call, of, start, stop)
         mask = visible(call, start, stop)
         if mask is not None:
             content, prior = (x.masked_fill(~mask, -math.inf) for x in (content, prior))
-        measured = _measure(content, prior, _sinks(call, sink, start, stop), marked)
+        first = keys - queries
+        away = torch.cdist(at[first + start : first + stop], at, compute_mode="donot_use_mm_for_euclid_dist")
+        measured = _measure(content, prior, _sinks(call, sink, start, stop), marked, away)
         if full:
             measured |= {
                 "weights": (content + prior).softmax(-1),
@@ -213,8 +217,8 @@ def _sinks(call: AttentionCall, sink: int, start: int, stop: int) -> Tensor:
     return (first + sink)[:, None, :, None]
 
 
-def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor) -> dict[str, Tensor]:
-    """The measures of `Analysis` from logits (B, H, r, S), hidden keys at −∞, and marked spans (n, S)."""
+def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away: Tensor) -> dict[str, Tensor]:
+    """The measures of `Analysis` from logits (B, H, r, S), hidden keys at −∞, marked spans (n, S) and distances (r, S)."""
     logits = content + prior
     log_p, log_prior, log_content = (x.log_softmax(-1) for x in (logits, prior, content))
     p = log_p.exp()
@@ -240,10 +244,12 @@ def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor) -> d
         "prior_margin": margin(prior),
     }
     return {
+        "seen": seen.sum(-1).double(),
         "entropy": -(p * log_p.masked_fill(~seen, 0.0)).sum(-1),
         "divergence": (p * gain).sum(-1),
         "content_range": content.amax(-1) - content.masked_fill(~seen, math.inf).amin(-1),
         "log_z": -(log_content + log_prior).masked_fill(~seen, -math.inf).logsumexp(-1),
         **{name: value.where(shown, math.nan)[..., 0] for name, value in of_sink.items()},
         "mass": p @ marked.T,
+        "distance": (p * away.nan_to_num()).sum(-1) / (p * ~away.isnan()).sum(-1),
     }

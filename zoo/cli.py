@@ -79,7 +79,7 @@ def show(
 
     import_named(import_)
     if Path(name).is_dir():
-        return _show_model(_run_title(Path(name)), _saved_model(Path(name)))
+        return _show_model(_run_title(Path(name)), load_model(name))
     entry = model_entry(name)
     card = _card(name)
     with torch.device("meta"):  # counts without memory: the largest models are several GB
@@ -133,15 +133,23 @@ def plot_prior(
     out: Annotated[Path | None, typer.Option(help="default: NAME.prior.png in this folder")] = None,
     length: Annotated[int | None, typer.Option(help="text: tokens; default 8 times the training length")] = None,
     size: Annotated[int | None, typer.Option(help="vision: side of the image in pixels; default as trained")] = None,
+    matrix: Annotated[
+        bool,
+        typer.Option("--matrix", help="text, DNA: parts of key and distance, K and π as matrices; default 96 tokens"),
+    ] = False,
+    head: Annotated[int | None, typer.Option(help="with --matrix; default: the one of the largest sink")] = None,
     import_: Import = [],  # noqa: B006
 ) -> None:
-    """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the centre of an image."""
+    """Every head's log-prior in one PNG, retrieval heads marked: against distance, or around the centre of an image.
+
+    With --matrix instead, by layer, u(j) of the key, κ(d) of the distance, and K and π of a head.
+    """
     import_named(import_)
     from zoo.prior_plot import draw_priors
     from zoo.prior_plot_grid import draw_grid_priors
 
     if Path(name).is_dir():
-        model, title = _saved_model(Path(name)), _run_title(Path(name))
+        model, title = load_model(name), _run_title(Path(name))
     else:
         tags = [] if "." in name else list_models(f"{name}.*", pretrained=True)
         model = create_model(name)
@@ -154,16 +162,19 @@ def plot_prior(
         raise ValueError("--length does not apply to a model of images; use --size, in pixels")
     if size is not None and not grid:
         raise ValueError("--size does not apply to a model along a line; use --length, in tokens")
+    if grid and matrix:
+        raise ValueError("--matrix does not apply to a model of images, whose positions have two coordinates")
+    if head is not None and not matrix:
+        raise ValueError("--head chooses a head of --matrix; without it every head is drawn")
     if grid:
         draw_grid_priors(model, title, path, size=size)
+    elif matrix:
+        from zoo.prior_plot_matrix import draw_prior_matrices
+
+        draw_prior_matrices(model, title, path, length=length or 96, head=head)
     else:
         draw_priors(model, title, path, length=length or 8 * model.config.train_context)
     console.print(f"written: {path}", soft_wrap=True)
-
-
-def _saved_model(folder: Path) -> Any:
-    """A model from a folder of `save_pretrained`, or from the model/ inside a run folder."""
-    return load_model(folder if (folder / "config.json").is_file() else folder / "model")
 
 
 def _run_title(folder: Path) -> str:

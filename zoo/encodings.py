@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,8 @@ from zoo.positions import Positions
 
 __all__ = ["Learned", "Learned2d", "Rotary", "Rotary2d", "Sinusoidal", "Sinusoidal2d"]
 
-SCALINGS = ("none", "linear", "ntk", "yarn")
+# As transformers names them; "ntk" is "dynamic" with the factor given instead of read off the length.
+SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
@@ -29,18 +31,29 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 
 
 class Rotary(nn.Module):
-    """RoPE (arXiv 2104.09864): column pair n of q and k turns by position·theta^(−2n/D), angles formed in float64.
+    """RoPE (arXiv 2104.09864): column pair n of q and k turns by position·ω_n, ω_n = theta^(−2n/D), angles formed in float64.
 
     Args:
         head_dim: D, even.
         theta: 10000 as published, 500000 for Llama 3.
-        train_context: tokens seen in training; YaRN's ramp needs it.
-        scaling: an evaluation-time option. "linear" divides positions by `factor` (arXiv 2306.15595); "ntk" raises theta to
-            theta·factor^(D/(D−2)); "yarn" (arXiv 2309.00071) divides the slow frequencies only, ramping over `yarn_ramp`,
-            and multiplies logits by (0.1·ln factor + 1)².
+        train_context: L, tokens seen in training, which all scalings but "linear" and "ntk" need.
+        scaling: how positions beyond L are read; an evaluation-time option, of the names that transformers has.
+            "linear": ω/factor (arXiv 2306.15595).
+            "ntk": theta·factor^(D/(D−2)) for theta.
+            "dynamic": theta·(factor·T/L − factor + 1)^(D/(D−2)) for theta, T the tokens read so far and at least L.
+            "yarn" (arXiv 2309.00071): ω/factor for pairs slower than `slow`, ω for those faster than `fast`, a ramp between
+            them; q and k times 0.1·ln factor + 1.
+            "llama3": the same with its own `fast` and ramp; q and k as they are.
+            "longrope" (arXiv 2402.13753): ω/`long_factors` beyond L, ω/`short_factors` up to it; q and k times
+            √(1 + ln factor / ln L).
         factor: target length / training length, at least 1.
-        yarn_ramp: periods in the training context below which a frequency is divided by the whole factor, and above
-            which it is unchanged. 1 and 32 as published; at 128 tokens the fastest frequency completes 20 periods: use less.
+        slow, fast: turns within L. None: 1 and 32 for yarn as published, 1 and 4 for llama3. At 128 tokens the fastest pair
+            makes 20 turns: use less.
+        ramp: of yarn between the two: "columns", linear in the pair's number between whole ones, as all released code has it,
+            or "turns", linear in the turns, as the paper prints it.
+        short_factors, long_factors: (D/2,) of longrope.
+
+    With "dynamic" and "longrope" a row's logits depend on its length, and keys in a KV cache keep the angles they were read at.
     """
 
     def __init__(
@@ -51,7 +64,11 @@ class Rotary(nn.Module):
         train_context: int | None = None,
         scaling: str = "none",
         factor: float = 1.0,
-        yarn_ramp: tuple[float, float] = (1.0, 32.0),
+        slow: float | None = None,
+        fast: float | None = None,
+        ramp: str = "columns",
+        short_factors: Sequence[float] | None = None,
+        long_factors: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         if head_dim % 2:
@@ -62,34 +79,69 @@ class Rotary(nn.Module):
             raise ValueError(
                 f"RoPE scaling {scaling!r} does not take factor={factor}; it is 1 without, at least 1 with one"
             )
-        if scaling == "yarn" and not train_context:
-            raise ValueError("YaRN needs train_context, the number of tokens seen in training")
+        if scaling not in ("none", "linear", "ntk") and not train_context:
+            raise ValueError(f"RoPE scaling {scaling!r} needs train_context, the number of tokens seen in training")
+        if ramp not in ("columns", "turns"):
+            raise ValueError(f"unknown ramp {ramp!r} of YaRN; known: columns, turns")
+        self.slow, self.fast = slow or 1.0, fast or (4.0 if scaling == "llama3" else 32.0)
+        if not 0 < self.slow < self.fast:
+            raise ValueError(f"slow and fast must be two increasing positive numbers of turns, got {slow} and {fast}")
+        self.factors = {"short_factors": short_factors, "long_factors": long_factors}
+        for name, given in self.factors.items():
+            found = None if given is None else len(given)
+            if found != (head_dim // 2 if scaling == "longrope" else None):
+                wanted = f"{head_dim // 2} numbers, one for each pair of columns" if scaling == "longrope" else "none"
+                raise ValueError(f"RoPE scaling {scaling!r}: {name} has {found or 'no'} numbers, expected {wanted}")
         self.head_dim, self.theta, self.train_context = head_dim, theta, train_context
-        if not 0 < yarn_ramp[0] < yarn_ramp[1]:
-            raise ValueError(f"yarn_ramp must be two increasing positive numbers of periods, got {yarn_ramp}")
-        self.scaling, self.factor, self.yarn_ramp = scaling, factor, yarn_ramp
+        self.scaling, self.factor, self.ramp = scaling, factor, ramp
 
-    def frequencies(self, device: torch.device | str | None = None) -> Tensor:
-        """(D/2,) float64, after scaling."""
+    def frequencies(self, device: torch.device | str | None = None, *, length: int = 0) -> Tensor:
+        """(D/2,) float64, after scaling; `length`, in tokens, is read by "dynamic" and "longrope" alone."""
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device) / self.head_dim
-        theta = self.theta
+        grown = self.head_dim / max(self.head_dim - 2, 1)
+        context, theta = self.train_context or 0, self.theta
         if self.scaling == "ntk":
-            theta *= self.factor ** (self.head_dim / max(self.head_dim - 2, 1))
+            theta *= self.factor**grown
+        elif self.scaling == "dynamic":
+            theta *= (self.factor * max(length, context) / context - (self.factor - 1)) ** grown
         omega = theta**-pairs
         if self.scaling == "linear":
             return omega / self.factor
-        if self.scaling == "yarn" and self.train_context:
-            turns = self.train_context * omega / (2 * math.pi)
-            slow, fast = self.yarn_ramp
-            keep = ((turns - slow) / (fast - slow)).clamp(0, 1)
+        if self.scaling == "longrope":
+            factors = self.factors["long_factors" if length > context else "short_factors"]
+            return omega / torch.as_tensor(factors, dtype=torch.float64, device=device)
+        if self.scaling in ("yarn", "llama3"):
+            keep = self._kept(context * omega / (2 * math.pi))
             return omega * keep + omega / self.factor * (1 - keep)
         return omega
 
+    def _kept(self, turns: Tensor) -> Tensor:
+        """(D/2,) in [0, 1]: the share of each frequency that is not divided by the factor."""
+        if self.scaling == "llama3" or self.ramp == "turns":
+            return ((turns - self.slow) / (self.fast - self.slow)).clamp(0, 1)
+
+        def column(turned: float) -> float:
+            return (
+                self.head_dim
+                * math.log((self.train_context or 0) / (2 * math.pi * turned))
+                / (2 * math.log(self.theta))
+            )
+
+        first, last = max(math.floor(column(self.fast)), 0), min(math.ceil(column(self.slow)), self.head_dim - 1)
+        steps = torch.arange(len(turns), dtype=turns.dtype, device=turns.device)
+        return 1 - ((steps - first) / max(last - first, 1e-3)).clamp(0, 1)
+
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x (B, H, T, D), rotated by the positions of its T tokens."""
-        angle = positions.index(x.device).double()[:, None, :, None] * self.frequencies(x.device)
-        turned = rotate(x, angle)
-        return turned * (0.1 * math.log(self.factor) + 1) if self.scaling == "yarn" else turned
+        omega = self.frequencies(x.device, length=positions.offset + positions.length)
+        turned = rotate(x, positions.index(x.device).double()[:, None, :, None] * omega)
+        return turned if (lengthened := self.lengthened()) == 1 else turned * lengthened
+
+    def lengthened(self) -> float:
+        """What q and k are multiplied by."""
+        if self.scaling == "longrope" and self.factor > 1:
+            return math.sqrt(1 + math.log(self.factor) / math.log(self.train_context or 2))
+        return 0.1 * math.log(self.factor) + 1 if self.scaling == "yarn" else 1.0
 
 
 class Rotary2d(nn.Module):
@@ -138,19 +190,31 @@ class Rotary2d(nn.Module):
 
 
 class Sinusoidal(nn.Module):
-    """Fixed sines and cosines added to the embedding (Vaswani et al. 2017, §3.5): columns n and n + C/2 hold sin and cos of
-    position·10000^(−2n/C)."""
+    """Fixed sines and cosines added to the embedding (Vaswani et al. 2017, §3.5).
 
-    def __init__(self, dim: int) -> None:
+    Args:
+        dim: C, even.
+        theta: the slowest frequency is about 1/theta.
+        columns: "halves": columns n and n + C/2 hold sin and cos of position·theta^(−2n/C). "alternating": column c holds the
+            sine (c even) or the cosine (c odd) of position·theta^(−c/C), as BAM's released code has it: a cosine's frequency
+            is between those of two sines.
+    """
+
+    def __init__(self, dim: int, *, theta: float = 10000.0, columns: str = "halves") -> None:
         super().__init__()
         if dim % 2:
             raise ValueError(f"sinusoidal positions need an even width, got {dim}")
-        self.dim = dim
+        if columns not in ("halves", "alternating"):
+            raise ValueError(f"unknown columns {columns!r} of sinusoidal positions; known: halves, alternating")
+        self.dim, self.theta, self.columns = dim, theta, columns
 
     def forward(self, positions: Positions, like: Tensor) -> Tensor:
         """(1 or B, T, C) in the dtype of `like`."""
-        omega = 10000.0 ** -(torch.arange(0, self.dim, 2, dtype=torch.float64, device=like.device) / self.dim)
+        step = 2 if self.columns == "halves" else 1
+        omega = self.theta ** -(torch.arange(0, self.dim, step, dtype=torch.float64, device=like.device) / self.dim)
         angle = positions.index(like.device).double()[..., None] * omega
+        if self.columns == "alternating":
+            return torch.stack([angle[..., ::2].sin(), angle[..., 1::2].cos()], dim=-1).flatten(-2).to(like.dtype)
         return torch.cat([angle.sin(), angle.cos()], dim=-1).to(like.dtype)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -11,11 +13,23 @@ from torch import Tensor, nn
 
 from zoo.attention.base import Kernel
 from zoo.attention.dispatch import prior_attention
-from zoo.naming import nearest
+from zoo.naming import check_options, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 
-__all__ = ["LANES", "Attention", "AttentionCache", "Block", "SSMax", "SwiGLU", "init_linear"]
+__all__ = [
+    "LANES",
+    "Attention",
+    "AttentionCache",
+    "Block",
+    "GeluMLP",
+    "LogitOptions",
+    "PriorGate",
+    "SSMax",
+    "SwiGLU",
+    "init_linear",
+    "share_prior",
+]
 
 LANES = ("inside", "beside")  # where a prior's lanes are: among a head's columns, or beside them
 
@@ -33,19 +47,39 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+class GeluMLP(nn.Module):
+    """down( gelu(up x) ) with biases and GELU's tanh form, GPT-2's MLP."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(dim, hidden_dim)
+        self.down = nn.Linear(hidden_dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
 class SSMax(nn.Module):
     """Scalable softmax (arXiv 2501.19399): logits of query i times s_h·ln n_i, n_i the keys visible to it in its document.
-
-    s starts at 1 / mean(ln n) over the training context, so that training starts at plain attention on average.
 
     Args:
         num_heads: H.
         train_context: tokens (or patches) seen in training.
         causal: whether n counts i + 1 keys or all of them.
         window: the sliding window, if any; it bounds n.
+        start: s at the start, 1 in BAM's code; None: 1 / mean(ln n) over the training context, so that training starts at
+            plain attention on average.
     """
 
-    def __init__(self, num_heads: int, *, train_context: int, causal: bool = True, window: int | None = None) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        train_context: int,
+        causal: bool = True,
+        window: int | None = None,
+        start: float | None = None,
+    ) -> None:
         super().__init__()
         if train_context < 2:
             raise ValueError(f"SSMax needs a training context of at least 2 tokens, got {train_context}")
@@ -53,7 +87,7 @@ class SSMax(nn.Module):
         # On the CPU whatever the default device: on "meta", where models are counted, tensors have no values.
         seen = torch.arange(1 if causal else train_context, train_context + 1, device="cpu")
         seen = seen.clamp(max=self._reach(causal)) if window else seen
-        self.s = nn.Parameter(torch.full((num_heads,), 1.0 / float(seen.double().log().mean())))
+        self.s = nn.Parameter(torch.full((num_heads,), start or 1.0 / float(seen.double().log().mean())))
 
     def _reach(self, causal: bool) -> int:
         """Keys inside the window: to the left and itself, or on both sides."""
@@ -102,6 +136,35 @@ class AttentionCache(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class LogitOptions:
+    """How content and prior are put together: ⟨q_i, k_j⟩/(τ√d_c) + γ·g_i·K[i,j], then SSMax's scale if there is one.
+
+    Attributes:
+        temperature: τ, of the content alone.
+        prior_scale: γ.
+        scale_prior: whether SSMax scales the prior too (BAM) or the content alone.
+        prior_gate: whether there is a gate g_i = sigmoid(b_h − softplus(a_h)·‖q_i‖), q_i as projected, a and b learned (GOAT's
+            released code): a long query listens to the prior less. It starts within 1e-4 of 1.
+    """
+
+    temperature: float = 1.0
+    prior_scale: float = 1.0
+    scale_prior: bool = True
+    prior_gate: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "prior_scale"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} of the logits must be a number above 0, got {value}")
+
+    @staticmethod
+    def of(given: Mapping[str, Any], *, scale_prior: bool = True) -> LogitOptions:
+        """From a model's configuration. Raises ValueError for an unknown name."""
+        check_options("logit_options", LogitOptions, given, fixed=["scale_prior"])
+        return LogitOptions(**given, scale_prior=scale_prior)
+
+
 class Attention(nn.Module):
     """Multi-head attention whose position method is a prior, a rotation of q and k, or nothing.
 
@@ -115,10 +178,11 @@ class Attention(nn.Module):
         num_kv_heads: G, dividing H; None for H.
         rotary: turns q and k, called as rotary(x, positions).
         ssmax: row scale of the logits.
-        scale_prior: whether SSMax scales the prior too (BAM) or the content alone.
         window: keys a query sees, itself included; None for all.
         causal: whether keys after the query are hidden.
         lanes: "inside" or "beside".
+        bias: whether the four projections have biases.
+        logits: how content and prior are put together.
 
     Attributes:
         content_dim: d_c.
@@ -136,10 +200,11 @@ class Attention(nn.Module):
         num_kv_heads: int | None = None,
         rotary: nn.Module | None = None,
         ssmax: SSMax | None = None,
-        scale_prior: bool = True,
         window: int | None = None,
         causal: bool = True,
         lanes: str = "inside",
+        bias: bool = False,
+        logits: LogitOptions | None = None,
     ) -> None:
         super().__init__()
         if lanes not in LANES:
@@ -156,11 +221,18 @@ class Attention(nn.Module):
                 f"use at most {max(dim // (prior.num_lanes + 8), 1)} heads for dim={dim}, or lanes='beside'"
             )
         self.prior, self.rotary, self.ssmax = prior, rotary, ssmax
-        self.scale_prior, self.window, self.causal = scale_prior, window, causal
-        self.query = nn.Linear(dim, num_heads * self.content_dim, bias=False)
-        self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=False)
-        self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=False)
-        self.out = nn.Linear(dim, dim, bias=False)
+        self.window, self.causal = window, causal
+        logits = logits or LogitOptions()
+        self.temperature, self.prior_scale, self.scale_prior = (
+            logits.temperature,
+            logits.prior_scale,
+            logits.scale_prior,
+        )
+        self.prior_gate = PriorGate(num_heads) if logits.prior_gate else None
+        self.query = nn.Linear(dim, num_heads * self.content_dim, bias=bias)
+        self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=bias)
+        self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
+        self.out = nn.Linear(dim, dim, bias=bias)
 
     def forward(
         self,
@@ -182,11 +254,16 @@ class Attention(nn.Module):
         q = self.query(asked).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        weight = self._prior_weight(q)
         if self.rotary is not None:
             q, k = self.rotary(q, of), self.rotary(k, positions)
         scale = None if self.ssmax is None else self.ssmax(of, causal=self.causal)
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None
+        if self.temperature != 1.0:
+            q = q / self.temperature
+        if weight is not None:  # the whole row times it, and the content divided by it
+            q, scale = (q / weight[..., None]).to(q.dtype), weight if scale is None else scale * weight
         if logit_scale != 1.0:
             scale = logit_scale * (q.new_ones(q.shape[1:3], dtype=torch.float32) if scale is None else scale)
         options: dict[str, Any] = dict(query_scale=scale, segments=segments, window=self.window, kernel=kernel)
@@ -199,15 +276,63 @@ class Attention(nn.Module):
             out = cache.attend(self.prior, x, q, k, v, positions, **options)
         return self.out(out.transpose(1, 2).flatten(2))
 
+    def _prior_weight(self, q: Tensor) -> Tensor | None:
+        """(1 or B, 1 or H, T) float32: what the prior is multiplied by, from queries (B, H, T, d_c); None for 1."""
+        if self.prior_gate is not None:
+            return self.prior_scale * self.prior_gate(q)
+        return (
+            None if self.prior_scale == 1.0 else q.new_full(q.shape[1:3], self.prior_scale, dtype=torch.float32)[None]
+        )
+
+
+def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, Any]]) -> None:
+    """Make the first layer's prior that of all, which stays a module of the first alone: one copy in state dicts.
+
+    Raises:
+        ValueError: where layers have different methods (name, options).
+    """
+    if any(method != methods[0] for method in methods):
+        raise ValueError(f"share_prior needs one position method for all layers, got {[name for name, _ in methods]}")
+    for attention in layers[1:]:
+        del attention.prior
+        attention.__dict__["prior"] = layers[0].prior
+
+
+class PriorGate(nn.Module):
+    """g = sigmoid(b_h − softplus(a_h)·‖q‖) of queries (B, H, T, d_c), at least 2^−20; (B, H, T) float32 or wider."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.full((num_heads,), -10.0))
+        self.bias = nn.Parameter(torch.full((num_heads,), 10.0))
+
+    def forward(self, q: Tensor) -> Tensor:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        slope, bias = F.softplus(self.slope.to(wide))[:, None], self.bias.to(wide)[:, None]
+        return torch.sigmoid(bias - slope * q.to(wide).norm(dim=-1)).clamp(min=2.0**-20)
+
 
 class Block(nn.Module):
-    """Pre-norm: x + attention(norm x), then x + mlp(norm x)."""
+    """Pre-norm: x + attention(norm x), then x + mlp(norm x).
 
-    def __init__(self, dim: int, attention: Attention, mlp: nn.Module, *, norm_eps: float = 1e-5) -> None:
+    Args:
+        dim: C.
+        norm: nn.RMSNorm or nn.LayerNorm.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        attention: Attention,
+        mlp: nn.Module,
+        *,
+        norm: Callable[..., nn.Module] = nn.RMSNorm,
+        norm_eps: float = 1e-5,
+    ) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(dim, eps=norm_eps)
+        self.attention_norm = norm(dim, eps=norm_eps)
         self.attention = attention
-        self.mlp_norm = nn.RMSNorm(dim, eps=norm_eps)
+        self.mlp_norm = norm(dim, eps=norm_eps)
         self.mlp = mlp
 
     def forward(

@@ -17,7 +17,7 @@ from zoo.files import replacing
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 
-__all__ = ["draw_priors", "layer_priors", "log_prior_curve", "save_figure"]
+__all__ = ["draw_priors", "head_style", "layer_priors", "log_prior_curve", "mark_training", "save_figure"]
 
 FLOOR = -12.0  # lower end of the panels: exp(−12) = 6e-6 of the best key's weight
 RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion
@@ -119,22 +119,28 @@ def _draw_layer(axis, prior: Prior, length: int, *, trained_at: int | None) -> N
     curves = log_prior_curve(prior, length)
     at = _sampled(length)
     for head, (curve, retrieval) in enumerate(zip(curves, prior.retrieval_heads().tolist(), strict=True)):
-        axis.plot(at + 1, curve[at], **_style(head, prior.num_heads, retrieval))
+        axis.plot(at + 1, curve[at], **head_style(head, prior.num_heads, retrieval))
     axis.set_xscale("log", base=2)
     axis.set_ylim(FLOOR, 0.6)
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    mark_training(axis, trained_at, length)
+
+
+def mark_training(axis: Any, trained_at: int | None, length: int) -> None:
+    """A dashed line at the training length, where it is in view."""
     if trained_at and trained_at < length:
         axis.axvline(trained_at, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+        low = axis.get_ylim()[0]
         axis.annotate(
-            f"trained at {trained_at}", (trained_at, FLOOR + 0.2), rotation=90, ha="right", fontsize=7, color="0.35"
+            f"trained at {trained_at}", (trained_at, low + 0.2), rotation=90, ha="right", fontsize=7, color="0.35"
         )
 
 
 def _legend(figure, priors: list[Prior], heads: int) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], **_style(h, heads, False), label=f"head {h}") for h in range(heads)]
+    handles = [Line2D([], [], **head_style(h, heads, False), label=f"head {h}") for h in range(heads)]
     if any(flag for prior in priors for flag in prior.retrieval_heads().tolist()):
         handles.append(
             Line2D([], [], color=RETRIEVAL, linewidth=2.6, label="retrieval head\n(β < 0), in its\nhead's dashes")
@@ -164,7 +170,7 @@ def _draw_table(axis, name: str, rows: list[list[float]], marked: list[list[bool
     axis.set_ylabel("layer", fontsize=8)
 
 
-def _style(head: int, heads: int, retrieval: bool) -> dict:
+def head_style(head: int, heads: int, retrieval: bool) -> dict:
     """Grey level and dash by head index; retrieval heads in their own colour."""
     dashes = ("-", "--", "-.", ":")[head % 4]
     if retrieval:

@@ -16,7 +16,7 @@ from zoo.slices import slices
 if TYPE_CHECKING:
     from modalities.decoder.model import Decoder
 
-__all__ = ["generate", "prefill", "stream", "stream_text"]
+__all__ = ["generate", "left_pad", "prefill", "stream", "stream_text"]
 
 PREFILL_TOKENS = 1 << 15  # prompt tokens, of all rows, that are read at a time
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
@@ -105,7 +105,7 @@ def _stream(
     cache: str,
 ) -> Iterator[Tensor]:
     device = model.embedding.weight.device
-    tokens, segments = _left_pad(prompts, device)
+    tokens, segments = left_pad(prompts, device)
     generator = torch.Generator(device).manual_seed(seed) if seed is not None else None
     held = model.new_cache(tokens.shape[1] + max_new_tokens, cache)
     real = None if segments is None else torch.zeros_like(segments[:, :1])
@@ -116,11 +116,22 @@ def _stream(
         yield tokens[:, 0]
 
 
-def prefill(model: Decoder, tokens: Tensor, cache: Cache, segments: Tensor | None = None) -> Tensor:
-    """Read tokens (B, T), which follow what the cache holds, a part of them at a time. Returns features (B, C) of the last."""
+def prefill(
+    model: Decoder,
+    tokens: Tensor,
+    cache: Cache,
+    segments: Tensor | None = None,
+    *,
+    advance: Callable[[int], object] = lambda tokens: None,
+) -> Tensor:
+    """Read tokens (B, T), which follow what the cache holds, a part of them at a time. Returns features (B, C) of the last.
+
+    advance: called with the tokens of each part that is read.
+    """
     for part in slices(tokens.shape[1], max(1, PREFILL_TOKENS // len(tokens))):
         ids = None if segments is None else segments[:, part]
         features = model.forward_features(tokens[:, part], segments=ids, cache=cache, last=1)
+        advance(part.stop - part.start)
     return features[:, -1]
 
 
@@ -168,10 +179,14 @@ def _whole_characters(
         yield decode(before + since).removeprefix(decode(before))[len(written) :]
 
 
-def _left_pad(
+def left_pad(
     prompts: Tensor | Sequence[Sequence[int] | np.ndarray], device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Tokens (B, T) and document ids: −1 on the padding, 0 on the prompt; None when all are equally long."""
+    """Tokens (B, T) and document ids (B, T): −1 on the padding, 0 on the prompt; None when all are equally long.
+
+    Raises:
+        ValueError: for no prompts, or an empty one.
+    """
     rows = [torch.as_tensor(row, dtype=torch.int64).to(device) for row in prompts]
     if not rows or any(row.numel() == 0 for row in rows):
         raise ValueError("every prompt needs at least one token, such as the tokenizer's bos_id")

@@ -1,4 +1,4 @@
-"""One causal decoder for every position method: pre-RMSNorm, SwiGLU, no biases."""
+"""One causal decoder for every position method: pre-norm; RMSNorm, SwiGLU and no biases, or GPT-2's layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from modalities.decoder.generation import generate
 from zoo.attention.base import Kernel, single_documents
 from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
-from zoo.layers import Attention, Block, SSMax, SwiGLU, init_linear
+from zoo.layers import Attention, Block, GeluMLP, LogitOptions, SSMax, SwiGLU, init_linear, share_prior
 from zoo.methods import (
     Position,
     check_position,
@@ -36,20 +36,30 @@ PAGE = 64  # tokens on a page of a paged cache
 PAGED_FROM = 1 << 15  # least capacity of a cache that is paged automatically
 
 
+# Norm and MLP of a style; "gpt2" has biases too.
+STYLES: dict[str, tuple[Callable[..., nn.Module], Callable[[int, int], nn.Module]]] = {
+    "llama": (nn.RMSNorm, SwiGLU),
+    "gpt2": (nn.LayerNorm, GeluMLP),
+}
+
+
 @dataclass(frozen=True)
 class DecoderConfig:
     """Everything that makes a decoder; JSON.
 
     Attributes:
-        vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of the SwiGLU.
+        vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of the MLP.
+        style: "llama" (RMSNorm, SwiGLU, no biases) or "gpt2" (LayerNorm, GELU, biases).
         position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for it; or a list of one
             per layer, or a shorter one that is repeated, with options by name. An embedding enters once, before the layers.
-        ssmax: scale logits by s·ln n; scale_prior: the prior's logits too.
+        ssmax: scale logits by s·ln n; scale_prior: the prior's logits too; ssmax_start: s at the start, see `SSMax`.
+        share_prior: one prior for all layers, as in BAM's code by default, instead of one each.
         train_context: tokens per training row.
         tied: one matrix for embedding and output.
         tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
         activation_checkpointing: recompute each block in the backward pass.
         lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
+        logit_options: temperature, prior_scale, prior_gate, see `LogitOptions`.
     """
 
     vocab_size: int = 264
@@ -58,15 +68,19 @@ class DecoderConfig:
     num_heads: int = 4
     num_kv_heads: int | None = None
     hidden_dim: int = 344
+    style: str = "llama"
     position: str | list[str] = "ggd"
     position_options: dict[str, Any] = field(default_factory=dict)
     ssmax: bool = False
     scale_prior: bool = True
+    ssmax_start: float | None = None
+    share_prior: bool = False
     train_context: int = 128
     tied: bool = True
     tokenizer: str = "bytes"
     activation_checkpointing: bool = False
     lanes: str = "inside"
+    logit_options: dict[str, Any] = field(default_factory=dict)
 
 
 class Decoder(ZooModel):
@@ -80,6 +94,8 @@ class Decoder(ZooModel):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        if config.style not in STYLES:
+            raise ValueError(f"style={config.style!r}: {nearest(config.style, STYLES)}")
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         methods = layer_methods(config.position, config.position_options, config.num_layers)
@@ -89,9 +105,11 @@ class Decoder(ZooModel):
         for method in methods[1:]:
             made.append(_position(config, *method))
             self.layers.append(_block(config, made[-1]))
+        if config.share_prior:
+            share_prior([cast(Block, layer).attention for layer in self.layers], methods)
         self.position_embedding = shared_embedding(methods, made)
         self.config = replace(config, position_options=stored_options(config.position, made))
-        self.norm = nn.RMSNorm(config.dim, eps=1e-5)
+        self.norm = STYLES[config.style][0](config.dim, eps=1e-5)
         self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
         init_linear(self, depth=config.num_layers)
         nn.init.normal_(self.embedding.weight, std=(2 / (5 * config.dim)) ** 0.5)
@@ -225,7 +243,8 @@ def _position(config: DecoderConfig, method: str, options: dict[str, Any]) -> Po
 def _block(config: DecoderConfig, position: Position) -> Block:
     ssmax = None
     if config.ssmax:
-        ssmax = SSMax(config.num_heads, train_context=config.train_context, window=position.window)
+        context, start = config.train_context, config.ssmax_start
+        ssmax = SSMax(config.num_heads, train_context=context, window=position.window, start=start)
     attention = Attention(
         config.dim,
         config.num_heads,
@@ -233,11 +252,13 @@ def _block(config: DecoderConfig, position: Position) -> Block:
         num_kv_heads=config.num_kv_heads,
         rotary=position.rotary,
         ssmax=ssmax,
-        scale_prior=config.scale_prior,
         lanes=config.lanes,
         window=position.window,
+        bias=config.style == "gpt2",
+        logits=LogitOptions.of(config.logit_options, scale_prior=config.scale_prior),
     )
-    return Block(config.dim, attention, SwiGLU(config.dim, config.hidden_dim))
+    norm, mlp = STYLES[config.style]
+    return Block(config.dim, attention, mlp(config.dim, config.hidden_dim), norm=norm)
 
 
 def register_decoders(

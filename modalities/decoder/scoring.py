@@ -1,4 +1,4 @@
-"""Log-likelihood scoring and greedy decoding of causal decoders.
+"""Log-likelihood scoring and decoding of causal decoders.
 
 Memory grows with the length, never with its square or with length × vocabulary: logits are made for a slice of
 positions at a time and dropped once reduced.
@@ -7,15 +7,18 @@ positions at a time and dropped once reduced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from modalities.decoder.generation import prefill, stream
+from modalities.decoder.generation import PREFILL_TOKENS, left_pad, prefill, stream
 from modalities.decoder.model import Decoder
 from zoo.decoding import Cache
+from zoo.slices import slices
 
 LOGIT_BUDGET = 1 << 23  # logits alive at once, as a count of float64 numbers (64 MiB)
 
@@ -105,22 +108,95 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
 
 
 @torch.inference_mode()
-def greedy_texts(
+def continuation_scores(
+    model: Decoder, contexts: Sequence[Sequence[int]], continuations: Sequence[Sequence[Sequence[int]]]
+) -> list[list[tuple[float, bool]]]:
+    """Score any number of continuations of each context. The contexts are read once, as one batch.
+
+    Args:
+        contexts: token ids, B rows of any lengths.
+        continuations: of each context the token ids that may follow it, any number of rows of any lengths.
+
+    Returns:
+        of each context, for each continuation: its log-probability in nats, the sum over its tokens in float64, and whether
+        each of its tokens is the likeliest after those before it, so that greedy decoding writes it.
+
+    Raises:
+        ValueError: for a context or a continuation without tokens.
+    """
+    lengths = [len(row) for rows in continuations for row in rows]
+    if 0 in lengths:
+        raise ValueError("every continuation needs at least one token")
+    tokens, segments = left_pad(contexts, device_of(model))
+    cache = model.new_cache(tokens.shape[1] + max(lengths, default=0))
+    last = prefill(model, tokens, cache, segments)[:, None]
+    # A paged cache evicts nothing while a mark is alive, so there is one only where it is needed.
+    mark = cache.mark() if max(map(len, continuations)) > 1 else None
+    scores: list[list[tuple[float, bool]]] = [[] for _ in contexts]
+    for turn in zip_longest(*continuations, fillvalue=()):  # a continuation of every context that has more
+        log_probs, greedy = _scores_after(model, cache, last, turn, padded=segments is not None)
+        for row, found in enumerate(zip(log_probs.tolist(), greedy.tolist(), strict=True)):
+            if turn[row]:
+                scores[row].append(found)
+        if mark is not None:
+            cache.rewind(mark)
+    return scores
+
+
+def _scores_after(
+    model: Decoder, cache: Cache, last: Tensor, rows: Sequence[Sequence[int]], *, padded: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probability (B,) float64 of rows of token ids after what `cache` holds, and whether greedy decoding writes them.
+
+    Args:
+        last: features (B, 1, C) of the last token held.
+        padded: whether the cache holds document ids.
+    """
+    device = last.device
+    targets = pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True).to(device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    real = torch.arange(targets.shape[1], device=device) < lengths[:, None]
+    log_probs, likeliest = torch.zeros_like(targets, dtype=torch.float64), torch.ones_like(real)
+    for part, features in _features_before(model, cache, last, targets, padded=padded):
+        here = real[:, part]
+        wanted = targets[:, part][here]
+        found, hits = torch.empty_like(wanted, dtype=torch.float64), torch.empty_like(wanted, dtype=torch.bool)
+        for piece, (logits,) in logits_by_slice(model, features[here][None]):
+            found[piece] = logits.gather(-1, wanted[piece, None])[:, 0] - logits.logsumexp(-1)
+            hits[piece] = logits.argmax(-1) == wanted[piece]
+        log_probs[:, part][here], likeliest[:, part][here] = found, hits
+    return log_probs.sum(1), likeliest.all(1)
+
+
+def _features_before(
+    model: Decoder, cache: Cache, last: Tensor, targets: Tensor, *, padded: bool
+) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of the T positions of ``targets`` (B, T), each with the features (B, ·, C) that predict it; read in parts."""
+    yield slice(0, 1), last
+    for part in slices(targets.shape[1] - 1, max(1, PREFILL_TOKENS // len(targets))):
+        inputs = targets[:, part]
+        segments = torch.zeros_like(inputs) if padded else None
+        yield slice(part.start + 1, part.stop + 1), model.forward_features(inputs, segments=segments, cache=cache)
+
+
+@torch.inference_mode()
+def continue_texts(
     model: Decoder,
     tokenizer: Any,
-    prompts: Sequence[np.ndarray],
+    prompts: Sequence[Sequence[int] | np.ndarray],
     *,
     max_new_tokens: int,
     finished: Sequence[Callable[[str], bool]],
+    **sampling: Any,
 ) -> list[str]:
-    """Greedy continuations of prompts of any lengths, as text.
+    """Continuations of prompts of any lengths, as text; greedy ones unless ``sampling`` says otherwise.
 
     A row ends at EOS, at ``max_new_tokens``, or as soon as its ``finished`` returns True for its text. ``tokenizer`` needs
-    decode(ids) and eos_id.
+    decode(ids) and eos_id. ``sampling``: temperature, top_k, top_p, seed and cache, as in `generate`.
     """
     written: list[list[int]] = [[] for _ in prompts]
     texts, done = [""] * len(prompts), [False] * len(prompts)
-    for tokens in stream(model, prompts, max_new_tokens=max_new_tokens):
+    for tokens in stream(model, prompts, max_new_tokens=max_new_tokens, **sampling):
         for row, token in enumerate(tokens.tolist()):
             if not done[row]:
                 written[row].append(token)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modalities.contract import Reading
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
 from modalities.decoder.training import check_tokenizer
@@ -53,10 +54,9 @@ class DnaConfig(DecoderConfig):
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
-    # GOAT, human genome: the released script, and the layers of the paper's 125M, which counts an embedding of 50,257
-    # tokens; on single bases 83M (dna_goat_125m) to 85M parameters.
+    # GOAT, human genome: the released script; and 125M parameters on single bases, where the paper names the size and no layers
     "25m": dict(dim=512, num_layers=8, num_heads=8, hidden_dim=1376, train_context=1024),
-    "125m": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=1024),
+    "125m": dict(dim=768, num_layers=18, num_heads=12, hidden_dim=2048, train_context=1024),
 }
 
 
@@ -85,6 +85,13 @@ class DnaDecoder(Decoder):
         return stream_text(
             self, ids, lambda new: decode(tokenizer.decode(new)), max_new_tokens=max_new_tokens, **sampling
         )
+
+    def read(self, given: str) -> Reading:
+        """The start token and the tokens of bases. ValueError for other letters than those of bases."""
+        tokenizer = load_tokenizer(self.config.tokenizer)
+        ids = [tokenizer.bos_id, *tokenizer.encode(encode(given)).ids.tolist()]
+        names = ("⟨start⟩", *(decode(tokenizer.decode([token])) for token in ids[1:]))
+        return Reading((torch.tensor([ids], device=self.embedding.weight.device),), names=names)
 
 
 def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:

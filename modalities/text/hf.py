@@ -1,4 +1,4 @@
-"""The causal LM as a `transformers` model, for tools that take one (evaluation harnesses, pipelines).
+"""The causal LM as a `transformers` model, for tools that take one. (For lm-evaluation-harness there is `lm_eval.py`.)
 
     from modalities.text.hf import wrap
     model = wrap(zoo.create_model("text_ggd_ssmax_tiny.facts"))      # a PreTrainedModel

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from modalities.contract import Reading
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, register_decoders
 from modalities.text.tokenizers import load_tokenizer
@@ -31,6 +34,15 @@ class CausalLM(Decoder):
         end = tokenizer.eos_id
         return stream_text(self, ids, tokenizer.decode, max_new_tokens=max_new_tokens, eos_id=end, **sampling)
 
+    def read(self, given: str) -> Reading:
+        """BOS and the tokens of a text."""
+        tokenizer = load_tokenizer(self.config.tokenizer)
+        ids = [tokenizer.bos_id, *tokenizer.encode(given).tolist()]
+        names = ("⟨bos⟩", *(tokenizer.decode([token]) for token in ids[1:]))
+        return Reading((torch.tensor([ids], device=self.embedding.weight.device),), names=names)
+
+
+GPT2: dict[str, Any] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
 
 # The sizes of the papers keep their names; small reads bytes. In the models that ship lanes stand beside the heads' columns, so
 # that all methods have the same room for content.
@@ -56,14 +68,12 @@ SIZES: dict[str, dict[str, Any]] = {
         tokenizer="bpe-4k",
         lanes="beside",
     ),
-    # GOAT, C4
-    "125m": dict(
-        dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=2048, vocab_size=50257, tokenizer="gpt2"
-    ),
-    # CABLE, FineWeb-Edu
-    "124m": dict(
-        dim=768, num_layers=12, num_heads=12, hidden_dim=2048, train_context=1024, vocab_size=50257, tokenizer="gpt2"
-    ),
+    # GOAT, C4: "a pre-norm GPT"
+    "125m": GPT2 | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=2048),
+    # CABLE's tiny, small and medium, whose released code pads GPT-2's vocabulary; it calls them 44M, 124M and 334M
+    "44m": GPT2 | dict(dim=512, num_layers=6, num_heads=8, hidden_dim=2048, train_context=1024, vocab_size=50304),
+    "124m": GPT2 | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=1024, vocab_size=50304),
+    "354m": GPT2 | dict(dim=1024, num_layers=24, num_heads=16, hidden_dim=4096, train_context=1024, vocab_size=50304),
     # BAM, FineWeb, the Mistral v0.3 vocabulary
     "120m": dict(dim=768, num_layers=12, num_heads=16, hidden_dim=1536, train_context=512),
     "432m": dict(dim=1536, num_layers=14, num_heads=24, hidden_dim=3072, train_context=512),

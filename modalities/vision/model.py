@@ -11,13 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
+from PIL import Image
 from timm.layers import DropPath, LayerScale, Mlp, PatchEmbed, SwiGLU, global_pool_nlc, lecun_normal_, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from modalities.contract import Reading
+from modalities.vision.transforms import preprocess
 from zoo.attention.base import Kernel
-from zoo.layers import Attention, SSMax, init_linear
+from zoo.layers import Attention, LogitOptions, SSMax, init_linear, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
@@ -39,7 +42,9 @@ class VisionConfig:
         dim: C.  num_layers, num_heads: H.  hidden_dim: of the MLP.  mlp: "swiglu" or "gelu".
         position: a name of `zoo.methods.list_grid_positions()` or a sum of them, with `position_options` for it; or a list of
             one per layer, or a shorter one that is repeated, with options by name.
-        ssmax: scale logits by s·ln n, n all tokens of the image; scale_prior: the prior's logits too.
+        ssmax: scale logits by s·ln n, n all tokens of the image; scale_prior: the prior's logits too; ssmax_start: s at the
+            start, see `SSMax`.
+        share_prior: one prior for all layers instead of one each.
         class_token: a learned token before the patches.  reg_tokens: learned tokens after it that nothing reads.
         global_pool: "token" reads the class token, "avg" the mean of the patches, "" gives every token to the classifier.
         drop_path_rate: of the last block; it rises linearly from 0.  init_values: layer scale's start, None for none.
@@ -48,6 +53,7 @@ class VisionConfig:
         mean, std: what pixels in 0…1 are normalised with.
         activation_checkpointing: recompute each block in the backward pass.
         lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
+        logit_options: temperature, prior_scale, prior_gate, see `LogitOptions`.
     """
 
     img_size: int | tuple[int, int] = 224
@@ -63,6 +69,8 @@ class VisionConfig:
     position_options: dict[str, Any] = field(default_factory=dict)
     ssmax: bool = False
     scale_prior: bool = True
+    ssmax_start: float | None = None
+    share_prior: bool = False
     class_token: bool = True
     reg_tokens: int = 0
     global_pool: str = "token"
@@ -73,6 +81,7 @@ class VisionConfig:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     activation_checkpointing: bool = False
     lanes: str = "inside"
+    logit_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("img_size", "mean", "std"):  # JSON knows lists alone
@@ -119,15 +128,18 @@ class VisionBlock(nn.Module):
         super().__init__()
         dim, prefix = config.dim, config.class_token + config.reg_tokens
         tokens = prefix + config.train_grid[0] * config.train_grid[1]
+        ssmax = None
+        if config.ssmax:
+            ssmax = SSMax(config.num_heads, train_context=tokens, causal=False, start=config.ssmax_start)
         attention = Attention(
             dim,
             config.num_heads,
             prior=position.prior,
             rotary=position.rotary,
-            ssmax=SSMax(config.num_heads, train_context=tokens, causal=False) if config.ssmax else None,
-            scale_prior=config.scale_prior,
+            ssmax=ssmax,
             lanes=config.lanes,
             causal=False,
+            logits=LogitOptions.of(config.logit_options, scale_prior=config.scale_prior),
         )
         mlp = {"swiglu": SwiGLU, "gelu": Mlp}[config.mlp]
         self.attention_norm = nn.LayerNorm(dim, eps=1e-6)
@@ -177,6 +189,8 @@ class VisionTransformer(ZooModel):
         for method, rate in zip(methods[1:], rates[1:], strict=True):
             made.append(_position(config, *method))
             self.layers.append(VisionBlock(config, made[-1], rate))
+        if config.share_prior:
+            share_prior([cast(VisionBlock, layer).attention for layer in self.layers], methods)
         self.position_embedding = shared_embedding(methods, made)
         self.config = replace(config, position_options=stored_options(config.position, made))
         self.norm: nn.Module = nn.LayerNorm(config.dim, eps=1e-6)
@@ -203,6 +217,25 @@ class VisionTransformer(ZooModel):
 
     def train_positions(self) -> Positions:
         return self.positions(*self.config.train_size)
+
+    def read(self, given: str) -> Reading:
+        """The image at a path, its centre at the training size. ValueError or OSError where there is none."""
+        config = self.config
+        with Image.open(given) as opened:
+            image = opened.convert("RGB")
+        pixels = preprocess(
+            image,
+            *config.train_size,
+            mode="upsampled",
+            train_size=min(image.size),
+            fit="crop",
+            mean=config.mean,
+            std=config.std,
+        )
+        mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
+        shown = (pixels * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
+        like = next(self.parameters())
+        return Reading((pixels[None].to(like),), image=shown, grid=config.train_grid, prefix=self.num_prefix_tokens)
 
     def describe_input(self) -> dict[str, str]:
         pixels, grid, prefix = self.config.train_size, self.config.train_grid, self.num_prefix_tokens

@@ -16,7 +16,8 @@ def test_help_names_every_command(capsys):
     for words in ([], ["--help"]):
         assert main(words) == 0
         printed = capsys.readouterr().out
-        assert all(name in printed for name in ("list", "show", "plot-prior", "train", "evaluate", "generate"))
+        commands = ("list", "show", "plot-prior", "train", "evaluate", "generate", "attention", "lm-eval", "import")
+        assert all(name in printed for name in commands)
     assert main(["evaluate", "text_ggd_tiny", "passkey", "--help"]) == 0
     assert "--lengths" in capsys.readouterr().out
 
@@ -83,6 +84,17 @@ def test_generate_writes_what_the_model_streams(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(type(model), "stream_text", interrupted)
     assert main(["generate", *words]) == 130
     assert capsys.readouterr().out == "The\n"
+
+
+def test_lm_eval_says_which_extra_is_missing(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)  # as where it is not installed
+    assert main(["lm-eval", "--model", "priorzoo"]) == 2
+    message = capsys.readouterr().err
+    assert (
+        message.startswith("error: ")
+        and "lm_eval" in message
+        and message.endswith(": pip install 'priorzoo[lm-eval]'\n")
+    )
 
 
 @pytest.mark.slow

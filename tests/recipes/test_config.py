@@ -59,7 +59,7 @@ def test_a_wrong_override_is_named(setting, words):
         ("optim.muon_lr_scale=0", "a positive number"),
         ("optim.schedule=cosin", "'cosine'"),
         ("train.zero_stage=4", "0, 1, 2 or 3"),
-        ("train.precision=fp61", "'fp32'"),
+        ("train.precision=fp61", "'fp16'"),
         ("train.steps=0", r"train\.steps=0"),
         ("train.ema=1", r"train\.ema=1"),
         ("evaluate.samples=0", r"evaluate\.samples=0"),
@@ -102,6 +102,9 @@ def test_stage_0_in_bf16_has_to_be_asked_for():
     with pytest.raises(ConfigError, match=r"train\.clip=1.*expected 0 .*muon"):
         stage("optim.name=muon", "train.zero_stage=2", "train.clip=1")
     assert stage("train.precision=bf16", user_config={"zero_optimization": {"stage": 0}}) == 0
+    assert stage("train.precision=fp16") == 1 and stage(user_config={"fp16": {"enabled": True}}) == 1
+    with pytest.raises(ConfigError, match=r"train\.zero_stage=0 is not served in fp16"):
+        stage("train.precision=fp16", "train.zero_stage=0")
 
 
 def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():
@@ -123,7 +126,8 @@ def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():
         ({"zero_optimization": {"reduce_bucket_size": "auto"}}, [], "zero_optimization.reduce_bucket_size"),
         ({"optimizer": {"type": "Adam"}}, [], "optim.name"),
         ({"scheduler": {"type": "WarmupLR"}}, [], "optim.schedule"),
-        ({"fp16": {"enabled": True}}, [], "bf16"),
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, [], "keep one"),
+        ({"fp16": {"enabled": True}}, ["train.precision=bf16"], "train.precision=bf16"),
         ({"zero_optimisation": {"stage": 1}}, [], "zero_optimization"),
         ({"zero_optimization": {"stage": 2}}, ["train.zero_stage=1"], "train.zero_stage=1"),
         ({"train_micro_batch_size_per_gpu": 5}, ["train.batch=32"], "5 × 6 × 1 = 30"),

@@ -56,7 +56,7 @@ def test_a_dry_run_counts_without_data(name):
 
 def test_goats_imagenet_set_up():
     """AdamW (0.9, 0.999), 1e-3 cosine, decay 0.05, 150 epochs, warm-up 20, batch 1024, and the augmentation."""
-    recipe = find_recipe("vision.goat_imagenet_vits16")
+    recipe = find_recipe("vision.goat_imagenet_goat_vits16")
     optim, train, data = recipe.optim, recipe.train, recipe.data
     assert (optim.name, optim.betas, optim.lr, optim.weight_decay) == ("adamw", (0.9, 0.999), 1e-3, 0.05)
     epoch = 1_281_167 / train.batch
@@ -68,6 +68,10 @@ def test_goats_imagenet_set_up():
     assert (config.num_layers, config.num_heads, config.dim, config.mlp) == (12, 6, 384, "swiglu")
     assert (config.position, config.drop_path_rate, config.patch_size) == ("goat", 0.1, 16)
     assert prior.spectral.y.rank + prior.spectral.x.rank == 16  # pairs in all
+    assert config.position_options["init"] == "uniform" and train.precision == "fp16"
+    beside = [find_recipe(f"vision.goat_imagenet_{name}_vits16") for name in ("ape", "rope2d")]
+    assert [build_on_meta(other).config.position for other in beside] == ["learned", "rope2d_axial"]
+    assert all(replace(other, name="", model=None) == replace(recipe, name="", model=None) for other in beside)
 
 
 @pytest.mark.parametrize("name", ["goat_human", "human_125m"])
@@ -79,19 +83,19 @@ def test_goats_dna_set_ups(name):
     model = build_on_meta(recipe)
     config, prior = model.config, model.layers[0].attention.prior
     shape = (config.num_layers, config.num_heads, config.dim)
-    assert shape == {"goat_human": (8, 8, 512), "human_125m": (12, 12, 768)}[name]
+    assert shape == {"goat_human": (8, 8, 512), "human_125m": (18, 12, 768)}[name]
     assert (prior.spectral.rank, prior.key_bias.rank) == (2, 8)
 
 
 @pytest.mark.parametrize(
     ("name", "context", "tokens_per_step", "steps", "optimizer", "lr", "floor_lr", "warmup"),
     [
-        ("goat_c4_125m", 2048, 32 * 2048, 61_035, "adamw", 1e-4, 3e-5, 2000),
-        ("bam_fineweb_120m", 512, 589_824, 19_251, "radam", 1e-3, 1e-4, 0),
-        ("bam_fineweb_432m", 512, 589_824, 19_251, "radam", 5e-4, 5e-5, 0),
-        ("bam_fineweb_1100m", 512, 589_824, 19_251, "radam", 3e-4, 3e-5, 0),
-        ("cable_124m", 1024, 524_288, 19_073, "adamw", 6e-4, 6e-5, 715),
-        ("bam_extend_120m", 1024, 589_824, 256, "radam", 1e-4, None, 16),
+        ("goat_c4_goat_125m", 2048, 32 * 2048, 61_035, "adamw", 1e-4, 3e-5, 2000),
+        ("bam_ggd_ssmax_120m", 512, 589_824, 19_251, "radam", 1e-3, 1e-4, 0),
+        ("bam_rope_432m", 512, 589_824, 19_251, "radam", 5e-4, 5e-5, 0),
+        ("bam_alibi_ssmax_1100m", 512, 589_824, 19_251, "radam", 3e-4, 3e-5, 0),
+        ("cable_cable_124m", 1024, 524_288, 19_073, "adamw", 6e-4, 6e-5, 715),
+        ("bam_extend_ggd_ssmax_120m", 1024, 589_824, 256, "radam", 1e-4, None, 16),
     ],
 )
 def test_the_papers_set_ups(name, context, tokens_per_step, steps, optimizer, lr, floor_lr, warmup):
@@ -109,7 +113,7 @@ def test_the_tokenizer_of_the_data_is_the_models():
         recipe.model.options = options
         return build_on_meta(recipe).config
 
-    recipe = find_recipe("text.goat_c4_125m")
+    recipe = find_recipe("text.goat_c4_goat_125m")
     recipe.data = replace(
         recipe.data, tokenizer="gpt2?split_digits=true"
     )  # the same vocabulary: no file is read for it
@@ -127,9 +131,9 @@ def test_the_tokenizer_of_the_data_is_the_models():
 
 def test_context_extension_starts_from_a_finished_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recipe = find_recipe("text.bam_extend_120m")
+    recipe = find_recipe("text.bam_extend_ggd_ssmax_120m")
     describe(resolve(recipe, world=8))  # a dry run needs none
-    with pytest.raises(ConfigError, match=r"text\.bam_fineweb_120m"):
+    with pytest.raises(ConfigError, match=r"text\.bam_ggd_ssmax_120m"):
         load_weights(None, recipe.model.init_from)
 
 
@@ -191,6 +195,26 @@ def test_only_matrices_decay(name):
             assert id(module.weight) in decayed
     position = getattr(model, "position_embedding", None)
     assert position is None or not decayed & {id(p) for p in position.parameters()}
+
+
+@pytest.mark.parametrize("optimizer", ["radam", "muon"])
+def test_parameters_have_rates_of_their_own(optimizer):
+    """As BAM's code has one each for shape, scale and location; every other group stays as it is."""
+    model = create_model("text_ggd_ssmax_tiny", num_layers=2, position_options={"train_mu": True})
+    own = {"theta_beta": 7.0, "prior.theta_mu": 0.5, "embedding.weight": 3.0}
+    groups = engine.parameter_groups(model, Optim(optimizer, lr=1e-3, prior_lr_scale=20.0, lr_scales=own))
+    rate = {id(p): group.get("lr", 1e-3) for group in groups for p in group["params"]}
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    found = {n: rate[id(p)] / 1e-3 for n, p in model.named_parameters()}
+    assert {n.rpartition(".")[2]: round(found[n], 9) for n in found if ".prior." in n or "ssmax" in n} == {
+        "theta_alpha": 20.0,
+        "theta_beta": 7.0,
+        "theta_mu": 0.5,
+        "s": 20.0,
+    }
+    assert found["embedding.weight"] == pytest.approx(3.0) and decay[id(model.embedding.weight)] == 0.1
+    with pytest.raises(ConfigError, match="called 'theta_bata'; did you mean 'theta_beta'"):
+        engine.parameter_groups(model, Optim(lr_scales={"theta_bata": 2.0}))
 
 
 @pytest.mark.parametrize("name", ["text_cable_ssmax_tiny", "text_learned_tiny", "vision_goat_tiny_patch8"])

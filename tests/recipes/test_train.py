@@ -128,6 +128,28 @@ def test_bf16_trains(whole, tmp_path):
     assert losses[0] == pytest.approx(curve(whole)[0][0], abs=0.05) and all(map(math.isfinite, losses))
 
 
+def test_fp16_leaves_out_steps_that_overflow(whole, tmp_path):
+    """The dynamic loss scale starts too high: such steps have a norm of 0 and leave the weights, later ones train."""
+    from deepspeed.accelerator import get_accelerator
+
+    if not get_accelerator().is_fp16_supported():
+        pytest.skip("DeepSpeed says that this machine has no float16")
+    (tmp_path / "own.json").write_text(
+        json.dumps({"fp16": {"enabled": True, "initial_scale_power": 20, "hysteresis": 1}})
+    )
+    settings = ["train.steps=8", "train.save_every=0"]
+    words = [*SMALL, "--run-dir", str(tmp_path / "run"), "--deepspeed_config", str(tmp_path / "own.json")]
+    assert main(words + [part for setting in settings for part in ("--set", setting)]) == 0
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if "loss" in record]
+    assert steps[0]["loss"] == pytest.approx(curve(whole)[0][0], abs=0.05) and all(
+        math.isfinite(s["loss"]) for s in steps
+    )
+    assert steps[0]["grad_norm"] == 0 and steps[-1]["grad_norm"] > 0
+    state = load_file(tmp_path / "run/model/model.safetensors")
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+
+
 @pytest.mark.slow
 def test_muon_trains_and_goes_on(whole, tmp_path):
     """In pieces, at every ZeRO stage and in bfloat16 as in one piece; after a stop to the bit; without a compiler."""

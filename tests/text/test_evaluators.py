@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from modalities.decoder.scoring import force_and_write, position_buckets
+from modalities.decoder import generation, scoring
+from modalities.decoder.scoring import continuation_scores, force_and_write, position_buckets
 from modalities.paired import scores_by_unit
 from modalities.text.data import open_heldout
 from modalities.text.evaluators import EVALUATORS, far, niah, passkey
@@ -142,7 +143,7 @@ def asked_values(prompt):
 def test_far_reads_a_text_once_and_answers_as_after_whole_prompts(position, monkeypatch):
     model, facts = tiny(position).double(), 3
     evaluator = made(Far, lengths=(700,), depths=facts, exact=700, filler="own")
-    monkeypatch.setattr(far, "PREFILL_TOKENS", 256)
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", 256)
     read, calls, force = [], [], far.force_and_write
     evaluator.advance = read.append
     monkeypatch.setattr(far, "force_and_write", lambda *a: calls.append((a[1:3], found := force(*a))) or found)
@@ -483,6 +484,33 @@ def test_both_readings_of_an_answer_share_one_prefill(position):
         plain = model(torch.cat([prompts, answers[:, :-1]], dim=1))[:, 20:]
     torch.testing.assert_close(forced, plain, atol=2e-5, rtol=1e-5)
     assert written.tolist() == model.generate(prompts, max_new_tokens=5)
+
+
+@pytest.mark.parametrize("position", ["ggd", "goat", "cable", "rope", "fire", "nope"])
+@pytest.mark.parametrize("part", [None, 8])
+def test_continuations_of_a_batch_of_contexts_score_like_whole_texts(position, part, monkeypatch):
+    """Contexts and continuations of many lengths, more of some contexts than of others, read at once and a part at a time."""
+    if part is not None:
+        monkeypatch.setattr(generation, "PREFILL_TOKENS", 4 * part)
+        monkeypatch.setattr(scoring, "PREFILL_TOKENS", 4 * part)
+        monkeypatch.setattr(scoring, "LOGIT_BUDGET", 5 * 264)
+    model = tiny(position, position_options={"rank": 1, "sink_rank": 2} if position == "goat" else {}, ssmax=True)
+    generator = torch.Generator().manual_seed(4)
+    draw = lambda count: torch.randint(0, 256, (count,), generator=generator).tolist()  # noqa: E731
+    contexts = [draw(count) for count in (1, 30, 17, 17)]
+    continuations = [[draw(count) for count in counts] for counts in ((20, 1), (1, 2, 3), (5,), (4, 9, 1, 2))]
+    continuations[1].append(model.generate([contexts[1]], max_new_tokens=6)[0])
+    scores = continuation_scores(model, contexts, continuations)
+    assert scores[1][3][1]
+    for context, following, found in zip(contexts, continuations, scores, strict=True):
+        for ids, (log_prob, greedy) in zip(following, found, strict=True):
+            with torch.no_grad():
+                logits = model(torch.tensor([context + ids[:-1]]))[0, len(context) - 1 :].double()
+            expected = logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None]).sum().item()
+            assert log_prob == pytest.approx(expected, abs=1e-4)
+            assert greedy == (logits.argmax(-1).tolist() == ids)
+    with pytest.raises(ValueError, match="at least one token"):
+        continuation_scores(model, contexts[:1], [[[]]])
 
 
 # ---------------------------------------------------------------------------------------------------------- needles

@@ -121,7 +121,9 @@ def test_cached_decoding_across_packed_documents(tokens: torch.Tensor) -> None:
     ("name", "published"),
     [
         ("text_goat_125m", 125e6),
+        ("text_cable_44m", 44e6),
         ("text_cable_124m", 124e6),
+        ("text_cable_354m", 354e6),
         ("text_ggd_120m", 120e6),
         ("text_ggd_432m", 432e6),
         ("text_ggd_1100m", 1.1e9),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 import pytest
 import torch
@@ -64,12 +65,13 @@ def built(name: str, causal: bool, setup: Setup) -> tuple[AttentionCall, Tensor,
     return call, *(x.masked_fill(~shown, -math.inf) for x in (content, log_prior))
 
 
-def by_definition(s: Tensor, k: Tensor, sink: int, spans: list[tuple[int, int]]) -> dict[str, object]:
+def by_definition(s: Tensor, k: Tensor, sink: int, spans: list[tuple[int, int]]) -> dict[str, Any]:
     """Of one row's logits over the keys it sees, which are finite."""
     seen = [j for j in range(len(s)) if s[j] > -math.inf]
     exp = {name: {j: math.exp(x[j]) for j in seen} for name, x in (("p", s + k), ("π", k), ("c", s))}
     p, prior, content = ({j: e / sum(found.values()) for j, e in found.items()} for found in exp.values())
-    found: dict[str, object] = {
+    found: dict[str, Any] = {
+        "seen": len(seen),
         "entropy": -sum(w * math.log(w) for w in p.values()),
         "divergence": sum(w * math.log(w / prior[j]) for j, w in p.items()),
         "content_range": float(max(s[j] for j in seen) - min(s[j] for j in seen)),
@@ -81,8 +83,17 @@ def by_definition(s: Tensor, k: Tensor, sink: int, spans: list[tuple[int, int]])
         if len(seen) > 1:
             best = max((j for j in seen if j != sink), key=lambda j: s[j] + k[j])
             found |= {"content_margin": float(s[sink] - s[best]), "prior_margin": float(k[sink] - k[best])}
-            found["margin"] = found["content_margin"] + found["prior_margin"]  # type: ignore[operator]
+            found["margin"] = found["content_margin"] + found["prior_margin"]
     return found
+
+
+def by_distance(logits: Tensor, places: Tensor, query: int) -> float:
+    """Mean distance to the keys with a place, by weight."""
+    there = [j for j in range(len(logits)) if logits[j] > -math.inf and not places[j].isnan().any()]
+    p = {j: math.exp(logits[j]) for j in there}
+    if places[query].isnan().any() or not there:
+        return math.nan
+    return sum(p[j] * math.dist(places[query].tolist(), places[j].tolist()) for j in there) / sum(p.values())
 
 
 @pytest.mark.parametrize("setup", SETUPS)
@@ -94,16 +105,20 @@ def test_measures_are_their_definitions(name: str, causal: bool, setup: str, mon
     call, content, log_prior = built(name, causal, SETUPS[setup])
     monkeypatch.setattr(analysis, "LOGITS", 2 * 3 * 2 * call.num_keys)  # two rows at a time
     spans = [(0, 3), (2, call.num_keys)]
-    found = analyse_call(call, sink=1, spans=spans, full=True)
+    places = torch.randn(call.num_keys, 2, generator=torch.Generator().manual_seed(0)).index_fill(
+        0, torch.tensor([2]), math.nan
+    )
+    found = analyse_call(call, sink=1, spans=spans, places=places, full=True)
     for b in range(2):
         first = 4 if SETUPS[setup].documents and name not in GRID else 0
         for h in range(3):
             for r in range(call.num_queries):
                 start = first if b == 0 and r + call.offset >= 4 else 0
                 expected = by_definition(content[b, h, r], log_prior[b, h, r], start + 1, spans)
+                expected["distance"] = by_distance(content[b, h, r] + log_prior[b, h, r], places, r + call.offset)
                 for measure, value in expected.items():
                     here = getattr(found, measure)[b, h, r]
-                    assert here.tolist() == pytest.approx(value, rel=1e-6, abs=1e-6), (measure, b, h, r)
+                    assert here.tolist() == pytest.approx(value, rel=1e-6, abs=1e-6, nan_ok=True), (measure, b, h, r)
                 if "sink_mass" not in expected:
                     assert all(getattr(found, m)[b, h, r].isnan() for m in ("sink_mass", "sensitivity", "margin"))
                 elif "margin" not in expected:
@@ -206,6 +221,7 @@ def test_goats_bounds_hold_on_trained_weights(name: str) -> None:
         ({"rows": []}, r"rows \[\]"),
         ({"spans": [(3, 41)]}, r"span \(3, 41\) is not within the 40 keys"),
         ({"spans": [(3, 3)]}, r"span \(3, 3\)"),
+        ({"places": torch.zeros(39, 1)}, "places are of 39 keys, the call has 40"),
     ],
 )
 def test_what_is_not_there_is_named(asked: dict, message: str) -> None:

@@ -224,3 +224,38 @@ def test_show_of_a_saved_model_whose_layers_differ(tmp_path):
     assert "lanes layer 0: 0; layer 1: 10 beside the head (alibi 5, key_bias 5)" in shown
     done = invoke("plot-prior", tmp_path / "saved", "--length", 32, "--out", tmp_path / "prior.png")
     assert done.exit_code == 0 and (tmp_path / "prior.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("position", ["goat", "ggd_goat", "ggd", "alibi", "key_bias"])
+def test_a_prior_taken_apart_adds_up(position: str, tmp_path) -> None:
+    """u(j) + κ(i − j) is K, up to a row constant; the figure is of any prior on a line."""
+    from zoo.prior_plot_matrix import draw_prior_matrices, key_and_distance_parts
+
+    torch.manual_seed(0)
+    model = create_model(f"text_{position}_tiny", num_layers=2, train_context=24)
+    with torch.no_grad():
+        for parameter in model.layers[0].attention.prior.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    prior, at = model.layers[0].attention.prior, Positions.line(40)
+    of_key, of_distance = key_and_distance_parts(prior, 40)
+    whole = prior.log_prior(at, at, causal=True)[0]
+    for i in (7, 39):
+        made = of_key[:, : i + 1] + of_distance[:, : i + 1].flip(-1)
+        gap = made - whole[:, i, : i + 1]
+        torch.testing.assert_close(gap, gap[:, :1].expand_as(gap), atol=1e-5, rtol=0)
+    draw_prior_matrices(model, "a model", tmp_path / "matrix.png", length=40, head=1)
+    assert (tmp_path / "matrix.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["vision_goat_tiny_patch8", "--matrix"], "model of images"),
+        (["text_goat_tiny", "--head", "1"], "--head chooses a head of --matrix"),
+        (["text_goat_tiny", "--matrix", "--head", "4"], "head 4: expected one of 0 to 3"),
+        (["text_goat_tiny", "--matrix", "--length", "1"], "at least 2"),
+    ],
+)
+def test_matrices_that_cannot_be_drawn(words: list[str], message: str) -> None:
+    done = invoke("plot-prior", *words)
+    assert done.exit_code == 2 and message in done.output

@@ -48,7 +48,7 @@ def relative(prior: Prior, name: str, dy: int, dx: int) -> torch.Tensor:
     if name == "t5_2d":
         return prior.bias[:, bucket(dy, prior.max_distance[0]), bucket(dx, prior.max_distance[1])]
     if name == "fire2d":
-        longest = prior.threshold.abs().clamp(min=math.hypot(HEIGHT - 1, WIDTH - 1))
+        longest = (prior.length * prior.multiplier).abs().clamp(min=math.hypot(HEIGHT - 1, WIDTH - 1))
         ratio = torch.log(prior.scale.abs() * r + 1) / torch.log(prior.scale.abs() * longest + 1)
         return prior.mlp(ratio)
     return series(prior.y, dy) + series(prior.x, dx)
@@ -134,7 +134,7 @@ def test_fire2d_measures_by_the_size_of_the_image() -> None:
     dy, dx = torch.tensor([0.0, 1, -2], dtype=torch.float64), torch.tensor([3.0, -4, 1], dtype=torch.float64)
     small = prior.surface(dy, dx, grid=(3, 5))
     prior.scale.data /= k
-    prior.threshold.data *= k
+    prior.multiplier.data *= k
     torch.testing.assert_close(prior.surface(k * dy, k * dx, grid=(2 * k + 1, 4 * k + 1)), small)
 
 

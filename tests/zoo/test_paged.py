@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from modalities.decoder.model import PAGED_FROM
 from modalities.text.model import CausalLM, TextConfig
@@ -14,7 +15,7 @@ from zoo import KVCache, PagedCache, Positions, create_prior
 from zoo.decoding.eviction import EvictionBound
 from zoo.decoding.pages import PageStore
 from zoo.encodings import Rotary
-from zoo.layers import Attention, Block, SSMax, SwiGLU
+from zoo.layers import Attention, Block, LogitOptions, SSMax, SwiGLU
 from zoo.methods import list_positions
 from zoo.priors import Prior
 
@@ -128,7 +129,7 @@ def extreme_block(ssmax: bool = False, scale_prior: bool = True, rotary: Rotary 
     prior = create_prior("ggd", num_heads=1, init="alibi")
     prior.theta_alpha.data.fill_(math.log(slope))
     scale = SSMax(1, train_context=40) if ssmax else None
-    attention = Attention(dim, 1, prior=prior, rotary=rotary, ssmax=scale, scale_prior=scale_prior)
+    attention = Attention(dim, 1, prior=prior, rotary=rotary, ssmax=scale, logits=LogitOptions(scale_prior=scale_prior))
     block = Block(dim, attention, SwiGLU(dim, 4)).double()
     with torch.no_grad():
         block.attention_norm.weight.copy_(torch.tensor([1.5, 1, 1, 1]))
@@ -138,11 +139,27 @@ def extreme_block(ssmax: bool = False, scale_prior: bool = True, rotary: Rotary 
     return block
 
 
+@torch.no_grad()
+def test_biases_and_temperature_enter_the_bound() -> None:
+    """Norms of queries and keys of random inputs stay below it, and the worst input of one column reaches it."""
+    torch.manual_seed(0)
+    attention = Attention(8, 2, prior=create_prior("ggd", num_heads=2), bias=True, logits=LogitOptions(temperature=0.5))
+    block = Block(8, attention, SwiGLU(8, 4), norm=nn.LayerNorm).double()
+    for module in (block.attention_norm, attention.query, attention.key):
+        nn.init.normal_(module.bias)
+        nn.init.normal_(module.weight)
+    bound = EvictionBound.of(block, 40, 1)
+    x = block.attention_norm(torch.randn(20000, 8, dtype=torch.float64))
+    for linear, most, share in ((attention.query, bound.query, 0.5 * 2), (attention.key, bound.key, 1.0)):
+        longest = linear(x).unflatten(1, (2, 4)).norm(dim=-1).amax(0) / share
+        assert (longest <= most).all() and (longest > 0.5 * most).all()
+
+
 @pytest.mark.parametrize(("ssmax", "scale_prior"), [(False, True), (True, True), (True, False)])
 @torch.no_grad()
 def test_the_bound_is_reached_and_never_crossed(ssmax: bool, scale_prior: bool) -> None:
     """The worst input is a key aligned with a query whose own key is opposed to it. A page is dead exactly when that key's
-    weight, at any position to come, is below 2^-24/horizon of the own key's: to the 1% that rounding is given, and 2^-7."""
+    weight, at any position to come, is below 2^-24/horizon of the own key's: to the 1.5% that rounding is given, and 2^-7."""
     horizon = 400
     block = extreme_block(ssmax, scale_prior)
     attention, bound = block.attention, EvictionBound.of(block, horizon, 1)
@@ -161,7 +178,7 @@ def test_the_bound_is_reached_and_never_crossed(ssmax: bool, scale_prior: bool) 
     worst = gap.amax(0)
     assert (worst[dead] < -limit).all() and dead.any() and not dead.all()
     kept = worst[~dead]
-    slack = 0.021 * float(row.max()) * content + 0.01 * float(fall.abs().max()) + (1e-3 if scale_prior else 0.0)
+    slack = 0.031 * float(row.max()) * content + 0.01 * float(fall.abs().max()) + (1e-3 if scale_prior else 0.0)
     if ssmax and not scale_prior:  # the row scale is taken at the horizon, where the prior has fallen further
         slack += content * float(row.max() - row.min())
     assert (kept > -limit - slack).all()

@@ -138,6 +138,64 @@ def test_goat_reduces_to_alibi_and_to_plain_attention() -> None:
     torch.testing.assert_close(ours, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
+GGD_INITS = {
+    "uniform": (torch.zeros(4), torch.zeros(4)),
+    "alibi": (alibi_slopes(4).log().float(), torch.ones(4)),
+    "linear": (alibi_slopes(4).log().float(), torch.tensor([0, 1 / 3, 2 / 3, 1])),
+}
+
+
+@pytest.mark.parametrize("init", GGD_INITS)
+def test_ggd_starts_as_bam_does(init: str) -> None:
+    prior, (alpha, beta) = create_prior("ggd", num_heads=4, init=init), GGD_INITS[init]
+    torch.testing.assert_close((prior.theta_alpha.data, prior.theta_beta.data), (alpha, beta))
+    assert not prior.theta_mu.any()
+    numbers = create_prior("ggd", num_heads=4, init={"alpha": "slope", "beta": 0.5, "mu": -0.25})
+    torch.testing.assert_close(numbers.theta_alpha.data, GGD_INITS["alibi"][0])
+    assert numbers.theta_beta.tolist() == [0.5] * 4 and numbers.theta_mu.tolist() == [-0.25] * 4
+    torch.manual_seed(0)
+    sampled = create_prior("ggd2d", num_heads=4000, init="sampled", form="separable")
+    values = torch.stack([p.data for p in sampled.parameters() if p.requires_grad])
+    assert len(values) == 4 and (values.mean(1).abs() < 0.1).all() and ((values.std(1) - 1).abs() < 0.1).all()
+
+
+@pytest.mark.parametrize(
+    "trained", [(a, b, m) for a in (False, True) for b in (False, True) for m in (False, True)][1:]
+)
+def test_any_of_ggds_parameters_can_be_trained_alone(trained: tuple[bool, ...]) -> None:
+    """Through the operator, whose table has gradients in closed form."""
+    names = ("alpha", "beta", "mu")
+    options = {f"train_{name}": on for name, on in zip(names, trained, strict=True)}
+    prior, pos = make("ggd", **options), Positions.line(9)
+    free = make("ggd", train_mu=True)
+    q, k, v = (torch.randn(1, 3, 9, 4, dtype=torch.float64) for _ in range(3))
+    for one in (prior, free):
+        prior_attention(q, k, v, one(pos, pos, causal=True), causal=True).square().sum().backward()
+    for name, on in zip(names, trained, strict=True):
+        mine, other = (getattr(one, f"theta_{name}") for one in (prior, free))
+        assert mine.requires_grad == on
+        if on:
+            torch.testing.assert_close(mine.grad, other.grad)
+        else:
+            assert mine.grad is None
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("gate", ["relu", "softplus", "logsigmoid"])
+def test_cable_has_the_gates_of_paper_code_and_forgetting_attention(gate: str, bias: bool, weighted: bool) -> None:
+    """K[i,j] = −w_i·Σ_{j < l ≤ i} c_l entry by entry; forgetting attention's is Σ log sigmoid of the forget gate."""
+    cable, x, pos = make("cable", gate=gate, bias=bias, weighted=weighted), inputs(7), Positions.line(7)
+    raw = x @ cable.decay.weight.T + (cable.decay.bias if bias else 0)
+    rate = {"relu": raw.clamp(min=0), "softplus": (1 + raw.exp()).log(), "logsigmoid": -(1 / (1 + (-raw).exp())).log()}
+    weight = (1 + (x @ cable.weight.weight.T).exp()).log() if weighted else torch.ones_like(raw)
+    found = cable.log_prior(pos, pos, causal=True, x=x)
+    for i in range(7):
+        for j in range(i + 1):
+            expected = -weight[:, i] * rate[gate][:, j + 1 : i + 1].sum(1)
+            torch.testing.assert_close(found[:, :, i, j], expected, atol=1e-12, rtol=1e-12)
+
+
 def test_cable_with_a_constant_rate_is_alibi() -> None:
     """Identity 5."""
     rate, pos = 0.25, Positions.line(20)
@@ -329,7 +387,11 @@ def test_t5_buckets_are_the_published_ones() -> None:
     [
         ("albi", {}, "did you mean 'alibi'"),
         ("ggd", {"initt": "alibi"}, "did you mean 'init'"),
-        ("ggd", {"init": "zeros"}, "known: uniform, alibi"),
+        ("ggd", {"init": "linea"}, "did you mean 'linear'"),
+        ("ggd", {"init": {"alpha": "linear"}}, "alpha='linear'; expected a number, slope or sampled"),
+        ("ggd", {"init": {"theta": 1.0}}, "unknown parameter 'theta'"),
+        ("cable", {"d_model": 4, "gate": "softplu"}, "did you mean 'softplus'"),
+        ("fire", {"train_context": 4, "length": 0.0}, "more than 0 tokens, got 0"),
         ("goat", {}, "needs the option 'train_context'"),
         ("spectral", {"rank": 0}, "rank >= 1"),
         ("key_bias", {"train_context": 0}, "train_context=0"),

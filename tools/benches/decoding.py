@@ -89,8 +89,7 @@ def main(
     }
     title = f"a token on the CPU, {record.about['threads']} threads, float32, {shape.num_layers} layers of {shape.dim}"
     record.show(title, columns, section=lambda row: f"after {row['length']:,} tokens")
-    if record.failed:
-        raise typer.Exit(1)
+    harness.end(record)
 
 
 def filled(model: Decoder, length: int, kind: str) -> Cache:

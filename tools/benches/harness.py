@@ -264,6 +264,12 @@ class Record:
             console.print(f"written to {self.out}")
 
 
+def end(record: Record) -> None:
+    """typer.Exit(1) where something failed or was wrong."""
+    if record.failed or record.wrong:
+        raise typer.Exit(1)
+
+
 def text_of(name: str, form: str = "", unit: float = 1) -> Callable[[Row], str]:
     """A column's text: a value of the row, a number in `unit`s where it has a form, or nothing where the row has none."""
     return lambda row: "" if row.get(name) is None else format(row[name] / unit if form else row[name], form)

@@ -106,8 +106,7 @@ def finish(record: Record, title: str, units: str) -> None:
         "memory": text_of("peak_ratio", ".3f"),
     }
     record.show(title, columns, section=lambda row: row["cell"])
-    if record.failed:
-        raise typer.Exit(1)
+    harness.end(record)
 
 
 def loss_and_gradients(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], object]:

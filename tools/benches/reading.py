@@ -17,8 +17,8 @@ from recipes.targets import Target, find_targets
 from tools.benches import harness
 from tools.benches.harness import Record, Refused, Row, text_of
 from zoo import prior_attention
-from zoo.attention import KERNELS, AttentionCall, skipping
-from zoo.attention.dispatch import choose_kernel
+from zoo.attention import AttentionCall, skipping
+from zoo.attention.dispatch import Observer
 
 READ, ATTENTION, STEP = "read", "attention", "attention, fwd+bwd"
 
@@ -79,8 +79,7 @@ def main(
     }
     title = f"trained models on {source}, the CPU with {record.about['threads']} threads, float32"
     record.show(title, columns, section=lambda row: f"{row['length']:,} tokens")
-    if record.failed:
-        raise typer.Exit(1)
+    harness.end(record)
 
 
 def within(skips: bool, call: Callable[[], object]) -> None:
@@ -94,25 +93,11 @@ def text(model: Decoder, source: str, length: int) -> Tensor:
     return torch.as_tensor(np.resize(np.concatenate([document.tokens for document in documents]), length))[None]
 
 
-class Recorder:
-    """A kernel that keeps the calls it serves."""
-
-    def __init__(self) -> None:
-        self.calls: list[AttentionCall] = []
-
-    def refuses(self, call: AttentionCall) -> str | None:
-        return None
-
-    def run(self, call: AttentionCall) -> Tensor:
-        self.calls.append(call)
-        return KERNELS[choose_kernel(call)].run(call)
-
-
 @torch.no_grad()
 def recorded(model: Decoder, tokens: Tensor) -> list[AttentionCall]:
-    recorder = Recorder()
-    model.forward_features(tokens, kernel=recorder)
-    return recorder.calls
+    calls: list[AttentionCall] = []
+    model.forward_features(tokens, kernel=Observer(calls.append))
+    return calls
 
 
 def attend(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

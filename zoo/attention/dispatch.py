@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, MutableSet
+from collections.abc import Callable, Iterator, Mapping, MutableSet
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from zoo.attention.triton import TRITON
 from zoo.naming import did_you_mean
 from zoo.priors.base import PriorTerms
 
-__all__ = ["KERNELS", "MaskWarning", "choose_kernel", "prior_attention", "skipped_share", "skipping"]
+__all__ = ["KERNELS", "MaskWarning", "Observer", "choose_kernel", "prior_attention", "skipped_share", "skipping"]
 
 TOEPLITZ = ToeplitzKernel()
 # To add a kernel: a file with a class that implements `Kernel`, and a line here.
@@ -87,6 +87,20 @@ def skipped_share(call: AttentionCall) -> float:
     if call.on_cuda:
         return triton.skipped_share(call)
     return 0.0 if TOEPLITZ.refuses(call) else TOEPLITZ.skipped_share(call)
+
+
+class Observer:
+    """A kernel that shows each call to a function, and computes it as `kernel="auto"` does."""
+
+    def __init__(self, see: Callable[[AttentionCall], object]) -> None:
+        self.see = see
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        return None
+
+    def run(self, call: AttentionCall) -> Tensor:
+        self.see(call)
+        return KERNELS[choose_kernel(call)].run(call)
 
 
 def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], warned: MutableSet[str]) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from zoo.layers import Attention, Block
 from zoo.positions import Positions
+from zoo.priors.base import Prior
 
 __all__ = ["EvictionBound"]
 
-# Five roundings to bfloat16, 2^-9 each: normed input, projection, rotation, row scale, and the other factor of the product.
-ROUNDED = 1.01
+# Seven roundings to bfloat16, 2^-9 each: normed input, projection, rotation, temperature, prior scale, row scale, and the other
+# factor of the product.
+ROUNDED = 1.015
 # Relative error of the log-prior: row scale on lanes in bfloat16, table in float32; a generous bound.
 TAIL_ROUNDED = 2.0**-7
 
@@ -23,13 +26,14 @@ TAIL_ROUNDED = 2.0**-7
 class EvictionBound:
     """Bounds on the logits of one layer, for all inputs, at positions below `horizon`.
 
-    The layer's input is normed, x̂ = g ∘ u with ‖u‖ ≤ √C, so for any tokens
+    The layer's input is normed, x̂ = g ∘ u with ‖u‖ ≤ √C, so for any tokens, without biases (with them, b_n of the norm and b
+    of the projection, plus ‖W b_n + b‖)
 
-        ‖q_h‖/√d_c ≤ Q_h = σ(W_q^h diag g)·√(C/d_c),   ‖k_g‖ ≤ K_g = σ(W_k^g diag g)·√C        (σ the largest singular value)
+        ‖q_h‖/(τ√d_c) ≤ Q_h = σ(W_q^h diag g)·√(C/d_c)/τ,  ‖k_g‖ ≤ K_g = σ(W_k^g diag g)·√C       (σ the largest singular value)
 
-    Rotations keep norms. A future query sees its own key, whose logit is at least −Q_h·K_g + K(0); a key on a page of past
-    keys, d or more positions back, has at most Q_h·max‖k‖ + sup_{d' ≥ d} K(d'). With ρ the row scale, the page is evictable
-    when for every head of its group
+    Rotations keep norms. A future query sees its own key, whose logit is at least −Q_h·K_g + K(0), K times the prior's scale;
+    a key on a page of past keys, d or more positions back, has at most Q_h·max‖k‖ + sup_{d' ≥ d} K(d'). With ρ the row scale,
+    the page is evictable when for every head of its group
 
         ρ_min·( Q_h·(max‖k‖ + K_g) + tail_h(d) ) < −(24 ln 2 + ln horizon)         where ρ multiplies the prior too,
         ρ_max·Q_h·(max‖k‖ + K_g) + tail_h(d)     < −(24 ln 2 + ln horizon)         where it does not
@@ -37,7 +41,7 @@ class EvictionBound:
     Then a key's weight is below 2^−24/horizon of the own key's, and all evicted keys together are below 2^−24 of the sum.
 
     Attributes:
-        query, key: (H,) Q_h and (G,) K_g, with 1% added for rounding.
+        query, key: (H,) Q_h and (G,) K_g, with 1.5% added for rounding.
         tail: (H, n) `Prior.tail` at distances 0, step, 2·step, …
         step: distance between its columns.
         horizon: maximum length of the sequence.
@@ -58,15 +62,17 @@ class EvictionBound:
     @staticmethod
     @torch.no_grad()
     def of(block: Block, horizon: int, step: int) -> EvictionBound:
-        """From a block's weights, in float64; the attention's input is the output of the RMSNorm before it."""
-        attention = block.attention
-        gain, root = block.attention_norm.weight, math.sqrt(attention.query.in_features)
-        growth = ROUNDED * root * _rotary_norm(attention)
+        """From a block's weights, in float64; the attention's input is the output of the norm before it."""
+        attention, norm = block.attention, block.attention_norm
+        width, gain = attention.content_dim, cast(Tensor, norm.weight)
+        growth = ROUNDED * _rotary_norm(attention)
         distance = torch.arange(0, horizon, step, device=gain.device)
+        # A gate may turn the prior off, which then promises nothing about far keys.
+        prior = attention.prior if attention.prior_gate is None else Prior(len(attention.prior_gate.bias))
         return EvictionBound(
-            query=_largest(attention.query, gain, attention.content_dim) * growth / math.sqrt(attention.content_dim),
-            key=_largest(attention.key, gain, attention.content_dim) * growth,
-            tail=attention.prior.tail(distance, horizon),
+            query=_longest(attention.query, norm, width) * growth / math.sqrt(width) / attention.temperature,
+            key=_longest(attention.key, norm, width) * growth,
+            tail=attention.prior_scale * prior.tail(distance, horizon),
             step=step,
             horizon=horizon,
             scale=None if attention.ssmax is None else attention.ssmax.s.double(),
@@ -117,10 +123,16 @@ class EvictionBound:
         return s.clamp(min=0) * seen.clamp(max=most).double().log() * (content + tail)
 
 
-def _largest(linear: nn.Linear, gain: Tensor, width: int) -> Tensor:
-    """(heads,) float64: the largest singular value of each head's rows of `linear` after the gain (C,)."""
-    rows = (linear.weight.double() * gain.double()).unflatten(0, (-1, width))
-    return torch.linalg.eigvalsh(rows @ rows.mT)[:, -1].clamp(min=0).sqrt()
+def _longest(linear: nn.Linear, norm: nn.Module, width: int) -> Tensor:
+    """(heads,) float64: at least the norm of each head's rows of linear(norm(x)), for all x (see `EvictionBound`)."""
+    gain = cast(Tensor, norm.weight).double()
+    weight = linear.weight.double()
+    rows = (weight * gain).unflatten(0, (-1, width))
+    largest = torch.linalg.eigvalsh(rows @ rows.mT)[:, -1].clamp(min=0).sqrt() * math.sqrt(len(gain))
+    shift = getattr(norm, "bias", None)
+    constant = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.double()
+    constant = constant if shift is None else constant + weight @ shift.double()
+    return largest + constant.unflatten(0, (-1, width)).norm(dim=-1)
 
 
 def _rotary_norm(attention: Attention) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.naming import nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, split_bf16
 
@@ -16,8 +19,16 @@ __all__ = ["Cable"]
 _PIECES = [(a, b) for total in range(4) for a in range(min(total, 2) + 1) for b in [total - a]]
 
 
+# The decay's gate: the paper's, its released code's, and forgetting attention's, whose decay is −log sigmoid.
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "softplus": F.softplus,
+    "logsigmoid": lambda x: F.softplus(-x),
+}
+
+
 class Cable(Prior):
-    """K[h,i,j] = −w_i·(S_i − S_j),  S = cumsum(relu(W_c x + b)),  w_i = softplus(W_s x_i);  causal only.
+    """K[h,i,j] = −w_i·(S_i − S_j),  S = cumsum(gate(W_c x + b)),  w_i = softplus(W_s x_i);  causal only.
 
     w_i·S_i is a row constant, so K ≡ w_i·S_j: lanes in split precision. The paper prints the opposite sign, which would
     reward distance.
@@ -25,15 +36,23 @@ class Cable(Prior):
     Args:
         num_heads: H.
         d_model: C, the width of the layer's input.
-        weighted: False drops w (w = 1).
+        weighted: False drops w (w = 1), as the released code does.
+        gate: "relu" as the paper prints it, "softplus" as its code has it, or "logsigmoid": −log sigmoid(W_c x + b), which
+            with `weighted=False` is forgetting attention (FoX, arXiv 2503.02130).
+        bias: whether W_c x has b; eq. 2 prints none, the released code has one.
     """
 
     num_lanes = len(_PIECES) + 1
     depends_on_content = True
 
-    def __init__(self, num_heads: int, *, d_model: int, weighted: bool = True) -> None:
+    def __init__(
+        self, num_heads: int, *, d_model: int, weighted: bool = True, gate: str = "relu", bias: bool = True
+    ) -> None:
         super().__init__(num_heads)
-        self.decay = nn.Linear(d_model, num_heads)
+        if gate not in GATES:
+            raise ValueError(f"unknown gate {gate!r} of cable; {nearest(gate, GATES)}")
+        self.gate = gate
+        self.decay = nn.Linear(d_model, num_heads, bias=bias)
         self.weight = nn.Linear(d_model, num_heads, bias=False) if weighted else None
 
     def rates(self, x: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -41,7 +60,7 @@ class Cable(Prior):
         if x is None:
             raise ValueError("CABLE's log-prior depends on the layer's input: pass x (B, L, C)")
         wide = x.to(prior_dtype(self))
-        decay = linear_in(self.decay, wide).relu()
+        decay = GATES[self.gate](linear_in(self.decay, wide))
         if self.weight is None:
             return decay.transpose(1, 2).to(dtype), torch.ones_like(decay).transpose(1, 2).to(dtype)
         # Contiguous before softplus: torch.compile's gradient of softplus confuses the strides of input and output.

@@ -68,14 +68,25 @@ class Goat(Compose):
         rank: R of `.spectral`.
         sink_rank: M of `.key_bias`.
         init: "seeded" starts near ALiBi; "uniform" starts at plain attention (the slope then has no gradient, see `KeyBias`).
+        base, top: the range of the spectral part's frequencies, as in `Spectral`.
+        sink_base: base of the key bias' frequencies.
     """
 
     def __init__(
-        self, num_heads: int, *, train_context: int, rank: int = 2, sink_rank: int = 8, init: str = "seeded"
+        self,
+        num_heads: int,
+        *,
+        train_context: int,
+        rank: int = 2,
+        sink_rank: int = 8,
+        init: str = "seeded",
+        base: float = 10000.0,
+        top: float = 1.0,
+        sink_base: float = 10000.0,
     ) -> None:
         super().__init__(
-            key_bias=KeyBias(num_heads, train_context=train_context, rank=sink_rank, init=init),
-            spectral=Spectral(num_heads, rank=rank, init=init),
+            key_bias=KeyBias(num_heads, train_context=train_context, rank=sink_rank, base=sink_base, init=init),
+            spectral=Spectral(num_heads, rank=rank, base=base, init=init, top=top),
         )
 
 

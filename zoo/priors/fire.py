@@ -16,23 +16,45 @@ __all__ = ["Fire", "Fire2d"]
 class Fire(Prior):
     """K[h,i,j] = f_θ( ψ(i − j) / ψ(max(L, i)) ), ψ(x) = log(c·x + 1), f_θ an MLP 1 → 32 → H with ReLU.
 
-    c and the threshold L are learned. Past L the prior depends on i and j and not on their difference alone, so it is neither
-    a table nor lanes: it returns the dense (H, T, S) matrix, at that cost in memory.
+    L is a fixed number of tokens times a learned multiplier: Adam would hardly move a parameter of some hundreds.
+    Past L the prior depends on i and j and not on their difference alone, so it is neither a table nor lanes: it returns the
+    dense (H, T, S) matrix, at that cost in memory.
 
     Args:
         num_heads: H.
+        train_context: tokens seen in training.
         hidden: width of f_θ.
-        init_scale: c at the start.
-        init_threshold: L at the start, in tokens.
+        init_scale: c at the start; it is learned.
+        length: L at the start, in tokens; None: the training context.
     """
 
+    length: Tensor
+
     def __init__(
-        self, num_heads: int, *, hidden: int = 32, init_scale: float = 0.1, init_threshold: float = 512.0
+        self,
+        num_heads: int,
+        *,
+        train_context: int,
+        hidden: int = 32,
+        init_scale: float = 0.1,
+        length: float | None = None,
     ) -> None:
         super().__init__(num_heads)
+        self.start = float(train_context if length is None else length)
+        if self.start <= 0:
+            raise ValueError(f"FIRE's threshold must be more than 0 tokens, got {self.start:g}")
+        self.register_buffer("length", torch.tensor(self.start, dtype=torch.float64))  # the weights belong to it
         self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, num_heads))
         self.scale = nn.Parameter(torch.tensor([init_scale]))
-        self.threshold = nn.Parameter(torch.tensor([init_threshold]))
+        self.multiplier = nn.Parameter(torch.ones(1))
+
+    def _apply(self, fn, recurse=True):
+        length = self.length  # float64 whatever the model is cast to
+        super()._apply(fn, recurse)
+        if length.is_meta:
+            length = torch.tensor(self.start, dtype=torch.float64)
+        self.length = length.to(self.length.device)
+        return self
 
     def _bias(self, q_pos: Positions, k_pos: Positions, causal: bool, dtype: torch.dtype) -> Tensor:
         device = self.scale.device
@@ -43,7 +65,8 @@ class Fire(Prior):
 
     def _value(self, distance: Tensor, extent: Tensor) -> Tensor:
         """(…, H) f_θ( ψ(distance) / ψ(max(L, extent)) ), the two broadcast, in the dtype of `distance`."""
-        threshold, scale = self.threshold.to(distance.dtype).abs(), self.scale.to(distance.dtype).abs()
+        multiplier, scale = (p.to(distance.dtype).abs() for p in (self.multiplier, self.scale))
+        threshold = self.length.to(distance.dtype) * multiplier
         ratio = torch.log1p(scale * distance) / torch.log1p(scale * torch.maximum(extent, threshold))
         return linear_in(self.mlp[2], linear_in(self.mlp[0], ratio[..., None]).relu())
 
@@ -73,7 +96,7 @@ class Fire2d(GridPrior, Fire):
         self, num_heads: int, *, train_grid: tuple[int, int] = (14, 14), hidden: int = 32, init_scale: float = 0.1
     ) -> None:
         longest = max(_diagonal(train_grid), 1.0)
-        Fire.__init__(self, num_heads, hidden=hidden, init_scale=init_scale, init_threshold=longest)
+        Fire.__init__(self, num_heads, train_context=0, hidden=hidden, init_scale=init_scale, length=longest)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         return self._value(torch.hypot(dy, dx), dy.new_full((), _diagonal(grid))).movedim(-1, 0)

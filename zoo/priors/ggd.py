@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from zoo.naming import nearest
 from zoo.positions import Positions
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import GridPrior, PriorTerms, TablePrior, prior_dtype
@@ -21,6 +22,14 @@ EPSILON = 1e-5
 # beside any that is not, and alone in its row it has the whole weight whatever its prior: its gradient is 0, but for rounding
 # times that number.
 STEEP, LOWEST = 1e4, -1e30
+
+# How θα and θβ start, by the names of BAM's released code and paper: its "slope" is ALiBi's.
+INITS: dict[str, dict[str, float | str]] = {
+    "uniform": {"alpha": 0.0, "beta": 0.0},
+    "alibi": {"alpha": "slope", "beta": 1.0},
+    "linear": {"alpha": "slope", "beta": "linear"},
+    "sampled": {"alpha": "sampled", "beta": "sampled"},
+}
 
 
 def _curve(alpha: Tensor, beta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,18 +95,27 @@ class Ggd(TablePrior):
 
     Args:
         num_heads: H.
-        init: "uniform" (θα = θβ = 0, the paper's best) or "alibi" (θβ = 1, θα = ln of the ALiBi slopes).
-        train_mu: train θμ; else it stays 0.
+        init: "uniform" (θα = θβ = 0, the paper's best), "alibi" (θα = ln of the ALiBi slopes, θβ = 1), "linear" (θβ from 0 to 1
+            over the heads, slopes as ALiBi's) or "sampled" (both standard normal); or how each starts, such as
+            {"alpha": "slope", "beta": 0.5}: a number, "sampled", for alpha "slope", for beta "linear". Those not named, and mu,
+            start at 0.
+        train_alpha, train_beta, train_mu: whether each is trained; the others stay as they start.
     """
 
-    def __init__(self, num_heads: int, *, init: str = "uniform", train_mu: bool = False) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        init: str | Mapping[str, float | str] = "uniform",
+        train_alpha: bool = True,
+        train_beta: bool = True,
+        train_mu: bool = False,
+    ) -> None:
         super().__init__(num_heads)
-        if init not in ("uniform", "alibi"):
-            raise ValueError(f"unknown init {init!r} of a ggd prior; known: uniform, alibi")
-        alibi = init == "alibi"
-        self.theta_alpha = nn.Parameter(alibi_slopes(num_heads).log().float() if alibi else torch.zeros(num_heads))
-        self.theta_beta = nn.Parameter(torch.full((num_heads,), 1.0 if alibi else 0.0))
-        self.theta_mu = nn.Parameter(torch.zeros(num_heads), requires_grad=train_mu)
+        start = _starts(init)
+        self.theta_alpha = nn.Parameter(_start("alpha", start, num_heads), requires_grad=train_alpha)
+        self.theta_beta = nn.Parameter(_start("beta", start, num_heads), requires_grad=train_beta)
+        self.theta_mu = nn.Parameter(_start("mu", start, num_heads), requires_grad=train_mu)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         dtype = torch.promote_types(distance.dtype, torch.float32)
@@ -130,20 +148,28 @@ class Ggd2d(GridPrior):
     Args:
         num_heads: H.
         form: "isotropic" or "separable".
-        init: as in `Ggd`.
+        init, train_alpha, train_beta: as in `Ggd`.
         train_mu: train θμ, which moves the centre of a separable prior off the query, so that a head can look to one side, and
             turns an isotropic one into a ring.
     """
 
     def __init__(
-        self, num_heads: int, *, form: str = "isotropic", init: str = "uniform", train_mu: bool = False
+        self,
+        num_heads: int,
+        *,
+        form: str = "isotropic",
+        init: str | Mapping[str, float | str] = "uniform",
+        train_alpha: bool = True,
+        train_beta: bool = True,
+        train_mu: bool = False,
     ) -> None:
         super().__init__(num_heads)
         if form not in ("isotropic", "separable"):
             raise ValueError(f"unknown form {form!r} of ggd2d; known: isotropic, separable")
         self.form = form
         for axis in ("r",) if form == "isotropic" else ("y", "x"):
-            self.add_module(axis, Ggd(num_heads, init=init, train_mu=train_mu))
+            one = Ggd(num_heads, init=init, train_alpha=train_alpha, train_beta=train_beta, train_mu=train_mu)
+            self.add_module(axis, one)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         distances = (torch.hypot(dy, dx),) if self.form == "isotropic" else (dy, dx)
@@ -159,6 +185,31 @@ class Ggd2d(GridPrior):
     ) -> PriorTerms:
         axes = ("r",) if self.form == "isotropic" else ("y", "x")
         return _parametric(super().forward(q_pos, k_pos, causal=causal, x=x), GgdTable.of(self.axes(), axes))
+
+
+def _starts(init: str | Mapping[str, float | str]) -> Mapping[str, float | str]:
+    """How alpha, beta and mu start, by name. Raises ValueError for what `Ggd` does not know."""
+    if isinstance(init, str):
+        if init not in INITS:
+            raise ValueError(f"unknown init {init!r} of a ggd prior; {nearest(init, INITS)}")
+        return INITS[init]
+    for name in init:
+        if name not in ("alpha", "beta", "mu"):
+            raise ValueError(f"unknown parameter {name!r} in the init of a ggd prior; expected alpha, beta or mu")
+    return init
+
+
+def _start(name: str, start: Mapping[str, float | str], num_heads: int) -> Tensor:
+    """(H,) float32."""
+    value = start.get(name, 0.0)
+    if isinstance(value, int | float) and math.isfinite(value):
+        return torch.full((num_heads,), float(value))
+    named = {"alpha": ("slope", "sampled"), "beta": ("linear", "sampled"), "mu": ("sampled",)}[name]
+    if value not in named:
+        raise ValueError(f"init of a ggd prior: {name}={value!r}; expected a number, {' or '.join(named)}")
+    if value == "sampled":
+        return torch.randn(num_heads)
+    return alibi_slopes(num_heads).log().float() if value == "slope" else torch.linspace(0, 1, num_heads)
 
 
 def _parametric(terms: PriorTerms, table: GgdTable) -> PriorTerms:

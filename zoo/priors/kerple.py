@@ -15,7 +15,8 @@ _MINIMUM = 1e-2
 class Kerple(TablePrior):
     """K[h,i,j] = −r1_h·log(1 + r2_h·|i − j|), r1, r2 > 0 learned, (H,) each.
 
-    Both start uniform in (0, 2) and are read no lower than 0.01, which keeps them positive.
+    They start uniform in (0, 2) and (0, 1), as the released `bias_p` and `bias_a`, and are read no lower than 0.01, which keeps
+    them positive.
 
     Args:
         num_heads: H.
@@ -24,7 +25,7 @@ class Kerple(TablePrior):
     def __init__(self, num_heads: int) -> None:
         super().__init__(num_heads)
         self.r1 = nn.Parameter(torch.rand(num_heads) * 2)
-        self.r2 = nn.Parameter(torch.rand(num_heads) * 2)
+        self.r2 = nn.Parameter(torch.rand(num_heads))
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         lead = (self.num_heads,) + (1,) * distance.ndim

@@ -39,7 +39,7 @@ class _Sink(Prior):
 class KeyBias(_Sink):
     """K[h,i,j] = u_h(j) = g_h·MLP(z_j) + b_h·[j = 0] + slope_h·j, the last causal only.
 
-    z_j = (cos ω_m j, sin ω_m j for m = 1 … M; j/L_train; log1p(j)/log1p(L_train)), ω_m = 10000^(−(m−1)/max(M−1,1)); one MLP
+    z_j = (cos ω_m j, sin ω_m j for m = 1 … M; j/L_train; log1p(j)/log1p(L_train)), ω_m = base^(−(m−1)/max(M−1,1)); one MLP
     (2M+2) → 4 → 1 for all heads. Normalising by L_train and not by the present length keeps a prefix independent of what
     follows it. The bounded part is one lane, the slope its own.
 
@@ -47,19 +47,22 @@ class KeyBias(_Sink):
         num_heads: H.
         train_context: L_train, in tokens.
         rank: M.
+        base: the slowest frequency is 1/base radians a token.
         init: "seeded" starts slope = softplus(raw_slope) at the ALiBi slopes, "uniform" at (all but exactly) 0, where
             softplus has no gradient: it stays there.
     """
 
     num_lanes = RAMP_LANES
 
-    def __init__(self, num_heads: int, *, train_context: int, rank: int = 8, init: str = "seeded") -> None:
+    def __init__(
+        self, num_heads: int, *, train_context: int, rank: int = 8, base: float = 10000.0, init: str = "seeded"
+    ) -> None:
         super().__init__(num_heads, rank)
         if train_context < 1:
             raise ValueError(f"key_bias needs the training context in tokens, got train_context={train_context}")
         if init not in ("uniform", "seeded"):
             raise ValueError(f"unknown init {init!r} of a key bias; known: uniform, seeded")
-        self.train_context = train_context
+        self.train_context, self.base = train_context, base
         seed = inverse_softplus(alibi_slopes(num_heads)) if init == "seeded" else torch.full((num_heads,), -40.0)
         self.raw_slope = nn.Parameter(seed.float())
 
@@ -70,7 +73,7 @@ class KeyBias(_Sink):
     def features(self, at: Tensor) -> Tensor:
         """(1 or B, S, 2M+2) float64 z_j at positions (1 or B, S)."""
         j = at.double()[..., None]
-        omega = 10000.0 ** (-torch.arange(self.rank, device=at.device, dtype=torch.float64) / max(self.rank - 1, 1))
+        omega = self.base ** (-torch.arange(self.rank, device=at.device, dtype=torch.float64) / max(self.rank - 1, 1))
         ramps = [j / self.train_context, torch.log1p(j) / math.log1p(self.train_context)]
         return torch.cat([(j * omega).cos(), (j * omega).sin(), *ramps], dim=-1)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from modalities.cost import Meter
-from modalities.decoder.generation import PREFILL_TOKENS, prefill
+from modalities.decoder.generation import prefill
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, force_and_write
 from modalities.evaluation import Cell, CellValue, LengthSettings, Observed, Score, option, standard_error
@@ -123,9 +123,7 @@ class Far(HaystackEvaluator):
 
     @torch.inference_mode()
     def _read(self, model: Decoder, tokens: Tensor, cache: Cache) -> Cache:
-        for part in tokens.split(PREFILL_TOKENS, dim=1):
-            prefill(model, part, cache)
-            self.advance(part.shape[1])
+        prefill(model, tokens, cache, advance=self.advance)
         return cache
 
     @torch.inference_mode()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from modalities.decoder.model import Decoder
-from modalities.decoder.scoring import greedy_texts
+from modalities.decoder.scoring import continue_texts
 from modalities.evaluation import (
     Cell,
     CellValue,
@@ -147,7 +147,7 @@ class Ruler(TextEvaluator):
         scores: list[float] = []
         for part in slices(len(samples), self.settings.batch_size(length + new_tokens)):
             wanted = [answers for _, answers in samples[part]]
-            texts = greedy_texts(
+            texts = continue_texts(
                 model,
                 tokenizer,
                 [prompt for prompt, _ in samples[part]],

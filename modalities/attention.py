@@ -1,0 +1,295 @@
+"""Evaluators that look into attention, for every modality: its sink by layer, and what each head looks at.
+
+A modality subclasses both and says what its samples are (`AttentionEvaluator.probe`); measures are those of `zoo.analysis`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import Tensor
+
+from modalities.evaluation import Axis, Cell, CellValue, Evaluator, Listing, ModelResult, Score
+from modalities.figures import finish, log_if_wide, panels, styles_of
+from modalities.results import mean_of_rows, mean_of_seeds, short_names
+from zoo.analysis import Analysis, analyse
+from zoo.layers import Attention
+
+__all__ = ["AttentionEvaluator", "Heads", "Probe", "Sinks"]
+
+# Rows that see fewer keys are left out of `sinks`: the sink's share of a short row says little.
+SEEN = 16
+# Half octaves of ω, in logits; values beyond the ends are in the outer ones.
+EDGES = 2.0 ** (np.arange(-4, 15) / 2)
+FEWEST = 20  # rows of a bin that is drawn
+MARGIN = 100.0  # logits; steep priors have margins of 1e15, which would drown a mean
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One input of a model, as a batch of one.
+
+    Attributes:
+        inputs: of the model's `forward_features`.
+        places: (S, n) where its tokens are, NaN for tokens without a place (see `zoo.analysis.analyse`).
+        rows: the queries to look at; None for all.
+        spans: (start, stop) of the keys that hold the answer.
+    """
+
+    inputs: tuple[Tensor, ...]
+    places: Tensor
+    rows: Sequence[int] | None = None
+    spans: Sequence[tuple[int, int]] = ()
+
+
+class AttentionEvaluator(Evaluator):
+    """Looks into the attention of all layers at `samples` probes, a cell each."""
+
+    unit = "samples"
+    default_samples: ClassVar[int] = 16
+
+    @abstractmethod
+    def probe(self, model: Any, index: int) -> Probe:
+        """The probe of this index, the same in every run."""
+
+    def sink(self, model: Any) -> int:
+        """The key that is called the sink: by default the first, which every query of a line sees."""
+        return 0
+
+    def look(self, model: Any, cell: Cell) -> list[Analysis]:
+        probe = self.probe(model, cell.data["index"])
+        asked: dict[str, Any] = dict(rows=probe.rows, spans=probe.spans, places=probe.places, sink=self.sink(model))
+        return analyse(model, *probe.inputs, **asked)
+
+    def trained_at(self, model: Any) -> int:
+        """Tokens of a training sample."""
+        return model.train_positions().length
+
+    def identity(self, model: Any) -> dict[str, Any]:
+        kept = super().identity(model)
+        return {name: value for name, value in kept.items() if name != "samples"}
+
+    def points(self, model: Any) -> tuple[Any, ...]:
+        return tuple(range(len(model.layers)))
+
+    def cells(self, model: Any) -> list[Cell]:
+        self.probe(model, 0)  # what cannot be made is an error before anything is measured
+        count = self.settings.samples or self.default_samples
+        return [Cell(f"sample={n}", cost=1, data={"index": n}) for n in range(count)]
+
+
+class Sinks(AttentionEvaluator):
+    """How much weight the sink has by layer, against the signal ω = max − min of a row's content logits (GOAT, fig. 2c).
+
+    | column | mean over heads and rows that see at least 16 keys |
+    |---|---|
+    | `sink_mass` | weight of the sink; `sink_mass_by_range` in bins of ω whose middles are `range_to` |
+    | `content_range` | ω, in logits |
+    | `divergence`, `entropy` | KL(p‖π) and H(p), in nats |
+    | `content_margin`, `prior_margin` | logits of the sink less the best other key's, by content and by prior; within ±100 |
+
+    The first key of the text is the sink; in images the class token, or without one the patch with the most weight.
+    """
+
+    name = "sinks"
+    summary = "weight of the attention sink by layer, against the range of the content's logits"
+    scores: tuple[Score, ...] = (
+        Score("sink_mass", unit_interval=True),
+        Score("content_range"),
+        Score("divergence"),
+        Score("entropy"),
+        Score("content_margin"),
+        Score("prior_margin"),
+    )
+    axis = Axis("layer", "layer", str, "train_tokens")
+
+    def measure(self, model: Any, cell: Cell) -> CellValue:
+        layers = []
+        for found in self.look(model, cell):
+            long = found.seen >= SEEN
+            values = {score.column: getattr(found, score.column)[long] for score in self.scores}
+            values |= {name: values[name].clamp(-MARGIN, MARGIN) for name in ("content_margin", "prior_margin")}
+            mass, signal = values["sink_mass"].numpy(), values["content_range"].numpy()
+            bins = np.clip(np.searchsorted(EDGES, signal) - 1, 0, len(EDGES) - 2)
+            layers.append(
+                {name: float(value[value.isfinite()].mean()) for name, value in values.items()}
+                | {
+                    "mass_sum": np.bincount(bins, weights=mass, minlength=len(EDGES) - 1).tolist(),
+                    "rows": np.bincount(bins, minlength=len(EDGES) - 1).tolist(),
+                }
+            )
+        return {"layers": layers}
+
+    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+        rows = []
+        for layer, mine in enumerate(zip(*(cell["layers"] for cell in cells.values()), strict=True)):
+            mass, count = (np.sum([one[name] for one in mine], axis=0) for name in ("mass_sum", "rows"))
+            means = mean_of_rows([{score.column: one[score.column] for score in self.scores} for one in mine])
+            by_range = np.divide(mass, count, out=np.full(len(mass), np.nan), where=count >= FEWEST)
+            middles = np.sqrt(EDGES[:-1] * EDGES[1:])
+            rows.append(
+                {"layer": layer} | means | {"range_to": middles.tolist(), "sink_mass_by_range": by_range.tolist()}
+            )
+        return rows
+
+    def draw(self, results: list[ModelResult], path: Path) -> None:
+        """A panel for each layer: weight of the sink against ω."""
+        results = mean_of_seeds(results, self.axis.column)
+        layers = max(len(result.rows) for result in results)
+        across = min(4, layers)
+        most = np.nanmax([0.02, *(v for r in results for row in r.rows for v in row["sink_mass_by_range"])])
+        figure, axes = panels(math.ceil(layers / across), across, width=3.4, height=3.2)
+        for layer, axis in enumerate(axes):
+            axis.set_visible(layer < layers)
+            for result, style in zip(results, styles_of(results), strict=True):
+                if layer < len(result.rows):
+                    row = result.rows[layer]
+                    axis.plot(row["range_to"], row["sink_mass_by_range"], **style | {"markersize": 4.0})
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set(title=f"layer {layer}", xlabel="ω, range of content logits", ylim=(-0.04 * most, 1.06 * most))
+            axis.grid(alpha=0.25, linewidth=0.6)
+        axes[0].set_ylabel("weight of the sink")
+        finish(figure, axes, results, path)
+
+
+class Heads(Listing, AttentionEvaluator):
+    """What each head looks at, beside its prior's parameters (BAM, fig. 4, 5, 14, 17, 18).
+
+    | column | of a head, mean over samples |
+    |---|---|
+    | `answer_mass` | weight on the keys that hold the answer, where samples have one |
+    | `distance` | mean distance of the keys by weight, in tokens or patches |
+    | `entropy`, `divergence`, `log_z` | H(p), KL(p‖π), and how far content and prior disagree, ln Z; nats |
+    | `content_range`, `sink_mass` | ω in logits, weight of the sink |
+    | `retrieval` | 1 where the prior looks away from the query (θβ < 0) |
+    | `theta_beta`, …, `ssmax.s` | the prior's parameters of the head, by their names in the state dict |
+
+    Seeds are listed apart: the order of heads means nothing.
+    """
+
+    name = "heads"
+    summary = "what each head looks at, the answer or how far, beside its prior's parameters"
+    scores: tuple[Score, ...] = tuple(
+        Score(name)
+        for name in ("answer_mass", "distance", "entropy", "divergence", "log_z", "content_range", "sink_mass")
+    )
+    axis = Axis("head", "layer.head", str, "train_tokens")
+
+    def measure(self, model: Any, cell: Cell) -> CellValue:
+        heads = []
+        for layer, found in zip(model.layers, self.look(model, cell), strict=True):
+            values = {name: getattr(found, name) for name in (s.column for s in self.scores) if name != "answer_mass"}
+            values["answer_mass"] = found.mass.sum(-1) if found.mass.shape[-1] else found.entropy * math.nan
+            means = {name: value.nanmean(dim=(0, 2)).tolist() for name, value in values.items()}
+            own = _head_parameters(layer.attention)
+            for h in range(len(found.heads)):
+                heads.append(
+                    {"head": f"{found.layer}.{h}", "heads": len(found.heads)}
+                    | {score.column: means[score.column][h] for score in self.scores}
+                    | {name: values[h] for name, values in own.items()}
+                )
+        return {"heads": heads}
+
+    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+        rows = []
+        for mine in zip(*(cell["heads"] for cell in cells.values()), strict=True):
+            numbers = [{name: value for name, value in one.items() if name != "head"} for one in mine]
+            rows.append({"head": mine[0]["head"]} | mean_of_rows(numbers))
+        return rows
+
+    def show(self, results: list[ModelResult], console: Any, count: int = 12) -> None:
+        """The heads of each model with most of the measure that the figure draws."""
+        what = _shown(results)
+        for result, name in zip(results, short_names(results), strict=True):
+            table = Table(title=f"{name}: heads by {what}", title_justify="left", box=SIMPLE_HEAD)
+            own = [
+                column for column in result.rows[0] if column not in {"head", "heads", *(s.column for s in self.scores)}
+            ]
+            columns = list(dict.fromkeys(["head", what, "distance", *own, *(s.column for s in self.scores)]))
+            columns = ["head", *(c for c in columns[1:] if any(_value(row, c) is not None for row in result.rows))]
+            fitting = max(3, (console.width - 4) // 13)
+            for column in columns[:fitting]:
+                table.add_column(column, justify="left" if column == "head" else "right", overflow="fold")
+            for row in sorted(result.rows, key=lambda row: -row[what])[:count]:
+                table.add_row(*(v if isinstance(v := row[c], str) else f"{v:.3f}" for c in columns[:fitting]))
+            console.print(table)
+
+    def draw(self, results: list[ModelResult], path: Path) -> None:
+        """The measure by head; against θβ and θβ against θα, of priors that have them; SSMax's s by layer."""
+        what = _shown(results)
+        alpha, beta, scale = "theta_alpha", "theta_beta", "ssmax.s"
+        kinds = [("head", what)]
+        kinds += [(beta, what), (alpha, beta)] if _has(results, beta) else []
+        kinds += [("head", scale)] if _has(results, scale) else []
+        figure, axes = panels(1, len(kinds), width=4.2, height=3.7)
+        for axis, (across, up) in zip(axes, kinds, strict=True):
+            for result, style in zip(results, styles_of(results), strict=True):
+                for retrieval in (False, True):
+                    mine = [row for row in result.rows if (row["retrieval"] > 0) == retrieval]
+                    points = [(_value(row, across), _value(row, up)) for row in mine]
+                    points = [point for point in points if None not in point]
+                    fill = {"markerfacecolor": style["color"] if retrieval else "none", "linestyle": ""}
+                    label = {"label": style["label"] if not retrieval else "_"}
+                    axis.plot(*(zip(*points, strict=True) if points else ((), ())), **style | fill | label)
+            if across == "head":
+                layers = 1 + max(int(row["head"].partition(".")[0]) for result in results for row in result.rows)
+                axis.set_xticks(range(layers))
+            axis.set(xlabel=NAMES.get(across, across), ylabel=NAMES.get(up, up))
+            axis.grid(alpha=0.25, linewidth=0.6)
+            for name, line in ((across, axis.axvline), (up, axis.axhline)):
+                if name == beta:
+                    line(0.0, color="0.6", linewidth=0.8, zorder=0)
+            if up == "answer_mass":
+                axis.set_ylim(-0.04, 1.04)
+            elif up == "distance":
+                log_if_wide(axis, [row[up] for result in results for row in result.rows])
+        if any(row["retrieval"] for result in results for row in result.rows):
+            figure.suptitle("filled: retrieval heads, whose prior looks away from the query", fontsize=9)
+        finish(figure, axes, results, path)
+
+
+NAMES = {
+    "head": "layer (heads side by side)",
+    "answer_mass": "weight on the answer",
+    "distance": "mean distance of the keys",
+    "theta_beta": "θβ",
+    "theta_alpha": "θα",
+    "ssmax.s": "SSMax's s",
+}
+
+
+def _head_parameters(attention: Attention) -> dict[str, list[float]]:
+    """(H,) each: parameters of the prior and of SSMax that are one number a head, and `retrieval`."""
+    prior, heads = attention.prior, attention.prior.num_heads
+    own = {name: p for name, p in prior.named_parameters() if p.shape == (heads,)}
+    own |= {} if attention.ssmax is None else {"ssmax.s": attention.ssmax.s}
+    found = {name: p.detach().double().tolist() for name, p in own.items()}
+    return {"retrieval": prior.retrieval_heads().double().tolist()} | found
+
+
+def _value(row: Mapping[str, Any], name: str) -> float | None:
+    """The number in column `name`, or in that of a part of a sum, such as "ggd.theta_beta"; None where there is none."""
+    if name == "head":  # heads of a layer stand side by side about its number
+        layer, head = map(int, row["head"].split("."))
+        return layer + 0.6 * (head / max(1, row["heads"] - 1) - 0.5)
+    column = next((column for column in row if column == name or column.endswith(f".{name}")), None)
+    value = None if column is None else row[column]
+    return None if value is None or math.isnan(value) else value
+
+
+def _has(results: Sequence[ModelResult], name: str) -> bool:
+    return any(_value(row, name) is not None for result in results for row in result.rows)
+
+
+def _shown(results: Sequence[ModelResult]) -> str:
+    """The measure that tables and figures are about."""
+    return "answer_mass" if _has(results, "answer_mass") else "distance"

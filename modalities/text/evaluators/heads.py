@@ -1,0 +1,67 @@
+"""What heads look at where a fact of a text is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from modalities.attention import Heads, Probe
+from modalities.decoder.model import Decoder
+from modalities.decoder.scoring import device_of
+from modalities.evaluation import Settings, check_choice, counts, option
+from modalities.text.prompts import PUBLISHED, TEMPLATES, Template
+from modalities.text.retrieval import HaystackEvaluator
+from modalities.text.tokenizers import load_tokenizer
+
+__all__ = ["HeadSettings", "TextHeads"]
+
+
+@dataclass(frozen=True)
+class HeadSettings(Settings):
+    """`samples` counts prompts, at depths drawn alike over the text."""
+
+    template: str = option("own", f"{', '.join(TEMPLATES)}")
+    facts: tuple[int, ...] = option((1,), "facts in the text, one of which is asked for", parse=counts)
+    length: int | None = option(None, "tokens of a prompt and its answer; default: the training length", parse=int)
+    filler: str | None = option(None, "own, grass, text or file:PATH; default: what belongs to the template")
+    seed: int = option(42, "of every random draw")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("template", self.template, TEMPLATES)
+        if len(self.facts) != 1:
+            raise ValueError(f"heads reads texts with one number of facts, got facts={list(self.facts)}")
+
+
+class TextHeads(Heads, HaystackEvaluator):
+    __doc__ = Heads.__doc__
+
+    settings_class = HeadSettings
+
+    @property
+    def filler(self) -> str:
+        name = self.settings.template
+        return self.settings.filler or ("grass" if name in PUBLISHED else "own" if name == "own" else "text")
+
+    def identity(self, model: Decoder) -> dict[str, Any]:
+        grammar = Template(self.settings.template).grammar
+        kept = super().identity(model) | {"hay": self.haystack(model).fingerprint}
+        return kept | ({"grammar": grammar.fingerprint} if grammar else {})
+
+    def probe(self, model: Decoder, index: int) -> Probe:
+        """A prompt: its last query, which writes the answer's first token, and the answer's tokens wherever they stand."""
+        given, tokenizer = self.settings, load_tokenizer(model.config.tokenizer)
+        length = given.length or model.config.train_context
+        rng = np.random.default_rng([given.seed, length, index, *given.facts])
+        template = Template(given.template, given.facts[0], 0, 1 if given.template == "bam" else 0)
+        prompt, answer = template.draw(length, rng.random(), rng, tokenizer, self.haystack(model))
+        windows = np.lib.stride_tricks.sliding_window_view(prompt, len(answer))
+        starts = np.flatnonzero((windows == answer).all(1)).tolist()
+        if not starts:
+            raise ValueError(f"template {given.template!r}: the answer is cut into other tokens where it is stated")
+        spans = [(start, start + len(answer)) for start in starts]
+        ids = torch.as_tensor(prompt, device=device_of(model))[None]
+        return Probe((ids,), torch.arange(len(prompt))[:, None], rows=[len(prompt) - 1], spans=spans)

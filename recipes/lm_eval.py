@@ -1,0 +1,52 @@
+"""Downstream tasks, by lm-evaluation-harness: its own command line, with the text models of the zoo as its model `priorzoo`.
+
+    python recipes/lm_eval.py --model priorzoo --model_args pretrained=RUN_DIR,dtype=bfloat16 --tasks arc_easy,hellaswag
+    python recipes/lm_eval.py ls tasks
+
+All words but --import go to the harness; model_args are the arguments of `modalities.text.lm_eval.PriorzooLM`. Needs the extra
+`lm-eval`. Exit codes: 0 done, 2 the request cannot be served as written.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
+
+import torch
+import typer
+
+from zoo.cli import Import, call
+from zoo.outside import import_named
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+def lm_eval_command(words: list[str] = typer.Argument([]), import_: Import = []) -> None:  # noqa: B006
+    import_named(import_)
+    try:
+        from lm_eval.__main__ import cli_evaluate
+
+        from modalities.text import lm_eval  # noqa: F401  registers the model
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error}: pip install 'priorzoo[lm-eval]'") from error
+    torch.set_flush_denormal(True)  # as in recipes/commands.py
+    before, sys.argv = sys.argv, ["lm-eval", *words]  # where the harness reads them
+    try:
+        cli_evaluate()
+    finally:
+        sys.argv = before
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return call(app, argv, prog="recipes/lm_eval.py")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

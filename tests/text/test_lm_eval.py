@@ -1,0 +1,260 @@
+"""Models in lm-evaluation-harness: tasks of local files against direct computation; batches, contexts, windows, arguments."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from functools import partialmethod
+from pathlib import Path
+
+import pytest
+import torch
+
+from modalities.text.model import CausalLM
+from modalities.text.tokenizers import load_tokenizer
+from zoo import create_model
+
+lm_eval = pytest.importorskip("lm_eval")
+from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from modalities.text.lm_eval import PriorzooLM  # noqa: E402
+from recipes.cli import main  # noqa: E402
+
+NAME = "text_ggd_ssmax_tiny.facts"
+QUESTIONS = [
+    {"text": "The people of the United", "choices": [" States", " Nations", " a"], "answer": 0},
+    {"text": "Congress shall ", "choices": ["act now", "wait"], "answer": 1},
+    {
+        "text": "It is é. " * 20 + "It",
+        "choices": [" is é.", " was"],
+        "answer": 0,
+    },  # longer than the model was trained at
+]
+TASKS = {
+    "choice": """
+output_type: multiple_choice
+doc_to_text: "{{text}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{answer}}"
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+""",
+    "written": """
+output_type: generate_until
+doc_to_text: "{{text}}"
+doc_to_target: "{{choices[0]}}"
+generation_kwargs: {until: ["e"], max_gen_toks: 12, do_sample: false}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+""",
+    "rolling": """
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list: [{metric: bits_per_byte}]
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> Path:
+    """A folder of tasks that read the questions from a file."""
+    folder = tmp_path_factory.mktemp("tasks")
+    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    files = {"data_files": {"test": str(folder / "questions.jsonl")}, "cache_dir": str(folder / "cache")}
+    for name, text in TASKS.items():
+        head = f"task: {name}\ndataset_path: json\ndataset_kwargs: {json.dumps(files)}\ntest_split: test\n"
+        (folder / f"{name}.yaml").write_text(head + text.strip() + "\n")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module")
+def model() -> CausalLM:
+    return create_model(NAME).eval()
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory) -> Path:
+    """A model with a vocabulary of pieces, whose weights are random, in the folder of a run."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("run")
+    create_model("text_cable_tiny", num_layers=2, tokenizer="bpe-1k", vocab_size=1024).save_pretrained(folder / "model")
+    return folder
+
+
+def asked(kind: str, *arguments: tuple) -> list[Instance]:
+    return [Instance(kind, {}, args, n) for n, args in enumerate(arguments)]
+
+
+@torch.no_grad()
+def direct(model: CausalLM, ids: list[int], count: int) -> tuple[float, bool]:
+    """Log-probability of the last `count` ids after the ones before, and whether they are the likeliest, by one forward."""
+    logits = model(torch.tensor([ids[:-1]]))[0, -count:].double()
+    targets = torch.tensor(ids[-count:])
+    log_prob = logits.log_softmax(-1).gather(-1, targets[:, None]).sum().item()
+    return log_prob, torch.equal(logits.argmax(-1), targets)
+
+
+def test_tasks_of_the_harness_equal_direct_computation(tasks, model) -> None:
+    found = lm_eval.simple_evaluate(
+        model="priorzoo",
+        model_args={"pretrained": NAME},
+        batch_size=2,
+        tasks=list(TASKS),
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    encode, right, nats = load_tokenizer("bytes").encode, [], []
+    samples = {name: sorted(rows, key=lambda row: row["doc_id"]) for name, rows in found["samples"].items()}
+    for question, choice, written, rolling in zip(QUESTIONS, *(samples[name] for name in TASKS), strict=True):
+        scores = []
+        for text, (answered,) in zip(question["choices"], choice["resps"], strict=True):
+            # `target_delimiter`, a space, comes before a choice.
+            ids = [256, *encode(question["text"] + " " + text).tolist()]
+            count = len(ids) - 1 - len(encode(question["text"].rstrip()))
+            scores.append(direct(model, ids, count))
+            assert answered[0] == pytest.approx(scores[-1][0], abs=1e-4) and answered[1] == scores[-1][1]
+        right.append(max(range(len(scores)), key=lambda n: scores[n][0]) == question["answer"])
+        prompt = [256, *encode(question["text"]).tolist()]
+        [ids] = model.generate([prompt], max_new_tokens=12, stop=["e"], tokenizer=load_tokenizer("bytes"))
+        assert written["resps"] == [[load_tokenizer("bytes").decode(ids)]]
+        ids = [256, *encode(question["text"]).tolist()]
+        nats.append(direct(model, ids, len(ids) - 1)[0])
+        assert rolling["resps"][0][0] == pytest.approx(nats[-1], abs=1e-4)
+    assert found["results"]["choice"]["acc,none"] == sum(right) / len(right)
+    size = sum(len(question["text"].encode()) for question in QUESTIONS)
+    assert found["results"]["rolling"]["bits_per_byte,none"] == pytest.approx(-sum(nats) / size / math.log(2), abs=1e-5)
+
+
+PAIRS = [
+    ("The people of the", " United States"),
+    ("The people of the", " w"),
+    ("", "The people"),
+    ("A much longer text, " * 12 + "and", " then"),
+    ("The people of the ", "United States"),
+    ("", "We"),
+    ("The people of the", " United Nations of all the world"),
+]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+@pytest.mark.parametrize("name", [NAME, "text_cable_tiny.facts", "text_goat_tiny.facts", "bpe"])
+def test_log_likelihoods_are_exact_in_any_batch(name: str, batch_size: int, bpe) -> None:
+    harness = PriorzooLM(str(bpe) if name == "bpe" else name, batch_size=batch_size)
+    encode, bos = harness.tokenizer.encode, harness.tokenizer.bos_id
+    found = harness.loglikelihood(asked("loglikelihood", *PAIRS), disable_tqdm=True)
+    for (context, continuation), (log_prob, greedy) in zip(PAIRS, found, strict=True):
+        given, ids = encode(context.rstrip()).tolist(), encode(context + continuation).tolist()
+        expected = direct(harness.model, [bos, *given, *ids[len(given) :]], len(ids) - len(given))
+        assert log_prob == pytest.approx(expected[0], abs=1e-4) and greedy == expected[1]
+    assert found[0] == pytest.approx(found[4], abs=1e-4)  # the space belongs to the continuation in both
+
+
+def test_a_context_is_read_once_for_all_that_follows_it(monkeypatch) -> None:
+    harness, read, features = PriorzooLM(NAME, batch_size=4), [], CausalLM.forward_features
+    monkeypatch.setattr(
+        CausalLM, "forward_features", lambda self, tokens, **o: read.append(tokens.shape) or features(self, tokens, **o)
+    )
+    pairs = [("All of these are words", f" {letter}") for letter in "ABCD"]
+    harness.loglikelihood(asked("loglikelihood", *pairs), disable_tqdm=True)
+    assert read == [(1, 23), *[(1, 1)] * 4]  # BOS and the context; of each continuation all but its last token
+    read.clear()
+    harness.loglikelihood(asked("loglikelihood", *(("", text) for text in "ABCD")), disable_tqdm=True)
+    assert read == [(4, 1)]
+
+
+def test_rolling_predicts_each_token_once(model, caplog) -> None:
+    encode = load_tokenizer("bytes").encode
+    texts = ["We the people of the United States", "", "Words and more words. " * 20]
+    requests = asked("loglikelihood_rolling", *((text,) for text in texts))
+    found = PriorzooLM(NAME, batch_size=2).loglikelihood_rolling(requests, disable_tqdm=True)
+    for text, log_prob in zip(texts, found, strict=True):
+        ids = [256, *encode(text).tolist()]
+        assert log_prob == pytest.approx(direct(model, ids, len(ids) - 1)[0] if text else 0, abs=1e-4)
+    windowed = PriorzooLM(NAME, batch_size=2, max_length=16).loglikelihood_rolling(requests, disable_tqdm=True)
+    ids = [256, *encode(texts[0]).tolist()]  # 34 tokens: 16, 16, and 2 after the 15 before them
+    expected = sum(direct(model, ids[start:stop], n)[0] for start, stop, n in ((0, 17, 16), (16, 33, 16), (18, 35, 2)))
+    assert windowed[0] == pytest.approx(expected, abs=1e-4) and windowed[1] == 0
+    assert not caplog.records
+
+
+def test_max_length_cuts_from_the_left_and_says_so(model, caplog) -> None:
+    harness, encode = PriorzooLM(NAME, batch_size=2, max_length=20), load_tokenizer("bytes").encode
+    pairs = [("The people of the United", " States"), ("The", " people")]
+    with caplog.at_level(logging.WARNING):
+        found = harness.loglikelihood(asked("loglikelihood", *pairs), disable_tqdm=True)
+    assert caplog.messages == ["max_length=20: 1 of 2 contexts are cut from the left"]
+    for pair, (log_prob, _) in zip(pairs, found, strict=True):
+        ids = [256, *encode("".join(pair)).tolist()]
+        assert log_prob == pytest.approx(direct(model, ids[-21:], len(pair[1]))[0], abs=1e-4)
+    [text] = harness.generate_until(asked("generate_until", (pairs[0][0], {"max_gen_toks": 8})), disable_tqdm=True)
+    ids = encode(pairs[0][0]).tolist()[-13:]
+    assert text == load_tokenizer("bytes").decode(model.generate([ids], max_new_tokens=8, eos_id=257)[0])
+    with pytest.raises(ValueError, match="no room for 30 tokens"):
+        harness.loglikelihood(asked("loglikelihood", ("a", "b" * 30)), disable_tqdm=True)
+
+
+def test_generation_equals_ours_in_any_batch(bpe) -> None:
+    prompts = ["The people", "", "In this long text, " * 10]
+    for name in (NAME, str(bpe)):
+        for batch_size in (1, 3):
+            harness = PriorzooLM(name, batch_size=batch_size)
+            tokenizer, own = harness.tokenizer, harness.model.generate
+            requests = asked("generate_until", *((prompt, {"max_gen_toks": 9, "until": []}) for prompt in prompts))
+            found = harness.generate_until(requests, disable_tqdm=True)
+            for prompt, text in zip(prompts, found, strict=True):
+                ids = [tokenizer.bos_id, *tokenizer.encode(prompt).tolist()]
+                assert text == tokenizer.decode(own([ids], max_new_tokens=9, eos_id=tokenizer.eos_id)[0])
+            # A stop string may end inside a token: what the token has before it stays.
+            stop = found[0][3:5]
+            requests = asked("generate_until", (prompts[0], {"max_gen_toks": 9, "until": stop}))
+            assert harness.generate_until(requests, disable_tqdm=True) == [found[0][: found[0].index(stop)]]
+    sampled = {"max_gen_toks": 20, "do_sample": True, "temperature": 1.5, "top_k": 50, "top_p": 0.9}
+    torch.manual_seed(3)
+    drawn = harness.generate_until(asked("generate_until", ("The", sampled)), disable_tqdm=True)
+    torch.manual_seed(3)
+    ids = [tokenizer.bos_id, *tokenizer.encode("The").tolist()]
+    options = dict(max_new_tokens=20, temperature=1.5, top_k=50, top_p=0.9, eos_id=tokenizer.eos_id)
+    assert drawn == [tokenizer.decode(own([ids], **options)[0])]
+
+
+def test_what_is_not_served_is_named(bpe, tmp_path) -> None:
+    harness = PriorzooLM(NAME)
+    with pytest.raises(ValueError, match=r"no option 'num_beams'.*top_k"):
+        harness.generate_until(asked("generate_until", ("a", {"num_beams": 4})), disable_tqdm=True)
+    with pytest.raises(ValueError, match="no token of its own"):
+        harness.loglikelihood(asked("loglikelihood", ("a", "")), disable_tqdm=True)
+    create_model("dna_ggd_tiny", num_layers=1).save_pretrained(tmp_path)
+    for options, message in (
+        ({"max_lenght": 9}, "did you mean 'max_length'"),
+        ({"max_length": 0}, "max_length=0"),
+        ({"batch_size": "auto"}, "batch_size=auto"),
+        ({"dtype": "bfloat"}, "did you mean 'bfloat16'"),
+        ({"pretrained": "text_ggd_ssmax_tiny"}, NAME),
+        ({"pretrained": "text_ggd_ssmax_tinny.facts"}, "text_ggd_ssmax_tiny"),
+        ({"pretrained": "runs/none"}, "no folder 'runs/none'"),
+        ({"pretrained": str(tmp_path)}, "a model of dna"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PriorzooLM(**{"pretrained": NAME} | options)
+    low = PriorzooLM(str(bpe), dtype="bfloat16", device="cpu")
+    [(log_prob, _)] = low.loglikelihood(asked("loglikelihood", PAIRS[0]), disable_tqdm=True)
+    [(exact, _)] = PriorzooLM(str(bpe / "model")).loglikelihood(asked("loglikelihood", PAIRS[0]), disable_tqdm=True)
+    assert log_prob != exact and log_prob == pytest.approx(exact, rel=0.02)
+
+
+def test_the_command_is_the_harness_own(tasks, capsys, monkeypatch) -> None:
+    # The harness' own tasks, thousands of files, would be read first.
+    monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
+    words = ["--model", "priorzoo", "--tasks", "choice", "--include_path", str(tasks)]
+    assert main(["lm-eval", *words, "--model_args", f"pretrained={NAME},batch_size=3", "--limit", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "|choice|" in printed and "'batch_size': 3" in printed
+    assert main(["lm-eval", *words, "--model_args", f"pretrained={NAME},max_lenght=3"]) == 2
+    assert "did you mean 'max_length'" in capsys.readouterr().err

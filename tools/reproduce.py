@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 
 import tools.papers.bam
 import tools.papers.cable
+import tools.papers.formulas
 import tools.papers.goat  # noqa: F401
 from tools.papers import ITEMS, ROOT, Item
 from zoo.cli import call
@@ -45,14 +46,15 @@ def stored(item: Item) -> dict[str, Any] | None:
 
 
 def verdict(item: Item) -> tuple[str, str]:
-    """(confirmed small, not confirmed, open, needs a GPU, not run; a sentence)."""
+    """(holds, confirmed small, not confirmed, open, needs a GPU or not run; a sentence)."""
     if item.run is None:
         return "needs a GPU", item.judge([])[1]
     found = stored(item)
     if found is None:
         return "not run", ""
     holds, sentence = item.judge(found["rows"])
-    return {True: "confirmed small", False: "not confirmed", None: "open"}[holds], sentence
+    good = "holds" if item.exact else "confirmed small"
+    return {True: good, False: "not confirmed", None: "open"}[holds], sentence
 
 
 def main(

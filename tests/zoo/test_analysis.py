@@ -131,6 +131,27 @@ def test_measures_are_their_definitions(name: str, causal: bool, setup: str, mon
     torch.testing.assert_close(found.weights, z * found.prior * found.content, **same)  # BAM: p = Z·c·π
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_attention_minimises_cost_and_divergence(temperature: float) -> None:
+    """GOAT eq. 2–5: p = softmax(s/τ + log π) has the least ⟨p, −s⟩ + τ·KL(p‖π) of all distributions, −τ·ln Σ π e^(s/τ)."""
+    generator = torch.Generator().manual_seed(2)
+    score, log_prior = torch.randn(2, 9, generator=generator, dtype=torch.float64)
+    log_prior = log_prior.log_softmax(-1)
+
+    def objective(p: Tensor) -> float:
+        return float((-p * score).sum() + temperature * (p * (p.log() - log_prior)).sum())
+
+    best = (score / temperature + log_prior).softmax(-1)
+    least = -temperature * float((score / temperature + log_prior).logsumexp(-1))
+    assert objective(best) == pytest.approx(least, rel=1e-12)
+    for _ in range(200):
+        step = 0.05 * torch.randn(9, generator=generator, dtype=torch.float64)
+        assert objective((best.log() + step).softmax(-1)) >= least - 1e-12
+    uniform = torch.full((9,), 1 / 9, dtype=torch.float64)
+    entropy = -(best * best.log()).sum()
+    assert float((best * (best / uniform).log()).sum()) == pytest.approx(math.log(9) - float(entropy))  # eq. 3
+
+
 MODELS = [
     "text_ggd_goat_ssmax_tiny",
     "text_rope_ssmax_tiny",

@@ -248,6 +248,21 @@ def test_sink_margin_bounds_context_sensitivity() -> None:
     assert 1 - p[0].item() == pytest.approx(bound, abs=1e-9)
 
 
+@pytest.mark.parametrize("learnable", [False, True])
+def test_a_prior_of_a_wanted_mean_lag(learnable: bool) -> None:
+    """The prior over a long past has it; along the key and along the lag are the same slope (GOAT, app. F)."""
+    lags = [0.5, 3.0, 40.0]
+    prior = create_prior("alibi", num_heads=3, mean_lag=lags, learnable=learnable).double()
+    query, keys = Positions.line(1, offset=4999), Positions.line(5000)
+    row = prior.log_prior(query, keys, causal=True)[0, :, 0]
+    pi, distance = row.softmax(-1), 4999 - torch.arange(5000)
+    torch.testing.assert_close((pi * distance).sum(-1), torch.tensor(lags, dtype=torch.float64), rtol=1e-5, atol=0)
+    along_key = (prior.slopes()[:, None] * torch.arange(5000)).softmax(-1)
+    torch.testing.assert_close(along_key, pi)
+    one = create_prior("alibi", num_heads=3, mean_lag=7.0)
+    torch.testing.assert_close(one.slopes(), torch.full((3,), math.log(8 / 7), dtype=torch.float64))
+
+
 def test_exponential_recency_has_maximum_entropy() -> None:
     """Identity 9: among lag distributions of equal mean, ALiBi's exponential has the highest entropy (GOAT app. F)."""
     lags = torch.arange(2000.0, dtype=torch.float64)
@@ -390,6 +405,8 @@ def test_t5_buckets_are_the_published_ones() -> None:
         ("ggd", {"init": "linea"}, "did you mean 'linear'"),
         ("ggd", {"init": {"alpha": "linear"}}, "alpha='linear'; expected a number, slope or sampled"),
         ("ggd", {"init": {"theta": 1.0}}, "unknown parameter 'theta'"),
+        ("alibi", {"mean_lag": 0.0}, "mean_lag=0.0: expected a distance above 0"),
+        ("alibi", {"mean_lag": [1.0, 2.0]}, "or one for each of"),
         ("cable", {"d_model": 4, "gate": "softplu"}, "did you mean 'softplus'"),
         ("fire", {"train_context": 4, "length": 0.0}, "more than 0 tokens, got 0"),
         ("goat", {}, "needs the option 'train_context'"),

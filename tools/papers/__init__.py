@@ -33,6 +33,7 @@ class Item:
         paper: commands that make it at the paper's size.
         run: (folder for files) → rows, at tiny size; None where only the paper's size says anything.
         judge: rows → the verdict.
+        exact: whether it is mathematics, which holds at any size.
     """
 
     key: str
@@ -41,6 +42,7 @@ class Item:
     paper: tuple[str, ...]
     run: Callable[[Path], list[Row]] | None = None
     judge: Callable[[list[Row]], Verdict] = lambda rows: (None, "")
+    exact: bool = False
 
 
 ITEMS: dict[str, Item] = {}

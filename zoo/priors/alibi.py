@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -60,20 +61,33 @@ class Alibi(Prior):
     Args:
         num_heads: H.
         learnable: train the slopes, m = softplus(raw_slope), (H,); else they are constants.
+        mean_lag: slopes ln(1 + 1/μ), at which the prior over an endless past has the mean distance μ: a number of tokens, or a
+            number for each head (GOAT, arXiv 2601.15380, th. 3: of all priors of that mean it has most entropy). None: ALiBi's.
     """
 
     num_lanes = RAMP_LANES
     raw_slope: nn.Parameter
 
-    def __init__(self, num_heads: int, *, learnable: bool = False) -> None:
+    def __init__(
+        self, num_heads: int, *, learnable: bool = False, mean_lag: float | Sequence[float] | None = None
+    ) -> None:
         super().__init__(num_heads)
+        lags = [mean_lag] * num_heads if isinstance(mean_lag, int | float) else mean_lag
+        if lags is not None and (len(lags) != num_heads or not all(0 < lag < math.inf for lag in lags)):
+            raise ValueError(f"mean_lag={mean_lag}: expected a distance above 0, or one for each of {num_heads} heads")
+        self.fixed = None if lags is None else [math.log1p(1 / lag) for lag in lags]
         if learnable:
-            self.raw_slope = nn.Parameter(inverse_softplus(alibi_slopes(num_heads)).float())
+            self.raw_slope = nn.Parameter(inverse_softplus(self._start(None)).float())
         self.learnable = learnable
+
+    def _start(self, device: torch.device | str | None) -> Tensor:
+        if self.fixed is None:
+            return alibi_slopes(self.num_heads, device)
+        return torch.tensor(self.fixed, dtype=torch.float64, device=device)
 
     def slopes(self, device: torch.device | str | None = None) -> Tensor:
         """(H,) float64."""
-        return F.softplus(self.raw_slope.double()) if self.learnable else alibi_slopes(self.num_heads, device)
+        return F.softplus(self.raw_slope.double()) if self.learnable else self._start(device)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         """(H, *distance.shape) −m_h·|d|, formed in float64 and returned in the dtype of `distance`."""
@@ -111,5 +125,5 @@ class Alibi2d(IsotropicPrior, Alibi):
 
     Args:
         num_heads: H.
-        learnable: train the slopes, as in `Alibi`.
+        learnable, mean_lag: as in `Alibi`, along a line.
     """

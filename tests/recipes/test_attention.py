@@ -62,7 +62,7 @@ def test_tokens_stand_in_lines_without_overlap():
 
 
 def test_a_reading_holds_what_the_model_reads(picture):
-    text = create_model("text_ggd_tiny").read("day 1")
+    text = create_model("text_ggd_tiny", tokenizer="bytes", vocab_size=264).read("day 1")
     assert text.names == ("⟨bos⟩", *"day 1") and text.inputs[0].shape == (1, 6)
     dna = create_model("dna_goat_tiny").read("acgn")
     assert dna.names[1:] == tuple("ACGN")

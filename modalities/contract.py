@@ -20,7 +20,19 @@ from modalities.evaluation import Evaluator
 from zoo.model import ZooModel
 from zoo.registry import load_modality, modality_names
 
-__all__ = ["Batch", "Cost", "Loader", "Modality", "Reader", "Reading", "Writer", "find_modality", "modality_names"]
+__all__ = [
+    "Batch",
+    "Classifier",
+    "Cost",
+    "Embedder",
+    "Loader",
+    "Modality",
+    "Reader",
+    "Reading",
+    "Writer",
+    "find_modality",
+    "modality_names",
+]
 
 Batch = dict[str, Tensor]
 
@@ -78,6 +90,30 @@ class Reader(Protocol):
 
     def read(self, given: str) -> Reading:
         """A text, bases, or the path of an image. Raises ValueError for what it cannot read."""
+        ...
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """A model that names what a file shows; `priorzoo predict` takes the models that do."""
+
+    def classify(self, given: str, *, size: int | None = None) -> list[tuple[str, float]]:
+        """Every class and its probability, likeliest first, of the image at a path. size: side in pixels; None: as trained.
+
+        Raises ValueError or OSError for what it cannot read.
+        """
+        ...
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """A model whose features of an input are a vector; `priorzoo embed` takes the models that have them."""
+
+    def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
+        """(C,) float32 features of what `Reader.read` takes. pool: how tokens become one; size: of images, in pixels.
+
+        Raises ValueError for an option that it does not have, and ValueError or OSError for what it cannot read.
+        """
         ...
 
 

@@ -1,5 +1,5 @@
-"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py`, `attention.py`, `lm_eval.py`,
-`import_released.py` and `python -m zoo`, for who installed the wheel.
+"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py`, `attention.py`, `predict.py`,
+`embed.py`, `lm_eval.py`, `import_released.py` and `python -m zoo`, for who installed the wheel.
 
 Several ranks: `deepspeed --module recipes.train RECIPE …`.
 """
@@ -59,6 +59,22 @@ def attention(words: list[str] = typer.Argument([])) -> int:
     from recipes import attention
 
     return attention.main(words)
+
+
+@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
+def predict(words: list[str] = typer.Argument([])) -> int:
+    """Name what images show; `priorzoo predict --help` has the options."""
+    from recipes import predict
+
+    return predict.main(words)
+
+
+@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
+def embed(words: list[str] = typer.Argument([])) -> int:
+    """Write features of images, texts or bases; `priorzoo embed --help` has the options."""
+    from recipes import embed
+
+    return embed.main(words)
 
 
 @app.command("import", add_help_option=False, context_settings=OWN_OPTIONS)

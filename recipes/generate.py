@@ -28,8 +28,7 @@ import typer
 from modalities.contract import Writer, find_modality, modality_names
 from recipes.commands import CommandError, call
 from recipes.console import facts_table
-from recipes.targets import Target, find_targets
-from zoo import list_models
+from recipes.targets import Target, find_trained
 from zoo.cli import Import
 from zoo.outside import import_named
 
@@ -76,14 +75,7 @@ def generate_command(
 
 def find_writer(name: str, device: str) -> Target:
     """The one model of this name, with weights, that continues text; CommandError says which do."""
-    targets = find_targets([name], {}, device, "float32")
-    if len(targets) > 1:
-        raise CommandError(f"{name!r} names {len(targets)} models: {', '.join(t.label for t in targets)}; name one")
-    [target] = targets
-    if not target.trained:
-        tags = list_models(f"{name}.*", pretrained=True)
-        known = ", ".join(tags) or "none of this architecture; `python -m zoo list --pretrained` prints all"
-        raise CommandError(f"{name} is untrained; with weights: {known}")
+    target = find_trained(name, device)
     if not isinstance(target.model, Writer):
         raise CommandError(f"{target.label} continues no text; models of {' and '.join(_writing())} do")
     return target

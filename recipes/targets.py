@@ -25,7 +25,16 @@ from zoo.naming import nearest
 from zoo.pretrained import manifest, resolve_tag
 from zoo.registry import create_model, model_entry, saved_modality
 
-__all__ = ["Target", "find_targets", "modality_of", "override", "parse_overrides", "seed_groups", "target_name"]
+__all__ = [
+    "Target",
+    "find_targets",
+    "find_trained",
+    "modality_of",
+    "override",
+    "parse_overrides",
+    "seed_groups",
+    "target_name",
+]
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,19 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
     for name, (modality, make) in baselines.items():
         found[name] = _load_baseline(name, modality, make, beside)
     return [replace(target, name=name) for name, target in found.items()]
+
+
+def find_trained(name: str, device: str) -> Target:
+    """The one model of this name, in float32. Raises CommandError where it has no weights, or the name is of several."""
+    targets = find_targets([name], {}, device, "float32")
+    if len(targets) > 1:
+        raise CommandError(f"{name!r} names {len(targets)} models: {', '.join(t.label for t in targets)}; name one")
+    [target] = targets
+    if not target.trained:
+        tags = list_models(f"{name}.*", pretrained=True)
+        known = ", ".join(tags) or "none of this architecture; `python -m zoo list --pretrained` prints all"
+        raise CommandError(f"{name} is untrained; with weights: {known}")
+    return target
 
 
 def target_name(word: str) -> str:
@@ -218,6 +240,7 @@ def override(model: Any, overrides: dict[str, Any]) -> Any:
     with torch.no_grad():
         for name, parameter in changed.named_parameters():
             parameter.copy_(parameters[name])
+    changed.class_names = model.class_names
     return changed
 
 

@@ -92,6 +92,16 @@ def test_rows_of_heads_are_means_of_each_head(modality: str) -> None:
             assert rows[heads + 1][name] == pytest.approx(float(value[1]))
 
 
+@pytest.mark.parametrize("name", ["sinks", "heads"])
+def test_finished_cells_are_handed_on(name: str) -> None:
+    evaluator, model = made("text", name)
+    full = dict(evaluator.run(model))
+    first = next(iter(full))
+    again = dict(evaluator.run(model, {first: full[first] | {"kept": 1}}))
+    assert again.pop(first) == full[first] | {"kept": 1} and again == {k: v for k, v in full.items() if k != first}
+    assert evaluator.identity(model) == made("text", name, samples=1)[0].identity(model)
+
+
 def test_retrieval_heads_hold_the_answer_and_local_ones_do_not() -> None:
     """BAM, fig. 5, of shipped weights: a head of θβ < 0 looks at the key, those whose prior forgets at none of it."""
     evaluator, model = made("text", "heads", samples=6, length=1024)

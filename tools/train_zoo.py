@@ -154,12 +154,15 @@ def describe_text(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_vision(recipe: dict[str, Any]) -> dict[str, Any]:
+    from modalities.vision.sources import class_names
+
     data = recipe["data"]
     return {
         "data": f"{data['source']}: capitals of freely licensed fonts, drawn in scenes with clutter "
         "(`python tools/fetch_data.py vision glyphs --offline`); font families of the held-out images are not in it",
         "images": recipe["train"]["steps"] * recipe["train"]["batch"],
         "image_size": data["image_size"],
+        "class_names": list(class_names(data["source"])),
         "augmentation": f"{data['augment']}, crop scale {data['crop_scale']}",
         "model_options": recipe["model"]["options"] or "none",
     }

@@ -47,7 +47,7 @@ class Analysis:
         weights, prior, content: (B, H, R, S) p, π and c, where asked for.
 
     A row that does not see the sink has NaN for its mass, sensitivity and margins, one that sees nothing else infinite
-    margins.
+    margins. A row that sees no key at all, as a mask may have it, has weights and masses 0 and NaN for the rest.
     """
 
     layer: int
@@ -151,16 +151,15 @@ def analyse_call(
         content, prior = _logits(call, of, start, stop)
         mask = visible(call, start, stop)
         if mask is not None:
+            mask = mask if mask.shape[1] == 1 else mask[:, of]
             content, prior = (x.masked_fill(~mask, -math.inf) for x in (content, prior))
         first = keys - queries
         away = torch.cdist(at[first + start : first + stop], at, compute_mode="donot_use_mm_for_euclid_dist")
         measured = _measure(content, prior, _sinks(call, sink, start, stop), marked, away)
         if full:
-            measured |= {
-                "weights": (content + prior).softmax(-1),
-                "prior": prior.softmax(-1),
-                "content": content.softmax(-1),
-            }
+            shown = {"weights": content + prior, "prior": prior, "content": content}
+            empty = measured["seen"][..., None] == 0
+            measured |= {name: logits.softmax(-1).masked_fill(empty, 0.0) for name, logits in shown.items()}
         for name, value in measured.items():
             parts.setdefault(name, []).append(value.cpu())
     return Analysis(layer, of, asked, **{name: torch.cat(values, dim=2) for name, values in parts.items()})
@@ -221,8 +220,8 @@ def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away
     """The measures of `Analysis` from logits (B, H, r, S), hidden keys at −∞, marked spans (n, S) and distances (r, S)."""
     logits = content + prior
     log_p, log_prior, log_content = (x.log_softmax(-1) for x in (logits, prior, content))
-    p = log_p.exp()
     seen = logits > -math.inf
+    p, empty = log_p.exp().masked_fill(~seen, 0.0), ~seen.any(-1)
     gain = (log_p - log_prior).masked_fill(~seen, 0.0)
     keys = logits.shape[-1]
     at = sinks.clamp(max=keys - 1).expand(*logits.shape[:3], 1)
@@ -243,12 +242,15 @@ def _measure(content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away
         "content_margin": margin(content),
         "prior_margin": margin(prior),
     }
-    return {
-        "seen": seen.sum(-1).double(),
+    of_row = {
         "entropy": -(p * log_p.masked_fill(~seen, 0.0)).sum(-1),
         "divergence": (p * gain).sum(-1),
         "content_range": content.amax(-1) - content.masked_fill(~seen, math.inf).amin(-1),
         "log_z": -(log_content + log_prior).masked_fill(~seen, -math.inf).logsumexp(-1),
+    }
+    return {
+        "seen": seen.sum(-1).double(),
+        **{name: value.masked_fill(empty, math.nan) for name, value in of_row.items()},
         **{name: value.where(shown, math.nan)[..., 0] for name, value in of_sink.items()},
         "mass": p @ marked.T,
         "distance": (p * away.nan_to_num()).sum(-1) / (p * ~away.isnan()).sum(-1),

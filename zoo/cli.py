@@ -86,6 +86,8 @@ def show(
         model = entry.build(**entry.config)
     _show_model(name, model)
     if card:
+        names = card.pop("class_names", [])  # a line, not a row each
+        card |= {"class_names": " ".join(names[:40]) + " …" * (len(names) > 40)} if names else {}
         _print_pairs("weights", {key: value for key, value in card.items() if not isinstance(value, (dict, list))})
         for key, value in card.items():
             if isinstance(value, (dict, list)):
@@ -195,7 +197,7 @@ def _card(name: str) -> dict[str, Any]:
         return {}
     from zoo.pretrained import resolve_tag
 
-    return manifest()[resolve_tag(name)]
+    return dict(manifest()[resolve_tag(name)])
 
 
 def _parameter_groups(model: Any) -> dict[str, int]:

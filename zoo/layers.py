@@ -101,11 +101,15 @@ class SSMax(nn.Module):
         elif positions.within is not None:
             raise ValueError("SSMax cannot count visible keys in bidirectional attention over packed documents")
         else:
-            seen = torch.full((1, positions.length), float(positions.length), dtype=torch.float64, device=self.s.device)
+            seen = torch.full((1, positions.length), positions.length, dtype=torch.float64, device=self.s.device)
         if self.window is not None:
             seen = seen.clamp(max=self._reach(causal))
+        return self.of_counts(seen[:, None])
+
+    def of_counts(self, seen: Tensor) -> Tensor:
+        """(1 or B, H, T) float32: s·ln n of n (1 or B, 1 or H, T) float64, at least 1."""
         wide = torch.promote_types(self.s.dtype, torch.float32)
-        return self.s.to(wide)[:, None] * seen.log().to(wide)[:, None]
+        return self.s.to(wide)[:, None] * seen.log().to(wide)
 
 
 class AttentionCache(Protocol):
@@ -123,6 +127,7 @@ class AttentionCache(Protocol):
         query_scale: Tensor | None = None,
         segments: Tensor | None = None,
         window: int | None = None,
+        mask: Tensor | None = None,
         kernel: str | Kernel = "auto",
     ) -> Tensor:
         """Store k and v of the new tokens and attend to all tokens so far: (B, H, Q, D). Options as in `prior_attention`.
@@ -133,6 +138,7 @@ class AttentionCache(Protocol):
             q, k, v: (B, H, Q, d_c), (B, G, T, d_c), (B, G, T, D): queries of the last Q of the T new tokens.
             positions: of the new tokens.
             segments: (B, S) document ids of all tokens, or None.
+            mask: (1 or B, 1 or H, Q, S) bool over all tokens, or None.
         """
 
 

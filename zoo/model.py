@@ -27,11 +27,13 @@ class ZooModel(nn.Module):
         config: everything that makes the model.
         config_class: its dataclass.
         modality: what it belongs to, the first part of its registered name; kept in config.json.
+        class_names: of a classifier, by number; kept in config.json, and empty where unknown.
     """
 
     config_class: ClassVar[type]
     modality: ClassVar[str]
     config: Any
+    class_names: tuple[str, ...] = ()
 
     def train_positions(self) -> Positions:
         """Where the tokens of a training sample are: on a line, or on a grid."""
@@ -87,11 +89,13 @@ class ZooModel(nn.Module):
         dtype: torch.dtype | None = None,
         state: dict[str, Tensor] | None = None,
     ) -> None:
-        """Write model.safetensors, `storable_state(dtype, state=state)`, and config.json: the modality and the config."""
+        """Write model.safetensors, `storable_state(dtype, state=state)`, and config.json: the modality, the config, and names
+        of classes where there are any."""
         folder = Path(folder)
         with replacing_path(folder / "model.safetensors") as file:
             save_file(self.storable_state(dtype, state=state), file, metadata={"format": "pt"})
-        write_json(folder / "config.json", {"modality": self.modality, **asdict(self.config)})
+        names = {"class_names": self.class_names} if self.class_names else {}
+        write_json(folder / "config.json", {"modality": self.modality, **asdict(self.config), **names})
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str], **overrides: Any) -> Self:
@@ -109,6 +113,7 @@ class ZooModel(nn.Module):
         modality = config.pop("modality", cls.modality)  # of no model saved before version 0.5
         if modality != cls.modality:
             raise ValueError(f"{folder} holds a model of {modality!r}; {cls.__name__} loads those of {cls.modality!r}")
+        names = tuple(config.pop("class_names", ()))
         unknown = sorted(set(config) - {f.name for f in fields(cls.config_class)})
         if unknown:
             raise ValueError(f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}")
@@ -117,4 +122,5 @@ class ZooModel(nn.Module):
             model.load_state_dict(load_file(folder / "model.safetensors"))
         except RuntimeError as error:
             raise ValueError(f"the weights in {folder} do not fit its config.json: {error}") from error
+        model.class_names = names
         return model

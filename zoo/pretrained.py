@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
-from torch import nn
 
+from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 
 __all__ = ["WEIGHTS", "list_weights", "load_pretrained", "manifest", "resolve_tag", "sha256", "verified_file"]
@@ -80,8 +80,8 @@ def verified_file(name: str, folder: Path | None = None) -> Path:
     return path
 
 
-def load_pretrained(model: nn.Module, name: str, folder: Path | None = None) -> nn.Module:
-    """Load the weights of a tagged name into `model`, strictly.
+def load_pretrained(model: ZooModel, name: str, folder: Path | None = None) -> ZooModel:
+    """Load the weights of a tagged name into `model`, strictly, and the names of its classes.
 
     Raises:
         ValueError: for a damaged file, or weights that do not match the model (for example after an override).
@@ -91,4 +91,5 @@ def load_pretrained(model: nn.Module, name: str, folder: Path | None = None) -> 
         model.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(f"the weights of {name} do not fit this model: {error}") from error
+    model.class_names = tuple(manifest(folder)[name].get("class_names", ()))
     return model

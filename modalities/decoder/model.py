@@ -111,6 +111,7 @@ class Decoder(ZooModel):
         self.config = replace(config, position_options=stored_options(config.position, made))
         self.norm = STYLES[config.style][0](config.dim, eps=1e-5)
         self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.gradient_checkpointing = config.activation_checkpointing
         init_linear(self, depth=config.num_layers)
         nn.init.normal_(self.embedding.weight, std=(2 / (5 * config.dim)) ** 0.5)
 
@@ -134,7 +135,8 @@ class Decoder(ZooModel):
             raise ValueError(f"unknown kind of cache {kind!r}; {nearest(kind, kinds)}")
         if kind == "paged" and capacity < 1:
             raise ValueError(f"a paged cache needs its capacity, the most tokens it will hold, got {capacity}")
-        if kind == "paged" or (kind == "auto" and capacity >= PAGED_FROM):
+        plain = all(EvictionBound.knows(cast(Block, layer)) for layer in self.layers)
+        if kind == "paged" or (kind == "auto" and capacity >= PAGED_FROM and plain):
             bounds = [EvictionBound.of(cast(Block, layer), capacity, PAGE) for layer in self.layers]
             if kind == "paged" or self._pages_pay(bounds):
                 return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, bounds=bounds)
@@ -156,23 +158,29 @@ class Decoder(ZooModel):
         cache: Cache | None = None,
         kernel: str | Kernel = "auto",
         last: int | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
         """(B, T, C) after the last norm, from tokens (B, T) and document ids (B, T) if rows are packed or padded.
 
-        last: give (B, last, C) of the last tokens alone; the last layer then computes no others.
+        Args:
+            tokens: ids, or their embeddings (B, T, C).
+            last: give (B, last, C) of the last tokens alone; the last layer then computes no others.
+            states: a list to which the input of every layer is appended, (B, T, C).
         """
         if cache is None:
             positions = Positions.line(tokens.shape[1]) if segments is None else Positions.documents(segments)
         else:
             cache.reserve(tokens.shape[1])
             positions, segments = cache.positions(tokens.shape[1], segments)
-        x = self.embedding(tokens)
+        x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions, x)
         for n, layer in enumerate(self.layers):
             options: dict[str, Any] = dict(segments=segments, cache=cache.layers[n] if cache else None, kernel=kernel)
             options |= {"last": last} if layer is self.layers[-1] else {}
-            if self.config.activation_checkpointing and self.training and torch.is_grad_enabled():
+            if states is not None:
+                states.append(x)
+            if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(layer, x, positions, use_reentrant=False, **options)
             else:
                 x = layer(x, positions, **options)
@@ -182,8 +190,8 @@ class Decoder(ZooModel):
 
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, V) float32 logits from (…, C) features."""
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        return F.linear(features, weight).float()
+        logits = F.linear(features, self.embedding.weight) if self.head is None else self.head(features)
+        return logits.float()
 
     def forward(
         self,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from modalities.contract import Reading
+from modalities.decoder.embedding import embed
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
 from modalities.decoder.training import check_tokenizer
@@ -92,6 +93,10 @@ class DnaDecoder(Decoder):
         ids = [tokenizer.bos_id, *tokenizer.encode(encode(given)).ids.tolist()]
         names = ("⟨start⟩", *(decode(tokenizer.decode([token])) for token in ids[1:]))
         return Reading((torch.tensor([ids], device=self.embedding.weight.device),), names=names)
+
+    def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
+        """(C,) float32 features of bases; `pool` is "mean" or "last", see `modalities.decoder.embedding.embed`."""
+        return embed(self, self.read(given), pool=pool, size=size)
 
 
 def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:

@@ -130,7 +130,7 @@ class BpeTokenizer(DnaTokenizer):
         if missing:
             raise ValueError(f"tokenizer {name!r}: no token {min(missing)!r}; expected a tokenizer of upper-case DNA")
         super().__init__(name, np.array([len(token) for _, token in targets]), 1, 1.0, backend.to_str())
-        self._backend = backend
+        self.backend = backend
         self._codes = [encode(token) for _, token in targets] + [np.full(1, UNKNOWN, np.uint8)]
         self._ids = np.full(vocabulary[-1][0] + 1, -1, np.int64)  # of this tokenizer, by those of the library
         self._ids[[number for number, _ in targets]] = np.arange(len(targets))
@@ -143,7 +143,7 @@ class BpeTokenizer(DnaTokenizer):
             parts.append(np.full(start - done, self.unknown_id))
             for at in range(start, stop, PIECE):
                 text = decode(codes[at : min(at + PIECE, stop)])
-                parts.append(self._ids[self._backend.encode(text, add_special_tokens=False).ids])
+                parts.append(self._ids[self.backend.encode(text, add_special_tokens=False).ids])
             done = stop
         ids = np.concatenate([*parts, np.full(len(codes) - done, self.unknown_id)])
         spans = self.widths[ids]

@@ -1,83 +1,70 @@
-"""The causal LM as a `transformers` model, for tools that take one. (For lm-evaluation-harness there is `lm_eval.py`.)
+"""Text models as `transformers` models (`modalities.decoder.hf` says what they serve).
 
     from modalities.text.hf import wrap
     model = wrap(zoo.create_model("text_ggd_ssmax_tiny.facts"))      # a PreTrainedModel
-    model.save_pretrained("folder");  AutoModelForCausalLM.from_pretrained("folder")
+    model.save_pretrained("folder");  pipeline("text-generation", "folder")
 
-Needs the extra `hf`. Its `generate` reads the whole row again for each token; `CausalLM.generate` decodes with the cache.
+Needs the extra `hf`. For lm-evaluation-harness there is `lm_eval.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-import torch.nn.functional as F
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
+from modalities.decoder.hf_files import make_fast
+from modalities.text.model import CausalLM
+from modalities.text.tokenizers import BPETokenizer, load_tokenizer
 
-from modalities.text.model import CausalLM, TextConfig
-
-__all__ = ["PriorzooConfig", "PriorzooForCausalLM", "wrap"]
+__all__ = ["PriorzooTextConfig", "PriorzooTextForCausalLM", "PriorzooTextModel", "fast_tokenizer", "wrap"]
 
 
-class PriorzooConfig(PretrainedConfig):
-    """`text` holds the entries of a `TextConfig`."""
+def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a spec for `transformers`: the same ids, behind BOS. Errors as in `load_tokenizer`."""
+    tokenizer = load_tokenizer(spec)
+    special = dict(bos=tokenizer.bos_id, eos=tokenizer.eos_id, pad=tokenizer.pad_id)
+    if isinstance(tokenizer, BPETokenizer):
+        return make_fast(Tokenizer.from_str(tokenizer.backend.to_str()), **special)
+    vocabulary = _byte_letters() | {f"<{role}>": number for role, number in special.items()}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    # A text that spells "<bos>" is bytes like any other.
+    return make_fast(backend, split_special_tokens=True, **special)
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letter that ByteLevel writes for each byte: of printable Latin-1 itself, of the others those from U+0100 on."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+class PriorzooTextConfig(PriorzooConfig):
+    """`PriorzooConfig` of a `CausalLM`."""
 
     model_type = "priorzoo_text"
-
-    def __init__(self, text: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        self.text = asdict(TextConfig(**(text or {})))
-        kwargs.setdefault("vocab_size", self.text["vocab_size"])
-        kwargs.setdefault("hidden_size", self.text["dim"])
-        kwargs.setdefault("num_hidden_layers", self.text["num_layers"])
-        kwargs.setdefault("num_attention_heads", self.text["num_heads"])
-        kwargs.setdefault("use_cache", False)
-        kwargs.setdefault("tie_word_embeddings", False)  # tying happens inside CausalLM, which has one matrix then
-        super().__init__(**kwargs)
+    decoder_class = CausalLM
+    fast_tokenizer = staticmethod(fast_tokenizer)
 
 
-class PriorzooForCausalLM(PreTrainedModel, GenerationMixin):
-    """`CausalLM` behind the interface of `transformers`; an attention mask of zeros and ones may pad on the left."""
+class PriorzooTextModel(PriorzooModel):
+    """`PriorzooModel` of text."""
 
-    config_class = PriorzooConfig
-    base_model_prefix = "model"
-
-    def __init__(self, config: PriorzooConfig) -> None:
-        super().__init__(config)
-        self.model = CausalLM(TextConfig(**config.text))
-        self.post_init()
-
-    def _init_weights(self, module) -> None:
-        """CausalLM has initialised itself, and priors must keep the inits of their papers."""
-
-    def get_input_embeddings(self):
-        return self.model.embedding
-
-    def prepare_inputs_for_generation(  # type: ignore[override]  # no cache: the arguments about one are not used
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
-    ) -> dict:
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
-
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **_: Any
-    ) -> CausalLMOutput:
-        """Logits (B, T, V) of tokens (B, T); with labels (−100 is ignored) the loss of predicting each from those before."""
-        segments = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.long() - 1
-        logits = self.model(input_ids, segments=segments)
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-        return CausalLMOutput(loss=loss, logits=logits)
+    config_class = PriorzooTextConfig
 
 
-AutoConfig.register("priorzoo_text", PriorzooConfig)
-AutoModelForCausalLM.register(PriorzooConfig, PriorzooForCausalLM)
+class PriorzooTextForCausalLM(PriorzooForCausalLM):
+    """`PriorzooForCausalLM` of text."""
+
+    config_class = PriorzooTextConfig
 
 
-def wrap(model: CausalLM) -> PriorzooForCausalLM:
+register(PriorzooTextConfig, PriorzooTextModel, PriorzooTextForCausalLM)
+AutoTokenizer.register(PriorzooTextConfig, fast_tokenizer_class=PreTrainedTokenizerFast, exist_ok=True)
+
+
+def wrap(model: CausalLM) -> PriorzooTextForCausalLM:
     """A `transformers` model that shares the weights of `model`."""
-    wrapped = PriorzooForCausalLM(PriorzooConfig(text=asdict(model.config)))
-    wrapped.model = model
-    return wrapped
+    return PriorzooTextForCausalLM.of(model)

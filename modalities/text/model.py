@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from modalities.contract import Reading
+from modalities.decoder.embedding import embed
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, register_decoders
 from modalities.text.tokenizers import load_tokenizer
@@ -40,6 +42,10 @@ class CausalLM(Decoder):
         ids = [tokenizer.bos_id, *tokenizer.encode(given).tolist()]
         names = ("⟨bos⟩", *(tokenizer.decode([token]) for token in ids[1:]))
         return Reading((torch.tensor([ids], device=self.embedding.weight.device),), names=names)
+
+    def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
+        """(C,) float32 features of a text; `pool` is "mean" or "last", see `modalities.decoder.embedding.embed`."""
+        return embed(self, self.read(given), pool=pool, size=size)
 
 
 GPT2: dict[str, Any] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")

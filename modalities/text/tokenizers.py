@@ -88,10 +88,10 @@ class ByteTokenizer(Tokenizer):
 
 
 class BPETokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library."""
+    """A tokenizer of the `tokenizers` library, `backend`."""
 
     def __init__(self, backend: Any, *, name: str, bos_id: int, eos_id: int, pad_id: int) -> None:
-        self._backend = backend
+        self.backend = backend
         self.name = name
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
         self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
@@ -99,16 +99,16 @@ class BPETokenizer(Tokenizer):
         self.fingerprint = hashlib.blake2b(content.encode("utf-8"), digest_size=16).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
-        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        return np.asarray(self.backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         left_out = {self.bos_id, self.eos_id, self.pad_id}
         kept = [i for i in _as_ints(ids, self.vocab_size) if i not in left_out]
-        return self._backend.decode(kept, skip_special_tokens=False)
+        return self.backend.decode(kept, skip_special_tokens=False)
 
 
 def load_tokenizer(spec: str = "bytes") -> Tokenizer:

@@ -6,8 +6,8 @@ nothing is resized and nothing remembers a size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -26,8 +26,10 @@ from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 from zoo.positions import Positions
 
-__all__ = ["VisionConfig", "VisionTransformer", "build"]
+__all__ = ["ANY", "VisionConfig", "VisionTransformer", "build", "timm_cfg"]
 
+ANY = "priorzoo_vision"  # timm's name of a model that has no other: its configuration is in its arguments
+FIRST_CONV = "patch_embed.proj"
 MLPS = ("swiglu", "gelu")
 POOLS = ("token", "avg", "")
 
@@ -114,11 +116,11 @@ class VisionConfig:
 def not_multiples(sides: Sequence[int], patch: int) -> str:
     """For an error message: the sides that are no multiple of `patch`, and the nearest ones that are; "" where all are."""
     wrong = []
-    for side in dict.fromkeys(sides):
+    for side in sides:  # symbols while torch.export traces, which have no hash
         if side < 1 or side % patch:
             near = [size for size in (side // patch * patch, (side // patch + 1) * patch) if size > 0]
             wrong.append(f"{side} is no multiple; the nearest sizes are {' and '.join(map(str, near))}")
-    return "; ".join(wrong)
+    return "; ".join(dict.fromkeys(wrong))
 
 
 class VisionBlock(nn.Module):
@@ -194,6 +196,8 @@ class VisionTransformer(ZooModel):
         self.position_embedding = shared_embedding(methods, made)
         self.config = replace(config, position_options=stored_options(config.position, made))
         self.norm: nn.Module = nn.LayerNorm(config.dim, eps=1e-6)
+        self.pretrained_cfg = self.default_cfg = timm_cfg(config) | {"architecture": ANY}
+        self._traits = {"img_size": config.train_size, "fixed_input_size": False, "first_conv": FIRST_CONV}
         self.head = nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
         self.feature_info = [
             dict(module=f"layers.{n}", num_chs=config.dim, reduction=config.patch_size)
@@ -218,14 +222,19 @@ class VisionTransformer(ZooModel):
     def train_positions(self) -> Positions:
         return self.positions(*self.config.train_size)
 
-    def read(self, given: str) -> Reading:
-        """The image at a path, its centre at the training size. ValueError or OSError where there is none."""
+    def read(self, given: str, *, size: int | None = None) -> Reading:
+        """The image at a path: its largest central window, at the training size or at `size` × `size` pixels.
+
+        Raises ValueError or OSError where there is none, and ValueError for a size that is no multiple of the patch.
+        """
         config = self.config
+        shape = config.train_size if size is None else (size, size)
+        positions = self.positions(*shape)
         with Image.open(given) as opened:
             image = opened.convert("RGB")
         pixels = preprocess(
             image,
-            *config.train_size,
+            *shape,
             mode="upsampled",
             train_size=min(image.size),
             fit="crop",
@@ -235,7 +244,31 @@ class VisionTransformer(ZooModel):
         mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
         shown = (pixels * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
         like = next(self.parameters())
-        return Reading((pixels[None].to(like),), image=shown, grid=config.train_grid, prefix=self.num_prefix_tokens)
+        return Reading((pixels[None].to(like),), image=shown, grid=positions.shape, prefix=self.num_prefix_tokens)
+
+    @torch.inference_mode()
+    def classify(self, given: str, *, size: int | None = None) -> list[tuple[str, float]]:
+        """Every class, by its name or its number where names are unknown, and its probability, likeliest first. See `read`."""
+        if not self.num_classes:
+            raise ValueError("the model has no classifier: num_classes is 0")
+        names = self.class_names or tuple(map(str, range(self.num_classes)))
+        shares = self(*self.read(given, size=size).inputs)[0].double().softmax(-1)
+        return [(names[label], shares[label].item()) for label in shares.argsort(descending=True, stable=True).tolist()]
+
+    @torch.inference_mode()
+    def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
+        """(C,) float32: what the classifier reads of the image at a path, or the tokens' mean where it reads every token.
+
+        pool: None or "token", "avg" for another pooling than the model's own. Raises ValueError for a pooling that it does
+        not have, and as `read` does.
+        """
+        possible = ("avg", "token") if self.config.class_token else ("avg",)
+        if pool not in (None, *possible):
+            raise ValueError(f"pool {pool!r}: this model has {', '.join(possible)}")
+        features = self.forward_features(*self.read(given, size=size).inputs)
+        chosen = pool or self.global_pool or "avg"
+        pooled = global_pool_nlc(features, pool_type=chosen, num_prefix_tokens=self.num_prefix_tokens)
+        return pooled[0].float()
 
     def describe_input(self) -> dict[str, str]:
         pixels, grid, prefix = self.config.train_size, self.config.train_grid, self.num_prefix_tokens
@@ -262,14 +295,15 @@ class VisionTransformer(ZooModel):
             raise ValueError(
                 f"an image of {height} × {width} pixels does not divide into patches of {patch}: {wrong}; or set pad=True"
             )
-        return Positions.grid(-(-height // patch), -(-width // patch), num_prefix=self.num_prefix_tokens)
+        rows, columns = (side // patch + int(side % patch > 0) for side in (height, width))
+        return Positions.grid(rows, columns, num_prefix=self.num_prefix_tokens)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Positions]:
         """Tokens (B, T, C) before the first block, and their positions."""
         positions = self.positions(*images.shape[-2:])
         x = self.patch_embed(images.to(self.patch_embed.proj.weight.dtype))  # loaders give float32 to models in bf16
         if self.prefix_tokens is not None:
-            x = torch.cat([self.prefix_tokens.to(x.dtype).expand(len(x), -1, -1), x], dim=1)
+            x = torch.cat([self.prefix_tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions, x)
         return x, positions
@@ -307,7 +341,7 @@ class VisionTransformer(ZooModel):
             if global_pool not in possible:
                 raise ValueError(f"global_pool={global_pool!r}; this model has {', '.join(map(repr, possible))}")
             self.global_pool = global_pool
-        self.num_classes = num_classes
+        self.num_classes, self.class_names = num_classes, ()
         self.config = replace(self.config, num_classes=num_classes, global_pool=self.global_pool)
         like = self.patch_embed.proj.weight
         self.head = nn.Linear(self.embed_dim, num_classes).to(like) if num_classes else nn.Identity()
@@ -315,6 +349,39 @@ class VisionTransformer(ZooModel):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
+
+    @property
+    def _model_args(self) -> dict[str, Any]:
+        """What timm saves to make this model again: its configuration, `train_size` because timm puts the size of its data
+        configuration in the place of img_size, and the names of the classes."""
+        return asdict(self.config) | {"train_size": self.config.img_size, "class_names": self.class_names}
+
+    @_model_args.setter
+    def _model_args(self, args: Mapping[str, Any]) -> None:
+        """timm sets the arguments that it was called with, which are in the configuration."""
+
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
+    ) -> None:
+        """Record the size in pixels, a side or (height, width), that timm's data configuration gives images.
+
+        It changes no number that the model computes: positions follow from the images of every call, and priors keep the
+        meaning that they were trained with.
+
+        Raises:
+            ValueError: for sides that are no multiples of the patch, unless the config pads, and for another patch size.
+        """
+        own = self.config.patch_size
+        if patch_size not in (None, own, (own, own)):
+            raise ValueError(
+                f"patch_size={patch_size}: the weights are of patches of {own} pixels, which are not resampled"
+            )
+        if img_size is None:
+            return
+        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+        self.positions(height, width)
+        self._traits = self._traits | {"img_size": (height, width)}
+        self.pretrained_cfg = self.default_cfg = self.pretrained_cfg | {"input_size": (self.in_chans, height, width)}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns that sort parameters by depth, for layer-wise learning rates."""
@@ -332,9 +399,23 @@ class VisionTransformer(ZooModel):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        output_dict: bool = False,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Any:
         """Features after the blocks `indices` (an int: the last so many; None: all), and unless `intermediates_only` the
-        last features before them: timm's interface for backbones. NCHW maps hold patches alone."""
+        last features before them: timm's interface for backbones. NCHW maps hold patches alone.
+
+        output_dict: {"image_features", "image_intermediates", "image_intermediates_prefix"}, the first and the last only where
+        they were asked for.
+
+        Raises:
+            ValueError: for another format, a mask, or causal attention.
+        """
+        if attn_mask is not None or is_causal:
+            raise ValueError(
+                "attn_mask and is_causal: every patch sees the whole image; a position prior is the only bias"
+            )
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt={output_fmt!r}; expected 'NCHW' or 'NLC'")
         take, last = feature_take_indices(
@@ -351,9 +432,35 @@ class VisionTransformer(ZooModel):
         if output_fmt == "NCHW":
             assert positions.shape is not None
             found = [y.transpose(1, 2).unflatten(2, positions.shape).contiguous() for y in found]
-        if return_prefix_tokens and self.num_prefix_tokens:
+        with_prefix = return_prefix_tokens and self.num_prefix_tokens > 0
+        if output_dict:
+            given: dict[str, Any] = {} if intermediates_only else {"image_features": self.norm(x)}
+            return (
+                given | {"image_intermediates": found} | ({"image_intermediates_prefix": prefix} if with_prefix else {})
+            )
+        if with_prefix:
             found = list(zip(found, prefix, strict=True))
         return found if intermediates_only else (self.norm(x), found)
+
+    def get_intermediate_layers(
+        self,
+        images: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        attn_mask: Tensor | None = None,
+    ) -> list[Any]:
+        """DINO's interface to `forward_intermediates`: (B, patches, C) of each, or (B, C, height, width) with `reshape`."""
+        return self.forward_intermediates(
+            images,
+            n,
+            return_prefix_tokens,
+            norm,
+            output_fmt="NCHW" if reshape else "NLC",
+            intermediates_only=True,
+            attn_mask=attn_mask,
+        )
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -370,6 +477,22 @@ class VisionTransformer(ZooModel):
         if prune_head:
             self.reset_classifier(0)
         return take
+
+
+def timm_cfg(config: VisionConfig) -> dict[str, Any]:
+    """timm's description of a model's images, classes and layers."""
+    return {
+        "input_size": (config.in_chans, *config.train_size),
+        "num_classes": config.num_classes,
+        "mean": config.mean,
+        "std": config.std,
+        "crop_pct": 1.0,
+        "crop_mode": "center",
+        "interpolation": "bicubic",
+        "fixed_input_size": False,
+        "first_conv": FIRST_CONV,
+        "classifier": "head",
+    }
 
 
 def _position(config: VisionConfig, method: str, options: dict[str, Any]) -> Position:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._builder import resolve_pretrained_cfg
 
-from modalities.vision.model import VisionConfig, VisionTransformer, build
+from modalities.vision.model import ANY, VisionConfig, VisionTransformer, build, timm_cfg
 from zoo import pretrained as weights
-from zoo.methods import check_grid_position, list_grid_positions
+from zoo.methods import SUMS, check_grid_position, list_grid_positions
 from zoo.registry import ModelFamily, register_family
 
 # tiny reads the 26 capitals of the glyph data at 48 pixels; small and base are the usual ones, at 224.
@@ -34,6 +35,25 @@ OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
 
 # timm's scripts pass these to every model.
 DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate", "drop_block_rate")
+
+# timm's names for the same, and what it calls that models of any size have.
+RENAMED = {"embed_dim": "dim", "depth": "num_layers", "mlp_ratio": "hidden_dim", "dynamic_img_pad": "pad"}
+ALWAYS = {"dynamic_img_size": True, "strict_img_size": False}
+# (arXiv number, title) of what a method's part comes from; a part's name is its method's without what follows "2d".
+PAPERS = {
+    "goat": ("2601.15380", "You Need Better Attention Priors"),
+    "spectral": ("2601.15380", "You Need Better Attention Priors"),
+    "key_bias": ("2601.15380", "You Need Better Attention Priors"),
+    "ggd": ("2505.22842", "Bayesian Attention Mechanism"),
+    "alibi": ("2108.12409", "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation"),
+    "t5": ("1910.10683", "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer"),
+    "kerple": ("2205.09921", "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation"),
+    "fire": ("2310.04418", "Functional Interpolation for Relative Positions Improves Long Context Transformers"),
+    "rope": ("2403.13298", "Rotary Position Embedding for Vision Transformer"),
+    "sinusoidal": ("1706.03762", "Attention Is All You Need"),
+}
+VIT = ("2010.11929", "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale")
+SSMAX = ("2501.19399", "Scalable-Softmax Is Superior for Attention")
 
 default_cfgs: dict[str, Any] = {}  # timm looks for this name
 
@@ -57,6 +77,7 @@ def register_vision_models() -> None:
         entry = family.find(name)
         assert entry is not None
         cfgs |= _timm_cfgs(name, VisionConfig(**entry.config))
+    cfgs[ANY] = timm_cfg(VisionConfig())
     default_cfgs.update(generate_default_cfgs(cfgs))
     for name in dict.fromkeys(key.partition(".")[0] for key in cfgs):
         register_model(_entry_point(name))
@@ -64,33 +85,59 @@ def register_vision_models() -> None:
 
 def _timm_cfgs(name: str, config: VisionConfig) -> dict[str, dict[str, Any]]:
     """timm's description of an architecture, and of each set of weights that ships for it."""
-    cfg = {
-        "input_size": (config.in_chans, *config.train_size),
-        "num_classes": config.num_classes,
-        "mean": config.mean,
-        "std": config.std,
-        "crop_pct": 1.0,
-        "interpolation": "bicubic",
-        "fixed_input_size": False,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
+    papers = _papers(config)
+    cfg = timm_cfg(config) | {
+        "license": "apache-2.0",
+        "paper_ids": tuple(f"arXiv:{number}" for number in papers),
+        "paper_name": "; ".join(papers.values()),
     }
     tagged = [full for full in weights.list_weights() if full.partition(".")[0] == name]
-    found = {full: cfg | {"file": str(weights.WEIGHTS / weights.manifest()[full]["file"])} for full in tagged}
+    found = {}
+    for full in tagged:
+        entry = weights.manifest()[full]
+        found[full] = cfg | {"file": str(weights.WEIGHTS / entry["file"]), "license": entry["license"].lower()}
+        if names := entry.get("class_names"):
+            found[full]["label_names"] = tuple(names)
     return found or {name: cfg}
 
 
+def _papers(config: VisionConfig) -> dict[str, str]:
+    """Title by arXiv number of the papers that an architecture comes from."""
+    assert isinstance(config.position, str)
+    words = "+".join(SUMS.get(word, word) for word in config.position.split("+")).split("+")
+    parts = [re.sub(r"2d(_.*)?$", "", word) for word in words]
+    found = [PAPERS[part] for part in parts if part in PAPERS]
+    return dict([*found, *([SSMAX] if config.ssmax else []), VIT])
+
+
 def _known(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords without those that are not set: None, and rates of dropout that these models do not have, at 0."""
+    """Keywords without those that are not set, and without those of timm's that say what these models are anyway.
+
+    Raises:
+        ValueError: for a keyword of timm's that these models have under another name, or do not have.
+    """
     given = {key: value for key, value in kwargs.items() if value is not None}
-    for key in [key for key in given if key in DROPOUTS]:
-        if given.pop(key):
+    for key in list(given):
+        if key in DROPOUTS and given.pop(key):
             raise ValueError(f"{name} has no {key}: of timm's dropouts it has drop_path_rate")
+        if key in ALWAYS and bool(given.pop(key)) != ALWAYS[key]:
+            raise ValueError(f"{key}={not ALWAYS[key]}: {name} takes images of any size at every call")
+        if key in RENAMED:
+            raise ValueError(f"{name} has no {key}: give {RENAMED[key]}, an entry of its configuration")
+    if given.get("feature_cls") == "fx":
+        raise ValueError(
+            "feature_cls='fx': positions follow from the images of each call, which torch.fx does not trace; "
+            "leave it out, or use torch.export"
+        )
     return given
 
 
 def _entry_point(name: str) -> Callable[..., VisionTransformer]:
-    """The function that `timm.create_model(name, …)` calls; keywords are entries of `VisionConfig`."""
+    """The function that `timm.create_model(name, …)` calls; keywords are entries of `VisionConfig`.
+
+    With weights `img_size` is what timm's data configuration shall give, as `VisionTransformer.set_input_size` does; without
+    it is the size that priors are initialised for.
+    """
 
     def create(pretrained: bool = False, **kwargs: Any) -> VisionTransformer:
         from zoo.registry import model_entry
@@ -100,16 +147,23 @@ def _entry_point(name: str) -> Callable[..., VisionTransformer]:
             for full, entry in weights.manifest().items():
                 if file and Path(file) == weights.WEIGHTS / entry["file"]:
                     weights.verified_file(full)  # timm reads the file itself, and compares no digest
-        config = model_entry(name).config
+        config = asdict(VisionConfig()) if name == ANY else model_entry(name).config
         given = {**config, **_known(name, kwargs)}
-        sizes = [VisionConfig(**{**config, "img_size": side["img_size"]}).train_size for side in (given, config)]
-        if pretrained and sizes[0] != sizes[1]:
-            raise ValueError(
-                f"img_size={given['img_size']}, but the weights were trained at {config['img_size']}: omit img_size, the model "
-                "takes images of any size at every call"
-            )
+        saved = given.pop("train_size", None)  # of a model that timm saved, and the size that its weights are of
+        names = given.pop("class_names", ())
+        shown = given["img_size"]
+        if pretrained or saved:
+            given["img_size"] = saved or config["img_size"]
         feature_cfg = {"feature_cls": "getter", "out_indices": given.pop("out_indices", 3)}
-        return build_model_with_cfg(build, name, pretrained, feature_cfg=feature_cfg, **given)
+        model = build_model_with_cfg(build, name, pretrained, feature_cfg=feature_cfg, **given)
+        inner = getattr(model, "model", model)  # with features_only timm wraps it
+        names = names or inner.pretrained_cfg.get("label_names") or ()
+        inner.class_names = tuple(names) if len(names) == inner.num_classes else ()
+        inner.set_input_size(tuple(shown) if isinstance(shown, list) else shown)
+        model.pretrained_cfg = model.default_cfg = model.pretrained_cfg | {
+            "input_size": inner.pretrained_cfg["input_size"]
+        }
+        return model
 
     create.__name__ = create.__qualname__ = name
     create.__module__ = __name__  # timm finds default_cfgs through it

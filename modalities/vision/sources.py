@@ -31,7 +31,7 @@ from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, ImageSet, digest
 from modalities.vision.shards import PackedStrings, ShardSet, TarImages, open_shards
 from zoo.naming import did_you_mean
 
-__all__ = ["BUILTIN", "BUILTIN_SIZES", "FETCHED", "open_images", "open_shard_source"]
+__all__ = ["BUILTIN", "BUILTIN_SIZES", "FETCHED", "class_names", "open_images", "open_shard_source"]
 
 FETCHED = ("glyphs", "photos")
 BUILTIN = Path(__file__).with_name("assets") / "glyphs"
@@ -86,6 +86,18 @@ def open_images(
         return HFImages(spec, split, hold_out=hold_out)
     hint = did_you_mean(spec, _FORMS) or (f"did you mean 'folder:{spec}'? " if os.path.isdir(spec) else "")
     raise ValueError(f"source {spec!r} is none of {', '.join(_FORMS)}; {hint}".rstrip("; "))
+
+
+def class_names(spec: str) -> tuple[str, ...]:
+    """The classes that a source's training images list, by label, read without its images; () where that cannot be told."""
+    if spec in ("glyphs", "glyphs-builtin"):  # the same letters
+        return tuple(json.loads((BUILTIN / "index.json").read_text())["classes"])
+    if spec.startswith("folder:"):
+        path = Path(spec[len("folder:") :]).expanduser()
+        for folder in (path / "train", path):
+            if folder.is_dir() and any(child.is_dir() for child in folder.iterdir()):
+                return tuple(find_classes(folder)[0])
+    return ()
 
 
 class BuiltinImages(ImageSet):

@@ -12,6 +12,7 @@ from torch import Tensor
 from modalities.contract import Cost
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.model import VisionTransformer
+from modalities.vision.sources import class_names
 from zoo.model import ZooModel
 from zoo.registry import create_model
 
@@ -19,14 +20,17 @@ __all__ = ["build", "cost", "loss", "weight"]
 
 
 def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooModel:
-    """A registered model at the data's image size, classes and normalisation."""
+    """A registered model at the data's image size, classes and normalisation, with the names of classes where known."""
     given: dict[str, Any] = {
         "img_size": data.image_size,
         "num_classes": data.num_classes,
         "mean": data.mean,
         "std": data.std,
     }
-    return create_model(name, **given | dict(options))
+    model = create_model(name, **given | dict(options))
+    names = class_names(data.source)
+    model.class_names = names if len(names) == model.config.num_classes else ()
+    return model
 
 
 def loss(model: Callable[..., Any], batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -117,14 +117,14 @@ def test_bpe_has_the_vocabulary_that_was_asked_for_and_specials_last(bpe):
 def test_bpe_is_encoded_in_bounded_pieces(bpe, monkeypatch):
     codes = sequence(20_000, 8)
     lengths = []
-    backend = bpe._backend
+    backend = bpe.backend
 
     class Spy:
         def encode(self, text, **options):
             lengths.append(len(text))
             return backend.encode(text, **options)
 
-    monkeypatch.setattr(bpe, "_backend", Spy())
+    monkeypatch.setattr(bpe, "backend", Spy())
     assert np.array_equal(bpe.decode(bpe.encode(codes).ids), codes)
     assert max(lengths) == module.PIECE and sum(lengths) == 20_000
 

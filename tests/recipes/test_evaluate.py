@@ -192,7 +192,8 @@ def test_all_names_every_evaluator(tmp_path, runs):
     options = ("--lengths", 900, "--samples", 1, "--keys", "own", "--tasks", "single_1,fwe")
     done = invoke(runs[0], "all", *options, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
-    assert {p.stem for p in (tmp_path / "out").glob("*.csv")} == set(EVALUATORS)
+    assert {p.stem for p in (tmp_path / "out").glob("*.csv")} == set(EVALUATORS) - {"heads"}
+    assert len(list((tmp_path / "out").glob("heads.*.tsv"))) == 1  # a listing
     figures = {f"{name}.png" for name in EVALUATORS} | {"overview.png", "passkey_depth.png"}
     assert {p.name for p in (tmp_path / "out").glob("*.png")} == figures
 

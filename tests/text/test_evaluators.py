@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from modalities.attention import AttentionEvaluator
 from modalities.decoder import generation, scoring
 from modalities.decoder.scoring import continuation_scores, force_and_write, position_buckets
 from modalities.paired import scores_by_unit
@@ -700,7 +701,11 @@ def test_fraction_found_ignores_case():
 # ------------------------------------------------------------------------------------------------------------ cells
 
 
-@pytest.mark.parametrize("name", EVALUATORS)
+# Those that generate or score; what looks into attention has tests of its own (tests/test_attention_evaluators.py).
+SCORING = {name: kind for name, kind in EVALUATORS.items() if not issubclass(kind, AttentionEvaluator)}
+
+
+@pytest.mark.parametrize("name", SCORING)
 def test_finished_cells_are_handed_on_and_the_rest_is_the_same(name):
     kind, model = EVALUATORS[name], KnownAnswer(None if name == "perplexity" else passkey_of)
     few = {"lengths": (900,), "samples": 1} | ({"tasks": ("multivalue", "fwe")} if name == "ruler" else {})
@@ -719,7 +724,7 @@ def test_finished_cells_are_handed_on_and_the_rest_is_the_same(name):
     assert again == full and measured == list(full)[-1:]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in EVALUATORS.values() if kind is not Far])  # reads one text at a time
+@pytest.mark.parametrize("kind", [kind for kind in SCORING.values() if kind is not Far])  # reads one text at a time
 def test_batches_change_no_number_and_are_no_part_of_a_cells_key(kind):
     model = KnownAnswer({Perplexity: None, Ruler: asked_values}.get(kind, passkey_of))
     few = {"lengths": (900,), "samples": 2} | ({"tasks": ("multivalue", "fwe")} if kind is Ruler else {})

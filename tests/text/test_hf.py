@@ -1,48 +1,431 @@
-"""The bridge to `transformers`: same logits, padding, loss, files, generation."""
+"""Text models in `transformers`: logits, loss, Trainer, generation with the cache, adapters, int8, files of a folder."""
 
 from __future__ import annotations
 
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.nn.functional as F
 
+from modalities.text.model import CausalLM
+from modalities.text.tokenizers import load_tokenizer
 from zoo import create_model
+from zoo.analysis import analyse
+from zoo.methods import list_positions
+from zoo.priors import Prior
 
 transformers = pytest.importorskip("transformers")
 from modalities.text import hf  # noqa: E402
 
+ROOT = Path(__file__).parents[2]
+FEW = ["goat", "cable", "ggd", "fire", "rope"]  # lanes, a running sum, a table, a dense bias, a rotation
+GREEDY = dict(max_new_tokens=6, do_sample=False, eos_token_id=None)
+BOS, PAD = 256, 258
+
+
+def small(method: str = "goat", **options) -> CausalLM:
+    """A two-layer model whose priors are moved off their inits."""
+    torch.manual_seed(0)
+    options = dict(num_layers=2, dim=64, num_heads=2, hidden_dim=64, train_context=40, ssmax=True) | options
+    model = create_model(f"text_{method}_tiny", **options)
+    with torch.no_grad():
+        for prior in (m for m in model.modules() if isinstance(m, Prior)):
+            for parameter in prior.parameters():
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
 
 @pytest.fixture(scope="module")
 def models():
-    torch.manual_seed(0)
-    model = create_model("text_goat_ssmax_tiny", num_layers=2).eval()
-    return model, hf.wrap(model).eval()
+    model = small()
+    return model, hf.wrap(model)
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(3))
+
+
+def padded() -> tuple[list[list[int]], torch.Tensor, torch.Tensor]:
+    """Two prompts, and the same as a batch with padding on the left and its mask."""
+    prompts = [[BOS, 65, 66, 67, 70, 71, 65, 66], [BOS, 80, 66]]
+    ids = torch.tensor([prompts[0], [PAD] * 5 + prompts[1]])
+    return prompts, ids, (ids != PAD).long()
+
+
+# Logits, outputs and arguments
 
 
 @torch.no_grad()
-def test_same_logits_loss_and_padding(models) -> None:
+def test_same_logits_loss_and_padding(models, tokens) -> None:
     model, wrapped = models
-    tokens = torch.randint(0, 256, (2, 12))
     out = wrapped(input_ids=tokens, labels=tokens)
     torch.testing.assert_close(out.logits, model(tokens))
-    expected = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-    torch.testing.assert_close(out.loss, expected)
-    padded = torch.cat([torch.zeros(2, 3, dtype=torch.int64), tokens], dim=1)
-    mask = torch.cat([torch.zeros(2, 3, dtype=torch.int64), torch.ones_like(tokens)], dim=1)
-    torch.testing.assert_close(wrapped(padded, attention_mask=mask).logits[:, 3:], out.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out.loss, F.cross_entropy(out.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()))
+    left, right = (F.pad(torch.ones_like(tokens), sides) for sides in ((3, 0), (0, 3)))
+    for mask, part in ((left, slice(3, None)), (right, slice(0, 12))):
+        ids = torch.zeros(2, 15, dtype=torch.int64)
+        ids[:, part] = tokens
+        logits = wrapped(ids, attention_mask=mask).logits[:, part]
+        torch.testing.assert_close(logits, out.logits, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
-def test_generation_equals_ours(models) -> None:
+def test_outputs_that_may_be_asked_for(models, tokens) -> None:
     model, wrapped = models
-    prompt = torch.tensor([[256, 65, 66, 67]])
-    theirs = wrapped.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=258)[0, 4:].tolist()
-    assert theirs == model.generate(prompt, max_new_tokens=6)[0]
+    out = wrapped(tokens, output_hidden_states=True, output_attentions=True)
+    assert [tuple(state.shape) for state in out.hidden_states] == [(2, 12, 64)] * 3
+    assert torch.equal(out.hidden_states[0], model.embedding(tokens))
+    torch.testing.assert_close(model.forward_head(out.hidden_states[-1]), out.logits)
+    for found, expected in zip(out.attentions, analyse(model, tokens, full=True), strict=True):
+        torch.testing.assert_close(found, expected.weights.float())
+    full = wrapped(tokens).logits
+    assert torch.allclose(wrapped(tokens, logits_to_keep=3).logits, full[:, -3:], atol=1e-5)
+    assert torch.allclose(wrapped(tokens, logits_to_keep=torch.tensor([0, 5])).logits, full[:, [0, 5]], atol=1e-5)
+    assert torch.equal(wrapped(inputs_embeds=model.embedding(tokens)).logits, full)
+    assert torch.equal(wrapped(tokens, return_dict=False, use_cache=False)[0], full)
+
+
+def test_what_is_not_served_is_named(models, tokens) -> None:
+    _, wrapped = models
+    for name in ("position_ids", "token_type_ids", "encoder_hidden_states"):
+        with pytest.raises(TypeError, match=name):
+            wrapped(tokens, **{name: tokens})
+        with pytest.raises((TypeError, ValueError), match=name):
+            wrapped.generate(tokens, **{name: tokens}, **GREEDY)
+    for kind in ("static", "quantized", "offloaded", "paged"):
+        with pytest.raises(ValueError, match=r"new_cache\(tokens, kind='paged'\)"):
+            wrapped.generate(tokens, cache_implementation=kind, **GREEDY)
+    with pytest.raises(ValueError, match="DynamicCache; expected a cache that new_cache"):
+        wrapped(tokens, past_key_values=transformers.DynamicCache())
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 3\); expected \(2, 12\)"):
+        wrapped(tokens, attention_mask=torch.ones(2, 3))
+    with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+        wrapped()
+    with pytest.raises(ValueError, match="use_reentrant=False"):
+        wrapped.activation_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ValueError, match="disagrees with architecture"):
+        hf.PriorzooTextConfig(vocab_size=7)
+    with pytest.raises(TypeError, match="depth"):
+        hf.PriorzooTextConfig(architecture={"depth": 3})
+
+
+def test_gradient_checkpointing_changes_no_gradient(tokens) -> None:
+    gradients = []
+    for recompute in (False, True):
+        wrapped = hf.wrap(small()).train()
+        if recompute:
+            wrapped.activation_checkpointing_enable()
+            assert wrapped.model.gradient_checkpointing
+        wrapped(tokens, labels=tokens).loss.backward()
+        gradients.append([p.grad for p in wrapped.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_are_resized_and_saved(tied, tokens, tmp_path) -> None:
+    wrapped = hf.wrap(small(tied=tied))
+    before = wrapped(tokens).logits
+    wrapped.resize_token_embeddings(270)
+    logits = wrapped(tokens).logits
+    assert logits.shape[-1] == 270 and torch.equal(logits[..., :264], before)
+    wrapped.save_pretrained(tmp_path)
+    assert torch.equal(transformers.AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits, logits)
+
+
+@pytest.mark.parametrize("method", ["goat", "ggd"])
+@torch.no_grad()
+def test_compiles_to_one_graph_whatever_the_mask_holds(method, tokens) -> None:
+    torch._dynamo.reset()
+    wrapped = hf.wrap(small(method, num_layers=1))
+    compiled = torch.compile(wrapped, fullgraph=True, backend="eager")
+    for mask in (torch.ones_like(tokens), torch.ones_like(tokens).index_fill(1, torch.arange(3), 0)):
+        out, expected = (call(tokens, attention_mask=mask, use_cache=False).logits for call in (compiled, wrapped))
+        torch.testing.assert_close(out[:, 3:], expected[:, 3:], atol=1e-5, rtol=1e-5)
+
+
+# Generation
+
+
+@pytest.mark.parametrize("method", list_positions())
+@torch.no_grad()
+def test_generation_equals_ours_and_files_keep_the_model(method, tmp_path) -> None:
+    """Left padding, greedy, every method; then the model that was saved, also in bfloat16, where priors stay in float32."""
+    model = small(method)
+    wrapped = hf.wrap(model)
+    prompts, ids, mask = padded()
+    assert wrapped.generate(ids, attention_mask=mask, **GREEDY)[:, 8:].tolist() == model.generate(
+        prompts, max_new_tokens=6
+    )
+    wrapped.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(ids).logits, wrapped(ids).logits)
+    half = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {p.dtype for m in half.modules() if isinstance(m, Prior) for p in m.parameters()} <= {torch.float32}
+    assert (half(ids).logits - wrapped(ids).logits).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("method", FEW)
+@torch.no_grad()
+def test_beams_lookup_and_assistants(method) -> None:
+    """Beams with the cache are those without it; drafts change nothing, whoever makes them; paged caches neither."""
+    wrapped, other = hf.wrap(small(method)), hf.wrap(small("nope"))
+    _, ids, mask = padded()
+    beams = dict(num_beams=3, attention_mask=mask, **GREEDY)
+    found = wrapped.generate(ids, **beams)
+    assert torch.equal(found, wrapped.generate(ids, use_cache=False, **beams))
+    expected = wrapped.generate(ids[:1], **GREEDY)
+    drafts = [dict(prompt_lookup_num_tokens=3), dict(assistant_model=other)]
+    for draft in [*drafts, dict(assistant_model=wrapped)]:
+        assert torch.equal(wrapped.generate(ids[:1], **draft, **GREEDY), expected)
+    if method == "fire":  # a dense bias has no pages
+        return
+    assert torch.equal(wrapped.generate(ids, past_key_values=wrapped.new_cache(32, "paged"), **beams), found)
+    for draft in ({}, *drafts):
+        held = wrapped.new_cache(32, "paged")
+        assert torch.equal(wrapped.generate(ids[:1], past_key_values=held, **draft, **GREEDY), expected)
 
 
 @torch.no_grad()
-def test_auto_classes_load_what_was_saved(models, tmp_path) -> None:
+def test_sampling_streaming_and_turns(models) -> None:
+    _, wrapped = models
+    _, ids, mask = padded()
+    samples = []
+    for use_cache in (True, False):
+        transformers.set_seed(1)
+        sampling = dict(GREEDY, do_sample=True, top_p=0.9, attention_mask=mask, num_return_sequences=2)
+        samples.append(wrapped.generate(ids, use_cache=use_cache, **sampling))
+    assert torch.equal(*samples)
+
+    class Heard(transformers.generation.BaseStreamer):
+        def __init__(self) -> None:
+            self.parts: list[torch.Tensor] = []
+
+        def put(self, value) -> None:
+            self.parts.append(value.flatten())
+
+        def end(self) -> None: ...
+
+    heard = Heard()
+    first = wrapped.generate(ids[:1], streamer=heard, return_dict_in_generate=True, **GREEDY)
+    assert torch.equal(torch.cat(heard.parts), first.sequences[0])
+    assert first.past_key_values.get_seq_length() == 13
+    longer = torch.cat([first.sequences, ids[:1, :2]], dim=1)  # a second turn reads what is new alone
+    again = wrapped.generate(longer, past_key_values=first.past_key_values, **GREEDY)
+    assert torch.equal(again, wrapped.generate(longer, **GREEDY))
+    assert torch.equal(
+        wrapped.generate(inputs_embeds=wrapped.model.embedding(ids[:1]), **GREEDY), first.sequences[:, 8:]
+    )
+
+
+@torch.no_grad()
+def test_states_and_weights_of_generated_tokens(models) -> None:
+    _, wrapped = models
+    _, ids, _ = padded()
+    asked = dict(return_dict_in_generate=True, output_attentions=True, output_hidden_states=True)
+    out = wrapped.generate(ids[:1], **asked, **GREEDY)
+    full = wrapped(out.sequences, output_attentions=True)
+    torch.testing.assert_close(out.attentions[-1][0], full.attentions[0][:, :, -2:-1, :-1], atol=1e-5, rtol=1e-5)
+    assert len(out.hidden_states) == 6 and out.hidden_states[1][0].shape == (1, 1, 64)
+    with pytest.raises(ValueError, match="needs all keys"):
+        wrapped(ids, past_key_values=wrapped.new_cache(20, "paged"), output_attentions=True)
+
+
+# Trainer, adapters, int8
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows of random bytes with different numbers of labels."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, n: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(0, 256, (20,), generator=torch.Generator().manual_seed(n))
+        return {"input_ids": ids, "labels": ids.masked_fill(torch.arange(20) < n, -100)}
+
+
+def trainer(folder: Path, rows: int = 16, steps: int = 1):
+    pytest.importorskip("accelerate")
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=steps,
+        max_steps=1,
+        logging_steps=1,
+        weight_decay=0.1,
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    return transformers.Trainer(
+        hf.wrap(small(num_layers=1)).train(), arguments, train_dataset=Rows(), eval_dataset=Rows()
+    )
+
+
+def test_accumulation_changes_neither_loss_nor_gradient(tmp_path) -> None:
+    found = []
+    for rows, steps in ((16, 1), (4, 4), (2, 8)):
+        run = trainer(tmp_path, rows, steps)
+        run.train()
+        [log] = [log for log in run.state.log_history if "grad_norm" in log]
+        found.append((log["loss"], log["grad_norm"]))
+    assert found[0][0] < 7
+    assert found[1:] == [pytest.approx(found[0], rel=1e-6)] * 2
+
+
+def test_trainer_decays_no_prior_and_evaluates(tmp_path) -> None:
+    run = trainer(tmp_path)
+    run.create_optimizer()
+    names = {id(p): name.removeprefix("model.") for name, p in run.model.named_parameters()}
+    groups = {group["weight_decay"]: {names[id(p)] for p in group["params"]} for group in run.optimizer.param_groups}
+    assert groups[0.0] == run.model.model.no_weight_decay()
+    assert any(name.endswith("ssmax.s") for name in groups[0.0]) and any(".prior." in name for name in groups[0.0])
+    assert groups[0.1] == set(names.values()) - groups[0.0]
+    run.args.prediction_loss_only = False
+    assert run.evaluate()["eval_loss"] == pytest.approx(float(run.predict(Rows()).metrics["test_loss"]))
+
+
+def test_other_models_are_decayed_as_before(tmp_path) -> None:
+    run = trainer(tmp_path)
+    other = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
+    assert run.get_decay_parameter_names(other) == ["0.weight"]
+
+
+@pytest.mark.parametrize("method", list_positions())
+def test_adapters_on_every_linear_layer(method, tokens) -> None:
+    peft = pytest.importorskip("peft")
+    wrapped = hf.wrap(small(method))
+    before = wrapped(tokens).logits
+    settings = peft.LoraConfig(target_modules="all-linear", r=2, task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(wrapped, settings)
+    assert torch.equal(adapted(input_ids=tokens).logits, before)
+    adapted(input_ids=tokens, labels=tokens).loss.backward()
+    moved = {name: p.grad for name, p in adapted.named_parameters() if "lora_B" in name}
+    assert len(moved) >= 14 and all(grad is not None and grad.abs().sum() > 0 for grad in moved.values())
+
+
+@pytest.mark.parametrize("method", list_positions())
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_dynamic_int8(method, tokens) -> None:
+    wrapped = hf.wrap(small(method, tied=False))
+    expected = wrapped(tokens).logits
+    int8 = torch.ao.quantization.quantize_dynamic(wrapped, {torch.nn.Linear}, dtype=torch.qint8)
+    assert not any(type(module) is torch.nn.Linear for module in int8.modules())
+    assert (int8(tokens).logits - expected).norm() < 0.1 * expected.norm()
+    assert int8.generate(tokens, **GREEDY | {"max_new_tokens": 2}).shape == (2, 14)
+    with pytest.raises(ValueError, match="linear layers of attention were replaced"):
+        int8.new_cache(40, kind="paged")
+
+
+# Tokenizers and folders
+
+
+@pytest.mark.parametrize("spec", ["bytes", "bpe-1k"])
+def test_tokenizers_give_our_ids(spec) -> None:
+    ours, theirs, draw = load_tokenizer(spec), hf.fast_tokenizer(spec), random.Random(0)
+    ranges = [(0, 32), (32, 127), (160, 2048), (0x1F300, 0x1F600)]
+    for n in range(100):
+        text = "".join(chr(draw.randrange(*draw.choice(ranges))) for _ in range(n))
+        ids = ours.encode(text).tolist()
+        assert theirs(text, add_special_tokens=False).input_ids == ids
+        assert theirs(text).input_ids == [ours.bos_id, *ids]
+        assert theirs.decode(theirs(text).input_ids, skip_special_tokens=True) == ours.decode(ids)
+    text = "<bos> 12 <pad>"
+    assert theirs(text, add_special_tokens=False).input_ids == ours.encode(text).tolist()
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (ours.bos_id, ours.eos_id, ours.pad_id)
+
+
+FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+FILES |= {"README.md", "modeling_priorzoo.py"}
+
+READ = """
+import sys
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+assert {imported} == ("modalities" in sys.modules)
+folder, more = sys.argv[1], {more}
+config = AutoConfig.from_pretrained(folder, **more)
+tokens = AutoTokenizer.from_pretrained(folder, **more)(["The people", "a"], padding=True, return_tensors="pt")
+assert AutoModel.from_pretrained(folder, **more)(**tokens).last_hidden_state.shape == (2, 11, config.hidden_size)
+model = AutoModelForCausalLM.from_pretrained(folder, **more)
+from transformers import Trainer, pipeline
+write = pipeline("text-generation", folder, device="cpu", **more)
+written = write(["The people", "a"], batch_size=2, max_new_tokens=5, do_sample=False)
+model.save_pretrained(folder + "/again")
+print([one["generated_text"] for [one] in written])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ours", [True, False], ids=["import", "remote code"])
+def test_a_fresh_process_reads_the_folder(ours, tmp_path) -> None:
+    """With our package imported, and without: then the folder's own file imports it. Trainer is importable afterwards."""
+    model = small()
+    hf.wrap(model).save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    more = {} if ours else {"trust_remote_code": True}
+    code = ("import modalities.text.hf" if ours else "") + READ.format(imported=ours, more=more)
+    where = {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=tmp_path,
+        env=os.environ | where,
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    tokenizer = load_tokenizer("bytes")
+    prompts = ["The people", "a"]
+    ours_written = model.generate([[BOS, *tokenizer.encode(p)] for p in prompts], max_new_tokens=5, eos_id=257)
+    expected = [p + tokenizer.decode(new) for p, new in zip(prompts, ours_written, strict=True)]
+    assert done.stdout.splitlines()[-1] == str(expected)
+    assert {path.name for path in (tmp_path / "again").iterdir()} == FILES
+
+
+def test_a_card_and_a_tokenizer_that_are_there_stay(models, tmp_path) -> None:
     _, wrapped = models
     wrapped.save_pretrained(tmp_path)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    tokens = torch.randint(0, 256, (1, 9))
-    torch.testing.assert_close(again(tokens).logits, wrapped(tokens).logits)
+    card = (tmp_path / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n") and "| goat, with SSMax |" in card
+    for name in ("README.md", "tokenizer_config.json"):
+        (tmp_path / name).write_text("{}")
+    wrapped.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == (tmp_path / "tokenizer_config.json").read_text() == "{}"
+
+
+def test_a_missing_tokenizer_is_told(tmp_path, caplog) -> None:
+    hf.wrap(small(tokenizer=str(tmp_path / "none.json"))).save_pretrained(tmp_path / "model")
+    assert "is saved without a tokenizer" in caplog.text
+    assert {path.name for path in (tmp_path / "model").iterdir()} == FILES - {"tokenizer.json", "tokenizer_config.json"}
+
+
+@pytest.mark.parametrize("how", ["push", "save and push"])
+def test_what_is_pushed_to_the_hub_is_the_folder(how, models, tmp_path, monkeypatch) -> None:
+    _, wrapped = models
+    hub = transformers.utils.hub
+    pushed: dict[str, str] = {}
+
+    def create_commit(operations, **_) -> None:
+        pushed.update({one.path_in_repo: Path(one.path_or_fileobj).read_text("utf-8", "replace") for one in operations})
+
+    def no_card(*_, **__) -> None:
+        raise hub.EntryNotFoundError("no card")
+
+    api = SimpleNamespace(create_repo=lambda *_, **__: SimpleNamespace(repo_id="me/it"), create_commit=create_commit)
+    for module in (hub, transformers.modeling_utils):
+        monkeypatch.setattr(module, "hf_api", lambda: api)
+    monkeypatch.setattr(hub.ModelCard, "load", no_card)
+    if how == "push":
+        wrapped.push_to_hub("me/it")
+    else:
+        wrapped.save_pretrained(tmp_path / "it", push_to_hub=True)
+    assert set(pushed) == FILES
+    assert pushed["README.md"].startswith("---\nlibrary_name: transformers\n") and "goat" in pushed["README.md"]

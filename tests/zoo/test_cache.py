@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from zoo import KVCache, Positions, create_prior
+from zoo import KVCache, Positions, create_model, create_prior
 from zoo.attention.base import fold_lanes
 from zoo.layers import Attention
 
@@ -56,6 +56,31 @@ def test_mark_and_rewind() -> None:
     assert torch.equal(cache.positions(2, second)[0].index(), once)
 
 
+@pytest.mark.parametrize("kind", ["dense", "paged"])
+@pytest.mark.parametrize("name", ["goat", "cable", "ggd"])
+@torch.no_grad()
+def test_cropped_and_with_other_rows(name: str, kind: str) -> None:
+    """After tokens that no mark preceded are dropped and rows are chosen, what follows reads what is left, and nothing else."""
+    torch.manual_seed(0)
+    model = create_model(f"text_{name}_ssmax_tiny", num_layers=2, dim=64, num_heads=2, hidden_dim=64).eval()
+    ids, rows = torch.randint(0, 256, (3, 90)), torch.tensor([2, 0, 0, 1])
+    segments = torch.zeros_like(ids)
+    segments[1, :7] = -1
+    cache = model.new_cache(100, kind)
+    for part in (slice(70), *(slice(n, n + 1) for n in range(70, 80))):
+        model(ids[:, part], segments=segments[:, part], cache=cache)
+    cache.crop(75)
+    cache.select(rows)
+    out = model(ids[rows, 75:], segments=segments[rows, 75:], cache=cache)
+    expected = model(ids[rows], segments=segments[rows])[:, 75:]
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+    for wrong in (-1, cache.length + 1):
+        with pytest.raises(ValueError, match="cannot be cropped"):
+            cache.crop(wrong)
+    cache.crop(0)
+    torch.testing.assert_close(model(ids[rows], cache=cache), model(ids[rows]), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["alibi", "goat", "cable", "ggd", "kerple"])
@@ -86,7 +111,7 @@ def test_decoding_a_million_tokens_in_is_precise(name: str, dtype: torch.dtype) 
     terms = prior(before, before, causal=True, x=past) if prior.num_lanes else None
     stored = keys.to(dtype) if terms is None else fold_lanes(keys.to(dtype), terms.k_lanes)
     layer.append(stored, values.to(dtype))
-    layer.carry = None if terms is None else terms.carry
+    layer.carries = None if terms is None or terms.carry is None else terms.carry[..., None]
     cache.advance(length)
     cache.reserve(1)
     out = attention(x, Positions.line(1, offset=length), cache=layer).double()

@@ -367,6 +367,15 @@ def test_a_window_drops_what_left_it() -> None:
 
 
 @torch.no_grad()
+def test_a_cache_is_not_cropped_to_where_keys_are_gone() -> None:
+    model, ids = fading(), tokens(80)
+    cache = paged(model, 80)
+    read(model, cache, ids, [30] + [1] * 50)
+    with pytest.raises(ValueError, match="may be evicted"):
+        cache.crop(40)
+
+
+@torch.no_grad()
 def test_mark_and_rewind() -> None:
     """What follows a mark is forgotten, dropped pages included: while the mark is kept none is dropped."""
     model, ids, length = fading(), tokens(80), 80

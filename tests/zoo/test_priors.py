@@ -406,7 +406,7 @@ def test_t5_buckets_are_the_published_ones() -> None:
         ("ggd", {"init": {"alpha": "linear"}}, "alpha='linear'; expected a number, slope or sampled"),
         ("ggd", {"init": {"theta": 1.0}}, "unknown parameter 'theta'"),
         ("alibi", {"mean_lag": 0.0}, "mean_lag=0.0: expected a distance above 0"),
-        ("alibi", {"mean_lag": [1.0, 2.0]}, "or one for each of"),
+        ("alibi", {"mean_lag": [1.0] * 9}, "or one for each of"),
         ("cable", {"d_model": 4, "gate": "softplu"}, "did you mean 'softplus'"),
         ("fire", {"train_context": 4, "length": 0.0}, "more than 0 tokens, got 0"),
         ("goat", {}, "needs the option 'train_context'"),

@@ -76,7 +76,7 @@ def _cost(rows: list[Row]) -> Verdict:
     judge=_cost,
 )
 def table8(out: Path) -> list[Row]:
-    """Prefill of 2,048 tokens by models of 10M parameters, in turns, one thread; mean and deviation of 9."""
+    """Prefill of 2,048 tokens by models of 10M parameters, in turns, one thread; median and deviation of 9."""
     torch.set_num_threads(1)
     names = ("nope", "ggd", "ggd_ssmax", "alibi", "alibi_ssmax", "rope", "rope_ssmax", "sinusoidal", "ggd_goat")
     models = {name: create_model(f"text_{name}_small").eval() for name in names}

@@ -24,6 +24,7 @@ __all__ = [
     "needs_grad",
     "needs_mask",
     "pad_heads",
+    "refuses_mask_and_dropout",
     "repeat_heads",
     "single_documents",
     "traced_as_constant",
@@ -73,6 +74,8 @@ class AttentionCall:
 
     q (B,H,T,d_c), k (B,Gk,S,d_c) or (B,Gk,S,R+d_c) with lanes folded in, v (B,G,S,D); Gk and G divide H.
     query_scale (1 or B, H, T) or None; segments (B,S) or None; window: keys a query sees on each side, itself included.
+    mask (1 or B, 1 or H, T, S) bool or None, False where a key is hidden beside what the rest hides; dropout: the probability
+    with which a weight is set to 0, those that stay being divided by 1 − dropout. A row that sees nothing has output 0.
     """
 
     q: Tensor
@@ -83,6 +86,8 @@ class AttentionCall:
     query_scale: Tensor | None = None
     segments: Tensor | None = None
     window: int | None = None
+    mask: Tensor | None = None
+    dropout: float = 0.0
 
     @property
     def num_queries(self) -> int:
@@ -200,18 +205,28 @@ def single_documents(segments: Tensor) -> Tensor:
 
 def needs_mask(call: AttentionCall) -> bool:
     """Whether torch's attention needs a T × S mask for the call."""
-    if call.table is not None or call.terms.bias is not None or call.segments is not None or call.window is not None:
+    if call.table is not None or call.terms.bias is not None or call.mask is not None:
         return True
-    return call.causal and call.num_queries not in (1, call.num_keys)
+    if call.segments is not None or call.window is not None:
+        return True
+    return call.causal and call.num_queries not in (call.num_keys, 1)
+
+
+def refuses_mask_and_dropout(call: AttentionCall) -> str | None:
+    """The answer of a kernel without a T × S matrix, which has neither a mask to read nor weights to drop."""
+    if call.mask is not None:
+        return "it reads no T × S mask"
+    return "it does not drop weights" if call.dropout else None
 
 
 def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_key: int | None = None) -> Tensor | None:
-    """(1 or B, 1, T, S) bool: keys visible to each query, or None for all; restricted to queries [start, stop) and keys
-    [0, last_key)."""
-    if not call.causal and call.window is None and call.segments is None:
-        return None
+    """(1 or B, 1 or H, T, S) bool: keys visible to each query, or None for all; restricted to queries [start, stop) and keys
+    [0, last_key). The second axis is 1 unless the call has a mask by head."""
     stop = call.num_queries if stop is None else stop
     last_key = call.num_keys if last_key is None else last_key
+    given = None if call.mask is None else call.mask[:, :, start:stop, :last_key]
+    if not call.causal and call.window is None and call.segments is None:
+        return given
     i = torch.arange(call.offset + start, call.offset + stop, device=call.q.device)
     j = torch.arange(last_key, device=call.q.device)
     distance = i[:, None] - j[None, :]
@@ -224,7 +239,7 @@ def visible(call: AttentionCall, start: int = 0, stop: int | None = None, last_k
     if call.segments is not None:
         rows = call.segments[:, call.offset + start : call.offset + stop]
         mask = mask & (rows[:, None, :, None] == call.segments[:, None, None, :last_key])
-    return mask
+    return mask if given is None else mask & given
 
 
 class Workspace:

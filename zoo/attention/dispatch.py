@@ -52,13 +52,15 @@ def choose_kernel(
 
     On CUDA the first that serves the call: without a mask `flash`, then `sdpa`; with documents, windows or causal offsets
     but no table `flash` (its package), then `triton`; with a table `triton`. If none does, `sdpa` with a T × S mask and a
-    `MaskWarning`.
+    `MaskWarning`. A mask and dropout are served by `sdpa` everywhere.
 
     Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S), and which long calls with
     lanes take too: it leaves out keys that a prior hides, where there are any. What `toeplitz` refuses (a
     grid's table, for example) and what torch.compile traces, which cannot trace `toeplitz`, goes to `sdpa`, which makes
-    its mask a block at a time.
+    its mask a block at a time. What torch.export traces goes to `sdpa` on every device: the graph is for others.
     """
+    if torch.compiler.is_exporting():
+        return "sdpa"
     if call.on_cuda:
         return _choose_on_cuda(call, kernels, warned)
     if torch.compiler.is_compiling() or not (needs_mask(call) or TOEPLITZ.may_skip(call)):
@@ -85,7 +87,7 @@ def skipping(enabled: bool) -> Iterator[Tally]:
 def skipped_share(call: AttentionCall) -> float:
     """The share of a call's visible logits that `kernel="auto"` leaves out: of tiles on CUDA, of blocks on the CPU."""
     if call.on_cuda:
-        return triton.skipped_share(call)
+        return 0.0 if call.mask is not None or call.dropout else triton.skipped_share(call)
     return 0.0 if TOEPLITZ.refuses(call) else TOEPLITZ.skipped_share(call)
 
 
@@ -127,6 +129,8 @@ def _advice(call: AttentionCall) -> str:
     """How a user avoids the mask on CUDA."""
     if call.terms.bias is not None:
         return "A prior with a relative table or lanes has no such bias."
+    if call.mask is not None:
+        return "Causality, windows and documents (segments=) need no such mask."
     if call.q.dtype == torch.float64:
         return "Fused kernels compute in float32, bfloat16 and float16."
     return "Fix that and kernel='auto' uses a fused kernel; kernel='sdpa' takes this path without a warning."
@@ -150,6 +154,8 @@ def prior_attention(
     query_scale: Tensor | None = None,
     segments: Tensor | None = None,
     window: int | None = None,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
     kernel: str | Kernel = "auto",
 ) -> Tensor:
     """Attention with a log-prior K on its logits (GOAT eq. 5).
@@ -165,10 +171,14 @@ def prior_attention(
         query_scale: (H, T) or (B, H, T); SSMax's s·ln n.
         segments: (B, S) document ids, below 2^31; no attention crosses documents.
         window: a query sees keys at distance 0 … window−1 (on both sides unless causal).
+        mask: (1 or B, 1 or H, T, S) bool, True where a key may be seen; causality, documents and window hide more. It is T × S
+            memory, and a fused kernel without such a matrix does not serve it: where they can say the same, use those three.
+        dropout: p in [0, 1): each weight is set to 0 with probability p, or divided by 1 − p. It applies whenever it is given:
+            pass 0 outside training. On the CPU it keeps T × S weights for gradients.
         kernel: "auto" (see `choose_kernel`), "reference", "sdpa", "toeplitz", "triton", "flash", or a kernel of one's own.
 
     Returns:
-        (B, H, T, D) in q's dtype.
+        (B, H, T, D) in q's dtype; 0 in rows that see no key.
 
     Raises:
         ValueError: for shapes that do not fit, an unknown kernel, or a kernel that cannot serve the call.
@@ -176,7 +186,7 @@ def prior_attention(
     if query_scale is not None and query_scale.ndim == 2:
         query_scale = query_scale[None]
     segments = None if segments is not None and _hides_nothing(segments, q, k) else segments
-    call = AttentionCall(q, k, v, terms or PriorTerms(), causal, query_scale, segments, window)
+    call = AttentionCall(q, k, v, terms or PriorTerms(), causal, query_scale, segments, window, mask, dropout)
     _check(call)
     if isinstance(kernel, str):
         name = choose_kernel(call) if kernel == "auto" else kernel
@@ -226,6 +236,10 @@ def _check(call: AttentionCall) -> None:
         if tensor is not None and tensor.shape[-2] != length:
             raise ValueError(f"the prior's {what} are of {tensor.shape[-2]} positions, the call has {length}")
     _check_terms(call)
+    if call.mask is not None:
+        _check_mask(call, call.mask)
+    if not 0 <= call.dropout < 1:
+        raise ValueError(f"dropout must be a probability below 1, got {call.dropout}")
     if call.window is not None and call.window < 1:
         raise ValueError(f"window must be at least 1, got {call.window}")
     if call.segments is not None and call.segments.shape != (q.shape[0], call.num_keys):
@@ -236,6 +250,14 @@ def _check(call: AttentionCall) -> None:
         raise ValueError(f"query_scale must end in {tuple(q.shape[1:3])}, got {tuple(call.query_scale.shape)}")
     if call.query_scale is not None and call.query_scale.shape[0] not in (1, q.shape[0]):
         raise ValueError(f"query_scale is for a batch of {call.query_scale.shape[0]}, expected 1 or {q.shape[0]}")
+
+
+def _check_mask(call: AttentionCall, mask: Tensor) -> None:
+    shape = (*call.q.shape[:3], call.num_keys)
+    if mask.ndim != 4 or mask.shape[2:] != shape[2:] or any(mask.shape[n] not in (1, shape[n]) for n in (0, 1)):
+        raise ValueError(f"mask must be {shape}, or 1 on its first two axes, got {tuple(mask.shape)}")
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask must be bool, True where a key may be seen, got {mask.dtype}; a bias adds to logits")
 
 
 def _check_terms(call: AttentionCall) -> None:
@@ -265,6 +287,7 @@ def _check_terms(call: AttentionCall) -> None:
         ("prior's bias", terms.bias),
         ("query_scale", call.query_scale),
         ("segments", call.segments),
+        ("mask", call.mask),
     ):
         if tensor is not None and tensor.device != q.device:
             hint = "; a prior without parameters makes its terms on the device of x" if what.startswith("prior") else ""

@@ -19,7 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from zoo.attention.base import AttentionCall, cuda_capability, needs_mask, pad_heads, repeat_heads, traced_as_constant
+from zoo.attention.base import (
+    AttentionCall,
+    cuda_capability,
+    needs_mask,
+    pad_heads,
+    refuses_mask_and_dropout,
+    repeat_heads,
+    traced_as_constant,
+)
 from zoo.positions import document_starts
 
 __all__ = ["FlashKernel", "find_package", "find_runs"]
@@ -80,6 +88,8 @@ class FlashKernel:
             return f"head width with lanes must be at most {WIDEST}, got {width}"
         if self.capability(str(call.q.device)) < (8, 0):
             return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
+        if why := refuses_mask_and_dropout(call):
+            return why
         if not needs_mask(call):
             return None
         if why := self.without_package():

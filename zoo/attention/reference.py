@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall, repeat_heads, visible
 
-__all__ = ["ReferenceKernel"]
+__all__ = ["ReferenceKernel", "attend"]
 
 
 class ReferenceKernel:
@@ -20,21 +21,33 @@ class ReferenceKernel:
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) attention output; below float32, inputs are cast to float32 and the result is rounded once."""
-        wide = torch.promote_types(call.q.dtype, torch.float32)
-        num_heads = call.q.shape[1]
-        width, lanes = call.q.shape[-1], call.terms.q_lanes
-        keys = repeat_heads(call.k, num_heads).to(wide)
-        logits = call.q.to(wide) @ keys[..., -width:].transpose(-1, -2) / math.sqrt(width)
-        if lanes is not None:
-            k_lanes = keys[..., :-width] if call.terms.k_lanes is None else call.terms.k_lanes.to(wide)
-            logits = logits + lanes.to(wide) @ k_lanes.transpose(-1, -2)
-        if call.table is not None:
-            logits = logits + call.table.dense().to(wide)
-        if call.terms.bias is not None:
-            logits = logits + call.terms.bias.to(wide)
-        if call.query_scale is not None:
-            logits = logits * call.query_scale.to(wide)[..., None]
-        mask = visible(call)
-        if mask is not None:
-            logits = logits.masked_fill(~mask, -math.inf)
-        return (logits.softmax(-1) @ repeat_heads(call.v, num_heads).to(wide)).to(call.q.dtype)
+        return attend(call)[0]
+
+
+def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """The output (B, H, T, D) in q's dtype, and the weights (B, H, T, S), in float32 or wider and before dropout."""
+    wide = torch.promote_types(call.q.dtype, torch.float32)
+    num_heads = call.q.shape[1]
+    width, lanes = call.q.shape[-1], call.terms.q_lanes
+    keys = repeat_heads(call.k, num_heads).to(wide)
+    logits = call.q.to(wide) @ keys[..., -width:].transpose(-1, -2) / math.sqrt(width)
+    if lanes is not None:
+        k_lanes = keys[..., :-width] if call.terms.k_lanes is None else call.terms.k_lanes.to(wide)
+        logits = logits + lanes.to(wide) @ k_lanes.transpose(-1, -2)
+    if call.table is not None:
+        logits = logits + call.table.dense().to(wide)
+    if call.terms.bias is not None:
+        logits = logits + call.terms.bias.to(wide)
+    if call.query_scale is not None:
+        logits = logits * call.query_scale.to(wide)[..., None]
+    mask = visible(call)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -math.inf)
+    if call.mask is not None or call.offset < 0:  # rows may see no key
+        # The softmax of nothing but −∞ is NaN, and so is its gradient, whatever is put in its place afterwards.
+        empty = ~(logits > -math.inf).any(-1, keepdim=True)
+        weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    else:
+        weights = logits.softmax(-1)
+    dropped = F.dropout(weights, call.dropout) if call.dropout else weights
+    return (dropped @ repeat_heads(call.v, num_heads).to(wide)).to(call.q.dtype), weights

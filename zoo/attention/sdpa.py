@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,10 @@ __all__ = ["SdpaKernel"]
 
 @dataclass(frozen=True)
 class SdpaKernel:
-    """torch's scaled_dot_product_attention. Serves every call; with a table, documents, a window or a causal offset it needs a
-    T × S mask, which it makes a block at a time.
+    """torch's scaled_dot_product_attention. Serves every call; with a table, documents, a window, a mask or a causal offset it
+    needs a T × S mask, which it makes a block at a time. Dropout on the CPU takes T × S weights of a block, kept for gradients.
+    While torch.export traces, it makes the mask as a whole: lengths are symbols then, and the number of blocks must not depend
+    on them.
 
     Attributes:
         mask_limit: logits per head of a block: 64 MiB of float32.
@@ -43,13 +46,17 @@ class SdpaKernel:
         if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not masked:
             # One query: the heads of a group become rows that share its keys, which then need no copies.
             q, k, v = pad_heads(q, k, v)
-            out = F.scaled_dot_product_attention(q.unflatten(1, (k.shape[1], -1)).squeeze(3), k, v, scale=1.0)
+            rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
+            out = F.scaled_dot_product_attention(rows, k, v, scale=1.0, dropout_p=call.dropout)
             return out.flatten(1, 2)[:, :, None, :width]
         q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
         if masked:
             return self._masked(call, q, k, v)[..., :width]
-        is_causal = call.causal and call.num_queries > 1
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=1.0)[..., :width]
+        # Causal without a mask is one query, which sees all keys, or as many queries as keys; told apart without asking for
+        # more than torch.export knows of a symbolic length.
+        is_causal = call.causal and bool(call.num_queries == call.num_keys)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, dropout_p=call.dropout, scale=1.0)
+        return (_of_one_layout(out) if torch.compiler.is_exporting() else out)[..., :width]
 
     def _masked(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention in blocks of queries and heads; without gradients only one block's mask is in memory."""
@@ -57,6 +64,11 @@ class SdpaKernel:
         if call.table is not None or call.terms.bias is not None:
             # In bfloat16 a log-prior of −100 is off by 0.25, so the bias and its product stay in float32.
             wide = torch.promote_types(dtype, torch.float32)
+        if torch.compiler.is_exporting():
+            q, k, v = q.to(wide), k.to(wide), v.to(wide)
+            options: dict[str, Any] = dict(attn_mask=_whole_mask(call), dropout_p=call.dropout, scale=1.0)
+            whole = F.scaled_dot_product_attention(q, k, v, **options)
+            return _of_one_layout(whole.to(dtype))
         tracked = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *_biases(call)))
         space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
         out = None if tracked else torch.empty_like(q)
@@ -71,7 +83,12 @@ class SdpaKernel:
                 mask = _mask(call, table, block, group, last, space)
                 with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias to half precision
                     part = F.scaled_dot_product_attention(
-                        q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], attn_mask=mask, scale=1.0
+                        q[:, group, block].to(wide),
+                        kg[:, :, :last],
+                        vg[:, :, :last],
+                        attn_mask=mask,
+                        dropout_p=call.dropout,
+                        scale=1.0,
                     )
                 if out is None:
                     parts.append(part.to(dtype))
@@ -87,7 +104,7 @@ class SdpaKernel:
         if call.causal or call.q.device.type != "cpu":
             return max(self.mask_limit // call.num_keys, 1), num_heads
         batched = call.segments is not None or any(
-            t.shape[0] > 1 for t in (call.terms.bias, call.query_scale) if t is not None
+            t.shape[0] > 1 for t in (call.terms.bias, call.query_scale, call.mask) if t is not None
         )
         row = call.num_keys * (call.q.shape[0] if batched else 1)
         rows = min(self.block_rows, call.num_queries)
@@ -106,6 +123,8 @@ def _mask(
 ) -> Tensor | None:
     """(1 or B, 1 or heads, queries, last): bool without a bias, else the additive bias. `table` holds only `heads`."""
     shown = visible(call, block.start, block.stop, last)
+    if shown is not None and shown.shape[1] > 1:
+        shown = shown[:, heads]
     bias = out = None
     if table is not None:
         if space is not None:
@@ -120,6 +139,26 @@ def _mask(
         scale = call.query_scale[:, heads, block, None]
         owned = out is not None and call.terms.bias is None and scale.shape[0] == 1
         bias = bias.mul_(scale) if owned else bias * scale
+    if shown is not None:
+        bias = bias.masked_fill(~shown, -torch.inf)
+    return bias.to(torch.promote_types(call.q.dtype, torch.float32))
+
+
+def _of_one_layout(out: Tensor) -> Tensor:
+    """The output with (B, T, H, D) as its order in memory, which differs between torch's ways to compute it: a view that was
+    traced with one must hold with the others."""
+    return out.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+def _whole_mask(call: AttentionCall) -> Tensor | None:
+    """(1 or B, 1 or H, T, S): as `_mask` for all queries, heads and keys, without slices of the table."""
+    shown = visible(call)
+    terms = replace(call.terms, q_lanes=None, k_lanes=None)
+    if terms.table is None and terms.bias is None:
+        return shown
+    bias = terms.dense()
+    if call.query_scale is not None:
+        bias = bias * call.query_scale[..., None]
     if shown is not None:
         bias = bias.masked_fill(~shown, -torch.inf)
     return bias.to(torch.promote_types(call.q.dtype, torch.float32))

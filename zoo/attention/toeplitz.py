@@ -27,6 +27,7 @@ from zoo.attention.base import (
     needs_grad,
     needs_mask,
     pad_heads,
+    refuses_mask_and_dropout,
     repeat_heads,
     single_documents,
 )
@@ -76,7 +77,9 @@ class ToeplitzKernel:
             return "a dense bias is not a function of i − j"
         if call.table is not None and (call.table.origin is None or call.table.num_prefix):
             return "the table is over a grid, where K is not a function of i − j"
-        return None
+        if call.window is not None and -call.offset >= call.window:
+            return "no key is in the window of the first queries, and it needs one in each row"
+        return refuses_mask_and_dropout(call)
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""

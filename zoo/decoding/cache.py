@@ -22,24 +22,35 @@ class LayerCache(AttentionCache):
     """One layer's cached keys and values; subclasses implement storage and attention (`zoo.layers.AttentionCache`).
 
     Attributes:
-        carry: the prior's running state, as in `PriorTerms`.
+        carries: (B, H, capacity, 1) the prior's state after each token, as in `PriorTerms.carry`; None without one.
     """
 
     def __init__(self, owner: Cache) -> None:
         self.owner = owner
-        self.carry: Tensor | None = None
+        self.carries: Tensor | None = None
         self._table: RelativeTable | None = None
+
+    @property
+    def carry(self) -> Tensor | None:
+        """(B, H) the prior's state after the last token held, or None."""
+        return None if self.carries is None or not self.owner.length else self.carries[:, :, self.owner.length - 1, 0]
 
     def memory(self) -> int:
         """Bytes reserved for keys and values."""
         raise NotImplementedError
+
+    def select(self, rows: Tensor) -> None:
+        """As `Cache.select`."""
+        if self.carries is not None:
+            self.carries = self.carries.index_select(0, rows)
 
     def terms(
         self, prior: Prior, x: Tensor, k: Tensor, queries: Positions, positions: Positions
     ) -> tuple[PriorTerms, Tensor]:
         """The prior's terms of the queries among the new tokens without key lanes, and keys with the lanes folded in."""
         terms = prior(queries, positions, causal=True, x=x, carry=self.carry)
-        self.carry = terms.carry
+        if terms.carry is not None:
+            self.carries = _store(self.carries, terms.carry[..., None], self.owner.length, self.owner.capacity)
         if terms.k_lanes is not None:
             k = fold_lanes(k, terms.k_lanes)
         return replace(terms, k_lanes=None), k
@@ -80,6 +91,7 @@ class DenseLayer(LayerCache):
         query_scale: Tensor | None = None,
         segments: Tensor | None = None,
         window: int | None = None,
+        mask: Tensor | None = None,
         kernel: str | Kernel = "auto",
     ) -> Tensor:
         queries = positions.tail(q.shape[2])
@@ -100,6 +112,7 @@ class DenseLayer(LayerCache):
             query_scale=query_scale,
             segments=segments,
             window=window,
+            mask=mask,
             kernel=kernel,
         )
 
@@ -111,6 +124,11 @@ class DenseLayer(LayerCache):
         self.values = _store(self.values, values, start, self.owner.capacity)
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
     def memory(self) -> int:
         return sum(held.numel() * held.element_size() for held in (self.keys, self.values) if held is not None)
 
@@ -120,13 +138,10 @@ class Mark:
     """A saved state of a cache, for `rewind`."""
 
     length: int
-    segments: Tensor | None
-    within: Tensor | None
-    carries: list[Tensor | None]
 
 
 class Cache:
-    """Base of caches: token count, positions of the next tokens, and mark/rewind.
+    """Base of caches: token count, positions of the next tokens, mark/rewind, crop, and the choice of rows.
 
     Attributes:
         length: tokens held.
@@ -156,15 +171,33 @@ class Cache:
 
     def mark(self) -> Mark:
         """This state, for `rewind`."""
-        mark = Mark(self.length, self.segments, self._within, [layer.carry for layer in self.layers])
+        mark = Mark(self.length)
         self._marks.add(mark)
         return mark
 
     def rewind(self, mark: Mark) -> None:
         """Drop the tokens after `mark`; the next keys overwrite theirs."""
-        self.length, self.segments, self._within = mark.length, mark.segments, mark.within
-        for layer, carry in zip(self.layers, mark.carries, strict=True):
-            layer.carry = carry
+        self.crop(mark.length)
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens; the next keys overwrite the others.
+
+        Raises:
+            ValueError: for a negative length, or one beyond the tokens held.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"a cache of {self.length} tokens cannot be cropped to {length}")
+        self.length = length
+        if self.segments is not None:
+            self.segments = self.segments[:, :length] if length else None
+            self._within = None if self.segments is None else Positions.documents(self.segments).index()[:, -1:]
+
+    def select(self, rows: Tensor) -> None:
+        """Make the rows `rows` (B',) int64 of the batch, in this order and as often as they occur, the rows of the cache."""
+        for layer in self.layers:
+            layer.select(rows)
+        if self.segments is not None and self._within is not None:
+            self.segments, self._within = self.segments.index_select(0, rows), self._within.index_select(0, rows)
 
     def positions(self, tokens: int, segments: Tensor | None) -> tuple[Positions, Tensor | None]:
         """Positions of `tokens` new tokens, and the document ids (B, S) of all tokens including them.

@@ -62,8 +62,14 @@ class EvictionBound:
     @staticmethod
     @torch.no_grad()
     def of(block: Block, horizon: int, step: int) -> EvictionBound:
-        """From a block's weights, in float64; the attention's input is the output of the norm before it."""
+        """From a block's weights, in float64; the attention's input is the output of the norm before it.
+
+        Raises:
+            ValueError: where another layer stands in place of a linear one (an adapter, int8), whose weights these are not.
+        """
         attention, norm = block.attention, block.attention_norm
+        if not EvictionBound.knows(block):
+            raise ValueError("no bound is known where linear layers of attention were replaced; use a dense cache")
         width, gain = attention.content_dim, cast(Tensor, norm.weight)
         growth = ROUNDED * _rotary_norm(attention)
         distance = torch.arange(0, horizon, step, device=gain.device)
@@ -79,6 +85,11 @@ class EvictionBound:
             scale_prior=attention.scale_prior,
             window=attention.window,
         )
+
+    @staticmethod
+    def knows(block: Block) -> bool:
+        """Whether queries and keys of the block are made by plain linear layers."""
+        return type(block.attention.query) is type(block.attention.key) is nn.Linear
 
     def held_at_most(self) -> float:
         """The share of the keys that is held at the horizon, were all keys as long as the bound allows."""

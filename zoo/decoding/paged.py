@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zoo.attention.base import AttentionCall, Kernel, repeat_heads
 from zoo.attention.dispatch import prior_attention
-from zoo.decoding.cache import Cache, LayerCache, Mark
+from zoo.decoding.cache import Cache, LayerCache
 from zoo.decoding.eviction import EvictionBound
 from zoo.decoding.paged_attention import attend_gathered, paged_kernel
 from zoo.decoding.pages import PageStore
@@ -46,6 +46,7 @@ class PagedLayer(LayerCache):
         query_scale: Tensor | None = None,
         segments: Tensor | None = None,
         window: int | None = None,
+        mask: Tensor | None = None,
         kernel: str | Kernel = "auto",
     ) -> Tensor:
         """As `LayerCache.attend`.
@@ -54,8 +55,11 @@ class PagedLayer(LayerCache):
             "triton", which "auto" selects on CUDA where no gradient is needed, reads pages in place; else they are gathered.
 
         Raises:
-            ValueError: for a prior that returns a dense bias (FIRE).
+            ValueError: for a prior that returns a dense bias (FIRE), and for a mask.
         """
+        if mask is not None:
+            # The bound compares with the query's own key, which a mask may hide.
+            raise ValueError("a paged cache evicts keys that it knows no mask of: use a dense cache (KVCache)")
         queries = positions.tail(q.shape[2])
         terms, k = self.terms(prior, x, k, queries, positions)
         if terms.bias is not None:
@@ -89,6 +93,11 @@ class PagedLayer(LayerCache):
         ids = None if segments is None else segments.to(torch.int32).contiguous()
         return in_place(call, replace(self.store.pages, segments=ids))
 
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        if self.store is not None:
+            self.store.select(rows)
+
     def memory(self) -> int:
         return 0 if self.store is None else self.store.memory()
 
@@ -96,7 +105,12 @@ class PagedLayer(LayerCache):
         """For `PageStore.append`: which pages no query at `now` or later can use; None while nothing may be evicted."""
         if self.bound is None or self.owner.marked:
             return None
-        return partial(self.bound.evictable, now=now, documents=self.owner.segments is not None)
+        return partial(self._useless, self.bound, now)
+
+    def _useless(self, bound: EvictionBound, now: int, max_norm: Tensor, last: Tensor) -> Tensor:
+        """`EvictionBound.evictable` at `now`, which the cache remembers."""
+        self.owner.evicted = max(self.owner.evicted, now)
+        return bound.evictable(max_norm, last, now, documents=self.owner.segments is not None)
 
 
 def _dense(call: AttentionCall, kernel: str | Kernel) -> Tensor:
@@ -118,6 +132,9 @@ class PagedCache(Cache):
     """Keys and values in pages; each layer, batch row and key head drops the oldest ones, which cannot be used any more.
 
     Nothing is evicted while a `mark` is alive, since `rewind` may need it.
+
+    Attributes:
+        evicted: keys may be gone that queries before this position need.
 
     Args:
         num_layers: layers of the model.
@@ -146,6 +163,7 @@ class PagedCache(Cache):
                 f"a paged cache needs an eviction bound for each of {num_layers} layers up to {horizon} tokens"
             )
         self.block, self.horizon = block, horizon
+        self.evicted = 0
         self.layers: list[PagedLayer] = [PagedLayer(self, bound) for bound in each]
 
     @property
@@ -168,8 +186,15 @@ class PagedCache(Cache):
         if needed > self.capacity:
             self.capacity = min(max(needed, 2 * self.capacity, self.block), self.horizon)
 
-    def rewind(self, mark: Mark) -> None:
-        super().rewind(mark)
+    def crop(self, length: int) -> None:
+        """As `Cache.crop`; ValueError also below the position for which pages were last evicted."""
+        if 0 < length < self.evicted:
+            raise ValueError(
+                f"keys that queries from {length} to {self.evicted} need may be evicted: take a `mark` before the tokens to "
+                "be dropped are read, or use a dense cache"
+            )
+        super().crop(length)
+        self.evicted = min(self.evicted, length)
         for layer in self.layers:
             if layer.store is not None:
                 layer.store.truncate(self.length)

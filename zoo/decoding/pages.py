@@ -71,6 +71,18 @@ class PageStore:
         self.pages = replace(pages, count=count.to(torch.int32), length=length)
         self.counts = count.flatten().tolist()
 
+    def select(self, rows: Tensor) -> None:
+        """Make `rows` (B',) of the batch its rows, each with pages of its own, in a pool of just these."""
+        listed, pages = self._listed()[rows], self.pages
+        ids = pages.index[rows][listed].long()
+        index = pages.index.new_zeros(listed.shape)
+        index[listed] = torch.arange(len(ids), dtype=index.dtype, device=index.device)
+        keys, values = pages.keys.index_select(0, ids), pages.values.index_select(0, ids)
+        start, count = pages.start[rows], pages.count[rows]
+        self.pages = replace(pages, keys=keys, values=values, index=index, start=start, count=count)
+        self.counts, self._max_norm = count.flatten().tolist(), self._max_norm[rows]
+        self._free = self._free[:0]
+
     def memory(self) -> int:
         """Bytes of the pool."""
         return sum(pool.numel() * pool.element_size() for pool in (self.pages.keys, self.pages.values))

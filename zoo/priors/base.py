@@ -32,6 +32,7 @@ __all__ = [
     "grid_table",
     "line_table",
     "linear_in",
+    "patch_distance",
     "prior_dtype",
     "split_bf16",
 ]
@@ -46,7 +47,7 @@ class PriorTerms:
         k_lanes: (1 or B, 1 or H, S, R); None beside q_lanes means that the keys hold them already (a KV cache).
         table: a relative table.
         bias: (1 or B, H, T, S) dense log-prior, for the one prior (FIRE) that is neither lanes nor a table.
-        carry: state passed to the next chunk of the same sequence (CABLE's running sum), or None.
+        carry: (B, H, S) state after each key (CABLE's running sum), or None; that after the last is passed to the next chunk.
     """
 
     q_lanes: Tensor | None = None
@@ -102,10 +103,15 @@ def prior_dtype(module: nn.Module) -> torch.dtype:
 
 
 def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
-    """A linear layer inside a prior, computed in the dtype of `x` and not the layer's."""
-    assert isinstance(layer, nn.Linear)
+    """A linear layer inside a prior, computed in the dtype of `x` and not the layer's.
+
+    A layer that was put in its place (an adapter, an int8 one) computes as it does, in its own dtype or float32.
+    """
     with torch.autocast(x.device.type, enabled=False):
-        return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+        if type(layer) is nn.Linear:
+            return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+        own = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
+        return layer(x.to(own)).to(x.dtype)
 
 
 def split_bf16(value: Tensor, pieces: int) -> Tensor:
@@ -293,6 +299,11 @@ class GridPrior(Prior):
         return Prior.tail(self, distance, horizon)
 
 
+def patch_distance(dy: Tensor, dx: Tensor) -> Tensor:
+    """√(dy² + dx²) in patches; by operations that ONNX has where torch.export traces."""
+    return (dy * dy + dx * dx).sqrt() if torch.compiler.is_exporting() else torch.hypot(dy, dx)
+
+
 class IsotropicPrior(GridPrior):
     """The curve of a prior along a line over the Euclidean patch distance √(dy² + dx²). List it before that prior's class."""
 
@@ -301,4 +312,4 @@ class IsotropicPrior(GridPrior):
         return super().curve(distance, causal=causal)  # type: ignore[misc]
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        return self.curve(torch.hypot(dy, dx), causal=False)
+        return self.curve(patch_distance(dy, dx), causal=False)

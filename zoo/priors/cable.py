@@ -86,7 +86,7 @@ class Cable(Prior):
         q_lanes = torch.cat([bulk, w[..., [a for a, _ in _PIECES]]], dim=-1)
         k_lanes = torch.cat([torch.ones_like(s[..., :1]), s[..., [b for _, b in _PIECES]]], dim=-1)
         dtype = prior_dtype(self)
-        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), carry=total[..., -1].detach())
+        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), carry=total.detach())
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         decay, weight = self.rates(x, torch.float64)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.positions import Positions
-from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, prior_dtype
+from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, patch_distance, prior_dtype
 
 __all__ = ["Fire", "Fire2d"]
 
@@ -99,7 +99,11 @@ class Fire2d(GridPrior, Fire):
         Fire.__init__(self, num_heads, train_context=0, hidden=hidden, init_scale=init_scale, length=longest)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        return self._value(torch.hypot(dy, dx), dy.new_full((), _diagonal(grid))).movedim(-1, 0)
+        distance = patch_distance(dy, dx)
+        # math.hypot would make a constant of the symbols that a grid has while torch.export traces.
+        exporting = torch.compiler.is_exporting()
+        longest = distance.flatten().amax(0) if exporting else dy.new_full((), _diagonal(grid))
+        return self._value(distance, longest).movedim(-1, 0)
 
 
 def _diagonal(grid: tuple[int, int]) -> float:

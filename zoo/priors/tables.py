@@ -83,8 +83,8 @@ class RelativeTable:
         """(1, H, T, S): the matrix itself, gathered code by code. For the oracle and for plots."""
         bias = self.table[:, self.q_code[:, None] - self.k_code[None, :] + self.center]
         if self.num_prefix:
-            patch_q = torch.arange(len(self.q_code), device=bias.device) >= self.num_prefix
-            patch_k = torch.arange(len(self.k_code), device=bias.device) >= self.num_prefix
+            patch_q = torch.arange(self.q_code.shape[0], device=bias.device) >= self.num_prefix
+            patch_k = torch.arange(self.k_code.shape[0], device=bias.device) >= self.num_prefix
             bias = torch.where(patch_q[:, None] & patch_k[None, :], bias, 0.0)
         return bias[None]
 

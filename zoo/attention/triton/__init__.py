@@ -18,7 +18,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, cuda_capability, needs_grad, repeat_heads, traced_as_constant
+from zoo.attention.base import (
+    AttentionCall,
+    cuda_capability,
+    needs_grad,
+    refuses_mask_and_dropout,
+    repeat_heads,
+    traced_as_constant,
+)
 
 __all__ = ["TRITON", "TritonKernel", "skipped_share", "skipping"]
 
@@ -91,7 +98,7 @@ class TritonKernel:
             return "its table is neither over a line nor over a grid"
         if call.segments is not None and call.offset < 0:
             return "documents need a key for every query"
-        return None
+        return refuses_mask_and_dropout(call)
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients use the decoding kernel."""

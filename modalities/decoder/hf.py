@@ -1,0 +1,405 @@
+"""Causal decoders as `transformers` models: Trainer, `generate`, pipelines, PEFT, Auto classes, folders for the hub.
+
+Text and DNA register theirs in `modalities.text.hf` and `modalities.dna.hf`; `wrap` there makes one of a model of the zoo.
+Arguments are those that the models serve; any other is a TypeError that names it. Needs the extra `hf`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import wraps
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.trainer import Trainer
+from transformers.utils.generic import can_return_tuple
+
+from modalities.decoder.hf_cache import PriorzooCache
+from modalities.decoder.hf_files import REMOTE_CODE, complete_folder
+from modalities.decoder.model import IGNORED, Decoder
+from zoo.analysis import analyse_call
+from zoo.attention.base import AttentionCall
+from zoo.attention.dispatch import Observer
+from zoo.model import ZooModel
+
+__all__ = ["PriorzooConfig", "PriorzooForCausalLM", "PriorzooModel", "register"]
+
+# What `transformers` calls them, and the names in a `DecoderConfig`.
+NAMES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "dim",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+}
+
+
+class PriorzooConfig(PreTrainedConfig):
+    """The configuration of a decoder.
+
+    Attributes:
+        architecture: the entries of the decoder's own config, a `DecoderConfig`.
+        vocab_size, hidden_size, num_hidden_layers, num_attention_heads: as in `architecture`, for readers that expect them.
+
+    Raises:
+        TypeError: for an entry of `architecture` that the decoder's config does not have.
+        ValueError: where one of the four disagrees with `architecture`.
+    """
+
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    decoder_class: ClassVar[type[Decoder]]
+
+    architecture: dict[str, Any] | None = None
+    tie_word_embeddings: bool = False  # tying happens inside the decoder, which has one matrix then
+    use_cache: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.architecture = asdict(self.decoder_class.config_class(**(self.architecture or {})))
+        for theirs, ours in NAMES.items():
+            value = self.architecture[ours]
+            if (given := kwargs.pop(theirs, value)) != value:
+                raise ValueError(
+                    f"{theirs}={given} disagrees with architecture[{ours!r}]={value}: set the latter alone"
+                )
+            setattr(self, theirs, value)
+        name = type(self).__name__.removesuffix("Config")
+        classes = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
+        kwargs["auto_map"] = {auto: f"{REMOTE_CODE}.{name}{which}" for auto, which in classes.items()}
+        super().__post_init__(**kwargs)
+
+    @staticmethod
+    def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
+        """The tokenizer of a spec. FileNotFoundError where its files are missing."""
+        raise NotImplementedError
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: `auto_map` is always written, and its file imports this class instead of holding a copy."""
+
+
+class PriorzooModel(PreTrainedModel):
+    """A decoder without its head: features of tokens.
+
+    Attributes:
+        model: the decoder.
+    """
+
+    config_class = PriorzooConfig
+    config: PriorzooConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block"]  # noqa: RUF012
+    _keep_in_fp32_modules_strict = ["prior", "ssmax"]  # noqa: RUF012  as in `ZooModel.storable_state`
+
+    def __init__(self, config: PriorzooConfig) -> None:
+        super().__init__(config)
+        decoder = config.decoder_class
+        self.model = decoder(decoder.config_class(**(config.architecture or {})))
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """The decoder has initialised itself, and priors must keep the inits of their papers."""
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.model.embedding
+
+    def set_input_embeddings(self, value: torch.nn.Module) -> None:
+        self.model.embedding = cast(torch.nn.Embedding, value)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> torch.nn.Embedding:
+        """As `PreTrainedModel.resize_token_embeddings`. ValueError for mean_resizing=False: only the mean is served."""
+        if not mean_resizing:
+            raise ValueError("mean_resizing=False is not served: new embeddings are drawn about the mean of the old")
+        embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of)
+        size = embedding.weight.shape[0]
+        self.model.config = replace(self.model.config, vocab_size=size)
+        self.config.architecture = asdict(self.model.config)
+        return embedding
+
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, every_n_layers: int = 1
+    ) -> None:
+        """Recompute each block in the backward pass. ValueError for what the decoder's own recomputation does not do."""
+        asked = getattr(gradient_checkpointing_func, "keywords", {})
+        plain = getattr(gradient_checkpointing_func, "func", gradient_checkpointing_func) is checkpoint
+        if enable and (
+            not plain or every_n_layers != 1 or asked.get("use_reentrant") or set(asked) - {"use_reentrant"}
+        ):
+            raise ValueError(
+                "gradient checkpointing recomputes every layer, with use_reentrant=False, and takes no other options: "
+                f"got every_n_layers={every_n_layers}, {asked or gradient_checkpointing_func}"
+            )
+        self.model.gradient_checkpointing = enable
+
+    def new_cache(self, capacity: int = 0, kind: str = "dense") -> PriorzooCache:
+        """An empty cache for `past_key_values`. Arguments and errors as in `Decoder.new_cache`; a dense one grows."""
+        return PriorzooCache(self.model.new_cache(capacity, kind))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: PriorzooCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> BaseModelOutputWithPast:
+        """Features of tokens.
+
+        Args:
+            input_ids: (B, T) int64.
+            attention_mask: (B, past + T), 0 on padding, which is on the left, or on the right where nothing is cached.
+            past_key_values: a cache of `new_cache`; the tokens follow those it holds.
+            inputs_embeds: (B, T, C) instead of input_ids.
+            use_cache: return a cache. None: as the config says where no gradient is recorded, else not.
+            output_attentions: attention weights, (B, H, T, past + T) of each layer, computed in float64; without gradient.
+            output_hidden_states: (B, T, C) before each layer, and last_hidden_state.
+
+        Returns:
+            last_hidden_state (B, T, C), and what was asked for.
+
+        Raises:
+            ValueError: for both or neither of input_ids and inputs_embeds, a mask of another shape, a cache of another kind,
+                attention weights with a paged cache.
+        """
+        asked: dict[str, Any] = dict(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        return self._features(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, **asked)
+
+    def _features(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        cache: PriorzooCache | None,
+        inputs_embeds: Tensor | None,
+        use_cache: bool | None,
+        *,
+        output_attentions: bool | None,
+        output_hidden_states: bool | None,
+        last: int | None = None,
+    ) -> BaseModelOutputWithPast:
+        """As `forward`; with `last`, of so many tokens at the end alone where neither attentions nor states are asked for."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("expected either input_ids or inputs_embeds")
+        tokens = cast(Tensor, inputs_embeds if input_ids is None else input_ids)
+        if cache is not None and not isinstance(cache, PriorzooCache):
+            raise ValueError(f"past_key_values is a {type(cache).__name__}; expected a cache that new_cache() makes")
+        if use_cache is None:
+            use_cache = self.config.use_cache and not torch.is_grad_enabled()
+        if use_cache and cache is None:
+            cache = self.new_cache()
+        attend = self.config.output_attentions if output_attentions is None else output_attentions
+        keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if attend and cache is not None and cache.paged:
+            raise ValueError("output_attentions=True needs all keys: use a dense cache")
+        attentions: list[Tensor] = []
+        states: list[Tensor] = []
+
+        def see(call: AttentionCall) -> None:
+            weights = cast(Tensor, analyse_call(call, full=True).weights)
+            attentions.append(weights.to(call.q.device, call.q.dtype))
+
+        features = self.model.forward_features(
+            tokens,
+            segments=_segments(attention_mask, tokens, cache),
+            cache=None if cache is None else cache.held,
+            kernel=Observer(see) if attend else "auto",
+            last=None if last is None or attend or keep else min(last, tokens.shape[1]),
+            states=states if keep else None,
+        )
+        return BaseModelOutputWithPast(
+            last_hidden_state=cast(Any, features),
+            past_key_values=cache if use_cache else None,
+            hidden_states=cast(Any, (*states, features)) if keep else None,
+            attentions=cast(Any, tuple(attentions)) if attend else None,
+        )
+
+    def save_pretrained(self, save_directory: Any, is_main_process: bool = True, **kwargs: Any) -> None:  # type: ignore[override]
+        """As `PreTrainedModel.save_pretrained`, and a tokenizer, a model card and the file for `trust_remote_code`.
+
+        A tokenizer or card that the folder has already stays.
+        """
+        super().save_pretrained(save_directory, is_main_process, **kwargs)
+        if is_main_process:
+            complete_folder(Path(save_directory), self.config)
+
+    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        # `transformers` has put its automatic card there by now, or the one that the repository has.
+        complete_folder(Path(working_dir), self.config)
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing, as in `PriorzooConfig`."""
+
+
+class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
+    """A decoder that predicts the next token."""
+
+    accepts_loss_kwargs = True  # Trainer then passes num_items_in_batch and leaves the division to the loss
+
+    def get_output_embeddings(self) -> torch.nn.Module | None:
+        return self.model.head
+
+    def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
+        self.model.head = cast(torch.nn.Linear, new_embeddings)
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Labels (B, T) with −100 where the model cannot predict them."""
+        return labels
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: PriorzooCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, T, V) float32 of the next token. Arguments and errors as in `PriorzooModel.forward`, and
+
+        Args:
+            labels: (B, T), the tokens themselves; −100 is ignored. The loss is of predicting each from those before, in nats.
+            logits_to_keep: of so many tokens at the end alone, 0 for all; or indices (n,).
+            num_items_in_batch: what the sum of losses is divided by, of all accumulation steps; None for their number here.
+        """
+        tail = logits_to_keep if isinstance(logits_to_keep, int) else 0
+        read = self._features(
+            input_ids,
+            attention_mask,
+            past_key_values,
+            inputs_embeds,
+            use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            last=tail or None,
+        )
+        features = cast(Tensor, read.last_hidden_state)
+        features = features[:, -tail:] if isinstance(logits_to_keep, int) else features[:, logits_to_keep]
+        logits = self.model.forward_head(features)
+        loss = None
+        if labels is not None:
+            # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch stays 0.
+            loss = self.loss_function(
+                logits, self.targets(labels), logits.shape[-1], num_items_in_batch, ignore_index=IGNORED
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=cast(Any, logits),
+            past_key_values=read.past_key_values,
+            hidden_states=read.hidden_states,
+            attentions=read.attentions,
+        )
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: Any, model_kwargs: dict, generation_mode: Any, batch_size: int, max_cache_length: int
+    ) -> None:
+        asked = generation_config.cache_implementation
+        if asked not in (None, "dynamic"):
+            raise ValueError(
+                f"cache_implementation={asked!r} is not served; the default is dense and grows, and "
+                "past_key_values=model.new_cache(tokens, kind='paged') evicts keys that decaying heads cannot use again"
+            )
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = cache = self.new_cache(max_cache_length + 1)
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
+        else:
+            super()._prepare_cache_for_generation(  # type: ignore[misc]
+                generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+            )
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Not served: ValueError. (`generate(cache_implementation="paged")` comes here.)"""
+        raise ValueError(
+            "continuous batching, which cache_implementation='paged' asks for, is not served; for a paged cache pass "
+            "past_key_values=model.new_cache(tokens, kind='paged')"
+        )
+
+    @classmethod
+    def of(cls, model: Decoder) -> Self:
+        """The `transformers` model around `model`, sharing its weights; its special tokens are those of its tokenizer."""
+        config_class = cls.config_class
+        with torch.device("meta"):
+            wrapped = cls(config_class(architecture=asdict(model.config), **_special_ids(config_class, model)))
+        wrapped.model = model
+        return wrapped.train(model.training)
+
+
+def _special_ids(config_class: type[PriorzooConfig], model: Decoder) -> dict[str, Any]:
+    """bos_token_id and so on; none where the tokenizer's files are missing, which is told when the model is saved."""
+    try:
+        tokenizer = config_class.fast_tokenizer(model.config.tokenizer)
+    except FileNotFoundError:
+        return {}
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+    return {name: number for name, number in ids.items() if number is not None}
+
+
+def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) -> Tensor | None:
+    """Document ids (B, T) of new tokens: −1 on padding, 0 else; None where no token so far is padding."""
+    past, count = (0 if cache is None else cache.get_seq_length()), tokens.shape[1]
+    known = past > 0 and cache is not None and cache.held.segments is not None
+    if mask is None:
+        return torch.zeros(tokens.shape[:2], dtype=torch.int64, device=tokens.device) if known else None
+    if mask.shape != (tokens.shape[0], past + count):
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}; expected {(tokens.shape[0], past + count)}, one entry for each of "
+            f"{past} cached and {count} new tokens"
+        )
+    # Rows without padding take the kernels that need no mask. A compiled graph is of one kind, whatever the mask holds.
+    if not known and not torch.compiler.is_compiling() and bool(mask.all()):
+        return None
+    return mask[:, past:].long() - 1
+
+
+def register(config: type[PriorzooConfig], model: type[PriorzooModel], causal_lm: type[PriorzooForCausalLM]) -> None:
+    """Make the Auto classes find a modality's three classes."""
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    AutoModel.register(config, model, exist_ok=True)
+    AutoModelForCausalLM.register(config, causal_lm, exist_ok=True)
+
+
+def _exempt_from_decay() -> None:
+    """Make Trainer leave undecayed what `ZooModel.no_weight_decay` names.
+
+    Trainer decides by layer type and by patterns of names (bias, norm), and asks the model nothing; parameters of priors and
+    SSMax's s match none of its patterns. Models of other kinds get what they got.
+    """
+    original = Trainer.get_decay_parameter_names
+
+    @wraps(original)
+    def decayed(self: Trainer, model: torch.nn.Module) -> list[str]:
+        kept = {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in model.named_modules()
+            if isinstance(module, ZooModel)
+            for name in module.no_weight_decay()
+        }
+        return [name for name in original(self, model) if name not in kept]
+
+    Trainer.get_decay_parameter_names = decayed  # type: ignore[method-assign]
+
+
+_exempt_from_decay()

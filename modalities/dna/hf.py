@@ -1,0 +1,107 @@
+"""DNA models as `transformers` models (`modalities.decoder.hf` says what they serve).
+
+    from modalities.dna.hf import wrap
+    wrap(zoo.create_model("dna_goat_tiny")).save_pretrained("folder");  pipeline("text-generation", "folder")("ACGT")
+
+One strand is read, as in `DnaDecoder.stream_text`. Needs the extra `hf`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
+from modalities.decoder.hf_files import make_fast
+from modalities.decoder.model import IGNORED
+from modalities.dna.bases import BASES, decode
+from modalities.dna.model import DnaDecoder
+from modalities.dna.tokenizers import PIECE, BpeTokenizer, DnaTokenizer, KmerTokenizer, load_tokenizer
+
+__all__ = ["PriorzooDnaConfig", "PriorzooDnaForCausalLM", "PriorzooDnaModel", "fast_tokenizer", "wrap"]
+
+
+def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a spec for `transformers`: letters in, the same ids out, behind the start token.
+
+    It cannot refuse a letter: one that is no nucleotide code, an error of `modalities.dna.bases`, is an unknown base here.
+    Errors as in `load_tokenizer`.
+    """
+    tokenizer = load_tokenizer(spec)
+    backend = _bpe(tokenizer) if isinstance(tokenizer, BpeTokenizer) else _kmers(tokenizer)
+    letters = [normalizers.Replace(a, b) for a, b in zip("acgtuU", "ACGTTT", strict=True)]
+    backend.normalizer = normalizers.Sequence(letters)
+    backend.decoder = decoders.Fuse()
+    return make_fast(backend, bos=tokenizer.bos_id, pad=tokenizer.pad_id, split_special_tokens=True)
+
+
+def _specials(tokenizer: DnaTokenizer, unknown: str) -> dict[str, int]:
+    return {unknown: tokenizer.unknown_id, "<start>": tokenizer.bos_id, "<pad>": tokenizer.pad_id}
+
+
+def _kmers(tokenizer: DnaTokenizer) -> Tokenizer:
+    """Whole k-mers; what is left over at the end makes no token."""
+    assert isinstance(tokenizer, KmerTokenizer)
+    unknown = "N" * tokenizer.k
+    words = {decode(tokenizer.decode([n])): n for n in range(tokenizer.num_targets)}
+    backend = Tokenizer(models.WordLevel(words | _specials(tokenizer, unknown), unk_token=unknown))
+    whole = Regex(f"(?m).{{{tokenizer.k}}}")
+    backend.pre_tokenizer = pre_tokenizers.Split(whole, behavior="removed", invert=True)
+    return backend
+
+
+def _bpe(tokenizer: BpeTokenizer) -> Tokenizer:
+    """The library's own tokenizer with our ids, on stretches of known bases; each other letter is an unknown base."""
+    saved: dict[str, Any] = json.loads(tokenizer.backend.to_str())
+    words = {decode(tokenizer.decode([n])): n for n in range(tokenizer.num_targets)}
+    saved["model"] |= {"vocab": words | _specials(tokenizer, "N"), "unk_token": "N", "fuse_unk": False}
+    saved["added_tokens"] = []
+    backend = Tokenizer.from_str(json.dumps(saved))
+    pieces = pre_tokenizers.Split(Regex(f"(?m)[{BASES}]{{1,{PIECE}}}|."), behavior="isolated")
+    inner = backend.pre_tokenizer
+    backend.pre_tokenizer = pieces if inner is None else pre_tokenizers.Sequence([pieces, inner])
+    return backend
+
+
+class PriorzooDnaConfig(PriorzooConfig):
+    """`PriorzooConfig` of a `DnaDecoder`."""
+
+    model_type = "priorzoo_dna"
+    decoder_class = DnaDecoder
+    fast_tokenizer = staticmethod(fast_tokenizer)
+
+
+class PriorzooDnaModel(PriorzooModel):
+    """`PriorzooModel` of DNA."""
+
+    config_class = PriorzooDnaConfig
+
+
+class PriorzooDnaForCausalLM(PriorzooForCausalLM):
+    """`PriorzooForCausalLM` of DNA. Logits of ids that are no targets are −∞, and as labels they are ignored."""
+
+    config_class = PriorzooDnaConfig
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Labels (B, T) with −100 for unknown bases, start and padding.
+
+        Raises:
+            ValueError: for strands="both", whose loss is the mean over both strands of each window.
+        """
+        config = self.model.config
+        if config.strands == "both":
+            raise ValueError("the loss of strands='both' is the zoo's own (recipes/train.py); here set strands='one'")
+        return labels.masked_fill(labels >= config.num_targets, IGNORED)
+
+
+register(PriorzooDnaConfig, PriorzooDnaModel, PriorzooDnaForCausalLM)
+AutoTokenizer.register(PriorzooDnaConfig, fast_tokenizer_class=PreTrainedTokenizerFast, exist_ok=True)
+
+
+def wrap(model: DnaDecoder) -> PriorzooDnaForCausalLM:
+    """A `transformers` model that shares the weights of `model`."""
+    return PriorzooDnaForCausalLM.of(model)

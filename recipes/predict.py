@@ -1,0 +1,72 @@
+"""Name what images show: the likeliest classes of each, with probabilities.
+
+    python recipes/predict.py vision_goat_ssmax_tiny_patch8.glyphs letter.png
+    python recipes/predict.py RUN_DIR *.png --top 3 --size 96
+
+The model is a name with weights, a run folder or a saved model's folder. An image's largest central window is resized to the
+training size, or to --size. Exit codes: 0 done, 2 the request cannot be served as written.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from modalities.contract import Classifier
+from recipes.commands import CommandError, call
+from recipes.console import facts_table
+from recipes.targets import find_trained
+from zoo.cli import Import
+from zoo.outside import import_named
+
+
+def predict_command(
+    name: Annotated[str, typer.Argument(metavar="MODEL|RUN_DIR", help="one that has weights")],
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE…", help="files")],
+    *,
+    top: Annotated[int, typer.Option(min=1, help="so many classes of each")] = 5,
+    size: Annotated[int | None, typer.Option(min=1, help="side in pixels; default: as trained")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
+    import_: Import = [],  # noqa: B006
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and read no image")] = False,
+) -> None:
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    import_named(import_)
+    target = find_trained(name, device)
+    model, console = target.model, Console(highlight=False)
+    if not isinstance(model, Classifier):
+        raise CommandError(f"{target.label} has no classes: models of {target.modality} name nothing")
+    if dry_run:
+        names = "known" if target.model.class_names else "unknown: classes have numbers"
+        facts = {"images": f"{len(images):,}", "side": "as trained" if size is None else f"{size} pixels"}
+        facts |= {"classes": f"{target.model.config.num_classes:,}", "names": names, "device": device}
+        console.print(facts_table(f"{target.label} (dry run)", facts))
+        return
+    table = Table(title=target.label, title_justify="left")
+    for column, side in (("image", "left"), ("class", "left"), ("probability", "right")):
+        table.add_column(column, justify=side, overflow="fold")  # type: ignore[arg-type]
+    for image in images:
+        for place, (found, share) in enumerate(model.classify(image, size=size)[:top]):
+            table.add_row("" if place else image, found, f"{share:.4f}")
+        table.add_section()
+    console.print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return call(predict_command, argv, prog="recipes/predict.py")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

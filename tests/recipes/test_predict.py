@@ -1,0 +1,136 @@
+"""`priorzoo predict` and `priorzoo embed`: names of classes from training to the table, features, and errors of one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+import zoo
+from modalities.contract import Classifier, Embedder
+from modalities.vision import MODALITY, VisionDataConfig
+from modalities.vision.sources import class_names, open_images
+from recipes.cli import main
+
+GLYPHS = "vision_goat_ssmax_tiny_patch8.glyphs"
+TEXT = "text_ggd_tiny.facts"
+DNA = "dna_goat_tiny.genomes"
+SMALL = dict(num_layers=1, dim=32, num_heads=2, hidden_dim=32)
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory) -> dict[str, str]:
+    """Held-out pictures of A and B."""
+    folder, images = tmp_path_factory.mktemp("letters"), open_images("glyphs-builtin", "heldout", size=64)
+    for label, name in enumerate("AB"):
+        stored, _ = images.read(label)
+        assert isinstance(stored, Image.Image)
+        stored.save(folder / f"{name}.png")
+    return {name: str(folder / f"{name}.png") for name in "AB"}
+
+
+def test_predict_prints_names_and_probabilities(letters, capsys):
+    assert main(["predict", GLYPHS, letters["A"], letters["B"], "--top", "2", "--size", "72"]) == 0
+    printed = capsys.readouterr().out
+    model = zoo.create_model(GLYPHS).eval()
+    for image in letters.values():
+        found = model.classify(image, size=72)
+        assert sum(share for _, share in found) == pytest.approx(1) and len(found) == 26
+        assert all(f"{share:.4f}" in printed for _, share in found[:2])
+        shares = model(*model.read(image, size=72).inputs)[0].softmax(-1)
+        assert found[0][0] == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[int(shares.argmax())]
+    assert model.read(letters["A"], size=72).grid == (9, 9)
+
+
+def test_class_names_go_from_the_data_into_the_saved_model(tmp_path):
+    data = VisionDataConfig(source="glyphs-builtin")
+    model = MODALITY.build("vision_nope_tiny_patch8", SMALL, data)
+    assert model.class_names == class_names("glyphs") == open_images("glyphs-builtin", "train").classes
+    model.save_pretrained(tmp_path / "m")
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["class_names"][:2] == ["A", "B"]
+    again = zoo.load_model(tmp_path / "m")
+    assert again.class_names == model.class_names and again.config == model.config
+    again.reset_classifier(26)
+    assert again.class_names == ()
+    again.save_pretrained(tmp_path / "n")
+    assert "class_names" not in json.loads((tmp_path / "n" / "config.json").read_text())
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / "train" / name).mkdir(parents=True)
+    assert class_names(f"folder:{tmp_path / 'pets'}") == ("cat", "dog") and class_names("hf:somewhere") == ()
+
+
+def test_numbers_stand_in_for_names_that_are_unknown(letters, tmp_path, capsys):
+    model = zoo.create_model("vision_nope_tiny_patch8", **SMALL, num_classes=3)
+    model.save_pretrained(tmp_path)
+    assert main(["predict", str(tmp_path), letters["A"]]) == 0
+    assert {name for name, _ in model.eval().classify(letters["A"])} == {"0", "1", "2"}
+    assert main(["predict", str(tmp_path), "unread.png", "--dry-run"]) == 0
+    assert "unknown" in capsys.readouterr().out
+
+
+def test_features_of_images(letters, tmp_path, capsys):
+    assert main(["embed", GLYPHS, *letters.values(), "--out", str(tmp_path / "f.npy")]) == 0
+    found = np.load(tmp_path / "f.npy")
+    model = zoo.create_model(GLYPHS).eval()
+    with torch.no_grad():
+        features = model.forward_features(*model.read(letters["B"]).inputs)
+        expected = model.forward_head(features, pre_logits=True)[0]
+    assert found.shape == (2, 96) and np.array_equal(found[1], expected.numpy())
+
+
+@pytest.mark.parametrize(("name", "given"), [(TEXT, ["The people", "é"]), (DNA, ["ACGTTGCA", "GATTACA"])])
+def test_features_of_sequences(name, given, tmp_path, monkeypatch):
+    """The mean over the tokens, or the last one; "-" reads an input a line."""
+    out = tmp_path / "f.safetensors"
+    model = zoo.create_model(name).eval()
+    with torch.no_grad():
+        tokens = [model.forward_features(*model.read(one).inputs)[0] for one in given]
+    assert main(["embed", name, *given, "--out", str(out)]) == 0
+    with safe_open(out, "pt") as file:
+        assert json.loads(file.metadata()["inputs"]) == given and file.metadata()["model"] == name
+        torch.testing.assert_close(file.get_tensor("features"), torch.stack([x[1:].mean(0) for x in tokens]))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(given) + "\n"))
+    assert main(["embed", name, "-", "--pool", "last", "--out", str(out)]) == 0
+    with safe_open(out, "pt") as file:
+        torch.testing.assert_close(file.get_tensor("features"), torch.stack([x[-1] for x in tokens]))
+    assert isinstance(model, Embedder) and not isinstance(model, Classifier)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["predict", TEXT, "a.png"], "models of text name nothing"),
+        (["predict", "vision_goat_tiny_patch8", "a.png"], "untrained"),
+        (["predict", GLYPHS, "none.png"], "none.png"),
+        (["predict", GLYPHS, "A", "--size", "50"], "nearest sizes are 48 and 56"),
+        (["predict", GLYPHS, "A", "--top", "0"], "--top"),
+        (["predict", GLYPHS], "IMAGE"),
+        (["embed", TEXT, "a", "--pool", "first"], "valid: last, mean"),
+        (["embed", TEXT, "a", "--size", "48"], "of images"),
+        (["embed", TEXT, ""], "empty"),
+        (["embed", DNA, "PROTEIN"], "'P'"),
+        (["embed", GLYPHS, "A", "--pool", "token"], "avg"),
+        (["embed", GLYPHS, "A", "--out", "f.txt"], ".npy or .safetensors"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(words, named, letters, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([letters.get(word, word) for word in words]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and named in message and len(message.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_and_dry_run(capsys, tmp_path):
+    for command, option in (("predict", "--top"), ("embed", "--pool")):
+        assert main([command, "--help"]) == 0
+        assert option in capsys.readouterr().out
+    out = tmp_path / "f.npy"
+    assert main(["embed", TEXT, "a", "b", "--out", str(out), "--dry-run"]) == 0
+    assert "128" in capsys.readouterr().out and not out.exists()

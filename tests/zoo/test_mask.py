@@ -1,0 +1,267 @@
+"""Boolean masks and dropout of `prior_attention`: outputs and gradients by definition, who serves them, who refuses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.zoo.priors_table import make
+from tests.zoo.test_attention import CASES, HEAD_WIDTH, HEADS, Case, build, of_small_blocks, terms_of
+from zoo import Positions
+from zoo.analysis import analyse_call
+from zoo.attention import KERNELS, prior_attention, skipped_share
+from zoo.attention.base import AttentionCall, Kernel, repeat_heads, visible
+from zoo.attention.dispatch import choose_kernel
+from zoo.attention.reference import attend
+from zoo.priors.base import PriorTerms
+
+SHAPES = {"shared": (1, 1), "by row": (2, 1), "by head": (1, HEADS), "by both": (2, HEADS)}
+REALISED = ["none", "lanes", "table", "both", "bias"]
+WITH_MASK = [
+    *(
+        "odd",
+        "one",
+        "offset",
+        "decode",
+        "decode-documents",
+        "grouped",
+        "grouped-values",
+        "bidirectional",
+        "more-queries",
+    ),
+    *("documents", "documents-offset", "window", "window-bidirectional", "scale", "scale-per-document", "grid-prefix"),
+    "everything",
+]
+
+
+def masked(name: str, realised: str, shape: tuple[int, int]) -> tuple[dict[str, Tensor], PriorTerms, dict[str, Any]]:
+    """Leaves, their terms and the options of a case with a mask, under which some rows see nothing."""
+    case = CASES[name]
+    leaves, options = build(case, realised)
+    if realised == "bias":
+        torch.manual_seed(4)
+        leaves["bias"] = torch.randn(1, HEADS, case.queries, case.keys, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(*shape, case.queries, case.keys, generator=torch.Generator().manual_seed(1)) < 0.6
+    mask[..., :: case.queries // 3 + 1, :] = case.queries == 1  # rows 0, … see nothing, but in a call of one query
+    mask[..., 0] |= case.queries == 1
+    terms = replace(terms_of(leaves, case.grid), bias=leaves.get("bias"))
+    return leaves, terms, {**options, "mask": mask}
+
+
+def by_definition(leaves: dict[str, Tensor], terms: PriorTerms, options: dict[str, Any]) -> Tensor:
+    """Σ_j e^z_j m_j v_j / Σ_j e^z_j m_j over the keys that are seen, m = 1; 0 where there are none."""
+    q, k, v = leaves["q"], leaves["k"], leaves["v"]
+    logits = torch.einsum("bhtd,bhsd->bhts", q, repeat_heads(k, HEADS)) / math.sqrt(HEAD_WIDTH) + terms.dense()
+    if "query_scale" in leaves:
+        logits = logits * leaves["query_scale"][..., None]
+    others = {key: value for key, value in options.items() if key != "mask"}
+    shown = visible(AttentionCall(q, k, v, terms, **others))
+    shown = options["mask"] if shown is None else options["mask"] & shown
+    shown = shown.expand_as(logits).double()
+    unnormed = (logits - logits.detach().amax(-1, keepdim=True)).exp() * shown
+    total = unnormed.sum(-1, keepdim=True)
+    return unnormed @ repeat_heads(v, HEADS) / (total + (total == 0))
+
+
+def gradients(out: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    weight = torch.sin(torch.arange(out.numel(), dtype=torch.float64) * 0.7).view(out.shape).to(out.dtype)
+    found = torch.autograd.grad((out * weight).sum(), list(leaves.values()), allow_unused=True)
+    return {key: torch.zeros(()) if g is None else g for key, g in zip(leaves, found, strict=True)}
+
+
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "auto"])
+@pytest.mark.parametrize("realised", REALISED)
+@pytest.mark.parametrize("name", WITH_MASK)
+def test_a_mask_by_definition_with_every_gradient(name: str, realised: str, kernel: str) -> None:
+    shapes = SHAPES if name in ("odd", "everything", "grid-prefix") else ["by both", "shared"]
+    for shape in shapes:
+        leaves, terms, options = masked(name, realised, SHAPES[shape])
+        which: str | Kernel = kernel if kernel != "sdpa" else of_small_blocks("sdpa", CASES[name])
+        scale = leaves.get("query_scale")
+        got = prior_attention(*_heads(leaves), terms, query_scale=scale, kernel=which, **options)
+        expected = by_definition(leaves, terms, options)
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
+        mine, theirs = gradients(got, leaves), gradients(expected, leaves)
+        for key, value in theirs.items():
+            torch.testing.assert_close(
+                mine[key], value.expand_as(mine[key]), rtol=1e-8, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}"
+            )
+
+
+def _heads(leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    return leaves["q"], leaves["k"], leaves["v"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("realised", REALISED)
+def test_a_mask_in_low_precision(realised: str, dtype: torch.dtype) -> None:
+    """Outputs and gradients are within a few roundings of the largest value, and empty rows are exactly 0."""
+    leaves, terms, options = masked("everything", realised, SHAPES["by both"])
+    low = {key: leaf.detach().to(dtype).requires_grad_() for key, leaf in leaves.items()}
+    exact = {key: leaf.detach().double().requires_grad_() for key, leaf in low.items()}
+    kept = {key: leaf.detach().float().requires_grad_() for key, leaf in low.items() if key not in ("q", "k", "v")}
+    results = []
+    for given in (low | kept, exact):
+        terms = replace(terms_of(given), bias=given.get("bias"))
+        out = prior_attention(*_heads(given), terms, query_scale=given.get("query_scale"), **options)
+        results.append({"out": out, **gradients(out, given)})
+    for key, value in results[1].items():
+        error = (results[0][key].double() - value).abs().max()
+        assert error <= 12 * torch.finfo(dtype).eps * value.abs().max(), key
+    empty = ~(options["mask"] & visible(AttentionCall(*_heads(leaves), terms, **options))).any(-1)
+    assert empty.any() and (results[0]["out"][empty] == 0).all()
+
+
+@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+def test_a_mask_that_hides_nothing_changes_nothing(kernel: str) -> None:
+    leaves, options = build(CASES["odd"], "both")
+    plain = prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, **options)
+    mask = torch.ones(1, 1, 37, 37, dtype=torch.bool)
+    torch.testing.assert_close(
+        prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, mask=mask, **options), plain
+    )
+
+
+@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+@torch.no_grad()
+def test_a_prefix_does_not_depend_on_what_follows(kernel: str) -> None:
+    leaves, terms, options = masked("odd", "both", SHAPES["by both"])
+    whole = prior_attention(*_heads(leaves), terms, kernel=kernel, **options)
+    changed = {key: leaf.clone() for key, leaf in leaves.items()}
+    for name in ("k", "v", "k_lanes"):
+        changed[name][:, :, 20:] = 1e3
+    changed["q"][:, :, 20:] = -7.0
+    options["mask"] = options["mask"].clone()
+    options["mask"][..., 20:] ^= True
+    other = prior_attention(*_heads(changed), terms_of(changed), kernel=kernel, **options)
+    assert torch.equal(other[:, :, :20], whole[:, :, :20])
+
+
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "auto"])
+def test_rows_beyond_the_window_are_zero(kernel: str) -> None:
+    """More queries than keys: the first are further from every key than the window reaches."""
+    q = torch.randn(1, HEADS, 9, HEAD_WIDTH, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(1, HEADS, 4, HEAD_WIDTH, dtype=torch.float64)
+    out = prior_attention(q, k, k, causal=False, window=2, kernel=kernel)
+    assert (out[:, :, :4] == 0).all() and (out[:, :, 4:] != 0).all()
+    assert torch.autograd.grad(out.sum(), q)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{"mask": torch.ones(1, 1, 300, 300, dtype=torch.bool)}, {"dropout": 0.1}])
+@pytest.mark.parametrize("realised", ["none", "lanes", "table"])
+def test_kernels_without_a_matrix_refuse_and_auto_finds_one_that_serves(realised: str, options: dict) -> None:
+    leaves, given = build(Case(queries=300, keys=300), realised)
+    terms = terms_of(leaves)
+    call = AttentionCall(*_heads(leaves), terms, **given, **options)
+    assert choose_kernel(call) == "sdpa"
+    assert skipped_share(call) == 0
+    reason = "reads no T × S mask" if "mask" in options else "does not drop weights"
+    assert reason in str(KERNELS["toeplitz"].refuses(call))
+    with pytest.raises(ValueError, match=f"'toeplitz' cannot serve this call: it {reason}"):
+        prior_attention(*_heads(leaves), terms, kernel="toeplitz", **given, **options)
+    for kernel in ("triton", "flash"):
+        with pytest.raises(ValueError, match=f"'{kernel}' cannot serve"):
+            prior_attention(*_heads(leaves), terms, kernel=kernel, **given, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": torch.ones(5, 5, dtype=torch.bool)}, r"mask must be \(2, 4, 5, 5\), or 1 on its first two axes"),
+        ({"mask": torch.ones(3, 1, 5, 5, dtype=torch.bool)}, "mask must be"),
+        ({"mask": torch.ones(1, 1, 5, 1, dtype=torch.bool)}, "mask must be"),
+        ({"mask": torch.ones(1, 1, 5, 5)}, "mask must be bool, True where a key may be seen"),
+        ({"dropout": 1.0}, "dropout must be a probability below 1, got 1.0"),
+        ({"dropout": -0.1}, "dropout must be a probability"),
+    ],
+)
+def test_bad_masks_and_probabilities(options: dict, message: str) -> None:
+    heads = torch.randn(2, HEADS, 5, HEAD_WIDTH)
+    with pytest.raises(ValueError, match=message):
+        prior_attention(heads, heads, heads, causal=True, **options)
+
+
+def drop_case(realised: str, dropout: float) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    leaves, options = build(Case(queries=5, keys=7, groups=2), realised)
+    return leaves, {**options, "dropout": dropout}
+
+
+@pytest.mark.parametrize("realised", ["none", "lanes", "table"])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "auto"])
+def test_dropout_of_nothing_is_the_same_to_the_bit(kernel: str, realised: str) -> None:
+    leaves, options = drop_case(realised, 0.0)
+    out = prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, **options)
+    options.pop("dropout")
+    assert torch.equal(out, prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, **options))
+
+
+@pytest.mark.parametrize("realised", ["none", "lanes", "table"])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+@torch.no_grad()
+def test_the_mean_over_dropped_weights_is_attention(kernel: str, realised: str) -> None:
+    """Mean and variance over 20,000 draws: E = Σ w v, Var = p/(1 − p)·Σ (w v)²."""
+    leaves, options = drop_case(realised, 0.3)
+    draws, p = 20_000, 0.3
+    q, k, v = (leaf[:1].float() for leaf in _heads(leaves))
+    terms = terms_of({key: leaf.float() if key == "table" else leaf for key, leaf in leaves.items()})
+    many = prior_attention(*(x.expand(draws, -1, -1, -1) for x in (q, k, v)), terms, kernel=kernel, **options)
+    exact, weights = attend(AttentionCall(q, k, v, terms, options["causal"]))
+    variance = p / (1 - p) * weights.square() @ repeat_heads(v, HEADS).square()
+    away = (many.mean(0) - exact[0]).abs() / (variance[0] / draws).sqrt().clamp_min(1e-6)
+    assert away.max() < 5
+    torch.testing.assert_close(many.var(0), variance[0], rtol=0.1, atol=1e-4)
+
+
+@pytest.mark.parametrize("realised", ["none", "lanes", "table"])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+def test_forward_and_backward_drop_the_same_weights(kernel: str, realised: str) -> None:
+    leaves, options = drop_case(realised, 0.4)
+    options["mask"] = torch.rand(1, HEADS, 5, 7, generator=torch.Generator().manual_seed(0)) < 0.8
+
+    def of(*values: Tensor) -> Tensor:
+        given = dict(zip(leaves, values, strict=True))
+        torch.manual_seed(11)
+        return prior_attention(*_heads(given), terms_of(given), kernel=kernel, **options)
+
+    assert torch.autograd.gradcheck(of, tuple(leaves.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_analysis_honours_the_mask(shape: str) -> None:
+    leaves, terms, options = masked("offset", "both", SHAPES[shape])
+    call = AttentionCall(*_heads(leaves), terms, **options)
+    found = analyse_call(call, heads=[2, 0], full=True)
+    out, weights = attend(call)
+    torch.testing.assert_close(found.weights, weights[:, [2, 0]].detach())
+    torch.testing.assert_close(out, weights @ leaves["v"])
+    empty = found.seen == 0
+    assert empty.any()
+    assert (found.weights[empty] == 0).all() and (found.prior[empty] == 0).all()
+    for name in ("entropy", "divergence", "content_range", "log_z", "sink_mass", "margin"):
+        assert torch.equal(getattr(found, name)[empty].isnan(), torch.ones(int(empty.sum()), dtype=torch.bool)), name
+    for name in ("entropy", "divergence", "content_range", "log_z"):
+        assert getattr(found, name)[~empty].isfinite().all(), name
+    whole = analyse_call(replace(call, mask=torch.ones_like(options["mask"])), full=True)
+    plain = analyse_call(replace(call, mask=None), full=True)
+    assert torch.equal(whole.weights, plain.weights) and torch.equal(whole.entropy, plain.entropy)
+
+
+@pytest.mark.slow
+def test_a_call_with_a_mask_compiles_to_one_graph() -> None:
+    prior, line = make("ggd"), Positions.line(40)
+    x = torch.randn(2, 3, 40, 8, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(2, 1, 40, 40) < 0.7
+
+    def of(x: Tensor, mask: Tensor) -> Tensor:
+        return prior_attention(x, x, x, prior(line, line, causal=True), causal=True, mask=mask)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(of, fullgraph=True, backend="aot_eager")
+    outs = of(x, mask), compiled(x, mask)
+    torch.testing.assert_close(*outs, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(*(torch.autograd.grad(o.sin().sum(), x)[0] for o in outs), rtol=1e-8, atol=1e-10)

@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 from modalities.contract import Embedder
 from recipes.commands import CommandError, call
 from recipes.console import facts_table
-from recipes.targets import find_trained
+from recipes.targets import find_device, find_trained
 from zoo.cli import Import
 from zoo.files import replacing_path
 from zoo.outside import import_named
@@ -55,7 +55,7 @@ def embed_command(
     import_: Import = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and write nothing")] = False,
 ) -> None:
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    device = find_device(device)
     import_named(import_)
     if out.suffix not in FORMATS:
         raise CommandError(f"--out {out}: expected a file that ends in {' or '.join(FORMATS)}")

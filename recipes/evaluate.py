@@ -35,7 +35,6 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     # Threads that wait by spinning starve each other when something else wants a core; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch
 import typer
 
 from modalities.contract import find_modality, modality_names
@@ -46,7 +45,7 @@ from recipes.cells import CellStore, weights_hash
 from recipes.commands import CommandError, call, option_name, with_options
 from recipes.console import short
 from recipes.report import console, print_paired, print_plan, print_results, progress_bar, write_results
-from recipes.targets import Target, find_targets, modality_of, parse_overrides, seed_groups, target_name
+from recipes.targets import Target, find_device, find_targets, modality_of, parse_overrides, seed_groups, target_name
 from zoo.cli import Import
 from zoo.naming import nearest
 from zoo.outside import import_named
@@ -201,7 +200,7 @@ def evaluate_command(
         raise CommandError("name at least one model and, last, an evaluator, such as `text_ggd_ssmax_tiny passkey`")
     if dtype not in DTYPES:
         raise CommandError(f"--dtype {dtype!r}: {nearest(dtype, DTYPES)}")
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    device = find_device(device)
     overrides = parse_overrides(set_)
     import_named(import_)
     targets = find_targets(arguments[:-1] + [against] * bool(against), overrides, device, dtype)

@@ -22,13 +22,12 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
 
-import torch
 import typer
 
 from modalities.contract import Writer, find_modality, modality_names
 from recipes.commands import CommandError, call
 from recipes.console import facts_table
-from recipes.targets import Target, find_trained
+from recipes.targets import Target, find_device, find_trained
 from zoo.cli import Import
 from zoo.outside import import_named
 
@@ -46,7 +45,7 @@ def generate_command(
     import_: Import = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and write nothing")] = False,
 ) -> int:
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    device = find_device(device)
     import_named(import_)
     target = find_writer(name, device)
     if prompt == "-":

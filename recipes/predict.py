@@ -19,7 +19,6 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -27,7 +26,7 @@ from rich.table import Table
 from modalities.contract import Classifier
 from recipes.commands import CommandError, call
 from recipes.console import facts_table
-from recipes.targets import find_trained
+from recipes.targets import find_device, find_trained
 from zoo.cli import Import
 from zoo.outside import import_named
 
@@ -42,7 +41,7 @@ def predict_command(
     import_: Import = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and read no image")] = False,
 ) -> None:
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    device = find_device(device)
     import_named(import_)
     target = find_trained(name, device)
     model, console = target.model, Console(highlight=False)

@@ -27,6 +27,7 @@ from zoo.registry import create_model, model_entry, saved_modality
 
 __all__ = [
     "Target",
+    "find_device",
     "find_targets",
     "find_trained",
     "modality_of",
@@ -108,6 +109,11 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
     for name, (modality, make) in baselines.items():
         found[name] = _load_baseline(name, modality, make, beside)
     return [replace(target, name=name) for name, target in found.items()]
+
+
+def find_device(name: str) -> str:
+    """The device an option names; of "auto" the GPU where there is one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def find_trained(name: str, device: str) -> Target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -11,10 +12,18 @@ import numpy as np
 from modalities.attention import AttentionEvaluator
 from modalities.dna.evaluation import DnaEvaluator, DnaSettings, window_of
 from modalities.dna.model import DnaDecoder
+from modalities.dna.splits import GenomeSplit, Region
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import option
 
 __all__ = ["DnaProbes", "ProbeSettings"]
+
+
+@lru_cache(maxsize=8)  # every sample asks for all of them
+def _in_turn(data: GenomeSplit, length: int, count: int, seed: int) -> list[Region]:
+    """Held-out stretches, of the contigs in turn."""
+    found = data.stretches(length, count, seed)
+    return [one for of_all in zip_longest(*found.values()) for one in of_all if one is not None]
 
 
 @dataclass(frozen=True)
@@ -40,8 +49,7 @@ class DnaProbes(DnaEvaluator, AttentionEvaluator):
         data, tokenizer = self.heldout.items, load_tokenizer(model.config.tokenizer)
         every = self.settings.samples or self.default_samples
         # A stretch whose tokens happen to be long has room for fewer.
-        found = data.stretches(window_of(model, count) * 5 // 4, every, self.settings.seed)
-        in_turn = [one for of_all in zip_longest(*found.values()) for one in of_all if one is not None]
+        in_turn = _in_turn(data, window_of(model, count) * 5 // 4, every, self.settings.seed)
         ids = tokenizer.encode(data.codes(in_turn[index % len(in_turn)])).ids[: count - 1]
         return np.concatenate([[tokenizer.bos_id], ids]).astype(np.int64)
 

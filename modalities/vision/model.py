@@ -222,6 +222,19 @@ class VisionTransformer(ZooModel):
     def train_positions(self) -> Positions:
         return self.positions(*self.config.train_size)
 
+    def pixels(self, image: Image.Image, height: int, width: int) -> Tensor:
+        """(3, H, W): the image's largest central window of this shape, normalised as in training."""
+        return preprocess(
+            image,
+            height,
+            width,
+            mode="upsampled",
+            train_size=min(image.size),
+            fit="crop",
+            mean=self.config.mean,
+            std=self.config.std,
+        )
+
     def read(self, given: str, *, size: int | None = None) -> Reading:
         """The image at a path: its largest central window, at the training size or at `size` × `size` pixels.
 
@@ -232,15 +245,7 @@ class VisionTransformer(ZooModel):
         positions = self.positions(*shape)
         with Image.open(given) as opened:
             image = opened.convert("RGB")
-        pixels = preprocess(
-            image,
-            *shape,
-            mode="upsampled",
-            train_size=min(image.size),
-            fit="crop",
-            mean=config.mean,
-            std=config.std,
-        )
+        pixels = self.pixels(image, *shape)
         mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
         shown = (pixels * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
         like = next(self.parameters())

@@ -18,7 +18,7 @@ from modalities.evaluation import ModelResult
 from modalities.figures import styles_of
 from modalities.heldout import Heldout
 from modalities.results import SeedMean, mean_of_seeds
-from modalities.vision import VisionConfig, VisionTransformer
+from modalities.vision import VisionConfig, VisionTransformer, evaluation
 from modalities.vision import data as data_module
 from modalities.vision.data import HeldoutImages
 from modalities.vision.evaluators import EVALUATORS
@@ -55,7 +55,7 @@ def images(monkeypatch):
 
     def use(**options):
         made = Heldout("greys", "greys", HeldoutImages(Greys(**options)))
-        monkeypatch.setattr(module, "open_heldout", lambda source: {"greys": made}[source])
+        monkeypatch.setattr(evaluation, "open_heldout", lambda source: {"greys": made}[source])
         return made.items
 
     return use

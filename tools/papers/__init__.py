@@ -12,9 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zoo import list_models
+from modalities.files import file_safe
+from zoo import create_model, list_models
 
-__all__ = ["ITEMS", "ROOT", "Item", "Row", "Verdict", "at", "evaluate", "item", "shipped", "train"]
+__all__ = [
+    "ITEMS",
+    "ROOT",
+    "Item",
+    "Row",
+    "Verdict",
+    "at",
+    "columns",
+    "command",
+    "evaluate",
+    "item",
+    "lengths",
+    "needs_gpu",
+    "shipped",
+    "told",
+    "train",
+]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Row = dict[str, Any]
@@ -78,11 +95,10 @@ def command(*words: str) -> None:
 def evaluate(out: Path, models: Sequence[str], evaluator: str, *options: str) -> list[Row]:
     """The rows of EVAL.csv, or of the tables of a listing, with the model's name and method; numbers as such."""
     command("recipes/evaluate.py", *models, evaluator, *options, "--out", str(out))
-    tables = {
-        path: csv.DictReader(path.read_text().splitlines()) for path in (out / f"{evaluator}.csv",) if path.is_file()
-    }
-    if tables:
-        return [{name: _typed(value) for name, value in row.items()} for table in tables.values() for row in table]
+    table = out / f"{evaluator}.csv"
+    if table.is_file():
+        found = csv.DictReader(table.read_text().splitlines())
+        return [{name: _typed(value) for name, value in row.items()} for row in found]
     rows = []
     for path in sorted(out.glob(f"{evaluator}.*.tsv")):
         model = path.name.removeprefix(f"{evaluator}.").removesuffix(".tsv")
@@ -102,18 +118,12 @@ def _typed(value: str | None) -> Any:
 
 def train(out: Path, recipe: str, *settings: str) -> Path:
     """A finished run of a recipe in `out`; one that is there is kept."""
-    folder = out / recipe.replace(".", "_") if not settings else out / "-".join(_safe(recipe, *settings))
+    short = [setting.rpartition(".")[2].replace("=", "") for setting in settings]
+    folder = out / recipe.replace(".", "_") if not settings else out / "-".join(map(file_safe, [recipe, *short]))
     if not (folder / "model").is_dir():
         words = [word for setting in settings for word in ("--set", setting)]
         command("recipes/train.py", recipe, "--run-dir", str(folder), "--resume", "auto", *words)
     return folder
-
-
-def _safe(recipe: str, *settings: str) -> list[str]:
-    short = [setting.rpartition(".")[2].replace("=", "") for setting in settings]
-    return [
-        "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in word) for word in (recipe, *short)
-    ]
 
 
 def shipped(method: str, modality: str = "text") -> str:
@@ -128,3 +138,22 @@ def at(rows: Sequence[Row], method: str, score: str, **place: Any) -> float:
         if row.get("method") == method and all(row.get(name) == value for name, value in place.items()):
             return math.nan if row.get(score) is None else float(row[score])
     return math.nan
+
+
+def columns(rows: Sequence[Row], *names: str) -> list[Row]:
+    """The rows with these columns alone."""
+    return [{name: row[name] for name in names} for row in rows]
+
+
+def lengths(method: str, *factors: int) -> str:
+    """Multiples of the training length of a method's tiny text weights, as `--lengths` takes them."""
+    trained = create_model(shipped(method), pretrained=True).config.train_context
+    return ",".join(str(trained * factor) for factor in factors)
+
+
+def told(rows: Sequence[Row], score: str, place: str = "length", digits: int = 2, unit: str = "") -> str:
+    """The score of each method at each place, as "at 128, 512: goat 1.00 0.98; rope 1.00 0.00"."""
+    points = sorted({row[place] for row in rows})
+    models = dict.fromkeys(row["method"] for row in rows)
+    values = (f"{m} {' '.join(f'{at(rows, m, score, **{place: p}):.{digits}f}' for p in points)}" for m in models)
+    return f"at {', '.join(map(str, points))}{unit}: {'; '.join(values)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import time
@@ -13,7 +14,7 @@ import torch
 from modalities.cost import Meter
 from recipes.estimate import build_on_meta
 from recipes.registry import find_recipe
-from tools.papers import Row, Verdict, at, command, evaluate, item, needs_gpu, shipped, train
+from tools.papers import Row, Verdict, at, columns, command, evaluate, item, lengths, needs_gpu, shipped, told, train
 from zoo import Positions, create_model, create_prior
 from zoo.prior_plot import save_figure
 
@@ -21,18 +22,6 @@ METHODS = ("ggd", "ggd_ssmax", "alibi", "rope", "nope", "sinusoidal")
 FINEWEB = [f"recipes/train.py text.bam_{method}_120m" for method in METHODS]
 SCORE = "free_generation"
 TINY = ("ggd", "ggd_ssmax", "alibi", "rope")  # those with shipped weights that the paper has too
-
-
-def lengths(*factors: int) -> str:
-    trained = create_model(shipped("ggd"), pretrained=True).config.train_context
-    return ",".join(str(trained * factor) for factor in factors)
-
-
-def told(rows: list[Row], score: str, place: str = "length", digits: int = 2) -> str:
-    points = sorted({row[place] for row in rows})
-    models = dict.fromkeys(row["method"] for row in rows)
-    values = (f"{m} {' '.join(f'{at(rows, m, score, **{place: p}):.{digits}f}' for p in points)}" for m in models)
-    return f"at {', '.join(map(str, points))}: {'; '.join(values)}"
 
 
 # ------------------------------------------------------------------------------------------------ set-ups and cost
@@ -125,9 +114,8 @@ def _flat(rows: list[Row]) -> Verdict:
 )
 def table2(out: Path) -> list[Row]:
     """The shipped tiny models on held-out speeches."""
-    rows = evaluate(out, [shipped(m) for m in TINY], "perplexity", "--lengths", lengths(1, 2, 8, 32))
-    keep = ("model", "method", "length", "bits_per_byte", "bits_per_byte_standard_error")
-    return [{name: row[name] for name in keep} for row in rows]
+    rows = evaluate(out, [shipped(m) for m in TINY], "perplexity", "--lengths", lengths("ggd", 1, 2, 8, 32))
+    return columns(rows, "model", "method", "length", "bits_per_byte", "bits_per_byte_standard_error")
 
 
 # ------------------------------------------------------------------------------------------------ retrieval
@@ -149,8 +137,8 @@ def _far(rows: list[Row]) -> Verdict:
 )
 def figure3(out: Path) -> list[Row]:
     """The shipped tiny models to 32 times their training length, generated; half a million tokens: `evaluate.py … far`."""
-    rows = evaluate(out, [shipped(m) for m in TINY], "passkey", "--lengths", lengths(1, 8, 32), "--samples", "1")
-    return [{name: row[name] for name in ("model", "method", "length", SCORE)} for row in rows]
+    rows = evaluate(out, [shipped(m) for m in TINY], "passkey", "--lengths", lengths("ggd", 1, 8, 32), "--samples", "1")
+    return columns(rows, "model", "method", "length", SCORE)
 
 
 @item(
@@ -167,9 +155,9 @@ def figure3(out: Path) -> list[Row]:
 def figure4(out: Path) -> list[Row]:
     """The heat map of the shipped ggd_ssmax, five depths of five prompts, at 8 times its training length."""
     name = shipped("ggd_ssmax")
-    command("recipes/evaluate.py", name, "passkey", "--lengths", lengths(1, 8), "--depths", "5", "--out", str(out))
-    import json
-
+    command(
+        "recipes/evaluate.py", name, "passkey", "--lengths", lengths("ggd", 1, 8), "--depths", "5", "--out", str(out)
+    )
     found = json.loads(next((out / "passkey").glob("*.json")).read_text())["rows"][-1]
     depths = found[f"{SCORE}_by_depth"]
     return [{"model": name, "length": found["length"], "least": min(depths), "mean": sum(depths) / len(depths)}]
@@ -235,8 +223,6 @@ INITS = ("uniform", "alibi", "linear", "sampled")
 
 def ablation(out: Path, name: str, *settings: str, recipe: str = "text.ggd_ssmax_tiny") -> Row:
     """Held-out loss after 300 steps of the tiny recipe."""
-    import json
-
     run = train(out, recipe, *STEPS, *settings)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {"what": name, "heldout_loss": [r["heldout_loss"] for r in records if r.get("heldout_loss") is not None][-1]}
@@ -366,7 +352,7 @@ def _extended(rows: list[Row]) -> Verdict:
 )
 def table7(out: Path) -> list[Row]:
     """The shipped ggd_ssmax before and after `text.ggd_ssmax_tiny_extend`."""
-    name, far = shipped("ggd_ssmax"), lengths(1, 16)
+    name, far = shipped("ggd_ssmax"), lengths("ggd", 1, 16)
     run = train(out, "text.ggd_ssmax_tiny_extend", f"model.init_from={name}")
     rows = []
     for what, model in (("before", name), ("after", str(run))):

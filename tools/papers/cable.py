@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipes.text import CABLE_METHODS
-from tools.papers import Row, Verdict, at, command, evaluate, item, needs_gpu, shipped
-from tools.papers.bam import lengths, told
+from tools.papers import Row, Verdict, at, columns, command, evaluate, item, lengths, needs_gpu, shipped, told
 
 EDU = [f"recipes/train.py text.cable_{method}_124m" for method in CABLE_METHODS]
 TINY = ("cable", "alibi", "rope")
@@ -27,8 +26,8 @@ def _order(rows: list[Row]) -> Verdict:
 )
 def table4(out: Path) -> list[Row]:
     """The shipped tiny models on held-out speeches."""
-    rows = evaluate(out, [shipped(m) for m in TINY], "perplexity", "--lengths", lengths(1, 2, 4, 8, 15))
-    return [{name: row[name] for name in ("model", "method", "length", "bits_per_byte")} for row in rows]
+    rows = evaluate(out, [shipped(m) for m in TINY], "perplexity", "--lengths", lengths("ggd", 1, 2, 4, 8, 15))
+    return columns(rows, "model", "method", "length", "bits_per_byte")
 
 
 SPEECH = (

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from modalities.text.model import CausalLM, TextConfig
-from tools.papers import Row, Verdict, at, command, evaluate, item, needs_gpu, shipped
+from tools.papers import Row, Verdict, at, columns, command, evaluate, item, lengths, needs_gpu, shipped, told
 from zoo import create_model
 from zoo.analysis import analyse
 from zoo.model import ZooModel
@@ -85,9 +85,8 @@ def _copied(rows: list[Row]) -> Verdict:
         for init, rank in sorted(kinds)
     )
     most = max((row["sink"] for row in rows), default=math.nan)
-    return len(found) > len(
-        rows
-    ) / 2, f"both heads recovered (π > 0.5 on either key) in {by_kind}; largest π(40, 0) {most:.2f}"
+    sentence = f"both heads recovered (π > 0.5 on either key) in {by_kind}; largest π(40, 0) {most:.2f}"
+    return len(found) > len(rows) / 2, sentence
 
 
 @item(
@@ -114,9 +113,9 @@ def _c4(rows: list[Row]) -> Verdict:
         m: (at(rows, m, "bits_per_byte", length=trained), at(rows, m, "bits_per_byte", length=longest))
         for m in ("goat", "alibi", "rope")
     }
-    told = "; ".join(f"{m} {a:.3f} → {b:.3f}" for m, (a, b) in found.items())
+    sentence = "; ".join(f"{m} {a:.3f} → {b:.3f}" for m, (a, b) in found.items())
     (goat, far), (alibi, _), (_, rope) = (found[m] for m in ("goat", "alibi", "rope"))
-    return goat < alibi and far < rope, f"bits per byte at {trained} → {longest} tokens: {told}"
+    return goat < alibi and far < rope, f"bits per byte at {trained} → {longest} tokens: {sentence}"
 
 
 @item(
@@ -129,22 +128,16 @@ def _c4(rows: list[Row]) -> Verdict:
 def figure2a(out: Path) -> list[Row]:
     """The shipped tiny models on held-out speeches."""
     models = [shipped(method) for method in ("goat", "alibi", "rope")]
-    rows = evaluate(out, models, "perplexity", "--lengths", _lengths(models[0], 1, 2, 4, 8, 16))
-    keep = ("model", "method", "length", "bits_per_byte", "bits_per_byte_standard_error")
-    return [{name: row[name] for name in keep} for row in rows]
-
-
-def _lengths(model: str, *factors: int) -> str:
-    trained = create_model(model, pretrained=True).config.train_context
-    return ",".join(str(trained * factor) for factor in factors)
+    rows = evaluate(out, models, "perplexity", "--lengths", lengths("goat", 1, 2, 4, 8, 16))
+    return columns(rows, "model", "method", "length", "bits_per_byte", "bits_per_byte_standard_error")
 
 
 def _spike(rows: list[Row]) -> Verdict:
-    told = "; ".join(
+    sentence = "; ".join(
         f"{row['model'].partition('.')[0]}: largest u(0) − median u {row['spike']:+.2f}, u(L) − median {row['at_end']:+.2f}"
         for row in rows
     )
-    return any(row["spike"] > 1 for row in rows) and any(row["at_end"] > 0.5 for row in rows), told
+    return any(row["spike"] > 1 for row in rows) and any(row["at_end"] > 0.5 for row in rows), sentence
 
 
 @item(
@@ -172,11 +165,9 @@ def figure2b(out: Path) -> list[Row]:
 
 def _sinks(rows: list[Row]) -> Verdict:
     top = {m: max(row["sink_mass"] for row in rows if row["method"] == m) for m in ("goat", "alibi", "rope")}
-    told = ", ".join(f"{m} {v:.3f}" for m, v in top.items())
-    return (
-        top["goat"] > 0.5,
-        f"mean weight of the sink in the layer where it has most: {told}; no sink of weight near 1 forms here, so none is shed",
-    )
+    sentence = ", ".join(f"{m} {v:.3f}" for m, v in top.items())
+    none_shed = "no sink of weight near 1 forms here, so none is shed"
+    return top["goat"] > 0.5, f"mean weight of the sink in the layer where it has most: {sentence}; {none_shed}"
 
 
 @item(
@@ -189,19 +180,15 @@ def _sinks(rows: list[Row]) -> Verdict:
 def figure2c(out: Path) -> list[Row]:
     """`sinks` of the shipped tiny models on held-out speeches."""
     rows = evaluate(out, [shipped(m) for m in ("goat", "alibi", "rope")], "sinks")
-    keep = ("model", "method", "layer", "sink_mass", "content_range", "divergence", "content_margin", "prior_margin")
-    return [{name: row[name] for name in keep} for row in rows]
+    margins = ("content_range", "divergence", "content_margin", "prior_margin")
+    return columns(rows, "model", "method", "layer", "sink_mass", *margins)
 
 
 def _retrieval(rows: list[Row]) -> Verdict:
-    lengths = sorted({int(row["length"]) for row in rows})
-    told = "; ".join(
-        f"{m} {' '.join(f'{at(rows, m, SCORE, length=n):.2f}' for n in lengths)}"
-        for m in dict.fromkeys(row["method"] for row in rows)
-    )
-    far = at(rows, "goat", SCORE, length=lengths[-1])
-    others = [at(rows, m, SCORE, length=lengths[-1]) for m in ("rope", "alibi")]
-    return far > 0.9 and far > max(others), f"exact match at {', '.join(map(str, lengths))} tokens: {told}"
+    longest = max(row["length"] for row in rows)
+    far = at(rows, "goat", SCORE, length=longest)
+    others = [at(rows, m, SCORE, length=longest) for m in ("rope", "alibi")]
+    return far > 0.9 and far > max(others), f"exact match {told(rows, SCORE, unit=' tokens')}"
 
 
 SCORE = "free_generation"
@@ -220,8 +207,8 @@ SCORE = "free_generation"
 def figure3a(out: Path) -> list[Row]:
     """The shipped tiny models, five digits (the paper: eight)."""
     models = [shipped(m) for m in ("goat", "rope", "alibi")]
-    rows = evaluate(out, models, "passkey", "--lengths", _lengths(models[0], 1, 4, 16), "--samples", "2")
-    return [{name: row[name] for name in ("model", "method", "length", SCORE)} for row in rows]
+    rows = evaluate(out, models, "passkey", "--lengths", lengths("goat", 1, 4, 16), "--samples", "2")
+    return columns(rows, "model", "method", "length", SCORE)
 
 
 @item(
@@ -257,8 +244,8 @@ def figure3b(out: Path) -> list[Row]:
 def figure3c(out: Path) -> list[Row]:
     """`niah` of the shipped tiny models; the heat map is niah.png."""
     models = [shipped(m) for m in ("goat", "rope", "alibi")]
-    rows = evaluate(out, models, "niah", "--lengths", _lengths(models[0], 2, 4, 16), "--samples", "2")
-    return [{name: row[name] for name in ("model", "method", "length", SCORE)} for row in rows]
+    rows = evaluate(out, models, "niah", "--lengths", lengths("goat", 2, 4, 16), "--samples", "2")
+    return columns(rows, "model", "method", "length", SCORE)
 
 
 # ------------------------------------------------------------------------------------------------ DNA and images
@@ -267,14 +254,11 @@ GENOME = "recipes/train.py dna.human_125m"
 
 
 def _dna(rows: list[Row]) -> Verdict:
-    lengths = sorted({int(row["length"]) for row in rows})
-    gaps = [
-        at(rows, "goat", "bits_per_base", length=n) - at(rows, "rope", "bits_per_base", length=n)
-        for n in (lengths[0], lengths[-1])
-    ]
-    return gaps[0] < 0 and gaps[
-        1
-    ] < 0, f"GOAT less RoPE, bits a base: {gaps[0]:+.4f} at {lengths[0]}, {gaps[1]:+.4f} at {lengths[-1]}"
+    of = {m: {row["length"]: row["bits_per_base"] for row in rows if row["method"] == m} for m in ("goat", "rope")}
+    near, far = min(of["goat"]), max(of["goat"])
+    gaps = [of["goat"][length] - of["rope"][length] for length in (near, far)]
+    sentence = f"GOAT less RoPE, bits a base: {gaps[0]:+.4f} at {near}, {gaps[1]:+.4f} at {far}"
+    return max(gaps) < 0, sentence
 
 
 @item(
@@ -285,17 +269,9 @@ def _dna(rows: list[Row]) -> Verdict:
     judge=_dna,
 )
 def figure4a(out: Path) -> list[Row]:
-    """The shipped tiny models on chromosome I of yeast, of which the shipped excerpt holds out a part."""
-    rows = evaluate(
-        out,
-        [shipped(m, "dna") for m in ("goat", "rope")],
-        "bits",
-        "--source",
-        "yeast-chr01",
-        "--lengths",
-        "256,1024,4096",
-    )
-    return [{name: row[name] for name in ("model", "method", "length", "bits_per_base", "accuracy")} for row in rows]
+    """The shipped tiny models on a yeast chromosome and a fungal one, neither trained on."""
+    rows = evaluate(out, [shipped(m, "dna") for m in ("goat", "rope")], "bits", "--lengths", "256,1024,4096")
+    return columns(rows, "model", "method", "length", "bits_per_base", "accuracy")
 
 
 needs_gpu(
@@ -309,9 +285,9 @@ needs_gpu(
 
 
 def _gc(rows: list[Row]) -> Verdict:
-    told = ", ".join(f"{m} {at(rows, m, 'gc_r', length=1024):.3f}" for m in ("goat", "rope"))
+    sentence = ", ".join(f"{m} {at(rows, m, 'gc_r', length=1024):.3f}" for m in ("goat", "rope"))
     good = at(rows, "goat", "gc_r", length=1024) > max(0.2, at(rows, "rope", "gc_r", length=1024))
-    return good, f"Pearson r of GC content after 1,024 bases: {told}"
+    return good, f"Pearson r of GC content after 1,024 bases: {sentence}"
 
 
 @item(
@@ -322,28 +298,17 @@ def _gc(rows: list[Row]) -> Verdict:
     judge=_gc,
 )
 def figure4c(out: Path) -> list[Row]:
-    """`completion` of the shipped tiny models."""
+    """`completion` of the shipped tiny models on chromosomes that they were not trained on."""
     models = [shipped(m, "dna") for m in ("goat", "rope")]
-    rows = evaluate(out, models, "completion", "--source", "yeast-chr01", "--lengths", "256,1024", "--samples", "16")
-    return [
-        {name: row[name] for name in ("model", "method", "length", "gc_r", "gc_r_standard_error", "accuracy", "chance")}
-        for row in rows
-    ]
+    rows = evaluate(out, models, "completion", "--lengths", "256,1024", "--samples", "16")
+    return columns(rows, "model", "method", "length", "gc_r", "gc_r_standard_error", "accuracy", "chance")
 
 
 def _resolution(rows: list[Row]) -> Verdict:
-    sizes = sorted({int(row["size"]) for row in rows})
-    told = "; ".join(
-        f"{m} {' '.join(f'{at(rows, m, TOP, size=n):.3f}' for n in sizes)}"
-        for m in dict.fromkeys(row["method"] for row in rows)
-    )
-    far = {m: at(rows, m, TOP, size=sizes[-1]) for m in dict.fromkeys(row["method"] for row in rows)}
-    return far["goat_ssmax"] == max(
-        far.values()
-    ), f"top-1 at {', '.join(map(str, sizes))} pixels, trained at 48: {told}"
-
-
-TOP = "top1"
+    largest = max(row["size"] for row in rows)
+    far = {row["method"]: row["top1"] for row in rows if row["size"] == largest}
+    sentence = f"top-1 {told(rows, 'top1', place='size', digits=3, unit=' pixels, trained at 48')}"
+    return far["goat_ssmax"] == max(far.values()), sentence
 
 
 @item(
@@ -358,7 +323,7 @@ def figure5a(out: Path) -> list[Row]:
     """The shipped tiny models on the letters of fonts that ship; the README's table has three seeds and controls."""
     models = [shipped(m, "vision") for m in ("goat_ssmax", "learned_ssmax", "rope2d_axial_ssmax")]
     rows = evaluate(out, models, "resolution", "--source", "glyphs-builtin", "--sizes", "48,96,192", "--samples", "256")
-    return [{name: row[name] for name in ("model", "method", "size", "top1", "ratio")} for row in rows]
+    return columns(rows, "model", "method", "size", "top1", "ratio")
 
 
 @item(
@@ -398,7 +363,7 @@ def figure5b(out: Path) -> list[Row]:
     ),
 )
 def bounds(out: Path) -> list[Row]:
-    """Every row of every head of shipped models, on one held-out input each."""
+    """Every row of every head of shipped models, on random inputs."""
     rows = []
     for name in (shipped("goat"), shipped("ggd_ssmax"), shipped("goat", "dna"), shipped("goat_ssmax", "vision")):
         model: ZooModel = create_model(name, pretrained=True)

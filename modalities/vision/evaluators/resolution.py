@@ -27,7 +27,6 @@ from modalities.evaluation import (
     Axis,
     Cell,
     CellValue,
-    Evaluator,
     ModelResult,
     Score,
     Settings,
@@ -36,17 +35,12 @@ from modalities.evaluation import (
     option,
 )
 from modalities.figures import RULE, curves, finish, name_panel, panels
-from modalities.heldout import Heldout
 from modalities.results import mean_of_seeds
 from modalities.vision.data import (
-    DEFAULT_SOURCE,
-    HeldoutImages,
     Shape,
     fitted,
-    heldout_by,
-    heldout_name,
-    open_heldout,
 )
+from modalities.vision.evaluation import ImageEvaluator
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer, not_multiples
 from modalities.vision.transforms import preprocess
@@ -118,7 +112,7 @@ class ResolutionSettings(Settings):
 # ------------------------------------------------------------------------------------------------ measurement
 
 
-class Resolution(Evaluator):
+class Resolution(ImageEvaluator):
     """Top-1 and top-5 of held-out images at every size, and the ratio of top-1 to that at the training size.
 
     The training size is always measured. With another aspect than in training it is not a point of the curve, only the
@@ -157,18 +151,6 @@ class Resolution(Evaluator):
     axis = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format, "train_size")
     unit = "images"
     _warm: ClassVar[WeakKeyDictionary[nn.Module, set[Shape]]] = WeakKeyDictionary()  # shapes that each model has seen
-
-    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
-        super().__init__(settings, trained_on)
-        self.source = self.settings.source or (heldout_by(self.trained_on) if self.trained_on else DEFAULT_SOURCE)
-
-    @property
-    def heldout(self) -> Heldout[HeldoutImages]:
-        return open_heldout(self.source)
-
-    @property
-    def source_name(self) -> str:
-        return heldout_name(self.source)
 
     def trained_at(self, model: VisionTransformer) -> int:
         return min(model.config.train_size)

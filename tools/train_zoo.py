@@ -58,12 +58,14 @@ class Call:
 
     Attributes:
         part: a folder below the family's, for an evaluator that is called more than once; its results are on no card.
+        every_seed: also measured in the runs of further seeds.
     """
 
     evaluators: str
     options: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     part: str = ""
+    every_seed: bool = True
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def describe_dna(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 INSIDE = 'model.options.lanes="inside"'
-UP_TO_16 = "256,512,1024,2048,4096"  # lengths of the text models, in training lengths
+THREE, UP_TO_16 = "256,1024,4096", "256,512,1024,2048,4096"  # lengths of the text models, in training lengths
 FAMILIES = {
     "text": Family(
         modality="text",
@@ -197,16 +199,19 @@ FAMILIES = {
         },
         axis="length",
         calls=(
-            Call("passkey", ("--template", "heldout", "--facts", "1,5", "--lengths", UP_TO_16, "--samples", "5")),
+            Call("passkey", ("--template", "heldout", "--facts", "1,5", "--lengths", UP_TO_16, "--samples", "3")),
             Call("perplexity", ("--source", "sotu-unseen", "--lengths", f"{UP_TO_16},8192,16384", "--samples", "16")),
-            Call("niah", ("--lengths", UP_TO_16)),
+            Call("niah", ("--lengths", THREE, "--samples", "3")),
+            Call(
+                "passkey", ("--template", "train", "--facts", "5", "--lengths", THREE, "--samples", "3"), part="trained_words"
+            ),
             Call(
                 "passkey",
-                ("--template", "train", "--facts", "5", "--lengths", UP_TO_16, "--samples", "5"),
-                part="trained_words",
+                ("--distractors", "0,1,4", "--lengths", THREE, "--samples", "2"),
+                part="distractors",
+                every_seed=False,
             ),
-            Call("passkey", ("--distractors", "0,1,4", "--lengths", UP_TO_16, "--samples", "3"), part="distractors"),
-            Call("passkey", ("--template", "bam", "--lengths", "256,1024,4096", "--samples", "1"), part="bam"),
+            Call("passkey", ("--template", "bam", "--lengths", THREE, "--samples", "1"), part="bam", every_seed=False),
         ),
         describe=describe_text,
         explain="free_generation: share of answers generated exactly. passkey: one fact, or one of five, in held-out text, in "
@@ -255,7 +260,7 @@ FAMILIES = {
         calls=(
             Call("perplexity", ("--lengths", "512,1024,2048,4096,8192,16384", "--samples", "16")),
             Call("niah", ("--lengths", "512,1024,2048,4096")),
-            Call("ruler", ("--lengths", "1024,2048,4096", "--tasks", "single_1,single_2,multikey_1,vt,fwe")),
+            Call("ruler", ("--lengths", "1024,2048,4096", "--tasks", "single_1,single_2,multikey_1,vt,fwe"), every_seed=False),
         ),
         describe=describe_text,
         explain="nll: nats per token on held-out documents of all three sources; niah: the passkey sentence in them, generated "
@@ -289,9 +294,9 @@ FAMILIES = {
         axis="length",
         calls=(
             Call("bits", beside=("markov-*", "uniform", "gzip", "xz")),
-            Call("contigs", ("--lengths", "4096", "--samples", "64"), ("markov-*", "uniform", "gzip", "xz")),
-            Call("strands", ("--lengths", "256,4096")),
-            Call("completion,spectrum", ("--lengths", "256,1024", "--samples", "32"), ("markov-12",)),
+            Call("contigs", ("--lengths", "4096", "--samples", "64"), ("markov-*", "uniform", "gzip", "xz"), every_seed=False),
+            Call("strands", ("--lengths", "256,4096"), every_seed=False),
+            Call("completion,spectrum", ("--lengths", "256,1024", "--samples", "32"), ("markov-12",), every_seed=False),
         ),
         describe=describe_dna,
         explain="Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any "
@@ -443,8 +448,10 @@ def variants(
     same, found = precision_setting(precision), kind.variants
     train_all([Run(kind.recipe(found[name][0]), folders[name], found[name][1:] + same) for name in chosen], jobs)
     for call_ in kind.calls:
-        if not call_.part:
-            _evaluate([str(folder) for folder in folders.values()], call_, kind.measured / "variants", jobs=jobs)
+        if call_.every_seed:
+            _evaluate(
+                [str(folder) for folder in folders.values()], call_, kind.measured / "variants" / call_.part, jobs=jobs
+            )
 
 
 @app.command()
@@ -505,8 +512,7 @@ def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))], jo
     further = [kind.run(method, seed) for seed in kind.seeds[1:] for method in kind.methods]
     further = [str(run) for run in further if (run / "model" / "config.json").is_file()]
     for each in kind.calls:
-        # What is on the cards is measured for every seed, the rest for what is published.
-        models = published + (further if set(each.evaluators.split(",")) <= set(kind.evaluators) else [])
+        models = published + (further if each.every_seed else [])
         against = ("--against", kind.weights(kind.against)) if kind.against and not each.part else ()
         _evaluate(models, each, kind.measured / each.part, against, jobs)
     draw(family)

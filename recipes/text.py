@@ -109,7 +109,7 @@ def lm(method: str) -> Recipe:
 
     OMP_NUM_THREADS=1 python recipes/train.py text.<method>_lm --resume auto
 
-    Hardware: one CPU core with AMX for three hours (others are faster in fp32: --set train.precision=fp32). Needs `python
+    Hardware: one CPU core with AMX for an hour and a half (others are faster in fp32: --set train.precision=fp32). Needs `python
     tools/fetch_data.py text sotu poetry rfc --offline`; the corpus is tokenised once, into the data folder's cache.
     """
     return Recipe(
@@ -118,7 +118,7 @@ def lm(method: str) -> Recipe:
         model=Model(f"text_{method}_lm"),
         data=TextDataConfig(source="english", tokenizer="bpe-4k", context=512, cache_dir=str(data_folder() / "cache")),
         optim=Optim("muon", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, prior_lr_scale=5.0, warmup=200, floor=0.05),
-        train=Train(steps=4500, batch=16, micro_batch=4, clip=0.0, precision="bf16", save_every=250, log_every=25),
+        train=Train(steps=2500, batch=16, micro_batch=4, clip=0.0, precision="bf16", save_every=250, log_every=25),
         evaluate=Evaluate(every=500, samples=128),
     )
 

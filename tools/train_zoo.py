@@ -200,7 +200,7 @@ FAMILIES = {
         axis="length",
         calls=(
             Call("passkey", ("--template", "heldout", "--facts", "1,5", "--lengths", UP_TO_16, "--samples", "3")),
-            Call("perplexity", ("--source", "sotu-unseen", "--lengths", f"{UP_TO_16},8192,16384", "--samples", "16")),
+            Call("perplexity", ("--source", "sotu-unseen", "--lengths", f"{THREE},16384", "--samples", "16")),
             Call("niah", ("--lengths", THREE, "--samples", "3")),
             Call(
                 "passkey", ("--template", "train", "--facts", "5", "--lengths", THREE, "--samples", "3"), part="trained_words"
@@ -220,7 +220,7 @@ FAMILIES = {
         seeds=(0, 1, 2),
         against="ggd_goat_ssmax",
         summary=(
-            *(Column(f"bits/byte {n // 256}×", "perplexity", "bits_per_byte", n) for n in (256, 2048, 16384)),
+            *(Column(f"bits/byte {n // 256}×", "perplexity", "bits_per_byte", n) for n in (256, 4096, 16384)),
             *(Column(f"one fact {n // 256}×", "passkey", "free_generation (facts=1)", n) for n in (256, 1024, 4096)),
             *(Column(f"one of five {n // 256}×", "passkey", "free_generation (facts=5)", n) for n in (256, 1024, 4096)),
             *(

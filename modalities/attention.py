@@ -190,7 +190,7 @@ class Heads(Listing, AttentionEvaluator):
             values = {name: getattr(found, name) for name in (s.column for s in self.scores) if name != "answer_mass"}
             values["answer_mass"] = found.mass.sum(-1) if found.mass.shape[-1] else found.entropy * math.nan
             means = {name: value.nanmean(dim=(0, 2)).tolist() for name, value in values.items()}
-            own = _head_parameters(layer.attention)
+            own = _head_parameters(layer, len(found.heads))
             for h in range(len(found.heads)):
                 heads.append(
                     {"head": f"{found.layer}.{h}", "heads": len(found.heads)}
@@ -267,8 +267,12 @@ NAMES = {
 }
 
 
-def _head_parameters(attention: Attention) -> dict[str, list[float]]:
-    """(H,) each: parameters of the prior and of SSMax that are one number a head, and `retrieval`."""
+def _head_parameters(layer: Any, heads: int) -> dict[str, list[float]]:
+    """(H,) each: parameters of the prior and of SSMax that are one number a head, and `retrieval`; that alone, and 0, of a
+    layer that is not the zoo's."""
+    attention = getattr(layer, "attention", None)
+    if not isinstance(attention, Attention):
+        return {"retrieval": [0.0] * heads}
     prior, heads = attention.prior, attention.prior.num_heads
     own = {name: p for name, p in prior.named_parameters() if p.shape == (heads,)}
     own |= {} if attention.ssmax is None else {"ssmax.s": attention.ssmax.s}

@@ -27,6 +27,7 @@ __all__ = [
     "Embedder",
     "Loader",
     "Modality",
+    "Outside",
     "Reader",
     "Reading",
     "Writer",
@@ -133,6 +134,21 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Outside:
+    """Models of another library, which a modality's evaluators take as PREFIX:NAME.
+
+    Attributes:
+        load: NAME → the model, with the interface that the modality's evaluators use, and whether it is trained. Raises
+            ValueError, in one line, for what cannot be measured.
+        claim: NAME → 0 to 1, how far the model reads this modality. Of several modalities that have the prefix the one with
+            the largest claim has the model; 0 is none.
+    """
+
+    load: Callable[[str], tuple[nn.Module, bool]]
+    claim: Callable[[str], float] = lambda name: 1.0
+
+
+@dataclass(frozen=True)
 class Modality:
     """One kind of data, with its models, loaders, loss and evaluators.
 
@@ -151,6 +167,7 @@ class Modality:
         cost: (model, data config, bytes per number) → `Cost` of one sample.
         evaluators: by name.
         baselines: by name, (train_context) → a module that stands beside models in evaluators, such as a Markov chain.
+        outside: by prefix, models that are not the zoo's.
         metrics: what `loss` measures beside the loss.
         recipes: dotted name of the module whose RECIPES are its named recipes; imported when a recipe is asked for.
     """
@@ -167,6 +184,7 @@ class Modality:
     cost: Callable[[Any, Any, int], Cost]
     evaluators: Mapping[str, type[Evaluator]]
     baselines: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
+    outside: Mapping[str, Outside] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
     recipes: str = ""
 

@@ -157,8 +157,8 @@ class Evaluator(ABC):
     def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
         self.settings: Any = self.settings_class() if settings is None else settings
         self.trained_on = trained_on or {}
-        # `measure` may tell how much of a long cell it has read.
-        self.advance: Callable[[int], None] = lambda units: None
+        # `measure` tells so how many more units of its cell it has read; what it leaves out is told when the cell is done.
+        self.advance: Callable[[int], object] = lambda units: None
 
     @property
     def heldout(self) -> Heldout[Any] | None:
@@ -173,6 +173,21 @@ class Evaluator(ABC):
     def trained_at(self, model: Any) -> int:
         """The place of training on the axis."""
         return model.config.train_context
+
+    def lengths_for(self, model: Any) -> tuple[int, ...]:
+        """`lengths` of the settings; by default those of `factors` for which the model has positions.
+
+        Raises ValueError for a length beyond the positions of a model that has a table of them.
+        """
+        lengths = self.settings.resolved_lengths(self.trained_at(model))
+        most = getattr(model.config, "max_context", None)
+        if most is None or lengths[-1] <= most:
+            return lengths
+        if self.settings.lengths:
+            raise ValueError(
+                f"length {lengths[-1]} is beyond the {most} positions that the model has: at most --lengths {most}"
+            )
+        return tuple(length for length in lengths if length <= most)
 
     def identity(self, model: Any) -> dict[str, Any]:
         """What a cell's number depends on besides the model: by default all settings but the source, and the held-out data.

@@ -70,7 +70,7 @@ def attention_command(
 def _reading(target: Target, given: str) -> Reading:
     model = target.model.eval()
     if not isinstance(model, Reader):
-        raise CommandError(f"models of {target.modality} read nothing that a command line can name")
+        raise CommandError(f"{target.label} reads nothing that a command line can name")
     if not target.trained:
         raise CommandError(f"{target.label} has random weights; a name with a tag after a dot has trained ones")
     return model.read(given)

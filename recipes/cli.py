@@ -1,5 +1,5 @@
 """The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py`, `attention.py`, `predict.py`,
-`embed.py`, `lm_eval.py`, `import_released.py` and `python -m zoo`, for who installed the wheel.
+`embed.py`, `adapt.py`, `lm_eval.py`, `import_released.py` and `python -m zoo`, for who installed the wheel.
 
 Several ranks: `deepspeed --module recipes.train RECIPE …`.
 """
@@ -75,6 +75,14 @@ def embed(words: list[str] = typer.Argument([])) -> int:
     from recipes import embed
 
     return embed.main(words)
+
+
+@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
+def adapt(words: list[str] = typer.Argument([])) -> int:
+    """Give a causal language model of transformers a prior, and train it on; `priorzoo adapt --help` has the options."""
+    from recipes import adapt
+
+    return adapt.main(words)
 
 
 @app.command("import", add_help_option=False, context_settings=OWN_OPTIONS)

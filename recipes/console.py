@@ -1,4 +1,4 @@
-"""Progress of training: a bar on a terminal, plain lines elsewhere, a table at the end."""
+"""Progress of training and of evaluation: a bar on a terminal, plain lines elsewhere; and tables of facts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 
@@ -61,6 +69,61 @@ class TrainingDisplay:
 
     def table(self, title: str, rows: dict[str, str]) -> None:
         self.console.print(facts_table(title, rows))
+
+
+class CellProgress:
+    """How much of the cells of one evaluation is read: a bar on a terminal, elsewhere a line every now and then.
+
+    Args:
+        name: what is evaluated.
+        total: units of all cells.
+        unit: what they are.
+        every: seconds between two lines, at least; none comes sooner.
+    """
+
+    def __init__(self, name: str, total: int, unit: str, console: Console, *, quiet: bool = False, every: float = 30.0):
+        self.name, self.total, self.unit, self.console, self.every = name, total, unit, console, every
+        self.finished = self.part = 0  # units of finished cells, and of the one that is read
+        self.started = self.told = time.perf_counter()
+        self.lines, self.bar = not quiet and not console.is_terminal, None
+        if not quiet and console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"), BarColumn(bar_width=16), TaskProgressColumn(),
+                TextColumn("{task.fields[rate]}  left"), TimeRemainingColumn(),
+            )  # fmt: skip
+            self.bar = Progress(*columns, console=console)
+            self.task = self.bar.add_task(name, total=total, rate="")
+
+    def __enter__(self) -> CellProgress:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def advance(self, units: int) -> None:
+        """So many more units of the cell that is being read."""
+        self.part += units
+        self._show()
+
+    def finish(self, units: int) -> None:
+        """A cell of `units` is read, whatever was told of its parts."""
+        self.finished, self.part = self.finished + units, 0
+        self._show()
+
+    def _show(self) -> None:
+        now = time.perf_counter()
+        done = min(self.finished + self.part, self.total)
+        rate = done / max(now - self.started, 1e-9)
+        if self.bar:
+            self.bar.update(self.task, completed=done, rate=f"{short(rate)} {self.unit}/s")
+        elif self.lines and now - self.told >= self.every:
+            self.told = now
+            left = clock((self.total - done) / rate) if rate else "…"
+            text = f"{self.name}  {short(done)}/{short(self.total)} {self.unit}  {short(rate)}/s  left {left}"
+            self.console.print(text, markup=False, soft_wrap=True)
 
 
 def facts_table(title: str, rows: dict[str, str]) -> Table:

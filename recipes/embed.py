@@ -62,7 +62,7 @@ def embed_command(
     target = find_trained(name, device)
     model, console = target.model, Console(highlight=False)
     if not isinstance(model, Embedder):
-        raise CommandError(f"models of {target.modality} read nothing that a command line can name")
+        raise CommandError(f"{target.label} reads nothing that a command line can name")
     given = sys.stdin.read().splitlines() if inputs == ["-"] else inputs
     if not given:
         raise CommandError("standard input has no line")

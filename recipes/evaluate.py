@@ -1,4 +1,4 @@
-"""Measure models of the zoo, or of run folders, beside each other.
+"""Measure models of the zoo, of run folders, or of other libraries, beside each other.
 
     python recipes/evaluate.py MODEL|RUN_DIR [MODEL|RUN_DIR ...] EVAL --lengths 128,512,4096 --out results
     python recipes/evaluate.py 'text_*_tiny.*' passkey,perplexity          every shipped tiny model, one figure
@@ -6,16 +6,21 @@
     python recipes/evaluate.py 'dna_*.genomes' 'markov-*' uniform bits,contigs      beside baselines
     python recipes/evaluate.py dna_goat_tiny.genomes score --fasta FILE             log-likelihood of every record, as TSV
     python recipes/evaluate.py 'text_*_tiny.*' perplexity --against text_ggd_tiny.facts     differences, document by document
+    python recipes/evaluate.py hf:FOLDER passkey,perplexity --lengths 512,4k        a causal LM of transformers, text or DNA
+    python recipes/evaluate.py timm:NAME@CHECKPOINT resolution --source folder:DIR  a classifier of timm
 
-The last argument names the evaluators, comma-separated or "all"; the others name models of one modality: registry names,
-patterns of names with weights, run or saved-model folders, or baselines. The options below are those of the evaluators of
-that modality; without models, of all. Written to --out: EVAL/MODEL.json (settings, rows), EVAL.csv (a row per model and
-place on the axis), EVAL.png (all models in one figure), overview.png where several evaluators share an axis, and cells/,
-from which a run that was stopped continues. Evaluators that list a file's entries write EVAL.MODEL.tsv and no CSV. Run
-folders whose recipe.json differ in the seeds alone, and shipped weights of the same recipe, are seeds of one set-up: tables
-and figures show their mean, files keep every model. With --against MODEL, which joins the models where it is not among them,
-EVAL.paired.csv has every other model's scores less that one's, with 95% intervals over what the held-out data varies by
-(documents, prompts, contigs). Exit codes: 0 done, 2 the request cannot be served as written.
+The last argument names the evaluators, comma-separated or "all"; the others name models of one modality: registry
+names, patterns of names with weights, run or saved-model folders, baselines, or models of other libraries: hf:NAME, a
+folder or a name of the hub, whose tokenizer tells text from DNA (hf:text:NAME and hf:dna:NAME insist), and
+timm:NAME[@CHECKPOINT], untrained without a file. Lengths are in the model's own tokens; docs/TRANSFORMERS.md says what
+is measured. The options below are those of the evaluators of that modality; without models, of all. Written to --out:
+EVAL/MODEL.json (settings, rows), EVAL.csv (a row per model and place on the axis), EVAL.png (all models in one figure),
+overview.png where several evaluators share an axis, and cells/, from which a run that was stopped continues. Evaluators
+that list a file's entries write EVAL.MODEL.tsv and no CSV. Run folders whose recipe.json differ in the seeds alone, and
+shipped weights of the same recipe, are seeds of one set-up: tables and figures show their mean, files keep every model.
+With --against MODEL, which joins the models where it is not among them, EVAL.paired.csv has every other model's scores
+less that one's, with 95% intervals over what the held-out data varies by (documents, prompts, contigs). Exit codes: 0
+done, 2 the request cannot be served as written.
 """
 
 from __future__ import annotations
@@ -43,8 +48,8 @@ from modalities.figures import overview_figure
 from modalities.files import write_table
 from recipes.cells import CellStore, weights_hash
 from recipes.commands import CommandError, call, option_name, with_options
-from recipes.console import short
-from recipes.report import console, print_paired, print_plan, print_results, progress_bar, write_results
+from recipes.console import CellProgress
+from recipes.report import console, print_paired, print_plan, print_results, write_results
 from recipes.targets import Target, find_device, find_targets, modality_of, parse_overrides, seed_groups, target_name
 from zoo.cli import Import
 from zoo.naming import nearest
@@ -87,20 +92,14 @@ class Measurement:
         todo = {cell.name: cell.cost for cell in evaluator.cells(model) if cell.name not in store.finished}
         started = time.perf_counter()
         values = {}
-        with progress_bar(quiet) as bar:
-            task, read = bar.add_task(f"{evaluator.name}  {label}", total=sum(todo.values()), rate=""), 0
-
-            def show(units: int) -> None:
-                rate = units / max(time.perf_counter() - started, 1e-9)
-                bar.update(task, completed=units, rate=f"{short(rate)} {evaluator.unit}/s")
-
-            evaluator.advance = lambda units: show(int(bar.tasks[0].completed) + units)
+        name = f"{evaluator.name}  {label}"
+        with CellProgress(name, sum(todo.values()), evaluator.unit, console, quiet=quiet) as progress:
+            evaluator.advance = progress.advance
             for name, value in evaluator.run(model, dict(store.finished)):
                 values[name] = value
                 if name in todo:
                     store.add(name, value)
-                    read += todo[name]
-                    show(read)
+                    progress.finish(todo[name])
         return ModelResult(
             label=label,
             method=self.target.method,

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from modalities.evaluation import Evaluator, Listing, ModelResult, Score
@@ -189,19 +188,6 @@ def print_plan(rows: list[tuple[Any, ...]], where: str) -> None:
         shown = str(len(points)) if names else ",".join(evaluator.axis.tick(point) for point in points)
         table.add_row(evaluator.name, label, shown, str(cells), str(finished), f"{todo:,}")
     console.print(table)
-
-
-def progress_bar(quiet: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=16),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=quiet,
-    )
 
 
 def _value(result: ModelResult, axis: str, point: Any, score: Score) -> str:

@@ -1,7 +1,8 @@
-"""The models an evaluate command names: registry names, patterns, run and saved-model folders, baselines."""
+"""The models an evaluate command names: registry names, patterns, run and saved-model folders, baselines, models of others."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import json
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modalities.contract import Modality, find_modality, modality_names
+from modalities.contract import Modality, Outside, find_modality, modality_names
 from recipes.commands import CommandError
 from recipes.config import merge, parse_value, set_nested
 from recipes.registry import find_recipe
@@ -55,7 +56,7 @@ class Target:
 
     label: str
     modality: str
-    model: Any  # a ZooModel, or a baseline with a config of its own
+    model: Any  # a ZooModel, or a baseline or a model of another library with a config of its own
     trained: bool
     family: str = ""
     setup: str = ""
@@ -80,12 +81,45 @@ def modality_of(word: str) -> str | None:
             return json.loads((Path(word) / "recipe.json").read_text()).get("modality")
         except (OSError, ValueError):
             return saved_modality(word)
+    if found := find_outside(word):
+        return found[0]
     start = word.partition("_")[0]
     return start if start in modality_names() else None
 
 
+def find_outside(word: str) -> tuple[str, Outside, str] | None:
+    """(modality, hook, name) of PREFIX:NAME or PREFIX:MODALITY:NAME; None for a word without a known prefix.
+
+    Raises CommandError where no modality reads the model, and what opening its files raises.
+    """
+    prefix, colon, name = word.partition(":")
+    hooks = {m.name: m.outside[prefix] for m in _installed() if prefix in m.outside} if colon else {}
+    if not hooks:
+        return None
+    named, colon, rest = name.partition(":")
+    if colon and named in hooks:
+        return named, hooks[named], rest
+    forms = ", ".join(f"{prefix}:{modality}:{name}" for modality in hooks)
+    if colon and named in modality_names():
+        raise CommandError(f"{word!r}: {prefix} has no models of {named}; {nearest(named, hooks)}")
+    claims = {modality: hook.claim(name) for modality, hook in hooks.items()}
+    if not any(claims.values()):
+        raise CommandError(f"{word!r} seems to read none of {', '.join(hooks)}; to insist, {forms}")
+    modality = max(claims, key=claims.__getitem__)
+    return modality, hooks[modality], name
+
+
+def _installed() -> list[Modality]:
+    """Every modality whose packages are installed."""
+    found = []
+    for name in modality_names():
+        with contextlib.suppress(ImportError):
+            found.append(find_modality(name))
+    return found
+
+
 def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype: str) -> list[Target]:
-    """Load every model named: run folders, registry names, patterns of names that have weights, and baselines."""
+    """Load every model named: run folders, registry names, patterns of names that have weights, baselines, PREFIX:NAME."""
     found: dict[str, Target] = {}
     baselines: dict[str, tuple[Modality, Callable[[int], nn.Module]]] = {}
     for name in dict.fromkeys(part for argument in names for part in argument.split(",") if part):
@@ -93,7 +127,7 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
             baselines |= known
             continue
         matches = [name]
-        if any(c in name for c in "*?["):
+        if not find_outside(name) and any(c in name for c in "*?["):
             matches = list_models(name, pretrained=True)
             if not matches:
                 raise CommandError(f"no model with weights matches {name!r}; there are: {_listing()}")
@@ -139,11 +173,7 @@ def find_baselines(pattern: str) -> dict[str, tuple[Modality, Callable[[int], nn
     if modality_of(pattern) or set(pattern) <= set("*?"):
         return {}
     found: dict[str, tuple[Modality, Callable[[int], nn.Module]]] = {}
-    for name in modality_names():
-        try:
-            modality = find_modality(name)
-        except ImportError:  # its packages are not installed
-            continue
+    for modality in _installed():
         listed = modality.baselines.items()
         found |= {name: (modality, make) for name, make in listed if fnmatch.fnmatch(name, pattern)}
     return found
@@ -156,7 +186,22 @@ def _load_baseline(name: str, modality: Modality, make: Callable[[int], nn.Modul
     return Target(name, modality.name, make(context), trained=True, shipped=True, family=name, data=data)
 
 
+def _load_outside(
+    name: str, found: tuple[str, Outside, str], overrides: dict[str, Any], device: str, dtype: str
+) -> Target:
+    modality, hook, inner = found
+    if overrides:
+        raise CommandError(f"--set {_leaves(overrides)[0][0]} does not apply to {name}: it is measured as it was saved")
+    torch.manual_seed(0)  # so that a random model is the same one each time
+    model, trained = hook.load(inner)
+    model = model.to(device=device, dtype=getattr(torch, dtype)).eval()
+    label = name if trained else f"{name} (untrained)"
+    return Target(label, modality, model, trained, family=name, shipped=True)
+
+
 def _load(name: str, overrides: dict[str, Any], device: str, dtype: str) -> Target:
+    if outside := find_outside(name):
+        return _load_outside(name, outside, overrides, device, dtype)
     shipped = not Path(name).is_dir()
     model, label, known, seed, data, family = (_registered if shipped else _folder)(name)
     modality = model.modality

@@ -16,9 +16,10 @@ ROOT = Path(__file__).parent.parent
 LAYERS = ["zoo", "modalities", "recipes", "tools", "tests"]  # each may import itself and what is left of it
 MODALITIES = set(SHIPPED)
 # What importing the core needs; its command line needs more, and the fused kernels' files, which the first call that needs
-# them reads, need Triton.
+# them reads, need Triton; so do the adapters' files need the library whose models they adapt.
 CORE = {"torch", "numpy", "safetensors", "zoo", *sys.stdlib_module_names}
 COMMAND_LINE = {"zoo/cli.py", "zoo/__main__.py"}
+ADAPTED = {"zoo/adapters/hf.py": {"transformers"}, "zoo/adapters/timm.py": {"timm"}}
 
 
 def files(*layers: str) -> list[Path]:
@@ -90,6 +91,7 @@ def test_imports_point_down() -> None:
             CORE
             | ({"triton"} if kernel else set())
             | ({"typer", "rich"} if str(path.relative_to(ROOT)) in COMMAND_LINE else set())
+            | ADAPTED.get(str(path.relative_to(ROOT)), set())
         )
         offenders += [
             f"{path.relative_to(ROOT)}:{line} imports {name}: the core is light"
@@ -97,7 +99,7 @@ def test_imports_point_down() -> None:
             if name.partition(".")[0] not in allowed
         ]
     assert not offenders, "\n" + "\n".join(offenders)
-    heavy = "('triton', 'rich', 'typer', 'modalities', 'matplotlib')"
+    heavy = "('triton', 'rich', 'typer', 'modalities', 'matplotlib', 'transformers', 'timm')"
     unasked = f"import sys, zoo, zoo.attention; sys.exit(any(n.split('.')[0] in {heavy} for n in sys.modules))"
     assert subprocess.run([sys.executable, "-c", unasked], cwd=ROOT).returncode == 0
 

@@ -5,6 +5,7 @@
     python tools/bench.py far                           heads that forget, 4k to 512k tokens
     python tools/bench.py reading                       trained models over texts of 16k and 64k tokens
     python tools/bench.py decoding                      a token after 4k to 512k, beside a transformers Llama
+    python tools/bench.py adapting                      a transformers Llama with priors, beside itself without
     python tools/bench.py training --methods rope,ggd_ssmax --contexts 2048 --out training.json
     python tools/bench.py vision --model tiny --size 96 --seconds 0.5
     python tools/bench.py dna
@@ -31,6 +32,7 @@ COMMANDS = {
     "far": ("far", "main"),
     "reading": ("reading", "main"),
     "decoding": ("decoding", "main"),
+    "adapting": ("adapting", "main"),
     "training": ("models", "training"),
     "vision": ("models", "vision"),
     "dna": ("models", "dna"),

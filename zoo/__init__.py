@@ -1,5 +1,6 @@
 """priorzoo's core: positions as priors on attention's logits, one attention call, and models by name."""
 
+from zoo.adapters import adapt, load_adapted, save_adapted
 from zoo.attention import prior_attention
 from zoo.decoding import KVCache, PagedCache
 from zoo.positions import Positions
@@ -15,13 +16,16 @@ __all__ = [
     "Prior",
     "PriorTerms",
     "RelativeTable",
+    "adapt",
     "compose",
     "create_model",
     "create_prior",
     "list_models",
     "list_priors",
+    "load_adapted",
     "load_model",
     "prior_attention",
     "register_model",
     "register_prior",
+    "save_adapted",
 ]

@@ -32,6 +32,7 @@ __all__ = [
     "pinned_context",
     "shared_embedding",
     "stored_options",
+    "uniform_options",
 ]
 
 
@@ -263,6 +264,19 @@ def pinned_context(name: str, train_context: int) -> dict[str, Any]:
         if "train_context" in inspect.signature(method.make).parameters
     }
     return own if "+" in name or name in SUMS else own.get(name, {})
+
+
+def uniform_options(name: str, options: Mapping[str, Any], *, grid: bool = False) -> dict[str, Any]:
+    """`options` of a method with which every part that has an option `init`, and is given none, starts uniform.
+
+    Raises:
+        ValueError: for an unknown method.
+    """
+    parts = _parts(name, grid_methods() if grid else line_methods(), GRID_PARTS if grid else {})
+    start = {part: {"init": "uniform"} for part, m in parts.items() if "init" in inspect.signature(m.make).parameters}
+    if "+" not in name and name not in SUMS:
+        return start.get(name, {}) | dict(options)
+    return dict(options) | {part: own | dict(options.get(part, {})) for part, own in start.items()}
 
 
 def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str]) -> dict[str, Method]:

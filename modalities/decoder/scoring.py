@@ -7,6 +7,7 @@ positions at a time and dropped once reduced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
@@ -41,14 +42,38 @@ def position_buckets(length: int) -> np.ndarray:
     return np.frexp(np.arange(length))[1].astype(np.int64)  # of n − 1; exact, where log2 in floating point is not
 
 
+@contextmanager
+def telling(model: Decoder, units: int, advance: Callable[[int], object] | None) -> Iterator[None]:
+    """Inside the context one pass through the layers calls `advance` after each of them, with its share of ``units``."""
+    layers = list(getattr(model, "layers", ())) if advance else []
+    told = 0
+
+    def tell(number: int) -> None:
+        nonlocal told
+        done = units * (number + 1) // len(layers)
+        if advance and done > told:
+            advance(done - told)
+            told = done
+
+    hooks = [layer.register_forward_hook(lambda *_, n=n: tell(n)) for n, layer in enumerate(layers)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 @torch.inference_mode()
-def token_nll(model: Decoder, inputs: Tensor, targets: Tensor) -> Tensor:
+def token_nll(
+    model: Decoder, inputs: Tensor, targets: Tensor, *, advance: Callable[[int], object] | None = None
+) -> Tensor:
     """Negative log-likelihood in nats of ``targets`` (B, T) after ``inputs`` (B, T), as (B, T) float64.
 
     The softmax is taken in float64 over the model's logits, so that a mean over millions of tokens carries no
-    rounding of ours.
+    rounding of ours. ``advance``: called with tokens as they are read, B·T in all.
     """
-    features = model.forward_features(inputs)
+    with telling(model, inputs.numel(), advance):
+        features = model.forward_features(inputs)
     losses = torch.empty(targets.shape, dtype=torch.float64, device=inputs.device)
     for part, logits in logits_by_slice(model, features):
         picked = logits.gather(-1, targets[:, part, None]).squeeze(-1)

@@ -9,6 +9,7 @@ from modalities.dna.config import DnaDataConfig
 from modalities.dna.data import build_loader
 from modalities.dna.evaluators import EVALUATORS
 from modalities.dna.model import DnaConfig, DnaDecoder, build_model, next_token_loss, register_dna_models
+from modalities.dna.outside import OUTSIDE
 from modalities.loading import first_heldout
 
 __all__ = ["MODALITY", "DnaConfig", "DnaDecoder"]
@@ -28,6 +29,7 @@ MODALITY = Modality(
     cost=decoder_cost,
     evaluators=EVALUATORS,
     baselines=BASELINES,
+    outside={"hf": OUTSIDE},
     metrics=("bits_per_base",),
     recipes="recipes.dna",
 )

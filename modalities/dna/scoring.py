@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modalities.decoder.scoring import device_of, logits_by_slice
+from modalities.decoder.scoring import device_of, logits_by_slice, telling
 from modalities.dna.bases import reverse_complement
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from zoo.model import ZooModel
@@ -80,6 +81,7 @@ def score_windows(
     strands: str | None = "one",
     batch_tokens: int = BATCH_TOKENS,
     by_base: bool = False,
+    advance: Callable[[int], object] | None = None,
 ) -> Scores:
     """Score windows (B, T) of base codes, at most `batch_tokens` in a pass, at least one window.
 
@@ -89,6 +91,7 @@ def score_windows(
     cost of their token evenly and count where they do on both strands. None: as the model's configuration has it.
 
     by_base: per base in any case.
+    advance: called with bases as they are read, B·T in all.
 
     Raises:
         ValueError: for windows that are not a (B, T) array, or another value of `strands`.
@@ -100,7 +103,7 @@ def score_windows(
     if strands not in STRANDS:
         raise ValueError(f"strands {strands!r}: expected 'one' or 'both'")
     size = max(1, batch_tokens // max(1, windows.shape[1]))
-    parts = [_score(model, windows[part], strands == "both", by_base) for part in slices(len(windows), size)]
+    parts = [_score(model, windows[part], strands == "both", by_base, advance) for part in slices(len(windows), size)]
     nothing = torch.zeros(0, 0, dtype=torch.float64)
     return _joined(parts) if parts else Scores(nothing, nothing.long(), nothing)
 
@@ -108,12 +111,19 @@ def score_windows(
 _DTYPES = (torch.float64, torch.int64, torch.float64)
 
 
-def _score(model: ZooModel | WindowScorer, windows: np.ndarray, both: bool, by_base: bool) -> Scores:
+def _score(
+    model: ZooModel | WindowScorer,
+    windows: np.ndarray,
+    both: bool,
+    by_base: bool,
+    advance: Callable[[int], object] | None,
+) -> Scores:
     if isinstance(model, WindowScorer):
         score = model.score
     else:
         by_base = by_base or (both and not _aligned(model.config.tokenizer, windows.shape[1]))
-        score = partial(_score_tokens, model, by_base=by_base)
+        told = windows.size // (1 + both)
+        score = partial(_score_tokens, model, by_base=by_base, told=told, advance=advance)
     forth = score(windows)
     if not both:
         return forth
@@ -133,17 +143,25 @@ def _aligned(tokenizer: str, length: int) -> bool:
 
 
 @torch.inference_mode()
-def _score_tokens(model: Any, windows: np.ndarray, *, by_base: bool = False) -> Scores:
+def _score_tokens(
+    model: Any,
+    windows: np.ndarray,
+    *,
+    by_base: bool = False,
+    told: int = 0,
+    advance: Callable[[int], object] | None = None,
+) -> Scores:
     """Scores of one strand, per token or, sharing a token's cost evenly, per base.
 
-    The softmax is taken in float64 over the model's logits, for a slice of positions at a time.
+    The softmax is taken in float64 over the model's logits, for a slice of positions at a time. `advance` is told `told`.
     """
     tokenizer = load_tokenizer(model.config.tokenizer)
     ids, spans, left_over = _tokens(tokenizer, windows)
     device = device_of(model)
     targets = torch.as_tensor(ids, device=device)
     start = torch.full_like(targets[:, :1], tokenizer.bos_id)
-    features = model.forward_features(torch.cat([start, targets[:, :-1]], dim=1))
+    with telling(model, told, advance):
+        features = model.forward_features(torch.cat([start, targets[:, :-1]], dim=1))
     counts = targets < tokenizer.num_targets
     targets = targets.where(counts, 0)
     nll, correct = (torch.zeros(targets.shape, dtype=torch.float64) for _ in range(2))

@@ -1,10 +1,11 @@
 """Tokenizers of DNA behind one small interface: codes of bases in, int64 ids out.
 
-`load_tokenizer(spec)` knows three kinds:
+`load_tokenizer(spec)` knows four kinds:
 
     "bases"      one token a base: A, C, G, T are 0, 1, 2, 3; the smallest vocabulary and the finest likelihood
     "kmer:K"     K bases a token, 1 to 8, not overlapping: the number in base 4, first base most significant
     "FILE.json"  BPE saved by the `tokenizers` library whose tokens are strings of A, C, G and T (`train_bpe` makes one)
+    "hf:NAME"    the tokenizer of a folder or repository of `transformers`, over bases, k-mers or BPE
 
 Targets come first: ids below `num_targets` can be predicted. Then come UNKNOWN, start and padding, which cannot. A k-mer with
 an unknown base is UNKNOWN as a whole; BPE keeps the bases around it.
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from modalities.decoder.outside_tokenizers import fingerprint_of_tokenizer, open_tokenizer, start_id
 from modalities.dna.bases import BASES, UNKNOWN, decode, encode, runs
 from zoo.files import write_text
 from zoo.naming import did_you_mean
@@ -157,6 +159,73 @@ class BpeTokenizer(DnaTokenizer):
         return np.concatenate([np.empty(0, np.uint8), *(self._codes[number] for number in ids)])
 
 
+class OutsideTokenizer(DnaTokenizer):
+    """A fast tokenizer of `transformers`, `inner`. Targets are its entries that are strings of A, C, G and T; any other token
+    (N, a k-mer with N, unknown) is UNKNOWN. Bases at the end that make no token are left over.
+
+    Attributes:
+        library_ids: (vocab_size,) int64, the library's id of each; of UNKNOWN that of N or of the unknown token.
+    """
+
+    def __init__(self, inner: Any, name: str) -> None:
+        spec = f"hf:{name}"
+        found = sorted((number, entry) for entry, number in inner.get_vocab().items())
+        special = set(inner.all_special_ids)
+        targets = [(n, entry) for n, entry in found if n not in special and re.fullmatch(f"[{BASES}]+", entry)]
+        if not targets:
+            raise ValueError(f"tokenizer {spec!r} has no token of upper-case A, C, G and T")
+        if not inner.is_fast:
+            raise ValueError(
+                f"tokenizer {spec!r} does not tell where its tokens stand; expected one with a tokenizer.json"
+            )
+        widths = np.array([len(entry) for _, entry in targets])
+        width = int(widths[0]) if (widths == widths[0]).all() else None
+        super().__init__(spec, widths, width or 1, 1.0, fingerprint_of_tokenizer(inner))
+        self.inner = inner
+        self._codes = [encode(entry) for _, entry in targets] + [np.full(1, UNKNOWN, np.uint8)]
+        self._ids = np.full(found[-1][0] + 1, self.unknown_id, np.int64)  # of this tokenizer, by those of the library
+        self._ids[[number for number, _ in targets]] = np.arange(len(targets))
+        start = start_id(inner, name)
+        unknown = inner("N" * int(widths.max()), add_special_tokens=False)["input_ids"] or [inner.unk_token_id]
+        pad = start if inner.pad_token_id is None else inner.pad_token_id
+        ids = [number for number, _ in targets] + [start if unknown[0] is None else unknown[0], start, pad]
+        self.library_ids = np.array(ids, np.int64)
+        random = np.random.default_rng(0).integers(0, 4, 16 * PIECE).astype(np.uint8)
+        read = self.encode(random).ids
+        if not len(read) or (read == self.unknown_id).any():
+            raise ValueError(f"tokenizer {spec!r} does not read upper-case DNA: random bases have unknown tokens")
+        self.bases_per_token = len(random) / len(read)
+        if width is not None:
+            self.bases_per_token = float(width)
+            self.complements = self._turned([entry for _, entry in targets])
+
+    def _turned(self, words: list[str]) -> np.ndarray | None:
+        place = {word: n for n, word in enumerate(words)}
+        turned = [place.get(word.translate(str.maketrans(BASES, BASES[::-1]))[::-1]) for word in words]
+        if None in turned:
+            return None
+        return np.array([*turned, *range(len(words), self.vocab_size)], np.int64)
+
+    def encode(self, codes: np.ndarray) -> Encoded:
+        found = self.inner(decode(codes), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids = self._ids[np.asarray(found["input_ids"], np.int64)]
+        ends = np.asarray(found["offset_mapping"], np.int64).reshape(-1, 2)
+        spans = ends[:, 1] - ends[:, 0]
+        known = ids < self.num_targets
+        end = int(ends[-1, 1]) if len(ends) else 0
+        if int(spans.sum()) != end or (spans[known] != self.widths[ids[known]]).any():
+            raise ValueError(f"tokenizer {self.name!r} does not keep every base in one token; expected one that does")
+        return Encoded(ids, spans, len(codes) - end)
+
+    def _codes_of(self, ids: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.empty(0, np.uint8), *(self._codes[number] for number in ids)])
+
+
+@lru_cache(maxsize=8)
+def _outside(name: str) -> OutsideTokenizer:
+    return OutsideTokenizer(open_tokenizer(name), name)
+
+
 def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
     """The tokenizer of a spec string (see the module's docstring); the same object for the same spec.
 
@@ -170,6 +239,8 @@ def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
     if spec == "bases":
         return _kmers(1, spec)
     kind, _, number = spec.partition(":")
+    if kind == "hf":
+        return _outside(number)
     if kind == "kmer":
         if not number.isdecimal() or not 1 <= int(number) <= LONGEST_KMER:
             raise ValueError(f"tokenizer {spec!r}: K must be a whole number from 1 to {LONGEST_KMER}, as in 'kmer:6'")

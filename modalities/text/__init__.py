@@ -14,6 +14,7 @@ from modalities.text.config import TextDataConfig
 from modalities.text.data import build_loader
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.model import CausalLM, TextConfig, register_text_models
+from modalities.text.outside import OUTSIDE
 from modalities.text.tokenizers import load_tokenizer
 from zoo.model import ZooModel
 from zoo.registry import create_model, model_entry
@@ -52,5 +53,6 @@ MODALITY = Modality(
     weight=target_weight,
     cost=decoder_cost,
     evaluators=EVALUATORS,
+    outside={"hf": OUTSIDE},
     recipes="recipes.text",
 )

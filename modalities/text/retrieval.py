@@ -167,7 +167,7 @@ class Retrieval(HaystackEvaluator):
         } | ({"grammar": template.grammar.fingerprint} if template.grammar else {})
 
     def points(self, model: Decoder) -> tuple[int, ...]:
-        return self.settings.resolved_lengths(self.trained_at(model))
+        return self.lengths_for(model)
 
     def cells(self, model: Decoder) -> list[Cell]:
         tokenizer, haystack, cells = model.config.tokenizer, self.haystack(model), []
@@ -197,6 +197,7 @@ class Retrieval(HaystackEvaluator):
                 found = answer_scores(model, *(np.stack(side) for side in zip(*(pairs[n] for n in mine), strict=True)))
                 for name, values in found.items():
                     scores.setdefault(name, torch.zeros(len(pairs), dtype=torch.float64))[mine] = values
+                self.advance(len(mine) * cell.data["length"])
         facts = {key: cell.data[key] for key in ("length", "depth", "facts", "distractors")} | {"samples": len(pairs)}
         means = {name: float(values.mean()) for name, values in scores.items()}
         outcomes = {name: scores[name].int().tolist() for name in ("teacher_forced", "free_generation")}

@@ -1,17 +1,21 @@
 """Tokenizers behind one small interface: text in, int64 ids out.
 
-`load_tokenizer(spec)` knows five kinds:
+`load_tokenizer(spec)` knows six kinds:
 
     "bytes"           UTF-8 bytes; ids 0..255 are the bytes, 256 BOS, 257 EOS, 258 PAD; needs nothing
     "bpe-1k"          byte-level BPE that ships with the package (assets/README.md); each digit is a token of its own
     "bpe-4k"          the same with 4,096 entries instead of 1,024
     "gpt2[:FOLDER]"   GPT-2's byte-level BPE from encoder.json + vocab.bpe (or vocab.json + merges.txt)
     "FILE.json"       any tokenizer saved by the `tokenizers` library
+    "hf:NAME"         the tokenizer of a folder or repository of `transformers`
 
 Options follow after "?", as in "gpt2?split_digits=true" or "FILE.json?bos=[GO]&split_digits=true": `split_digits` makes
 each decimal digit a token of its own; `bos`, `eos` and `pad` name special tokens of a FILE.json. The whole string is what
 a model's config keeps, so evaluation cuts text as training did. Splitting is needed where numbers are to be recalled digit
 by digit, as in the passkey task (bytes do so anyway); it is checked on a sample when the tokenizer is built.
+
+A text of "hf:NAME" begins with the tokenizer's BOS; where it has none with EOS, which stands between documents then; else with
+[CLS]. This token is put once, whether the tokenizer puts one itself or not, and nothing behind the text.
 
 All but bytes import `tokenizers` when they are loaded.
 """
@@ -20,12 +24,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
 
+from modalities.decoder.outside_tokenizers import fingerprint_of_tokenizer, open_tokenizer, start_id
 from modalities.files import data_folder, fetch_command
 from zoo.naming import did_you_mean, nearest
 
@@ -111,6 +117,42 @@ class BPETokenizer(Tokenizer):
         return self.backend.decode(kept, skip_special_tokens=False)
 
 
+class OutsideTokenizer(Tokenizer):
+    """A tokenizer of `transformers`, `inner`. Nothing is cut off or padded, and special tokens are not added.
+
+    One that puts a space before a text, as sentencepiece does, gets a text that begins with a space without it: pieces of a
+    prompt are then the tokens that they are within a text.
+    """
+
+    def __init__(self, inner: Any, name: str) -> None:
+        self.inner, self.name = inner, f"hf:{name}"
+        self.vocab_size = len(inner)
+        self.bos_id = start_id(inner, name)
+        self.eos_id = self.bos_id if inner.eos_token_id is None else int(inner.eos_token_id)
+        self.pad_id = self.eos_id if inner.pad_token_id is None else int(inner.pad_token_id)
+        self.fingerprint = fingerprint_of_tokenizer(inner)
+        first = inner.convert_ids_to_tokens(inner("x", add_special_tokens=False)["input_ids"])[0]
+        self._puts_space = str(first).startswith("▁")
+
+    def encode(self, text: str) -> np.ndarray:
+        return self.encode_many([text])[0]
+
+    def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
+        given = [text[1:] if self._puts_space and text.startswith(" ") else text for text in texts]
+        found = self.inner(given, add_special_tokens=False, verbose=False)["input_ids"]
+        return [np.asarray(ids, dtype=np.int64) for ids in found]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """As `Tokenizer.decode`; ids beyond the vocabulary, which a padded output layer has, are left out too."""
+        kept = [i for i in (ids.tolist() if hasattr(ids, "tolist") else ids) if i < self.vocab_size]
+        return self.inner.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@lru_cache(maxsize=8)
+def _load_outside(name: str) -> OutsideTokenizer:
+    return OutsideTokenizer(open_tokenizer(name), name)
+
+
 def load_tokenizer(spec: str = "bytes") -> Tokenizer:
     """The tokenizer of a spec string (see the module's docstring for the kinds).
 
@@ -123,6 +165,8 @@ def load_tokenizer(spec: str = "bytes") -> Tokenizer:
         return ByteTokenizer()
     if spec in SHIPPED:
         return _load_json(spec, _ASSETS / f"{spec}.json", {}, split_digits=False)
+    if spec.startswith("hf:"):
+        return _load_outside(spec.removeprefix("hf:"))
     kind, _, query = spec.partition("?")
     if kind == "gpt2" or kind.startswith("gpt2:"):
         options = _options(spec, query, ("split_digits",))
@@ -130,7 +174,7 @@ def load_tokenizer(spec: str = "bytes") -> Tokenizer:
     if kind.endswith(".json"):
         options = _options(spec, query, ("bos", "eos", "pad", "split_digits"))
         return _load_json(spec, Path(kind), options, _flag(spec, options))
-    names = ["bytes", *SHIPPED, "gpt2", "gpt2:FOLDER"]
+    names = ["bytes", *SHIPPED, "gpt2", "gpt2:FOLDER", "hf:NAME"]
     hint = did_you_mean(spec, [*names, "tokenizer.json"], cutoff=0.3)
     expected = f"expected {', '.join(map(repr, names))} or 'FILE.json'; {hint}".rstrip("; ")
     raise ValueError(f"unknown tokenizer {spec!r}: {expected}")

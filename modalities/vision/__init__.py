@@ -13,6 +13,7 @@ from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_loader
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.model import VisionConfig, VisionTransformer
+from modalities.vision.outside import OUTSIDE
 from modalities.vision.registry import register_vision_models
 from modalities.vision.training import build, cost, loss, weight
 
@@ -32,6 +33,7 @@ MODALITY = Modality(
     weight=weight,
     cost=cost,
     evaluators=EVALUATORS,
+    outside={"timm": OUTSIDE},
     metrics=("top1", "top5"),
     recipes="recipes.vision",
 )

@@ -222,18 +222,13 @@ class VisionTransformer(ZooModel):
     def train_positions(self) -> Positions:
         return self.positions(*self.config.train_size)
 
-    def pixels(self, image: Image.Image, height: int, width: int) -> Tensor:
-        """(3, H, W): the image's largest central window of this shape, normalised as in training."""
-        return preprocess(
-            image,
-            height,
-            width,
-            mode="upsampled",
-            train_size=min(image.size),
-            fit="crop",
-            mean=self.config.mean,
-            std=self.config.std,
-        )
+    def pixels(
+        self, image: Image.Image, height: int, width: int, *, mode: str = "resized", fit: str = "crop"
+    ) -> Tensor:
+        """(3, H, W): the image at this shape, normalised as in training; `mode`, `fit` and errors as in `preprocess`."""
+        config = self.config
+        trained, shown = min(config.train_size), dict(mean=config.mean, std=config.std)
+        return preprocess(image, height, width, mode=mode, train_size=trained, fit=fit, **shown)
 
     def read(self, given: str, *, size: int | None = None) -> Reading:
         """The image at a path: its largest central window, at the training size or at `size` × `size` pixels.

@@ -24,15 +24,18 @@ __all__ = [
     "BICUBIC",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
+    "MODES",
     "LimitAspect",
     "ToRGB",
     "eval_transform",
     "preprocess",
     "rand_augment",
+    "to_aspect",
 ]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+MODES = ("native", "resized", "upsampled")  # see `preprocess`
 BICUBIC = v2.InterpolationMode.BICUBIC
 
 
@@ -95,19 +98,19 @@ def preprocess(
 
     fit: how the image gets the aspect width : height. "crop" takes the largest central window; "extend" keeps the whole
         picture and repeats its edge pixels on both sides.
-    mode: "native" only reduces (bicubic, antialiased), so a larger size has real detail. "upsampled" first reduces the
-        shorter side to train_size, then enlarges: the control without new detail.
+    mode: "native" only reduces (bicubic, antialiased), so a larger size has real detail. "resized" enlarges too where that
+        is needed. "upsampled" first reduces the shorter side to train_size, then enlarges: the control without new detail.
 
     Raises ValueError for an unknown mode or fit, and where "native" would enlarge; it names the largest possible size.
     Raises BadImage "too large" where "extend" would make more than MAX_PIXELS pixels.
     """
-    if mode not in ("native", "upsampled"):
-        raise ValueError(f"mode {mode!r}: expected 'native' or 'upsampled'")
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r}: expected {' or '.join(map(repr, MODES))}")
     if fit not in ("extend", "crop"):
         raise ValueError(f"fit {fit!r}: expected 'extend' or 'crop'")
     if height < 1 or width < 1 or train_size < 1:
         raise ValueError(f"height {height}, width {width} and train_size {train_size} must be at least 1")
-    image = _to_aspect(to_rgb(image)[0], height / width, fit)
+    image = to_aspect(to_rgb(image)[0], height / width, fit)
     if mode == "native":
         if image.height < height or image.width < width:
             tall = min(image.height, image.width * height // width)
@@ -115,7 +118,7 @@ def preprocess(
                 f"a native {height}×{width} image needs more pixels than are stored ({image.height}×{image.width} at this "
                 f"aspect); the largest native size is {tall}×{tall * width // height}"
             )
-    else:
+    elif mode == "upsampled":
         scale = train_size / min(image.height, image.width)
         small = max(1, round(image.width * scale)), max(1, round(image.height * scale))
         image = image.resize(small, Image.Resampling.BICUBIC)
@@ -124,7 +127,7 @@ def preprocess(
     return v2.functional.normalize(pixels.to(torch.float32) / 255, list(mean), list(std))
 
 
-def _to_aspect(image: Image.Image, aspect: float, fit: str) -> Image.Image:
+def to_aspect(image: Image.Image, aspect: float, fit: str) -> Image.Image:
     """An image cropped or extended to height / width = aspect, to the nearest pixel."""
     height, width = image.height, image.width
     if fit == "crop":

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from tools import bench
-from tools.benches import decoding, far, harness, models
+from tools.benches import adapting, decoding, far, harness, models
 from zoo import create_model
 
 CPU = torch.device("cpu")
@@ -302,3 +302,29 @@ def test_panels_are_widths_by_passes(tmp_path, monkeypatch):
     assert names == {"ggd, triton", "ggd, flex table"}  # the baseline is the line at 1
     source.write_text(json.dumps(about | {"results": [r for r in rows if r["shape"]["length"] == 1024]}))
     assert invoke("plot", str(source)).exit_code == 2
+
+
+def test_adapting_times_a_model_beside_itself(tmp_path):
+    words = (
+        "adapting",
+        "--positions",
+        "nope,ggd",
+        "--lengths",
+        "48,96",
+        "--dim",
+        "64",
+        "--layers",
+        "1",
+        "--seconds",
+        "0.01",
+    )
+    record = recorded(tmp_path / "adapting.json", *words)
+    found = {(row["length"], row["work"], row["position"]) for row in record["results"]}
+    assert found == {(n, w, p) for n in (48, 96) for w in adapting.WORK for p in (adapting.PLAIN, "nope", "ggd")}
+    assert all(row["ratio"] == 1 for row in record["results"] if row["position"] == adapting.PLAIN)
+    model = adapting.adapted(adapting.llama(64, 1), "ggd")
+    tokens = torch.arange(20)[None]
+    step, plain = adapting.next_token(model, tokens), model(tokens, use_cache=False).logits
+    step()
+    step()  # the token that it read before is dropped again
+    assert torch.equal(model(tokens, use_cache=False).logits, plain)

@@ -20,6 +20,7 @@ from modalities.heldout import Heldout
 from modalities.results import SeedMean, mean_of_seeds
 from modalities.vision import VisionConfig, VisionTransformer, evaluation
 from modalities.vision import data as data_module
+from modalities.vision import model as model_module
 from modalities.vision.data import HeldoutImages
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.evaluators import resolution as module
@@ -78,6 +79,7 @@ class Reader(nn.Module):
     """Reads the class off the grey; `answer(true classes, images, logit_scale)` may say another one."""
 
     num_prefix_tokens = 0
+    pixels = VisionTransformer.pixels
 
     def __init__(self, answer=lambda true, images, scale: true, **config):
         super().__init__()
@@ -186,7 +188,7 @@ def test_batches_hold_the_asked_number_of_tokens(images):
 def test_no_more_images_than_a_batch_are_made_ready(images, monkeypatch):
     images()
     ready = []
-    monkeypatch.setattr(module, "preprocess", lambda *a, **k: ready.append(1) or preprocess(*a, **k))
+    monkeypatch.setattr(model_module, "preprocess", lambda *a, **k: ready.append(1) or preprocess(*a, **k))
     model, most = Reader(), []
     answer = model.answer
     model.answer = lambda true, pixels, scale: most.append(len(ready)) or ready.clear() or answer(true, pixels, scale)
@@ -298,7 +300,7 @@ def test_resized_images_are_those_of_training(images):
     ramp = Image.fromarray(np.linspace(0, 255, 40 * 24).reshape(24, 40).astype(np.uint8)).convert("RGB")
     for size in (16, 48):
         settings = ResolutionSettings(source="greys", mode="resized")
-        pixels = module._pixels(ramp, (size, size), Config(), settings)
+        pixels = Reader().pixels(ramp, size, size, mode=settings.mode, fit=settings.fitting)
         expected = eval_transform(size, (0, 0, 0), (1, 1, 1))(ramp)
         assert pixels.shape == expected.shape and float((pixels - expected).abs().mean()) < 0.01
 

@@ -65,6 +65,7 @@ class Alibi(Prior):
             number for each head (GOAT, arXiv 2601.15380, th. 3: of all priors of that mean it has most entropy). None: ALiBi's.
     """
 
+    is_relative = True
     num_lanes = RAMP_LANES
     raw_slope: nn.Parameter
 

@@ -216,6 +216,12 @@ class Prior(nn.Module):
         """Whether K depends on the layer's input x; for a composed prior, of any part."""
         return any(part.depends_on_content for part in self.parts())
 
+    @property
+    def is_relative(self) -> bool:
+        """Whether K depends on the displacement i − j alone; for a composed prior, of all parts."""
+        parts = self.parts()
+        return bool(parts) and all(part.is_relative for part in parts)
+
     def head_parameters(self) -> dict[str, Tensor]:
         """(H,) each: parameters that shape the heads' curves, by the names plots show. By default those of the parts."""
         found: dict[str, Tensor] = {}
@@ -243,6 +249,8 @@ def farther(curve: Callable[[Tensor], Tensor], distance: Tensor, horizon: int) -
 
 class TablePrior(Prior):
     """A prior that is a function of distance. Subclasses implement `curve`; table, oracle and tail follow from it."""
+
+    is_relative = True
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         """(H, *distance.shape) log-prior at distances d = i − j, in the dtype of `distance`."""
@@ -272,6 +280,7 @@ class GridPrior(Prior):
     Subclasses implement `surface`; table and oracle follow from it.
     """
 
+    is_relative = True
     num_lanes = 0
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:

@@ -29,6 +29,7 @@ class Spectral(Prior):
         top: the fastest frequency, in radians per step; above π it would alias.
     """
 
+    is_relative = True
     omega: Tensor
 
     def __init__(

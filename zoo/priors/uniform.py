@@ -15,6 +15,7 @@ class Uniform(Prior):
     """K = 0."""
 
     is_zero = True
+    is_relative = True
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None

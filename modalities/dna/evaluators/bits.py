@@ -42,7 +42,7 @@ class Likelihood(DnaEvaluator):
 
     def points(self, model: ZooModel) -> tuple[Any, ...]:
         """`lengths`, or the default ones that held-out contigs have room for."""
-        lengths = self.settings.resolved_lengths(self.trained_at(model))
+        lengths = self.lengths_for(model)
         return lengths if self.settings.lengths else self.with_room(model, lengths)
 
     def lengths(self, model: ZooModel) -> tuple[int, ...]:
@@ -121,7 +121,8 @@ class Bits(Likelihood):
         bucket_bits, bucket_bases, left_over = np.zeros(0), np.zeros(0), 0
         by_stretch = self.windows(model, cell)
         for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
-            scores = score_windows(model, windows, strands=strands, batch_tokens=self.settings.batch_tokens)
+            asked: dict[str, Any] = dict(strands=strands, batch_tokens=self.settings.batch_tokens)
+            scores = score_windows(model, windows, advance=self.advance, **asked)
             left_over += stretch.stop - stretch.start - windows.size + scores.left_over
             bits = scores.nll / BIT  # before sums, so that 2 bits stay exactly 2
             for name, value in (("bits", bits), ("bases", scores.bases), ("correct", scores.correct)):

@@ -61,7 +61,7 @@ class Completion(Continuation):
         return self.settings.temperature
 
     def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
-        lengths = self.settings.resolved_lengths(self.trained_at(model))
+        lengths = self.lengths_for(model)
         return lengths if self.settings.lengths else self.with_room(model, lengths, self.settings.new_bases)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:

@@ -100,6 +100,7 @@ class Score(FileEvaluator):
             windows = [window for n, piece in enumerate(pieces) for window in _windows(n, piece, half)]
             for batch, codes in _batches(genome, pieces, windows, batch_tokens, turned):
                 nats, counted = base_nats(model, codes, batch_tokens)
+                self.advance(sum(window.stop - window.start for window in batch))
                 for n, window in enumerate(batch):
                     part = slice(window.counts - window.start, window.stop - window.start)
                     sums[window.piece] += nats[n, part].sum(), counted[n, part].sum()

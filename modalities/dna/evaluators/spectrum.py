@@ -51,7 +51,7 @@ class Spectrum(Continuation):
     temperature = 1.0
 
     def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
-        return self.settings.resolved_lengths(self.trained_at(model))[:1]
+        return self.lengths_for(model)[:1]
 
     def points(self, model: ZooModel) -> tuple[int, ...]:
         return ORDERS

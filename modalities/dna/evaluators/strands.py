@@ -43,6 +43,7 @@ class Strands(Likelihood):
             for found, strand in ((forth, windows), (back, reverse_complement(windows))):
                 scores = score_windows(model, strand, strands="one", batch_tokens=self.settings.batch_tokens)
                 found += (scores.bits / scores.counted).tolist()
+                self.advance(strand.size // 2)
         return {**cell.data["facts"], "forth": forth, "back": back}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ class Far(HaystackEvaluator):
         }
 
     def points(self, model: Decoder) -> tuple[int, ...]:
-        return self.settings.resolved_lengths(self.trained_at(model))
+        return self.lengths_for(model)
 
     def cells(self, model: Decoder) -> list[Cell]:
         lengths = self.points(model)

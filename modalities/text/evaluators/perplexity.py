@@ -48,7 +48,7 @@ class Perplexity(TextEvaluator):
     paired_over = "documents"
 
     def points(self, model: Decoder) -> tuple[int, ...]:
-        return self.settings.resolved_lengths(self.trained_at(model))
+        return self.lengths_for(model)
 
     def identity(self, model: Decoder) -> dict[str, Any]:
         text = self.heldout_for(model).fingerprint
@@ -72,7 +72,7 @@ class Perplexity(TextEvaluator):
         inputs, targets = tokens[:count].view(-1, length), tokens[1 : count + 1].view(-1, length)
         by_position = torch.zeros(length, dtype=torch.float64)
         for part in slices(len(targets), self.settings.batch_size(length)):
-            by_position += token_nll(model, inputs[part], targets[part]).sum(0).cpu()
+            by_position += token_nll(model, inputs[part], targets[part], advance=self.advance).sum(0).cpu()
         bucket = position_buckets(length)
         sums = np.bincount(bucket, weights=by_position.numpy())
         return {

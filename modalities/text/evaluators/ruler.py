@@ -112,7 +112,7 @@ class Ruler(TextEvaluator):
         }
 
     def points(self, model: Decoder) -> tuple[int, ...]:
-        lengths = self.settings.resolved_lengths(self.trained_at(model))
+        lengths = self.lengths_for(model)
         if self.settings.lengths:
             return lengths  # given explicitly: measured, or an error
         documents = self.heldout_for(model).items
@@ -155,6 +155,7 @@ class Ruler(TextEvaluator):
                 finished=[partial(_all_found, references=answers) for answers in wanted],
             )
             scores += [fraction_found(text, answers) for text, answers in zip(texts, wanted, strict=True)]
+            self.advance(cell.cost * len(wanted) // len(samples))
         return {"length": length, "task": cell.data["task"], "scores": scores}
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:

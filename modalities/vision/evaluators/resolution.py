@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from modalities.cost import Meter, device_name
@@ -36,14 +35,11 @@ from modalities.evaluation import (
 )
 from modalities.figures import RULE, curves, finish, name_panel, panels
 from modalities.results import mean_of_seeds
-from modalities.vision.data import (
-    Shape,
-    fitted,
-)
+from modalities.vision.data import Shape
 from modalities.vision.evaluation import ImageEvaluator
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer, not_multiples
-from modalities.vision.transforms import preprocess
+from modalities.vision.transforms import MODES
 from zoo.slices import slices
 
 __all__ = ["SCALES", "Resolution", "ResolutionSettings"]
@@ -53,7 +49,7 @@ FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
 SCALES = tuple(2 ** (k / 4) for k in range(-4, 5))  # of the logits, among which tuning chooses
 ENOUGH = 0.9  # share of the images that reach a default size
 PROBED = 256  # images by which default sizes are chosen
-_CHOICES = {"mode": ("native", "resized", "upsampled"), "fit": ("extend", "crop")}
+_CHOICES = {"mode": MODES, "fit": ("extend", "crop")}
 
 
 # ------------------------------------------------------------------------------------------------ settings
@@ -207,6 +203,7 @@ class Resolution(ImageEvaluator):
                 logits = model(images)
             logits = logits.float().cpu()
             sums["images"] += len(labels)
+            self.advance(len(labels))
             sums["nll_sum"] += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
             for k in _ranks(model):
                 sums[f"top{k}"] += int(_right(logits, labels, k).sum())
@@ -254,7 +251,8 @@ class Resolution(ImageEvaluator):
         height, width = model.config.train_size
         aspect, step = self._aspect(model), self._step(model)
         if settings.sizes is None:
-            sizes = {max(1, round(factor * min(height, width) / step)) * step for factor in FACTORS}
+            factors = (1,) if getattr(model.config, "fixed", False) else FACTORS
+            sizes = {max(1, round(factor * min(height, width) / step)) * step for factor in factors}
             if settings.mode == "native":
                 shape = _shape(step, aspect)
                 most = self.heldout.items.largest(shape, settings.fitting, share=ENOUGH, count=PROBED)
@@ -312,13 +310,14 @@ class Resolution(ImageEvaluator):
                     raise ValueError(
                         f"{self.heldout.name!r} has an image of class {label}; the model has {classes} classes"
                     )
-                found.append((_pixels(image, shape, model.config, self.settings), label, place))
+                pixels = model.pixels(image, *shape, mode=self.settings.mode, fit=self.settings.fitting)
+                found.append((pixels, label, place))
             except BadImage as error:
                 skipped[error.reason] += 1
             if found and (len(found) == batch or n + 1 == len(places)):
-                pixels, labels, kept = zip(*found, strict=True)
+                images, labels, kept = zip(*found, strict=True)
                 found.clear()
-                yield torch.stack(pixels).to(like), torch.tensor(labels), torch.tensor(kept)
+                yield torch.stack(images).to(like), torch.tensor(labels), torch.tensor(kept)
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """Top-1 against size; what reading large gains over reducing first (the control); tuned top-1 if any."""
@@ -355,13 +354,6 @@ def _check_sizes(sizes: tuple[int, ...], step: int, patch: int, aspect: tuple[in
 def _tokens(model: VisionTransformer, height: int, width: int) -> int:
     patch = model.config.patch_size
     return model.num_prefix_tokens + -(-height // patch) * -(-width // patch)
-
-
-def _pixels(image: Image.Image, shape: Shape, config: Any, settings: ResolutionSettings) -> Tensor:
-    fit, mode, reduced = settings.fitting, settings.mode, min(config.train_size)
-    if mode == "resized":  # reduced to its own size, which changes nothing, then resized, up or down
-        mode, reduced = "upsampled", min(fitted(image.size, shape, fit))
-    return preprocess(image, *shape, mode=mode, train_size=reduced, fit=fit, mean=config.mean, std=config.std)
 
 
 def _ranks(model: VisionTransformer) -> tuple[int, ...]:

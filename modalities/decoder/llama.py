@@ -1,0 +1,69 @@
+"""A decoder with RoPE as the Llama of `transformers`, which other tools read without this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from modalities.decoder.model import Decoder
+from zoo.encodings import Rotary
+
+__all__ = ["as_llama"]
+
+# Of a block here → of a LlamaDecoderLayer.
+NAMES = {
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+
+
+def as_llama(model: Decoder) -> LlamaForCausalLM:
+    """A `LlamaForCausalLM` with copies of the weights, and with logits equal to rounding.
+
+    Raises:
+        ValueError: for a model that is no Llama: one of style "gpt2", with another position method than RoPE, with a scaled
+            RoPE, SSMax, or other options of its logits.
+    """
+    config = model.config
+    rotary: Any = model.layers[0].attention.rotary  # type: ignore[union-attr]
+    differs = {
+        f"style={config.style!r}": config.style != "llama",
+        f"position={config.position!r}": config.position != "rope" or not isinstance(rotary, Rotary),
+        f"position_options={config.position_options}": getattr(rotary, "scaling", "none") != "none",
+        "ssmax": config.ssmax,
+        f"logit_options={config.logit_options}": bool(config.logit_options),
+    }
+    if found := [what for what, wrong in differs.items() if wrong]:
+        raise ValueError(f"a Llama has RMSNorm, SwiGLU and plain RoPE; this model has {', '.join(found)}")
+    made = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.dim,
+            intermediate_size=config.hidden_dim,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads or config.num_heads,
+            max_position_embeddings=config.train_context,
+            rms_norm_eps=model.norm.eps,  # type: ignore[arg-type]
+            rope_parameters={"rope_type": "default", "rope_theta": rotary.theta},
+            tie_word_embeddings=config.tied,
+        )
+    )
+    state = model.state_dict()
+    named = {"model.embed_tokens.weight": state["embedding.weight"], "model.norm.weight": state["norm.weight"]}
+    named["lm_head.weight"] = state["embedding.weight"] if config.tied else state["head.weight"]
+    for n in range(config.num_layers):
+        for ours, theirs in NAMES.items():
+            named[f"model.layers.{n}.{theirs}.weight"] = state[f"layers.{n}.{ours}.weight"]
+    with torch.no_grad():
+        made.load_state_dict(named)
+    return made.to(state["embedding.weight"].device, state["embedding.weight"].dtype)

@@ -1,0 +1,330 @@
+"""Causal decoders of `transformers` behind the interface of `Decoder`, so that evaluators measure them as the zoo's.
+
+    model = OutsideDecoder(open_causal_lm(name), name)
+    model.forward_head(model.forward_features(tokens, cache=model.new_cache()))
+
+Features are those of the base model, logits those of its own head with whatever it does to them (caps, scales); that the two
+together are the whole model is checked when it is opened. Caches are those that the model makes itself. Attention is seen
+where the model takes its function from `AttentionInterface`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from modalities.decoder.outside_tokenizers import open_tokenizer, opened
+from zoo.adapters import is_adapted, load_adapted
+from zoo.adapters.layer import LayerPrior, attending_by
+from zoo.attention.base import AttentionCall
+from zoo.attention.dispatch import Observer
+from zoo.positions import Positions
+from zoo.priors.base import PriorTerms
+
+__all__ = ["OutsideCache", "OutsideConfig", "OutsideDecoder", "open_causal_lm"]
+
+OBSERVED = "priorzoo_observed"  # the attention function that shows its calls
+_SEES: list[Observer] = []  # innermost last
+
+
+@dataclass(frozen=True)
+class OutsideConfig:
+    """What evaluators ask of a model's configuration.
+
+    Attributes:
+        name: of the folder or repository.
+        position: what gives it a colour in figures: its `model_type`.
+        train_context: `max_position_embeddings`, or the tokenizer's `model_max_length`.
+        max_context: the most tokens that it can read, where positions are tables; else None.
+        tokenizer: spec of the modality's `load_tokenizer`.
+    """
+
+    name: str
+    position: str
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    train_context: int
+    max_context: int | None
+    tokenizer: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A saved state of a cache; `copy` of one that cannot be cropped."""
+
+    length: int
+    copy: Any = None
+
+
+class OutsideCache:
+    """The cache that a model makes when it reads its first tokens, with the marks of `zoo.decoding.Cache`."""
+
+    def __init__(self) -> None:
+        self.held: Any = None
+        self.length = 0
+        self.real: Tensor | None = None  # (B, length) bool, where rows are padded
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it holds states of a recurrence, which have no tokens to crop, and not keys and values alone."""
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+        layers = getattr(self.held, "layers", [None])
+        return self.held is not None and any(
+            type(one) not in (DynamicLayer, DynamicSlidingWindowLayer) for one in layers
+        )
+
+    def mark(self) -> Mark:
+        """This state, for `rewind`."""
+        if self.recurrent:
+            return Mark(self.length, copy.deepcopy(self.held))
+        if self.held is not None:
+            self.held.activate_past_recording()
+        return Mark(self.length)
+
+    def rewind(self, mark: Mark) -> None:
+        """Drop the tokens after `mark`."""
+        if mark.copy is not None or not mark.length:
+            self.held = copy.deepcopy(mark.copy)
+        elif mark.length < self.length:
+            self.held.crop(mark.length - self.length)
+        self.length = mark.length
+        self.real = None if self.real is None else self.real[:, : mark.length]
+
+
+class OutsideDecoder(nn.Module):
+    """A causal decoder of `transformers`; `forward_features`, `forward_head` and `new_cache` as those of `Decoder`.
+
+    Raises ValueError for a model whose logits are not those of its head on its base model's features, or that names no
+    context it was trained with.
+    """
+
+    def __init__(self, model: Any, name: str, tokenizer: str | None = None) -> None:
+        super().__init__()
+        self.model = model.eval()
+        config = model.config.get_text_config()
+        self.config: Any = OutsideConfig(
+            name,
+            config.model_type,
+            config.vocab_size,
+            config.num_hidden_layers,
+            getattr(config, "num_attention_heads", 0),
+            _train_context(config, name),
+            _max_context(model, config),
+            tokenizer or f"hf:{name}",
+        )
+        self._kind: Any = None  # class of the base model's output
+        self._base = self._find_base()
+        self._takes = set(inspect.signature(self._base[0].forward).parameters)
+        self._cache = "past_key_values" if "past_key_values" in self._takes else "cache_params"  # state-space models'
+
+    @torch.inference_mode()
+    def _find_base(self) -> list[Any]:
+        """The module (in a list, so that it is registered once) on whose features the head gives the model's logits."""
+        tokens = torch.arange(4, device=self.model.device)[None] % self.model.config.get_text_config().vocab_size
+        whole = self.model(input_ids=tokens, use_cache=False).logits.float()
+        for base in (self.model.base_model, self.model.get_decoder()):
+            if base is not None and base is not self.model:
+                self._base = [base]
+                found = OutsideDecoder.forward_head(self, self._read(tokens).last_hidden_state)
+                if found.shape == whole.shape and torch.allclose(found, whole, rtol=1e-4, atol=1e-4):
+                    return self._base
+        kind = type(self.model).__name__
+        raise ValueError(f"hf:{self.config.name}: logits of {kind} are not those of its head on its base model")
+
+    @property
+    def embedding(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """Its blocks: the list of modules that is as long as the model is deep."""
+        return next(
+            (m for m in self.model.modules() if isinstance(m, nn.ModuleList) and len(m) == self.config.num_layers),
+            nn.ModuleList(),
+        )
+
+    def train_positions(self) -> Positions:
+        return Positions.line(self.config.train_context)
+
+    def to(self, *, device: Any = None, dtype: torch.dtype | None = None) -> Self:  # type: ignore[override]
+        """Parameters on a device and in a dtype; buffers keep theirs, as angles in bfloat16 are wrong far along."""
+        self.model.to(device=device)
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return self
+
+    def new_cache(self, capacity: int = 0, kind: str = "auto") -> Any:
+        """An empty cache; its kind is the model's own."""
+        return OutsideCache()
+
+    def _read(self, tokens: Tensor, **options: Any) -> Any:
+        output = self._base[0](input_ids=tokens, return_dict=True, **{"use_cache": False} | options)
+        self._kind = type(output)
+        return output
+
+    def forward_features(
+        self,
+        tokens: Tensor,
+        *,
+        segments: Tensor | None = None,
+        cache: OutsideCache | None = None,
+        kernel: str | Observer = "auto",
+        last: int | None = None,
+    ) -> Tensor:
+        """(B, T, C) of tokens (B, T), or of the last ones; arguments as in `Decoder.forward_features`.
+
+        Raises:
+            ValueError: for more tokens than the model has positions for, rows of several documents, a cache that the model
+                does not make, or attention that cannot be seen.
+        """
+        before = cache.length if cache else 0
+        most, reach = self.config.max_context, before + tokens.shape[1]
+        if most and reach > most:
+            raise ValueError(
+                f"hf:{self.config.name} has positions for {most} tokens and is given {reach}: choose --lengths to fit"
+            )
+        if cache is not None and cache.recurrent and tokens.shape[1] > 1:
+            # Several tokens after a state: some models of transformers begin anew there.
+            every = [None] * tokens.shape[1] if segments is None else segments.split(1, dim=1)
+            steps = zip(tokens.split(1, dim=1), every, strict=True)
+            read = [self.forward_features(one, segments=ids, cache=cache, kernel=kernel) for one, ids in steps]
+            return torch.cat(read if last is None else read[-last:], dim=1)
+        options: dict[str, Any] = self._padding(segments, cache)
+        if cache is not None:
+            options |= {"use_cache": True, self._cache: cache.held}
+        with self._shown(kernel):
+            output = self._read(tokens, **options)
+        if cache is not None:
+            cache.held = getattr(output, self._cache, None)
+            if cache.held is None:
+                raise ValueError(f"hf:{self.config.name}: {self.config.position} gives no cache to go on from")
+            cache.length = reach
+        features = output.last_hidden_state
+        return features if last is None else features[:, -last:]
+
+    def _padding(self, segments: Tensor | None, cache: OutsideCache | None) -> dict[str, Any]:
+        """attention_mask and position_ids of rows that are padded on the left; nothing where none is."""
+        if segments is None:
+            return {}
+        if int(segments.max()) > 0:
+            raise ValueError(f"hf:{self.config.name} reads one document a row, got rows of several")
+        real = segments >= 0
+        if cache is not None:
+            real = real if cache.real is None else torch.cat([cache.real, real], dim=1)
+            cache.real = real
+        places = (real.long().cumsum(1) - 1).clamp(min=0)[:, -segments.shape[1] :]
+        return {"attention_mask": real.long()} | ({"position_ids": places} if "position_ids" in self._takes else {})
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """(…, V) float32 logits from (…, C) features, by the model itself around a base model that gives these features."""
+        base, given = self._base[0], features.reshape(1, -1, features.shape[-1])
+        base.forward = lambda *_, **__: self._kind(last_hidden_state=given)
+        try:
+            tokens = torch.zeros(given.shape[:2], dtype=torch.int64, device=given.device)
+            logits = self.model(input_ids=tokens, use_cache=False).logits
+        finally:
+            del base.forward
+        return logits.float().reshape(*features.shape[:-1], -1)
+
+    def forward(self, tokens: Tensor, **options: Any) -> Tensor:
+        """(B, T, V) float32 logits."""
+        return self.forward_head(self.forward_features(tokens, **options))
+
+    @contextmanager
+    def _shown(self, kernel: str | Observer) -> Iterator[None]:
+        """Inside the context every attention call is shown to `kernel`."""
+        if not isinstance(kernel, Observer):
+            yield
+            return
+        _register()
+        before, calls = self.model.config._attn_implementation, 0
+        adapted = any(isinstance(module, LayerPrior) for module in self.model.modules())
+        see = kernel.see
+
+        def counted(call: AttentionCall) -> None:
+            nonlocal calls
+            calls += 1
+            see(call)
+
+        observer = Observer(counted)
+        _SEES.append(observer)
+        try:
+            if not adapted:
+                self.model.set_attn_implementation(OBSERVED)
+            with attending_by(observer):
+                yield
+        finally:
+            _SEES.pop()
+            if not adapted:
+                self.model.set_attn_implementation(before)
+        if calls != self.config.num_layers:
+            raise ValueError(
+                f"hf:{self.config.name}: attention of {self.config.position} cannot be seen: {calls} of "
+                f"{self.config.num_layers} layers take their function from transformers' AttentionInterface"
+            )
+
+
+def open_causal_lm(name: str) -> Any:
+    """The causal LM in a folder or repository, with its priors where `zoo.adapt` gave it some. Errors as in `opened`."""
+    open_tokenizer(name)  # looked for first
+    if is_adapted(name):
+        return opened(name, "causal LM", lambda t: load_adapted(name))
+    return opened(name, "causal LM", lambda t: t.AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False))
+
+
+def _train_context(config: Any, name: str) -> int:
+    found = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    if not found:
+        length = open_tokenizer(name).model_max_length
+        found = length if length < 1 << 30 else None  # transformers writes 10³⁰ where it is not known
+    if not found:
+        raise ValueError(
+            f"hf:{name}: neither max_position_embeddings in config.json nor the tokenizer's model_max_length says how long its "
+            "training texts were; add one"
+        )
+    return int(found)
+
+
+def _max_context(model: Any, config: Any) -> int | None:
+    """`max_position_embeddings` where a table of positions ends there: an embedding of its own, or a buffer of that size."""
+    most = getattr(config, "max_position_embeddings", None)
+    if most is None:
+        return None
+    tokens = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and id(m) not in tokens]
+    learned = any(most <= table.num_embeddings <= most + 2 for table in tables)  # OPT's has two more
+    return most if learned or any(most in buffer.shape for buffer in model.buffers()) else None
+
+
+def _observed(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """An attention function of `transformers` that shows its call. Rotations are in q and k, so all is content."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    for name in ("softcap", "s_aux", "position_bias"):
+        if options.get(name) is not None:
+            raise ValueError(f"attention with {name} is no softmax of q·k alone and cannot be analysed")
+    scaling = options.get("scaling")
+    scaled = query if scaling is None else query * (scaling * query.shape[-1] ** 0.5)
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        raise ValueError("attention with a bias beside its mask cannot be analysed")
+    _SEES[-1].see(AttentionCall(scaled, key, value, PriorTerms(), causal=True, mask=attention_mask))
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+def _register() -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(OBSERVED, _observed)
+    AttentionMaskInterface.register(OBSERVED, sdpa_mask)

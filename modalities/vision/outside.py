@@ -1,0 +1,200 @@
+"""Image classifiers of timm as models of vision: `timm:NAME`, untrained, or `timm:NAME@CHECKPOINT`, a file of its weights."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
+from timm.models import load_checkpoint, load_state_dict
+from torch import Tensor, nn
+
+from modalities.contract import Outside
+from modalities.vision.images import to_rgb
+from modalities.vision.model import VisionTransformer
+from modalities.vision.transforms import to_aspect
+from zoo.naming import nearest
+from zoo.positions import Positions
+
+__all__ = ["OUTSIDE", "OutsideClassifier", "OutsideImageConfig"]
+
+
+@dataclass(frozen=True)
+class OutsideImageConfig:
+    """What evaluators ask of a model's configuration.
+
+    Attributes:
+        name: timm's.
+        position: what gives it a colour in figures: the name of its family.
+        train_size: (height, width) of timm's data configuration.
+        patch_size: what sides are multiples of; with `pad` any side is taken.
+        fixed: whether it takes images of the training size alone.
+        interpolation, crop_pct, crop_mode: of timm's evaluation, as are mean and std.
+    """
+
+    name: str
+    position: str
+    num_classes: int
+    train_size: tuple[int, int]
+    patch_size: int
+    pad: bool
+    fixed: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+    crop_pct: float
+    crop_mode: str
+
+
+class OutsideClassifier(nn.Module):
+    """A classifier of timm with its own preparation of images, at any size that timm has a way for.
+
+    At another size than that of training: a model with `dynamic_img_size` resamples its positions at every call; one with
+    `set_input_size` is copied once a size and told; one whose configuration has no `fixed_input_size` takes every image. To
+    any other it is a ValueError.
+    """
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__()
+        found: Any = model.eval()
+        data, cfg = resolve_model_data_config(found), found.pretrained_cfg
+        if not found.num_classes:
+            raise ValueError(f"timm:{name} has no classifier")
+        self.model: Any = found
+        self.moves = bool(getattr(found, "dynamic_img_size", False)) or not cfg.get("fixed_input_size", False)
+        self.num_prefix_tokens = getattr(found, "num_prefix_tokens", 0)
+        self.config = OutsideImageConfig(
+            name=name,
+            position=name.partition("_")[0],
+            num_classes=found.num_classes,
+            train_size=tuple(data["input_size"][1:]),
+            patch_size=found.feature_info[-1]["reduction"],
+            pad=getattr(found, "patch_embed", None) is None,
+            fixed=not self.moves and getattr(found, "set_input_size", None) is None,
+            mean=data["mean"],
+            std=data["std"],
+            interpolation=data["interpolation"],
+            crop_pct=data["crop_pct"],
+            crop_mode=data["crop_mode"],
+        )
+        self._at: dict[tuple[int, int], Any] = {}
+
+    def pixels(
+        self, image: Image.Image, height: int, width: int, *, mode: str = "resized", fit: str = "crop"
+    ) -> Tensor:
+        """(3, H, W) by timm's evaluation transform: resized to 1 / crop_pct of the size, and the centre cut out.
+
+        So "native" may enlarge by that much. "upsampled" reduces the shorter side to the training size first; with fit
+        "extend" the edge is repeated to the aspect before.
+        """
+        image = to_rgb(image)[0]
+        if fit == "extend":
+            image = to_aspect(image, height / width, fit)
+        if mode == "upsampled":
+            scale = min(self.config.train_size) / min(image.size)
+            small = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+            image = image.resize(small, Image.Resampling.BICUBIC)
+        return self._transform(height, width)(image)
+
+    @lru_cache(maxsize=16)  # noqa: B019  a model lives as long as its measurement
+    def _transform(self, height: int, width: int) -> Any:
+        config = self.config
+        return create_transform(
+            (3, height, width),
+            interpolation=config.interpolation,
+            mean=config.mean,
+            std=config.std,
+            crop_pct=config.crop_pct,
+            crop_mode=config.crop_mode,
+        )
+
+    def positions(self, height: int, width: int) -> Positions:
+        """None of timm's: ValueError, as evaluators of attention ask for them."""
+        raise ValueError(
+            f"timm:{self.config.name}: attention of timm's models cannot be seen; those of the zoo show theirs"
+        )
+
+    def forward(self, images: Tensor, *, logit_scale: float = 1.0) -> Tensor:
+        """(B, num_classes) logits of (B, 3, H, W). ValueError for a size that the model cannot be given."""
+        if logit_scale != 1.0:
+            raise ValueError(
+                f"timm:{self.config.name}: --tune-temperature scales attention, which timm's models do not offer"
+            )
+        return self._sized(tuple(images.shape[-2:]))(images.to(next(self.model.parameters()).dtype))
+
+    def _sized(self, shape: Any) -> nn.Module:
+        config = self.config
+        if shape == config.train_size or self.moves:
+            return self.model
+        sizes = f"{shape[0]}×{shape[1]}", f"{config.train_size[0]}×{config.train_size[1]}"
+        if config.fixed:
+            raise ValueError(
+                f"timm:{config.name} takes images of {sizes[1]} alone, not {sizes[0]}: --sizes {min(config.train_size)}"
+            )
+        if shape not in self._at:
+            self._at.clear()  # one at a time: every size has all weights
+            resized = copy.deepcopy(self.model)
+            try:
+                resized.set_input_size(img_size=shape)
+            except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+                raise ValueError(f"timm:{config.name} cannot be set to {sizes[0]}: {_line(error)}") from error
+            self._at[shape] = resized.eval()
+        return self._at[shape]
+
+
+def _load(name: str) -> tuple[nn.Module, bool]:
+    """A registered model of ours is the zoo's, everything else an `OutsideClassifier`."""
+    name, at, checkpoint = name.partition("@")
+    if name.partition(".")[0] not in timm.list_models():
+        raise ValueError(f"timm:{name}: no such model in timm {timm.__version__}; {nearest(name, timm.list_models())}")
+    if at and not Path(checkpoint).is_file():
+        raise ValueError(f"timm:{name}@{checkpoint}: no such file; expected a checkpoint, such as model.safetensors")
+    options: dict[str, Any] = {}
+    if at:
+        options["num_classes"] = _classes(name, checkpoint)
+    model = _created(name, options)
+    if at:
+        try:
+            load_checkpoint(model, checkpoint)
+        except (RuntimeError, KeyError) as error:
+            raise ValueError(f"timm:{name}@{checkpoint}: the checkpoint does not fit: {_line(error)}") from error
+    if isinstance(model, VisionTransformer):
+        return model, bool(at)
+    return OutsideClassifier(model, name), bool(at)
+
+
+def _created(name: str, options: dict[str, Any]) -> nn.Module:
+    """With positions that are resampled at every call, where the model offers that."""
+    try:
+        return timm.create_model(name, dynamic_img_size=True, **options)
+    except TypeError:  # no such option
+        return timm.create_model(name, **options)
+
+
+def _classes(name: str, checkpoint: str) -> int:
+    """How many classes a checkpoint's classifier has."""
+    named: Any = getattr(timm.get_pretrained_cfg(name), "classifier", None)
+    if not named:
+        raise ValueError(f"timm:{name} has no classifier")
+    layer = named if isinstance(named, str) else named[0]
+    try:
+        state = load_state_dict(checkpoint)
+    except Exception as error:  # torch and safetensors raise many things for a file that is none of theirs
+        raise ValueError(f"timm:{name}@{checkpoint}: no checkpoint: {_line(error)}") from error
+    if not isinstance(weight := state.get(f"{layer}.weight"), torch.Tensor):
+        raise ValueError(f"timm:{name}@{checkpoint}: the checkpoint has no {layer}.weight, the classifier of {name}")
+    return len(weight)
+
+
+def _line(error: Exception) -> str:
+    told = " ".join(str(error).split())
+    return told[:200] + "…" * (len(told) > 200)
+
+
+OUTSIDE = Outside(_load)

@@ -1,0 +1,97 @@
+"""Small causal LMs of `transformers`, made on the spot: a Llama of a rope model's weights, GPT-2s, tokenizers of each kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from modalities.text.hf import fast_tokenizer
+
+NAMES = {
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+
+
+def llama_of(model, folder):
+    """A folder with the Llama that computes what a rope model of the zoo does, and the zoo's tokenizer."""
+    own = model.config
+    config = LlamaConfig(
+        vocab_size=own.vocab_size,
+        hidden_size=own.dim,
+        num_hidden_layers=own.num_layers,
+        num_attention_heads=own.num_heads,
+        intermediate_size=own.hidden_dim,
+        max_position_embeddings=own.train_context,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=own.tied,
+    )
+    state = {}
+    for name, tensor in model.state_dict().items():
+        for ours, theirs in NAMES.items():
+            name = name.replace(ours, theirs)
+        name = name.replace("embedding.", "embed_tokens.")
+        state[f"model.{name}"] = tensor
+    llama = LlamaForCausalLM(config)
+    found = llama.load_state_dict(state, strict=False)
+    assert not found.unexpected_keys and set(found.missing_keys) <= {"lm_head.weight"}
+    llama.save_pretrained(folder)
+    fast_tokenizer(own.tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+def gpt2(folder, tokenizer, *, positions=64, **options):
+    """A folder with a small GPT-2 of random weights."""
+    torch.manual_seed(0)
+    shape = dict(n_embd=32, n_layer=2, n_head=2, n_positions=positions, vocab_size=len(tokenizer) + 5)
+    GPT2LMHeadModel(GPT2Config(**shape | options)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def character_tokenizer(letters, specials=(), *, bos=None, eos=None, adds_bos=False, spaces=False, **options):
+    """A token a letter; `adds_bos` puts BOS before a text, `spaces` a space as sentencepiece does."""
+    vocabulary = {letter: n for n, letter in enumerate(["<unk>", *specials, *letters])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")] if spaces else []
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()] if spaces else [decoders.Fuse()])
+    if adds_bos:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, vocabulary[bos])]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="<unk>",
+        bos_token=bos,
+        eos_token=eos,
+        clean_up_tokenization_spaces=False,
+        **options,
+    )
+
+
+def close(mine, theirs):
+    """Numbers equal but for rounding in float32, everything else equal."""
+    assert type(mine) is type(theirs)
+    if isinstance(mine, dict):
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            close(mine[key], theirs[key])
+    elif isinstance(mine, list):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            close(one, other)
+    elif isinstance(mine, float):
+        assert mine == pytest.approx(theirs, rel=2e-4, abs=2e-4, nan_ok=True)
+    else:
+        assert mine == theirs

@@ -1,0 +1,108 @@
+"""Llamas made of RoPE models, and training on what `zoo.adapt` made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import zoo
+from modalities.decoder.llama import as_llama
+from modalities.text.adapting import IGNORED, adaptation_rows
+from recipes import adapt
+from zoo.registry import list_models
+
+[ROPE] = list_models("text_rope_tiny*", pretrained=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"tied": False}, {"position_options": {"theta": 5e5}}])
+def test_a_rope_model_is_a_llama(options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    model = zoo.create_model("text_rope_tiny", **options).eval()
+    tokens = torch.randint(0, 256, (2, 300))
+    with torch.no_grad():
+        expected, got = model(tokens), as_llama(model).eval()(tokens).logits
+    assert (got - expected).abs().max() < 2e-5 * expected.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "what"),
+    [
+        ("text_ggd_tiny", {}, "position='ggd'"),
+        ("text_rope_ssmax_tiny", {}, "ssmax"),
+        ("text_rope_tiny", {"style": "gpt2"}, "style='gpt2'"),
+        ("text_rope_tiny", {"position_options": {"scaling": "linear", "factor": 2.0}}, "position_options="),
+    ],
+)
+def test_what_is_no_llama_is_said(name: str, options: dict[str, object], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        as_llama(zoo.create_model(name, **options))
+
+
+def test_rows_are_packed_documents(tmp_path: Path) -> None:
+    texts = [{"id": str(n), "text": f"The document of number {n}, and no other."} for n in range(100)]
+    (tmp_path / "short.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    rows = adaptation_rows("bytes", str(tmp_path / "short.jsonl"), 64, count=200)
+    assert len(rows) == 200
+    seen = 0
+    for row in rows:
+        starts = row["position_ids"] == 0
+        assert all(len(row[name]) == 64 for name in ("input_ids", "labels", "position_ids"))
+        assert (row["labels"][starts] == IGNORED).all()
+        inside = row["labels"] != IGNORED
+        assert torch.equal(row["labels"][inside], row["input_ids"][inside])
+        steps = row["position_ids"].diff()
+        assert ((steps == 1) | (row["position_ids"][1:] == 0)).all()
+        seen += int(starts[1:].sum())
+    assert seen  # documents that begin inside a row
+
+
+def test_the_command_adapts_trains_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "adapted"
+    words = [
+        ROPE,
+        "--position",
+        "ggd_goat",
+        "--drop-rope",
+        "--train",
+        "priors",
+        "--context",
+        "48",
+        "--batch",
+        "2",
+        "--out",
+        str(out),
+    ]
+    assert adapt.main([*words, "--dry-run"]) == 0
+    assert "instead of its own" in capsys.readouterr().out and not out.exists()
+    assert adapt.main([*words, "--steps", "3"]) == 0
+    assert "held-out loss" in capsys.readouterr().out
+    model = zoo.load_adapted(out)
+    before = as_llama(zoo.create_model(ROPE)).state_dict()
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    moved = [n for n, p in model.named_parameters() if n.endswith("theta_beta") and p.abs().max() > 0]
+    assert len(moved) == len(model.model.layers)
+    assert adapt.main(words) == 2
+    assert "holds a model already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["text_ggd_goat_tiny", "--out", "x"], "text_ggd_goat_tiny"),
+        ([ROPE, "--out", "x", "--position", "nope", "--train", "priors"], "nothing is trained"),
+        ([ROPE, "--out", "x", "--position", "rope"], "rotation"),
+    ],
+)
+def test_what_cannot_be_adapted_is_one_line(
+    words: list[str], what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert adapt.main(words) == 2
+    told = capsys.readouterr().err
+    assert what in told and "Traceback" not in told and not (tmp_path / "x").exists()

@@ -1,0 +1,303 @@
+"""Causal LMs of `transformers` under the evaluators of text: the numbers of the zoo's own, tokenizers of each kind, limits."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+from transformers import AutoModelForCausalLM
+
+from modalities.decoder.generation import generate
+from modalities.decoder.outside import OutsideDecoder, open_causal_lm
+from modalities.text.evaluators import EVALUATORS
+from modalities.text.hf import wrap
+from modalities.text.prompts import TEMPLATES, Template
+from modalities.text.tokenizers import load_tokenizer
+from recipes.commands import CommandError
+from recipes.targets import find_outside, find_targets, modality_of
+from tests.recipes.test_evaluate import invoke
+from tests.text.outside_models import character_tokenizer, close, gpt2, llama_of
+from zoo import create_model
+from zoo.analysis import analyse
+
+LETTERS = [*map(chr, range(32, 127)), "\n"]
+
+
+@pytest.fixture(scope="module")
+def zoo_model():
+    return create_model("text_rope_tiny.passkey").eval()
+
+
+@pytest.fixture(scope="module")
+def folders(zoo_model, tmp_path_factory):
+    """The same weights as a Llama, and in our own format."""
+    folder = tmp_path_factory.mktemp("outside")
+    wrap(zoo_model).save_pretrained(folder / "own")
+    return {"llama": llama_of(zoo_model, folder / "llama"), "own": str(folder / "own")}
+
+
+def plain(tmp_path, **options):
+    return gpt2(tmp_path / "gpt2", character_tokenizer(LETTERS, ["<e>"], eos="<e>"), **options)
+
+
+def load(name):
+    return find_targets([f"hf:{name}"], {}, "cpu", "float32")[0].model
+
+
+MEASURED = {
+    "perplexity": dict(lengths=(64, 256), samples=3),
+    "passkey": dict(lengths=(128, 256), samples=1, depths=3),
+    "niah": dict(lengths=(256,), samples=1, depths=3),
+    "ruler": dict(lengths=(1000,), samples=2, keys="own", tasks=("single_1", "fwe")),
+    "heads": dict(length=96, samples=2),
+    "sinks": dict(length=96, samples=2),
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "own"])
+@pytest.mark.parametrize("name", MEASURED)
+def test_rows_are_those_of_the_zoo_s_own_model(name, kind, zoo_model, folders):
+    evaluator = EVALUATORS[name]
+    made = evaluator(evaluator.settings_class(**MEASURED[name]))
+    mine = made.rows(dict(made.run(zoo_model)))
+    theirs = made.rows(dict(made.run(load(folders[kind]))))
+    own = {"head"} | {score.column for score in made.scores} | {"layer"}
+    if name == "heads":  # parameters of priors are the zoo's alone
+        mine, theirs = ([{key: value for key, value in row.items() if key in own} for row in r] for r in (mine, theirs))
+    close(mine, theirs)
+
+
+def test_far_reads_once_and_answers_as_the_zoo_does(zoo_model, folders):
+    far = EVALUATORS["far"]
+    made = far(far.settings_class(lengths=(500,), filler="own", depths=3, samples=1, exact=500))
+    mine, theirs = (dict(made.run(model)) for model in (zoo_model, load(folders["llama"])))
+    assert all(mine[cell]["right"] == theirs[cell]["right"] for cell in mine)
+
+
+def test_generation_pads_on_the_left_and_goes_on_from_the_cache(zoo_model, folders):
+    prompts = [[256, *b"The pass key"], [256, *b"A"], [256, *b"One two three four"]]
+    outside = load(folders["llama"])
+    assert generate(outside, prompts, max_new_tokens=12) == generate(zoo_model, prompts, max_new_tokens=12)
+    theirs = AutoModelForCausalLM.from_pretrained(folders["llama"])
+    ids = torch.tensor([prompts[0]])
+    written = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+    assert generate(outside, prompts[:1], max_new_tokens=12)[0] == written[0, ids.shape[1] :].tolist()
+
+
+def test_attention_is_seen_exactly(tmp_path):
+    """Weights are those of transformers' own eager attention."""
+    folder = plain(tmp_path)
+    tokens = torch.arange(20)[None] + 2
+    eager = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    wanted = eager(tokens, output_attentions=True).attentions
+    outside = load(folder)
+    for found, layer in zip(analyse(outside, tokens, full=True), wanted, strict=True):
+        torch.testing.assert_close(found.weights.float(), layer.detach(), rtol=1e-4, atol=1e-6)
+    assert outside.model.config._attn_implementation == "sdpa"  # as it was before
+
+
+SHAPE = dict(vocab_size=120, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64)
+SHAPE |= dict(intermediate_size=64)
+# Of each kind one: tables of positions, biases by distance, sliding windows, experts, states, states beside attention.
+KINDS = {
+    "opt": dict(SHAPE, ffn_dim=64, word_embed_proj_dim=32),
+    "gpt_neox": SHAPE,
+    "gptj": dict(vocab_size=120, n_embd=32, n_layer=2, n_head=2, n_positions=64, rotary_dim=8),
+    "bloom": dict(vocab_size=120, hidden_size=32, n_layer=2, n_head=2),
+    "mistral": dict(SHAPE, num_key_value_heads=1, sliding_window=8),
+    "granite": dict(SHAPE, logits_scaling=3.0),
+    "mixtral": dict(SHAPE, num_key_value_heads=1, num_local_experts=4),
+    "mamba": dict(vocab_size=120, hidden_size=32, num_hidden_layers=2, state_size=8),
+    "lfm2": dict(SHAPE, num_key_value_heads=1, layer_types=["conv", "full_attention"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_each_kind_read_in_parts_and_padded(kind, tmp_path):
+    from transformers import AutoConfig
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **KINDS[kind])).save_pretrained(tmp_path)
+    character_tokenizer(LETTERS, ["<e>"], eos="<e>", model_max_length=64).save_pretrained(tmp_path)
+    outside, tokens = load(tmp_path), torch.randint(0, 100, (2, 24))
+    assert outside.config.train_context == 64 and (outside.config.max_context == 64) == (kind in ("opt", "gptj"))
+    same = dict(rtol=1e-4, atol=1e-5)
+    with torch.inference_mode():
+        whole = outside.model(tokens).logits.float()
+        torch.testing.assert_close(outside(tokens), whole, **same)
+        cache, parts = outside.new_cache(), []
+        for start, stop in ((0, 12), (12, 20), (20, 21), (21, 24)):
+            mark = cache.mark()
+            outside.forward_features(tokens[:, :5], cache=cache)
+            cache.rewind(mark)
+            parts.append(outside.forward_features(tokens[:, start:stop], cache=cache))
+        torch.testing.assert_close(outside.forward_head(torch.cat(parts, dim=1)), whole, **same)
+        padding = torch.zeros_like(tokens)
+        padding[0, :7] = -1
+        short = outside.model(tokens[:1, 7:]).logits.float()
+        torch.testing.assert_close(outside(tokens, segments=padding)[:1, 7:], short, **same)
+    if kind in ("bloom", "gptj", "mamba", "lfm2"):
+        with pytest.raises(ValueError, match=f"attention of {kind} cannot be seen: [01] of 2 layers"):
+            analyse(outside, tokens)
+    else:
+        assert len(analyse(outside, tokens)) == 2
+
+
+def test_a_head_that_caps_logits_is_its_own(tmp_path):
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    shape = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16)
+    config = Gemma2Config(vocab_size=110, intermediate_size=32, final_logit_softcapping=0.05, sliding_window=8, **shape)
+    torch.manual_seed(0)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    character_tokenizer(LETTERS, ["<b>"], bos="<b>").save_pretrained(tmp_path)
+    outside, tokens = load(tmp_path), torch.arange(40)[None]
+    with torch.inference_mode():
+        whole = outside.model(tokens).logits
+        torch.testing.assert_close(outside(tokens), whole)
+        assert whole.abs().max() <= 0.05
+        cache = outside.new_cache()  # beyond a sliding window too a mark is kept
+        outside.forward_features(tokens[:, :20], cache=cache)
+        mark = cache.mark()
+        outside.forward_features(tokens[:, :5], cache=cache)
+        cache.rewind(mark)
+        after = outside.forward_head(outside.forward_features(tokens[:, 20:], cache=cache))
+    torch.testing.assert_close(after, whole[:, 20:])
+    with pytest.raises(ValueError, match="softcap"):
+        analyse(outside, tokens)
+
+
+def test_buffers_keep_their_dtype(folders):
+    model = find_targets([f"hf:{folders['llama']}"], {}, "cpu", "bfloat16")[0].model
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {b.dtype for b in model.buffers()} == {torch.float32}  # angles
+
+
+# ---------------------------------------------------------------------------------------------------- tokenizers
+
+TOKENIZERS = {
+    "adds BOS": dict(specials=["<b>", "<e>"], bos="<b>", eos="<e>", adds_bos=True),
+    "adds none": dict(specials=["<b>", "<e>"], bos="<b>", eos="<e>"),
+    "has no BOS": dict(specials=["<e>"], eos="<e>"),
+    "cuts on the left": dict(
+        specials=["<e>"], eos="<e>", truncation_side="left", padding_side="left", model_max_length=32
+    ),
+    "puts a space": dict(specials=["<b>"], bos="<b>", adds_bos=True, spaces=True),
+}
+
+
+def tokenizer_of(tmp_path, **options):
+    letters = [*LETTERS, "▁"]
+    inner = character_tokenizer(letters, options.pop("specials"), **options)
+    if options.get("truncation_side"):
+        inner.backend_tokenizer.enable_truncation(8, direction="left")
+    inner.save_pretrained(tmp_path)
+    return load_tokenizer(f"hf:{tmp_path}")
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_prompts_begin_once_and_are_of_the_length_asked_for(kind, template, tmp_path):
+    from modalities.text.prompts import open_haystack
+
+    tokenizer = tokenizer_of(tmp_path, **TOKENIZERS[kind])
+    hay = open_haystack("grass" if template in ("mohtashami", "bam") else "own", tokenizer)
+    prompt, answer = Template(template).draw(900, 0.5, np.random.default_rng(0), tokenizer, hay)
+    assert len(prompt) + len(answer) <= 900 if template == "bam" else len(prompt) + len(answer) == 900
+    begins = [] if template == "bam" else [tokenizer.bos_id]  # BAM's prompt has none
+    assert prompt[prompt == tokenizer.bos_id].tolist() == begins and prompt[: len(begins)].tolist() == begins
+    text = tokenizer.decode(prompt).lstrip()
+    assert tokenizer.decode(answer).strip().isdigit()
+    if template == "own":  # pieces are the tokens that they are within a text
+        assert "  " not in text and text.endswith("What is the pass key? The pass key is")
+
+
+def test_nothing_is_cut_off_and_ids_come_back(tmp_path):
+    tokenizer = tokenizer_of(tmp_path, **TOKENIZERS["cuts on the left"])
+    text = "The mill wheel turns again. " * 4
+    assert len(tokenizer.encode(text)) == len(text) and tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode([tokenizer.vocab_size + 3, *tokenizer.encode("a")]) == "a"  # a padded output layer
+    assert [len(ids) for ids in tokenizer.encode_many(["ab", "abcd"])] == [2, 4]
+    other = tokenizer_of(tmp_path / "other", **TOKENIZERS["adds none"])
+    assert other.bos_id != other.eos_id and tokenizer.bos_id == tokenizer.eos_id
+    assert other.fingerprint != tokenizer.fingerprint
+
+
+def test_a_tokenizer_without_a_token_to_begin_with_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no bos_token, eos_token or cls_token"):
+        tokenizer_of(tmp_path, specials=[])
+
+
+# --------------------------------------------------------------------------------------------- limits and errors
+
+
+def test_a_table_of_positions_is_the_limit(tmp_path, folders):
+    folder = plain(tmp_path, positions=512)
+    model = load(folder)
+    assert model.config.max_context == 512 and load(folders["llama"]).config.max_context is None
+    perplexity = EVALUATORS["perplexity"]
+    assert perplexity().lengths_for(model) == (512,)  # default lengths end there
+    with pytest.raises(ValueError, match="length 1024 is beyond the 512 positions that the model has"):
+        perplexity(perplexity.settings_class(lengths=(1024,))).points(model)
+    with pytest.raises(ValueError, match=r"has positions for 512 tokens and is given 513"):
+        model.forward_features(torch.zeros(1, 513, dtype=torch.int64))
+    done = invoke(f"hf:{folder}", "passkey", "--lengths", "600", "--samples", 1, "--out", tmp_path / "out")
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and "512 positions" in done.stderr
+
+
+def test_the_command_measures_models_that_are_not_ours(tmp_path, folders):
+    out = tmp_path / "out"
+    words = ("perplexity", "--lengths", "64", "--samples", 2, "--out", out, "--against", "text_rope_tiny.passkey")
+    done = invoke(f"hf:{folders['llama']}", *words)
+    assert done.exit_code == 0, done.stderr
+    (found,) = [json.loads(path.read_text()) for path in (out / "perplexity").glob("hf_*.json")]
+    assert found["label"] == f"hf:{folders['llama']}" and found["method"] == "llama"
+    assert (out / "perplexity.png").exists() and (out / "perplexity.paired.csv").exists()
+
+
+def test_modality_and_forced_forms(folders, tmp_path):
+    llama = folders["llama"]
+    assert modality_of(f"hf:{llama}") == modality_of(f"hf:text:{llama}") == "text"
+    assert find_outside(f"hf:text:{llama}")[::2] == ("text", llama) and find_outside("text_x") is None
+    with pytest.raises(CommandError, match="hf has no models of vision"):
+        find_outside(f"hf:vision:{llama}")
+    character_tokenizer("xyz", ["<e>"], eos="<e>").save_pretrained(tmp_path / "strange")
+    with pytest.raises(CommandError, match="read none of text, dna; to insist, hf:text:"):
+        find_outside(f"hf:{tmp_path}/strange")
+
+
+def test_what_cannot_be_opened_is_one_line(tmp_path, folders):
+    def refused(word, *options):
+        done = invoke(word, "perplexity", *options, "--out", tmp_path / "out")
+        assert done.exit_code == 2 and done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    assert "no such folder" in refused(f"hf:{tmp_path}/nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "no tokenizer can be opened" in refused(f"hf:{tmp_path}/empty")
+    character_tokenizer(LETTERS, ["<e>"], eos="<e>").save_pretrained(tmp_path / "tokens")
+    assert "no causal LM can be opened" in refused(f"hf:{tmp_path}/tokens")
+    assert "--set ssmax does not apply" in refused(f"hf:{folders['llama']}", "--set", "ssmax=true")
+    own = tmp_path / "code"
+    own.mkdir()
+    (own / "config.json").write_text(json.dumps({"model_type": "odd", "auto_map": {"AutoConfig": "odd.Odd"}}))
+    (own / "odd.py").write_text("raise SystemExit('run')")
+    character_tokenizer(LETTERS, ["<e>"], eos="<e>").save_pretrained(own)
+    assert "never run" in refused(f"hf:{own}")
+
+
+def test_a_model_whose_head_is_not_apart_is_refused(tmp_path):
+    model = open_causal_lm(plain(tmp_path))
+    whole = model.forward
+    model.forward = lambda **given: whole(**given) if "labels" in given else _shifted(whole(**given), given)
+    with pytest.raises(ValueError, match="are not those of its head on its base model"):
+        OutsideDecoder(model, "odd")
+
+
+def _shifted(output, given):
+    output.logits = output.logits + given["input_ids"][..., None]
+    return output

@@ -1,0 +1,336 @@
+"""`zoo.adapt`: priors in small models of transformers and timm, made on the spot."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import modalities.vision  # noqa: F401 - makes timm importable beside a CPU build of torch
+import zoo
+from zoo.adapters.layer import LayerPrior
+from zoo.positions import Positions
+
+transformers = pytest.importorskip("transformers")
+timm = pytest.importorskip("timm")
+
+SIZES: dict[str, Any] = dict(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    vocab_size=60,
+    max_position_embeddings=64,
+)
+GROUPED = SIZES | dict(num_key_value_heads=2)
+IMAGES = {key: value for key, value in SIZES.items() if key not in ("vocab_size", "max_position_embeddings")} | dict(
+    image_size=32, patch_size=8
+)
+
+
+def llama(**more: Any) -> Any:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED | more))
+
+
+DECODERS: dict[str, Callable[[], Any]] = {
+    "llama": llama,
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**GROUPED)),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**GROUPED, head_dim=16)),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**GROUPED)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=60, n_positions=64)
+    ),
+    "gpt_neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SIZES)),
+}
+ENCODERS: dict[str, Callable[[], Any]] = {
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES)),
+    "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**IMAGES)),
+    "dinov2": lambda: transformers.Dinov2Model(transformers.Dinov2Config(**IMAGES)),
+    "dinov3": lambda: transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**IMAGES, num_register_tokens=2)),
+    "timm": lambda: timm.create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4, dynamic_img_size=True
+    ),
+}
+EVERY = DECODERS | ENCODERS
+
+
+def make(name: str) -> Any:
+    torch.manual_seed(0)
+    return EVERY[name]().eval()
+
+
+def input_of(name: str, *, batch: int = 2, length: int = 17) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    if name in DECODERS or name == "bert":
+        return torch.randint(3, 60, (batch, length), generator=generator)
+    return torch.randn(batch, 3, 32, 40 if name in ("dinov3", "timm") else 32, generator=generator)
+
+
+def output(model: nn.Module, given: Tensor, **more: Any) -> Tensor:
+    out = model(given, **more)
+    return out if isinstance(out, Tensor) else out[0]
+
+
+def disturb(model: nn.Module, std: float = 0.5) -> None:
+    """Move every prior's parameters off their start, the same in all layers."""
+    layers = [module for module in model.modules() if isinstance(module, LayerPrior)]
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in layers[0].prior.parameters():
+            parameter.add_(std * torch.randn(parameter.shape, generator=generator))
+        for layer in layers[1:]:
+            layer.load_state_dict(layers[0].state_dict())
+
+
+@pytest.mark.parametrize("position", ["ggd_goat", "ggd", "goat"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_uniform_prior_changes_no_bit(name: str, position: str) -> None:
+    model, given = make(name), input_of(name)
+    before = output(model, given).detach()
+    position = {"ggd": "ggd2d", "goat": "goat"}.get(position, position) if name not in (*DECODERS, "bert") else position
+    zoo.adapt(model, position)
+    assert torch.equal(output(model, given), before)
+    with torch.no_grad():
+        assert torch.equal(output(model, given), before)
+    disturb(model)
+    assert (output(model, given) - before).abs().max() > 3e-5
+
+
+@pytest.mark.parametrize("name", [*DECODERS, "bert"])
+def test_a_prior_is_what_is_added_to_the_logits(name: str) -> None:
+    """Against the model itself with K as an additive mask, in float64."""
+    model, given = make(name).double(), input_of(name)
+    adapted = zoo.adapt(copy.deepcopy(model), "ggd_goat").double()
+    disturb(adapted)
+    prior = next(m for m in adapted.modules() if isinstance(m, LayerPrior)).prior
+    line, causal = Positions.line(given.shape[1]), name != "bert"
+    bias = prior.log_prior(line, line, causal=causal).detach()
+    if causal:
+        bias = bias.masked_fill(torch.ones(bias.shape[-2:], dtype=torch.bool).triu(1), -1e30)
+    expected = output(model, given, attention_mask=bias.expand(2, -1, -1, -1))
+    assert (output(adapted, given) - expected).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2", "dinov3", "timm"])
+def test_a_prior_of_images_is_on_their_grid(name: str) -> None:
+    model, given = make(name).double(), input_of(name).double()
+    adapted = zoo.adapt(copy.deepcopy(model), "ggd_goat").double()
+    disturb(adapted)
+    seen: list[Tensor] = []
+
+    def record(module: Any, args: Any, kwargs: Any, result: Tensor) -> None:
+        q_pos, k_pos = args[4]
+        seen.append(k_pos.shape)
+        prefix = k_pos.num_prefix
+        level = torch.zeros(4, k_pos.length, k_pos.length, dtype=torch.float64)
+        level[:, prefix:, prefix:] = module.level[:, None, None]
+        bias = module.prior.log_prior(q_pos, k_pos, causal=False)[0] - level
+        q, k, v = args[1:4]
+        expected = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v
+        assert (result - expected).abs().max() < 1e-9
+
+    for module in adapted.modules():
+        if isinstance(module, LayerPrior):
+            attend = module.attend
+            module.attend = lambda *a, m=module, f=attend, **k: (r := f(*a, **k), record(m, a, k, r))[0]  # type: ignore[method-assign, misc]
+    output(adapted, given)
+    assert seen == [(4, given.shape[-1] // 8)] * 2
+
+
+@pytest.mark.parametrize("position", ["ggd_goat", "alibi", "fire"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_cached_generation_is_uncached_generation(name: str, position: str) -> None:
+    model = zoo.adapt(make(name), position)
+    disturb(model)
+    given = input_of(name, length=9)
+    asked = dict(max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None)
+    cached = model.generate(given, attention_mask=torch.ones_like(given), **asked)
+    plain = model.generate(given, attention_mask=torch.ones_like(given), use_cache=False, **asked)
+    assert torch.equal(cached, plain)
+    static = model.generate(given, attention_mask=torch.ones_like(given), cache_implementation="static", **asked)
+    assert torch.equal(static, plain)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_padding_on_the_left_moves_nothing(name: str) -> None:
+    """Rows of different lengths, by a prior that knows absolute positions, and by one that does not."""
+    for position in ("ggd_goat", "ggd"):
+        model = zoo.adapt(make(name), position, ssmax=True)
+        disturb(model)
+        given = input_of(name, batch=1, length=9)
+        padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), given], dim=1)
+        mask = (padded > 0).long()
+        asked = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
+        alone = model.generate(given, attention_mask=torch.ones_like(given), **asked)
+        assert torch.equal(model.generate(padded, attention_mask=mask, **asked)[:, 4:], alone)
+        at = (mask.cumsum(-1) - 1).clamp(min=0)
+        error = output(model, padded, attention_mask=mask, position_ids=at)[:, 4:] - output(model, given)
+        assert error.abs().max() < 1e-4
+
+
+def test_packed_documents_are_documents_alone() -> None:
+    model = zoo.adapt(make("llama"), "ggd_goat", ssmax=True)
+    disturb(model)
+    given = input_of("llama", batch=1, length=20)
+    at = torch.cat([torch.arange(12), torch.arange(8)])[None]
+    packed = output(model, given, position_ids=at, use_cache=False)
+    apart = torch.cat([output(model, given[:, :12]), output(model, given[:, 12:])], dim=1)
+    assert (packed - apart).abs().max() < 1e-4
+
+
+def test_a_window_hides_what_it_hides() -> None:
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**GROUPED, sliding_window=8)).eval()
+    adapted = zoo.adapt(model, "ggd")
+    disturb(adapted)
+    given = input_of("mistral", length=30)
+    asked = dict(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)
+    cached = adapted.generate(given, attention_mask=torch.ones_like(given), **asked)
+    assert torch.equal(cached, adapted.generate(given, attention_mask=torch.ones_like(given), use_cache=False, **asked))
+    # Far tokens reach the last one by two layers of a window of 8 at most.
+    other = given.clone()
+    other[:, :10] = 3
+    assert torch.equal(output(adapted, given)[:, -1], output(adapted, other)[:, -1])
+    absolute = zoo.adapt(transformers.MistralForCausalLM(model.config.__class__(**GROUPED, sliding_window=8)), "goat")
+    disturb(absolute)
+    with pytest.raises(ValueError, match="sliding_window=None"):
+        absolute.generate(given, attention_mask=torch.ones_like(given), **asked)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_saved_model_is_loaded_with_its_priors(name: str, tmp_path: Path) -> None:
+    position = "ggd_goat"
+    model = zoo.adapt(make(name), position, keep_rope=False, options={"spectral": {"rank": 3}})
+    disturb(model)
+    zoo.save_adapted(model, tmp_path)
+    loaded = zoo.load_adapted(tmp_path).eval()
+    given = input_of(name)
+    assert torch.equal(output(loaded, given), output(model, given))
+    assert json.loads((tmp_path / "config.json").read_text())["priorzoo"]["options"] == {"spectral": {"rank": 3}}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])
+def test_without_its_positions_a_model_sees_a_bag_of_tokens(name: str) -> None:
+    """One layer: the last token's output does not change when those before it change places, and does with positions."""
+    model = make(name)
+    blocks = next(m for m in model.modules() if isinstance(m, nn.ModuleList))
+    del blocks[1:]
+    bag = zoo.adapt(copy.deepcopy(model), "ggd", keep_rope=False)
+    given = input_of(name)
+    other = torch.cat([given[:, :-1].flip(1), given[:, -1:]], dim=1)
+
+    def moved(m: Any) -> float:
+        return (output(m, given, use_cache=False) - output(m, other, use_cache=False))[:, -1].abs().max().item()
+
+    assert moved(bag) < 1e-5
+    disturb(bag)
+    assert min(moved(bag), moved(model)) > 1e-5
+    if name == "gpt2":  # an embedding of 64 positions
+        assert torch.isfinite(output(bag, input_of(name, length=90))).all()
+
+
+def test_gradients_at_the_start_are_those_of_a_prior() -> None:
+    model = zoo.adapt(make("llama"), "ggd_goat", train="priors")
+    given = input_of("llama")
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert trained and all(".position_bias." in name for name in trained)
+    model(given, labels=given).loss.backward()
+    moved = {
+        name.rpartition(".")[2] for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0
+    }
+    assert {"theta_beta", "alpha", "beta"} <= moved  # K is constant in θα while θβ = 0
+    whole = zoo.adapt(make("llama"), "ggd_goat", train=["*q_proj*", "lm_head*"])
+    names = {name for name, p in whole.named_parameters() if p.requires_grad and ".position_bias." not in name}
+    assert names == {
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.1.self_attn.q_proj.weight",
+        "lm_head.weight",
+    }
+
+
+def test_trainers_and_timms_optimisers_decay_no_prior() -> None:
+    model = zoo.adapt(make("llama"), "ggd_goat")
+    decayed = transformers.Trainer.get_decay_parameter_names(None, model)
+    assert decayed and not any(".position_bias." in name for name in decayed)
+    images = zoo.adapt(make("timm"), "ggd_goat")
+    from timm.optim import create_optimizer_v2
+
+    optimiser = create_optimizer_v2(images, "adamw", lr=1e-3, weight_decay=0.1)
+    kept = {id(p) for n, p in images.named_parameters() if ".position_bias." in n}
+    assert not kept & {id(p) for group in optimiser.param_groups if group["weight_decay"] for p in group["params"]}
+
+
+def test_bfloat16_dropout_and_checkpointing() -> None:
+    given = input_of("llama")
+    model = zoo.adapt(make("llama"), "ggd_goat")
+    disturb(model)
+    exact = output(model, given)
+    assert (output(copy.deepcopy(model).bfloat16(), given) - exact).abs().max() < 0.05
+    model.gradient_checkpointing_enable()
+    model.train()
+    model(given, labels=given).loss.backward()
+    once = model.model.layers[0].self_attn.position_bias.prior.ggd.theta_beta.grad.clone()
+    model.gradient_checkpointing_disable()
+    model.zero_grad()
+    model(given, labels=given).loss.backward()
+    assert (model.model.layers[0].self_attn.position_bias.prior.ggd.theta_beta.grad - once).abs().max() < 1e-6
+    dropping = zoo.adapt(llama(attention_dropout=0.5), "ggd_goat").train()
+    assert (output(dropping, given) - output(dropping, given)).abs().max() > 1e-4
+
+
+def test_images_of_other_sizes_and_copies() -> None:
+    model = zoo.adapt(make("timm"), "ggd_goat", keep_rope=False)
+    disturb(model)
+    twin = copy.deepcopy(model)
+    large = torch.randn(1, 3, 64, 48)
+    assert torch.equal(twin(large), model(large))
+    assert model.forward_features(large).shape == (1, 1 + 8 * 6, 32)
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "message"),
+    [
+        (lambda: make("llama"), {"position": "rope"}, "rotation"),
+        (lambda: make("llama"), {"position": "cable"}, "depends on the layer's input"),
+        (lambda: make("llama"), {"position": "gdd"}, "unknown position method 'gdd'"),
+        (lambda: make("llama"), {"train": "*w_q*"}, "matches no parameter"),
+        (lambda: zoo.adapt(make("llama"), "ggd"), {}, "has priors already"),
+        (lambda: zoo.create_model("text_ggd_tiny"), {}, "model of the zoo"),
+        (lambda: nn.Linear(2, 2), {}, "PriorMultiheadAttention"),
+        (lambda: timm.create_model("resnet18"), {}, "VisionTransformer"),
+        (lambda: timm.create_model("vit_base_patch16_rope_224", depth=1), {}, "VisionTransformer"),
+        (
+            lambda: transformers.T5Model(
+                transformers.T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=9)
+            ),
+            {},
+            "cross-attention",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_is_said(build: Callable[[], Any], arguments: dict[str, Any], message: str) -> None:
+    model = build()
+    with pytest.raises(ValueError, match=message):
+        zoo.adapt(model, **arguments)
+
+
+def test_a_refused_model_is_as_it_was() -> None:
+    model, given = make("llama"), input_of("llama")
+    before, names = output(model, given), list(model.state_dict())
+    with pytest.raises(ValueError, match="rotation"):
+        zoo.adapt(model, "rope", keep_rope=False, train="priors")
+    assert torch.equal(output(model, given), before)
+    assert list(model.state_dict()) == names and all(p.requires_grad for p in model.parameters())
+
+
+def test_a_folder_without_priors_is_an_error(tmp_path: Path) -> None:
+    make("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no adapted model"):
+        zoo.load_adapted(tmp_path)
+    with pytest.raises(ValueError, match="no adapted model"):
+        zoo.load_adapted(tmp_path / "none")

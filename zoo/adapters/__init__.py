@@ -1,0 +1,130 @@
+"""Priors for models people already have: `adapt` gives one to every self-attention layer of a transformers or timm model.
+
+    model = AutoModelForCausalLM.from_pretrained("…")
+    zoo.adapt(model, "ggd_goat", keep_rope=False, train="priors")
+
+A further library is a file here with `adapt`, `save` and `load`, and a line in `LIBRARIES`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from torch import nn
+
+__all__ = ["adapt", "is_adapted", "load_adapted", "save_adapted"]
+
+Model = TypeVar("Model", bound=nn.Module)
+RECORD = "priorzoo"  # of what was done, in config.json
+LIBRARIES = {
+    "transformers": "zoo.adapters.hf",
+    "timm": "zoo.adapters.timm",
+}  # imported when a model of theirs is adapted
+
+
+def adapt(
+    model: Model,
+    position: str = "ggd_goat",
+    *,
+    options: Mapping[str, Any] | None = None,
+    keep_rope: bool = True,
+    ssmax: bool = False,
+    train_context: int | None = None,
+    train: str | Sequence[str] = "all",
+) -> Model:
+    """Give every self-attention layer of a model a log-prior K on its logits, in place:
+
+        out[i] = Σ_j softmax_j( (scale·⟨q_i, k_j⟩ + K[h,i,j] + mask) · s_h[i] ) v_j,     s = 1 without SSMax.
+
+    Served are decoders and encoders of transformers whose attention goes through its attention interface (Llama, Qwen,
+    Mistral, GPT-2, GPT-NeoX, BERT, ViT, DINOv2 and v3 and their like), and timm's VisionTransformer. Priors that can start
+    uniform do: until they are trained the model's output is that of its own "sdpa" attention, to the bit. Lanes are beside the
+    heads' columns; weights, masks, caches and generation stay the library's own. transformers' static cache is cut to what
+    is filled, and its other implementations of attention are not used.
+
+    Args:
+        model: of `transformers` or `timm`.
+        position: a prior, or a sum of priors, by the names of `zoo.methods.create_position`; of image models by those of
+            `create_grid_position`.
+        options: its options; those that are not given are the defaults, but `init` is "uniform".
+        keep_rope: False takes the model's own position method out: its rotation, or its learned positions, which become zeros.
+        ssmax: whether there is a row scale s_h·ln n over the n keys that a row sees (SSMax). It does not start at the identity.
+        train_context: tokens seen in training, for priors and an SSMax relative to it; default: max_position_embeddings.
+        train: which parameters are trained: "all" as they are, "priors" alone, or patterns of the names of those that are
+            trained beside the priors, such as "*q_proj*".
+
+    Raises:
+        ValueError: for a model that is not served or has priors already, a position method that is no prior or depends on the
+            layer's input, and a pattern that matches no parameter.
+    """
+    library = _library(model)
+    if any(".position_bias." in f".{name}" for name, _ in model.named_parameters()):
+        raise ValueError(f"{type(model).__name__} has priors already")
+    patterns = [train] if isinstance(train, str) else list(train)
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns if patterns not in (["all"], ["priors"]) else ():
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(f"train={pattern!r} matches no parameter; they are named as {names[len(names) // 2]!r}")
+    library.adapt(model, position, dict(options or {}), keep_rope=keep_rope, ssmax=ssmax, train_context=train_context)
+    if patterns != ["all"]:
+        for name, parameter in model.named_parameters():
+            if ".position_bias." not in name and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+                parameter.requires_grad_(False)
+    return model
+
+
+def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Write an adapted model in its library's layout; of transformers it is `save_pretrained`."""
+    _library(model).save(model, Path(folder))
+
+
+def load_adapted(folder: str | os.PathLike[str], **kwargs: Any) -> Any:
+    """The adapted model in a folder that `save_adapted`, or of transformers `save_pretrained`, wrote.
+
+    Args:
+        folder: the folder.
+        kwargs: of the library's own loader, such as `dtype`.
+
+    Raises:
+        ValueError: where the folder's config.json is of no adapted model.
+    """
+    config = _config(folder)
+    if RECORD not in config:
+        raise ValueError(f"{folder} holds no adapted model; expected a config.json that save_adapted wrote")
+    library = "timm" if "architecture" in config else "transformers"
+    return import_module(LIBRARIES[library]).load(Path(folder), **kwargs)
+
+
+def is_adapted(folder: str | os.PathLike[str]) -> bool:
+    """Whether `load_adapted` loads what is in a folder."""
+    return RECORD in _config(folder)
+
+
+def _config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What config.json says; empty without one."""
+    try:
+        found = json.loads((Path(folder) / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _library(model: nn.Module) -> ModuleType:
+    """The file for the library that a model is of. Raises ValueError for another."""
+    of = {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    if "modalities" in of:
+        raise ValueError(f"{type(model).__name__} is a model of the zoo: choose its position method when it is made")
+    for library, file in LIBRARIES.items():
+        if library in of:
+            return import_module(file)
+    raise ValueError(
+        f"{type(model).__name__} is a model of none of {', '.join(LIBRARIES)}; for one built from torch's own modules there is "
+        "zoo.nn.PriorMultiheadAttention"
+    )

@@ -1,0 +1,256 @@
+"""Priors in models of `transformers`: decoders and encoders whose attention goes through its attention interface.
+
+A layer's prior is the module `position_bias` of its attention, a name that Trainer never decays. The attention implementation
+"priorzoo" adds it; masks are those of "sdpa", which is also what computes layers whose prior is uniform.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from zoo.adapters.layer import Grid, LayerPrior, create_layer
+from zoo.positions import Positions
+
+__all__ = ["adapt", "load", "save"]
+
+NAME = "priorzoo"  # of the attention implementation, and of the record in config.json
+LEARNED = ("position_embeddings", "position_embedding", "wpe")  # of parameters and modules that hold learned positions
+NOT_SERVED = {"softcap": "capped logits", "s_aux": "learned sinks", "position_bias": "a position bias of its own"}
+
+
+def adapt(
+    model: PreTrainedModel,
+    position: str,
+    options: Mapping[str, Any],
+    *,
+    keep_rope: bool,
+    ssmax: bool,
+    train_context: int | None,
+) -> dict[str, Any]:
+    """As `zoo.adapt`, which see; returns the record from which `load` does it again."""
+    config = model.config
+    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
+        raise ValueError(f"{type(model).__name__} has cross-attention, between lines that have no common positions")
+    layers = attention_layers(model)
+    if not layers or not model._supports_sdpa:
+        raise ValueError(
+            f"{type(model).__name__} has no self-attention that goes through transformers' attention interface; Llama, Qwen, "
+            "Mistral, GPT-2, GPT-NeoX, BERT, ViT and DINO models and their like do"
+        )
+    if getattr(config, "reorder_and_upcast_attn", False):
+        raise ValueError("reorder_and_upcast_attn computes attention outside the attention interface; set it to False")
+    grid, train_grid = _grid(model)
+    context = train_context or getattr(config, "max_position_embeddings", None) or math.prod(train_grid or (0,))
+    if not context:
+        raise ValueError(f"{type(config).__name__} names no max_position_embeddings: give train_context in tokens")
+    made = [
+        create_layer(
+            position,
+            options,
+            dim=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            train_context=context,
+            ssmax=ssmax,
+            causal=layer.is_causal,
+            grid=grid,
+            train_grid=train_grid,
+        )
+        for layer in layers
+    ]
+    if not keep_rope:
+        _remove_positions(model)
+    for layer, prior in zip(layers, made, strict=True):
+        layer.position_bias = prior.to(next(layer.parameters()).device)
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
+    if grid is not None:
+        embedding = next(m for m in model.modules() if hasattr(m, "patch_embeddings"))
+        embedding.register_forward_pre_hook(grid.see, with_kwargs=True)
+    record = dict(
+        position=position, options=dict(options), keep_rope=keep_rope, ssmax=ssmax, train_context=train_context
+    )
+    setattr(config, NAME, record)
+    return record
+
+
+def save(model: PreTrainedModel, folder: Path) -> None:
+    """As `zoo.save_adapted`."""
+    model.save_pretrained(folder)
+
+
+def attention_layers(model: nn.Module) -> list[Any]:
+    """The self-attention modules that call the attention interface, in order."""
+    return [
+        module
+        for module in model.modules()
+        if isinstance(getattr(module, "is_causal", None), bool)
+        and hasattr(module, "scaling")
+        and not getattr(module, "is_cross_attention", False)
+    ]
+
+
+def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
+    """As `zoo.load_adapted`, for a folder that `save_pretrained` wrote."""
+    config = AutoConfig.from_pretrained(folder)
+    record = config.__dict__.pop(NAME)
+    [architecture] = config.architectures
+    made_as: Any = getattr(transformers, architecture)
+
+    def make(self: PreTrainedModel, config: PretrainedConfig, *args: Any, **more: Any) -> None:
+        made_as.__init__(self, config, *args, **more)
+        adapt(self, **record)
+
+    # The priors are there when from_pretrained reads the weights, and stay in float32.
+    wide = [*(made_as._keep_in_fp32_modules_strict or ()), "position_bias"]
+    own = {"__init__": make, "__module__": made_as.__module__, "_keep_in_fp32_modules_strict": wide}
+    adapted: Any = type(made_as.__name__, (made_as,), own)
+    model = adapted.from_pretrained(folder, config=config, **kwargs)
+    model.__class__ = made_as
+    return model
+
+
+def _grid(model: PreTrainedModel) -> tuple[Grid | None, tuple[int, int] | None]:
+    """Of an image model, where it will tell its patch grid, and the one that it was made for."""
+    config = model.config
+    if getattr(config, "patch_size", None) is None or getattr(config, "image_size", None) is None:
+        return None, None
+    patch, size = ((s, s) if isinstance(s, int) else tuple(s) for s in (config.patch_size, config.image_size))
+    return Grid(patch), (size[0] // patch[0], size[1] // patch[1])
+
+
+def _remove_positions(model: nn.Module) -> None:
+    """Turn rotations off, or learned positions into zeros that are not trained."""
+    rotations = [m for m in model.modules() if re.search(r"Rotary|Rope|RoPE", type(m).__name__)]
+    for module in rotations:
+        module.register_forward_hook(_no_rotation)
+    learned = False
+    for owner in list(model.modules()):
+        for name in LEARNED:
+            held = getattr(owner, name, None)
+            if isinstance(held, nn.Embedding):
+                setattr(owner, name, NoPositions(held.embedding_dim))
+            elif isinstance(held, nn.Parameter):
+                held.requires_grad_(False).data.zero_()
+            learned = learned or isinstance(held, nn.Embedding | nn.Parameter)
+    if not rotations and not learned:
+        raise ValueError(f"keep_rope=False: {type(model).__name__} has neither a rotation nor learned positions")
+
+
+class NoPositions(nn.Module):
+    """In the place of an embedding of positions: zeros, at any position."""
+
+    zero: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.register_buffer("zero", torch.zeros(()))
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        return self.zero.expand(*position_ids.shape, self.dim)
+
+
+def _no_rotation(module: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """A forward hook: the cosine and sine of no angle."""
+    cos, sin = output
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention implementation "priorzoo"."""
+    layer: LayerPrior | None = module._modules.get("position_bias")
+
+    def own() -> Tensor:
+        given = dict(dropout=dropout, scaling=scaling, is_causal=is_causal) | kwargs
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)[0].transpose(1, 2)
+
+    if layer is None:
+        return own().transpose(1, 2), None
+    for name, what in NOT_SERVED.items():
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} has {what} ({name}), which attention with a prior does not serve"
+            )
+    causal = module.is_causal if is_causal is None else is_causal
+    mask, bias = _split(attention_mask)
+    if causal and (used := _filled(mask, query.shape[2], key.shape[2])) < key.shape[2]:
+        key, value, mask = key[:, :, :used], value[:, :, :used], None if mask is None else mask[..., :used]
+        bias = None if bias is None else bias[..., :used]
+    positions = _positions(layer, query.shape[2], key.shape[2], mask, causal, kwargs.get("sliding_window"))
+    out = layer.attend(
+        own, query, key, value, positions, causal=causal, mask=mask, bias=bias, dropout=dropout, scale=scaling
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _filled(mask: Tensor | None, queries: int, keys: int) -> int:
+    """Keys up to the last query's own; a static cache has room for more behind them."""
+    if mask is None:  # transformers asks for no mask where an empty cache is filled
+        return queries if queries > 1 else keys
+    if bool(mask[..., -1, -1].any()):
+        return keys
+    return int(mask[..., -1, :].flatten(0, 1).any(0).nonzero().max()) + 1
+
+
+def _split(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """A mask of transformers, bool or added to logits, as keys that are shown and finite addends."""
+    if mask is None or mask.dtype == torch.bool:
+        return mask, None
+    shown = mask > torch.finfo(mask.dtype).min / 2
+    bias = mask.masked_fill(~shown, 0.0)
+    return shown, bias if bool(bias.any()) else None
+
+
+def _positions(
+    layer: LayerPrior, queries: int, keys: int, mask: Tensor | None, causal: bool, window: int | None
+) -> tuple[Positions, Positions]:
+    """Of queries and keys. Tokens count from the first that their query sees, so that padding and packing move nothing.
+
+    Raises:
+        ValueError: where a window's cache has dropped keys and the prior needs to know how many.
+    """
+    if layer.grid is not None:
+        grid = layer.grid.positions(keys)
+        return grid, grid
+    k_pos = Positions.line(keys)
+    if not layer.prior.is_relative:
+        if window is not None and queries < keys and keys >= window:
+            raise ValueError(
+                f"a cache of the last {window} keys does not tell their positions, which {type(layer.prior).__name__} depends "
+                "on: set sliding_window=None in the config before adapting, or use a prior of distance, such as ggd"
+            )
+        if mask is not None:
+            k_pos = Positions(keys, within=_within(mask, queries, keys, window if causal else None))
+    return k_pos.tail(queries), k_pos
+
+
+def _within(mask: Tensor, queries: int, keys: int, window: int | None) -> Tensor:
+    """(B, S) int64: each key's distance from the first key that the query of its row, or the first query, sees."""
+    first = mask[:, 0].to(torch.uint8).argmax(-1)
+    index = torch.arange(keys, device=mask.device)
+    if window is not None:  # what a window hides began earlier, where the row before began
+        first = first.masked_fill(first == index[keys - queries :] - window + 1, -1).cummax(-1).values.clamp(min=0)
+    start = torch.cat([first[:, :1].expand(-1, keys - queries), first], dim=-1)
+    return (index - start).clamp(min=0)

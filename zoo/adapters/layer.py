@@ -1,0 +1,231 @@
+"""What an attention layer of another library's model gets: a prior, and how it joins that layer's own attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.attention import prior_attention
+from zoo.attention.base import Kernel
+from zoo.layers import SSMax
+from zoo.methods import create_grid_position, create_position, uniform_options
+from zoo.positions import Positions
+from zoo.priors.base import Prior, PriorTerms, RelativeTable
+
+__all__ = ["Grid", "LayerPrior", "attending_by", "create_layer"]
+
+# A prior whose rows vary by less is one that changes no logit of size 1 in float64 by more than its rounding.
+UNIFORM = 1e-12
+_KERNEL: ContextVar[str | Kernel] = ContextVar("kernel", default="auto")
+
+
+@contextmanager
+def attending_by(kernel: str | Kernel) -> Iterator[None]:
+    """Inside the context, what computes the attention of adapted layers: as `kernel` in `prior_attention`."""
+    token = _KERNEL.set(kernel)
+    try:
+        yield
+    finally:
+        _KERNEL.reset(token)
+
+
+class Grid:
+    """The patch grid of the images that a model reads: a hook on its embedding sets it, its layers ask for it."""
+
+    def __init__(self, patch: tuple[int, int]) -> None:
+        self.patch = patch
+        self.shape: tuple[int, int] | None = None
+
+    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A forward pre-hook with keyword arguments; the first argument is (B, channels, height, width)."""
+        image = args[0] if args else kwargs["pixel_values"]
+        self.shape = (image.shape[-2] // self.patch[0], image.shape[-1] // self.patch[1])
+
+    def positions(self, tokens: int) -> Positions:
+        """Of `tokens` tokens, the patches last.
+
+        Raises:
+            ValueError: where there are fewer tokens than patches, as after dropping patches.
+        """
+        if self.shape is None:
+            raise ValueError("an adapted image model needs its images, from which the patch grid follows")
+        height, width = self.shape
+        if tokens < height * width:
+            raise ValueError(f"attention over {tokens} tokens of a {height}×{width} grid: a prior needs all patches")
+        return Positions.grid(height, width, num_prefix=tokens - height * width)
+
+
+class LayerPrior(nn.Module):
+    """A layer's log-prior K and, if asked for, SSMax's scale.
+
+    While K is the same for all keys, as with a prior that starts uniform, the layer's own attention gives the output, to the
+    bit; gradients are those of attention with K.
+
+    On a grid whose model has prefix tokens the table of K counts less its value at the start, the same for all patches where
+    it starts uniform: K of prefix tokens is 0, and they keep their share of the attention.
+
+    Args:
+        prior: the log-prior.
+        ssmax: row scale of the logits.
+        grid: where the patch grid is told; None for a line of tokens.
+    """
+
+    level: Tensor | None
+
+    def __init__(self, prior: Prior, *, ssmax: SSMax | None = None, grid: Grid | None = None) -> None:
+        super().__init__()
+        self.prior, self.ssmax, self.grid = prior, ssmax, grid
+        self._uniform: dict[bool, tuple[Any, int]] = {}
+        self.register_buffer("level", self._start() if grid is not None else None)
+
+    def _start(self) -> Tensor | None:
+        """(H,) the table's value at a patch's own place; None without a table."""
+        one = Positions.grid(1, 1)
+        with torch.no_grad():
+            table = self.prior(one, one, causal=False).table
+        return None if table is None else table.table[:, table.center].float()
+
+    def terms(self, q_pos: Positions, k_pos: Positions, causal: bool) -> PriorTerms:
+        terms = self.prior(q_pos, k_pos, causal=causal)
+        if self.level is None or terms.table is None or not k_pos.num_prefix:
+            return terms
+        lowered = terms.table.table - self.level.to(terms.table.table.dtype)[:, None]
+        # The Jacobian of a table does not change with a constant.
+        table = RelativeTable(**{**vars(terms.table), "table": lowered})
+        return PriorTerms(terms.q_lanes, terms.k_lanes, table, terms.bias)
+
+    def attend(
+        self,
+        own: Callable[[], Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: tuple[Positions, Positions],
+        *,
+        causal: bool,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        dropout: float = 0.0,
+        scale: float | None = None,
+    ) -> Tensor:
+        """(B, H, T, D): softmax((scale·⟨q, k⟩ + K + bias)·SSMax's scale) v.
+
+        Args:
+            own: the layer's attention without K, (B, H, T, D).
+            q, k, v: (B, H, T, D), (B, G, S, D), (B, G, S, D).
+            positions: of queries and keys.
+            causal: whether keys after the query are hidden. A mask hides them itself.
+            mask: (1 or B, 1 or H, T, S) bool, True where a key may be seen, or None.
+            bias: like the mask, finite numbers that are added to the logits.
+            dropout: probability with which a weight is dropped.
+            scale: None for 1/√D.
+        """
+        q_pos, k_pos = positions
+        terms = self.terms(q_pos, k_pos, causal)
+        kernel = _KERNEL.get()
+        uniform = kernel == "auto" and self._is_uniform(terms, k_pos)
+        if uniform and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
+            return own()
+        if bias is not None:
+            terms = terms + PriorTerms(bias=bias.to(torch.promote_types(bias.dtype, torch.float32)))
+        if scale is not None and scale != q.shape[-1] ** -0.5:
+            q = q * (scale * q.shape[-1] ** 0.5)
+        out = prior_attention(
+            q,
+            k,
+            v,
+            terms,
+            causal=causal and mask is None,
+            query_scale=self._row_scale(q_pos, k_pos, causal, mask),
+            mask=mask,
+            dropout=dropout,
+            kernel=kernel,
+        )
+        return own().detach() + (out - out.detach()) if uniform and not dropout else out
+
+    def _row_scale(self, q_pos: Positions, k_pos: Positions, causal: bool, mask: Tensor | None) -> Tensor | None:
+        """(1 or B, H, T): SSMax's scale by the number of keys that a row sees, or None."""
+        if self.ssmax is None:
+            return None
+        if mask is not None:
+            return self.ssmax.of_counts(mask.sum(-1).clamp(min=1).double())
+        if causal:
+            return self.ssmax(q_pos, causal=True)
+        return self.ssmax(Positions.line(k_pos.length), causal=False)[..., :1].expand(-1, -1, q_pos.length)
+
+    def _is_uniform(self, terms: PriorTerms, k_pos: Positions) -> bool:
+        """Whether K is now the same for all keys of these positions.
+
+        Parameters are looked at once each time they change: on a device that synchronises. What was uniform is looked at again
+        where there are more keys.
+        """
+        if self.ssmax is not None or torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return False
+        parameters = list(self.parameters())
+        if any(p.is_inference() for p in parameters):
+            return False
+        state = tuple((p.data_ptr(), p._version) for p in parameters)
+        known, keys = self._uniform.get(k_pos.is_grid, (None, 0))
+        if known == state and (keys < 0 or k_pos.length <= keys):
+            return keys >= 0
+        found = _uniform(terms, k_pos.num_prefix > 0)
+        self._uniform[k_pos.is_grid] = (state, k_pos.length if found else -1)
+        return found
+
+
+def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
+    """Whether no row of K varies by more than rounding; with prefix tokens, whether K is 0."""
+    spread = torch.zeros(())
+    with torch.no_grad():
+        if terms.q_lanes is not None and terms.k_lanes is not None:
+            most = [x.abs().amax((0, 1, 2)).double() for x in (terms.q_lanes, _varying(terms.k_lanes, prefixed))]
+            spread = (most[0] * most[1]).sum()
+        for values in (terms.table.table if terms.table is not None else None, terms.bias):
+            if values is not None:
+                spread = spread + (values.abs().amax() if prefixed else (values.amax(-1) - values.amin(-1)).amax())
+    return bool(spread <= UNIFORM)
+
+
+def _varying(lanes: Tensor, prefixed: bool) -> Tensor:
+    """Lanes of keys without what all keys have in common, which moves a row's logits as a whole."""
+    return lanes if prefixed else lanes - lanes[:, :, :1]
+
+
+def create_layer(
+    position: str,
+    options: Mapping[str, Any],
+    *,
+    dim: int,
+    num_heads: int,
+    train_context: int,
+    ssmax: bool,
+    causal: bool,
+    grid: Grid | None,
+    train_grid: tuple[int, int] | None,
+) -> LayerPrior:
+    """A layer's prior of this method. Parts that can start uniform do, unless `options` says otherwise.
+
+    Raises:
+        ValueError: for an unknown method or option, and for one that is no prior, or whose K follows from the layer's input.
+    """
+    given: dict[str, Any] = dict(dim=dim, num_heads=num_heads, lanes="beside")
+    given["options"] = uniform_options(position, options, grid=train_grid is not None)
+    with torch.device("cpu"):  # also where a library makes its model without values
+        if train_grid is not None:
+            made = create_grid_position(position, train_grid=train_grid, **given)
+        else:
+            made = create_position(position, train_context=train_context, **given)
+        scale = SSMax(num_heads, train_context=train_context, causal=causal) if ssmax else None
+    if made.rotary is not None or made.embedding is not None:
+        raise ValueError(
+            f"position {position!r} is or has a rotation or an embedding; a model of another library is given priors"
+        )
+    if made.prior.depends_on_content:
+        raise ValueError(f"position {position!r} depends on the layer's input, which its attention is not shown")
+    with torch.device("cpu"):
+        return LayerPrior(made.prior, ssmax=scale, grid=grid)

@@ -1,0 +1,130 @@
+"""Priors in the vision transformers of `timm`. A layer's prior is the module `position_bias` of its attention."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+from safetensors.torch import load_file
+from timm.layers import Attention
+from timm.models import VisionTransformer, save_for_hf
+from torch import Tensor, nn
+
+from zoo.adapters.layer import Grid, LayerPrior, create_layer
+from zoo.files import write_json
+
+__all__ = ["adapt", "load", "save"]
+
+RECORD = "priorzoo"  # in config.json
+
+
+class PriorAttention(Attention):
+    """`timm.layers.Attention` with a prior on its logits; made of one by `adapt`."""
+
+    position_bias: LayerPrior
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        if attn_mask is not None or is_causal:
+            raise ValueError("attention with a prior over patches takes neither attn_mask nor is_causal")
+        layer = self.position_bias
+        assert layer.grid is not None
+        positions = layer.grid.positions(x.shape[1])
+        batch, length, _ = x.shape
+        gate = None if self.gate is None else self.gate(x).sigmoid()
+        q, k, v = self.qkv(x).reshape(batch, length, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = self.q_norm(q), self.k_norm(k)
+        dropout = self.attn_drop.p if self.training else 0.0
+
+        def own() -> Tensor:
+            if self.fused_attn:
+                return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+            return self.attn_drop(((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1)) @ v
+
+        x = layer.attend(own, q, k, v, (positions, positions), causal=False, dropout=dropout)
+        x = self.norm(x.transpose(1, 2).reshape(batch, length, self.attn_dim))
+        return self.proj_drop(self.proj(x if gate is None else x * gate))
+
+
+class PriorVisionTransformer(VisionTransformer):
+    """A `timm` vision transformer with priors; made of one by `adapt`."""
+
+    priorzoo: dict[str, Any]
+
+    def no_weight_decay(self) -> set[str]:
+        """What timm's optimisers do not decay: as the model itself, and the parameters of priors and SSMax."""
+        return {*super().no_weight_decay(), *(n for n, _ in self.named_parameters() if ".position_bias." in n)}
+
+
+def adapt(
+    model: VisionTransformer,
+    position: str,
+    options: Mapping[str, Any],
+    *,
+    keep_rope: bool,
+    ssmax: bool,
+    train_context: int | None,
+) -> dict[str, Any]:
+    """As `zoo.adapt`, which see; `train_context` is not asked. Returns the record from which `load` does it again."""
+    layers: list[Any] = [block.attn for block in getattr(model, "blocks", ()) if hasattr(block, "attn")]
+    if type(model) is not VisionTransformer or any(type(layer) is not Attention for layer in layers) or not layers:
+        found = ", ".join(sorted({type(layer).__name__ for layer in layers})) or "no attention"
+        raise ValueError(
+            f"{type(model).__name__} with {found}: only timm's VisionTransformer with timm.layers.Attention takes a "
+            "prior (vit_*, deit*)"
+        )
+    patch, train_grid = model.patch_embed.patch_size, model.patch_embed.grid_size
+    if patch is None or train_grid is None:
+        raise ValueError("timm model without a patch grid: give img_size when it is made")
+    grid = Grid(patch)
+    made = [
+        create_layer(
+            position,
+            options,
+            dim=model.embed_dim,
+            num_heads=layer.num_heads,
+            train_context=train_grid[0] * train_grid[1],
+            ssmax=ssmax,
+            causal=False,
+            grid=grid,
+            train_grid=tuple(train_grid),
+        )
+        for layer in layers
+    ]
+    if not keep_rope:
+        if model.pos_embed is None:
+            raise ValueError("keep_rope=False: the model has no positions of its own")
+        model.pos_embed.requires_grad_(False).data.zero_()
+    for layer, prior in zip(layers, made, strict=True):
+        layer.__class__ = PriorAttention
+        layer.position_bias = prior.to(layer.qkv.weight.device)
+    model.__class__ = PriorVisionTransformer
+    model.patch_embed.register_forward_pre_hook(grid.see, with_kwargs=True)
+    record = dict(position=position, options=dict(options), keep_rope=keep_rope, ssmax=ssmax)
+    model.__dict__[RECORD] = record
+    return record
+
+
+def save(model: PriorVisionTransformer, folder: Path) -> None:
+    """Write weights and configuration in timm's layout, and what `load` needs."""
+    made_with = dict(
+        img_size=list(model.patch_embed.img_size),
+        patch_size=model.patch_embed.patch_size[0],
+        in_chans=model.patch_embed.proj.in_channels,
+        dynamic_img_size=model.dynamic_img_size,
+    )
+    save_for_hf(model, str(folder), model_args=made_with, safe_serialization=True)
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", config | {RECORD: model.priorzoo})
+
+
+def load(folder: Path, **kwargs: Any) -> VisionTransformer:
+    """As `zoo.load_adapted`, for a folder that `save` wrote."""
+    config = json.loads((folder / "config.json").read_text())
+    given = dict(num_classes=config["num_classes"], global_pool=config["global_pool"]) | config["model_args"]
+    model: Any = timm.create_model(config["architecture"], **given | kwargs)
+    adapt(model, **config[RECORD], train_context=None)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model

@@ -263,11 +263,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     positional = words[: next((n for n, word in enumerate(words) if word.startswith("-")), len(words))]
     kinds: dict[str, type[Evaluator]] = {}
-    with contextlib.suppress(ImportError, ValueError):  # of models that the command itself reports
-        named = {m for word in positional[:-1] for part in word.split(",") if (m := modality_of(part))}
-        for name in named or modality_names():
-            with contextlib.suppress(ImportError):  # its packages are not installed
-                kinds |= find_modality(name).evaluators
+    named: set[str] = set()
+    for part in (part for word in positional[:-1] for part in word.split(",")):
+        with contextlib.suppress(ImportError, ValueError):  # of models that the command itself reports
+            named |= {m} if (m := modality_of(part)) else set()
+    for name in named or modality_names():
+        with contextlib.suppress(ImportError, ValueError):  # its packages are not installed
+            kinds |= find_modality(name).evaluators
     command = with_options(evaluate_command, {name: kind.settings_class for name, kind in kinds.items()})
     return call(command, words, prog="recipes/evaluate.py")
 

@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Self
 
 import torch
@@ -40,7 +41,7 @@ class OutsideConfig:
 
     Attributes:
         name: of the folder or repository.
-        position: what gives it a colour in figures: its `model_type`.
+        position: what figures and tables call it where that tells models apart: the last part of its name.
         train_context: `max_position_embeddings`, or the tokenizer's `model_max_length`.
         max_context: the most tokens that it can read, where positions are tables; else None.
         tokenizer: spec of the modality's `load_tokenizer`.
@@ -107,19 +108,19 @@ class OutsideDecoder(nn.Module):
     context it was trained with.
     """
 
-    def __init__(self, model: Any, name: str, tokenizer: str | None = None) -> None:
+    def __init__(self, model: Any, name: str) -> None:
         super().__init__()
         self.model = model.eval()
         config = model.config.get_text_config()
         self.config: Any = OutsideConfig(
             name,
-            config.model_type,
+            PurePath(name).name,
             config.vocab_size,
             config.num_hidden_layers,
             getattr(config, "num_attention_heads", 0),
             _train_context(config, name),
             _max_context(model, config),
-            tokenizer or f"hf:{name}",
+            f"hf:{name}",
         )
         self._kind: Any = None  # class of the base model's output
         self._base = self._find_base()
@@ -206,7 +207,7 @@ class OutsideDecoder(nn.Module):
         if cache is not None:
             cache.held = getattr(output, self._cache, None)
             if cache.held is None:
-                raise ValueError(f"hf:{self.config.name}: {self.config.position} gives no cache to go on from")
+                raise ValueError(f"hf:{self.config.name}: {self.model.config.model_type} gives no cache to go on from")
             cache.length = reach
         features = output.last_hidden_state
         return features if last is None else features[:, -last:]
@@ -268,7 +269,7 @@ class OutsideDecoder(nn.Module):
                 self.model.set_attn_implementation(before)
         if calls != self.config.num_layers:
             raise ValueError(
-                f"hf:{self.config.name}: attention of {self.config.position} cannot be seen: {calls} of "
+                f"hf:{self.config.name}: attention of {self.model.config.model_type} cannot be seen: {calls} of "
                 f"{self.config.num_layers} layers take their function from transformers' AttentionInterface"
             )
 

@@ -31,7 +31,7 @@ class OutsideImageConfig:
 
     Attributes:
         name: timm's.
-        position: what gives it a colour in figures: the name of its family.
+        position: what figures and tables call it where that tells models apart: its name.
         train_size: (height, width) of timm's data configuration.
         patch_size: what sides are multiples of; with `pad` any side is taken.
         fixed: whether it takes images of the training size alone.
@@ -71,7 +71,7 @@ class OutsideClassifier(nn.Module):
         self.num_prefix_tokens = getattr(found, "num_prefix_tokens", 0)
         self.config = OutsideImageConfig(
             name=name,
-            position=name.partition("_")[0],
+            position=name,
             num_classes=found.num_classes,
             train_size=tuple(data["input_size"][1:]),
             patch_size=found.feature_info[-1]["reduction"],

@@ -276,7 +276,7 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, folders):
         assert done.exit_code == 2 and done.stderr.count("\n") == 1, done.stderr
         return done.stderr
 
-    assert "no such folder" in refused(f"hf:{tmp_path}/nowhere")
+    assert "no such folder" in refused(f"hf:{tmp_path}/nowhere", "--lengths", "64")
     (tmp_path / "empty").mkdir()
     assert "no tokenizer can be opened" in refused(f"hf:{tmp_path}/empty")
     character_tokenizer(LETTERS, ["<e>"], eos="<e>").save_pretrained(tmp_path / "tokens")

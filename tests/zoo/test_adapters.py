@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import modalities.vision  # noqa: F401 - makes timm importable beside a CPU build of torch
 import zoo
 from zoo.adapters.layer import LayerPrior
+from zoo.methods import ENCODINGS, create_position, list_positions
 from zoo.positions import Positions
 
 transformers = pytest.importorskip("transformers")
@@ -29,6 +30,7 @@ SIZES: dict[str, Any] = dict(
     max_position_embeddings=64,
 )
 GROUPED = SIZES | dict(num_key_value_heads=2)
+SPECIAL = [f"{role}_token_id" for role in ("pad", "bos", "eos", "cls", "sep")]
 IMAGES = {key: value for key, value in SIZES.items() if key not in ("vocab_size", "max_position_embeddings")} | dict(
     image_size=32, patch_size=8
 )
@@ -46,10 +48,27 @@ DECODERS: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=60, n_positions=64)
     ),
+    "opt": lambda: transformers.OPTForCausalLM(
+        transformers.OPTConfig(
+            hidden_size=32,
+            ffn_dim=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            vocab_size=60,
+            max_position_embeddings=64,
+        )
+    ),
+    "gemma3": lambda: transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(**GROUPED, head_dim=16, sliding_window=64, query_pre_attn_scalar=9)
+    ),
     "gpt_neox": lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SIZES)),
 }
 ENCODERS: dict[str, Callable[[], Any]] = {
     "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES)),
+    "modernbert": lambda: transformers.ModernBertModel(
+        transformers.ModernBertConfig(**SIZES, local_attention=64, **dict.fromkeys(SPECIAL, 0))
+    ),
+    "siglip": lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGES)),
     "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**IMAGES)),
     "dinov2": lambda: transformers.Dinov2Model(transformers.Dinov2Config(**IMAGES)),
     "dinov3": lambda: transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**IMAGES, num_register_tokens=2)),
@@ -58,6 +77,7 @@ ENCODERS: dict[str, Callable[[], Any]] = {
     ),
 }
 EVERY = DECODERS | ENCODERS
+LINES = [*DECODERS, "bert", "modernbert"]
 
 
 def make(name: str) -> Any:
@@ -67,7 +87,7 @@ def make(name: str) -> Any:
 
 def input_of(name: str, *, batch: int = 2, length: int = 17) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    if name in DECODERS or name == "bert":
+    if name in LINES:
         return torch.randint(3, 60, (batch, length), generator=generator)
     return torch.randn(batch, 3, 32, 40 if name in ("dinov3", "timm") else 32, generator=generator)
 
@@ -93,7 +113,7 @@ def disturb(model: nn.Module, std: float = 0.5) -> None:
 def test_a_uniform_prior_changes_no_bit(name: str, position: str) -> None:
     model, given = make(name), input_of(name)
     before = output(model, given).detach()
-    position = {"ggd": "ggd2d", "goat": "goat"}.get(position, position) if name not in (*DECODERS, "bert") else position
+    position = "ggd2d" if position == "ggd" and name not in LINES else position
     zoo.adapt(model, position)
     assert torch.equal(output(model, given), before)
     with torch.no_grad():
@@ -102,14 +122,14 @@ def test_a_uniform_prior_changes_no_bit(name: str, position: str) -> None:
     assert (output(model, given) - before).abs().max() > 3e-5
 
 
-@pytest.mark.parametrize("name", [*DECODERS, "bert"])
+@pytest.mark.parametrize("name", [name for name in LINES if name != "opt"])  # which takes its positions from the mask
 def test_a_prior_is_what_is_added_to_the_logits(name: str) -> None:
     """Against the model itself with K as an additive mask, in float64."""
     model, given = make(name).double(), input_of(name)
     adapted = zoo.adapt(copy.deepcopy(model), "ggd_goat").double()
     disturb(adapted)
     prior = next(m for m in adapted.modules() if isinstance(m, LayerPrior)).prior
-    line, causal = Positions.line(given.shape[1]), name != "bert"
+    line, causal = Positions.line(given.shape[1]), name in DECODERS
     bias = prior.log_prior(line, line, causal=causal).detach()
     if causal:
         bias = bias.masked_fill(torch.ones(bias.shape[-2:], dtype=torch.bool).triu(1), -1e30)
@@ -117,7 +137,7 @@ def test_a_prior_is_what_is_added_to_the_logits(name: str) -> None:
     assert (output(adapted, given) - expected).abs().max() < 1e-9
 
 
-@pytest.mark.parametrize("name", ["vit", "dinov2", "dinov3", "timm"])
+@pytest.mark.parametrize("name", ["vit", "siglip", "dinov2", "dinov3", "timm"])
 def test_a_prior_of_images_is_on_their_grid(name: str) -> None:
     model, given = make(name).double(), input_of(name).double()
     adapted = zoo.adapt(copy.deepcopy(model), "ggd_goat").double()
@@ -334,3 +354,16 @@ def test_a_folder_without_priors_is_an_error(tmp_path: Path) -> None:
         zoo.load_adapted(tmp_path)
     with pytest.raises(ValueError, match="no adapted model"):
         zoo.load_adapted(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", [name for name in list_positions() if name not in ENCODINGS and name != "cable"])
+def test_a_relative_prior_does_not_change_with_the_place(name: str) -> None:
+    """And one that does is not called relative."""
+    prior = create_position(name, dim=32, num_heads=4, train_context=16, lanes="beside").prior
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in prior.parameters():
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
+    here, there = (Positions(9, within=torch.arange(n, n + 9)[None]) for n in (0, 50))
+    moved = [prior(p, p, causal=True).dense().double().log_softmax(-1) for p in (here, there)]
+    assert prior.is_relative == bool((moved[0] - moved[1]).abs().max() < 1e-4)

@@ -25,7 +25,7 @@ from zoo.positions import Positions
 __all__ = ["adapt", "load", "save"]
 
 NAME = "priorzoo"  # of the attention implementation, and of the record in config.json
-LEARNED = ("position_embeddings", "position_embedding", "wpe")  # of parameters and modules that hold learned positions
+LEARNED = ("position_embeddings", "position_embedding", "embed_positions", "wpe")  # names of learned positions
 NOT_SERVED = {"softcap": "capped logits", "s_aux": "learned sinks", "position_bias": "a position bias of its own"}
 
 
@@ -37,13 +37,13 @@ def adapt(
     keep_rope: bool,
     ssmax: bool,
     train_context: int | None,
-) -> dict[str, Any]:
-    """As `zoo.adapt`, which see; returns the record from which `load` does it again."""
+) -> None:
+    """As `zoo.adapt`; its record in the config is what `load` does again."""
     config = model.config
     if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
         raise ValueError(f"{type(model).__name__} has cross-attention, between lines that have no common positions")
     layers = attention_layers(model)
-    if not layers or not model._supports_sdpa:
+    if not layers or not model._supports_attention_backend:
         raise ValueError(
             f"{type(model).__name__} has no self-attention that goes through transformers' attention interface; Llama, Qwen, "
             "Mistral, GPT-2, GPT-NeoX, BERT, ViT and DINO models and their like do"
@@ -69,20 +69,18 @@ def adapt(
         for layer in layers
     ]
     if not keep_rope:
-        _remove_positions(model)
+        _remove_positions(model, images=grid is not None)
     for layer, prior in zip(layers, made, strict=True):
         layer.position_bias = prior.to(next(layer.parameters()).device)
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
     if grid is not None:
-        embedding = next(m for m in model.modules() if hasattr(m, "patch_embeddings"))
-        embedding.register_forward_pre_hook(grid.see, with_kwargs=True)
+        _embedding(model).register_forward_pre_hook(grid.see, with_kwargs=True)
     record = dict(
         position=position, options=dict(options), keep_rope=keep_rope, ssmax=ssmax, train_context=train_context
     )
     setattr(config, NAME, record)
-    return record
 
 
 def save(model: PreTrainedModel, folder: Path) -> None:
@@ -96,7 +94,7 @@ def attention_layers(model: nn.Module) -> list[Any]:
         module
         for module in model.modules()
         if isinstance(getattr(module, "is_causal", None), bool)
-        and hasattr(module, "scaling")
+        and any(hasattr(module, name) for name in ("scaling", "scale", "head_dim"))
         and not getattr(module, "is_cross_attention", False)
     ]
 
@@ -126,11 +124,20 @@ def _grid(model: PreTrainedModel) -> tuple[Grid | None, tuple[int, int] | None]:
     config = model.config
     if getattr(config, "patch_size", None) is None or getattr(config, "image_size", None) is None:
         return None, None
+    _embedding(model)
     patch, size = ((s, s) if isinstance(s, int) else tuple(s) for s in (config.patch_size, config.image_size))
     return Grid(patch), (size[0] // patch[0], size[1] // patch[1])
 
 
-def _remove_positions(model: nn.Module) -> None:
+def _embedding(model: nn.Module) -> nn.Module:
+    """The module of an image model whose first argument is the image."""
+    for module in model.modules():
+        if hasattr(module, "patch_embeddings") or hasattr(module, "patch_embedding"):
+            return module
+    raise ValueError(f"{type(model).__name__} has no patch embedding that tells the grid of an image")
+
+
+def _remove_positions(model: nn.Module, *, images: bool) -> None:
     """Turn rotations off, or learned positions into zeros that are not trained."""
     rotations = [m for m in model.modules() if re.search(r"Rotary|Rope|RoPE", type(m).__name__)]
     for module in rotations:
@@ -139,10 +146,13 @@ def _remove_positions(model: nn.Module) -> None:
     for owner in list(model.modules()):
         for name in LEARNED:
             held = getattr(owner, name, None)
-            if isinstance(held, nn.Embedding):
+            if type(held) is nn.Embedding and not images:
                 setattr(owner, name, NoPositions(held.embedding_dim))
-            elif isinstance(held, nn.Parameter):
-                held.requires_grad_(False).data.zero_()
+            elif isinstance(
+                held, nn.Embedding | nn.Parameter
+            ):  # resized to other images, or called with more than positions
+                table = held.weight if isinstance(held, nn.Embedding) else held
+                table.requires_grad_(False).data.zero_()
             learned = learned or isinstance(held, nn.Embedding | nn.Parameter)
     if not rotations and not learned:
         raise ValueError(f"keep_rope=False: {type(model).__name__} has neither a rotation nor learned positions")

@@ -66,8 +66,8 @@ def adapt(
     keep_rope: bool,
     ssmax: bool,
     train_context: int | None,
-) -> dict[str, Any]:
-    """As `zoo.adapt`, which see; `train_context` is not asked. Returns the record from which `load` does it again."""
+) -> None:
+    """As `zoo.adapt`; `train_context` is not asked. The record is what `load` does again."""
     layers: list[Any] = [block.attn for block in getattr(model, "blocks", ()) if hasattr(block, "attn")]
     if type(model) is not VisionTransformer or any(type(layer) is not Attention for layer in layers) or not layers:
         found = ", ".join(sorted({type(layer).__name__ for layer in layers})) or "no attention"
@@ -102,9 +102,7 @@ def adapt(
         layer.position_bias = prior.to(layer.qkv.weight.device)
     model.__class__ = PriorVisionTransformer
     model.patch_embed.register_forward_pre_hook(grid.see, with_kwargs=True)
-    record = dict(position=position, options=dict(options), keep_rope=keep_rope, ssmax=ssmax)
-    model.__dict__[RECORD] = record
-    return record
+    model.__dict__[RECORD] = dict(position=position, options=dict(options), keep_rope=keep_rope, ssmax=ssmax)
 
 
 def save(model: PriorVisionTransformer, folder: Path) -> None:

@@ -312,6 +312,12 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
             attentions=read.attentions,
         )
 
+    @wraps(GenerationMixin.prepare_inputs_for_generation)  # generate reads its arguments' names
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """As `GenerationMixin`'s, without the tokenizers that stop_strings need and `transformers` hands on to `forward`."""
+        served = {name: value for name, value in kwargs.items() if name not in ("tokenizer", "assistant_tokenizer")}
+        return super().prepare_inputs_for_generation(*args, **served)  # type: ignore[misc]
+
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict, generation_mode: Any, batch_size: int, max_cache_length: int
     ) -> None:

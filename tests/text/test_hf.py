@@ -225,6 +225,17 @@ def test_sampling_streaming_and_turns(models) -> None:
 
 
 @torch.no_grad()
+def test_generation_stops_at_strings(models) -> None:
+    _, wrapped = models
+    tokenizer = hf.PriorzooTextConfig.fast_tokenizer("bytes")
+    ids = torch.tensor([[BOS, 65, 66, 67]])
+    free = wrapped.generate(ids, **GREEDY)[0, 4:]
+    stops = tokenizer.decode(free[1:2])
+    out = wrapped.generate(ids, stop_strings=[stops], tokenizer=tokenizer, **GREEDY)[0, 4:]
+    assert torch.equal(out, free[: len(out)]) and len(out) <= 2
+
+
+@torch.no_grad()
 def test_states_and_weights_of_generated_tokens(models) -> None:
     _, wrapped = models
     _, ids, _ = padded()
@@ -279,6 +290,19 @@ def test_accumulation_changes_neither_loss_nor_gradient(tmp_path) -> None:
         found.append((log["loss"], log["grad_norm"]))
     assert found[0][0] < 7
     assert found[1:] == [pytest.approx(found[0], rel=1e-6)] * 2
+
+
+def test_rows_padded_on_the_right_are_accumulated_alike(tmp_path) -> None:
+    tokenizer = hf.fast_tokenizer("bytes")
+    tokenizer.padding_side = "right"
+    found = []
+    for rows, steps in ((16, 1), (4, 4)):
+        run = trainer(tmp_path, rows, steps)
+        run.data_collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+        run.train_dataset = [tokenizer("a" * (4 + n % 7)) for n in range(16)]
+        run.train()
+        found.append(run.state.log_history[0]["loss"])
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
 def test_trainer_decays_no_prior_and_evaluates(tmp_path) -> None:

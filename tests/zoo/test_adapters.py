@@ -273,6 +273,23 @@ def test_gradients_at_the_start_are_those_of_a_prior() -> None:
     }
 
 
+def test_a_fused_optimiser_moves_a_prior() -> None:
+    """Trainer's default; it gives parameters no new version."""
+    model, given = zoo.adapt(make("llama"), "ggd_goat", train="priors"), input_of("llama")
+    start = output(model, given).detach()
+    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1, fused=True)
+    for _ in range(2):
+        model(given, labels=given).loss.backward()
+        optimiser.step()
+    twin = zoo.adapt(make("llama"), "ggd_goat")
+    twin.load_state_dict(model.state_dict())
+    expected = output(twin, given)
+    assert (expected - start).abs().max() > 1e-4
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            assert (output(model, given) - expected).abs().max() < 1e-6
+
+
 def test_trainers_and_timms_optimisers_decay_no_prior() -> None:
     model = zoo.adapt(make("llama"), "ggd_goat")
     decayed = transformers.Trainer.get_decay_parameter_names(None, model)
@@ -303,6 +320,19 @@ def test_bfloat16_dropout_and_checkpointing() -> None:
     assert (output(dropping, given) - output(dropping, given)).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("name", ["timm", "bert", "llama"])
+def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
+    model, given = zoo.adapt(make(name), "ggd_goat"), input_of(name)
+    disturb(model)
+    mask = torch.ones_like(given)
+    mask[0, :5] = 0
+    more = {} if name == "timm" else {"attention_mask": mask}
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        found, expected = (output(m, given, **more)[mask.bool() if more else ...] for m in (compiled, model))
+        assert (found - expected).abs().max() < 1e-5
+
+
 def test_images_of_other_sizes_and_copies() -> None:
     model = zoo.adapt(make("timm"), "ggd_goat", keep_rope=False)
     disturb(model)
@@ -324,6 +354,7 @@ def test_images_of_other_sizes_and_copies() -> None:
         (lambda: nn.Linear(2, 2), {}, "PriorMultiheadAttention"),
         (lambda: timm.create_model("resnet18"), {}, "VisionTransformer"),
         (lambda: timm.create_model("vit_base_patch16_rope_224", depth=1), {}, "VisionTransformer"),
+        (lambda: timm.create_model("vit_tiny_patch16_224", features_only=True), {}, r"features\.model"),
         (
             lambda: transformers.T5Model(
                 transformers.T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=9)
@@ -346,6 +377,16 @@ def test_a_refused_model_is_as_it_was() -> None:
         zoo.adapt(model, "rope", keep_rope=False, train="priors")
     assert torch.equal(output(model, given), before)
     assert list(model.state_dict()) == names and all(p.requires_grad for p in model.parameters())
+
+
+def test_an_adapted_classifier_is_loaded_for_other_classes(tmp_path: Path) -> None:
+    model = zoo.adapt(make("timm"), "ggd_goat")
+    disturb(model)
+    zoo.save_adapted(model, tmp_path)
+    other = zoo.load_adapted(tmp_path, num_classes=3).eval()
+    given = input_of("timm")
+    assert other(given).shape == (2, 3)
+    assert torch.equal(other.forward_features(given), model.forward_features(given))
 
 
 def test_a_folder_without_priors_is_an_error(tmp_path: Path) -> None:

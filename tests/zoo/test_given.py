@@ -114,6 +114,7 @@ def test_impossible_keys_get_no_weight() -> None:
         ({"values": [0.0], "kind": "weights"}, "finite"),
         ({"values": [1.0, 2.0], "length": 3}, "length 3"),
         ({"values": [1.0], "file": "x.npy"}, "not from both"),
+        ({"values": "x.npy"}, r"file='x\.npy'"),
         ({}, "needs its length"),
         ({"file": "x.txt"}, r"got '\.txt'"),
     ],

@@ -219,7 +219,7 @@ def _filled(mask: Tensor | None, queries: int, keys: int) -> int:
     """Keys up to the last query's own; a static cache has room for more behind them."""
     if mask is None:  # transformers asks for no mask where an empty cache is filled
         return queries if queries > 1 else keys
-    if bool(mask[..., -1, -1].any()):
+    if queries == keys or bool(mask[..., -1, -1].any()):
         return keys
     return int(mask[..., -1, :].flatten(0, 1).any(0).nonzero().max()) + 1
 

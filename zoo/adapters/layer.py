@@ -127,7 +127,7 @@ class LayerPrior(nn.Module):
         """
         q_pos, k_pos = positions
         terms = self.terms(q_pos, k_pos, causal)
-        kernel = _KERNEL.get()
+        kernel = "auto" if torch.compiler.is_compiling() else _KERNEL.get()  # a graph has one kind of attention
         uniform = kernel == "auto" and self._is_uniform(terms, k_pos)
         if uniform and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
             return own()
@@ -161,8 +161,9 @@ class LayerPrior(nn.Module):
     def _is_uniform(self, terms: PriorTerms, k_pos: Positions) -> bool:
         """Whether K is now the same for all keys of these positions.
 
-        Parameters are looked at once each time they change: on a device that synchronises. What was uniform is looked at again
-        where there are more keys.
+        While it is, every call looks at it, which on a device synchronises: fused optimisers and writes to `.data` change
+        parameters without a new version. A prior without parameters is looked at again where there are more keys; one
+        that is not uniform, where its parameters have a new version.
         """
         if self.ssmax is not None or torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return False
@@ -171,7 +172,7 @@ class LayerPrior(nn.Module):
             return False
         state = tuple((p.data_ptr(), p._version) for p in parameters)
         known, keys = self._uniform.get(k_pos.is_grid, (None, 0))
-        if known == state and (keys < 0 or k_pos.length <= keys):
+        if known == state and (keys < 0 or (not parameters and k_pos.length <= keys)):
             return keys >= 0
         found = _uniform(terms, k_pos.num_prefix > 0)
         self._uniform[k_pos.is_grid] = (state, k_pos.length if found else -1)

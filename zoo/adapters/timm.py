@@ -68,6 +68,8 @@ def adapt(
     train_context: int | None,
 ) -> None:
     """As `zoo.adapt`; `train_context` is not asked. The record is what `load` does again."""
+    if isinstance(getattr(model, "model", None), VisionTransformer):  # timm's features_only
+        raise ValueError(f"{type(model).__name__} holds features of a model: give that, features.model, a prior")
     layers: list[Any] = [block.attn for block in getattr(model, "blocks", ()) if hasattr(block, "attn")]
     if type(model) is not VisionTransformer or any(type(layer) is not Attention for layer in layers) or not layers:
         found = ", ".join(sorted({type(layer).__name__ for layer in layers})) or "no attention"
@@ -119,10 +121,13 @@ def save(model: PriorVisionTransformer, folder: Path) -> None:
 
 
 def load(folder: Path, **kwargs: Any) -> VisionTransformer:
-    """As `zoo.load_adapted`, for a folder that `save` wrote."""
+    """As `zoo.load_adapted`, for a folder that `save` wrote. Another num_classes gives it a fresh classifier."""
     config = json.loads((folder / "config.json").read_text())
+    classes = kwargs.pop("num_classes", config["num_classes"])
     given = dict(num_classes=config["num_classes"], global_pool=config["global_pool"]) | config["model_args"]
     model: Any = timm.create_model(config["architecture"], **given | kwargs)
     adapt(model, **config[RECORD], train_context=None)
     model.load_state_dict(load_file(folder / "model.safetensors"))
+    if classes != config["num_classes"]:
+        model.reset_classifier(classes)
     return model

@@ -340,6 +340,8 @@ def _only_tensor(path: Path) -> np.ndarray:
 def _given(values: Any, file: str | Path | None, owner: str) -> Any:
     if values is not None and file is not None:
         raise ValueError(f"{owner} takes its numbers from `values` or from `file`, not from both")
+    if isinstance(values, str | Path):
+        raise ValueError(f"{owner}'s `values` are numbers; those in a file are given by file={str(values)!r}")
     return values if file is None else read_numbers(file)
 
 

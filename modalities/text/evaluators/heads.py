@@ -57,7 +57,10 @@ class TextHeads(Heads, HaystackEvaluator):
         length = given.length or model.config.train_context
         rng = np.random.default_rng([given.seed, length, index, *given.facts])
         template = Template(given.template, given.facts[0], 0, 1 if given.template == "bam" else 0)
-        prompt, answer = template.draw(length, rng.random(), rng, tokenizer, self.haystack(model))
+        try:
+            prompt, answer = template.draw(length, rng.random(), rng, tokenizer, self.haystack(model))
+        except ValueError as error:
+            raise ValueError(f"heads: {error}; give --length" if given.length is None else f"heads: {error}") from error
         windows = np.lib.stride_tricks.sliding_window_view(prompt, len(answer))
         starts = np.flatnonzero((windows == answer).all(1)).tolist()
         if not starts:

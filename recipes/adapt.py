@@ -64,8 +64,6 @@ def adapt_command(  # noqa: PLR0913 - options of a command
     zoo.adapt(model, position, keep_rope=keep_rope, ssmax=ssmax, train=patterns)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     priors = sum(p.numel() for n, p in model.named_parameters() if ".position_bias." in n)
-    if not trained:
-        raise CommandError(f"--train {train} with --position {position}: nothing is trained")
     facts: dict[str, str] = {
         "model": f"{type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters",
         "position": f"{position}, {'beside' if keep_rope else 'instead of'} its own; {priors:,} parameters",

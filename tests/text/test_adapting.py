@@ -95,7 +95,7 @@ def test_the_command_adapts_trains_and_saves(tmp_path: Path, capsys: pytest.Capt
     ("words", "what"),
     [
         (["text_ggd_goat_tiny", "--out", "x"], "text_ggd_goat_tiny"),
-        ([ROPE, "--out", "x", "--position", "nope", "--train", "priors"], "nothing is trained"),
+        ([ROPE, "--out", "x", "--position", "nope", "--train", "priors"], "nothing would be trained"),
         ([ROPE, "--out", "x", "--position", "rope"], "rotation"),
     ],
 )

@@ -349,6 +349,7 @@ def test_images_of_other_sizes_and_copies() -> None:
         (lambda: make("llama"), {"position": "cable"}, "depends on the layer's input"),
         (lambda: make("llama"), {"position": "gdd"}, "unknown position method 'gdd'"),
         (lambda: make("llama"), {"train": "*w_q*"}, "matches no parameter"),
+        (lambda: make("llama"), {"position": "alibi", "train": "priors"}, "nothing would be trained"),
         (lambda: zoo.adapt(make("llama"), "ggd"), {}, "has priors already"),
         (lambda: zoo.create_model("text_ggd_tiny"), {}, "model of the zoo"),
         (lambda: nn.Linear(2, 2), {}, "PriorMultiheadAttention"),

@@ -62,7 +62,7 @@ def adapt(
 
     Raises:
         ValueError: for a model that is not served or has priors already, a position method that is no prior or depends on the
-            layer's input, and a pattern that matches no parameter.
+            layer's input, a pattern that matches no parameter, and "priors" for a prior without parameters.
     """
     library = _library(model)
     if any(".position_bias." in f".{name}" for name, _ in model.named_parameters()):
@@ -72,7 +72,8 @@ def adapt(
     for pattern in patterns if patterns not in (["all"], ["priors"]) else ():
         if not fnmatch.filter(names, pattern):
             raise ValueError(f"train={pattern!r} matches no parameter; they are named as {names[len(names) // 2]!r}")
-    library.adapt(model, position, dict(options or {}), keep_rope=keep_rope, ssmax=ssmax, train_context=train_context)
+    how = dict(keep_rope=keep_rope, ssmax=ssmax, train_context=train_context, alone=patterns == ["priors"])
+    library.adapt(model, position, dict(options or {}), **how)
     if patterns != ["all"]:
         for name, parameter in model.named_parameters():
             if ".position_bias." not in name and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):

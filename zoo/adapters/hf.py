@@ -37,6 +37,7 @@ def adapt(
     keep_rope: bool,
     ssmax: bool,
     train_context: int | None,
+    alone: bool = False,
 ) -> None:
     """As `zoo.adapt`; its record in the config is what `load` does again."""
     config = model.config
@@ -65,6 +66,7 @@ def adapt(
             causal=layer.is_causal,
             grid=grid,
             train_grid=train_grid,
+            alone=alone,
         )
         for layer in layers
     ]

@@ -208,11 +208,15 @@ def create_layer(
     causal: bool,
     grid: Grid | None,
     train_grid: tuple[int, int] | None,
+    alone: bool,
 ) -> LayerPrior:
     """A layer's prior of this method. Parts that can start uniform do, unless `options` says otherwise.
 
+    alone: nothing but priors is to be trained.
+
     Raises:
-        ValueError: for an unknown method or option, and for one that is no prior, or whose K follows from the layer's input.
+        ValueError: for an unknown method or option, for one that is no prior, whose K follows from the layer's input, or
+            that has no parameters where they alone are to be trained.
     """
     given: dict[str, Any] = dict(dim=dim, num_heads=num_heads, lanes="beside")
     given["options"] = uniform_options(position, options, grid=train_grid is not None)
@@ -229,4 +233,7 @@ def create_layer(
     if made.prior.depends_on_content:
         raise ValueError(f"position {position!r} depends on the layer's input, which its attention is not shown")
     with torch.device("cpu"):
-        return LayerPrior(made.prior, ssmax=scale, grid=grid)
+        layer = LayerPrior(made.prior, ssmax=scale, grid=grid)
+    if alone and not any(p.requires_grad for p in layer.parameters()):
+        raise ValueError(f"train='priors': position {position!r} has no parameters, so that nothing would be trained")
+    return layer

@@ -66,6 +66,7 @@ def adapt(
     keep_rope: bool,
     ssmax: bool,
     train_context: int | None,
+    alone: bool = False,
 ) -> None:
     """As `zoo.adapt`; `train_context` is not asked. The record is what `load` does again."""
     if isinstance(getattr(model, "model", None), VisionTransformer):  # timm's features_only
@@ -92,6 +93,7 @@ def adapt(
             causal=False,
             grid=grid,
             train_grid=tuple(train_grid),
+            alone=alone,
         )
         for layer in layers
     ]

@@ -1,7 +1,7 @@
 """Show what heads attend to in a text, a sequence of bases or an image: the prior, the content and their product.
 
-    python recipes/attention.py text_ggd_ssmax_tiny.passkey "The pass key is 71432. … What is the pass key? The pass key is"
-    python recipes/attention.py text_cable_tiny.passkey,text_alibi_tiny.passkey "$(cat speech.txt)" --parts prior
+    python recipes/attention.py text_ggd_ssmax_tiny.facts "The pass key is 71432. … What is the pass key? The pass key is"
+    python recipes/attention.py text_cable_tiny.facts,text_alibi_tiny.facts "$(cat speech.txt)" --parts prior
     python recipes/attention.py vision_goat_ssmax_tiny_patch8.glyphs letter.png --row centre --layer 2 --head 1
 
 The models are names with weights, run folders or saved models' folders. By default the picture shows, of each model, the head

@@ -30,7 +30,7 @@ class Model:
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)  # --set model.options.dim=64
-    # Whose weights are the start: a run or save_pretrained folder, a model with weights (text_ggd_ssmax_tiny.passkey),
+    # Whose weights are the start: a run or save_pretrained folder, a model with weights (text_ggd_ssmax_tiny.facts),
     # or "newest:RECIPE", the newest finished run of that recipe.
     init_from: str = ""
 

@@ -1,7 +1,7 @@
 """Write a model's features of images, texts or sequences of bases: one vector each.
 
     python recipes/embed.py vision_goat_ssmax_tiny_patch8.glyphs a.png b.png --out features.npy
-    python recipes/embed.py text_ggd_tiny.passkey "The people" "The Congress" --pool last --out features.safetensors
+    python recipes/embed.py text_ggd_tiny.facts "The people" "The Congress" --pool last --out features.safetensors
     python recipes/embed.py dna_goat_tiny.genomes - --out features.npy < sequences.txt
 
 The model is a name with weights, a run folder or a saved model's folder. An image's features are what its classifier reads:

@@ -5,7 +5,7 @@
     python recipes/evaluate.py 'vision_*.glyphs*' resolution --sizes 96,192,384
     python recipes/evaluate.py 'dna_*.genomes' 'markov-*' uniform bits,contigs      beside baselines
     python recipes/evaluate.py dna_goat_tiny.genomes score --fasta FILE             log-likelihood of every record, as TSV
-    python recipes/evaluate.py 'text_*_tiny.*' perplexity --against text_ggd_tiny.passkey     differences, document by document
+    python recipes/evaluate.py 'text_*_tiny.*' perplexity --against text_ggd_tiny.facts     differences, document by document
     python recipes/evaluate.py hf:FOLDER passkey,perplexity --lengths 512,4k        a causal LM of transformers, text or DNA
     python recipes/evaluate.py timm:NAME@CHECKPOINT resolution --source folder:DIR  a classifier of timm
 

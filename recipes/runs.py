@@ -261,7 +261,7 @@ def load_run(run_dir: str | Path) -> tuple[ZooModel, dict[str, Any]]:
 def load_weights(model: ZooModel, source: str) -> None:
     """Copy weights into a model of the same shape, from a source that `model.init_from` names.
 
-    A run folder, a save_pretrained folder, a model with shipped weights (text_ggd_ssmax_tiny.passkey), or
+    A run folder, a save_pretrained folder, a model with shipped weights (text_ggd_ssmax_tiny.facts), or
     "newest:RECIPE". A classifier for another number of classes stays as it was initialised. ConfigError where there are none,
     or they do not fit.
     """
@@ -278,7 +278,7 @@ def load_weights(model: ZooModel, source: str) -> None:
         else:
             raise ValueError(
                 "expected a run folder, a save_pretrained folder, newest:RECIPE, or a model with weights such as "
-                "text_ggd_ssmax_tiny.passkey"
+                "text_ggd_ssmax_tiny.facts"
             )
         own = model.state_dict()
         for name in model.replaceable_parameters():

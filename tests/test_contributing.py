@@ -90,7 +90,7 @@ def test_an_evaluator(project: Path) -> None:
     blocks = section("Adding an evaluator")
     path = write(project, blocks[0][1])
     run(project, "-m", "ruff", "check", path)
-    models = ("text_ggd_tiny.passkey", "text_rope_tiny.passkey")
+    models = ("text_ggd_tiny.facts", "text_rope_tiny.facts")
     options = ("--letters", "10", "--lengths", "64,128", "--samples", "2", "--out", "out")
     run(project, "recipes/evaluate.py", *models, "repeat", *options)
     with open(project / "out" / "repeat.csv") as file:

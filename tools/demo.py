@@ -30,7 +30,7 @@ from recipes.commands import call
 from recipes.report import load_results
 
 RECIPE = "text.ggd_goat_tiny"
-SHIPPED = ("text_ggd_ssmax_tiny.passkey", "text_rope_ssmax_tiny.passkey", "text_alibi_tiny.passkey")
+SHIPPED = ("text_ggd_goat_ssmax_tiny.facts", "text_rope_ssmax_tiny.facts", "text_alibi_tiny.facts")
 ROOT = Path(__file__).resolve().parent.parent
 
 console = Console(highlight=False)

@@ -36,7 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 from modalities.contract import find_modality
 from modalities.evaluation import ModelResult
 from modalities.files import write_table
+from modalities.results import unconverged
 from recipes.evaluate import write_overview
+from recipes.registry import find_recipe
 from recipes.report import draw_results, load_results, stored_settings
 from zoo.cli import call
 from zoo.files import write_json, write_text
@@ -56,11 +58,24 @@ class Call:
 
     Attributes:
         part: a folder below the family's, for an evaluator that is called more than once; its results are on no card.
+        every_seed: also measured in the runs of further seeds.
     """
 
     evaluators: str
     options: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    part: str = ""
+    every_seed: bool = True
+
+
+@dataclass(frozen=True)
+class Column:
+    """Of a family's summary: a score of an evaluator at one place of its axis, from the results of a part."""
+
+    title: str
+    evaluator: str
+    score: str
+    place: int
     part: str = ""
 
 
@@ -72,11 +87,12 @@ class Family:
         modality: of all of them.  run_prefix: of their run folders' names, before the method.
         methods: of each its recipe is `<modality>.<method>_<recipe_size>`.  size: the end of the models' names.
         tag: of their weights.  seeds: the first is published.
+        against: the method that others are compared with, document by document or prompt by prompt; empty: none.
         evaluators: column names of each, as a card's table shows them; `axis` is the column that says where.
         calls: of `recipes/evaluate.py`, in which they are measured.
         describe: a card's entries out of the resolved recipe.
         explain: what the card's columns mean.
-        summary: (title, evaluator, column, place on the axis) of the columns of summary.md.
+        summary: columns of summary.md.
         variants: name → method and `--set` settings, of models that are compared and not published.
     """
 
@@ -92,8 +108,9 @@ class Family:
     explain: str
     seeds: tuple[int, ...] = (0,)
     recipe_size: str = "tiny"
+    against: str = ""
     variants: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    summary: tuple[tuple[str, str, str, int], ...] = ()
+    summary: tuple[Column, ...] = ()
 
     @property
     def measured(self) -> Path:
@@ -164,8 +181,8 @@ def describe_dna(recipe: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-BESIDE = 'model.options.lanes="beside"'
-UP_TO_16 = "256,512,1024,2048,4096"  # lengths of the text models, in training lengths
+INSIDE = 'model.options.lanes="inside"'
+THREE, UP_TO_16 = "256,1024,4096", "256,512,1024,2048,4096"  # lengths of the text models, in training lengths
 FAMILIES = {
     "text": Family(
         modality="text",
@@ -183,34 +200,47 @@ FAMILIES = {
         axis="length",
         calls=(
             Call("passkey", ("--template", "heldout", "--facts", "1,5", "--lengths", UP_TO_16, "--samples", "3")),
-            Call("perplexity", ("--source", "sotu-unseen", "--lengths", f"{UP_TO_16},8192,16384", "--samples", "16")),
-            Call("niah", ("--lengths", UP_TO_16)),
-            Call("passkey", ("--distractors", "0,1,4", "--lengths", UP_TO_16, "--samples", "3"), part="distractors"),
-            Call("passkey", ("--template", "bam", "--lengths", "256,1024,4096", "--samples", "1"), part="bam"),
+            Call("perplexity", ("--source", "sotu-unseen", "--lengths", f"{THREE},16384", "--samples", "16")),
+            Call("niah", ("--lengths", THREE, "--samples", "3")),
+            Call(
+                "passkey", ("--template", "train", "--facts", "5", "--lengths", THREE, "--samples", "3"), part="trained_words"
+            ),
+            Call(
+                "passkey",
+                ("--distractors", "0,1,4", "--lengths", THREE, "--samples", "2"),
+                part="distractors",
+                every_seed=False,
+            ),
+            Call("passkey", ("--template", "bam", "--lengths", THREE, "--samples", "1"), part="bam", every_seed=False),
         ),
         describe=describe_text,
         explain="free_generation: share of answers generated exactly. passkey: one fact, or one of five, in held-out text, in "
         "wordings, names and nouns that training never had. niah: the passkey sentence in held-out text. nll: nats per "
         "token on unseen speeches.",
         seeds=(0, 1, 2),
+        against="ggd_goat_ssmax",
         summary=(
-            *((f"bits/byte {n // 256}×", "perplexity", "bits_per_byte", n) for n in (256, 2048, 16384)),
-            *((f"one fact {n // 256}×", "passkey", "free_generation (facts=1)", n) for n in (256, 1024, 4096)),
-            *((f"one of five {n // 256}×", "passkey", "free_generation (facts=5)", n) for n in (256, 1024, 4096)),
-            *((f"needle {n // 256}×", "niah", "free_generation", n) for n in (256, 4096)),
+            *(Column(f"bits/byte {n // 256}×", "perplexity", "bits_per_byte", n) for n in (256, 4096, 16384)),
+            *(Column(f"one fact {n // 256}×", "passkey", "free_generation (facts=1)", n) for n in (256, 1024, 4096)),
+            *(Column(f"one of five {n // 256}×", "passkey", "free_generation (facts=5)", n) for n in (256, 1024, 4096)),
+            *(
+                Column(f"one of five, trained words {n // 256}×", "passkey", "free_generation", n, "trained_words")
+                for n in (256, 1024, 4096)
+            ),
+            *(Column(f"needle {n // 256}×", "niah", "free_generation", n) for n in (256, 4096)),
         ),
         variants={
             "ggd+spectral": ("ggd+spectral_ssmax",),
             "ggd+key_bias": ("ggd+key_bias_ssmax",),  # also rank 0
             "spectral+key_bias": ("spectral+key_bias_ssmax",),
             "rank4": ("ggd_goat_ssmax", "model.options.position_options.spectral.rank=4"),
-            "rank8": ("ggd_goat_ssmax", "model.options.position_options.spectral.rank=8", BESIDE),
+            "rank8": ("ggd_goat_ssmax", "model.options.position_options.spectral.rank=8"),
             "alibi-init": ("ggd_goat_ssmax", "model.options.position_options.ggd.init=alibi"),
             "slope-init": ("ggd_goat_ssmax", "model.options.position_options.key_bias.init=seeded"),
-            "beside": ("ggd_goat_ssmax", BESIDE),
-            "goat-beside": ("goat", BESIDE),
-            "alibi-beside": ("alibi", BESIDE),
-            "goat-d64-rank8": ("goat", "model.options.position_options.rank=8", "model.options.num_heads=2"),
+            "inside": ("ggd_goat_ssmax", INSIDE),
+            "goat-inside": ("goat", INSIDE),
+            "alibi-inside": ("alibi", INSIDE),
+            "goat-d64-rank8": ("goat", "model.options.position_options.rank=8", "model.options.num_heads=2", INSIDE),
             # GOAT whose slowest period is the training length: none of its terms is a slope that training does not bound
             "goat-period256": (
                 "spectral+key_bias",
@@ -230,7 +260,7 @@ FAMILIES = {
         calls=(
             Call("perplexity", ("--lengths", "512,1024,2048,4096,8192,16384", "--samples", "16")),
             Call("niah", ("--lengths", "512,1024,2048,4096")),
-            Call("ruler", ("--lengths", "1024,2048,4096", "--tasks", "single_1,single_2,multikey_1,vt,fwe")),
+            Call("ruler", ("--lengths", "1024,2048,4096", "--tasks", "single_1,single_2,multikey_1,vt,fwe"), every_seed=False),
         ),
         describe=describe_text,
         explain="nll: nats per token on held-out documents of all three sources; niah: the passkey sentence in them, generated "
@@ -264,9 +294,9 @@ FAMILIES = {
         axis="length",
         calls=(
             Call("bits", beside=("markov-*", "uniform", "gzip", "xz")),
-            Call("contigs", ("--lengths", "4096", "--samples", "64"), ("markov-*", "uniform", "gzip", "xz")),
-            Call("strands", ("--lengths", "256,4096")),
-            Call("completion,spectrum", ("--lengths", "256,1024", "--samples", "32"), ("markov-12",)),
+            Call("contigs", ("--lengths", "4096", "--samples", "64"), ("markov-*", "uniform", "gzip", "xz"), every_seed=False),
+            Call("strands", ("--lengths", "256,4096"), every_seed=False),
+            Call("completion,spectrum", ("--lengths", "256,1024", "--samples", "32"), ("markov-12",), every_seed=False),
         ),
         describe=describe_dna,
         explain="Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any "
@@ -342,46 +372,61 @@ def sweep(
     jobs: Jobs = 2,
     precision: Precision = "",
 ) -> None:
-    """Learning rates of each method: of the weights, then at the best of these of the priors' parameters.
+    """One learning rate for the weights of all methods, then, of each method, that of its prior's parameters.
 
-    All methods over the same grid, one seed, judged by held-out loss alone. Writes sweep.csv; recipes hold what it found.
+    All methods over the same grid, one seed, judged by held-out loss alone. Short runs rank rates poorly: great ones lead
+    before anything is found again in the context, and find it later. So the weights' rate is that of the least mean over
+    methods, and the better two of a prior's rates run for all of the recipe's steps. Writes sweep.csv; recipes hold what it
+    found.
     """
     kind, rows = _family(family), []
-    grid: dict[str, dict[tuple[float, float], Path]] = {method: {} for method in kind.methods}
+    every = find_recipe(kind.recipe(kind.methods[0])).train.steps
 
-    def run_all(points: dict[str, list[tuple[float, float]]]) -> None:
+    def folder(method: str, point: tuple[float, float, int]) -> Path:
+        lr, scale, length = point
+        return RUNS / f"sweep_{family}_{length}" / f"{method}-lr{lr:g}-prior{scale:g}"
+
+    def run_all(points: dict[str, list[tuple[float, float, int]]]) -> None:
         queue = []
         for method, wanted in points.items():
-            for lr, scale in wanted:
-                folder = RUNS / f"sweep_{family}_{steps}" / f"{method}-lr{lr:g}-prior{scale:g}"
-                grid[method][lr, scale] = folder
-                rates = (f"optim.lr={lr}", f"optim.prior_lr_scale={scale}")
-                short = (f"train.steps={steps}", "train.save_every=0", f"evaluate.every={steps}")
-                queue.append(Run(kind.recipe(method), folder, (*rates, *short, *precision_setting(precision))))
+            for lr, scale, length in wanted:
+                settings = [f"optim.lr={lr}", f"optim.prior_lr_scale={scale}"]
+                if length < every:
+                    settings += [f"train.steps={length}", "train.save_every=0", f"evaluate.every={length}"]
+                settings += precision_setting(precision)
+                queue.append(Run(kind.recipe(method), folder(method, (lr, scale, length)), tuple(settings)))
         train_all([run for run in queue if not (run.folder / "model").is_dir()], jobs)
 
-    def loss(method: str, point: tuple[float, float]) -> float:
-        records = map(json.loads, (grid[method][point] / "metrics.jsonl").read_text().splitlines())
-        return next(record["heldout_loss"] for record in records if record.get("heldout_loss") is not None)
+    def loss(method: str, point: tuple[float, float, int]) -> float:
+        records = map(json.loads, (folder(method, point) / "metrics.jsonl").read_text().splitlines())
+        return [record["heldout_loss"] for record in records if record.get("heldout_loss") is not None][-1]
 
     middle = PRIOR_SCALES[len(PRIOR_SCALES) // 2]
-    run_all({method: [(lr, middle) for lr in RATES] for method in kind.methods})
-    best = {method: min(grid[method], key=lambda point: loss(method, point)) for method in kind.methods}
+    grid = {method: [(lr, middle, steps) for lr in RATES] for method in kind.methods}
+    run_all(grid)
+    rate = min(RATES, key=lambda lr: statistics.fmean(loss(method, (lr, middle, steps)) for method in kind.methods))
+    best = {method: (rate, middle, steps) for method in kind.methods}
     tuned = [method for method in kind.methods if _fresh(kind.recipe(method)).prior_parameters()]
-    run_all({method: [(best[method][0], scale) for scale in PRIOR_SCALES if scale != middle] for method in tuned})
+    scales = {method: [(rate, scale, steps) for scale in PRIOR_SCALES] for method in tuned}
+    run_all({method: [point for point in scales[method] if point[1] != middle] for method in tuned})
+    final = {
+        method: [(lr, scale, every) for lr, scale, _ in sorted(scales[method], key=lambda p: loss(method, p))[:2]]
+        for method in tuned
+    }
+    run_all(final)
+    for method in tuned:
+        grid[method] = sorted({*grid[method], *scales[method]}) + sorted(final[method])
+        best[method] = min(final[method], key=lambda point: loss(method, point))
     for method in kind.methods:
-        chosen = min(grid[method], key=lambda point: loss(method, point))
-        for point in sorted(grid[method]):
-            row = {"method": method, "lr": point[0], "prior_lr_scale": point[1], "steps": steps}
-            rows.append(row | {"heldout_loss": round(loss(method, point), 5), "best": int(point == chosen)})
+        for point in grid[method]:
+            row = dict(zip(("method", "lr", "prior_lr_scale", "steps"), (method, *point), strict=True))
+            rows.append(row | {"heldout_loss": round(loss(method, point), 5), "best": int(point == best[method])})
     write_table(kind.measured / "sweep.csv", rows)
     console.print(f"written: {kind.measured / 'sweep.csv'}", soft_wrap=True)
 
 
 def _fresh(name: str) -> Any:
     """The model that a recipe trains, with fresh weights."""
-    from recipes.registry import find_recipe
-
     recipe = find_recipe(name)
     return find_modality(recipe.modality).build(recipe.model.name, recipe.model.options, recipe.data)
 
@@ -403,8 +448,10 @@ def variants(
     same, found = precision_setting(precision), kind.variants
     train_all([Run(kind.recipe(found[name][0]), folders[name], found[name][1:] + same) for name in chosen], jobs)
     for call_ in kind.calls:
-        if not call_.part:
-            _evaluate([str(folder) for folder in folders.values()], call_, kind.measured / "variants")
+        if call_.every_seed:
+            _evaluate(
+                [str(folder) for folder in folders.values()], call_, kind.measured / "variants" / call_.part, jobs=jobs
+            )
 
 
 @app.command()
@@ -413,7 +460,6 @@ def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
     import torch
     from safetensors.torch import save
 
-    from recipes.registry import find_recipe
     from recipes.runs import load_run
     from zoo.registry import model_entry
 
@@ -456,7 +502,7 @@ def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
 
 
 @app.command()
-def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> None:
+def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))], jobs: Jobs = 1) -> None:
     """All published weights, and the runs of further seeds that exist here; then `draw`.
 
     Results are one file per model, seed and evaluator, so those of further seeds without a run here stay as they are.
@@ -466,15 +512,31 @@ def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
     further = [kind.run(method, seed) for seed in kind.seeds[1:] for method in kind.methods]
     further = [str(run) for run in further if (run / "model" / "config.json").is_file()]
     for each in kind.calls:
-        # What is on the cards is measured for every seed, the rest for what is published.
-        models = published + (further if set(each.evaluators.split(",")) <= set(kind.evaluators) else [])
-        _evaluate(models, each, kind.measured / each.part)
+        models = published + (further if each.every_seed else [])
+        against = ("--against", kind.weights(kind.against)) if kind.against and not each.part else ()
+        _evaluate(models, each, kind.measured / each.part, against, jobs)
     draw(family)
 
 
-def _evaluate(models: list[str], each: Call, out: Path) -> None:
-    command = [sys.executable, str(ROOT / "recipes/evaluate.py"), *models, *each.beside, each.evaluators, *each.options]
-    subprocess.run([*command, "--out", str(out)], check=True)
+def _evaluate(models: list[str], each: Call, out: Path, more: tuple[str, ...] = (), jobs: int = 1) -> None:
+    """One call with all models; where several models are measured at a time, of the cells that a call with each has stored."""
+
+    def command(models: list[str]) -> list[str]:
+        words = [sys.executable, str(ROOT / "recipes/evaluate.py"), *models, *each.beside, each.evaluators]
+        return [*words, *each.options, "--out", str(out)]
+
+    def alone(model: str) -> None:
+        log = RUNS / "measured" / f"{Path(model).name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            subprocess.run(command([model]), env=environment, stdout=file, stderr=file, check=True)
+        console.print(f"{each.evaluators}: measured {model}, see {log}", soft_wrap=True)
+
+    if jobs > 1:
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(alone, models))
+    subprocess.run([*command(models), *more], check=True)
 
 
 @app.command()
@@ -517,26 +579,37 @@ def _in_order(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
 
 
 def summary(kind: Family) -> str:
-    """A Markdown table of all methods: mean ± standard deviation over seeds, and a head's columns for content."""
+    """A Markdown table of all methods: mean ± standard deviation over seeds; a head's columns: content + prior.
+
+    A dagger marks scores of which a seed had not converged where it was trained (`Score.within`).
+    """
     known = find_modality(kind.modality).evaluators
-    found: dict[str, dict[str, list[ModelResult]]] = {}
-    for name in {evaluator for _, evaluator, _, _ in kind.summary}:
-        for result in load_results(known[name], kind.measured):
-            found.setdefault(name, {}).setdefault(result.method, []).append(result)
-    titles = ["method", "content columns", *(title for title, *_ in kind.summary)]
+    found = {
+        (column.part, column.evaluator): load_results(known[column.evaluator], kind.measured / column.part)
+        for column in kind.summary
+    }
+    late: dict[Column, set[str]] = {}
+    for column in kind.summary:
+        results, evaluator = found[column.part, column.evaluator], known[column.evaluator]
+        scores = evaluator(stored_settings(evaluator, kind.measured / column.part)).scores if results else ()
+        for score in scores:
+            if score.column == column.score:
+                late[column] = {result.method for result in unconverged(results, score, kind.axis)}
+    titles = ["method", "columns of a head", *(column.title for column in kind.summary)]
     lines = ["| " + " | ".join(titles) + " |", "|---|" + "---:|" * (len(titles) - 1)]
     for method in kind.methods:
         attention = _fresh(kind.recipe(method)).layers[0].attention
-        cells = [f"`{method}`", f"{attention.content_dim} of {attention.head_dim}"]
-        for _, evaluator, column, place in kind.summary:
+        cells = [f"`{method}`", f"{attention.content_dim} + {attention.prior.num_lanes}"]
+        for column in kind.summary:
             values = [
-                row[column]
-                for result in found[evaluator].get(method, [])
+                row[column.score]
+                for result in found[column.part, column.evaluator]
                 for row in result.rows
-                if row[kind.axis] == place and column in row
+                if result.method == method and row[kind.axis] == column.place and column.score in row
             ]
             spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.fmean(values):.3f}{spread}" if values else "–")
+            dagger = "†" if method in late.get(column, ()) else ""
+            cells.append(f"{statistics.fmean(values):.3f}{spread}{dagger}" if values else "–")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

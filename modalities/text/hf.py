@@ -1,7 +1,7 @@
 """Text models as `transformers` models (`modalities.decoder.hf` says what they serve).
 
     from modalities.text.hf import wrap
-    model = wrap(zoo.create_model("text_ggd_ssmax_tiny.passkey"))      # a PreTrainedModel
+    model = wrap(zoo.create_model("text_ggd_ssmax_tiny.facts"))      # a PreTrainedModel
     model.save_pretrained("folder");  pipeline("text-generation", "folder")
 
 Needs the extra `hf`. For lm-evaluation-harness there is `lm_eval.py`.

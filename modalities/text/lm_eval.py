@@ -1,6 +1,6 @@
 """Text models in lm-evaluation-harness, as its model `priorzoo`.
 
-    priorzoo lm-eval --model priorzoo --model_args pretrained=text_ggd_ssmax_tiny.passkey --tasks arc_easy
+    priorzoo lm-eval --model priorzoo --model_args pretrained=text_ggd_ssmax_tiny.facts --tasks arc_easy
 
 The harness knows the models of its own package and those of modules that have been imported; it looks for no entry points.
 The command imports this module and hands its words over. In Python, `import modalities.text.lm_eval` comes before

@@ -50,12 +50,29 @@ class CausalLM(Decoder):
 
 GPT2: dict[str, Any] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
 
-# The sizes of the papers keep their names; tiny and small read bytes, lm reads bpe-4k.
+# The sizes of the papers keep their names; small reads bytes. In the models that ship lanes stand beside the heads' columns, so
+# that all methods have the same room for content.
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=128),
+    "tiny": dict(
+        dim=128,
+        num_layers=4,
+        num_heads=4,
+        hidden_dim=344,
+        train_context=256,
+        vocab_size=1024,
+        tokenizer="bpe-1k",
+        lanes="beside",
+    ),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=512),
     "lm": dict(
-        dim=192, num_layers=6, num_heads=6, hidden_dim=512, train_context=512, vocab_size=4096, tokenizer="bpe-4k"
+        dim=192,
+        num_layers=6,
+        num_heads=6,
+        hidden_dim=512,
+        train_context=512,
+        vocab_size=4096,
+        tokenizer="bpe-4k",
+        lanes="beside",
     ),
     # GOAT, C4: "a pre-norm GPT"
     "125m": GPT2 | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=2048),

@@ -25,7 +25,7 @@ def picture(tmp_path):
 
 def test_a_figure_of_every_modality(picture, tmp_path):
     for name, given in (
-        ("text_ggd_ssmax_tiny.passkey,text_alibi_tiny.passkey", TEXT),
+        ("text_ggd_ssmax_tiny.facts,text_alibi_tiny.facts", TEXT),
         ("dna_goat_tiny.genomes", "ACGTTGCAACGATTACAGATTACACCGG"),
         ("vision_goat_ssmax_tiny_patch8.glyphs", picture),
     ):
@@ -39,9 +39,9 @@ def test_a_figure_of_every_modality(picture, tmp_path):
 def test_the_head_is_the_one_whose_content_says_most(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("recipes.attention.draw_attention", lambda views, *_, **__: drawn.extend(views))
-    assert main(["text_ggd_ssmax_tiny.passkey", TEXT, "--out", str(tmp_path / "a.png")]) == 0
-    assert main(["text_ggd_ssmax_tiny.passkey", TEXT, "--layer", "1", "--head", "-1", "--row", "40"]) == 0
-    model = create_model("text_ggd_ssmax_tiny.passkey", pretrained=True).eval()
+    assert main(["text_ggd_ssmax_tiny.facts", TEXT, "--out", str(tmp_path / "a.png")]) == 0
+    assert main(["text_ggd_ssmax_tiny.facts", TEXT, "--layer", "1", "--head", "-1", "--row", "40"]) == 0
+    model = create_model("text_ggd_ssmax_tiny.facts", pretrained=True).eval()
     reading = model.read(TEXT)
     gains = torch.stack([layer.divergence[0, :, -1] for layer in analyse(model, *reading.inputs)])
     best, asked = drawn
@@ -62,7 +62,7 @@ def test_tokens_stand_in_lines_without_overlap():
 
 
 def test_a_reading_holds_what_the_model_reads(picture):
-    text = create_model("text_ggd_tiny").read("day 1")
+    text = create_model("text_ggd_tiny", tokenizer="bytes", vocab_size=264).read("day 1")
     assert text.names == ("⟨bos⟩", *"day 1") and text.inputs[0].shape == (1, 6)
     dna = create_model("dna_goat_tiny").read("acgn")
     assert dna.names[1:] == tuple("ACGN")
@@ -76,10 +76,10 @@ def test_a_reading_holds_what_the_model_reads(picture):
     ("words", "named"),
     [
         (["text_ggd_tiny", "a"], "random weights"),
-        (["text_ggd_ssmax_tiny.passkey", TEXT, "--layer", "7"], "layers [7]"),
-        (["text_ggd_ssmax_tiny.passkey", TEXT, "--row", "centre"], "--row 'centre': expected a number"),
-        (["text_ggd_ssmax_tiny.passkey", TEXT, "--parts", "priors"], "did you mean 'prior'"),
-        (["text_ggd_ssmax_tiny.passkey,dna_goat_tiny.genomes", "ACGT"], "dna"),
+        (["text_ggd_ssmax_tiny.facts", TEXT, "--layer", "7"], "layers [7]"),
+        (["text_ggd_ssmax_tiny.facts", TEXT, "--row", "centre"], "--row 'centre': expected a number"),
+        (["text_ggd_ssmax_tiny.facts", TEXT, "--parts", "priors"], "did you mean 'prior'"),
+        (["text_ggd_ssmax_tiny.facts,dna_goat_tiny.genomes", "ACGT"], "dna"),
         (["dna_goat_tiny.genomes", "PROTEIN"], "'P'"),
         (["vision_goat_ssmax_tiny_patch8.glyphs", "none.png"], "none.png"),
     ],

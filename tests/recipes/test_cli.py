@@ -25,7 +25,10 @@ def test_help_names_every_command(capsys):
 
 def test_models_are_listed_and_shown(capsys):
     assert main(["list", "text_ggd_*", "--pretrained"]) == 0
-    assert capsys.readouterr().out.split() == ["text_ggd_ssmax_tiny.passkey", "text_ggd_tiny.passkey"]
+    shipped = capsys.readouterr().out.split()
+    assert {"text_ggd_goat_ssmax_tiny.facts", "text_ggd_tiny.facts"} <= set(
+        shipped
+    ) and "text_goat_tiny.facts" not in shipped
     assert main(["show", "dna_goat_tiny"]) == 0
     assert "dna_goat_tiny.genomes" in capsys.readouterr().out
 
@@ -48,15 +51,15 @@ def test_evaluate_takes_its_own_options(capsys, tmp_path):
         (["evaluate", "text_ggd_tiny", "passkey", "--lenghts", "96"], ["--lenghts", "--lengths"]),
         (["evaluate"], ["EVAL"]),
         (["generate"], ["MODEL"]),
-        (["generate", "text_ggd_tinny.passkey", "a"], ["'text_ggd_tinny'", "text_ggd_tiny"]),
-        (["generate", "text_ggd_tiny", "a"], ["untrained", "text_ggd_tiny.passkey"]),
-        (["generate", "text_ggd*.passkey", "a"], ["2 models", "text_ggd_tiny.passkey"]),
+        (["generate", "text_ggd_tinny.facts", "a"], ["'text_ggd_tinny'", "text_ggd_tiny"]),
+        (["generate", "text_ggd_tiny", "a"], ["untrained", "text_ggd_tiny.facts"]),
+        (["generate", "text_ggd*.facts", "a"], ["4 models", "text_ggd_tiny.facts"]),
         (["generate", "vision_goat_ssmax_tiny_patch8.glyphs", "a"], ["vision_goat", "text and dna"]),
         (["generate", "runs/none", "a"], ["'runs/none'"]),
         (["generate", "dna_goat_tiny.genomes", "PROTEIN"], ["letter 0", "'P'"]),
-        (["generate", "text_ggd_tiny.passkey", "a", "--top-p", "2"], ["top_p", "2.0"]),
-        (["generate", "text_ggd_tiny.passkey", "a", "--temperature", "nan"], ["temperature", "nan"]),
-        (["generate", "text_ggd_tiny.passkey", "a", "--temperature", "-1", "--dry-run"], ["temperature", "-1"]),
+        (["generate", "text_ggd_tiny.facts", "a", "--top-p", "2"], ["top_p", "2.0"]),
+        (["generate", "text_ggd_tiny.facts", "a", "--temperature", "nan"], ["temperature", "nan"]),
+        (["generate", "text_ggd_tiny.facts", "a", "--temperature", "-1", "--dry-run"], ["temperature", "-1"]),
     ],
 )
 def test_what_cannot_be_done_is_one_line(words, named, capsys):
@@ -66,7 +69,7 @@ def test_what_cannot_be_done_is_one_line(words, named, capsys):
 
 
 def test_generate_writes_what_the_model_streams(capsys, monkeypatch, tmp_path):
-    words, options = ["text_ggd_tiny.passkey", "--max-new-tokens", "12"], dict(max_new_tokens=12, temperature=0.8)
+    words, options = ["text_ggd_tiny.facts", "--max-new-tokens", "12"], dict(max_new_tokens=12, temperature=0.8)
     model = zoo.create_model(words[0])
     expected = "".join(model.stream_text("The é", top_p=0.95, seed=0, **options)) + "\n"
     assert main(["generate", *words, "The é"]) == 0

@@ -245,12 +245,12 @@ def test_help_lists_the_options_of_the_models_evaluators(runs):
         (["text_ggd_tiny"], ["model"]),
         ([], ["EVAL"]),
         (["text_ggd_tiny", ","], ["','", "perplexity", "passkey"]),
-        ([",", "passkey"], ["','", "text_ggd_ssmax_tiny.passkey"]),
+        ([",", "passkey"], ["','", "text_ggd_ssmax_tiny.facts"]),
         (["text_nothing_*", "passkey"], ["'text_nothing_*'"]),
         (["text_ggd_tiny", "passkey", "--lengths", "1x"], ["--lengths", "'1x'"]),
         (["text_ggd_tiny", "passkey", "--lengths", "1"], ["lengths", "[1]"]),
         (["text_ggd_tiny", "passkey", "--samples", "0"], ["samples", "0"]),
-        (["text_ggd_tiny", "passkey", "--lengths", "50"], ["50", "81"]),
+        (["text_ggd_tiny", "passkey", "--lengths", "12"], ["12", "41 tokens"]),
         (["text_ggd_tiny", "passkey", "--template", "heldot"], ["'heldot'", "'heldout'"]),
         (["text_ggd_tiny", "passkey", "--filler", "gras"], ["'gras'", "'grass'"]),
         (["text_ggd_tiny", "passkey", "--filler", "file:hay.txt"], ["no file hay.txt"]),
@@ -263,7 +263,7 @@ def test_help_lists_the_options_of_the_models_evaluators(runs):
         (["text_ggd_tiny", "perplexity", "--against", "text_goat_tinny"], ["'text_goat_tinny'", "text_goat_tiny"]),
         (
             ["text_ggd_tiny", "perplexity", "--against", "text_ggd*_tiny.*"],
-            ["text_ggd_tiny.passkey", "text_ggd_ssmax_tiny.passkey"],
+            ["text_ggd_tiny.facts", "text_ggd_ssmax_tiny.facts"],
         ),
         (["text_ggd_tiny", "perplexity", "--lengths", "9000000"], ["9000000"]),
         (["text_ggd_tiny", "perplexity", "--source", "sotu-exerpt"], ["sotu-excerpt"]),
@@ -525,7 +525,7 @@ def test_seeds_are_equal_in_everything_else(tmp_path, pictures):
 def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
     """What `tools/train_zoo.py measure` asks for: the published first seed, and run folders of the others."""
     name = "text_ggd_ssmax_tiny"
-    weights, steps = f"{name}.passkey", manifest()[f"{name}.passkey"]["steps"]
+    weights, steps = f"{name}.facts", manifest()[f"{name}.facts"]["steps"]
 
     def run(folder, seed, **changes):
         create_model(name).save_pretrained(tmp_path / folder / "model")
@@ -540,7 +540,7 @@ def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
 
     runs = [run("ggd_ssmax-s1", 1), run("ggd_ssmax-s2", 2)]
     labels = [weights, "text.ggd_ssmax_tiny (ggd_ssmax-s1)", "text.ggd_ssmax_tiny (ggd_ssmax-s2)"]
-    assert grouped(weights, "text_rope_ssmax_tiny.passkey", *runs) == dict.fromkeys(labels, weights)
+    assert grouped(weights, "text_rope_ssmax_tiny.facts", *runs) == dict.fromkeys(labels, weights)
     longer = run("longer-s3", 3, steps=steps + 1)
     assert grouped(weights, longer) == {}
     assert grouped(weights, run("other-rate", 4, batch=4), *runs) == dict.fromkeys(labels[1:], labels[1])

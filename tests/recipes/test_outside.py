@@ -103,7 +103,7 @@ def test_import_names_what_a_command_needs(files, tmp_path) -> None:
     assert code == 0 and "text_fading_tiny" in said
     zoo = [sys.executable, "-m", "zoo"]
     shown = command([*zoo, "show", "text_fading+key_bias_tiny", "--import", str(own)])
-    assert "27 of 32" in shown.stdout and shown.returncode == 0
+    assert "32 of 32" in shown.stdout and "(key_bias 5)" in shown.stdout and shown.returncode == 0
     listed = command([*zoo, "list", "text_fading*tiny", "--import", str(own)]).stdout.split()
     assert listed == ["text_fading_ssmax_tiny", "text_fading_tiny"]
     plot = [

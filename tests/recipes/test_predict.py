@@ -19,7 +19,7 @@ from modalities.vision.sources import class_names, open_images
 from recipes.cli import main
 
 GLYPHS = "vision_goat_ssmax_tiny_patch8.glyphs"
-TEXT = "text_ggd_tiny.passkey"
+TEXT = "text_ggd_tiny.facts"
 DNA = "dna_goat_tiny.genomes"
 SMALL = dict(num_layers=1, dim=32, num_heads=2, hidden_dim=32)
 

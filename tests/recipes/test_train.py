@@ -306,7 +306,8 @@ def test_weights_of_another_run_are_a_start(whole, tmp_path):
 
 
 def test_shipped_weights_are_a_start(tmp_path, monkeypatch, capsys):
-    model = create_model("text_ggd_ssmax_tiny", dim=16, num_layers=1, num_heads=2, hidden_dim=32, train_context=32)
+    sizes = dict(dim=16, num_layers=1, num_heads=2, hidden_dim=32, train_context=32, vocab_size=264, tokenizer="bytes")
+    model = create_model("text_ggd_ssmax_tiny", **sizes)
     with torch.no_grad():
         model.norm.weight.fill_(0.5)
     model.save_pretrained(tmp_path / "weights")

@@ -14,7 +14,7 @@ from zoo import create_model
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return create_model("text_ggd_ssmax_tiny", num_layers=1).eval()
+    return create_model("text_ggd_ssmax_tiny", num_layers=1, vocab_size=264, tokenizer="bytes").eval()
 
 
 def test_greedy_is_the_argmax_of_the_full_forward(model) -> None:

@@ -32,7 +32,8 @@ BOS, PAD = 256, 258
 def small(method: str = "goat", **options) -> CausalLM:
     """A two-layer model whose priors are moved off their inits."""
     torch.manual_seed(0)
-    options = dict(num_layers=2, dim=64, num_heads=2, hidden_dim=64, train_context=40, ssmax=True) | options
+    sizes = dict(vocab_size=264, tokenizer="bytes", num_layers=2, dim=64, num_heads=2, hidden_dim=64, train_context=40)
+    options = sizes | dict(ssmax=True) | options
     model = create_model(f"text_{method}_tiny", **options)
     with torch.no_grad():
         for prior in (m for m in model.modules() if isinstance(m, Prior)):

@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from modalities.text.lm_eval import PriorzooLM  # noqa: E402
 from recipes.cli import main  # noqa: E402
 
-NAME = "text_ggd_ssmax_tiny.passkey"
+NAME = "text_ggd_ssmax_tiny.facts"
 QUESTIONS = [
     {"text": "The people of the United", "choices": [" States", " Nations", " a"], "answer": 0},
     {"text": "Congress shall ", "choices": ["act now", "wait"], "answer": 1},
@@ -75,8 +75,17 @@ def offline(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def model() -> CausalLM:
-    return create_model(NAME).eval()
+def by_bytes(tmp_path_factory) -> str:
+    """The folder of a model of bytes with random weights: its tokens can be counted by hand."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("bytes")
+    create_model("text_ggd_ssmax_tiny", num_layers=2, tokenizer="bytes", vocab_size=264).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def model(by_bytes: str) -> CausalLM:
+    return CausalLM.from_pretrained(by_bytes).eval()
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +110,10 @@ def direct(model: CausalLM, ids: list[int], count: int) -> tuple[float, bool]:
     return log_prob, torch.equal(logits.argmax(-1), targets)
 
 
-def test_tasks_of_the_harness_equal_direct_computation(tasks, model) -> None:
+def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -> None:
     found = lm_eval.simple_evaluate(
         model="priorzoo",
-        model_args={"pretrained": NAME},
+        model_args={"pretrained": by_bytes},
         batch_size=2,
         tasks=list(TASKS),
         task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
@@ -144,7 +153,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
-@pytest.mark.parametrize("name", [NAME, "text_cable_tiny.passkey", "text_goat_tiny.passkey", "bpe"])
+@pytest.mark.parametrize("name", [NAME, "text_cable_tiny.facts", "text_goat_tiny.facts", "bpe"])
 def test_log_likelihoods_are_exact_in_any_batch(name: str, batch_size: int, bpe) -> None:
     harness = PriorzooLM(str(bpe) if name == "bpe" else name, batch_size=batch_size)
     encode, bos = harness.tokenizer.encode, harness.tokenizer.bos_id
@@ -156,8 +165,8 @@ def test_log_likelihoods_are_exact_in_any_batch(name: str, batch_size: int, bpe)
     assert found[0] == pytest.approx(found[4], abs=1e-4)  # the space belongs to the continuation in both
 
 
-def test_a_context_is_read_once_for_all_that_follows_it(monkeypatch) -> None:
-    harness, read, features = PriorzooLM(NAME, batch_size=4), [], CausalLM.forward_features
+def test_a_context_is_read_once_for_all_that_follows_it(monkeypatch, by_bytes) -> None:
+    harness, read, features = PriorzooLM(by_bytes, batch_size=4), [], CausalLM.forward_features
     monkeypatch.setattr(
         CausalLM, "forward_features", lambda self, tokens, **o: read.append(tokens.shape) or features(self, tokens, **o)
     )
@@ -169,23 +178,23 @@ def test_a_context_is_read_once_for_all_that_follows_it(monkeypatch) -> None:
     assert read == [(4, 1)]
 
 
-def test_rolling_predicts_each_token_once(model, caplog) -> None:
+def test_rolling_predicts_each_token_once(model, by_bytes, caplog) -> None:
     encode = load_tokenizer("bytes").encode
     texts = ["We the people of the United States", "", "Words and more words. " * 20]
     requests = asked("loglikelihood_rolling", *((text,) for text in texts))
-    found = PriorzooLM(NAME, batch_size=2).loglikelihood_rolling(requests, disable_tqdm=True)
+    found = PriorzooLM(by_bytes, batch_size=2).loglikelihood_rolling(requests, disable_tqdm=True)
     for text, log_prob in zip(texts, found, strict=True):
         ids = [256, *encode(text).tolist()]
         assert log_prob == pytest.approx(direct(model, ids, len(ids) - 1)[0] if text else 0, abs=1e-4)
-    windowed = PriorzooLM(NAME, batch_size=2, max_length=16).loglikelihood_rolling(requests, disable_tqdm=True)
+    windowed = PriorzooLM(by_bytes, batch_size=2, max_length=16).loglikelihood_rolling(requests, disable_tqdm=True)
     ids = [256, *encode(texts[0]).tolist()]  # 34 tokens: 16, 16, and 2 after the 15 before them
     expected = sum(direct(model, ids[start:stop], n)[0] for start, stop, n in ((0, 17, 16), (16, 33, 16), (18, 35, 2)))
     assert windowed[0] == pytest.approx(expected, abs=1e-4) and windowed[1] == 0
     assert not caplog.records
 
 
-def test_max_length_cuts_from_the_left_and_says_so(model, caplog) -> None:
-    harness, encode = PriorzooLM(NAME, batch_size=2, max_length=20), load_tokenizer("bytes").encode
+def test_max_length_cuts_from_the_left_and_says_so(model, by_bytes, caplog) -> None:
+    harness, encode = PriorzooLM(by_bytes, batch_size=2, max_length=20), load_tokenizer("bytes").encode
     pairs = [("The people of the United", " States"), ("The", " people")]
     with caplog.at_level(logging.WARNING):
         found = harness.loglikelihood(asked("loglikelihood", *pairs), disable_tqdm=True)
@@ -237,7 +246,7 @@ def test_what_is_not_served_is_named(bpe, tmp_path) -> None:
         ({"batch_size": "auto"}, "batch_size=auto"),
         ({"dtype": "bfloat"}, "did you mean 'bfloat16'"),
         ({"pretrained": "text_ggd_ssmax_tiny"}, NAME),
-        ({"pretrained": "text_ggd_ssmax_tinny.passkey"}, "text_ggd_ssmax_tiny"),
+        ({"pretrained": "text_ggd_ssmax_tinny.facts"}, "text_ggd_ssmax_tiny"),
         ({"pretrained": "runs/none"}, "no folder 'runs/none'"),
         ({"pretrained": str(tmp_path)}, "a model of dna"),
     ):

@@ -29,7 +29,7 @@ LETTERS = [*map(chr, range(32, 127)), "\n"]
 
 @pytest.fixture(scope="module")
 def zoo_model():
-    return create_model("text_rope_tiny.passkey").eval()
+    return create_model("text_rope_tiny.facts").eval()
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ def test_a_table_of_positions_is_the_limit(tmp_path, folders):
 
 def test_the_command_measures_models_that_are_not_ours(tmp_path, folders):
     out = tmp_path / "out"
-    words = ("perplexity", "--lengths", "64", "--samples", 2, "--out", out, "--against", "text_rope_tiny.passkey")
+    words = ("perplexity", "--lengths", "64", "--samples", 2, "--out", out, "--against", "text_rope_tiny.facts")
     done = invoke(f"hf:{folders['llama']}", *words)
     assert done.exit_code == 0, done.stderr
     (found,) = [json.loads(path.read_text()) for path in (out / "perplexity").glob("hf_*.json")]

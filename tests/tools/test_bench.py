@@ -147,7 +147,7 @@ def test_reading_compares_trained_models_with_and_without_all_keys(tmp_path):
     words = (
         "reading",
         "--models",
-        "text_alibi_tiny.passkey",
+        "text_alibi_tiny.facts",
         "--lengths",
         "100,4500",
         "--steps",
@@ -166,7 +166,7 @@ def test_reading_compares_trained_models_with_and_without_all_keys(tmp_path):
 
 def test_decoding_holds_what_it_says(tmp_path):
     pytest.importorskip("transformers")
-    words = ("decoding", "--models", "text_alibi_tiny.passkey", "--lengths", "300,700", "--seconds", "0.01")
+    words = ("decoding", "--models", "text_alibi_tiny.facts", "--lengths", "300,700", "--seconds", "0.01")
     record = recorded(tmp_path / "decoding.json", *words)
     found = {(row["length"], row["cache"]): row for row in record["results"]}
     assert list(found) == [(n, cache) for n in (300, 700) for cache in ("dynamic", "dense", "paged")]
@@ -176,7 +176,7 @@ def test_decoding_holds_what_it_says(tmp_path):
 
 @torch.inference_mode()
 def test_a_cache_filled_in_no_time_decodes_alike_dense_and_paged():
-    model = create_model("text_alibi_tiny.passkey").eval()
+    model = create_model("text_alibi_tiny.facts").eval()
     dense, paged = (decoding.token(model, decoding.filled(model, 900, kind)) for kind in decoding.CACHES)
     torch.testing.assert_close(paged, dense, atol=1e-4, rtol=0)
     assert not torch.allclose(decoding.token(model, decoding.filled(model, 300, "dense")), dense, atol=1e-2)

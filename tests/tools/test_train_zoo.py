@@ -38,20 +38,23 @@ def test_runs_of_seeds_have_folders_and_labels_of_their_own():
     assert train_zoo.seed_settings(0) == () and train_zoo.seed_settings(2) == ("train.seed=2", "data.seed=2")
 
 
-def test_a_sweep_takes_the_best_rate_of_the_weights_and_then_of_the_priors(monkeypatch, tmp_path):
-    """Held-out losses that are least at 4e-3 and, there, at a prior's rate of 20 times that."""
+def test_a_sweep_takes_one_rate_for_all_weights_and_then_the_best_of_each_prior(monkeypatch, tmp_path):
+    """Held-out losses are least at 4e-3; there short runs prefer a prior's rate of 20 times that, whole ones 5 times."""
     asked = []
 
     def train_all(queue, jobs):
         for run in queue:
             values = dict(setting.split("=") for setting in run.settings)
-            lr, scale = float(values["optim.lr"]), float(values["optim.prior_lr_scale"])
-            asked.append((run.recipe, lr, scale))
-            (run.folder / "model").mkdir(parents=True)
-            record = {"step": 400, "heldout_loss": abs(lr - 4e-3) * 100 + abs(scale - 20) / 100}
-            (run.folder / "metrics.jsonl").write_text(
-                json.dumps({"step": 1, "loss": 9.0}) + "\n" + json.dumps(record) + "\n"
+            lr, scale, whole = (
+                float(values["optim.lr"]),
+                float(values["optim.prior_lr_scale"]),
+                "train.steps" not in values,
             )
+            asked.append((run.recipe, lr, scale, whole))
+            (run.folder / "model").mkdir(parents=True)
+            loss = abs(lr - 4e-3) * 100 + abs(scale - (5 if whole else 20)) / 100
+            records = [{"step": 1, "loss": 9.0}, {"step": 2, "heldout_loss": 8.0}, {"step": 400, "heldout_loss": loss}]
+            (run.folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
     monkeypatch.setattr(train_zoo, "train_all", train_all)
     monkeypatch.setattr(train_zoo, "RUNS", tmp_path / "runs")
@@ -59,16 +62,27 @@ def test_a_sweep_takes_the_best_rate_of_the_weights_and_then_of_the_priors(monke
     train_zoo.sweep("text")
     methods = train_zoo.FAMILIES["text"].methods
     fixed = {"alibi", "cable", "rope"}  # their positions have no parameters of their own
-    assert len(asked) == 5 * len(methods) - 2 * len(
-        fixed
-    )  # three rates of the weights, two more of the priors at the best
+    # Three rates of the weights; of a prior with parameters two more at the best, and the better two in full.
+    assert len(asked) == 7 * len(methods) - 4 * len(fixed)
+    assert {scale for *_, scale, whole in asked if whole} == {5.0, 20.0}
     with (tmp_path / "benchmarks" / "text_tiny" / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
-    best = [(row["method"], float(row["lr"]), float(row["prior_lr_scale"])) for row in rows if row["best"] == "1"]
-    assert best == [(method, 4e-3, 5.0 if method in fixed else 20.0) for method in methods]
+    best = [
+        tuple(row[name] for name in ("method", "lr", "prior_lr_scale", "steps")) for row in rows if row["best"] == "1"
+    ]
+    assert best == [(method, "0.004", "5.0", "400" if method in fixed else "4500") for method in methods]
     asked.clear()
     train_zoo.sweep("text")
     assert not asked  # finished runs are kept
+
+
+def test_the_recipes_hold_what_the_sweep_found():
+    kind = train_zoo.FAMILIES["text"]
+    with (kind.measured / "sweep.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["best"] == "1"]
+    found = {row["method"]: (float(row["lr"]), float(row["prior_lr_scale"])) for row in rows}
+    recipes = {method: find_recipe(kind.recipe(method)).optim for method in kind.methods}
+    assert found == {method: (optim.lr, optim.prior_lr_scale) for method, optim in recipes.items()}
 
 
 def test_a_card_has_a_column_for_every_score_and_the_commands_that_measure_them():
@@ -89,17 +103,30 @@ def test_the_summary_has_a_row_a_method_with_the_spread_of_its_seeds(monkeypatch
     from modalities.evaluation import ModelResult
 
     kind = train_zoo.FAMILIES["text"]
-    columns = {column for _, _, column, _ in kind.summary}
+    columns = {column.score for column in kind.summary}
 
     def load_results(evaluator, out):
-        places = {place for _, name, _, place in kind.summary if name == evaluator.name}
+        places = {column.place for column in kind.summary if column.evaluator == evaluator.name}
         rows = [{"length": place} | dict.fromkeys(columns, 0.5) for place in places]
         further = [row | dict.fromkeys(columns, 0.7) for row in rows]
-        return [ModelResult("a", 256, rows, method="ggd"), ModelResult("b", 256, further, method="ggd")]
+        slow = [row | dict.fromkeys(columns, 0.4) for row in rows]
+        found = {"a": ("ggd", rows), "b": ("ggd", further), "c": ("rope", slow)}
+        return [ModelResult(label, 256, rows, method=method) for label, (method, rows) in found.items()]
+
+    def settings(evaluator, out):
+        conditions = (
+            {"facts": (1, 5), "template": "heldout"}
+            if evaluator.name == "passkey" and out == kind.measured / ""
+            else {}
+        )
+        return evaluator.settings_class(**conditions)
 
     monkeypatch.setattr(train_zoo, "load_results", load_results)
+    monkeypatch.setattr(train_zoo, "stored_settings", settings)
     head, _, *lines = train_zoo.summary(kind).splitlines()
     assert len(lines) == len(kind.methods) and head.count("|") == lines[0].count("|")
     by_method = {line.split("`")[1]: line for line in lines}
-    assert "0.600 ± 0.141" in by_method["ggd"] and "32 of 32" in by_method["ggd"]
-    assert "–" in by_method["goat"] and "23 of 32" in by_method["goat"]
+    assert "0.600 ± 0.141" in by_method["ggd"] and "32 + 0" in by_method["ggd"]
+    assert by_method["rope"].count("0.400†") == 11  # shares; of bits per byte less is better
+    assert by_method["ggd"].count("†") == 3
+    assert "–" in by_method["goat"] and "32 + 9" in by_method["goat"]

@@ -204,10 +204,10 @@ except ValueError as error:
 @pytest.mark.parametrize(
     ("name", "columns", "lanes"),
     [
-        ("text_ggd_goat_tiny", "23 of 32", "9 (spectral 4, key_bias 5)"),
+        ("text_ggd_goat_tiny", "32 of 32", "9 beside the head (spectral 4, key_bias 5)"),
         ("vision_ggd_goat_ssmax_tiny_patch8", "23 of 32", "9 (spectral 8, key_bias 1)"),
         ("dna_alibi+ggd_tiny", "27 of 32", "5 (alibi 5)"),
-        ("text_cable_tiny", "22 of 32", "10"),
+        ("text_cable_small", "54 of 64", "10"),
         ("text_rope_tiny", "32 of 32", "0"),
     ],
 )

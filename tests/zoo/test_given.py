@@ -239,7 +239,7 @@ def test_a_saved_model_needs_no_file(name: str, tmp_path) -> None:
 
 def test_numbers_in_python_become_options_of_their_shape(tmp_path) -> None:
     model = create_model("text_table_tiny", position_options={"values": Exponential(0.1), "beyond": "linear"})
-    assert model.config.position_options == {"beyond": "linear", "length": 128, "learnable": False}
+    assert model.config.position_options == {"beyond": "linear", "length": 256, "learnable": False}
     model.save_pretrained(tmp_path)
     saved, made = load_model(tmp_path).state_dict(), model.state_dict()
     assert all(torch.equal(saved[key], made[key]) for key in made)

@@ -79,11 +79,11 @@ def test_a_decoder_with_lanes_beside_decodes_as_it_reads(name: str, kind: str, t
 def test_heads_that_lanes_would_fill_fit_beside() -> None:
     narrow = dict(dim=32, num_heads=4, num_layers=1)
     with pytest.raises(ValueError, match=r"takes 9 of 8 columns.*lanes='beside'"):
-        create_model("text_ggd_goat_tiny", **narrow)
+        create_model("text_ggd_goat_tiny", lanes="inside", **narrow)
     assert create_model("text_ggd_goat_tiny", lanes="beside", **narrow)(torch.zeros(1, 3, dtype=torch.long)).shape == (
         1,
         3,
-        264,
+        1024,
     )
     with pytest.raises(ValueError, match=r"lanes='besides': did you mean 'beside'"):
         create_model("text_ggd_goat_tiny", lanes="besides")

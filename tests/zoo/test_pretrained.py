@@ -11,6 +11,7 @@ from safetensors import safe_open
 from modalities.dna.data import open_heldout
 from modalities.dna.scoring import score_windows
 from modalities.dna.sources import find_source
+from modalities.text.tokenizers import load_tokenizer
 from modalities.vision.transforms import eval_transform
 from tools.glyphs.builtin import BuiltinGlyphs
 from zoo import create_model, list_models, pretrained
@@ -19,20 +20,9 @@ SHIPPED = list_models(pretrained=True)
 
 
 def test_the_promised_methods_ship() -> None:
-    promised = [
-        "ggd_ssmax",
-        "ggd",
-        "goat",
-        "goat_ssmax",
-        "alibi",
-        "nope",
-        "rope",
-        "rope_ssmax",
-        "cable",
-        "sinusoidal",
-        "t5",
-    ]
-    assert {f"text_{method}_tiny.passkey" for method in promised} <= set(SHIPPED)
+    promised = ["ggd_goat", "ggd", "goat", "rope"]
+    promised = [*promised, *(f"{method}_ssmax" for method in promised), "alibi", "cable", "t5"]
+    assert {f"text_{method}_tiny.facts" for method in promised} <= set(SHIPPED)
     promised = [
         "goat",
         "ggd2d",
@@ -54,7 +44,7 @@ def test_the_promised_methods_ship() -> None:
 @torch.no_grad()
 def test_weights_load_and_have_a_card(name: str) -> None:
     entry, file = pretrained.manifest()[name], pretrained.verified_file(name)
-    assert file.stat().st_size == entry["bytes"] < 3_000_000
+    assert file.stat().st_size == entry["bytes"] < 8_000_000
     assert (pretrained.WEIGHTS / f"{name}.md").read_text().startswith(f"# {name}\n")
     assert {"data", "recipe", "seed", "commit", "license", "measured"} <= set(entry)
     with safe_open(file, "pt") as tensors:
@@ -80,14 +70,16 @@ def test_weights_load_and_have_a_card(name: str) -> None:
         by_composition = -(shares * shares.log2()).sum()  # of the stretch itself: 1.975
         assert 1.85 < scores.bits.sum() / scores.counted.sum() < by_composition - 0.005
         return
-    text = torch.tensor([[256, *b"Mr. Speaker, Mr. Vice President, Members of Congress, my fellow citizens:"]])
+    tokenizer = load_tokenizer(model.config.tokenizer)
+    ids = tokenizer.encode("Mr. Speaker, Mr. Vice President, Members of Congress, my fellow citizens:")
+    text = torch.tensor([[tokenizer.bos_id, *ids]])
     logits = model(text[:, :-1])
     loss = torch.nn.functional.cross_entropy(logits[0], text[0, 1:])
-    assert loss < 3.0  # English is learned: an untrained model is at ln 264 = 5.6
+    assert loss < 3.0  # English is learned: an untrained model is at ln 1,024 = 6.9 or more
 
 
 def test_pretrained_takes_the_first_tag() -> None:
-    tagged = create_model("text_ggd_ssmax_tiny.passkey")
+    tagged = create_model("text_ggd_ssmax_tiny.facts")
     plain = create_model("text_ggd_ssmax_tiny", pretrained=True)
     assert all(torch.equal(a, b) for a, b in zip(tagged.parameters(), plain.parameters(), strict=True))
 
@@ -95,9 +87,9 @@ def test_pretrained_takes_the_first_tag() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: create_model("text_ggd_ssmax_tiny.passkeys"), "it has: passkey"),
+        (lambda: create_model("text_ggd_ssmax_tiny.factss"), "it has: facts"),
         (lambda: create_model("text_ggd_ssmax_small", pretrained=True), "no weights ship"),
-        (lambda: create_model("text_ggd_ssmax_tiny.passkey", dim=64), "do not fit this model"),
+        (lambda: create_model("text_ggd_ssmax_tiny.facts", dim=64), "do not fit this model"),
     ],
 )
 def test_weights_that_are_not_there(call, message: str) -> None:
@@ -106,7 +98,7 @@ def test_weights_that_are_not_there(call, message: str) -> None:
 
 
 def test_damaged_and_missing_files(tmp_path) -> None:
-    name = "text_ggd_ssmax_tiny.passkey"
+    name = "text_ggd_ssmax_tiny.facts"
     content = bytearray(pretrained.verified_file(name).read_bytes())
     content[-1] ^= 1
     (tmp_path / "manifest.json").write_text(json.dumps(pretrained.manifest()))

@@ -25,7 +25,7 @@ SHAPE = ("dim", "num_layers", "num_heads", "hidden_dim", "vocab_size")
 def main(
     models: Annotated[
         str, typer.Option(help="comma-separated names or run folders of text models, of one shape")
-    ] = "text_ggd_ssmax_tiny.passkey,text_alibi_tiny.passkey",
+    ] = "text_ggd_ssmax_tiny.facts,text_alibi_tiny.facts",
     lengths: Annotated[str, typer.Option(help="tokens that a cache holds, ascending")] = "4096,65536,524288",
     seconds: harness.Seconds = 4.0,
     minutes: harness.Minutes = 0.0,

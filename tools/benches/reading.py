@@ -26,7 +26,7 @@ READ, ATTENTION, STEP = "read", "attention", "attention, fwd+bwd"
 def main(
     models: Annotated[
         str, typer.Option(help="comma-separated names or run folders of text models")
-    ] = "text_ggd_ssmax_tiny.passkey,text_ggd_tiny.passkey,text_alibi_tiny.passkey",
+    ] = "text_ggd_ssmax_tiny.facts,text_ggd_tiny.facts,text_alibi_tiny.facts",
     lengths: Annotated[str, typer.Option(help="tokens, ascending")] = "16384,65536",
     steps: Annotated[int, typer.Option(help="most tokens of a training step")] = 16384,
     source: Annotated[str, typer.Option(help="held-out text, repeated where it is short")] = "sotu-excerpt",

@@ -1,6 +1,6 @@
 """The papers' tables and figures as commands: what was published, and what this project measures.
 
-    python tools/reproduce.py                          every item, with its verdict so far
+    python tools/reproduce.py --list                   every item, with its verdict so far
     python tools/reproduce.py bam.figure5 goat.figure1    at tiny size, minutes each, on the shipped weights or short runs
     python tools/reproduce.py bam.figure5 --paper-size  the commands of the paper's set-up, for GPUs
     python tools/reproduce.py all                      one after the other; items that are there are kept
@@ -62,6 +62,7 @@ def main(
         list[str] | None, typer.Argument(metavar="[ITEM…]", help="such as bam.figure5, bam, or all")
     ] = None,
     *,
+    list_: Annotated[bool, typer.Option("--list", help="every item, with its verdict so far")] = False,
     paper_size: Annotated[bool, typer.Option("--paper-size", help="print the commands of the paper's set-up")] = False,
     again: Annotated[bool, typer.Option("--again", help="run what is stored already too")] = False,
     docs: Annotated[bool, typer.Option("--docs", help="write docs/REPRODUCTION.md's overview")] = False,
@@ -73,8 +74,8 @@ def main(
         before, _, rest = text.partition(START)
         write_text(PAGE, f"{before}{overview()}{rest.partition(END)[2]}")
         console.print(f"written: {PAGE}")
-    elif not chosen:
-        show(list(ITEMS.values()))
+    elif list_ or not chosen:
+        show(chosen or list(ITEMS.values()))
     elif paper_size:
         for item in chosen:
             print(f"# {item.key}: {item.title}", *item.paper, sep="\n")

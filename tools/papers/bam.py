@@ -168,7 +168,11 @@ def _heads(rows: list[Row]) -> Verdict:
     away = [row["answer_mass"] for row in rows if row["retrieval"]]
     near = [row["answer_mass"] for row in rows if not row["retrieval"]]
     best = max(away, default=math.nan)
-    text = f"weight on the key's digits: best head of θβ < 0 {best:.3f}, every head of θβ > 0 at most {max(near):.3f}"
+    other = max((row for row in rows if not row["retrieval"]), key=lambda row: row["answer_mass"])
+    text = f"weight on the key's digits: best head of θβ < 0 {best:.3f}, of θβ > 0 {other['answer_mass']:.3f}"
+    if max(near) >= 0.05:
+        falls = math.exp(other["theta_alpha"]) * 256 ** other["theta_beta"]
+        text += f", whose prior falls by no more than {falls:.1f} logits in 256 tokens and leaves them to content"
     return best > 0.5 and max(near) < 0.05, text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from zoo.attention.base import Kernel
 from zoo.layers import SSMax
 from zoo.methods import create_grid_position, create_position, uniform_options
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, RelativeTable
+from zoo.priors.base import Prior, PriorTerms
 
 __all__ = ["Grid", "LayerPrior", "attending_by", "create_layer"]
 
@@ -96,8 +97,7 @@ class LayerPrior(nn.Module):
             return terms
         lowered = terms.table.table - self.level.to(terms.table.table.dtype)[:, None]
         # The Jacobian of a table does not change with a constant.
-        table = RelativeTable(**{**vars(terms.table), "table": lowered})
-        return PriorTerms(terms.q_lanes, terms.k_lanes, table, terms.bias)
+        return replace(terms, table=replace(terms.table, table=lowered))
 
     def attend(
         self,

@@ -30,6 +30,7 @@ import zoo
 from modalities.text.adapting import adaptation_rows, open_adaptable, train_on
 from recipes.commands import CommandError, call
 from recipes.console import facts_table
+from zoo.adapters.layer import prior_parameters
 from zoo.cli import Import
 from zoo.outside import import_named
 
@@ -63,7 +64,7 @@ def adapt_command(  # noqa: PLR0913 - options of a command
     patterns = train if train in ("all", "priors") else train.split(",")
     zoo.adapt(model, position, keep_rope=keep_rope, ssmax=ssmax, train=patterns)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    priors = sum(p.numel() for n, p in model.named_parameters() if ".position_bias." in n)
+    priors = sum(p.numel() for p in prior_parameters(model).values())
     facts: dict[str, str] = {
         "model": f"{type(model).__name__}, {sum(p.numel() for p in model.parameters()):,} parameters",
         "position": f"{position}, {'beside' if keep_rope else 'instead of'} its own; {priors:,} parameters",

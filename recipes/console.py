@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -18,7 +18,22 @@ from rich.progress import (
 from rich.table import Table
 
 
-class TrainingDisplay:
+class _Display:
+    """A context in which a bar, where there is one, is on the terminal."""
+
+    bar: Progress | None
+
+    def __enter__(self) -> Self:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.bar:
+            self.bar.stop()
+
+
+class TrainingDisplay(_Display):
     """Progress of the lead rank; on other ranks (`show=False`) every method does nothing."""
 
     def __init__(self, name: str, steps: int, done: int, *, show: bool, log_every: int):
@@ -34,15 +49,6 @@ class TrainingDisplay:
             )  # fmt: skip
             self.bar = Progress(*columns, console=self.console)
             self.task = self.bar.add_task(name, total=steps, completed=done, loss="…", lr="…", rate="", left="…")
-
-    def __enter__(self) -> TrainingDisplay:
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.bar:
-            self.bar.stop()
 
     def print(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
@@ -71,7 +77,7 @@ class TrainingDisplay:
         self.console.print(facts_table(title, rows))
 
 
-class CellProgress:
+class CellProgress(_Display):
     """How much of the cells of one evaluation is read: a bar on a terminal, elsewhere a line every now and then.
 
     Args:
@@ -93,15 +99,6 @@ class CellProgress:
             )  # fmt: skip
             self.bar = Progress(*columns, console=console)
             self.task = self.bar.add_task(name, total=total, rate="")
-
-    def __enter__(self) -> CellProgress:
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.bar:
-            self.bar.stop()
 
     def advance(self, units: int) -> None:
         """So many more units of the cell that is being read."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from modalities.decoder.outside_tokenizers import open_tokenizer, opened
 from zoo.adapters import is_adapted, load_adapted
-from zoo.adapters.layer import LayerPrior, attending_by
+from zoo.adapters.layer import attending_by, has_priors
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
 from zoo.positions import Positions
@@ -248,7 +248,7 @@ class OutsideDecoder(nn.Module):
             return
         _register()
         before, calls = self.model.config._attn_implementation, 0
-        adapted = any(isinstance(module, LayerPrior) for module in self.model.modules())
+        adapted = has_priors(self.model)
         see = kernel.see
 
         def counted(call: AttentionCall) -> None:

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from modalities.decoder.llama import as_llama
+from modalities.decoder.model import IGNORED
 from modalities.decoder.outside import open_causal_lm
 from modalities.decoder.outside_tokenizers import open_tokenizer
 from modalities.text.config import TextDataConfig
@@ -24,11 +25,12 @@ from modalities.text.data import PackedDataset, load_corpus
 from modalities.text.hf import fast_tokenizer
 from modalities.text.model import CausalLM
 from modalities.text.tokenizers import load_tokenizer
+from zoo.adapters.layer import prior_parameters
+from zoo.positions import Positions, document_starts
 from zoo.registry import create_model, list_models
 
 __all__ = ["AdaptationRows", "adaptation_rows", "open_adaptable", "train_on"]
 
-IGNORED = -100  # in place of a target that does not count
 HELDOUT_ROWS = 64
 TOKENS = 8192  # most in one forward pass
 
@@ -70,12 +72,12 @@ class AdaptationRows(Dataset):
             raise IndexError(f"row {index} is outside 0..{self.length - 1}")
         row = self.rows[index]
         tokens, segments = row["tokens"], row["segments"]
-        starts = torch.ones_like(segments, dtype=torch.bool)
-        starts[1:] = segments[1:] != segments[:-1]
-        at = torch.arange(len(tokens))
-        within = at - torch.where(starts, at, 0).cummax(0).values
-        labels = tokens.masked_fill(starts | (segments < 0), IGNORED)
-        return {"input_ids": tokens, "labels": labels, "position_ids": within}
+        labels = tokens.masked_fill(document_starts(segments) | (segments < 0), IGNORED)
+        return {
+            "input_ids": tokens,
+            "labels": labels,
+            "position_ids": Positions.documents(segments[None]).index()[0],
+        }
 
 
 def adaptation_rows(
@@ -134,9 +136,10 @@ def train_on(
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
     trainer = Trainer(model, settings, train_dataset=rows, eval_dataset=heldout)
     decayed = set(trainer.get_decay_parameter_names(model))
+    priors = prior_parameters(model)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups.setdefault((".position_bias." in name, name in decayed), []).append(parameter)
+            groups.setdefault((name in priors, name in decayed), []).append(parameter)
     trainer.optimizer = torch.optim.AdamW(
         [
             {"params": held, "lr": lr * (prior_lr_scale if prior else 1.0), "weight_decay": 0.1 if decays else 0.0}

@@ -351,6 +351,7 @@ def test_images_of_other_sizes_and_copies() -> None:
         (lambda: make("llama"), {"train": "*w_q*"}, "matches no parameter"),
         (lambda: make("llama"), {"position": "alibi", "train": "priors"}, "nothing would be trained"),
         (lambda: zoo.adapt(make("llama"), "ggd"), {}, "has priors already"),
+        (lambda: zoo.adapt(make("llama"), "alibi"), {}, "has priors already"),
         (lambda: zoo.create_model("text_ggd_tiny"), {}, "model of the zoo"),
         (lambda: nn.Linear(2, 2), {}, "PriorMultiheadAttention"),
         (lambda: timm.create_model("resnet18"), {}, "VisionTransformer"),

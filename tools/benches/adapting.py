@@ -13,6 +13,7 @@ import typer
 import zoo
 from tools.benches import harness
 from tools.benches.harness import Record, Row, text_of
+from zoo.adapters.layer import prior_parameters
 
 PLAIN = "as it was"
 WORK = ("forward", "training", "token")
@@ -86,9 +87,8 @@ def llama(dim: int, layers: int) -> Any:
 def adapted(model: Any, position: str) -> Any:
     made = zoo.adapt(copy.deepcopy(model), position)
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if ".position_bias." in name:
-                parameter.add_(0.1)
+        for parameter in prior_parameters(made).values():
+            parameter.add_(0.1)
     return made
 
 

@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from zoo.adapters.layer import RECORD, has_priors, prior_parameters
+
 __all__ = ["adapt", "is_adapted", "load_adapted", "save_adapted"]
 
 Model = TypeVar("Model", bound=nn.Module)
-RECORD = "priorzoo"  # of what was done, in config.json
 LIBRARIES = {
     "transformers": "zoo.adapters.hf",
     "timm": "zoo.adapters.timm",
@@ -65,7 +66,7 @@ def adapt(
             layer's input, a pattern that matches no parameter, and "priors" for a prior without parameters.
     """
     library = _library(model)
-    if any(".position_bias." in f".{name}" for name, _ in model.named_parameters()):
+    if has_priors(model):
         raise ValueError(f"{type(model).__name__} has priors already")
     patterns = [train] if isinstance(train, str) else list(train)
     names = [name for name, _ in model.named_parameters()]
@@ -75,8 +76,9 @@ def adapt(
     how = dict(keep_rope=keep_rope, ssmax=ssmax, train_context=train_context, alone=patterns == ["priors"])
     library.adapt(model, position, dict(options or {}), **how)
     if patterns != ["all"]:
+        priors = prior_parameters(model)
         for name, parameter in model.named_parameters():
-            if ".position_bias." not in name and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+            if name not in priors and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
                 parameter.requires_grad_(False)
     return model
 

@@ -19,12 +19,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from zoo.adapters.layer import Grid, LayerPrior, create_layer
+from zoo.adapters.layer import RECORD, Grid, LayerPrior, create_layer
 from zoo.positions import Positions
 
 __all__ = ["adapt", "load", "save"]
 
-NAME = "priorzoo"  # of the attention implementation, and of the record in config.json
+NAME = "priorzoo"  # of the attention implementation
 LEARNED = ("position_embeddings", "position_embedding", "embed_positions", "wpe")  # names of learned positions
 NOT_SERVED = {"softcap": "capped logits", "s_aux": "learned sinks", "position_bias": "a position bias of its own"}
 
@@ -82,7 +82,7 @@ def adapt(
     record = dict(
         position=position, options=dict(options), keep_rope=keep_rope, ssmax=ssmax, train_context=train_context
     )
-    setattr(config, NAME, record)
+    setattr(config, RECORD, record)
 
 
 def save(model: PreTrainedModel, folder: Path) -> None:
@@ -104,7 +104,7 @@ def attention_layers(model: nn.Module) -> list[Any]:
 def load(folder: Path, **kwargs: Any) -> PreTrainedModel:
     """As `zoo.load_adapted`, for a folder that `save_pretrained` wrote."""
     config = AutoConfig.from_pretrained(folder)
-    record = config.__dict__.pop(NAME)
+    record = config.__dict__.pop(RECORD)
     [architecture] = config.architectures
     made_as: Any = getattr(transformers, architecture)
 
@@ -150,9 +150,8 @@ def _remove_positions(model: nn.Module, *, images: bool) -> None:
             held = getattr(owner, name, None)
             if type(held) is nn.Embedding and not images:
                 setattr(owner, name, NoPositions(held.embedding_dim))
-            elif isinstance(
-                held, nn.Embedding | nn.Parameter
-            ):  # resized to other images, or called with more than positions
+            elif isinstance(held, nn.Embedding | nn.Parameter):
+                # Resized to other images, or called with more than positions: zeros in its place.
                 table = held.weight if isinstance(held, nn.Embedding) else held
                 table.requires_grad_(False).data.zero_()
             learned = learned or isinstance(held, nn.Embedding | nn.Parameter)

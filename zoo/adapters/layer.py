@@ -18,8 +18,9 @@ from zoo.methods import create_grid_position, create_position, uniform_options
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
 
-__all__ = ["Grid", "LayerPrior", "attending_by", "create_layer"]
+__all__ = ["RECORD", "Grid", "LayerPrior", "attending_by", "create_layer", "has_priors", "prior_parameters"]
 
+RECORD = "priorzoo"  # of what was done, in a model's configuration
 # A prior whose rows vary by less is one that changes no logit of size 1 in float64 by more than its rounding.
 UNIFORM = 1e-12
 _KERNEL: ContextVar[str | Kernel] = ContextVar("kernel", default="auto")
@@ -81,7 +82,7 @@ class LayerPrior(nn.Module):
     def __init__(self, prior: Prior, *, ssmax: SSMax | None = None, grid: Grid | None = None) -> None:
         super().__init__()
         self.prior, self.ssmax, self.grid = prior, ssmax, grid
-        self._uniform: dict[bool, tuple[Any, int]] = {}
+        self._moved: Any = None  # the parameters' versions at which K was found not to be uniform
         self.register_buffer("level", self._start() if grid is not None else None)
 
     def _start(self) -> Tensor | None:
@@ -141,29 +142,26 @@ class LayerPrior(nn.Module):
             v,
             terms,
             causal=causal and mask is None,
-            query_scale=self._row_scale(q_pos, k_pos, causal, mask),
+            query_scale=self._row_scale(q_pos, causal, mask),
             mask=mask,
             dropout=dropout,
             kernel=kernel,
         )
         return own().detach() + (out - out.detach()) if uniform and not dropout else out
 
-    def _row_scale(self, q_pos: Positions, k_pos: Positions, causal: bool, mask: Tensor | None) -> Tensor | None:
+    def _row_scale(self, q_pos: Positions, causal: bool, mask: Tensor | None) -> Tensor | None:
         """(1 or B, H, T): SSMax's scale by the number of keys that a row sees, or None."""
         if self.ssmax is None:
             return None
         if mask is not None:
             return self.ssmax.of_counts(mask.sum(-1).clamp(min=1).double())
-        if causal:
-            return self.ssmax(q_pos, causal=True)
-        return self.ssmax(Positions.line(k_pos.length), causal=False)[..., :1].expand(-1, -1, q_pos.length)
+        return self.ssmax(q_pos, causal=causal)
 
     def _is_uniform(self, terms: PriorTerms, k_pos: Positions) -> bool:
         """Whether K is now the same for all keys of these positions.
 
         While it is, every call looks at it, which on a device synchronises: fused optimisers and writes to `.data` change
-        parameters without a new version. A prior without parameters is looked at again where there are more keys; one
-        that is not uniform, where its parameters have a new version.
+        parameters without a new version. One that is not uniform is looked at again where its parameters have a new version.
         """
         if self.ssmax is not None or torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return False
@@ -171,12 +169,10 @@ class LayerPrior(nn.Module):
         if any(p.is_inference() for p in parameters):
             return False
         state = tuple((p.data_ptr(), p._version) for p in parameters)
-        known, keys = self._uniform.get(k_pos.is_grid, (None, 0))
-        if known == state and (keys < 0 or (not parameters and k_pos.length <= keys)):
-            return keys >= 0
-        found = _uniform(terms, k_pos.num_prefix > 0)
-        self._uniform[k_pos.is_grid] = (state, k_pos.length if found else -1)
-        return found
+        if state == self._moved or not _uniform(terms, k_pos.num_prefix > 0):
+            self._moved = state
+            return False
+        return True
 
 
 def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
@@ -195,6 +191,17 @@ def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
 def _varying(lanes: Tensor, prefixed: bool) -> Tensor:
     """Lanes of keys without what all keys have in common, which moves a row's logits as a whole."""
     return lanes if prefixed else lanes - lanes[:, :, :1]
+
+
+def has_priors(model: nn.Module) -> bool:
+    """Whether a model was adapted."""
+    return any(isinstance(module, LayerPrior) for module in model.modules())
+
+
+def prior_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of an adapted model's priors and SSMax, by their names in the model."""
+    layers = ((path, module) for path, module in model.named_modules() if isinstance(module, LayerPrior))
+    return {f"{path}.{name}": p for path, layer in layers for name, p in layer.named_parameters()}
 
 
 def create_layer(

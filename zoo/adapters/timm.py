@@ -13,12 +13,10 @@ from timm.layers import Attention
 from timm.models import VisionTransformer, save_for_hf
 from torch import Tensor, nn
 
-from zoo.adapters.layer import Grid, LayerPrior, create_layer
+from zoo.adapters.layer import RECORD, Grid, LayerPrior, create_layer, prior_parameters
 from zoo.files import write_json
 
 __all__ = ["adapt", "load", "save"]
-
-RECORD = "priorzoo"  # in config.json
 
 
 class PriorAttention(Attention):
@@ -55,7 +53,7 @@ class PriorVisionTransformer(VisionTransformer):
 
     def no_weight_decay(self) -> set[str]:
         """What timm's optimisers do not decay: as the model itself, and the parameters of priors and SSMax."""
-        return {*super().no_weight_decay(), *(n for n, _ in self.named_parameters() if ".position_bias." in n)}
+        return {*super().no_weight_decay(), *prior_parameters(self)}
 
 
 def adapt(

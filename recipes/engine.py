@@ -8,7 +8,6 @@ file written in place, and checkpoints that load only at the number of ranks tha
 from __future__ import annotations
 
 import atexit
-import json
 import math
 import os
 import shutil
@@ -23,10 +22,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from safetensors import SafetensorError
 
+from recipes.checkpoints import COMPLETE, checkpoint_facts, complete_checkpoints, damage, data_only, set_aside
 from recipes.config import ConfigError, Optim, Plan
 from recipes.ema import WeightAverage
-from zoo.files import write_json, write_text
+from zoo.files import file_digests, sync, sync_tree, write_json, write_text
 from zoo.layers import Attention
 from zoo.model import ZooModel
 from zoo.naming import nearest
@@ -315,10 +316,38 @@ class Engine:
     def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Write a checkpoint as `folder`, with the loop's `state` (step, data position) and a safetensors `model/`.
 
-        All of it goes to `folder.partial` first and gets its name when complete; then `latest` beside it is replaced.
-        The folder must be seen by every rank (several machines: a shared file system).
+        All of it goes to `folder.partial` first. It gets its name when it is complete, has the digests of its files, and is on
+        the disk; then `latest` beside it is replaced. The folder must be seen by every rank (several machines: a shared file
+        system).
+
+        Raises:
+            OSError: where it cannot be written, with the room that is left and about how much it takes. Nothing of it stays.
         """
         partial = folder.with_name(folder.name + ".partial")
+        try:
+            self._save(folder, partial, state)
+        except (
+            OSError,
+            RuntimeError,
+            SafetensorError,
+        ) as error:  # torch's and safetensors' writers have errors of their own
+            if self.ranks.lead:
+                shutil.rmtree(partial, ignore_errors=True)
+            needed, free = self._checkpoint_bytes(folder.parent), shutil.disk_usage(folder.parent).free
+            reason = str(error).strip().partition("\n")[0]
+            raise OSError(
+                f"the checkpoint of step {state['step']} could not be written to {folder}: {reason}. It takes about "
+                f"{needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
+            ) from error
+
+    def _checkpoint_bytes(self, root: Path) -> int:
+        """What a checkpoint takes: as the last one did, or by the parameters."""
+        for last in reversed(complete_checkpoints(root)):
+            return sum(path.stat().st_size for path in last.rglob("*") if path.is_file())
+        each = 16 if self.plan.recipe.train.precision == "fp32" else 18  # weights, two moments, float32 copies
+        return each * sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())
+
+    def _save(self, folder: Path, partial: Path, state: dict[str, Any]) -> None:
         if self.ranks.lead:
             shutil.rmtree(partial, ignore_errors=True)
         self.barrier()
@@ -329,19 +358,30 @@ class Engine:
         if self.average is not None and self.ranks.lead:
             self.average.save(partial)
         self.barrier()
+        if self.ranks.local_rank == 0:  # each machine flushes what its ranks wrote
+            sync_tree(partial)
+        # The lead's listing, of which every rank reads its share.
+        names = self.gather(sorted(str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file()))[0]
+        digests = {
+            name: facts
+            for share in self.gather(file_digests(partial, names[self.ranks.rank :: self.ranks.world]))
+            for name, facts in share.items()
+        }
         if self.ranks.lead:
             train = self.plan.recipe.train
             facts = {"step": state["step"], "world": self.ranks.world, "zero_stage": train.zero_stage}
-            write_json(partial / "complete.json", {**facts, "precision": train.precision})
+            write_json(partial / COMPLETE, {**facts, "precision": train.precision, "files": digests})
             if folder.exists():  # the same step again, after a resume from an older one
-                shutil.rmtree(folder)
+                set_aside(folder)
             os.replace(partial, folder)
+            sync(folder.parent)
             write_text(folder.parent / "latest", folder.name)
         self.barrier()
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Model, optimiser and schedule from a checkpoint made by `save`; returns the loop's state."""
-        path, state = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
+        with data_only(folder):
+            path, state = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
         # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.
@@ -371,6 +411,7 @@ class Engine:
         if self.ranks.lead:
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(partial, folder)
+            sync(folder.parent)
         self.barrier()
 
     def export(self, folder: Path) -> None:
@@ -419,7 +460,9 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     another number of ranks rank 0 converts them, once, into `<name>.universal`. ConfigError names the command where
     the conversion fails, and the alternative where precision or the kind of stage differs.
     """
-    facts = json.loads((folder / "complete.json").read_text())
+    facts = checkpoint_facts(folder)
+    if facts is None:
+        raise ConfigError(f"{folder} has no readable {COMPLETE}")
     stage, precision = plan.recipe.train.zero_stage, plan.recipe.train.precision
     if facts["precision"] != precision:
         raise ConfigError(
@@ -436,24 +479,16 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
     if stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, stage):
         return folder, False
     universal = folder.with_name(folder.name + ".universal")
-    command = [
-        sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
-        "--input_folder", str(folder), "--output_folder",
-    ]  # fmt: skip
-    if ranks.lead and not universal.exists():
-        partial = universal.with_name(universal.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was stopped
-        done = subprocess.run([*command, str(partial)], capture_output=True, text=True)
+    command = [sys.executable, "-m", "recipes.universal", str(folder), str(universal)]
+    if ranks.lead and (not universal.exists() or damage(universal)):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
         if done.returncode:
-            shutil.rmtree(partial, ignore_errors=True)
             print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
-        else:
-            partial.rename(universal)
     if ranks.world > 1:
         torch.distributed.barrier()
     if not universal.exists():
         raise ConfigError(
             f"{folder} was written by {facts['world']} ranks at ZeRO stage {facts['zero_stage']}; this run has "
-            f"{ranks.world} at stage {stage}. Converting it failed; run it by hand: {' '.join([*command, str(universal)])}"
+            f"{ranks.world} at stage {stage}. Converting it failed; run it by hand: {' '.join(command)}"
         )
     return universal, True

@@ -2,7 +2,8 @@
 
 <run>/recipe.json deepspeed.json environment.json    what ran, and where
       metrics.jsonl                                  one JSON object a line: training and held-out records
-      checkpoints/step_00000200/ …, latest           complete ones only; each has a safetensors model/
+      run.lock                                       who writes here, while its process lives
+      checkpoints/step_00000200/ …                   see recipes/checkpoints.py; each has a safetensors model/
       model/                                         the final weights (save_pretrained)
       plots/loss.png  tensorboard/
 """
@@ -12,10 +13,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,18 +27,19 @@ from typing import Any
 from safetensors.torch import load_file
 
 from modalities.contract import find_modality
+from recipes.checkpoints import checkpoint_step, complete_checkpoints, damage, say, set_aside, tidy
 from recipes.config import ConfigError, Plan
-from zoo.files import write_text
+from zoo.files import write_json, write_text
 from zoo.model import ZooModel
 from zoo.pretrained import resolve_tag, verified_file
 from zoo.prior_plot import save_figure
 
 
 class RunFolder:
-    """The files of one run."""
+    """The files of one run. `words`: of the command line that trains it, without its folder."""
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    def __init__(self, path: str | Path, words: Sequence[str] = ()):
+        self.path, self.words = Path(path), words
         self.metrics_path = self.path / "metrics.jsonl"
         self.checkpoint_root = self.path / "checkpoints"
 
@@ -42,39 +47,60 @@ class RunFolder:
         return self.checkpoint_root / f"step_{step:08d}"
 
     def checkpoints(self) -> list[Path]:
-        """Complete checkpoints, oldest first. A torn one has no readable complete.json, whatever `latest` says."""
-        found = []
-        for path in sorted(self.checkpoint_root.glob("step_*")):
-            if path.suffix not in (".partial", ".universal") and _complete(path):
-                found.append(path)
-        return found
+        """Those that were written whole, oldest first. A torn one has no complete.json, whatever `latest` says."""
+        return complete_checkpoints(self.checkpoint_root)
 
-    def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` complete checkpoints."""
-        for path in self.checkpoints()[:-keep]:
-            (path / "complete.json").unlink()  # first, so that a half-removed one is never taken for whole
-            shutil.rmtree(path)
-            shutil.rmtree(path.with_name(path.name + ".universal"), ignore_errors=True)
+    def describe(self, plan: Plan) -> None:
+        """Write what runs, and where: recipe.json first, by which a folder is known as a run."""
+        write_json(self.path / "recipe.json", plan.to_dict())
+        write_json(self.path / "deepspeed.json", plan.deepspeed)
+        write_json(self.path / "environment.json", environment())
 
     def log(self, record: dict[str, Any]) -> None:
         with open(self.metrics_path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All records; a last line torn by a crash is left out."""
-        records = []
-        if self.metrics_path.exists():
-            for line in self.metrics_path.read_text(encoding="utf-8").splitlines():
-                try:
-                    records.append(json.loads(line))
-                except json.JSONDecodeError:
-                    break
-        return records
+        """All records; a line that a crash or rot made unreadable is left out."""
+        return self._metrics()[0]
 
-    def rewind_metrics(self, step: int) -> None:
-        """Drop the records after `step`: a resumed run writes them again."""
-        kept = [json.dumps(record) for record in self.metrics() if record["step"] <= step]
-        write_text(self.metrics_path, "".join(line + "\n" for line in kept))
+    def unreadable_metrics(self) -> int:
+        """How many lines of metrics.jsonl hold no record."""
+        return self._metrics()[1]
+
+    def _metrics(self) -> tuple[list[dict[str, Any]], int]:
+        records, lost = [], 0
+        if self.metrics_path.exists():
+            for line in self.metrics_path.read_bytes().splitlines():
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    record = None
+                if isinstance(record, dict) and type(record.get("step")) is int:
+                    records.append(record)
+                else:
+                    lost += 1
+        return records, lost
+
+    def begin(self, step: int, keep: int) -> None:
+        """Make the folder that of a run which has come to `step`: without what a run that was killed left, and without
+        records and checkpoints of later steps, which come again."""
+        records, lost = self._metrics()
+        if lost:
+            say(f"{self.metrics_path}: {lost} unreadable {'line is' if lost == 1 else 'lines are'} left out")
+        write_text(self.metrics_path, "".join(json.dumps(r) + "\n" for r in records if r["step"] <= step))
+        for path in self.checkpoints():
+            if checkpoint_step(path) > step:
+                set_aside(path)
+        tidy(self.checkpoint_root, keep)
+        for path in self.path.glob(".*-*"):  # temporary files
+            if path.is_file():
+                path.unlink()
+        shutil.rmtree(self.path / "model.partial", ignore_errors=True)
+
+    def continuation(self) -> str:
+        """The command that continues this run."""
+        return f"recipes/train.py {shlex.join([*self.words, '--run-dir', str(self.path), '--resume', 'auto'])}"
 
     def plot(self) -> Path | None:
         """plots/loss.png from metrics.jsonl: training loss, its running mean and the held-out loss."""
@@ -108,99 +134,36 @@ class RunFolder:
 
 
 def new_run_dir(recipe_name: str, root: str | Path = "runs") -> Path:
-    return Path(root) / recipe_name / time.strftime("%Y%m%d-%H%M%S")
+    """Make runs/<recipe>/<number>-<time>: a folder of its own for each of any number of runs that start at once."""
+    parent = Path(root) / recipe_name
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((_number(folder) for folder in parent.iterdir()), default=0)
+    while True:
+        folder = parent / f"{number:04d}-{time.strftime('%Y%m%d-%H%M%S')}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
 
 
 def newest_run_dir(recipe_name: str, root: str | Path = "runs", *, finished: bool = False) -> Path | None:
-    """The most recent run of this recipe that has a complete checkpoint, or with `finished` its final weights."""
-    for folder in sorted((Path(root) / recipe_name).glob("*"), reverse=True):
+    """The latest run of this recipe that has a complete checkpoint, or with `finished` its final weights.
+
+    By the numbers of the folders, which no clock decides; others, such as those of versions before 0.6, come before.
+    """
+    folders = sorted((Path(root) / recipe_name).glob("*"), key=lambda folder: (_number(folder), folder.name))
+    for folder in reversed(folders):
         if (folder / "model" / "config.json").exists() if finished else RunFolder(folder).checkpoints():
             return folder
     return None
 
 
-def prepare_run(plan: Plan, ranks: Any, *, run_dir: str | None, resume: str | None) -> tuple[RunFolder, Path | None]:
-    """(run folder, checkpoint to continue from, or None), the same on every rank.
-
-    resume=None starts anew and refuses a folder that already holds a run. "auto" takes the newest complete checkpoint
-    of `run_dir` (or of this recipe's newest run), and starts anew where there is none. Otherwise it names a run folder
-    or a checkpoint. ConfigError where the run was made with another model or other data.
-    """
-    import torch
-
-    answer: list[Any] = [None]
-    if ranks.lead:
-        try:
-            answer = [_find_run(plan, run_dir, resume)]
-        except (OSError, ValueError) as error:  # whatever stops this rank must reach those that wait for its answer
-            answer = [ConfigError(str(error))]
-    if ranks.world > 1:
-        torch.distributed.broadcast_object_list(answer)
-    if isinstance(answer[0], ConfigError):
-        raise answer[0]
-    folder, checkpoint = answer[0]
-    return RunFolder(folder), checkpoint
-
-
-def _find_run(plan: Plan, run_dir: str | None, resume: str | None) -> tuple[Path, Path | None]:
-    name = plan.recipe.name
-    if resume and resume != "auto":
-        path = Path(resume)
-        folder = path if (path / "recipe.json").exists() else path.parent.parent
-        wanted = RunFolder(folder).checkpoints() if folder == path else [p for p in [path] if _complete(p)]
-        if not wanted:
-            raise ConfigError(f"--resume {resume}: expected 'auto', a run folder or one of its complete checkpoints")
-        _check_same(plan, folder)
-        return folder, wanted[-1]
-    if resume is None:
-        folder = Path(run_dir) if run_dir else new_run_dir(name)
-        if (folder / "recipe.json").exists():
-            raise ConfigError(
-                f"{folder} already holds a run; --resume auto continues it, another --run-dir starts anew"
-            )
-        _check_writable(folder)
-        return folder, None
-    folder = Path(run_dir) if run_dir else newest_run_dir(name) or new_run_dir(name)
-    checkpoints = RunFolder(folder).checkpoints()
-    if checkpoints:
-        _check_same(plan, folder)
-    _check_writable(folder)
-    return folder, checkpoints[-1] if checkpoints else None
-
-
-def _check_writable(folder: Path) -> None:
-    """ConfigError where the folder cannot be written. It is made with the first file, so a run that fails leaves none."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"run folder {folder}: {there} is not a folder that can be written")
-
-
-def _check_same(plan: Plan, folder: Path) -> None:
-    """A run keeps the model and data it began with; steps, ranks, logging and rates may change."""
-    try:
-        old = json.loads((folder / "recipe.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot resume {folder}: its recipe.json cannot be read: {error}") from None
-    new = json.loads(json.dumps(plan.to_dict()))
-    fixed = ["name", "modality"]
-    fixed += [f"{section}.{key}" for section in ("model", "data") for key in new[section] if key != "num_workers"]
-    fixed += ["train.batch", "train.seed", "optim.name"]
-    for key in fixed:
-        section, _, name = key.partition(".")
-        before, now = (tree.get(section, {}).get(name) if name else tree.get(section) for tree in (old, new))
-        if before != now:
-            raise ConfigError(
-                f"cannot resume {folder}: its {key} is {before!r}, this recipe has {now!r}. Set it back, start anew with "
-                f"another --run-dir, or remove the folder"
-            )
-
-
-def _complete(path: Path) -> bool:
-    try:
-        json.loads((path / "complete.json").read_text())["step"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return True
+def _number(folder: Path) -> int:
+    """The number that begins the name of a run's folder; 0 where none does."""
+    found = re.fullmatch(r"(\d{4,})-\d{8}-\d{6}", folder.name)
+    return int(found[1]) if found else 0
 
 
 def environment() -> dict[str, Any]:
@@ -237,13 +200,21 @@ def git_commit() -> str:
 
 
 def model_folder(run_dir: str | Path) -> Path:
-    """The newest weights of a run: those of its newest complete checkpoint, or the final model/ where none is left."""
-    run = RunFolder(run_dir)
-    folders = [path / "model" for path in run.checkpoints()[-1:]] + [run.path / "model"]
-    for folder in folders:
-        if (folder / "config.json").exists():
-            return folder
-    raise ConfigError(f"{run_dir}: neither a complete checkpoint nor model/; is this a run folder?")
+    """The newest weights of a run: those of its newest whole checkpoint, or the final model/ where none is left.
+
+    Damaged ones are told and skipped. ConfigError where there are none.
+    """
+    run, damaged = RunFolder(run_dir), ""
+    for path in reversed(run.checkpoints()):
+        if not (wrong := damage(path, below="model/")):
+            if (path / "model" / "config.json").exists():
+                return path / "model"
+        else:
+            damaged = f"{path} is damaged: {wrong}"
+            say(f"{damaged}; reading an older one")
+    if (run.path / "model" / "config.json").exists():
+        return run.path / "model"
+    raise ConfigError(damaged or f"{run_dir}: neither a complete checkpoint nor model/; is this a run folder?")
 
 
 def load_run(run_dir: str | Path) -> tuple[ZooModel, dict[str, Any]]:
@@ -251,8 +222,20 @@ def load_run(run_dir: str | Path) -> tuple[ZooModel, dict[str, Any]]:
     path = Path(run_dir) / "recipe.json"
     if not path.exists():
         raise ConfigError(f"{run_dir}: no recipe.json; expected a run folder written by recipes/train.py")
-    recipe = json.loads(path.read_text())
+    recipe = stored_recipe(run_dir)
     return find_modality(recipe["modality"]).model.from_pretrained(model_folder(run_dir)), recipe
+
+
+def stored_recipe(run_dir: str | Path) -> dict[str, Any]:
+    """recipe.json of a run folder. ConfigError where it cannot be read, or is none."""
+    path = Path(run_dir) / "recipe.json"
+    try:
+        recipe = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("modality"), str):
+        raise ConfigError(f"{path} is no recipe: expected an object with a modality")
+    return recipe
 
 
 # ------------------------------------------------------------------------------------------------ first weights

@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,10 +111,11 @@ def train_command(
         words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
         words += [word for name in import_ for word in ("--import", name)]
         words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
-        with stop_signals() as signals:
+        with stop_signals() as signals, ExitStack() as held:
             return train(
                 changed,
                 signals,
+                held,
                 words=words,
                 overridden_keys=overridden_keys,
                 user_config=user_config,
@@ -137,6 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(
     recipe: Recipe,
     signals: list[int],
+    held: ExitStack,
     *,
     words: Sequence[str],
     overridden_keys: set[str],
@@ -145,15 +146,18 @@ def train(
     resume: str | None,
     verbose: bool,
 ) -> int:
-    """`overridden_keys`: the keys that --set named; `user_config`: the user's DeepSpeed file, parsed; others: the options."""
+    """`held`: closed when the run ends; `overridden_keys`: the keys that --set named; `user_config`: the user's DeepSpeed file,
+    parsed; others: the options."""
     import torch
 
     from modalities.contract import find_modality
     from recipes import engine as backend
+    from recipes.checkpoints import prune
     from recipes.console import TrainingDisplay, clock, short
     from recipes.during import Monitors
-    from recipes.runs import environment, load_weights, prepare_run
-    from zoo.files import write_json
+    from recipes.ownership import own_run
+    from recipes.runs import load_weights
+    from zoo.files import sync
 
     # ---- ranks, plan, run folder --------------------------------------------------------------------------------
     ranks = backend.start(verbose=verbose)
@@ -161,7 +165,7 @@ def train(
         recipe, world=ranks.world, device=ranks.device.type, user_config=user_config, overridden_keys=overridden_keys
     )
     recipe, settings = plan.recipe, plan.recipe.train
-    run, checkpoint = prepare_run(plan, ranks, run_dir=run_dir, resume=resume)
+    run, checkpoint = held.enter_context(own_run(plan, ranks, run_dir=run_dir, resume=resume, words=words))
     modality = find_modality(recipe.modality)
 
     # ---- model, engine, data --------------------------------------------------------------------------------
@@ -176,7 +180,7 @@ def train(
         loader = modality.loader(recipe.data, **share)
         samples = recipe.evaluate.samples
         heldout = modality.heldout(recipe.data, samples=samples, **share) if recipe.evaluate.every else None
-    engine = backend.Engine(model, plan, ranks, universal=universal)
+        engine = backend.Engine(model, plan, ranks, universal=universal)
     step, seen = 0, 0  # finished steps; targets the loss was taken over
     if source:
         state = engine.load(source)
@@ -184,10 +188,9 @@ def train(
         with as_config_error():
             loader.load_state_dict(rank_state(state["data"], ranks))
     if ranks.lead:
-        write_json(run.path / "recipe.json", plan.to_dict())
-        write_json(run.path / "deepspeed.json", plan.deepspeed)
-        write_json(run.path / "environment.json", environment())
-        run.rewind_metrics(step)
+        if source:  # the number of steps, say, may be another one now
+            run.describe(plan)
+        run.begin(step, settings.keep)
     board = None
     if ranks.lead and settings.tensorboard:
         from torch.utils.tensorboard import SummaryWriter
@@ -219,9 +222,11 @@ def train(
         return {f"heldout_{name}": value / weight for name, value in zip(names, sums, strict=True)}
 
     def save() -> None:
+        if ranks.lead:
+            sync(run.metrics_path)
         engine.save(run.checkpoint(step), {"step": step, "seen": seen, "data": engine.gather(loader.state_dict())})
         if ranks.lead:
-            run.prune(settings.keep)
+            prune(run.checkpoint_root, settings.keep)
 
     # ---- the loop -----------------------------------------------------------------------------------------------
     unit, begun, saved_at = modality.unit, time.perf_counter(), step if source else None
@@ -280,7 +285,7 @@ def train(
                 number = signals[0] if signals else signal.SIGTERM
                 show.print(
                     f"stopped by signal {number} after step {step}, saved as {run.checkpoint(step)}. Continue with: "
-                    f"recipes/train.py {shlex.join([*words, '--run-dir', str(run.path), '--resume', 'auto'])}"
+                    f"{run.continuation()}"
                 )
                 return 128 + number
 

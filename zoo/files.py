@@ -1,16 +1,28 @@
-"""Files that appear whole: written beside their place under another name, then renamed."""
+"""Files that appear whole and stay whole: written under another name, flushed to the disk, renamed; digests to verify them."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["replacing", "replacing_path", "write_json", "write_text"]
+__all__ = [
+    "file_digests",
+    "find_damage",
+    "replacing",
+    "replacing_path",
+    "sync",
+    "sync_tree",
+    "write_json",
+    "write_text",
+]
+
+Digests = dict[str, dict[str, Any]]  # path within a folder → {"bytes": its size, "sha256": hex digits}
 
 
 @contextmanager
@@ -23,10 +35,12 @@ def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield Path(name)
         os.chmod(name, 0o644)  # mkstemp creates private files
+        sync(name)  # or a power failure may leave the name with nothing behind it
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise
+    sync(path.parent)
 
 
 @contextmanager
@@ -48,3 +62,45 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Indented JSON; NaN and infinities as Python writes them, values JSON does not know as strings."""
     write_text(path, json.dumps(value, indent=2, default=str) + "\n")
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: str | os.PathLike[str]) -> None:
+    """Flush every file and folder below `folder`, and itself."""
+    for inside, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            sync(os.path.join(inside, name))
+        sync(inside)
+
+
+def file_digests(folder: str | os.PathLike[str], names: Iterable[str]) -> Digests:
+    """Size and SHA-256 of files, by their paths within `folder`."""
+    found: Digests = {}
+    for name in names:
+        with open(Path(folder) / name, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[name] = {"bytes": file.tell(), "sha256": digest}
+    return found
+
+
+def find_damage(folder: str | os.PathLike[str], written: Mapping[str, Any]) -> str | None:
+    """What differs between the files in `folder` and their digests when they were written; None where nothing does."""
+    for name, facts in written.items():
+        path = Path(folder) / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if not isinstance(facts, dict) or not {"bytes", "sha256"} <= facts.keys():
+            return f"there is no digest of {name}"
+        if (size := path.stat().st_size) != facts["bytes"]:
+            return f"{name} has {size:,} bytes, and had {facts['bytes']:,}"
+        if file_digests(folder, [name])[name]["sha256"] != facts["sha256"]:
+            return f"{name} has another SHA-256 than when it was written"
+    return None

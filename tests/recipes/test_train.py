@@ -18,7 +18,8 @@ from modalities.text import MODALITY, CausalLM
 from modalities.text.tokenizers import load_tokenizer
 from recipes import engine, find_recipe
 from recipes.config import ConfigError
-from recipes.runs import RunFolder, load_run, load_weights, model_folder, newest_weights, prepare_run
+from recipes.ownership import own_run
+from recipes.runs import RunFolder, load_run, load_weights, model_folder, newest_weights
 from recipes.train import display_name, main
 from tests.launching import ROOT, command, deepspeed_launcher, torchrun_launcher
 from zoo import create_model, pretrained
@@ -354,14 +355,14 @@ def test_a_lead_rank_that_fails_tells_the_others(tmp_path, monkeypatch):
     plan = resolve(find_recipe("text.ggd_tiny"), world=2)
     lead = engine.Ranks(0, 2, 0, torch.device("cpu"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="file"):
-        prepare_run(plan, lead, run_dir=str(tmp_path / "file" / "run"), resume=None)
+    with pytest.raises(ConfigError, match="file"), own_run(plan, lead, run_dir=str(tmp_path / "file" / "run")):
+        pass
     torn = tmp_path / "run"
     (torn / "checkpoints" / "step_00000001").mkdir(parents=True)
     (torn / "checkpoints" / "step_00000001" / "complete.json").write_text('{"step": 1}')
     (torn / "recipe.json").write_text('{"name": ')
-    with pytest.raises(ConfigError, match=r"recipe\.json"):
-        prepare_run(plan, lead, run_dir=str(torn), resume="auto")
+    with pytest.raises(ConfigError, match=r"recipe\.json"), own_run(plan, lead, run_dir=str(torn), resume="auto"):
+        pass
     assert len(told) == 2 and all(isinstance(answer, ConfigError) for answer in told)
 
 

@@ -1,0 +1,160 @@
+"""Checkpoints on disk: verified before they are read, and read as data.
+
+<run>/checkpoints/step_00000200/            complete.json: step, ranks, ZeRO stage, precision, and the digest of every file
+                  step_00000200.partial     being written, or left by a process that was killed
+                  step_00000200.universal   converted for another number of ranks
+                  step_00000400.aside       not used: damaged, or later than the step that the run continues from
+                  latest                    the newest complete one; DeepSpeed's tools read it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from recipes.config import ConfigError
+from zoo.files import find_damage, sync, write_text
+
+__all__ = ["checkpoint_facts", "checkpoint_step", "complete_checkpoints", "damage", "data_only", "set_aside", "tidy"]
+
+COMPLETE = "complete.json"
+ASIDE = ".aside"
+FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's: no torch.load runs code, whatever its caller asks for
+
+
+def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
+    """What complete.json says; None where it is not there or cannot be read."""
+    try:
+        facts = json.loads((folder / COMPLETE).read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    known = {"step": int, "world": int, "zero_stage": int, "precision": str}
+    whole = isinstance(facts, dict) and all(type(facts.get(name)) is kind for name, kind in known.items())
+    return facts if whole else None
+
+
+def complete_checkpoints(root: Path) -> list[Path]:
+    """Those that were written whole, oldest first. Whether they still are, `damage` tells."""
+    return [path for path in sorted(root.glob("step_*")) if not path.suffix and (path / COMPLETE).is_file()]
+
+
+def checkpoint_step(folder: Path) -> int:
+    """The step in a checkpoint's name, −1 where there is none."""
+    digits = folder.name.removeprefix("step_").partition(".")[0]
+    return int(digits) if digits.isdecimal() else -1
+
+
+def damage(folder: Path, *, below: str = "") -> str | None:
+    """What is wrong with a checkpoint, by its files' sizes and SHA-256; None where nothing is.
+
+    Those of versions before 0.6 have no digests: of them nothing can be told. `below`: of the files below this path alone.
+    """
+    facts = checkpoint_facts(folder)
+    if facts is None:
+        return f"{COMPLETE} cannot be read"
+    files = facts.get("files", {})
+    if not isinstance(files, dict):
+        return f"{COMPLETE} has no digests"
+    return find_damage(folder, {name: facts for name, facts in files.items() if name.startswith(below)})
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a checkpoint so that nothing uses it; the new path."""
+    aside = folder.with_name(folder.name + ASIDE)
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    sync(aside.parent)
+    return aside
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all but the newest `keep` complete checkpoints, and those set aside that they have passed."""
+    complete = complete_checkpoints(root)
+    for path in complete[:-keep]:
+        (path / COMPLETE).unlink()  # first, so that a half-removed one is never taken for whole
+        shutil.rmtree(path)
+        shutil.rmtree(path.with_name(path.name + ".universal"), ignore_errors=True)
+    for path in root.glob(f"step_*{ASIDE}"):
+        if complete and checkpoint_step(path) <= checkpoint_step(complete[-1]):
+            shutil.rmtree(path)
+
+
+def tidy(root: Path, keep: int) -> None:
+    """What processes that were killed left: half-written, half-removed and surplus checkpoints, and a stale `latest`.
+
+    For the process that holds the run's lock.
+    """
+    complete = complete_checkpoints(root)
+    for path in root.glob("step_*"):
+        owner = path.with_name(path.name.removesuffix(".universal"))
+        if path not in complete and path.suffix != ASIDE and not (path != owner and owner in complete):
+            shutil.rmtree(path)
+    for path in root.glob(".*-*"):  # temporary files beside `latest`
+        if path.is_file():
+            path.unlink()
+    prune(root, keep)
+    if complete and _latest(root) != complete[-1].name:
+        write_text(root / "latest", complete[-1].name)
+
+
+def _latest(root: Path) -> str:
+    try:
+        return (root / "latest").read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+def allow_deepspeed_classes() -> None:
+    """Name to torch the three classes, without code of their own, that DeepSpeed's checkpoints hold beside tensors."""
+    import torch
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    torch.serialization.add_safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address])
+
+
+@contextmanager
+def data_only(folder: Path) -> Iterator[None]:
+    """Inside, `torch.load` reads tensors, plain values and DeepSpeed's own classes, and never runs code from a file.
+
+    DeepSpeed asks for unrestricted pickles in every place; torch's environment variable overrules it.
+
+    Raises:
+        ConfigError: where a file of the checkpoint `folder` holds anything else, or cannot be read.
+    """
+    allow_deepspeed_classes()
+    before = os.environ.get(FORCE)
+    os.environ[FORCE] = "1"
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        raise ConfigError(refusal(folder, error)) from error
+    except (RuntimeError, EOFError, OSError, KeyError, AssertionError, AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ConfigError(f"{folder} cannot be loaded: {reason}") from error
+    finally:
+        if before is None:
+            del os.environ[FORCE]
+        else:
+            os.environ[FORCE] = before
+
+
+def refusal(folder: Path, error: Exception) -> str:
+    """One line on a pickle that asks for more than data: torch's words for what it met, without its advice to allow it."""
+    said = next((line.strip() for line in str(error).splitlines() if "GLOBAL" in line or "nsupported" in line), "")
+    said = said.partition(" was not an allowed global")[0].partition(". Please")[0] or type(error).__name__
+    return f"{folder} holds more than tensors and plain values, and is not loaded; nothing in it was executed ({said})"
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

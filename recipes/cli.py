@@ -1,5 +1,5 @@
 """The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py`, `attention.py`, `predict.py`,
-`embed.py`, `adapt.py`, `lm_eval.py`, `import_released.py` and `python -m zoo`, for who installed the wheel.
+`embed.py`, `adapt.py`, `verify.py`, `lm_eval.py`, `import_released.py` and `python -m zoo`, for who installed the wheel.
 
 Several ranks: `deepspeed --module recipes.train RECIPE …`.
 """
@@ -83,6 +83,14 @@ def adapt(words: list[str] = typer.Argument([])) -> int:
     from recipes import adapt
 
     return adapt.main(words)
+
+
+@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
+def verify(words: list[str] = typer.Argument([])) -> int:
+    """Verify a run's checkpoints and weights by their digests; `priorzoo verify --help` has the options."""
+    from recipes import verify
+
+    return verify.main(words)
 
 
 @app.command("import", add_help_option=False, context_settings=OWN_OPTIONS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -53,22 +52,34 @@ class RunLock:
         os.pwrite(self._file, (json.dumps(facts) + "\n").encode(), 0)
 
     def _lock(self, folder: Path) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                os.close(self._file)
-                raise ConfigError(
-                    f"{folder} is in use: {self._holder()} trains in it; wait for it or stop it"
-                ) from None
-            say(f"note: {folder} is on a file system without locks ({error}): keep other processes out of it yourself")
+        for patience in (0.1, 0.1, 0.0):  # `holder`, in another process, has it for a moment
+            try:
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(patience)
+            except OSError as error:
+                return say(
+                    f"note: {folder} is on a file system without locks ({error}): keep other processes out of it yourself"
+                )
+        os.close(self._file)
+        holder = RunLock.holder(folder) or "another process"
+        raise ConfigError(f"{folder} is in use: {holder}, trains in it; wait for it or stop it")
 
-    def _holder(self) -> str:
+    @staticmethod
+    def holder(folder: Path) -> str | None:
+        """The process that holds a folder's lock, "process 12 on host, started …"; None where none does."""
         try:
-            facts = json.loads(self.path.read_text())
-            return f"process {facts['pid']} on {facts['host']}, started {facts['started']},"
+            with open(folder / "run.lock") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    facts = json.load(file)
+                    return f"process {facts['pid']} on {facts['host']}, started {facts['started']}"
+        except FileNotFoundError:
+            pass
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"
+        return None
 
     def release(self) -> None:
         RunLock.held.discard(self._file)

@@ -146,8 +146,14 @@ def find_targets(names: list[str], overrides: dict[str, Any], device: str, dtype
 
 
 def find_device(name: str) -> str:
-    """The device an option names; of "auto" the GPU where there is one."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    """The device an option names; of "auto" the GPU where there is one. ValueError for one that is not here."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    here = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    here += [f"cuda:{n}" for n in range(torch.cuda.device_count())]
+    if name not in here:
+        raise ValueError(f"device {name!r} is not here; expected auto or one of {', '.join(here)}")
+    return name
 
 
 def find_trained(name: str, device: str) -> Target:

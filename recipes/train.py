@@ -43,14 +43,6 @@ from zoo.outside import import_named
 
 
 @contextmanager
-def as_config_error():
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        raise ConfigError(str(error)) from error
-
-
-@contextmanager
 def stop_signals():
     """A list that SIGTERM and Ctrl-C append to; after a step the ranks agree to stop, and the loop saves."""
     received = []
@@ -90,27 +82,27 @@ def train_command(
         bool, typer.Option("--dry-run", help="print what would run; touch neither data nor disk")
     ] = False,
     world: Annotated[int | None, typer.Option(metavar="N", help="with --dry-run: plan for N ranks")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="let DeepSpeed log")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="let DeepSpeed log, and show the trace of an error")
+    ] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,  # of launchers
 ) -> int:
-    with as_config_error():
-        import_named(import_)
+    import_named(import_)
     if list_:
         print("\n".join(list_recipes()))
         return 0
-    try:
-        if not recipe:
-            raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
-        changed, overridden_keys = apply_overrides(recipe_named(recipe), set_)
-        user_config = load_deepspeed_json(deepspeed_config) if deepspeed_config else {}
-        if dry_run:
-            from recipes.estimate import print_plan
+    if not recipe:
+        raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
+    changed, overridden_keys = apply_overrides(recipe_named(recipe), set_)
+    user_config = load_deepspeed_json(deepspeed_config) if deepspeed_config else {}
+    if dry_run:
+        from recipes.estimate import print_plan
 
-            with as_config_error():
-                return print_plan(changed, user_config, overridden_keys, world=world)
-        words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
-        words += [word for name in import_ for word in ("--import", name)]
-        words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
+        return print_plan(changed, user_config, overridden_keys, world=world)
+    words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
+    words += [word for name in import_ for word in ("--import", name)]
+    words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
+    try:
         with stop_signals() as signals, ExitStack() as held:
             return train(
                 changed,
@@ -123,11 +115,10 @@ def train_command(
                 resume=resume,
                 verbose=verbose,
             )
-    except (ConfigError, TrainingFailure) as error:
-        wrong = isinstance(error, ConfigError)
+    except TrainingFailure as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine
-            print(f"{'error' if wrong else 'training failed'}: {error}", file=sys.stderr)
-        return 2 if wrong else 1
+            print(f"training failed: {error}", file=sys.stderr)
+        return 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -171,22 +162,20 @@ def train(
     # ---- model, engine, data --------------------------------------------------------------------------------
     torch.manual_seed(settings.seed)
     source, universal = backend.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
-    with as_config_error():  # a wrong option, file or tokenizer: one line and not a traceback
-        share = {"rank": ranks.rank, "world": ranks.world, "micro_batch": settings.micro_batch}
-        model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
-        if source is None and recipe.model.init_from:
-            load_weights(model, recipe.model.init_from)
-        monitors = Monitors(recipe, modality, model)
-        loader = modality.loader(recipe.data, **share)
-        samples = recipe.evaluate.samples
-        heldout = modality.heldout(recipe.data, samples=samples, **share) if recipe.evaluate.every else None
-        engine = backend.Engine(model, plan, ranks, universal=universal)
+    share = {"rank": ranks.rank, "world": ranks.world, "micro_batch": settings.micro_batch}
+    model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
+    if source is None and recipe.model.init_from:
+        load_weights(model, recipe.model.init_from)
+    monitors = Monitors(recipe, modality, model)
+    loader = modality.loader(recipe.data, **share)
+    samples = recipe.evaluate.samples
+    heldout = modality.heldout(recipe.data, samples=samples, **share) if recipe.evaluate.every else None
+    engine = backend.Engine(model, plan, ranks, universal=universal)
     step, seen = 0, 0  # finished steps; targets the loss was taken over
     if source:
         state = engine.load(source)
         step, seen = state["step"], state["seen"]
-        with as_config_error():
-            loader.load_state_dict(rank_state(state["data"], ranks))
+        loader.load_state_dict(rank_state(state["data"], ranks))
     if ranks.lead:
         if source:  # the number of steps, say, may be another one now
             run.describe(plan)

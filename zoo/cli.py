@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,29 +31,79 @@ Import = Annotated[
 ]
 
 
-_USAGE_ERROR = typer.BadParameter.__mro__[
-    2
-]  # click's base of usage errors, which typer may keep in a package of its own
+# click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of its own
+_USAGE_ERROR = typer.BadParameter.__mro__[2]
+# What comes from outside: values, files, connections, devices, memory. Anything else is a fault of ours.
+_OUTSIDE = (ValueError, OSError, ImportError, RuntimeError, MemoryError, EOFError)
+_LIBRARIES = ("safetensors", "pyarrow", "huggingface_hub", "httpx", "requests", "tokenizers", "deepspeed", "PIL")
+_NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc")
 
 
 def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> int:
-    """Run a typer app on `argv` (None: the process's) and return the exit code.
+    """Run a typer app on `argv` (None: the process's) and return the exit code. Every command has the option --verbose.
 
-    What cannot be carried out as written (usage, ValueError, OSError, ImportError) is one line on standard error
-    and code 2.
+    What cannot be carried out is one line on standard error, with --verbose its trace before it. The code is 2 where the cause
+    is outside (usage, values, files, connections, devices, memory), 1 where it is a fault of this program, 130 for Ctrl-C, and
+    141 where the reader of the output is gone. Of ranks that a launcher started, one a machine speaks.
     """
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"] * bool(app.info.no_args_is_help)
+    code = 2
     try:
-        words = list(sys.argv[1:] if argv is None else argv) or ["--help"] * bool(app.info.no_args_is_help)
-        return typer.main.get_command(app).main(words, prog, standalone_mode=False) or 0
+        command = typer.main.get_command(app)
+        _offer_verbose(command)
+        return command.main(words, prog, standalone_mode=False) or 0
     except typer.Exit as leave:
         return leave.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        return 141
     except _USAGE_ERROR as error:  # type: ignore[misc]
         message = error.format_message()
-    except (ValueError, OSError, ImportError) as error:
-        message = str(error)
-    if message:
+    except Exception as error:
+        if "--verbose" in words:
+            traceback.print_exc()
+        message = _one_line(error)
+        if not isinstance(error, _OUTSIDE) and not type(error).__module__.startswith(_LIBRARIES):
+            code, message = (
+                1,
+                f"{type(error).__name__}: {message}; this is a fault of priorzoo, and --verbose shows where",
+            )
+    if message and os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {message}", file=sys.stderr)
-    return 2
+    return code
+
+
+def _offer_verbose(command: Any) -> None:
+    """Add --verbose to a command's options, and to those of its subcommands that parse their own; `call` reads it."""
+    for inner in getattr(command, "commands", {}).values():
+        if not inner.ignore_unknown_options:
+            _offer_verbose(inner)
+    if not any("--verbose" in option.opts for option in command.params):
+        command.params.append(_verbose_option())
+
+
+def _verbose_option() -> Any:
+    """The option as typer makes it; its value is handed to no function."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def command(verbose: Annotated[bool, typer.Option("--verbose", help="show the trace of an error")] = False) -> None:
+        pass
+
+    (option,) = (option for option in typer.main.get_command(app).params if "--verbose" in option.opts)
+    option.expose_value = False
+    return option
+
+
+def _one_line(error: Exception) -> str:
+    """What an error says, on a line of at most a thousand characters."""
+    if isinstance(error, MemoryError) or any(word in str(error).lower() for word in _NO_MEMORY):
+        asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
+        return f"out of memory{f' for {asked[1]}' if asked else ''}: lower lengths or batches, or use a smaller model"
+    text = " ".join(str(error).split()) if str(error).count("\n") > 5 else str(error).strip().replace("\n", "; ")
+    return text[:1000] or type(error).__name__
 
 
 @app.command("list")

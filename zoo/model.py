@@ -13,11 +13,24 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from zoo.encodings import Rotary2d
-from zoo.files import replacing_path, write_json
+from zoo.files import file_digests, find_damage, replacing_path, write_json
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 
-__all__ = ["ZooModel"]
+__all__ = ["ZooModel", "saved_model_damage"]
+
+SAVED, MANIFEST = ("config.json", "model.safetensors"), "manifest.json"
+
+
+def saved_model_damage(folder: Path) -> str | None:
+    """What is wrong with the files of a saved model, by its manifest.json; None where nothing is, or it has none."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    try:
+        written = json.loads((folder / MANIFEST).read_text())
+    except (ValueError, RecursionError) as error:
+        return f"{MANIFEST} cannot be read: {error}"
+    return find_damage(folder, written) if isinstance(written, dict) else f"{MANIFEST} has no digests"
 
 
 class ZooModel(nn.Module):
@@ -89,13 +102,14 @@ class ZooModel(nn.Module):
         dtype: torch.dtype | None = None,
         state: dict[str, Tensor] | None = None,
     ) -> None:
-        """Write model.safetensors, `storable_state(dtype, state=state)`, and config.json: the modality, the config, and names
-        of classes where there are any."""
+        """Write model.safetensors, `storable_state(dtype, state=state)`, config.json, the modality, the config, and names of
+        classes where there are any, and manifest.json, the sizes and SHA-256 of both."""
         folder = Path(folder)
         with replacing_path(folder / "model.safetensors") as file:
             save_file(self.storable_state(dtype, state=state), file, metadata={"format": "pt"})
         names = {"class_names": self.class_names} if self.class_names else {}
         write_json(folder / "config.json", {"modality": self.modality, **asdict(self.config), **names})
+        write_json(folder / MANIFEST, file_digests(folder, SAVED))
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str], **overrides: Any) -> Self:
@@ -103,12 +117,15 @@ class ZooModel(nn.Module):
 
         Raises:
             FileNotFoundError: when the folder lacks one of its two files.
-            ValueError: for a config with entries this version does not know, or weights that do not fit it.
+            ValueError: for files that are not as they were written, a config with entries this version does not know, or
+                weights that do not fit it.
         """
         folder = Path(folder)
-        missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
+        missing = [name for name in SAVED if not (folder / name).is_file()]
         if missing:
             raise FileNotFoundError(f"{folder} is not a saved model: it lacks {' and '.join(missing)}")
+        if wrong := saved_model_damage(folder):
+            raise ValueError(f"{folder}: {wrong}. Where that was meant, delete {MANIFEST}")
         config = json.loads((folder / "config.json").read_text()) | overrides
         modality = config.pop("modality", cls.modality)  # of no model saved before version 0.5
         if modality != cls.modality:

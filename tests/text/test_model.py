@@ -179,7 +179,7 @@ def test_save_and_load(tmp_path, tokens: torch.Tensor) -> None:
     model = create_model("text_goat_ssmax_tiny").eval()
     model.save_pretrained(tmp_path / "m", dtype=torch.bfloat16)
     again = CausalLM.from_pretrained(tmp_path / "m").eval()
-    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "manifest.json", "model.safetensors"]
     assert torch.equal(
         again.layers[0].attention.prior.key_bias.raw_slope, model.layers[0].attention.prior.key_bias.raw_slope
     )
@@ -190,6 +190,9 @@ def test_save_and_load(tmp_path, tokens: torch.Tensor) -> None:
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"wings": 2}))
     (tmp_path / "m" / "model.safetensors").touch()
+    with pytest.raises(ValueError, match=r"config\.json has .* bytes, and had .* delete manifest\.json"):
+        CausalLM.from_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json.*wings"):
         CausalLM.from_pretrained(tmp_path / "m")
 

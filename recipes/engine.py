@@ -478,6 +478,12 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
         )
     if stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, stage):
         return folder, False
+    if plan.recipe.optim.name == "muon":
+        raise ConfigError(
+            f"{folder} was written by {facts['world']} ranks at ZeRO stage {facts['zero_stage']}; this run has {ranks.world} "
+            f"at stage {stage}, and DeepSpeed converts no state of Muon. Resume with {facts['world']} ranks at stage "
+            f"{facts['zero_stage']}, or start a new run from its weights with --set model.init_from={folder / 'model'}"
+        )
     universal = folder.with_name(folder.name + ".universal")
     command = [sys.executable, "-m", "recipes.universal", str(folder), str(universal)]
     if ranks.lead and (not universal.exists() or damage(universal)):

@@ -71,7 +71,7 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
                 f"{type(error).__name__}: {message}; this is a fault of priorzoo, and --verbose shows where",
             )
     if message and os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {message}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return code
 
 

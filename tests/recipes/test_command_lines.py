@@ -1,0 +1,121 @@
+"""Command lines that nobody should write end in one line, whatever is wrong with them: no trace, no hang, no crash.
+
+Every option of every command (but lm-eval's, which the harness parses) with values that it hardly expects, drawn with a seed; PRIORZOO_FUZZ=5000 draws so many.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import signal
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from recipes import adapt, attention, embed, evaluate, generate, import_released, predict, train, verify
+from tests.recipes.test_train import SMALL
+from zoo.cli import app, call
+
+LINES, SECONDS = int(os.environ.get("PRIORZOO_FUZZ", "260")), 30
+QUICK = [*SMALL, "--set", "train.steps=1", "--set", "evaluate.every=0"]
+TEXT, IMAGE, DNA = "text_ggd_tiny.facts", "vision_goat_ssmax_tiny_patch8.glyphs", "dna_goat_tiny.genomes"
+COMMANDS = {
+    "train": (train.main, QUICK),
+    "plan": (train.main, [*SMALL, "--dry-run"]),
+    "passkey": (evaluate.main, [TEXT, "passkey", "--lengths", "128", "--samples", "1"]),
+    "resolution": (evaluate.main, [IMAGE, "resolution", "--sizes", "48", "--samples", "4"]),
+    "bits": (evaluate.main, [DNA, "bits", "--lengths", "64", "--samples", "2"]),
+    "generate": (generate.main, [TEXT, "The people", "--max-new-tokens", "2"]),
+    "attention": (attention.main, [TEXT, "The people"]),
+    "embed": (embed.main, [TEXT, "The people"]),
+    "predict": (predict.main, [IMAGE, "nothing.png"]),
+    "verify": (verify.main, ["."]),
+    "import": (import_released.main, ["bam", "nothing.pt", "--out", "imported"]),
+    "adapt": (adapt.main, ["nothing", "--dry-run"]),
+    "show": (lambda words: call(app, words, prog="zoo"), ["show", TEXT]),
+    "plot-prior": (lambda words: call(app, words, prog="zoo"), ["plot-prior", TEXT, "--length", "64"]),
+}
+VALUES = [
+    "", " ", "-1", "0", "1e30", "nan", "inf", "-inf", "3.5", "99999999999999999999", "x", "ü", "[]", "{}", "null", "true", "a=b",
+    "../..", "/", "/dev/null", "/proc/self/mem", "no/such/file", "hf:nope", "newest:nope", "random", "*", "%s", "1,2,x", "1,,2",
+    ",", "a" * 5000, "--help", "-", "{", '{"a": [', "text.ggd_tiny", "cuda:7", "tpu", "\ud800",
+]  # fmt: skip
+KEYS = [
+    "model.name", "model.options", "model.options.dim", "model.options.num_heads", "model.options.num_layers", "model.init_from",
+    "model.options.position", "model.options.position_options", "model.options.train_context", "model.options.ssmax",
+    "data.source", "data.context", "data.tokenizer", "data.num_workers", "data.heldout_source", "data.cache_dir", "optim.name",
+    "optim.lr", "optim.eps", "optim.betas", "optim.prior_lr_scale", "optim.lr_scales", "train.steps", "train.batch",
+    "train.precision", "train.zero_stage", "train.seed", "train.save_every", "train.keep", "evaluate.during", "evaluate.every",
+    "nothing", "train", "", ".", "optim.", "train.batch.x",
+]  # fmt: skip
+
+
+def options(main) -> list[str]:
+    out, sys.stdout = sys.stdout, io.StringIO()
+    try:
+        main(["--help"])
+        return sorted(set(re.findall(r"^\s+(--[\w-]+)", sys.stdout.getvalue(), re.MULTILINE)) - {"--help", "--verbose"})
+    finally:
+        sys.stdout = out
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, list[str]]:
+    return {name: options(main) for name, (main, _) in COMMANDS.items()}
+
+
+def draw(name: str, known: dict[str, list[str]], rng: random.Random) -> list[str]:
+    """The words of a command, with one to three mistakes."""
+    words = list(COMMANDS[name][1])
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        what, value = rng.random(), rng.choice(VALUES)
+        if what < 0.4 and "--set" in known[name]:
+            words += ["--set", f"{rng.choice(KEYS)}={value}"]
+        elif what < 0.8 and known[name]:
+            words += [rng.choice(known[name]), value]
+        elif what < 0.9:
+            words[rng.randrange(len(words))] = value
+        else:
+            words.insert(rng.randrange(len(words) + 1), value)
+    return words
+
+
+@contextmanager
+def at_most(seconds: int):
+    def stop(*_):
+        raise TimeoutError(f"hangs for {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_mistakes_end_in_one_line(name, known, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # names of models and data are not looked up
+    rng, wrong = random.Random(name), []
+    for _ in range(max(1, LINES // len(COMMANDS))):
+        words = draw(name, known, rng)
+        if words[0].isdecimal():
+            continue
+        capsys.readouterr()
+        try:
+            with at_most(SECONDS):
+                code = COMMANDS[name][0](words)
+        except BaseException as error:
+            code = repr(error)
+        told = capsys.readouterr().err
+        if code not in (0, 2) or "Traceback" in told or (code == 2 and told.count("error: ") != 1 and "Usage" not in told):
+            if not (name == "train" and told.startswith("training failed")):
+                common = COMMANDS[name][1]
+                wrong.append(f"{name} {[w[:40] for w in words if w not in common]}: {code}, {told[-300:]!r}")
+    assert not wrong, "\n".join(wrong)

@@ -86,19 +86,23 @@ class Measurement:
         }
 
     def run(self, out: Path, *, group: str = "", quiet: bool = False) -> ModelResult:
-        """Every cell, each stored as soon as it is finished."""
+        """Every cell, each stored as soon as it is finished; those that another process finishes first are taken over."""
         model, evaluator, label = self.target.model, self.evaluator, self.target.label
         store = CellStore(out / "cells", self.store_key)
+        if store.damaged:
+            lines = ", ".join(map(str, store.damaged[:5])) + ", …" * (len(store.damaged) > 5)
+            console.print(
+                f"note: {store.path} has no cell in line {lines}: measured again", markup=False, soft_wrap=True
+            )
         todo = {cell.name: cell.cost for cell in evaluator.cells(model) if cell.name not in store.finished}
         started = time.perf_counter()
         values = {}
         name = f"{evaluator.name}  {label}"
         with CellProgress(name, sum(todo.values()), evaluator.unit, console, quiet=quiet) as progress:
             evaluator.advance = progress.advance
-            for name, value in evaluator.run(model, dict(store.finished)):
-                values[name] = value
+            for name, value in evaluator.run(model, store.finished):
+                values[name] = store.add(name, value) if name in todo else value
                 if name in todo:
-                    store.add(name, value)
                     progress.finish(todo[name])
         return ModelResult(
             label=label,

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["replacing", "replacing_path", "write_json", "write_text"]
+__all__ = ["remove_abandoned", "replacing", "replacing_path", "write_json", "write_text"]
+
+ABANDONED = 3600.0  # seconds without a write, after which a temporary file is one of a process that was killed
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove temporary files and folders, made by `tempfile` for `path`, whose processes were killed before they could."""
+    oldest = time.time() - ABANDONED
+    for left in path.parent.glob(f".{glob.escape(path.name)}-????????{glob.escape(path.suffix)}"):
+        with suppress(OSError):  # another process removed it
+            if max(part.stat().st_mtime for part in (left, *left.glob("**/*"))) < oldest:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 @contextmanager
@@ -18,6 +32,7 @@ def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """As `replacing`, for libraries that write to a path of their own."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=path.suffix)
     os.close(handle)
     try:

@@ -31,7 +31,7 @@ import fnmatch
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +43,7 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 import typer
 
 from modalities.contract import find_modality, modality_names
+from modalities.cost import ran_out_of_memory
 from modalities.evaluation import Evaluator, ModelResult
 from modalities.figures import overview_figure
 from modalities.files import write_table
@@ -94,11 +95,15 @@ class Measurement:
             console.print(
                 f"note: {store.path} has no cell in line {lines}: measured again", markup=False, soft_wrap=True
             )
-        todo = {cell.name: cell.cost for cell in evaluator.cells(model) if cell.name not in store.finished}
+        cells = evaluator.cells(model)
+        todo = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
         started = time.perf_counter()
         values = {}
         name = f"{evaluator.name}  {label}"
-        with CellProgress(name, sum(todo.values()), evaluator.unit, console, quiet=quiet) as progress:
+        with (
+            CellProgress(name, sum(todo.values()), evaluator.unit, console, quiet=quiet) as progress,
+            naming_memory(evaluator, label, lambda: cells[len(values)].name),
+        ):
             evaluator.advance = progress.advance
             for name, value in evaluator.run(model, store.finished):
                 values[name] = store.add(name, value) if name in todo else value
@@ -123,6 +128,27 @@ class Measurement:
         todo = [cell.cost for cell in cells if cell.name not in finished]
         points = self.evaluator.points(model)
         return self.evaluator, self.target.label, points, len(cells), len(cells) - len(todo), sum(todo)
+
+
+@contextlib.contextmanager
+def naming_memory(evaluator: Evaluator, label: str, cell: Callable[[], str]) -> Iterator[None]:
+    """CommandError where memory ends, with the options that take less. `cell`: the name of the one that is measured."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        given = {
+            name: getattr(evaluator.settings, name, None) for name in ("batch_tokens", "lengths", "sizes", "window")
+        }
+        lower = [
+            f"{option_name(name)} (now {value})" if value else option_name(name)
+            for name, value in given.items()
+            if hasattr(evaluator.settings, name)
+        ]
+        raise CommandError(
+            f"{evaluator.name} of {label} ran out of memory at {cell()}: lower {' or '.join(lower)}; finished cells are kept"
+        ) from error
 
 
 def evaluate(

@@ -8,6 +8,8 @@ import dataclasses
 import io
 import json
 import re
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +31,7 @@ from recipes import find_recipe
 from recipes.commands import CommandError, with_options
 from recipes.report import load_results, result_path
 from recipes.targets import Target, find_targets, modality_of, override, parse_overrides, seed_groups
+from tests import launching
 from zoo import create_model
 from zoo.pretrained import manifest
 
@@ -134,6 +137,68 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, runs, monkeypatch):
     measured.clear()
     assert invoke(*request, tmp_path / "parts", "--seed", 7).exit_code == 0
     assert len(measured) == 20
+
+
+SHARED = """
+import json, os, signal, sys, time
+from pathlib import Path
+from recipes.evaluate import main
+
+alone, out, *words = sys.argv[1:]
+assert main([*words, "--out", alone]) == 0
+children = []
+for _ in range(6):
+    if not (child := os.fork()):
+        os._exit(main([*words, "--out", out]))
+    children.append(child)
+while sum(path.read_bytes().count(b"\\n") for path in Path(out).glob("cells/*")) < 5:
+    time.sleep(0.001)
+os.kill(children[0], signal.SIGKILL)
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+Path(out, "codes").write_text(json.dumps(codes))
+"""
+
+
+@pytest.mark.slow
+def test_evaluations_at_once_share_a_folder(tmp_path, runs):
+    """Six, one of which is killed midway: five succeed with what one alone finds; nothing is stored twice or left behind."""
+    words = ["passkey,perplexity", "--lengths", "96,192", "--samples", "1"]
+    alone, out = tmp_path / "alone", tmp_path / "out"
+    done = launching.command([sys.executable, "-c", SHARED, str(alone), str(out), runs[0], *words])
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "codes").read_text())[1:] == [0] * 5
+    found = {path.relative_to(out) for path in out.rglob("*")} - {Path("codes")}
+    assert found == {path.relative_to(alone) for path in alone.rglob("*")}
+    for name in ("passkey", "perplexity"):
+        assert (out / f"{name}.csv").read_bytes() == (alone / f"{name}.csv").read_bytes()
+        assert (out / f"{name}.png").read_bytes() == (alone / f"{name}.png").read_bytes()
+    for path in (alone / "cells").iterdir():
+        assert (out / path.relative_to(alone)).read_text() == path.read_text()
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 3 GB")]
+)
+def test_where_memory_ends_an_option_is_named(tmp_path, runs, monkeypatch, error):
+    measured, measure = [], Passkey.measure
+
+    def ending(self, model, cell):
+        if len(measured) == 2:
+            raise error
+        measured.append(cell.name)
+        return measure(self, model, cell)
+
+    monkeypatch.setattr(Passkey, "measure", ending)
+    done = invoke(runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out", tmp_path / "out")
+    assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
+    assert re.search(r"memory at length=96/.*--batch-tokens \(now 16384\) or --lengths", done.stderr)
+    assert next((tmp_path / "out" / "cells").iterdir()).read_text().count("\n") == 3
+
+
+def test_another_error_of_torch_is_not_one_of_memory(tmp_path, runs, monkeypatch):
+    monkeypatch.setattr(Passkey, "measure", lambda *_: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="inconsistent"):
+        invoke(runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out", tmp_path / "out")
 
 
 def test_dry_run_measures_and_writes_nothing(tmp_path, runs):

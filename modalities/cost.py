@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import sys
 import threading
 import time
@@ -81,6 +80,10 @@ def device_memory(device: torch.device | str) -> int:
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
+    if not hasattr(os, "sysconf"):  # not a POSIX system
+        return sys.maxsize
+    import resource
+
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         found.append(most)

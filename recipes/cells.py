@@ -1,4 +1,4 @@
-"""Finished cells of evaluations on disk, so that a run that was stopped continues where it was."""
+"""Finished cells of evaluations on disk, so that a run that was stopped continues where it was, and runs at once share them."""
 
 from __future__ import annotations
 

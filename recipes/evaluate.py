@@ -15,9 +15,10 @@ folder or a name of the hub, whose tokenizer tells text from DNA (hf:text:NAME a
 timm:NAME[@CHECKPOINT], untrained without a file. Lengths are in the model's own tokens; docs/TRANSFORMERS.md says what
 is measured. The options below are those of the evaluators of that modality; without models, of all. Written to --out:
 EVAL/MODEL.json (settings, rows), EVAL.csv (a row per model and place on the axis), EVAL.png (all models in one figure),
-overview.png where several evaluators share an axis, and cells/, from which a run that was stopped continues. Evaluators
-that list a file's entries write EVAL.MODEL.tsv and no CSV. Run folders whose recipe.json differ in the seeds alone, and
-shipped weights of the same recipe, are seeds of one set-up: tables and figures show their mean, files keep every model.
+overview.png where several evaluators share an axis, and cells/, from which a run that was stopped continues and which
+runs at the same time share. Evaluators that list a file's entries write EVAL.MODEL.tsv and no CSV. Run folders whose
+recipe.json differ in the seeds alone, and shipped weights of the same recipe, are seeds of one set-up: tables and figures
+show their mean, files keep every model.
 With --against MODEL, which joins the models where it is not among them, EVAL.paired.csv has every other model's scores
 less that one's, with 95% intervals over what the held-out data varies by (documents, prompts, contigs). Exit codes: 0
 done, 2 the request cannot be served as written.
@@ -44,7 +45,7 @@ import typer
 
 from modalities.contract import find_modality, modality_names
 from modalities.cost import ran_out_of_memory
-from modalities.evaluation import Evaluator, ModelResult
+from modalities.evaluation import CellValue, Evaluator, ModelResult
 from modalities.figures import overview_figure
 from modalities.files import write_table
 from recipes.cells import CellStore, weights_hash
@@ -98,7 +99,7 @@ class Measurement:
         cells = evaluator.cells(model)
         todo = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
         started = time.perf_counter()
-        values = {}
+        values: dict[str, CellValue] = {}
         name = f"{evaluator.name}  {label}"
         with (
             CellProgress(name, sum(todo.values()), evaluator.unit, console, quiet=quiet) as progress,
@@ -138,13 +139,10 @@ def naming_memory(evaluator: Evaluator, label: str, cell: Callable[[], str]) -> 
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise
-        given = {
-            name: getattr(evaluator.settings, name, None) for name in ("batch_tokens", "lengths", "sizes", "window")
-        }
         lower = [
-            f"{option_name(name)} (now {value})" if value else option_name(name)
-            for name, value in given.items()
-            if hasattr(evaluator.settings, name)
+            option_name(field.name)
+            for field in dataclasses.fields(evaluator.settings)
+            if field.name in ("batch_tokens", "lengths", "sizes", "window")
         ]
         raise CommandError(
             f"{evaluator.name} of {label} ran out of memory at {cell()}: lower {' or '.join(lower)}; finished cells are kept"

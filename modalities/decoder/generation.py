@@ -134,8 +134,9 @@ def _stream(
 
 
 def _generator(model: Decoder, seed: int | torch.Generator | None) -> torch.Generator | None:
-    given = seed is None or isinstance(seed, torch.Generator)
-    return seed if given else torch.Generator(model.embedding.weight.device).manual_seed(seed)
+    if seed is None or isinstance(seed, torch.Generator):
+        return seed
+    return torch.Generator(model.embedding.weight.device).manual_seed(seed)
 
 
 def batches(model: Decoder, prompts: Tensor | Sequence[Sequence[int] | np.ndarray], new_tokens: int) -> list[slice]:

@@ -139,6 +139,35 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, runs, monkeypatch):
     assert len(measured) == 20
 
 
+def test_a_cell_that_another_run_finishes_meanwhile_is_not_measured(tmp_path, runs, monkeypatch):
+    out, measured, measure = tmp_path / "out", [], Passkey.measure
+
+    def beside_another(self, model, cell):
+        if len(measured) == 1:
+            (path,) = (out / "cells").iterdir()
+            with path.open("a") as file:
+                for other in self.cells(model)[2:12]:
+                    value = measure(self, model, other) | {"free_generation": 0.5}
+                    file.write(json.dumps({"cell": other.name, "value": value}) + "\n")
+        measured.append(cell.name)
+        return measure(self, model, cell)
+
+    request = (runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out", out)
+    monkeypatch.setattr(Passkey, "measure", beside_another)
+    assert invoke(*request).exit_code == 0
+    (path,) = (out / "cells").iterdir()
+    lines = path.read_text().splitlines()
+    names = [json.loads(line)["cell"] for line in lines[1:]]
+    assert len(names) == len(set(names)) == 20
+    assert measured == [names[0], names[11], *names[12:]]
+    (row,) = contents(out, "passkey")["text.test (run_a)"]["rows"]
+    assert row["free_generation"] == 10 * 0.5 / 20  # of the others; the model knows none
+    path.write_text("\n".join([*lines[:5], lines[5][:30], *lines[6:]]) + "\n")
+    again = invoke(*request)
+    assert again.exit_code == 0 and "no cell in line 6: measured again" in again.output
+    assert measured[10:] == [names[4]]
+
+
 SHARED = """
 import json, os, signal, sys, time
 from pathlib import Path

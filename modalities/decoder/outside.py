@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,6 +34,7 @@ from zoo.priors.base import PriorTerms
 __all__ = ["OutsideCache", "OutsideConfig", "OutsideDecoder", "open_causal_lm"]
 
 OBSERVED = "priorzoo_observed"  # the attention function that shows its calls
+_TURN = threading.RLock()  # a pass of a head stands in for its base model's: threads take turns
 _OBSERVER: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
@@ -177,8 +179,9 @@ class OutsideDecoder(nn.Module):
         return 2 * self.config.num_layers * groups * width * next(self.model.parameters()).element_size()
 
     def _read(self, tokens: Tensor, **options: Any) -> Any:
-        output = self._base[0](input_ids=tokens, return_dict=True, **{"use_cache": False} | options)
-        self._kind = type(output)
+        with _TURN:
+            output = self._base[0](input_ids=tokens, return_dict=True, **{"use_cache": False} | options)
+            self._kind = type(output)
         return output
 
     def forward_features(
@@ -237,12 +240,13 @@ class OutsideDecoder(nn.Module):
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, V) float32 logits from (…, C) features, by the model itself around a base model that gives these features."""
         base, given = self._base[0], features.reshape(1, -1, features.shape[-1])
-        base.forward = lambda *_, **__: self._kind(last_hidden_state=given)
-        try:
-            tokens = torch.zeros(given.shape[:2], dtype=torch.int64, device=given.device)
-            logits = self.model(input_ids=tokens, use_cache=False).logits
-        finally:
-            del base.forward
+        tokens = torch.zeros(given.shape[:2], dtype=torch.int64, device=given.device)
+        with _TURN:
+            base.forward = lambda *_, **__: self._kind(last_hidden_state=given)
+            try:
+                logits = self.model(input_ids=tokens, use_cache=False).logits
+            finally:
+                del base.forward
         return logits.float().reshape(*features.shape[:-1], -1)
 
     def forward(self, tokens: Tensor, **options: Any) -> Tensor:

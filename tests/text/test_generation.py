@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,7 @@ import torch
 
 from modalities.decoder import generation
 from modalities.decoder.generation import _pick, batches, stream, stream_text
-from modalities.decoder.scoring import continuation_scores, token_nll
+from modalities.decoder.scoring import continuation_scores, telling, token_nll
 from modalities.text.tokenizers import load_tokenizer
 from zoo import create_model
 
@@ -126,6 +127,17 @@ def test_threads_share_a_model(name) -> None:
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(work, range(16))) == alone
     assert all(sum(units) == 2 * units[0] for units in told if units)
+
+
+def test_progress_is_of_the_thread_that_reads(model) -> None:
+    told: list[int] = []
+    with telling(model, 10, told.append):
+        reader = threading.Thread(target=model, args=(torch.tensor([[1, 2]]),))
+        reader.start()
+        reader.join()
+        assert told == []
+        model(torch.tensor([[1, 2]]))
+    assert told == [10]
 
 
 @pytest.mark.parametrize("spec", ["bytes", "bpe-1k"])

@@ -1,19 +1,22 @@
-"""What a stretch of computation takes: wall time, and memory at its peak above what was held before it."""
+"""What a stretch of computation takes: wall time, and memory at its peak above what was held before it; and memory there is."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
 import threading
 import time
+from pathlib import Path
 from types import TracebackType
 
 import torch
 
-__all__ = ["Meter", "device_name"]
+__all__ = ["Meter", "device_memory", "device_name", "ran_out_of_memory"]
 
 _STATM = "/proc/self/statm"
+_GROUP_LIMIT = "/sys/fs/cgroup/memory.max"
 _INTERVAL = 0.002  # seconds between two looks at the resident set
 
 
@@ -70,6 +73,34 @@ def device_name(device: torch.device | str) -> str:
     """ "cpu", or the GPU's own name."""
     device = torch.device(device)
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def device_memory(device: torch.device | str) -> int:
+    """Bytes: a GPU's own; on the CPU those of the machine, or fewer where the process or its control group may have fewer."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if not hasattr(os, "sysconf"):  # not a POSIX system
+        return sys.maxsize
+    import resource
+
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        found.append(most)
+    with contextlib.suppress(OSError, ValueError):  # no control groups, or "max"
+        found.append(int(Path(_GROUP_LIMIT).read_text()))
+    return min(found)
+
+
+# How the allocators of torch and the C++ library name it, where they do not raise MemoryError or torch.OutOfMemoryError.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is an allocator's."""
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY):
+        return True
+    return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def _resident_bytes() -> int:

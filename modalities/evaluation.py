@@ -266,8 +266,11 @@ class Evaluator(ABC):
         return None
 
     def run(self, model: Any, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
-        """Yield (cell name, value) for every cell, in order; those in `finished` are passed on, not computed."""
-        finished = finished or {}
+        """Yield (cell name, value) for every cell, in order; those in `finished` are passed on, not computed.
+
+        `finished` is looked at cell by cell: it may grow meanwhile.
+        """
+        finished = {} if finished is None else finished
         for cell in self.cells(model):
             value = finished.get(cell.name)
             yield cell.name, self.measure(model, cell) if value is None else value

@@ -14,7 +14,7 @@ from typing import Any
 
 from platformdirs import user_data_path
 
-from zoo.files import replacing
+from zoo.files import remove_abandoned, replacing
 
 __all__ = ["data_folder", "fetch_command", "file_safe", "new_folder", "write_table"]
 
@@ -42,7 +42,8 @@ def new_folder(folder: Path, mark: str) -> Iterator[Path]:
     Where another process created `folder` first, and it contains the file `mark`, that one is kept.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    remove_abandoned(folder)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=folder.suffix, dir=folder.parent))
     try:
         yield temporary
         temporary.chmod(0o755)  # mkdtemp's 0700 would lock out a shared cache

@@ -1,9 +1,12 @@
-"""Finished cells of evaluations on disk, so that a run that was stopped continues where it was."""
+"""Finished cells of evaluations on disk, so that a run that was stopped continues where it was, and runs at once share them."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,22 @@ __all__ = ["CellStore", "weights_hash"]
 class CellStore:
     """Finished cells of one (evaluator, model, weights, settings) in a file of JSON lines: the key, then a cell a line.
 
-    A cell is appended, so the cost of storing one does not grow with those before it; an incomplete last line, of a run that
-    was stopped, is cut off. The file name has a hash of the whole key and the file the key itself; a file whose key differs
-    is refused, so a hash collision or an edited file cannot pass old numbers for new ones.
+    A cell is appended, so the cost of storing one does not grow with those before it. Processes may share a file: each
+    appends under an exclusive `flock` and first takes over what others appended, so lines are whole and a cell has one. The
+    lock is the kernel's and ends with its process. It holds among processes of a machine on every local file system; among
+    machines on NFS where the server keeps locks (not with `nolock` or `local_lock`) and on Lustre and GPFS where mounted
+    with `flock`; elsewhere give each machine a folder of its own.
+
+    A line that a stopped process cut off is removed by the next one that appends. The file name has a hash of the whole key
+    and the file the key itself; a file whose key differs is refused, so a hash collision or an edited file cannot pass old
+    numbers for new ones.
+
+    Attributes:
+        finished: the cells by name. `add` updates it, also by those of other processes.
+        damaged: numbers of the lines, from 1, that are not a cell; those cells are not in `finished`.
 
     Raises:
-        ValueError: for a file that is damaged, or belongs to other settings.
+        ValueError: for a file that belongs to other settings, or whose key is damaged.
     """
 
     def __init__(self, folder: Path, key: dict[str, Any]):
@@ -32,52 +45,68 @@ class CellStore:
         digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:16]
         self.path = Path(folder) / f"{key['evaluator']}-{file_safe(key['model'])}-{digest}.jsonl"
         self.finished: dict[str, CellValue] = {}
-        self._opened = False  # for writing
+        self.damaged: list[int] = []
+        self._bytes = self._lines = 0  # read so far, or written
         if self.path.exists():
             self._read()
 
+    def add(self, name: str, value: CellValue) -> CellValue:
+        """Store a cell. Returns its stored value: another process's where that was first.
+
+        Raises:
+            OSError: where the file cannot be locked or written; it is left as it was.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "ab", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_size != self._bytes:
+                self._read()
+                file.truncate(self._bytes)  # an incomplete last line
+            if name not in self.finished:
+                lines = [{"key": self.key}] * (self._bytes == 0) + [{"cell": name, "value": value}]
+                self._append(file, "".join(json.dumps(line) + "\n" for line in lines).encode())
+                self._lines += len(lines)
+                self.finished[name] = value
+        return self.finished[name]
+
+    def _append(self, file: io.FileIO, text: bytes) -> None:
+        """All of `text`, or nothing."""
+        try:
+            left = memoryview(text)
+            while left:
+                left = left[file.write(left) :]
+        except BaseException:
+            file.truncate(self._bytes)
+            raise
+        self._bytes += len(text)
+
     def _read(self) -> None:
+        """Take over the whole lines that follow what was read before."""
         with open(self.path, "rb") as file:
-            for number, line in enumerate(file, start=1):
+            if file.seek(0, io.SEEK_END) < self._bytes:  # another file than before
+                self._bytes = self._lines = 0
+            file.seek(self._bytes)
+            for line in file:
                 if not line.endswith(b"\n"):
                     break
-                try:
-                    entry = json.loads(line)
-                    if "key" in entry or number == 1:
-                        if entry["key"] != self.key:
-                            raise ValueError(f"{self.path} belongs to other settings; delete it to measure again")
-                    else:
-                        self.finished[entry["cell"]] = entry["value"]
-                except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-                    raise ValueError(
-                        f"{self.path} line {number} is not a stored cell ({error}); delete the file to measure again"
-                    ) from error
+                self._take(line)
+                self._bytes += len(line)
+                self._lines += 1
 
-    def add(self, name: str, value: CellValue) -> None:
-        lines = [json.dumps({"cell": name, "value": value}, allow_nan=True)]
-        if not self._opened:
-            self._opened = True
-            if not _cut_to_whole_lines(self.path):
-                lines.insert(0, json.dumps({"key": self.key}))
-        with open(self.path, "ab") as file:
-            file.write("".join(line + "\n" for line in lines).encode())
-        self.finished[name] = value
-
-
-def _cut_to_whole_lines(path: Path) -> bool:
-    """Make a file that may not be there end where a line does. Whether anything is in it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab+") as file:
-        whole = file.tell()
-        while whole:
-            start = max(0, whole - (1 << 16))
-            file.seek(start)
-            ends = file.read(whole - start).rfind(b"\n") + 1
-            whole = start + ends
-            if ends:
-                break
-        file.truncate(whole)
-    return whole > 0
+    def _take(self, line: bytes) -> None:
+        try:
+            entry = json.loads(line)
+            if self._lines and "cell" in entry:
+                self.finished[entry["cell"]] = entry["value"]
+                return
+            key = entry["key"]
+        except (ValueError, KeyError, TypeError) as error:
+            if self._lines:
+                self.damaged.append(self._lines + 1)
+                return
+            raise ValueError(f"{self.path} line 1 is not a key ({error}); delete the file to measure again") from error
+        if key != self.key:
+            raise ValueError(f"{self.path} belongs to other settings; delete it to measure again")
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -15,9 +15,10 @@ folder or a name of the hub, whose tokenizer tells text from DNA (hf:text:NAME a
 timm:NAME[@CHECKPOINT], untrained without a file. Lengths are in the model's own tokens; docs/TRANSFORMERS.md says what
 is measured. The options below are those of the evaluators of that modality; without models, of all. Written to --out:
 EVAL/MODEL.json (settings, rows), EVAL.csv (a row per model and place on the axis), EVAL.png (all models in one figure),
-overview.png where several evaluators share an axis, and cells/, from which a run that was stopped continues. Evaluators
-that list a file's entries write EVAL.MODEL.tsv and no CSV. Run folders whose recipe.json differ in the seeds alone, and
-shipped weights of the same recipe, are seeds of one set-up: tables and figures show their mean, files keep every model.
+overview.png where several evaluators share an axis, and cells/, from which a run that was stopped continues and which
+runs at the same time share. Evaluators that list a file's entries write EVAL.MODEL.tsv and no CSV. Run folders whose
+recipe.json differ in the seeds alone, and shipped weights of the same recipe, are seeds of one set-up: tables and figures
+show their mean, files keep every model.
 With --against MODEL, which joins the models where it is not among them, EVAL.paired.csv has every other model's scores
 less that one's, with 95% intervals over what the held-out data varies by (documents, prompts, contigs). Exit codes: 0
 done, 2 the request cannot be served as written.
@@ -31,7 +32,7 @@ import fnmatch
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +44,8 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 import typer
 
 from modalities.contract import find_modality, modality_names
-from modalities.evaluation import Evaluator, ModelResult
+from modalities.cost import ran_out_of_memory
+from modalities.evaluation import CellValue, Evaluator, ModelResult
 from modalities.figures import overview_figure
 from modalities.files import write_table
 from recipes.cells import CellStore, weights_hash
@@ -86,19 +88,27 @@ class Measurement:
         }
 
     def run(self, out: Path, *, group: str = "", quiet: bool = False) -> ModelResult:
-        """Every cell, each stored as soon as it is finished."""
+        """Every cell, each stored as soon as it is finished; those that another process finishes first are taken over."""
         model, evaluator, label = self.target.model, self.evaluator, self.target.label
         store = CellStore(out / "cells", self.store_key)
-        todo = {cell.name: cell.cost for cell in evaluator.cells(model) if cell.name not in store.finished}
+        if store.damaged:
+            lines = ", ".join(map(str, store.damaged[:5])) + ", …" * (len(store.damaged) > 5)
+            console.print(
+                f"note: {store.path} has no cell in line {lines}: measured again", markup=False, soft_wrap=True
+            )
+        cells = evaluator.cells(model)
+        todo = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
         started = time.perf_counter()
-        values = {}
+        values: dict[str, CellValue] = {}
         name = f"{evaluator.name}  {label}"
-        with CellProgress(name, sum(todo.values()), evaluator.unit, console, quiet=quiet) as progress:
+        with (
+            CellProgress(name, sum(todo.values()), evaluator.unit, console, quiet=quiet) as progress,
+            naming_memory(evaluator, label, lambda: cells[len(values)].name),
+        ):
             evaluator.advance = progress.advance
-            for name, value in evaluator.run(model, dict(store.finished)):
-                values[name] = value
+            for name, value in evaluator.run(model, store.finished):
+                values[name] = store.add(name, value) if name in todo else value
                 if name in todo:
-                    store.add(name, value)
                     progress.finish(todo[name])
         return ModelResult(
             label=label,
@@ -119,6 +129,24 @@ class Measurement:
         todo = [cell.cost for cell in cells if cell.name not in finished]
         points = self.evaluator.points(model)
         return self.evaluator, self.target.label, points, len(cells), len(cells) - len(todo), sum(todo)
+
+
+@contextlib.contextmanager
+def naming_memory(evaluator: Evaluator, label: str, cell: Callable[[], str]) -> Iterator[None]:
+    """CommandError where memory ends, with the options that take less. `cell`: the name of the one that is measured."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        lower = [
+            option_name(field.name)
+            for field in dataclasses.fields(evaluator.settings)
+            if field.name in ("batch_tokens", "lengths", "sizes", "window")
+        ]
+        raise CommandError(
+            f"{evaluator.name} of {label} ran out of memory at {cell()}: lower {' or '.join(lower)}; finished cells are kept"
+        ) from error
 
 
 def evaluate(

@@ -25,6 +25,7 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 import typer
 
 from modalities.contract import Writer, find_modality, modality_names
+from modalities.cost import ran_out_of_memory
 from recipes.commands import CommandError, call
 from recipes.console import facts_table
 from recipes.targets import Target, find_device, find_trained
@@ -64,6 +65,11 @@ def generate_command(
         for piece in pieces:
             print(piece, end="", flush=True)
         print(flush=True)
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        asked = f"{len(prompt):,} characters and --max-new-tokens {max_new_tokens}"
+        raise CommandError(f"{target.label} ran out of memory with {asked}: give it fewer") from error
     except KeyboardInterrupt:
         print(flush=True)
         return 130

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from modalities import files
 from modalities.files import data_folder, fetch_command, file_safe, new_folder, write_table
-from zoo.files import replacing, replacing_path, write_json, write_text
+from zoo.files import ABANDONED, replacing, replacing_path, write_json, write_text
 
 
 def test_a_table_is_whole_or_absent(tmp_path):
@@ -60,6 +62,25 @@ def test_a_folder_is_complete_or_absent_and_the_first_of_two_is_kept(tmp_path):
     (folder / "other").touch()
     with pytest.raises(OSError), new_folder(folder, "mark") as temporary:  # what is there is something else
         (temporary / "mark").touch()
+
+
+def test_what_killed_processes_left_is_removed_an_hour_later(tmp_path):
+    """Not what others have written to since, and nothing else."""
+    past = time.time() - 2 * ABANDONED
+    for name in (".t.csv-abcdefgh.csv", ".t.csv-12345678.csv", ".t.csv-notes.csv", ".other.csv-abcdefgh.csv"):
+        (tmp_path / name).write_text("a part")
+    for name in (".cache.v1-abcdefgh.v1", ".cache.v1-12345678.v1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "bases").write_text("a part")
+    for path in tmp_path.rglob("*"):
+        if "12345678" not in str(path.parent):  # somebody fills that folder
+            os.utime(path, (past, past))
+    os.utime(tmp_path / ".t.csv-12345678.csv")
+    write_text(tmp_path / "t.csv", "new")
+    with new_folder(tmp_path / "cache.v1", "mark") as temporary:
+        (temporary / "mark").touch()
+    left = {".t.csv-12345678.csv", ".t.csv-notes.csv", ".other.csv-abcdefgh.csv", ".cache.v1-12345678.v1"}
+    assert {path.name for path in tmp_path.iterdir()} == left | {"t.csv", "cache.v1"}
 
 
 def test_names_of_files():

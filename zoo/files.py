@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 __all__ = [
     "file_digests",
     "find_damage",
+    "remove_abandoned",
     "replacing",
     "replacing_path",
     "sync",
@@ -23,6 +27,16 @@ __all__ = [
 ]
 
 Digests = dict[str, dict[str, Any]]  # path within a folder → {"bytes": its size, "sha256": hex digits}
+ABANDONED = 3600.0  # seconds without a write, after which a temporary file is one of a process that was killed
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove temporary files and folders, made by `tempfile` for `path`, whose processes were killed before they could."""
+    oldest = time.time() - ABANDONED
+    for left in path.parent.glob(f".{glob.escape(path.name)}-????????{glob.escape(path.suffix)}"):
+        with suppress(OSError):  # another process removed it
+            if max(part.stat().st_mtime for part in (left, *left.glob("**/*"))) < oldest:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 @contextmanager
@@ -30,6 +44,7 @@ def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """As `replacing`, for libraries that write to a path of their own."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(path)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=path.suffix)
     os.close(handle)
     try:

@@ -10,15 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from modalities.cost import device_memory
 from zoo.decoding import Cache
 from zoo.slices import slices
 
 if TYPE_CHECKING:
     from modalities.decoder.model import Decoder
 
-__all__ = ["generate", "left_pad", "prefill", "stream", "stream_text"]
+__all__ = ["batches", "generate", "left_pad", "prefill", "stream", "stream_text"]
 
 PREFILL_TOKENS = 1 << 15  # prompt tokens, of all rows, that are read at a time
+CACHE_SHARE = 4  # keys and values of the rows that are read together take at most a quarter of the memory
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
 
 
@@ -33,10 +35,13 @@ def generate(
     stop: Sequence[str] = (),
     tokenizer: Any = None,
     eos_id: int | None = None,
-    seed: int | None = None,
+    seed: int | torch.Generator | None = None,
     cache: str = "auto",
 ) -> list[list[int]]:
     """New tokens of each prompt, without the prompt, its end token, or the stop string.
+
+    Rows whose keys and values need more than a quarter of the memory are read in batches, in their order (see `batches`), so
+    memory does not grow with the number of prompts. Calls may run in several threads.
 
     Args:
         prompts: token ids, of any lengths; shorter ones are padded on the left inside.
@@ -46,7 +51,7 @@ def generate(
         top_p: sample among the likeliest tokens that together reach this probability.
         stop: strings that end a row when they appear; needs `tokenizer`, whose decode(ids) finds them.
         eos_id: a token that ends a row.
-        seed: of the sampling.
+        seed: of the sampling; a generator, on the model's device, goes on where it is.
         cache: "auto", "dense" or "paged", which drops keys that decaying heads can never use again: see `Decoder.new_cache`.
 
     Raises:
@@ -55,8 +60,19 @@ def generate(
     rows: list[list[int]] = [[] for _ in prompts]
     if stop and tokenizer is None:
         raise ValueError("stop strings are found in decoded text: pass tokenizer as well")
-    done = [False] * len(rows)
+    parts = batches(model, prompts, max_new_tokens)
     sampling: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    if len(parts) > 1:
+        sampling |= {
+            "seed": _generator(model, seed),
+            "stop": stop,
+            "tokenizer": tokenizer,
+            "eos_id": eos_id,
+            "cache": cache,
+        }
+        written = (generate(model, prompts[part], max_new_tokens=max_new_tokens, **sampling) for part in parts)
+        return [row for rows in written for row in rows]
+    done = [False] * len(rows)
     for tokens in stream(model, prompts, max_new_tokens=max_new_tokens, cache=cache, **sampling):
         for n, token in enumerate(tokens.tolist()):
             if done[n]:
@@ -80,10 +96,11 @@ def stream(
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    seed: int | None = None,
+    seed: int | torch.Generator | None = None,
     cache: str = "auto",
 ) -> Iterator[Tensor]:
-    """Yields (B,) int64, the next token of every row, as soon as it is known. Arguments as in `generate`."""
+    """Yields (B,) int64, the next token of every row, as soon as it is known. Arguments as in `generate`; all rows are read
+    together, so memory grows with their number."""
     if max_new_tokens < 1 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
         raise ValueError(
             f"need max_new_tokens >= 1, temperature >= 0, top_k >= 1; got {max_new_tokens}, {temperature}, {top_k}"
@@ -101,12 +118,12 @@ def _stream(
     temperature: float,
     top_k: int | None,
     top_p: float | None,
-    seed: int | None,
+    seed: int | torch.Generator | None,
     cache: str,
 ) -> Iterator[Tensor]:
     device = model.embedding.weight.device
     tokens, segments = left_pad(prompts, device)
-    generator = torch.Generator(device).manual_seed(seed) if seed is not None else None
+    generator = _generator(model, seed)
     held = model.new_cache(tokens.shape[1] + max_new_tokens, cache)
     real = None if segments is None else torch.zeros_like(segments[:, :1])
     for _ in range(max_new_tokens):
@@ -114,6 +131,20 @@ def _stream(
         tokens = _pick(model.forward_head(features), temperature, top_k, top_p, generator)[:, None]
         segments = real
         yield tokens[:, 0]
+
+
+def _generator(model: Decoder, seed: int | torch.Generator | None) -> torch.Generator | None:
+    if seed is None or isinstance(seed, torch.Generator):
+        return seed
+    return torch.Generator(model.embedding.weight.device).manual_seed(seed)
+
+
+def batches(model: Decoder, prompts: Tensor | Sequence[Sequence[int] | np.ndarray], new_tokens: int) -> list[slice]:
+    """Parts of the prompts that are read together: rows whose keys and values, with those of `new_tokens` each, take at most
+    1/CACHE_SHARE of `device_memory`, one row at least. Besides, a batch takes the activations of PREFILL_TOKENS."""
+    row = (max(map(len, prompts), default=0) + new_tokens) * model.token_bytes
+    most = device_memory(model.embedding.weight.device) // CACHE_SHARE
+    return list(slices(len(prompts), max(1, most // max(1, row))))
 
 
 def prefill(

@@ -142,6 +142,17 @@ class Decoder(ZooModel):
                 return PagedCache(self.config.num_layers, horizon=capacity, block=PAGE, bounds=bounds)
         return KVCache(self.config.num_layers, capacity=capacity)
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token of one row in a dense KV cache: its keys with their lanes, and its values, of all layers."""
+        heads, groups = self.config.num_heads, self.config.num_kv_heads or self.config.num_heads
+        columns = 0
+        for layer in self.layers:
+            attention = cast(Block, layer).attention
+            lanes = attention.prior.num_lanes
+            columns += (heads if lanes else groups) * (attention.content_dim + lanes) + groups * attention.head_dim
+        return columns * self.embedding.weight.element_size()
+
     def _pages_pay(self, bounds: list[EvictionBound]) -> bool:
         """Whether a paged cache serves all layers and holds at most half of the keys."""
         one = Positions.line(1)

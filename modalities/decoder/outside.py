@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Self
@@ -32,7 +34,8 @@ from zoo.priors.base import PriorTerms
 __all__ = ["OutsideCache", "OutsideConfig", "OutsideDecoder", "open_causal_lm"]
 
 OBSERVED = "priorzoo_observed"  # the attention function that shows its calls
-_SEES: list[Observer] = []  # innermost last
+_TURN = threading.RLock()  # a pass of a head stands in for its base model's: threads take turns
+_OBSERVER: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 @dataclass(frozen=True)
@@ -167,9 +170,18 @@ class OutsideDecoder(nn.Module):
         """An empty cache; its kind is the model's own."""
         return OutsideCache()
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token of one row in the cache: keys and values of all layers, as the configuration has them."""
+        config, heads = self.model.config.get_text_config(), self.config.num_heads
+        groups = getattr(config, "num_key_value_heads", None) or heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
+        return 2 * self.config.num_layers * groups * width * next(self.model.parameters()).element_size()
+
     def _read(self, tokens: Tensor, **options: Any) -> Any:
-        output = self._base[0](input_ids=tokens, return_dict=True, **{"use_cache": False} | options)
-        self._kind = type(output)
+        with _TURN:
+            output = self._base[0](input_ids=tokens, return_dict=True, **{"use_cache": False} | options)
+            self._kind = type(output)
         return output
 
     def forward_features(
@@ -228,12 +240,13 @@ class OutsideDecoder(nn.Module):
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, V) float32 logits from (…, C) features, by the model itself around a base model that gives these features."""
         base, given = self._base[0], features.reshape(1, -1, features.shape[-1])
-        base.forward = lambda *_, **__: self._kind(last_hidden_state=given)
-        try:
-            tokens = torch.zeros(given.shape[:2], dtype=torch.int64, device=given.device)
-            logits = self.model(input_ids=tokens, use_cache=False).logits
-        finally:
-            del base.forward
+        tokens = torch.zeros(given.shape[:2], dtype=torch.int64, device=given.device)
+        with _TURN:
+            base.forward = lambda *_, **__: self._kind(last_hidden_state=given)
+            try:
+                logits = self.model(input_ids=tokens, use_cache=False).logits
+            finally:
+                del base.forward
         return logits.float().reshape(*features.shape[:-1], -1)
 
     def forward(self, tokens: Tensor, **options: Any) -> Tensor:
@@ -257,14 +270,14 @@ class OutsideDecoder(nn.Module):
             see(call)
 
         observer = Observer(counted)
-        _SEES.append(observer)
+        token = _OBSERVER.set(observer)
         try:
             if not adapted:
                 self.model.set_attn_implementation(OBSERVED)
             with attending_by(observer):
                 yield
         finally:
-            _SEES.pop()
+            _OBSERVER.reset(token)
             if not adapted:
                 self.model.set_attn_implementation(before)
         if calls != self.config.num_layers:
@@ -319,7 +332,8 @@ def _observed(
     scaled = query if scaling is None else query * (scaling * query.shape[-1] ** 0.5)
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise ValueError("attention with a bias beside its mask cannot be analysed")
-    _SEES[-1].see(AttentionCall(scaled, key, value, PriorTerms(), causal=True, mask=attention_mask))
+    if (observer := _OBSERVER.get()) is not None:  # None in another thread, which reads with the same model
+        observer.see(AttentionCall(scaled, key, value, PriorTerms(), causal=True, mask=attention_mask))
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 

@@ -6,6 +6,7 @@ positions at a time and dropped once reduced.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from modalities.decoder.generation import PREFILL_TOKENS, left_pad, prefill, stream
+from modalities.decoder.generation import PREFILL_TOKENS, batches, left_pad, prefill, stream
 from modalities.decoder.model import Decoder
 from zoo.decoding import Cache
 from zoo.slices import slices
@@ -46,12 +47,12 @@ def position_buckets(length: int) -> np.ndarray:
 def telling(model: Decoder, units: int, advance: Callable[[int], object] | None) -> Iterator[None]:
     """Inside the context one pass through the layers calls `advance` after each of them, with its share of ``units``."""
     layers = list(getattr(model, "layers", ())) if advance else []
-    told = 0
+    told, reader = 0, threading.get_ident()
 
     def tell(number: int) -> None:
         nonlocal told
         done = units * (number + 1) // len(layers)
-        if advance and done > told:
+        if advance and done > told and threading.get_ident() == reader:  # hooks see what other threads read, too
             advance(done - told)
             told = done
 
@@ -136,7 +137,8 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
 def continuation_scores(
     model: Decoder, contexts: Sequence[Sequence[int]], continuations: Sequence[Sequence[Sequence[int]]]
 ) -> list[list[tuple[float, bool]]]:
-    """Score any number of continuations of each context. The contexts are read once, as one batch.
+    """Score any number of continuations of each context. The contexts are read once, as one batch, or as several where their
+    keys and values need more than a quarter of the memory (see `batches`).
 
     Args:
         contexts: token ids, B rows of any lengths.
@@ -152,6 +154,9 @@ def continuation_scores(
     lengths = [len(row) for rows in continuations for row in rows]
     if 0 in lengths:
         raise ValueError("every continuation needs at least one token")
+    parts = batches(model, contexts, max(lengths, default=0))
+    if len(parts) > 1:
+        return [row for part in parts for row in continuation_scores(model, contexts[part], continuations[part])]
     tokens, segments = left_pad(contexts, device_of(model))
     cache = model.new_cache(tokens.shape[1] + max(lengths, default=0))
     last = prefill(model, tokens, cache, segments)[:, None]
@@ -214,7 +219,7 @@ def continue_texts(
     finished: Sequence[Callable[[str], bool]],
     **sampling: Any,
 ) -> list[str]:
-    """Continuations of prompts of any lengths, as text; greedy ones unless ``sampling`` says otherwise.
+    """Continuations of prompts of any lengths, read together, as text; greedy ones unless ``sampling`` says otherwise.
 
     A row ends at EOS, at ``max_new_tokens``, or as soon as its ``finished`` returns True for its text. ``tokenizer`` needs
     decode(ids) and eos_id. ``sampling``: temperature, top_k, top_p, seed and cache, as in `generate`.

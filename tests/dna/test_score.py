@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -180,8 +181,7 @@ def test_parts_and_batches_change_nothing(fasta, monkeypatch):
     texts = {f"r{n}": letters(int(length), n) for n, length in enumerate(np.random.default_rng(0).integers(5, 200, 30))}
     path = fasta(**texts)
     whole = score(model, path, window=32)
-    monkeypatch.setattr(records, "LEAST_PART", 100)
-    monkeypatch.setattr(records, "MOST_PARTS", 40)
+    monkeypatch.setattr(records, "CELL_BASES", 100)
     evaluator = of(fasta=path, window=32, batch_tokens=70)
     cells = dict(evaluator.run(model))
     assert len(cells) > 20 and len({name for cell in cells.values() for name in cell["record"]}) == 30
@@ -194,6 +194,19 @@ def test_parts_and_batches_change_nothing(fasta, monkeypatch):
     assert sum(cell.cost for cell in planned) == sum(w.stop - w.start for w in windows)
     half = dict(list(cells.items())[::2])
     assert dict(evaluator.run(model, half)) == cells
+
+
+def test_a_stopped_measurement_goes_on_inside_a_record(fasta, monkeypatch):
+    monkeypatch.setattr(records, "CELL_BASES", 128)
+    model, evaluator = tiny(), of(fasta=fasta(long=letters(1500), short=letters(40)), window=32)
+    whole, measured, measure = dict(evaluator.run(model)), [], Score.measure
+    assert sum(cell["record"] == ["long"] for cell in whole.values()) > 20
+    assert max(cell.cost for cell in evaluator.cells(model)) <= 128 + 32
+    monkeypatch.setattr(Score, "measure", lambda *a: measured.append(a[2].name) or measure(*a))
+    stopped = dict(islice(evaluator.run(model), 9))
+    again = dict(evaluator.run(model, json.loads(json.dumps(stopped))))
+    assert measured == list(whole)  # nothing twice
+    assert again == whole and evaluator.rows(again) == evaluator.rows(whole)  # to the bit
 
 
 def test_no_more_than_a_window_is_read_at_once(fasta, monkeypatch):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import multiprocessing
+import random
+import resource
+import signal
 
 import pytest
 import torch
@@ -47,20 +52,78 @@ def test_a_line_that_a_stopped_run_cut_off_is_measured_again(tmp_path):
     assert path.read_bytes() == whole
 
 
-def test_two_processes_lose_nothing_to_each_other(tmp_path):
+def test_what_another_process_finished_is_taken_over(tmp_path):
     one, other = CellStore(tmp_path, KEY), CellStore(tmp_path, KEY)
     for n, store in enumerate((one, other, one, other)):
-        store.add(f"cell={n}", {"score": n})
-    assert CellStore(tmp_path, KEY).finished == {f"cell={n}": {"score": n} for n in range(4)}
+        assert store.add(f"cell={n}", {"score": n}) == {"score": n}
+    every = {f"cell={n}": {"score": n} for n in range(4)}
+    assert one.add("cell=3", {"score": 5}) == {"score": 3} and one.finished == every
+    assert CellStore(tmp_path, KEY).finished == every
+    assert one.path.read_bytes().count(b"\n") == 5
 
 
-def test_a_damaged_line_is_named(tmp_path):
+def test_processes_share_a_file_and_lose_nothing(tmp_path):
+    """Five append the same cells in orders of their own, and two of them are killed meanwhile."""
+
+    def append(seed):
+        store = CellStore(tmp_path, KEY)
+        for n in random.Random(seed).sample(range(300), 300):
+            store.add(f"cell={n}", {"score": n / 3, "of": [n] * 200})
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=append, args=(seed,)) for seed in range(5)]
+    for process in processes:
+        process.start()
+    path = CellStore(tmp_path, KEY).path
+    for process, lines in zip(processes[:2], (40, 120), strict=True):
+        while not path.exists() or path.read_bytes().count(b"\n") < lines:
+            pass
+        process.kill()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes[2:]] == [0, 0, 0]
+    names = [json.loads(line).get("cell") for line in path.read_text().splitlines()]
+    assert names[0] is None and sorted(names[1:]) == sorted(f"cell={n}" for n in range(300))
+    assert CellStore(tmp_path, KEY).damaged == [] and [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
+    store = filled(tmp_path)
+    before = store.path.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(
+        signal.SIGXFSZ, signal.SIG_IGN
+    )  # a write beyond the limit fails with EFBIG, after half of it
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limit[1]))
+        with pytest.raises(OSError):
+            store.add("next", {"score": 1})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert store.path.read_bytes() == before and "next" not in store.finished
+    store.add("next", {"score": 1})
+    assert list(CellStore(tmp_path, KEY).finished) == ["cell=0", "cell=1", "cell=2", "next"]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "7", '{"cell": "cell=1"}', '{"cell": "cell=1", "va', "\x00\x00", ""])
+def test_a_damaged_line_costs_its_cell_alone(tmp_path, line):
     path = filled(tmp_path).path
     lines = path.read_text().splitlines()
-    for number, line in ((1, '{"other": 1}'), (2, '{"cell": "cell=0"}'), (3, "{"), (3, "[]")):
-        path.write_text("\n".join([*lines[: number - 1], line, *lines[number:]]) + "\n")
-        with pytest.raises(ValueError, match=rf"{path.name} line {number}\b"):
-            CellStore(tmp_path, KEY)
+    path.write_text("\n".join([*lines[:2], line, *lines[3:]]) + "\n")
+    store = CellStore(tmp_path, KEY)
+    assert list(store.finished) == ["cell=0", "cell=2"] and store.damaged == [3]
+    store.add("cell=1", {"score": 1 / 3})
+    again = CellStore(tmp_path, KEY)
+    assert sorted(again.finished) == ["cell=0", "cell=1", "cell=2"] and again.damaged == [3]
+
+
+@pytest.mark.parametrize("line", ["{", '{"other": 1}', '{"cell": "cell=0", "value": {}}'])
+def test_a_file_without_its_key_is_refused(tmp_path, line):
+    path = filled(tmp_path).path
+    path.write_text("\n".join([line, *path.read_text().splitlines()[1:]]) + "\n")
+    with pytest.raises(ValueError, match=rf"{path.name} line 1\b"):
+        CellStore(tmp_path, KEY)
 
 
 def test_a_cell_is_appended_and_those_before_are_not_written_again(tmp_path):

@@ -8,6 +8,8 @@ import dataclasses
 import io
 import json
 import re
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +31,7 @@ from recipes import find_recipe
 from recipes.commands import CommandError, with_options
 from recipes.report import load_results, result_path
 from recipes.targets import Target, find_targets, modality_of, override, parse_overrides, seed_groups
+from tests import launching
 from zoo import create_model
 from zoo.pretrained import manifest
 
@@ -134,6 +137,96 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path, runs, monkeypatch):
     measured.clear()
     assert invoke(*request, tmp_path / "parts", "--seed", 7).exit_code == 0
     assert len(measured) == 20
+
+
+def test_a_cell_that_another_run_finishes_meanwhile_is_not_measured(tmp_path, runs, monkeypatch):
+    out, measured, measure = tmp_path / "out", [], Passkey.measure
+
+    def beside_another(self, model, cell):
+        if len(measured) == 1:
+            (path,) = (out / "cells").iterdir()
+            with path.open("a") as file:
+                for other in self.cells(model)[2:12]:
+                    value = measure(self, model, other) | {"free_generation": 0.5}
+                    file.write(json.dumps({"cell": other.name, "value": value}) + "\n")
+        measured.append(cell.name)
+        return measure(self, model, cell)
+
+    request = (runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out", out)
+    monkeypatch.setattr(Passkey, "measure", beside_another)
+    assert invoke(*request).exit_code == 0
+    (path,) = (out / "cells").iterdir()
+    lines = path.read_text().splitlines()
+    names = [json.loads(line)["cell"] for line in lines[1:]]
+    assert len(names) == len(set(names)) == 20
+    assert measured == [names[0], names[11], *names[12:]]
+    (row,) = contents(out, "passkey")["text.test (run_a)"]["rows"]
+    assert row["free_generation"] == 10 * 0.5 / 20  # of the others; the model knows none
+    path.write_text("\n".join([*lines[:5], lines[5][:30], *lines[6:]]) + "\n")
+    again = invoke(*request)
+    assert again.exit_code == 0 and "no cell in line 6: measured again" in again.output
+    assert measured[10:] == [names[4]]
+
+
+SHARED = """
+import json, os, signal, sys, time
+from pathlib import Path
+from recipes.evaluate import main
+
+alone, out, *words = sys.argv[1:]
+assert main([*words, "--out", alone]) == 0
+children = []
+for _ in range(6):
+    if not (child := os.fork()):
+        os._exit(main([*words, "--out", out]))
+    children.append(child)
+while sum(path.read_bytes().count(b"\\n") for path in Path(out).glob("cells/*")) < 5:
+    time.sleep(0.001)
+os.kill(children[0], signal.SIGKILL)
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+Path(out, "codes").write_text(json.dumps(codes))
+"""
+
+
+@pytest.mark.slow
+def test_evaluations_at_once_share_a_folder(tmp_path, runs):
+    """Six, one of which is killed midway: five succeed with what one alone finds; nothing is stored twice or left behind."""
+    words = ["passkey", "--lengths", "96,192", "--samples", "1"]
+    alone, out = tmp_path / "alone", tmp_path / "out"
+    done = launching.command([sys.executable, "-c", SHARED, str(alone), str(out), runs[0], *words])
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "codes").read_text())[1:] == [0] * 5
+    found = {path.relative_to(out) for path in out.rglob("*")} - {Path("codes")}
+    assert found == {path.relative_to(alone) for path in alone.rglob("*")}
+    for path in (alone / "passkey.csv", alone / "passkey.png", *(alone / "cells").iterdir()):
+        assert (out / path.relative_to(alone)).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 3 GB")]
+)
+def test_where_memory_ends_an_option_is_named(tmp_path, runs, monkeypatch, error):
+    measured, measure = [], Passkey.measure
+
+    def ending(self, model, cell):
+        if len(measured) == 2:
+            raise error
+        measured.append(cell.name)
+        return measure(self, model, cell)
+
+    monkeypatch.setattr(Passkey, "measure", ending)
+    done = invoke(runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out", tmp_path / "out")
+    assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1
+    assert re.search(
+        r"memory at length=96/.*lower --(lengths or --batch-tokens|batch-tokens or --lengths);", done.stderr
+    )
+    assert next((tmp_path / "out" / "cells").iterdir()).read_text().count("\n") == 3
+
+
+def test_another_error_of_torch_is_not_one_of_memory(tmp_path, runs, monkeypatch):
+    monkeypatch.setattr(Passkey, "measure", lambda *_: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="inconsistent"):
+        invoke(runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out", tmp_path / "out")
 
 
 def test_dry_run_measures_and_writes_nothing(tmp_path, runs):

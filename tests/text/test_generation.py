@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import random
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from modalities.decoder import generation
-from modalities.decoder.generation import _pick, stream, stream_text
+from modalities.decoder.generation import _pick, batches, stream, stream_text
+from modalities.decoder.scoring import continuation_scores, telling, token_nll
 from modalities.text.tokenizers import load_tokenizer
 from zoo import create_model
 
@@ -63,6 +70,74 @@ def test_stop_strings_and_end_tokens(model) -> None:
     kept = model.generate([[256]], max_new_tokens=12, stop=[stop], tokenizer=tokenizer)[0]
     assert tokenizer.decode(kept) == text[: text.index(stop)]
     assert model.generate([[256]], max_new_tokens=12, eos_id=free[3])[0] == free[: free.index(free[3])]
+
+
+def test_rows_that_do_not_fit_in_memory_are_read_in_batches(model, monkeypatch) -> None:
+    """Greedy rows and scores do not change, samples go on with the generator, and no cache outlives its batch."""
+    prompts = [list(range(3, 3 + n)) for n in (40, 7, 23, 40, 1, 12, 33)]
+    options = [[[5, 6], [7]], [[8]], [], [[9, 10, 11]], [[5]], [[6]], [[7, 7]]]
+    whole, scores = model.generate(prompts, max_new_tokens=8), continuation_scores(model, prompts, options)
+    caches, made = [], model.new_cache
+    monkeypatch.setattr(model, "new_cache", lambda *a: caches.append(weakref.ref(cache := made(*a))) or cache)
+    row = model.token_bytes * (40 + 8)
+    monkeypatch.setattr(generation, "device_memory", lambda device: generation.CACHE_SHARE * (3 * row - 1))
+    gc.disable()
+    try:
+        assert batches(model, prompts, 8) == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
+        assert model.generate(prompts, max_new_tokens=8) == whole and len(caches) == 4
+        assert not any(cache() for cache in caches)
+    finally:
+        gc.enable()
+    found = continuation_scores(model, prompts, options)
+    assert [[greedy for _, greedy in row] for row in found] == [[greedy for _, greedy in row] for row in scores]
+    for one, other in zip(found, scores, strict=True):
+        assert [score for score, _ in one] == pytest.approx([score for score, _ in other], rel=1e-5)
+    sampled = model.generate([[5]] * 12, max_new_tokens=48, temperature=1.0, seed=3)
+    assert len({tuple(row) for row in sampled}) == 12
+    assert sampled == model.generate([[5]] * 12, max_new_tokens=48, temperature=1.0, seed=3)
+
+
+def test_a_tokens_bytes_are_those_of_the_cache() -> None:
+    for options in ({}, {"lanes": "beside"}, {"num_kv_heads": 2}, {"position": "rope", "num_kv_heads": 2}):
+        model = create_model("text_goat_tiny", num_layers=2, **options).eval()
+        cache = model.new_cache(256)
+        model.forward_features(torch.zeros(2, 256, dtype=torch.int64), cache=cache)
+        assert cache.memory() == 2 * 256 * model.token_bytes
+
+
+@pytest.mark.parametrize("name", ["text_ggd_goat_ssmax_tiny", "text_rope_tiny", "text_cable_tiny", "text_t5_tiny"])
+def test_threads_share_a_model(name) -> None:
+    """16 at once generate and score, to the bit as one after the other."""
+    torch.manual_seed(0)
+    model = create_model(name, num_layers=2).eval()
+    draw = random.Random(0)
+
+    def work(n: int) -> object:
+        if n % 4 == 3:
+            tokens = torch.tensor([prompts[n][0] * 2])
+            return token_nll(model, tokens[:, :-1], tokens[:, 1:], advance=told[n].append).tolist()
+        options = {"temperature": n % 2, "seed": n, "cache": ("dense", "paged")[n % 3 == 0]}
+        return model.generate(prompts[n], max_new_tokens=6, **options)
+
+    prompts = [[draw.choices(range(256), k=draw.randint(1, 70)) for _ in range(1 + n % 2)] for n in range(16)]
+    told: list[list[int]] = [[] for _ in range(16)]
+    alone = [work(n) for n in range(16)]
+    for units in told:
+        units[:] = [sum(units)]
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(work, range(16))) == alone
+    assert all(sum(units) == 2 * units[0] for units in told if units)
+
+
+def test_progress_is_of_the_thread_that_reads(model) -> None:
+    told: list[int] = []
+    with telling(model, 10, told.append):
+        reader = threading.Thread(target=model, args=(torch.tensor([[1, 2]]),))
+        reader.start()
+        reader.join()
+        assert told == []
+        model(torch.tensor([[1, 2]]))
+    assert told == [10]
 
 
 @pytest.mark.parametrize("spec", ["bytes", "bpe-1k"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from tests.recipes.test_evaluate import invoke
 from tests.text.outside_models import character_tokenizer, close, gpt2, llama_of
 from zoo import create_model
 from zoo.analysis import analyse
+from zoo.attention import AttentionCall
+from zoo.attention.dispatch import Observer
 
 LETTERS = [*map(chr, range(32, 127)), "\n"]
 
@@ -86,6 +89,19 @@ def test_generation_pads_on_the_left_and_goes_on_from_the_cache(zoo_model, folde
     ids = torch.tensor([prompts[0]])
     written = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
     assert generate(outside, prompts[:1], max_new_tokens=12)[0] == written[0, ids.shape[1] :].tolist()
+
+
+def test_threads_share_a_model(tmp_path):
+    """Eight generate at once, to the bit as one after the other, also while another thread watches attention."""
+    outside = load(plain(tmp_path))
+    prompts = [[2 + n, *range(5, 9 + n)] for n in range(8)]
+    alone = [generate(outside, [row], max_new_tokens=12) for row in prompts]
+    seen: list[AttentionCall] = []
+    with ThreadPoolExecutor(8) as pool, outside._shown(Observer(seen.append)):
+        assert list(pool.map(lambda row: generate(outside, [row], max_new_tokens=12), prompts)) == alone
+        assert not seen
+        outside._read(torch.tensor([prompts[0]]))
+    assert len(seen) == outside.config.num_layers
 
 
 def test_attention_is_seen_exactly(tmp_path):

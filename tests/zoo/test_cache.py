@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -79,6 +82,26 @@ def test_cropped_and_with_other_rows(name: str, kind: str) -> None:
             cache.crop(wrong)
     cache.crop(0)
     torch.testing.assert_close(model(ids[rows], cache=cache), model(ids[rows]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["dense", "paged"])
+@torch.no_grad()
+def test_a_cache_is_copied_whole_and_freed_at_once(kind: str) -> None:
+    """No cycle keeps keys and values until the garbage collector comes by."""
+    model, tokens = create_model("text_cable_tiny", num_layers=2).eval(), torch.arange(100)[None]
+    cache = model.new_cache(200, kind)
+    model(tokens, cache=cache)
+    copied = copy.deepcopy(cache)
+    expected = model(tokens[:, :9], cache=cache)
+    assert (cache.length, copied.length) == (109, 100)
+    assert torch.equal(model(tokens[:, :9], cache=copied), expected)
+    freed = weakref.ref(cache)
+    gc.disable()
+    try:
+        del cache
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow

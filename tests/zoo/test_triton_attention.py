@@ -166,7 +166,7 @@ def test_skipped_tiles_change_nothing():
     results = []
     for enabled in (True, False):
         leaves = [x.detach().requires_grad_() for x in (call.q, call.k, call.v)]
-        with PLANNING.skipping(enabled):
+        with triton.skipping(enabled):
             out = prior_attention(*leaves, call.terms, causal=True, kernel="triton")
         results.append([out, *torch.autograd.grad(out.float().sin().sum(), [*leaves, *numbers], retain_graph=True)])
     for skipped, whole in zip(*results, strict=True):

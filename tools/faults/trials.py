@@ -272,9 +272,10 @@ def evaluate(*arguments: str) -> int:
 
 
 def results(out: Path) -> dict[str, object]:
-    """Tables of an evaluation, and the names of all its files."""
-    tables = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.csv")}
-    return tables | {"files": sorted(str(path.relative_to(out)) for path in out.rglob("*"))}
+    """Tables of an evaluation, and the names of all its files; temporary ones of a killed process stay for an hour."""
+    files = [path for path in out.rglob("*") if not path.name.startswith(".")]
+    tables = {str(path.relative_to(out)): path.read_bytes() for path in files if path.suffix == ".csv"}
+    return tables | {"files": sorted(str(path.relative_to(out)) for path in files)}
 
 
 def evaluations(server: Server, run: Path, kinds: Iterable[str], places: Iterable[int], folder: Path) -> Outcome:

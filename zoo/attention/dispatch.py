@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableSet
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -73,15 +72,13 @@ def choose_kernel(
 @contextmanager
 def skipping(enabled: bool) -> Iterator[Tally]:
     """Inside the context, whether kernels leave out keys of provably negligible weight (below 2^−24 of a row's sum in all).
-    They do by default. Yields a tally of the logits that calls on the CPU leave out."""
-    before, KERNELS["toeplitz"] = KERNELS["toeplitz"], replace(TOEPLITZ, skips=enabled)
+    They do by default. Yields a tally of the logits that calls on the CPU leave out. Other threads are not affected."""
     token = TALLY.set(tally := Tally())
     try:
-        with TRITON.skipping(enabled):
+        with triton.skipping(enabled):
             yield tally
     finally:
         TALLY.reset(token)
-        KERNELS["toeplitz"] = before
 
 
 def skipped_share(call: AttentionCall) -> float:

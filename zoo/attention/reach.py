@@ -27,7 +27,7 @@ from torch import Tensor
 from zoo.attention.base import AttentionCall, repeat_heads
 from zoo.slices import slices
 
-__all__ = ["TALLY", "Reach", "Tally", "find_reach"]
+__all__ = ["SKIPS", "TALLY", "Reach", "Tally", "find_reach"]
 
 LEFT_OUT = 2.0**-25  # of a row's sum, at most, on either side
 NEAR = (0, 1, 2, 3)  # distances of the keys whose logits are computed
@@ -43,7 +43,9 @@ class Tally:
     left_out: int = 0
 
 
-TALLY: ContextVar[Tally | None] = ContextVar("tally", default=None)  # of the innermost context `skipping`
+# Of the innermost context `skipping` of this thread or task.
+TALLY: ContextVar[Tally | None] = ContextVar("tally", default=None)
+SKIPS: ContextVar[bool] = ContextVar("skips", default=True)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from zoo.attention.base import (
     repeat_heads,
     single_documents,
 )
-from zoo.attention.reach import LEFT_OUT, TALLY, Reach, find_reach
+from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, Reach, find_reach
 from zoo.positions import document_starts
 
 __all__ = ["ToeplitzKernel"]
@@ -120,7 +120,7 @@ class ToeplitzKernel:
         self, call: AttentionCall, queries: Tensor, keys: Tensor, table: Tensor, scale: Tensor | None
     ) -> Reach | None:
         """The keys that blocks need, of a call whose prior decays so far that a tenth of the visible ones are not needed."""
-        if not self.may_skip(call):
+        if not (SKIPS.get() and self.may_skip(call)):
             return None
         if call.terms.q_lanes is None:  # then the table has to fall far enough
             fall = table.amax(1) - table.amin(1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from weakref import WeakSet
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +27,21 @@ class LayerCache(AttentionCache):
     """
 
     def __init__(self, owner: Cache) -> None:
-        self.owner = owner
+        self._owner = weakref.ref(owner)  # a cycle would keep keys and values until the garbage collector comes by
         self.carries: Tensor | None = None
         self._table: RelativeTable | None = None
+
+    @property
+    def owner(self) -> Any:
+        """The cache that this layer is of."""
+        return self._owner()
+
+    def __getstate__(self) -> dict[str, Any]:  # a copy of a cache has layers of its own
+        return self.__dict__ | {"_owner": self.owner}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._owner = weakref.ref(state["_owner"])
 
     @property
     def carry(self) -> Tensor | None:
@@ -155,7 +168,7 @@ class Cache:
         self.length = self.capacity = 0
         self.segments: Tensor | None = None
         self._within: Tensor | None = None
-        self._marks: WeakSet[Mark] = WeakSet()
+        self._marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 
     def reserve(self, tokens: int) -> None:
         """Make room for `tokens` more."""

@@ -30,7 +30,6 @@ class PagedLayer(LayerCache):
 
     def __init__(self, owner: PagedCache, bound: EvictionBound | None) -> None:
         super().__init__(owner)
-        self.owner: PagedCache = owner
         self.bound = bound
         self.store: PageStore | None = None
 

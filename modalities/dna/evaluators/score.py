@@ -33,8 +33,7 @@ from zoo.slices import slices
 
 __all__ = ["Score"]
 
-LEAST_PART = 1 << 18  # bases in a cell
-MOST_PARTS = 64  # cells of a file
+CELL_BASES = 1 << 18  # that the windows of a cell read, on one strand
 FEW_RECORDS = 20  # too few for a histogram
 
 
@@ -69,9 +68,12 @@ class Score(FileEvaluator):
 
     `bases` are those that count; `remainder` those at a record's end that make no k-mer; a k-mer with an unknown base does
     not count. `unknown` and `gc` are of the whole record as written. Records without a counted base are listed as NaN.
+
+    A cell is a run of windows, so a stopped measurement goes on inside a record.
     """
 
     name = "score"
+    version = 2
     summary = "log-likelihood and bits per base of every record of a FASTA (or 2bit, GenBank) file"
     scores = (Column("bits_per_base"),)
     settings_class = FileSettings
@@ -83,11 +85,10 @@ class Score(FileEvaluator):
 
     def cells(self, model: ZooModel) -> list[Cell]:
         genome, half = self.genome(), self.window(model) // 2
-        size = max(LEAST_PART, genome.bases // MOST_PARTS)
         times = 2 if strands_of(model, self.settings) == "both" else 1
         return [
             Cell(f"part={n}", times * sum(_cost(piece, half) for piece in part), {"pieces": part, "half": half})
-            for n, part in enumerate(_parts(genome, half, size))
+            for n, part in enumerate(_parts(genome, half, CELL_BASES))
         ]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:

@@ -26,6 +26,7 @@ from zoo.attention.base import (
     repeat_heads,
     traced_as_constant,
 )
+from zoo.attention.reach import SKIPS
 
 __all__ = ["TRITON", "TritonKernel", "skipped_share", "skipping"]
 
@@ -50,7 +51,6 @@ class TritonKernel:
     Attributes:
         least_keys: below this many keys the plan, which reads all queries and keys once, costs more than it saves.
         decode_queries: up to this many queries without gradients take the decoding kernel.
-        skips: whether tiles with provably negligible weight are skipped.
         capability: compute capability of the device of this name.
         interpreted: whether Triton's interpreter runs the kernels, on the CPU.
     """
@@ -60,21 +60,11 @@ class TritonKernel:
         *,
         least_keys: int = 1024,
         decode_queries: int = 8,
-        skips: bool = True,
         capability: Callable[[str], tuple[int, int]] = cuda_capability,
         interpreted: Callable[[], bool] = _interpreted,
     ) -> None:
-        self.least_keys, self.decode_queries, self.skips = least_keys, decode_queries, skips
+        self.least_keys, self.decode_queries = least_keys, decode_queries
         self.capability, self.interpreted = capability, interpreted
-
-    @contextmanager
-    def skipping(self, enabled: bool) -> Iterator[None]:
-        """Enable or disable skipping of tiles with provably negligible weight inside the context. Default: enabled."""
-        before, self.skips = self.skips, enabled
-        try:
-            yield
-        finally:
-            self.skips = before
 
     def refuses(self, call: AttentionCall) -> str | None:
         if not _installed():
@@ -120,12 +110,29 @@ class TritonKernel:
         if values is not None and table is not None and table.origin is not None:
             # Without gradients too: recomputation under activation checkpointing must give the same bits.
             values, jacobian = _centred(values, jacobian, table.center if call.causal else 0)
-        skip = self.skips and call.num_keys >= self.least_keys and _may_skip(call)
+        skip = _skips() and call.num_keys >= self.least_keys and _may_skip(call)
         return fused_attention(q, k, v, values, row_scale, segments, params, jacobian, *scalars, skip)[0]
 
 
 TRITON = TritonKernel()  # the one that `prior_attention(kernel="triton")` runs
-skipping = TRITON.skipping
+
+
+@contextmanager
+def skipping(enabled: bool) -> Iterator[None]:
+    """Enable or disable skipping of tiles with provably negligible weight inside the context. Default: enabled.
+
+    Other threads are not affected; what torch.compile traced keeps what held then.
+    """
+    token = SKIPS.set(enabled)
+    try:
+        yield
+    finally:
+        SKIPS.reset(token)
+
+
+@traced_as_constant
+def _skips() -> bool:
+    return SKIPS.get()
 
 
 def _centred(values: Tensor, jacobian: Tensor | None, first: int) -> tuple[Tensor, Tensor | None]:

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import torch
 
-__all__ = ["Meter", "device_memory", "device_name", "ran_out_of_memory"]
+__all__ = ["Meter", "device_memory", "device_name"]
 
 _STATM = "/proc/self/statm"
 _GROUP_LIMIT = "/sys/fs/cgroup/memory.max"
@@ -90,17 +90,6 @@ def device_memory(device: torch.device | str) -> int:
     with contextlib.suppress(OSError, ValueError):  # no control groups, or "max"
         found.append(int(Path(_GROUP_LIMIT).read_text()))
     return min(found)
-
-
-# How the allocators of torch and the C++ library name it, where they do not raise MemoryError or torch.OutOfMemoryError.
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
-
-
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is an allocator's."""
-    if isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY):
-        return True
-    return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def _resident_bytes() -> int:

@@ -44,7 +44,6 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 import typer
 
 from modalities.contract import find_modality, modality_names
-from modalities.cost import ran_out_of_memory
 from modalities.evaluation import CellValue, Evaluator, ModelResult
 from modalities.figures import overview_figure
 from modalities.files import write_table
@@ -54,6 +53,7 @@ from recipes.console import CellProgress
 from recipes.report import console, print_paired, print_plan, print_results, write_results
 from recipes.targets import Target, find_device, find_targets, modality_of, parse_overrides, seed_groups, target_name
 from zoo.cli import Import
+from zoo.errors import ran_out_of_memory
 from zoo.naming import nearest
 from zoo.outside import import_named
 

@@ -25,11 +25,11 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 import typer
 
 from modalities.contract import Writer, find_modality, modality_names
-from modalities.cost import ran_out_of_memory
 from recipes.commands import CommandError, call
 from recipes.console import facts_table
 from recipes.targets import Target, find_device, find_trained
 from zoo.cli import Import
+from zoo.errors import ran_out_of_memory
 from zoo.outside import import_named
 
 

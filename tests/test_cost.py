@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from modalities import cost
-from modalities.cost import device_memory, ran_out_of_memory
+from modalities.cost import device_memory
+from zoo.errors import ran_out_of_memory
 
 
 def test_memory_is_the_least_of_its_limits(tmp_path, monkeypatch):

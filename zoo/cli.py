@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from zoo.errors import from_outside, one_line
 from zoo.outside import import_named
 from zoo.pretrained import manifest
 from zoo.priors import Compose
@@ -33,10 +33,6 @@ Import = Annotated[
 
 # click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of its own
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
-# What comes from outside: values, files, connections, devices, memory. Anything else is a fault of ours.
-_OUTSIDE = (ValueError, OSError, ImportError, RuntimeError, MemoryError, EOFError)
-_LIBRARIES = ("safetensors", "pyarrow", "huggingface_hub", "httpx", "requests", "tokenizers", "deepspeed", "PIL")
-_NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc")
 
 
 def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> int:
@@ -64,8 +60,8 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
     except Exception as error:
         if "--verbose" in words:
             traceback.print_exc()
-        message = _one_line(error)
-        if not isinstance(error, _OUTSIDE) and not type(error).__module__.startswith(_LIBRARIES):
+        message = one_line(error)
+        if not from_outside(error):
             code, message = (
                 1,
                 f"{type(error).__name__}: {message}; this is a fault of priorzoo, and --verbose shows where",
@@ -95,15 +91,6 @@ def _verbose_option() -> Any:
     (option,) = (option for option in typer.main.get_command(app).params if "--verbose" in option.opts)
     option.expose_value = False
     return option
-
-
-def _one_line(error: Exception) -> str:
-    """What an error says, on a line of at most a thousand characters."""
-    if isinstance(error, MemoryError) or any(word in str(error).lower() for word in _NO_MEMORY):
-        asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
-        return f"out of memory{f' for {asked[1]}' if asked else ''}: lower lengths or batches, or use a smaller model"
-    text = " ".join(str(error).split()) if str(error).count("\n") > 5 else str(error).strip().replace("\n", "; ")
-    return text[:1000] or type(error).__name__
 
 
 @app.command("list")

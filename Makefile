@@ -9,7 +9,7 @@ MINUTES    ?= 0
 # Test processes, one thread each.
 JOBS       ?= 2
 
-.PHONY: setup demo test test-fast lint bench bench-gpu weights figures clean
+.PHONY: setup demo test test-fast lint bench bench-gpu weights figures far clean
 
 setup: $(VENV)/.ready
 
@@ -55,6 +55,10 @@ figures: setup  ## results, figures and cards, from the shipped weights
 	$(BIN)/python tools/train_zoo.py measure text
 	$(BIN)/python tools/train_zoo.py measure vision
 	$(BIN)/python tools/train_zoo.py measure dna
+
+FAR := ggd_ssmax ggd_goat_ssmax goat_ssmax alibi
+far: setup  ## facts in texts of up to 524,288 tokens, 2,048 times the training length
+	$(BIN)/python recipes/evaluate.py $(FAR:%=text_%_tiny.facts) far --lengths 8192,32768,131072,524288 --exact 32768 --out benchmarks/far
 
 clean:
 	rm -rf $(VENV) runs results

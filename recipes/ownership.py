@@ -152,6 +152,8 @@ class _Claim:
 
     def __init__(self, plan: Plan, run_dir: str | None, resume: str | None):
         self.checkpoint: Path | None = None
+        if resume == "":  # an unset variable of a shell
+            raise ConfigError("--resume is empty; expected 'auto', a run folder or one of its complete checkpoints")
         name, wanted = plan.recipe.name, Path(resume) if resume and resume != "auto" else None
         if wanted:
             folder = wanted if (wanted / "recipe.json").exists() else wanted.parent.parent

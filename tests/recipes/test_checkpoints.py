@@ -246,9 +246,9 @@ def test_the_newest_run_is_that_of_the_greatest_number(whole, tmp_path, monkeypa
 def test_a_live_run_is_not_continued(copy, monkeypatch, capsys):
     lock = RunLock(copy)
     try:
-        for resume in ("auto", str(copy)):
+        for resume, told in (("auto", "in use"), (str(copy), "in use"), ("", "--resume is empty")):
             assert main([*SMALL, "--run-dir", str(copy), "--resume", resume]) == 2
-            assert "in use" in capsys.readouterr().err
+            assert told in capsys.readouterr().err
         assert verify.main([str(copy)]) == 0 and "trains here" in capsys.readouterr().out
     finally:
         lock.release()

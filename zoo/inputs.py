@@ -1,4 +1,4 @@
-"""What is read of files that someone else may have written: JSON, and tensors. Whatever is wrong is a ValueError of one line."""
+"""What is read of files that someone else may have written: JSON and tensors. What is wrong is a ValueError of one line."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-__all__ = ["LARGEST_JSON", "parse_json", "read_json", "read_object", "read_tensors"]
+__all__ = ["LARGEST_JSON", "check_finite", "parse_json", "read_json", "read_object", "read_tensors"]
 
 LARGEST_JSON = 1 << 26  # bytes; in memory it takes about ten times as many
 
@@ -66,10 +67,15 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         tensors = load_file(path)
     except (SafetensorError, RecursionError) as error:
         raise ValueError(f"{path} is no safetensors file, or is damaged: {error}") from error
-    for name, tensor in tensors.items():
-        if not _finite(tensor):
-            raise ValueError(f"{path}: the tensor {name!r} has values that are not finite (NaN or infinity)")
+    check_finite(tensors, path)
     return tensors
+
+
+def check_finite(tensors: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """ValueError for a tensor of a file that has a NaN or an infinity."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and not _finite(tensor):
+            raise ValueError(f"{path}: the tensor {name!r} has values that are not finite (NaN or infinity)")
 
 
 def _finite(tensor: Tensor) -> bool:

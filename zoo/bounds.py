@@ -23,8 +23,9 @@ from dataclasses import field, fields
 from functools import cache
 from typing import Any
 
-__all__ = ["LONGEST_CONTEXT", "MOST_PARAMETERS", "bounded", "check_fields", "check_parameters"]
+__all__ = ["LARGEST_SEED", "LONGEST_CONTEXT", "MOST_PARAMETERS", "bounded", "check_fields", "check_parameters"]
 
+LARGEST_SEED = 2**63 - 1
 LONGEST_CONTEXT = 2**24  # tokens, or patches, of a training sample
 MOST_PARAMETERS = 2**40  # of a model
 

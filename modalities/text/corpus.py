@@ -109,7 +109,7 @@ def _array(path: Path) -> np.ndarray:
     tokens = path.name == "tokens.npy"
     try:
         found = np.load(path, mmap_mode="r" if tokens else None, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # numpy's parser of headers can raise nearly anything
         raise ValueError(f"{path}: damaged ({error}); delete {path.parent}") from error
     kinds = ("uint16", "uint32") if tokens else ("int64",)
     if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.name not in kinds:

@@ -39,10 +39,9 @@ def read_json(path: str | os.PathLike[str], *, most: int = LARGEST_JSON) -> Any:
         OSError: where it cannot be opened.
     """
     with open(path, "rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"{path}: {os.path.getsize(path):,} bytes of JSON; at most {most:,} are read")
-    return parse_json(data, str(path))
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise ValueError(f"{path}: {size:,} bytes of JSON; at most {most:,} are read")
+        return parse_json(file.read(), str(path))
 
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:

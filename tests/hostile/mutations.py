@@ -89,7 +89,7 @@ def damaged_json(data: bytes, seed: str) -> bytes:
             if rng.random() < 0.2 and isinstance(place, dict):
                 place[rng.choice(("x", key))] = place.pop(key)
             else:
-                place[key] = rng.choice(VALUES)
+                place[key] = copy.deepcopy(rng.choice(VALUES))
             break
     return json.dumps(tree).encode()
 

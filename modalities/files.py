@@ -48,7 +48,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         try:
-            with gzip.GzipFile(fileobj=raw) if zipped else raw as stream:
+            stream: Any = gzip.GzipFile(fileobj=raw) if zipped else raw
+            with stream:
                 yield stream
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path}: the gzip file is truncated or damaged ({error})") from error

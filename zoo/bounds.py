@@ -45,7 +45,7 @@ def check_fields(config: Any, prefix: str = "") -> None:
     Raises:
         ValueError: for the first field that is something else; it says what is expected.
     """
-    hints = _hints(type(config))
+    hints = _hints(config.__class__)
     for one in fields(config):
         value, bounds = getattr(config, one.name), one.metadata.get("bounds", (-math.inf, math.inf))
         if not _fits(value, hints[one.name], bounds):

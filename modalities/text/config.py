@@ -22,7 +22,7 @@ class TextDataConfig:
     facts_weight: what each token of an answer counts in the loss; every other token counts 1. A few targets in a row of
         hundreds are too few for a small model to learn copying from within a small budget.
     copies_fraction: the share of training rows in which a stretch of text comes again.
-    cache_dir: keep tokenised corpora there; None keeps them in memory.
+    cache_dir: keep tokenised corpora there; None keeps small ones in memory and others in <data folder>/cache/text.
     heldout_source: where the held-out split comes from, when not from `source` (a dataset's own validation split).
         All of it is then held out.
     heldout_limit: documents taken for the held-out split of a stream.

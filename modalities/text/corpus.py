@@ -32,9 +32,10 @@ from zoo.inputs import parse_json
 _FORMAT = 1  # raise when the files or the rules of splitting and tokenising change
 _BAR_FROM_BYTES = 16 * 2**20  # a smaller corpus takes a second or two and needs no bar
 _IN_MEMORY = 1 << 25  # tokens
-_PART = 1 << 20  # characters of a document that are tokenised at once; BPE takes 170 bytes for each
-_BATCH = (256, 1 << 21)  # documents or parts, and characters, at a time
+_PART = 1 << 18  # characters of a document that are tokenised at once
+_BATCH = (256, 1 << 20)  # documents or parts, and characters, at a time
 _BETWEEN_LETTERS = re.compile(r"[^\W\d_] (?=[^\W\d_])")
+_LINE = re.compile(r"\n(?=[^\W\d_])")
 _HEADER = 128  # bytes before the numbers of a one-dimensional .npy
 
 
@@ -258,7 +259,7 @@ def _batches(parts: Iterable[tuple[int, str, int]]) -> Iterator[list[tuple[int, 
 def _parts(document: Document, tokenizer: Tokenizer, space: str | None) -> Iterator[tuple[str, int]]:
     """A long document in parts, and the bytes of text that each stands for.
 
-    A part that has no space between letters ends where it is full.
+    A part that has no space between letters, as in Chinese, ends with a line, or else where it is full.
     """
     if space is None:
         if isinstance(document, LongDocument):
@@ -274,12 +275,22 @@ def _parts(document: Document, tokenizer: Tokenizer, space: str | None) -> Itera
         while len(held) > _PART:
             tail = max(0, _PART - 4096)
             found = [*_BETWEEN_LETTERS.finditer(held, tail, _PART)] or [*_BETWEEN_LETTERS.finditer(held, 0, _PART)]
-            at = found[-1].end() - 1 if found else _PART
+            at = found[-1].end() - 1 if found else _line_end(held, tokenizer)
             upto = at if not found or space else at + 1
             yield held[:at], tokenizer.count_bytes(held[:upto])
             held = held[upto:]
     if held:
         yield held, tokenizer.count_bytes(held)
+
+
+def _line_end(held: str, tokenizer: Tokenizer) -> int:
+    """Where a part without spaces ends: behind the last of a few lines around which its parts have the tokens of the whole."""
+    for line in [*_LINE.finditer(held, 0, _PART)][-8:][::-1]:
+        left, right = held[max(0, line.end() - 256) : line.end()], held[line.end() : line.end() + 256]
+        whole = tokenizer.encode(left + right).tolist()
+        if [*tokenizer.encode(left).tolist(), *tokenizer.encode(right).tolist()] == whole:
+            return line.end()
+    return _PART
 
 
 def _space(tokenizer: Tokenizer) -> str | None:

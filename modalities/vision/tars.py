@@ -44,8 +44,6 @@ class _Header(tarfile.TarInfo):
         most = _LARGEST_EXTENSION if header.type in _EXTENSIONS else LARGEST_MEMBER
         if not 0 <= header.size <= most:
             raise tarfile.ReadError(f"{header.name[:80]!r} has {header.size:,} bytes; expected 0 to {most:,}")
-        if header.type == tarfile.GNUTYPE_SPARSE:
-            raise tarfile.ReadError(f"{header.name[:80]!r} is a sparse file; archive it without holes")
         return header
 
 

@@ -61,6 +61,7 @@ def test_a_long_text_streams_to_disk(tmp_path, monkeypatch):
 def test_parts_of_a_text_have_its_tokens(spec, monkeypatch):
     tokenizer = load_tokenizer(spec)
     documents = list(open_source())[:6]
+    documents.append(sources.Document("lines", "".join(f"没有空格的句子{n}。\n然后" for n in range(200))))
     whole = corpora.corpus_of(documents, tokenizer)
     monkeypatch.setattr(corpora, "_PART", 500)
     parts = corpora.corpus_of(documents, tokenizer)

@@ -30,6 +30,7 @@ from modalities.files import file_safe, write_table
 from modalities.heldout import Heldout
 from modalities.paired import Observed, paired_rows, scores_by_unit
 from modalities.results import LENGTH, Axis, CellValue, ModelResult, Score, mean_of_rows
+from zoo.bounds import LARGEST_SEED
 from zoo.naming import did_you_mean
 
 __all__ = [
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 # ------------------------------------------------------------------------------------------------ settings
+
+MOST = 2**27  # tokens, samples, pixels of a side, or whatever else a whole number of settings counts
 
 
 def option(default: Any, help: str, *, parse: Callable[[str], Any] | None = None) -> Any:
@@ -89,6 +92,11 @@ class Settings:
     batch_tokens: int = option(16384, "most tokens in one forward pass")
 
     def __post_init__(self) -> None:
+        for one in dataclasses.fields(self):
+            value, most = getattr(self, one.name), LARGEST_SEED if one.name == "seed" else MOST
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int) and number > most:
+                    raise ValueError(f"{one.name} {number:,}: expected at most {most:,}")
         for name in ("samples", "batch_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -1,22 +1,24 @@
-"""The data folder, and folders and tables that appear whole (files: `zoo.files`)."""
+"""The data folder, files that may be compressed, and folders and tables that appear whole (files: `zoo.files`)."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import os
 import shlex
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from platformdirs import user_data_path
 
 from zoo.files import remove_abandoned, replacing
 
-__all__ = ["data_folder", "fetch_command", "file_safe", "new_folder", "write_table"]
+__all__ = ["data_folder", "fetch_command", "file_safe", "new_folder", "opened", "write_table"]
 
 _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
 
@@ -33,6 +35,24 @@ def fetch_command(arguments: str) -> str:
     """How error messages name the command that fetches data. The wheel has no `tools`, and another data folder."""
     place = "" if _CHECKOUT else f" --data {shlex.quote(str(data_folder().absolute()))}"
     return f"in a checkout of priorzoo: `python tools/fetch_data.py {arguments}{place}`"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, decompressed where they begin as gzip does.
+
+    Raises:
+        ValueError: where the block meets the end of a gzip stream that is cut short, or damage in it.
+    """
+    with open(path, "rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        try:
+            stream: Any = gzip.GzipFile(fileobj=raw) if zipped else raw
+            with stream:
+                yield stream
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path}: the gzip file is truncated or damaged ({error})") from error
 
 
 @contextmanager

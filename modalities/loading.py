@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 __all__ = [
+    "MOST_WORKERS",
     "FirstBatches",
     "IndexedLoader",
     "RowBatches",
@@ -39,6 +40,7 @@ __all__ = [
 Row = dict[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
 Events = list[Any]  # conversions, skips and replacements of samples, for the loader's report
+MOST_WORKERS = 1024  # processes that fetch for one rank
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROUNDS = 4
 

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
@@ -21,6 +20,7 @@ from typing import Any
 
 from recipes.config import ConfigError
 from zoo.files import find_damage, sync, write_text
+from zoo.inputs import read_object
 
 __all__ = ["checkpoint_facts", "checkpoint_step", "complete_checkpoints", "damage", "data_only", "set_aside", "tidy"]
 
@@ -32,12 +32,11 @@ FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's: no torch.load runs code, wha
 def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
     """What complete.json says; None where it is not there or cannot be read."""
     try:
-        facts = json.loads((folder / COMPLETE).read_text())
-    except (OSError, ValueError, RecursionError):
+        facts = read_object(folder / COMPLETE)
+    except (OSError, ValueError):
         return None
     known = {"step": int, "world": int, "zero_stage": int, "precision": str}
-    whole = isinstance(facts, dict) and all(type(facts.get(name)) is kind for name, kind in known.items())
-    return facts if whole else None
+    return facts if all(type(facts.get(name)) is kind for name, kind in known.items()) else None
 
 
 def complete_checkpoints(root: Path) -> list[Path]:

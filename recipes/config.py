@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import typing
 from collections.abc import Callable, Sequence
@@ -16,8 +15,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from zoo.bounds import LARGEST_SEED, bounded, check_fields
+from zoo.inputs import parse_json, read_json
 from zoo.naming import did_you_mean, nearest
 from zoo.registry import model_entry
+
+MOST_SAMPLES = 2**22  # of a step, over all ranks
 
 
 class ConfigError(ValueError):
@@ -42,33 +45,33 @@ class Optim:
     name: str = "adamw"  # or radam; or muon, of the layers' matrices, beside AdamW for all else
     lr: float = 2e-3
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1  # on matrices only; see engine.parameter_groups
+    eps: float = bounded(1e-8, 0, 1)
+    weight_decay: float = bounded(0.1, 0, math.inf)  # on matrices only; see engine.parameter_groups
     prior_lr_scale: float = 1.0  # learning rate of the priors' parameters and SSMax's s, as a multiple of lr
     # The same of single parameters by the end of their names, {"theta_beta": 5}, in place of prior_lr_scale.
     lr_scales: dict[str, float] = field(default_factory=dict)
     muon_lr_scale: float = 5.0  # learning rate of the matrices that muon trains, as a multiple of lr
     schedule: str = "cosine"
-    warmup: int = 50  # steps
-    floor: float = 0.1  # of lr, reached at the last step
+    warmup: int = bounded(50, 0, 2**40)  # steps
+    floor: float = bounded(0.1, 0, 1)  # of lr, reached at the last step
 
 
 @dataclass
 class Train:
     """The loop. `batch` is the whole batch in samples: micro_batch × accumulation × number of ranks."""
 
-    steps: int = 800
-    batch: int = 32
-    micro_batch: int | None = None  # samples per rank and forward; derived where it is None
-    accumulation: int | None = None  # forwards per step; derived where it is None
+    steps: int = bounded(800, 1, 2**40)
+    batch: int = bounded(32, 1, MOST_SAMPLES)
+    micro_batch: int | None = bounded(None, 1, MOST_SAMPLES)  # samples per rank and forward; derived where it is None
+    accumulation: int | None = bounded(None, 1, MOST_SAMPLES)  # forwards per step; derived where it is None
     precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA; fp16 has a dynamic loss scale
     zero_stage: int = 0  # in bf16 and fp16 a 0 that --set or a DeepSpeed file does not ask for becomes 1
-    clip: float = 1.0  # gradient norm; 0 switches clipping off
+    clip: float = bounded(1.0, 0, math.inf)  # gradient norm; 0 switches clipping off
     ema: float = 0.0  # decay of a moving average of the weights, which is then evaluated and exported; 0: none
-    seed: int = 0
-    log_every: int = 10
-    save_every: int = 200
-    keep: int = 2  # checkpoints left on disk
+    seed: int = bounded(0, -LARGEST_SEED, LARGEST_SEED)
+    log_every: int = bounded(10, 1, 2**40)
+    save_every: int = bounded(200, 0, 2**40)  # steps; 0: at the end only
+    keep: int = bounded(2, 1, 2**20)  # checkpoints left on disk
     tensorboard: bool = False
 
 
@@ -81,8 +84,8 @@ class Evaluate:
         settings and "every": {"passkey": 200}, {"passkey": {"every": 200, "lengths": [128, 512], "samples": 1}}.
     """
 
-    every: int = 100
-    samples: int = 128
+    every: int = bounded(100, 0, 2**40)
+    samples: int = bounded(128, 1, 2**40)
     during: dict[str, Any] = field(default_factory=dict)
 
 
@@ -191,8 +194,8 @@ def set_nested(tree: dict[str, Any], path: Sequence[str], value: Any, setting: s
 def parse_value(text: str) -> Any:
     """JSON, or a bare word: none, true, false or a string."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return parse_json(text, "the value")
+    except ValueError:
         return {"none": None, "true": True, "false": False}.get(text.strip().lower(), text)
 
 
@@ -264,29 +267,30 @@ _CHOICES = {
     "optim.name": ("adamw", "radam", "muon"),
     "optim.schedule": ("cosine", "constant"),
 }
+
+
+def _are_multiples(scales: dict[str, Any]) -> bool:
+    return all(isinstance(scale, int | float) and 0 < scale < math.inf for scale in scales.values())
+
+
 _LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "train.steps": (lambda steps: steps >= 1, "at least 1"),
     "train.zero_stage": (lambda stage: stage in (0, 1, 2, 3), "0, 1, 2 or 3"),
-    "train.clip": (lambda norm: norm >= 0, "a norm, or 0 for none"),
     "train.ema": (lambda decay: 0 <= decay < 1, "a decay in [0, 1), or 0 for none"),
-    "train.log_every": (lambda steps: steps >= 1, "at least 1"),
-    "train.save_every": (lambda steps: steps >= 0, "a number of steps, or 0 for the end only"),
-    "train.keep": (lambda count: count >= 1, "at least 1"),
-    "evaluate.every": (lambda steps: steps >= 0, "a number of steps, or 0 for never"),
-    "evaluate.samples": (lambda count: count >= 1, "at least 1"),
     "optim.muon_lr_scale": (lambda scale: 0 < scale < math.inf, "a positive number"),
     "optim.lr": (lambda rate: 0 < rate < math.inf, "a positive number"),
-    "optim.warmup": (lambda steps: steps >= 0, "a number of steps"),
-    "optim.floor": (lambda share: 0 <= share <= 1, "a fraction of lr between 0 and 1"),
     "optim.prior_lr_scale": (lambda scale: scale > 0, "more than 0"),
-    "optim.lr_scales": (lambda scales: all(scale > 0 for scale in scales.values()), "multiples above 0"),
-    "optim.weight_decay": (lambda decay: decay >= 0, "0 or more"),
+    "optim.lr_scales": (_are_multiples, "multiples above 0"),
     "optim.betas": (lambda betas: all(0 <= b < 1 for b in betas), "two numbers in [0, 1)"),
 }
 
 
 def check_values(recipe: Recipe) -> None:
     """ConfigError for a value that can never be right, whatever the machine."""
+    for section in ("optim", "train", "evaluate"):
+        try:
+            check_fields(getattr(recipe, section), f"{section}.")
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
     for name, choices in _CHOICES.items():
         if (value := attrgetter(name)(recipe)) not in choices:
             raise ConfigError(f"{name}={value!r}: {nearest(str(value), choices)}")
@@ -362,9 +366,8 @@ SHARED = {
 def load_deepspeed_json(path: str) -> dict[str, Any]:
     """Read a user's DeepSpeed file. ConfigError: unreadable, or not an object."""
     try:
-        with open(path, encoding="utf-8") as file:
-            user_config = json.load(file)
-    except (OSError, json.JSONDecodeError) as error:
+        user_config = read_json(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--deepspeed_config {path}: {error}") from None
     if not isinstance(user_config, dict):
         raise ConfigError(f"--deepspeed_config {path}: expected a JSON object, got {type(user_config).__name__}")

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recipes.config import ConfigError
+from zoo.inputs import read_tensors
 
 
 class WeightAverage:
@@ -57,7 +58,7 @@ class WeightAverage:
         """The average as `save` left it after `steps` steps."""
         if not (folder / self.FILE).is_file():
             raise ConfigError(f"{folder} was written without train.ema: resume with --set train.ema=0, or start anew")
-        stored = load_file(folder / self.FILE)
+        stored = read_tensors(folder / self.FILE)
         for name, value in self.average.items():
             value.copy_(stored[name])
         self.steps = steps

@@ -24,12 +24,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from modalities.contract import find_modality
 from recipes.checkpoints import checkpoint_step, complete_checkpoints, damage, say, set_aside, tidy
 from recipes.config import ConfigError, Plan
 from zoo.files import write_json, write_text
+from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.pretrained import resolve_tag, verified_file
 from zoo.prior_plot import save_figure
@@ -230,11 +229,11 @@ def stored_recipe(run_dir: str | Path) -> dict[str, Any]:
     """recipe.json of a run folder. ConfigError where it cannot be read, or is none."""
     path = Path(run_dir) / "recipe.json"
     try:
-        recipe = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        recipe = read_object(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    if not isinstance(recipe, dict) or not isinstance(recipe.get("modality"), str):
-        raise ConfigError(f"{path} is no recipe: expected an object with a modality")
+    if not isinstance(recipe.get("modality"), str):
+        raise ConfigError(f"{path} is no recipe: it names no modality")
     return recipe
 
 
@@ -257,7 +256,7 @@ def load_weights(model: ZooModel, source: str) -> None:
             folder = path if (path / "config.json").exists() else model_folder(path)
             state = type(model).from_pretrained(folder).state_dict()
         elif "." in source and "/" not in source:
-            state = load_file(verified_file(resolve_tag(source)))
+            state = read_tensors(verified_file(resolve_tag(source)))
         else:
             raise ValueError(
                 "expected a run folder, a save_pretrained folder, newest:RECIPE, or a model with weights such as "

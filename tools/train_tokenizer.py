@@ -55,7 +55,7 @@ def train(texts: Iterator[str], entries: int) -> str:
 def training_texts(sources: Sequence[str]) -> Iterator[str]:
     """The texts of the sources' training documents; held-out ones do not shape the vocabulary."""
     for source in sources:
-        yield from (d.text for d in open_source(source) if document_split(d) == "train")
+        yield from (p for d in open_source(source) if document_split(d) == "train" for p in d.pieces())
 
 
 @app.command()

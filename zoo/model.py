@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zoo.encodings import Rotary2d
 from zoo.files import file_digests, find_damage, replacing_path, write_json
+from zoo.inputs import read_object, read_tensors
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 
@@ -27,10 +29,9 @@ def saved_model_damage(folder: Path) -> str | None:
     if not (folder / MANIFEST).is_file():
         return None
     try:
-        written = json.loads((folder / MANIFEST).read_text())
-    except (ValueError, RecursionError) as error:
-        return f"{MANIFEST} cannot be read: {error}"
-    return find_damage(folder, written) if isinstance(written, dict) else f"{MANIFEST} has no digests"
+        return find_damage(folder, read_object(folder / MANIFEST))
+    except ValueError as error:
+        return str(error)
 
 
 class ZooModel(nn.Module):
@@ -117,8 +118,8 @@ class ZooModel(nn.Module):
 
         Raises:
             FileNotFoundError: when the folder lacks one of its two files.
-            ValueError: for files that are not as they were written, a config with entries this version does not know, or
-                weights that do not fit it.
+            ValueError: for files that are not as they were written, a config with entries this version does not know or values
+                it cannot have, damaged weights, weights that are not finite, or weights that do not fit it.
         """
         folder = Path(folder)
         missing = [name for name in SAVED if not (folder / name).is_file()]
@@ -126,18 +127,34 @@ class ZooModel(nn.Module):
             raise FileNotFoundError(f"{folder} is not a saved model: it lacks {' and '.join(missing)}")
         if wrong := saved_model_damage(folder):
             raise ValueError(f"{folder}: {wrong}. Where that was meant, delete {MANIFEST}")
-        config = json.loads((folder / "config.json").read_text()) | overrides
+        config = read_object(folder / "config.json") | overrides
         modality = config.pop("modality", cls.modality)  # of no model saved before version 0.5
         if modality != cls.modality:
             raise ValueError(f"{folder} holds a model of {modality!r}; {cls.__name__} loads those of {cls.modality!r}")
-        names = tuple(config.pop("class_names", ()))
+        names = config.pop("class_names", ())
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{folder / 'config.json'}: class_names={names!r:.80}: expected a list of names")
         unknown = sorted(set(config) - {f.name for f in fields(cls.config_class)})
         if unknown:
             raise ValueError(f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}")
-        model = cls(cls.config_class(**config))
+        made, tensors = cls.config_class(**config), read_tensors(folder / "model.safetensors")
         try:
-            model.load_state_dict(load_file(folder / "model.safetensors"))
+            # Shapes first, which take no memory: a configuration may ask for any amount of it.
+            with (
+                suppress(NotImplementedError),
+                torch.device("meta"),
+            ):  # of priors from elsewhere that read their numbers
+                _check_shapes(cls(made).state_dict(), tensors)
+            model = cls(made)
+            model.load_state_dict(tensors)
         except RuntimeError as error:
             raise ValueError(f"the weights in {folder} do not fit its config.json: {error}") from error
-        model.class_names = names
+        model.class_names = tuple(names)
         return model
+
+
+def _check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    for name in sorted(expected.keys() | found.keys()):
+        ours, theirs = (tuple(tensors[name].shape) if name in tensors else None for tensors in (expected, found))
+        if ours != theirs:
+            raise RuntimeError(f"{name!r} has shape {theirs}, expected {ours} (None: it is not there)")

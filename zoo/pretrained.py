@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
+from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 
@@ -27,7 +25,7 @@ def manifest(folder: Path | None = None) -> dict[str, dict[str, Any]]:
 @cache
 def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / "manifest.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_object(path) if path.exists() else {}
 
 
 def list_weights(folder: Path | None = None) -> list[str]:
@@ -84,9 +82,10 @@ def load_pretrained(model: ZooModel, name: str, folder: Path | None = None) -> Z
     """Load the weights of a tagged name into `model`, strictly, and the names of its classes.
 
     Raises:
-        ValueError: for a damaged file, or weights that do not match the model (for example after an override).
+        ValueError: for a damaged file, or weights that are not finite or do not match the model (for example after an
+            override).
     """
-    state = load_file(verified_file(name, folder))
+    state = read_tensors(verified_file(name, folder))
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

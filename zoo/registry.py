@@ -8,7 +8,6 @@ packages through the entry-point group `priorzoo.modalities`.
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo import pretrained as weights
+from zoo.inputs import read_object
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean, nearest
 
@@ -257,11 +257,11 @@ def saved_modality(folder: str | os.PathLike[str]) -> str | None:
     One written before version 0.5 names none, but its entries are those of one modality's configuration.
     """
     try:
-        found = json.loads((Path(folder) / "config.json").read_text())
+        found = read_object(Path(folder) / "config.json")
     except (OSError, ValueError):
         return None
     if "modality" in found:
-        return found["modality"]
+        return found["modality"] if isinstance(found["modality"], str) else None
     for name in SHIPPED:
         try:
             config_class = load_modality(name).model.config_class

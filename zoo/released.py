@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
+from zoo.inputs import check_finite, read_tensors
 from zoo.layers import Attention, LogitOptions
 from zoo.naming import did_you_mean
 from zoo.priors import Compose, KeyBias, Prior, Spectral
@@ -99,20 +98,18 @@ def read_released(path: str | os.PathLike[str]) -> tuple[Tensors, dict[str, Any]
 
     Raises:
         OSError: where it cannot be opened.
-        ValueError: where it cannot be read, or only by running code that it names.
+        ValueError: where it cannot be read, or only by running code that it names, and for values that are not finite.
     """
     path = Path(path)
-    with open(path, "rb"):  # the libraries have errors of their own for what cannot be opened
-        pass
     if path.suffix == ".safetensors":
-        try:
-            return Tensors(load_file(path), str(path)), {}
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file: {error}") from error
+        return Tensors(read_tensors(path), str(path)), {}
+    with open(path, "rb"):  # torch has errors of its own for what cannot be opened
+        pass
     found = _read_torch(path)
     if not isinstance(found, Mapping):
         raise ValueError(f"{path} holds a {type(found).__name__}, expected tensors by name")
     inner = next((found[key] for key in ("model", "state_dict") if isinstance(found.get(key), Mapping)), None)
+    check_finite(found if inner is None else inner, path)
     if inner is None:
         return Tensors(found, str(path)), {}
     config = found.get("config", {})

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modalities.decoder.generation import generate
 from zoo.attention.base import Kernel, single_documents
+from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
 from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
 from zoo.layers import Attention, Block, GeluMLP, LogitOptions, SSMax, SwiGLU, init_linear, share_prior
 from zoo.methods import (
@@ -60,14 +61,18 @@ class DecoderConfig:
         activation_checkpointing: recompute each block in the backward pass.
         lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it (see `Attention`).
         logit_options: temperature, prior_scale, prior_gate, see `LogitOptions`.
+
+    Raises:
+        ValueError: for a field of another type, outside its bounds, or one that with the others asks for more than
+            `MOST_PARAMETERS`.
     """
 
-    vocab_size: int = 264
-    dim: int = 128
-    num_layers: int = 4
-    num_heads: int = 4
-    num_kv_heads: int | None = None
-    hidden_dim: int = 344
+    vocab_size: int = bounded(264, 1, 2**24)
+    dim: int = bounded(128, 1, 2**17)
+    num_layers: int = bounded(4, 1, 1024)
+    num_heads: int = bounded(4, 1, 2**12)
+    num_kv_heads: int | None = bounded(None, 1, 2**12)
+    hidden_dim: int = bounded(344, 1, 2**20)
     style: str = "llama"
     position: str | list[str] = "ggd"
     position_options: dict[str, Any] = field(default_factory=dict)
@@ -75,12 +80,19 @@ class DecoderConfig:
     scale_prior: bool = True
     ssmax_start: float | None = None
     share_prior: bool = False
-    train_context: int = 128
+    train_context: int = bounded(128, 1, LONGEST_CONTEXT)
     tied: bool = True
     tokenizer: str = "bytes"
     activation_checkpointing: bool = False
     lanes: str = "inside"
     logit_options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.style not in STYLES:
+            raise ValueError(f"style={self.style!r}: {nearest(self.style, STYLES)}")
+        matrices = 4 * self.dim + 3 * self.hidden_dim  # of a layer, in columns
+        check_parameters(self.dim * (self.vocab_size + self.num_layers * matrices))
 
 
 class Decoder(ZooModel):
@@ -94,8 +106,6 @@ class Decoder(ZooModel):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        if config.style not in STYLES:
-            raise ValueError(f"style={config.style!r}: {nearest(config.style, STYLES)}")
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         methods = layer_methods(config.position, config.position_options, config.num_layers)

@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from modalities.decoder.tokenizer_files import check_tokenizer_file, no_panic
+
 __all__ = ["fingerprint_of_tokenizer", "open_tokenizer", "opened", "spells", "start_id"]
 
 _T = TypeVar("_T")
@@ -32,7 +34,8 @@ def opened(name: str, what: str, load: Callable[[Any], _T]) -> _T:
     logging.set_verbosity_error()  # what is wrong is an error here, in one line
     logging.disable_progress_bar()
     try:
-        return load(transformers)
+        with no_panic(f"hf:{name}"):
+            return load(transformers)
     except (OSError, ValueError, KeyError, ImportError) as error:
         if "trust_remote_code" in str(error) or "custom code" in str(error):
             raise ValueError(f"hf:{name}: its {what} is code of its own, which is never run") from error
@@ -47,6 +50,8 @@ def opened(name: str, what: str, load: Callable[[Any], _T]) -> _T:
 @lru_cache(maxsize=8)
 def open_tokenizer(name: str) -> Any:
     """The tokenizer of a folder or repository; the same object for the same name. Errors as in `opened`."""
+    if (file := Path(name) / "tokenizer.json").is_file():
+        check_tokenizer_file(file)
     return opened(name, "tokenizer", lambda t: t.AutoTokenizer.from_pretrained(name, trust_remote_code=False))
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from modalities.loading import MOST_WORKERS
+from zoo.bounds import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
+
 __all__ = ["DEFAULT_SOURCE", "DnaDataConfig"]
 
 DEFAULT_SOURCE = "yeast-chr01"  # ships with the package
@@ -26,21 +29,13 @@ class DnaDataConfig:
     source: str = DEFAULT_SOURCE
     split: str | None = None
     tokenizer: str = "bases"
-    context: int = 256
-    seed: int = 0
-    reverse_complement: float = 0.5
-    soft_mask_weight: float = 1.0
-    max_unknown: float = 0.1
+    context: int = bounded(256, 1, LONGEST_CONTEXT)
+    seed: int = bounded(0, 0, LARGEST_SEED)
+    reverse_complement: float = bounded(0.5, 0, 1)
+    soft_mask_weight: float = bounded(1.0, 0, math.inf)
+    max_unknown: float = bounded(0.1, 0, 1)
     cache_dir: str | None = None
-    num_workers: int = 0
+    num_workers: int = bounded(0, 0, MOST_WORKERS)
 
     def __post_init__(self) -> None:
-        if self.context < 1:
-            raise ValueError(f"context {self.context} must be at least 1")
-        for name in ("reverse_complement", "max_unknown"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} {getattr(self, name)} is outside 0..1")
-        if not 0 <= self.soft_mask_weight < math.inf:
-            raise ValueError(f"soft_mask_weight {self.soft_mask_weight} must be 0 or more, and finite")
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers {self.num_workers} is negative")
+        check_fields(self)

@@ -1,6 +1,6 @@
 """DNA data: a config to a resumable loader of batches, a source to its held-out part.
 
-    sources.py     spec → files and split            genome.py, formats.py  files → contigs with random access
+    sources.py     spec → files and split            genome.py, formats.py, twobit.py  files → contigs
     bases.py       letters ↔ codes                   splits.py              regions for training and held out
     tokenizers.py  codes → ids                       windows.py             rows of a genome, their order
 

@@ -3,9 +3,9 @@
 `read_codes(path)` yields `Start(name, place)` and after it the sequence in pieces of at most a few million letters, a
 byte each as `bases.LETTERS` translates it: code | SOFT, with AMBIGUITY and URACIL kept apart for the caller to count.
 
-Biopython parses 2bit and GenBank. Its FASTA parser is not used: it reads a record at a time as text, for a human chromosome
-three times its 250 million letters in memory, joins lines in Python, and drops the line numbers that errors name. The one
-below translates a megabyte at a time in C.
+Biopython parses GenBank. Its FASTA parser is not used: it reads a record at a time as text, for a human chromosome three
+times its 250 million letters in memory, joins lines in Python, and drops the line numbers that errors name. The one below
+translates a megabyte at a time in C. Nor is its reader of 2bit: see twobit.py.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from modalities.dna.bases import LETTERS, NOT_A_BASE, invalid_letter
+from modalities.dna.twobit import SIGNATURES, TwoBit
 
 __all__ = ["SUFFIXES", "Start", "is_sequence_file", "read_codes"]
 
 _WHITE = b"\r\n \t"
 _CHUNK = 1 << 20
 _BAR_FROM_BYTES = 16 * 2**20  # smaller files take about a second and need no bar
-_BLOCKS = 1 << 24  # bases of 2bit at a time; each read walks all blocks of N and of soft mask
 _LONGEST_HEADER = 1 << 20
+_LONGEST_LINE = 1 << 20  # of GenBank, in characters
+_LONGEST_RECORD = 1 << 30  # the same; a record is read as a whole, at three times its size
 _FORMATS = {"FASTA": (".fa", ".fasta", ".fna"), "2bit": (".2bit",), "GenBank": (".gb", ".gbk", ".gbff")}
 _COMPRESSED = (".gz", ".bgz")
 SUFFIXES = tuple(suffix for suffixes in _FORMATS.values() for suffix in suffixes)
-_TWO_BIT = (b"\x43\x27\x41\x1a", b"\x1a\x41\x27\x43")
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")  # an empty block: SAM, 4.1.2
 _BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
@@ -72,7 +73,7 @@ def read_codes(path: Path) -> Iterator[Start | bytes]:
         raise ValueError(
             f"{path}: unknown suffix; expected {', '.join(SUFFIXES)}, with or without {' or '.join(_COMPRESSED)}"
         )
-    if format != "FASTA" and importlib.util.find_spec("Bio") is None:
+    if format == "GenBank" and importlib.util.find_spec("Bio") is None:
         raise ImportError(f"{path}: {format} needs the package `biopython`: pip install biopython")
     with _opened(path) as raw:
         start = raw.read(64)
@@ -205,7 +206,7 @@ def _no_header(path: Path, piece: bytes, line: int) -> str:
     found = piece.lstrip()[:40].splitlines()[0]
     if found.startswith(b"LOCUS"):
         return f"{path}, line {line}: this is GenBank, not FASTA; rename it {path.stem}.gb"
-    if found.startswith(_TWO_BIT):
+    if found.startswith(tuple(SIGNATURES)):
         return f"{path}: this is 2bit, not FASTA; rename it {path.stem}.2bit"
     if not found.decode("latin-1").isprintable() or not found.isascii():
         return f"{path}: expected '>' and a name, found binary data ({found[:8].hex(' ')})"
@@ -218,18 +219,27 @@ class _Lines:
     def __init__(self, stream: _Watched, path: Path) -> None:
         self.text, self.path, self.stream = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8"), path, stream
         self.number = self.record = self.sequence = 0  # lines read; the line of the last LOCUS; of the last ORIGIN
+        self.characters = 0  # since the last LOCUS
 
     def readline(self) -> str:
         try:
-            line = self.text.readline()
+            line = self.text.readline(_LONGEST_LINE)
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.path}, after line {self.number}: invalid UTF-8 ({error.reason})") from error
         self.number += 1
         self.stream.place = f"after line {self.number}"
+        if len(line) == _LONGEST_LINE:
+            raise ValueError(f"{self.path}, line {self.number}: {_LONGEST_LINE:,} characters or more; not GenBank")
         if line.startswith("LOCUS"):
-            self.record = self.number
+            self.record, self.characters = self.number, 0
         elif line.startswith("ORIGIN"):
             self.sequence = self.number
+        self.characters += len(line)
+        if self.characters > _LONGEST_RECORD:
+            raise ValueError(
+                f"{self.path}, line {self.number}: the record that begins at line {self.record} has more than "
+                f"{_LONGEST_RECORD:,} characters, the most that are read of GenBank; convert it to FASTA"
+            )
         return line
 
 
@@ -273,31 +283,7 @@ def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
 
 
 def _read_2bit(path: Path, raw: BinaryIO) -> Iterator[Start | bytes]:
-    from Bio.SeqIO.TwoBitIO import TwoBitIterator
-
-    head, size = raw.read(16), path.stat().st_size
-    if not head.startswith(_TWO_BIT):
-        raise ValueError(f"{path}: not a 2bit file: it begins with {head[:4].hex(' ')}, not 1a 41 27 43")
-    count = int.from_bytes(head[8:12], "little" if head.startswith(_TWO_BIT[0]) else "big")
-    if len(head) < 16 or 16 + 6 * count > size:
-        raise ValueError(f"{path}: truncated: {size:,} bytes cannot hold the index of {count:,} sequences")
-    raw.seek(0)
-    try:
-        sequences = TwoBitIterator(raw)
-    except ValueError as error:
-        raise ValueError(f"{path}: truncated or damaged: its index cannot be read ({error})") from error
-    names = list(sequences.keys())
-    if len(names) < count:  # Biopython keeps the last of those that share a name
-        raise ValueError(f"{path}: a name occurs twice among its {count:,} sequences")
-    for number, name in enumerate(names, start=1):
-        yield Start(name, f"sequence {number}")
-        sequence = sequences[name].seq
-        for start in range(0, len(sequence), _BLOCKS):
-            stop = min(start + _BLOCKS, len(sequence))
-            try:
-                letters = bytes(sequence[start:stop])
-            except (ValueError, RuntimeError) as error:
-                raise ValueError(f"{path}, sequence {number} ({name!r}): truncated or damaged ({error})") from error
-            if raw.tell() > size or len(letters) < stop - start:
-                raise ValueError(f"{path}, sequence {number} ({name!r}): truncated")
-            yield letters.translate(LETTERS)
+    sequences = TwoBit(path, raw)
+    for number, name in enumerate(sequences.names):
+        yield Start(name, f"sequence {number + 1}")
+        yield from sequences.codes(number)

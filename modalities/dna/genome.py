@@ -1,8 +1,10 @@
 """Genomes: contigs with random access to their bases.
 
 Whatever the format, a file is parsed once into a store of one byte a base (formats.py) with a table of contigs; a read is a
-slice of it. Small files stay in memory. Larger ones are stored under the cache folder, keyed by paths, link targets, sizes
+slice of it. Small genomes stay in memory. Larger ones are stored under the cache folder, keyed by paths, link targets, sizes
 and times, and memory-mapped: all workers and processes read the same pages. A store is complete or absent.
+
+Bases stream through; what stays in memory meanwhile, contigs and their runs of unknown bases, has limits.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from zoo.naming import did_you_mean
 __all__ = ["Contig", "Genome", "RunCounter", "open_genome"]
 
 _FORMAT = 1  # raise when the store or the reading of files changes
-_IN_MEMORY = 32 * 2**20  # bytes of files
+_IN_MEMORY = 32 * 2**20  # bases, whatever the size of the files that they are compressed in
+_MOST_CONTIGS = 1 << 22  # each takes some hundred bytes
+_MOST_RUNS = 1 << 24  # of unknown bases, 16 bytes each
 
 
 @dataclass(frozen=True)
@@ -110,16 +114,24 @@ def open_genome(source: DnaSource, *, cache_dir: str | os.PathLike[str] | None =
     """The genome of a source; opened again, it costs nothing.
 
     Args:
-        cache_dir: folder of its store. None: in memory where the files have 32 MiB or less, else <data folder>/cache.
+        cache_dir: folder of its store. None: in memory where it has 2²⁵ bases or fewer, else <data folder>/cache.
 
     Raises:
-        ValueError: with file, line and reason for malformed files.
+        ValueError: with file, line and reason for malformed files; with the limit for more contigs or runs of unknown bases
+            than a genome can have here.
         OSError: where the store cannot be written.
     """
     stats = tuple((str(path.absolute()), _version(path)) for path in source.files)
-    if cache_dir is None and sum(size for _, (_, size, _) in stats) > _IN_MEMORY:
-        cache_dir = data_folder() / "cache"
-    return _open(stats, None if cache_dir is None else str(Path(cache_dir).absolute()))
+    folder = str(Path(data_folder() / "cache" if cache_dir is None else cache_dir).absolute())
+    # Files that are large, or stored already, are not read in vain.
+    if (
+        cache_dir is None
+        and sum(size for _, (_, size, _) in stats) <= _IN_MEMORY
+        and not _place(stats, folder).is_dir()
+    ):
+        with contextlib.suppress(_Large):
+            return _open(stats, None)
+    return _open(stats, folder)
 
 
 class RunCounter:
@@ -148,6 +160,16 @@ _Version = tuple[str, int, int]  # of a file: its path with links resolved; its 
 _Files = tuple[tuple[str, _Version], ...]  # absolute paths
 
 
+def _place(stats: _Files, cache_dir: str) -> Path:
+    """The store of these files as they are now."""
+    versions = _digest([_FORMAT, *(version for _, version in stats)])
+    return Path(cache_dir) / f"genome-{_digest([path for path, _ in stats])}-{versions}"
+
+
+class _Large(Exception):
+    """A genome has more bases than memory is to hold."""
+
+
 def _version(path: Path) -> _Version:
     return str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns
 
@@ -157,14 +179,19 @@ def _open(stats: _Files, cache_dir: str | None) -> Genome:
     files = tuple(path for path, _ in stats)
     if cache_dir is None:
         memory = bytearray()
-        table, unknown = _parse(stats, memory.extend)
+
+        def keep(piece: bytes) -> None:
+            memory.extend(piece)
+            if len(memory) > _IN_MEMORY:
+                raise _Large
+
+        table, unknown = _parse(stats, keep)
         return Genome(table, unknown, files, np.frombuffer(memory, np.uint8))
-    same_files = f"genome-{_digest(files)}-"
-    folder = Path(cache_dir) / (same_files + _digest([_FORMAT, *(version for _, version in stats)]))
+    folder = _place(stats, cache_dir)
     stored = _stored(folder)
     if stored is None:
         stored = _write_store(folder, stats)
-        for old in folder.parent.glob(f"{same_files}*"):
+        for old in folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*"):
             if old != folder:  # of these files as they were
                 shutil.rmtree(old, ignore_errors=True)
     return Genome(*stored, files, folder / "bases.u8")
@@ -236,6 +263,7 @@ class _Contigs:
         self.write = write
         self.rows: list[list[Any]] = []  # name, length, number of the file, number of unknown runs
         self.unknown: list[np.ndarray] = []
+        self.num_runs = 0
         self.places: dict[str, str] = {}
         self.digest = hashlib.blake2b(digest_size=8)
         self.ambiguous = self.uracil = 0
@@ -247,6 +275,8 @@ class _Contigs:
         if start.name in self.places:
             raise ValueError(f"{place}: a second contig {start.name!r}; the first is in {self.places[start.name]}")
         self.places[start.name] = self.open_place = place
+        if len(self.rows) == _MOST_CONTIGS:
+            raise ValueError(f"{place}: more than {_MOST_CONTIGS:,} contigs, the most that a genome can have")
         self.rows.append([start.name, 0, file, 0])
 
     def end(self, path: Path) -> None:
@@ -275,6 +305,11 @@ class _Contigs:
             if len(found):
                 self.unknown.append(found)
                 row[3] += len(found)
+                self.num_runs += len(found)
+                if self.num_runs > _MOST_RUNS:
+                    raise ValueError(
+                        f"{self.open_place}: more than {_MOST_RUNS:,} runs of unknown bases, the most that a genome can have"
+                    )
         row[1] += len(piece)
         self.digest.update(piece)
         self.write(piece)

@@ -24,6 +24,7 @@ from modalities.decoder.training import check_tokenizer
 from modalities.dna.bases import decode, encode
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.tokenizers import load_tokenizer
+from zoo.bounds import LONGEST_CONTEXT, bounded
 from zoo.model import ZooModel
 from zoo.registry import create_model
 
@@ -39,13 +40,14 @@ class DnaConfig(DecoderConfig):
         strands: "one", or "both": likelihoods are means over a sequence and its reverse complement.
     """
 
-    vocab_size: int = 7
+    vocab_size: int = bounded(7, 1, 2**24)
     num_targets: int = 4
-    train_context: int = 256
+    train_context: int = bounded(256, 1, LONGEST_CONTEXT)
     tokenizer: str = "bases"
     strands: str = "one"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.strands not in ("one", "both"):
             raise ValueError(f"strands {self.strands!r}: expected 'one' or 'both'")
         if not 0 < self.num_targets <= self.vocab_size:

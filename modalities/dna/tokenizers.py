@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modalities.decoder.outside_tokenizers import fingerprint_of_tokenizer, open_tokenizer, start_id
+from modalities.decoder.tokenizer_files import no_panic, read_backend
 from modalities.dna.bases import BASES, UNKNOWN, decode, encode, runs
 from zoo.files import write_text
 from zoo.naming import did_you_mean
@@ -145,7 +146,8 @@ class BpeTokenizer(DnaTokenizer):
             parts.append(np.full(start - done, self.unknown_id))
             for at in range(start, stop, PIECE):
                 text = decode(codes[at : min(at + PIECE, stop)])
-                parts.append(self._ids[self.backend.encode(text, add_special_tokens=False).ids])
+                with no_panic(self.name):
+                    parts.append(self._ids[self.backend.encode(text, add_special_tokens=False).ids])
             done = stop
         ids = np.concatenate([*parts, np.full(len(codes) - done, self.unknown_id)])
         spans = self.widths[ids]
@@ -207,7 +209,8 @@ class OutsideTokenizer(DnaTokenizer):
         return np.array([*turned, *range(len(words), self.vocab_size)], np.int64)
 
     def encode(self, codes: np.ndarray) -> Encoded:
-        found = self.inner(decode(codes), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        with no_panic(self.name):
+            found = self.inner(decode(codes), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids = self._ids[np.asarray(found["input_ids"], np.int64)]
         ends = np.asarray(found["offset_mapping"], np.int64).reshape(-1, 2)
         spans = ends[:, 1] - ends[:, 0]
@@ -261,11 +264,7 @@ _kmers = lru_cache(KmerTokenizer)
 @lru_cache(maxsize=8)
 def _bpe(spec: str, *version: int) -> BpeTokenizer:
     """`version`: the file's time and size, so that a changed file is another tokenizer."""
-    library = _library(spec)
-    try:
-        backend = library.Tokenizer.from_file(spec)
-    except Exception as error:  # the library raises a bare Exception for every malformed file
-        raise ValueError(f"tokenizer {spec!r} is not a `tokenizers` JSON file: {error}") from error
+    backend = read_backend(spec, Path(spec), _library(spec))
     backend.no_padding()
     backend.no_truncation()
     return BpeTokenizer(backend, spec)

@@ -7,19 +7,21 @@ breakends, missing alleles) become a `Variant` with a reason, so that no record 
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import sys
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from modalities.files import opened
 from zoo.naming import did_you_mean
 
 __all__ = ["Variant", "read_variants"]
 
 COLUMNS = ("chrom", "pos", "ref", "alt")
+_LONGEST_LINE = 1 << 26  # characters; genotypes of a million people are a few million
+_LARGEST = 18  # digits of a position
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +59,29 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
         raise FileNotFoundError(
             f"no file of variants {str(path)!r}; expected a VCF, or a table of {', '.join(COLUMNS)}"
         )
-    with open(path, "rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
     try:
-        with (gzip.open if zipped else open)(path, "rt", encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
+        with opened(Path(path)) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+            lines = _lines(file, path)
+            first = next(lines, "")
             vcf = first.startswith(("##", "#CHROM"))
-            yield from _vcf(file, path) if vcf else _table(file, first, path)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: the gzip file is truncated or damaged ({error})") from error
+            yield from _vcf(lines, path) if vcf else _table(lines, first, path)
+    except csv.Error as error:
+        raise ValueError(f"{path}: not a table: {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text: convert BCF with `bcftools view -Ov`") from error
 
 
-def _vcf(file: TextIO, path: str | Path) -> Iterator[Variant]:
-    for number, line in enumerate(file, start=2):
+def _lines(file: TextIO, path: str | Path) -> Iterator[str]:
+    number = 0
+    while line := file.readline(_LONGEST_LINE + 1):
+        number += 1
+        if len(line) > _LONGEST_LINE:
+            raise ValueError(f"{path} line {number}: more than {_LONGEST_LINE:,} characters, the most of a line")
+        yield line
+
+
+def _vcf(lines: Iterator[str], path: str | Path) -> Iterator[Variant]:
+    for number, line in enumerate(lines, start=2):
         if line.startswith("#") or not line.strip():
             continue
         columns = line.rstrip("\r\n").split("\t")
@@ -83,7 +93,7 @@ def _vcf(file: TextIO, path: str | Path) -> Iterator[Variant]:
         yield from _alleles(chrom, pos, name, ref, alts, f"{path} line {number}", number)
 
 
-def _table(file: TextIO, header: str, path: str | Path) -> Iterator[Variant]:
+def _table(lines: Iterator[str], header: str, path: str | Path) -> Iterator[Variant]:
     separator = "\t" if "\t" in header else ","
     names = [name.strip().lower().lstrip("#\ufeff") for name in header.split(separator)]
     for wanted in COLUMNS:
@@ -92,7 +102,7 @@ def _table(file: TextIO, header: str, path: str | Path) -> Iterator[Variant]:
                 f"{path} line 1: no column {wanted!r} in {header.strip()[:80]!r}; {did_you_mean(wanted, names)}"
                 f"expected a VCF, whose first line is '##fileformat=VCFv4…', or a header with {', '.join(COLUMNS)}"
             )
-    reader = csv.reader(file, delimiter=separator)
+    reader = csv.reader(lines, delimiter=separator)
     for columns in reader:
         number = reader.line_num + 1  # the header is line 1
         if not any(columns):
@@ -105,8 +115,8 @@ def _table(file: TextIO, header: str, path: str | Path) -> Iterator[Variant]:
 
 
 def _alleles(chrom: str, pos: str, name: str, ref: str, alts: str, where: str, line: int) -> Iterator[Variant]:
-    if not (pos.isascii() and pos.isdigit()):
-        raise ValueError(f"{where}: position {pos!r} is not a whole number")
+    if not (pos.isascii() and pos.isdigit() and len(pos) <= _LARGEST):
+        raise ValueError(f"{where}: position {pos[:40]!r} is not a whole number")
     for alt in alts.upper().split(","):
         yield Variant(
             sys.intern(chrom), int(pos), name, ref.upper(), alt, line, _unscorable(int(pos), ref.upper(), alt)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from modalities.loading import MOST_WORKERS
 from modalities.text.rows import RowMix
+from zoo.bounds import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
 
 __all__ = ["TextDataConfig"]
 
@@ -20,7 +22,7 @@ class TextDataConfig:
     facts_weight: what each token of an answer counts in the loss; every other token counts 1. A few targets in a row of
         hundreds are too few for a small model to learn copying from within a small budget.
     copies_fraction: the share of training rows in which a stretch of text comes again.
-    cache_dir: keep tokenised corpora there; None keeps them in memory.
+    cache_dir: keep tokenised corpora there; None keeps small ones in memory and others in <data folder>/cache/text.
     heldout_source: where the held-out split comes from, when not from `source` (a dataset's own validation split).
         All of it is then held out.
     heldout_limit: documents taken for the held-out split of a stream.
@@ -28,22 +30,18 @@ class TextDataConfig:
 
     source: str = "sotu-excerpt"
     tokenizer: str = "bytes"
-    context: int = 128
-    seed: int = 0
-    facts_fraction: float = 0.0
+    context: int = bounded(128, 1, LONGEST_CONTEXT)
+    seed: int = bounded(0, 0, LARGEST_SEED)
+    facts_fraction: float = bounded(0.0, 0, 1)
     facts_weight: float = 1.0
-    copies_fraction: float = 0.0
+    copies_fraction: float = bounded(0.0, 0, 1)
     cache_dir: str | None = None
-    num_workers: int = 0
+    num_workers: int = bounded(0, 0, MOST_WORKERS)
     heldout_source: str | None = None
-    heldout_limit: int = 256
+    heldout_limit: int = bounded(256, 1, 2**24)
 
     def __post_init__(self) -> None:
-        if self.context < 1:
-            raise ValueError(f"context {self.context} must be at least 1")
-        for name in ("facts_fraction", "copies_fraction"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} {getattr(self, name)} is outside 0..1")
+        check_fields(self)
         if self.facts_fraction + self.copies_fraction > 1.0:
             raise ValueError(
                 f"facts_fraction {self.facts_fraction} and copies_fraction {self.copies_fraction} are shares of the rows: "
@@ -51,8 +49,6 @@ class TextDataConfig:
             )
         if not self.facts_weight > 0:
             raise ValueError(f"facts_weight {self.facts_weight} must be positive")
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers {self.num_workers} is negative")
 
     @property
     def row_mix(self) -> RowMix:

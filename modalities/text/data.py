@@ -25,7 +25,7 @@ from modalities.loading import IndexedLoader, RowBatches, StreamLoader
 from modalities.text.config import TextDataConfig
 from modalities.text.corpus import TokenCorpus, tokenize_corpus
 from modalities.text.rows import RowMix
-from modalities.text.sources import HFSource, document_split, open_source
+from modalities.text.sources import LONGEST_TEXT, HFSource, LongDocument, document_split, open_source
 from modalities.text.streaming import TextStream
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
 
@@ -33,6 +33,7 @@ __all__ = ["DEFAULT_SOURCE", "EncodedDocument", "PackedDataset", "build_loader",
 
 DEFAULT_SOURCE = "sotu-excerpt"
 MOST_DOCUMENTS = 2000  # held-out documents read of a source without end
+MOST_CHARACTERS = 1 << 28  # of them together
 # First word of every random key after the seed, so that no two uses share a stream.
 _DOCUMENTS, _WINDOWS, _MIX = 0, 1, 2
 
@@ -193,14 +194,25 @@ class EncodedDocument:
 
 @lru_cache(maxsize=4)
 def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Heldout[tuple[EncodedDocument, ...]]:
-    """The first `MOST_DOCUMENTS` held-out documents of a source, read and tokenised once per process.
+    """The first held-out documents of a source, at most `MOST_DOCUMENTS` and with at most `MOST_CHARACTERS`, read and
+    tokenised once per process.
 
     split="all" takes every document, for a source that is a held-out set as a whole. Raises ValueError when the split is
-    empty: measuring on text that was trained on is not an alternative.
+    empty: measuring on text that was trained on is not an alternative; and for a document too long to be held.
     """
     tokenizer = load_tokenizer(tokenizer_spec)
-    found = (d.text for d in open_source(spec) if split == "all" or document_split(d) == split)
-    texts = list(islice(found, MOST_DOCUMENTS))
+    texts, size = [], 0
+    found = (d for d in open_source(spec) if split == "all" or document_split(d) == split)
+    for document in islice(found, MOST_DOCUMENTS):
+        if isinstance(document, LongDocument):
+            raise ValueError(
+                f"source {spec!r}: the held-out document {document.id!r} has more than {LONGEST_TEXT:,} characters; "
+                "evaluators hold documents as a whole: cut it into several"
+            )
+        size += len(document.text)
+        if size > MOST_CHARACTERS:
+            break
+        texts.append(document.text)
     if not texts:
         raise ValueError(f"source {spec!r} has no held-out document (5% are held out, by hash of their text)")
     documents = tuple(

@@ -30,6 +30,7 @@ from modalities.evaluation import check_choice
 from modalities.heldout import fingerprint_of
 from modalities.text.facts import Grammar, Sentence, draw_digits, draw_facts, fill_aside, pick, sentence_ends
 from modalities.text.grammars import GRAMMARS
+from modalities.text.sources import LONGEST_TEXT
 from modalities.text.tokenizers import Tokenizer
 
 __all__ = ["HAYSTACKS", "PUBLISHED", "TEMPLATES", "Haystack", "Template", "open_haystack"]
@@ -114,6 +115,8 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
         path = Path(name.removeprefix("file:"))
         if not path.is_file():
             raise FileNotFoundError(f"filler {name!r}: no file {path}")
+        if (size := path.stat().st_size) > LONGEST_TEXT:
+            raise ValueError(f"filler {name!r}: {size:,} bytes; at most {LONGEST_TEXT:,}")
         texts = (tokenizer.encode(path.read_text(encoding="utf-8")),)
     else:
         check_choice("filler", name, HAYSTACKS)

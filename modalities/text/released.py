@@ -10,7 +10,6 @@ Both write the state dict, or one as "model" with a "config" beside it. The size
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from modalities.text.model import CausalLM, TextConfig
+from zoo.inputs import read_object
 from zoo.naming import nearest
 from zoo.released import Tensors, read_released
 
@@ -278,12 +278,9 @@ def _halves(weight: Tensor, width: int) -> Tensor:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-        if isinstance(found, Mapping) and all(isinstance(value, Mapping) for value in found.values()):
-            return found
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+    found = read_object(path)
+    if all(isinstance(value, Mapping) for value in found.values()):
+        return found
     raise ValueError(
         f"{path}: expected what BAM's training writes, settings by name in args, dataset_args and model_args"
     )

@@ -21,20 +21,20 @@ The data folder: `modalities.files.data_folder`.
 
 from __future__ import annotations
 
+import codecs
 import glob
-import gzip
 import hashlib
-import io
 import itertools
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from modalities.files import data_folder, fetch_command
+from modalities.files import data_folder, fetch_command, opened
+from zoo.inputs import parse_json
 from zoo.naming import did_you_mean, nearest
 
 SPLITS = ("train", "heldout")
@@ -53,6 +53,9 @@ _FETCHED: dict[str, tuple[str, dict[str, str]]] = {
 _MIXES: dict[str, dict[str, int]] = {"english": {"sotu": 1, "poetry": 2, "rfc": 10}}
 _OPTIONS = ("field", "id_field", "split_field", "errors", "data_files", "data_dir", "revision")
 _SUFFIXES = (".txt", ".jsonl", ".parquet", ".txt.gz", ".jsonl.gz")
+LONGEST_TEXT = 1 << 26  # characters that a document is held with as a whole; longer files are read piece by piece
+LONGEST_ROW = 1 << 28  # bytes of a row of JSONL
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,20 @@ class Document:
     text: str
     split: str | None = None
 
+    def pieces(self) -> Iterator[str]:
+        """The text, in pieces where it is too long to be held as a whole."""
+        yield self.text
+
+
+@dataclass(frozen=True)
+class LongDocument(Document):
+    """A document of more than `LONGEST_TEXT` characters: `text` is its first piece, `read` reads all of them anew."""
+
+    read: Callable[[], Iterator[str]] = field(kw_only=True, compare=False)
+
+    def pieces(self) -> Iterator[str]:
+        return self.read()
+
 
 def document_split(document: Document) -> str:
     """The split of a document ("train", "heldout", "unused"): what its source says, else by hash of the text.
@@ -72,8 +89,25 @@ def document_split(document: Document) -> str:
     """
     if document.split is not None:
         return document.split
-    digest = hashlib.blake2b(document.text.strip().encode("utf-8", "surrogatepass"), digest_size=8, key=_SPLIT_KEY)
+    digest = hashlib.blake2b(digest_size=8, key=_SPLIT_KEY)
+    for piece in _stripped(document.pieces()):
+        digest.update(piece.encode("utf-8", "surrogatepass"))
     return "heldout" if int.from_bytes(digest.digest(), "big") < HELDOUT_FRACTION * 2**64 else "train"
+
+
+def _stripped(pieces: Iterable[str]) -> Iterator[str]:
+    """The pieces of a text without white space at its two ends."""
+    begun, white = False, ""  # white space behind the text so far
+    for piece in pieces:
+        text = piece if begun else piece.lstrip()
+        if end := text.rstrip():
+            begun = True
+            yield white + end
+            white = text[len(end) :]
+        elif begun:
+            white += text
+            if len(white) > LONGEST_TEXT:
+                raise ValueError(f"a document has more than {LONGEST_TEXT:,} characters of white space in a row")
 
 
 class Source:
@@ -85,7 +119,7 @@ class Source:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Document]:
-        return (document for document in self.rows() if document.text.strip())
+        return (document for document in self.rows() if any(piece.strip() for piece in document.pieces()))
 
     def cache_key(self) -> str | None:
         """Changes when the content may have changed; None where that cannot be known (streams)."""
@@ -104,7 +138,7 @@ class FileSource(Source):
         for path in self.paths:
             kind = path.name.removesuffix(".gz").rpartition(".")[2]
             if kind == "txt":
-                yield Document(path.name, self._read_text(path))
+                yield self._text(path)
             else:
                 rows = self._jsonl_rows(path) if kind == "jsonl" else _parquet_rows(path, self.options)
                 for number, row in rows:
@@ -115,19 +149,46 @@ class FileSource(Source):
         content = json.dumps([stats, sorted(self.options.items())])
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
-    def _read_text(self, path: Path) -> str:
-        with _open_bytes(path) as stream:
-            return _decode(stream.read(), str(path), self.options).removeprefix("\ufeff")
+    def _text(self, path: Path) -> Document:
+        pieces: list[str] = []
+        size = 0
+        for piece in self._pieces(path):
+            pieces.append(piece)
+            size += len(piece)
+            if size > LONGEST_TEXT:
+                return LongDocument(path.name, pieces[0], read=lambda: self._pieces(path))
+        return Document(path.name, "".join(pieces))
+
+    def _pieces(self, path: Path) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")(self.options.get("errors", "strict"))
+        done, first = 0, True
+        with opened(path) as stream:
+            while True:
+                chunk = stream.read(_CHUNK)
+                held = len(decoder.getstate()[0])  # bytes of a character that the last chunk began
+                try:
+                    text = decoder.decode(chunk, final=not chunk)
+                except UnicodeDecodeError as error:
+                    raise _invalid_utf8(error, str(path), done - held) from error
+                done += len(chunk)
+                yield text.removeprefix("\ufeff") if first else text
+                first = first and not text
+                if not chunk:
+                    return
 
     def _jsonl_rows(self, path: Path) -> Iterator[tuple[int, Any]]:
-        with _open_bytes(path) as stream:
-            for number, line in enumerate(stream, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    yield number, json.loads(_decode(line, f"{path}, row {number}", self.options))
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{path}, row {number}: not JSON ({error})") from error
+        with opened(path) as stream:
+            for number in itertools.count(1):
+                line = stream.readline(LONGEST_ROW + 1)
+                where = f"{path}, row {number}"
+                if not line:
+                    return
+                if len(line) > LONGEST_ROW:
+                    raise ValueError(
+                        f"{where}: more than {LONGEST_ROW:,} bytes, the most of a row; a longer text fits in a .txt"
+                    )
+                if line.strip():
+                    yield number, parse_json(_decode(line, where, self.options), where)
 
 
 @dataclass(frozen=True)
@@ -326,29 +387,37 @@ def _field(row: dict[str, Any], field: str, where: str) -> Any:
 
 def _parquet_rows(path: Path, options: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
+        import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise ImportError(f"{path} needs the package `pyarrow`: pip install pyarrow") from error
-    file = parquet.ParquetFile(path)
-    wanted = {options.get("field", "text"), options.get("id_field", "id"), options.get("split_field", "")}
-    columns = [name for name in file.schema_arrow.names if name in wanted]
-    if options.get("field", "text") not in columns:
-        columns = file.schema_arrow.names  # so that the error can say what is there
+    with open(path, "rb"):  # what cannot be opened is an OSError; so is what is damaged, by the library
+        pass
     numbers = itertools.count(1)
-    for batch in file.iter_batches(batch_size=256, columns=columns):
-        for row in batch.to_pylist():
-            yield next(numbers), row
-
-
-def _open_bytes(path: Path) -> io.BufferedIOBase:
-    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            wanted = {options.get("field", "text"), options.get("id_field", "id"), options.get("split_field", "")}
+            columns = [name for name in names if name in wanted]
+            if options.get("field", "text") not in columns:
+                columns = names  # so that the error can say what is there
+            for batch in file.iter_batches(batch_size=256, columns=columns):
+                for row in batch.to_pylist():
+                    yield next(numbers), row
+    except (OSError, MemoryError, ValueError, TypeError, LookupError, pyarrow.ArrowException) as error:
+        told = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path}, after row {next(numbers) - 1}: damaged Parquet ({told})") from error
 
 
 def _decode(data: bytes, where: str, options: dict[str, str]) -> str:
     try:
         return data.decode("utf-8", errors=options.get("errors", "strict"))
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{where}: invalid UTF-8 at byte {error.start} (0x{data[error.start]:02x}); "
-            "correct the file, or add '?errors=replace' to the source to put U+FFFD there"
-        ) from error
+        raise _invalid_utf8(error, where) from error
+
+
+def _invalid_utf8(error: UnicodeDecodeError, where: str, before: int = 0) -> ValueError:
+    return ValueError(
+        f"{where}: invalid UTF-8 at byte {before + error.start} (0x{error.object[error.start]:02x}); "
+        "correct the file, or add '?errors=replace' to the source to put U+FFFD there"
+    )

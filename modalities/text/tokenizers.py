@@ -32,6 +32,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from modalities.decoder.outside_tokenizers import fingerprint_of_tokenizer, open_tokenizer, start_id
+from modalities.decoder.tokenizer_files import no_panic, read_backend
 from modalities.files import data_folder, fetch_command
 from zoo.naming import did_you_mean, nearest
 
@@ -105,10 +106,12 @@ class BPETokenizer(Tokenizer):
         self.fingerprint = hashlib.blake2b(content.encode("utf-8"), digest_size=16).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
-        return np.asarray(self.backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        with no_panic(self.name):
+            return np.asarray(self.backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        with no_panic(self.name):
+            encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -139,7 +142,8 @@ class OutsideTokenizer(Tokenizer):
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
         given = [text[1:] if self._puts_space and text.startswith(" ") else text for text in texts]
-        found = self.inner(given, add_special_tokens=False, verbose=False)["input_ids"]
+        with no_panic(self.name):
+            found = self.inner(given, add_special_tokens=False, verbose=False)["input_ids"]
         return [np.asarray(ids, dtype=np.int64) for ids in found]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -209,7 +213,10 @@ def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
             f"tokenizer {spec!r}: no {wanted} in {folder}; to fetch them, {fetch_command('text gpt2')}"
         )
     tokenizers = _import_tokenizers(spec)
-    backend = tokenizers.ByteLevelBPETokenizer(str(folder / vocabulary), str(folder / merges))._tokenizer
+    try:
+        backend = tokenizers.ByteLevelBPETokenizer(str(folder / vocabulary), str(folder / merges))._tokenizer
+    except Exception as error:  # as in `read_backend`
+        raise ValueError(f"tokenizer {spec!r}: {folder / vocabulary} and {merges} are not BPE's: {error}") from error
     end = backend.token_to_id("<|endoftext|>")
     if end is None:
         raise ValueError(f"tokenizer {spec!r}: {folder / vocabulary} has no '<|endoftext|>', so it is not GPT-2's")
@@ -220,11 +227,7 @@ def _load_json(spec: str, path: Path, options: dict[str, str], split_digits: boo
     if not path.is_file():
         hint = did_you_mean(path.name, [p.name for p in path.parent.glob("*.json")])
         raise FileNotFoundError(f"tokenizer {spec!r}: no file {path}; {hint}".rstrip("; "))
-    tokenizers = _import_tokenizers(spec)
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises a bare Exception for every malformed file
-        raise ValueError(f"tokenizer {spec!r}: {path} is not a `tokenizers` JSON file: {error}") from error
+    backend = read_backend(spec, path, _import_tokenizers(spec))
     backend.no_padding()
     backend.no_truncation()
     bos = _special_id(backend, spec, "bos", options.get("bos"), _BOS_NAMES)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, replace
 
+from modalities.loading import MOST_WORKERS
 from modalities.vision.transforms import IMAGENET_MEAN, IMAGENET_STD, rand_augment
+from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.naming import nearest
 
 __all__ = ["VisionDataConfig"]
 
-_RANGES = (
-    (("image_size", "num_classes", "shuffle_buffer"), 1, math.inf, "must be at least 1"),
-    (("num_workers", "seed"), 0, math.inf, "is negative"),
-    (("hflip", "random_erasing", "label_smoothing"), 0, 1, "is outside 0..1"),
-    (("color_jitter", "mixup", "cutmix"), 0, sys.float_info.max, "must not be negative"),
-)
 # What each way of augmenting leaves unused, which is an error to set.
 _UNUSED = {
     "none": ("hflip", "color_jitter", "rand_augment", "random_erasing"),
@@ -47,30 +42,27 @@ class VisionDataConfig:
 
     source: str = "glyphs"
     heldout_source: str | None = None
-    image_size: int = 96
-    num_classes: int = 26
+    image_size: int = bounded(96, 1, 2**13)
+    num_classes: int = bounded(26, 1, 2**24)
     augment: str = "light"
     crop_scale: tuple[float, float] = (0.7, 1.0)
-    hflip: float = 0.0
-    color_jitter: float = 0.0
+    hflip: float = bounded(0.0, 0, 1)
+    color_jitter: float = bounded(0.0, 0, math.inf)
     rand_augment: str = ""
-    random_erasing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    label_smoothing: float = 0.0
+    random_erasing: float = bounded(0.0, 0, 1)
+    mixup: float = bounded(0.0, 0, math.inf)
+    cutmix: float = bounded(0.0, 0, math.inf)
+    label_smoothing: float = bounded(0.0, 0, 1)
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
-    seed: int = 0
-    num_workers: int = 0
-    shuffle_buffer: int = 4096
+    seed: int = bounded(0, 0, LARGEST_SEED)
+    num_workers: int = bounded(0, 0, MOST_WORKERS)
+    shuffle_buffer: int = bounded(4096, 1, 2**24)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("crop_scale", "mean", "std"):  # lists, as JSON and --set give them
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for names, least, most, expected in _RANGES:
-            for name in names:
-                if not least <= getattr(self, name) <= most:
-                    raise ValueError(f"{name} {getattr(self, name)} {expected}")
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise ValueError(
                 f"crop_scale {self.crop_scale} is not two rising shares of the area in 0..1, such as (0.7, 1)"

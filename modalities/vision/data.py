@@ -1,7 +1,7 @@
 """Vision data, read from here outwards: a config in, a resumable loader of batches out; and held-out images for evaluation.
 
     config.py   the data section of a recipe            sources.py     images by spec string, and the held-out split
-    samples.py  order, bad images, exact resume         shards.py      WebDataset tars          hf.py   Hugging Face
+    samples.py  order, bad images, exact resume         shards.py, tars.py  WebDataset          hf.py   Hugging Face
     batches.py  augmentation of training batches        transforms.py  evaluation at exact sizes
     images.py   decoding, and what bad images become    ../loading.py  the loaders: ranks, workers, resume
 

@@ -28,7 +28,8 @@ What the sources add:
                                                 taken as it is where num_classes is not known either (evaluation
                                                 of a spec string); −1 in an hf ClassLabel is none  skipped: no label
     a class folder without images               the class keeps its number                         skipped: empty class
-    a tar that ends too early, or has another number of samples than its index says                ValueError
+    a tar without its end mark, with a damaged header or a sparse member, or with another number
+    of samples than its index says                                                                 ValueError
 
 The place of a skipped image is taken by the next good one of the order; in held-out passes it then has target −1. A set of
 which nothing is left is a ValueError. Read by index (`HeldoutImages`), a bad image raises BadImage, a ValueError.

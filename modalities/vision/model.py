@@ -6,6 +6,7 @@ nothing is resized and nothing remembers a size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from modalities.contract import Reading
 from modalities.vision.transforms import preprocess
 from zoo.attention.base import Kernel
+from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
 from zoo.layers import Attention, LogitOptions, SSMax, init_linear, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
@@ -58,14 +60,14 @@ class VisionConfig:
         logit_options: temperature, prior_scale, prior_gate, see `LogitOptions`.
     """
 
-    img_size: int | tuple[int, int] = 224
-    patch_size: int = 16
-    in_chans: int = 3
-    num_classes: int = 1000
-    dim: int = 384
-    num_layers: int = 12
-    num_heads: int = 6
-    hidden_dim: int = 1024
+    img_size: int | tuple[int, int] = bounded(224, 1, 2**16)
+    patch_size: int = bounded(16, 1, 2**12)
+    in_chans: int = bounded(3, 1, 2**12)
+    num_classes: int = bounded(1000, 0, 2**24)
+    dim: int = bounded(384, 1, 2**17)
+    num_layers: int = bounded(12, 1, 1024)
+    num_heads: int = bounded(6, 1, 2**12)
+    hidden_dim: int = bounded(1024, 1, 2**20)
     mlp: str = "swiglu"
     position: str | list[str] = "goat"
     position_options: dict[str, Any] = field(default_factory=dict)
@@ -74,9 +76,9 @@ class VisionConfig:
     ssmax_start: float | None = None
     share_prior: bool = False
     class_token: bool = True
-    reg_tokens: int = 0
+    reg_tokens: int = bounded(0, 0, 2**12)
     global_pool: str = "token"
-    drop_path_rate: float = 0.0
+    drop_path_rate: float = bounded(0.0, 0, 1)
     init_values: float | None = None
     pad: bool = False
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
@@ -86,6 +88,7 @@ class VisionConfig:
     logit_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("img_size", "mean", "std"):  # JSON knows lists alone
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -97,10 +100,14 @@ class VisionConfig:
                 )
         if self.global_pool == "token" and not self.class_token:
             raise ValueError("global_pool='token' reads the class token; set class_token=True, or global_pool='avg'")
-        if len(self.train_size) != 2:
-            raise ValueError(f"img_size={self.img_size}; expected a side, or (height, width)")
         if wrong := not_multiples(self.train_size, self.patch_size):
             raise ValueError(f"img_size={self.img_size} does not divide into patches of {self.patch_size}: {wrong}")
+        if (patches := math.prod(self.train_grid)) > LONGEST_CONTEXT:
+            raise ValueError(
+                f"img_size={self.img_size} has {patches:,} patches of {self.patch_size}; at most {LONGEST_CONTEXT:,}"
+            )
+        ends = self.in_chans * self.patch_size**2 + self.num_classes
+        check_parameters(self.dim * (ends + self.num_layers * (4 * self.dim + 3 * self.hidden_dim)))
 
     @property
     def train_size(self) -> tuple[int, int]:

@@ -9,7 +9,7 @@ webdataset's `widsindex` writes), from timm's `_info.json`, or, for local shards
 an index.json.
 
 Shards are files or URLs of `SCHEMES`. Commands (webdataset's "pipe:") are never run: a spec may come from someone else's
-file.
+file. Members are bytes: those that webdataset's decoders would unpickle are members like any other.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from typing import IO, Any
 
 import numpy as np
 import webdataset
-from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
+from webdataset.tariterators import group_by_keys
 
 from modalities.files import data_folder
 from modalities.vision.images import EXTENSIONS, BadImage, ImageSet
+from modalities.vision.tars import scan, stream_members
 from zoo.files import replacing_path, write_json
+from zoo.inputs import LARGEST_JSON, parse_json, read_json
 
 __all__ = [
     "PackedStrings",
@@ -48,6 +50,7 @@ __all__ = [
 
 SCHEMES = ("http", "https", "hf", "gs")  # of which webdataset runs no shell
 _REMOTE = re.compile(rf"^({'|'.join(SCHEMES)})://")
+MOST_SAMPLES = 1 << 30  # of a shard
 _LABELS = ("cls", "json")  # members that hold a label
 _OTHER = re.compile(r"^\s*(pipe:|[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
 
@@ -96,7 +99,7 @@ class ShardSet:
         url, found = self.urls[shard], 0
         tar_error = tarfile.TarError  # looked up now: the module is gone when interpreter exit closes an open reader
         with _open(url) as stream:
-            samples = group_by_keys(tar_file_expander([{"url": url, "stream": stream}]))
+            samples = group_by_keys(stream_members(stream, url))
             try:
                 for position, sample in enumerate(islice(samples, start, stop), start):
                     found += 1
@@ -120,6 +123,7 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
         index = _read_json(query or str(Path(place) / "index.json"))
         if index is None:
             raise FileNotFoundError(f"source {spec!r}: {place} has no index.json; give its tars as a pattern")
+        index = _as_index(index, query or str(Path(place) / "index.json"))
         urls = [str(Path(place) / entry["file"]) for entry in index["shards"]]
     else:
         urls = webdataset.shardlists.expand_urls(place)
@@ -140,7 +144,7 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
         entries = [_entry(Path(url)) for url in urls]
     if not sum(entry["samples"] for entry in entries):
         raise ValueError(f"source {spec!r}: its {len(urls)} shards hold no sample")
-    classes = tuple(index["classes"]) if index and index.get("classes") else None
+    classes = tuple(index["classes"]) or None if index else None
     hashes = tuple(entry.get("sha256") for entry in entries)
     contents = [
         sha256 or entry.get("members") or (_digest(url) if here else None)
@@ -170,33 +174,57 @@ def _find_index(urls: Sequence[str], named: str) -> dict[str, Any] | None:
     return None
 
 
-def _as_index(found: dict[str, Any], place: str) -> dict[str, Any]:
-    """An index of ours, timm's {"splits": {…: {"filenames", "shard_lengths"}}} or webdataset's {"shardlist"} as ours."""
-    if "shards" in found:
-        return found
-    if "shardlist" in found:
-        return {"shards": [{"file": entry["url"], "samples": entry["nsamples"]} for entry in found["shardlist"]]}
-    if "splits" in found:
-        pairs = [
-            pair for s in found["splits"].values() for pair in zip(s["filenames"], s["shard_lengths"], strict=True)
-        ]
-        return {"shards": [{"file": file, "samples": samples} for file, samples in pairs]}
-    raise ValueError(f"{place} is no index of shards: expected 'shards', 'shardlist' or 'splits' among {sorted(found)}")
+def _as_index(found: Any, place: str) -> dict[str, Any]:
+    """An index of ours, timm's {"splits": {…: {"filenames", "shard_lengths"}}} or webdataset's {"shardlist"} as ours.
+
+    Raises ValueError for what is none of them, and for entries that cannot be right.
+    """
+    if not isinstance(found, dict) or not {"shards", "shardlist", "splits"} & found.keys():
+        what = sorted(map(str, found)) if isinstance(found, dict) else repr(found)[:80]
+        raise ValueError(f"{place} is no index of shards: expected 'shards', 'shardlist' or 'splits' among {what}")
+    try:
+        if "shards" in found:
+            entries = [{"sha256": None, **entry} for entry in found["shards"]]
+        elif "shardlist" in found:
+            entries = [
+                {"file": entry["url"], "samples": entry["nsamples"], "sha256": None} for entry in found["shardlist"]
+            ]
+        else:
+            pairs = [p for s in found["splits"].values() for p in zip(s["filenames"], s["shard_lengths"], strict=True)]
+            entries = [{"file": file, "samples": samples, "sha256": None} for file, samples in pairs]
+        for entry in entries:
+            _check_entry(entry)
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise ValueError(f"{place} is no index of shards: {type(error).__name__}: {error}") from error
+    classes = found.get("classes") or []
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ValueError(f"{place}: classes={classes!r:.80}: expected a list of names")
+    return {"shards": entries, "classes": classes}
 
 
-def _read_json(place: str) -> dict[str, Any] | None:
+def _check_entry(entry: dict[str, Any]) -> None:
+    file, samples, sha256 = entry["file"], entry["samples"], entry["sha256"]
+    if not isinstance(file, str) or not file or "\0" in file:
+        raise ValueError(f"file={file!r:.80}: expected the name of a tar")
+    if type(samples) is not int or not 0 <= samples <= MOST_SAMPLES:
+        raise ValueError(f"samples={samples!r:.80} of {file!r:.80}: expected a whole number from 0 to {MOST_SAMPLES:,}")
+    if sha256 is not None and not isinstance(sha256, str):
+        raise ValueError(f"sha256={sha256!r:.80} of {file!r:.80}: expected hex digits")
+
+
+def _read_json(place: str) -> Any:
     if not _REMOTE.match(_check_place(place)):
-        return json.loads(Path(place).read_text()) if Path(place).is_file() else None
+        return read_json(place) if Path(place).is_file() else None
     try:
         with _open(place) as stream:
-            return json.loads(stream.read())
+            return parse_json(stream.read(LARGEST_JSON + 1), place)
     except (OSError, ValueError):  # missing: an HTTP error, or the page that a server sends instead
         return None
 
 
 def _entry(path: Path) -> dict[str, Any]:
     """A local shard's entry of an index, from its headers."""
-    samples = _scan(path)
+    samples = scan(path)
     return {"file": path.name, "samples": len(samples), "members": _digest(path, samples)}
 
 
@@ -204,7 +232,7 @@ def _digest(path: str | Path, samples: Sequence[dict[str, Any]] | None = None) -
     """Cheaper than hashing a whole local tar: a hash of its members' names and sizes and its labels' bytes."""
     digest = hashlib.blake2b(digest_size=16)
     with Path(path).open("rb") as stream:
-        for sample in _scan(Path(path)) if samples is None else samples:
+        for sample in scan(Path(path)) if samples is None else samples:
             sizes = {name: place[1] for name, place in sample.items() if name != "__key__"}
             labels = [os.pread(stream.fileno(), sample[n][1], sample[n][0]).hex() for n in _LABELS if n in sample]
             digest.update(json.dumps([sample["__key__"], sizes, labels]).encode() + b"\n")
@@ -218,28 +246,10 @@ def write_index(folder: str | Path, classes: Sequence[str] = ()) -> Path:
     for path in sorted(folder.glob("*.tar")):
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        shards.append({"file": path.name, "samples": len(_scan(path)), "sha256": digest})
+        shards.append({"file": path.name, "samples": len(scan(path)), "sha256": digest})
     index = {"classes": list(classes), "samples": sum(shard["samples"] for shard in shards), "shards": shards}
     write_json(folder / "index.json", index)
     return folder / "index.json"
-
-
-def _scan(path: Path) -> list[dict[str, Any]]:
-    """Per sample of a local tar {"__key__", extension: (offset, size)}; grouped as webdataset groups them."""
-    samples: list[dict[str, Any]] = []
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                prefix, suffix = base_plus_ext(member.name)
-                if not member.isreg() or prefix is None or re.match(r"__[^/]*__($|/)", member.name):
-                    continue
-                if not samples or samples[-1]["__key__"] != prefix:
-                    samples.append({"__key__": prefix})
-                samples[-1][suffix.lower()] = (member.offset_data, member.size)
-                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every member otherwise
-    except tarfile.TarError as error:
-        raise ValueError(f"shard {path} cannot be read: {error}") from error
-    return samples
 
 
 def local_copy(url: str, sha256: str | None = None) -> Path:
@@ -297,7 +307,7 @@ class TarImages(ImageSet):
         self.shards, self.paths = shards, [local_copy(*shard) for shard in zip(shards.urls, hashes, strict=True)]
         samples = []
         for path, count in zip(self.paths, shards.counts, strict=True):
-            found = _scan(path)
+            found = scan(path)
             if len(found) != count:
                 raise ValueError(
                     f"source {shards.spec!r}: {len(found)} samples found in {path}, its index says {count}"
@@ -357,7 +367,7 @@ def read_label(sample: dict[str, Any]) -> int:
     try:
         if "cls" in sample:
             return int(sample["cls"])
-        fields = json.loads(sample.get("json", "{}"))
+        fields = parse_json(sample.get("json", b"{}"), "the member json")
     except ValueError as error:
         raise BadImage("bad label", str(error)) from None
     label = fields.get("label") if isinstance(fields, dict) else None

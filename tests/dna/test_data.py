@@ -179,12 +179,13 @@ def test_weights_of_soft_masked_bases_reach_the_loss(config):
 
 def test_wrong_settings_are_refused():
     for options, message in (
-        ({"context": 0}, "context 0 must be at least 1"),
-        ({"reverse_complement": 2.0}, r"reverse_complement 2\.0 is outside 0\.\.1"),
-        ({"max_unknown": -1.0}, r"max_unknown -1\.0 is outside 0\.\.1"),
-        ({"soft_mask_weight": -0.5}, r"soft_mask_weight -0\.5 must be 0 or more"),
-        ({"soft_mask_weight": float("nan")}, "soft_mask_weight nan must be 0 or more"),
-        ({"num_workers": -1}, "num_workers -1 is negative"),
+        ({"context": 0}, "context=0: expected a whole number from 1 to 16,777,216"),
+        ({"reverse_complement": 2.0}, r"reverse_complement=2\.0: expected a number from 0 to 1"),
+        ({"max_unknown": -1.0}, r"max_unknown=-1\.0: expected a number from 0 to 1"),
+        ({"soft_mask_weight": -0.5}, r"soft_mask_weight=-0\.5: expected a number, at least 0"),
+        ({"soft_mask_weight": float("nan")}, "soft_mask_weight=nan: expected a number, at least 0"),
+        ({"num_workers": 100_000}, "num_workers=100000: expected a whole number from 0 to 1,024"),
+        ({"num_workers": -1}, "num_workers=-1: expected a whole number from 0 to 1,024"),
     ):
         with pytest.raises(ValueError, match=message):
             DnaDataConfig(**options)

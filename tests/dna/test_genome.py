@@ -22,7 +22,7 @@ from Bio import bgzf
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
-from modalities.dna import formats, genome
+from modalities.dna import formats, genome, twobit
 from modalities.dna.bases import decode, encode
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
@@ -133,7 +133,7 @@ def test_every_format_gives_the_same_genome(tmp_path):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_chunks_may_end_anywhere(tmp_path, monkeypatch, chunk, end):
     monkeypatch.setattr(formats, "_CHUNK", chunk)
-    monkeypatch.setattr(formats, "_BLOCKS", 4 * chunk)
+    monkeypatch.setattr(twobit, "_BLOCK", chunk)
     opened = opening(str(written(tmp_path / "a.fa", fasta(MIXED, end=end))))
     assert sequences_of(opened) == MIXED
     assert sequences_of(opening(str(written(tmp_path / "a.2bit", two_bit(MIXED))))) == MIXED
@@ -246,7 +246,12 @@ def test_truncated_and_damaged_compression(tmp_path):
 
 def test_malformed_2bit(tmp_path):
     whole = two_bit({"a": "ACGT" * 100, "b": "GATTACA" * 100})
-    for size, message in ((-60, r"sequence 2 \('b'\): truncated"), (12, "cannot hold the index"), (30, "truncated")):
+    for size, message in (
+        (-60, r"sequence 2 \('b'\): truncated"),
+        (12, "end in its header"),
+        (20, "cannot hold the index"),
+        (30, "truncated"),
+    ):
         with pytest.raises(ValueError, match=message):
             opening(str(written(tmp_path / "cut.2bit", whole[:size])))
     twice = whole.replace(b"\x01b", b"\x01a")

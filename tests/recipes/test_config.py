@@ -39,7 +39,7 @@ def test_overrides_take_their_fields_types():
         ("optim.betas=0.9", ["optim.betas=0.9", "2"]),
         ("train.tensorboard=maybe", ["'maybe'", "true"]),
         ("data.contxt=3", ["'data.context'"]),
-        ("data.context=0", ["data.context=0", "context 0"]),
+        ("data.context=0", ["data.context=0", "context=0", "from 1 to 16,777,216"]),
         ("data.passkey_fraction=0.5", ["data.passkey_fraction", "'data.facts_fraction'"]),
         ("data.copies_fraction=0.6", ["facts_fraction 0.6", "copies_fraction 0.6", "at most 1"]),
         ("model.dim=3", ["model.options.dim"]),

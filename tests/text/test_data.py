@@ -363,7 +363,7 @@ def test_wrong_values_are_refused():
     with pytest.raises(ValueError, match=r"rank 2\b"):
         loader_of(PackedDataset(corpus("x"), 8, BYTES), 1, rank=2, world=2)
     for name, value in WRONG.items():
-        with pytest.raises(ValueError, match=rf"{name} {value}"):
+        with pytest.raises(ValueError, match=rf"{name}.{value}"):
             TextDataConfig(**{name: value})
     with pytest.raises(ValueError, match=r"facts_fraction 0\.7 and copies_fraction 0\.4 .*at most 1"):
         TextDataConfig(facts_fraction=0.7, copies_fraction=0.4)

@@ -390,7 +390,7 @@ def test_other_files_are_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "no JSON"), ('{"args": 3}', "args.json: expected"), (args_json("bam", norm_eps=1e-6), "norm_eps is 1e-06")],
+    [("{", "not JSON"), ('{"args": 3}', "args.json: expected"), (args_json("bam", norm_eps=1e-6), "norm_eps is 1e-06")],
 )
 def test_an_args_json_that_does_not_fit_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "args.json").write_text(text)

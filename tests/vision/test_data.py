@@ -60,15 +60,15 @@ def config(source, **options):
     ("options", "message"),
     [
         ({"augment": "lihgt"}, "did you mean 'light'"),
-        ({"image_size": 0}, "image_size 0"),
+        ({"image_size": 0}, "image_size=0"),
         ({"crop_scale": (0.7, 1.2)}, "crop_scale"),
         ({"std": (1, 0, 1)}, "std"),
-        ({"mixup": -1.0}, "mixup -1.0"),
-        ({"label_smoothing": 2.0}, "label_smoothing 2.0"),
+        ({"mixup": -1.0}, "mixup=-1.0"),
+        ({"label_smoothing": 2.0}, "label_smoothing=2.0"),
         ({"random_erasing": 0.25}, "no effect with augment='light'"),
         ({"augment": "none", "hflip": 0.5}, "no effect with augment='none'"),
         ({"augment": "imagenet", "rand_augment": "m9-n2"}, "rand-m9-n2"),
-        ({"num_workers": -1}, "num_workers -1"),
+        ({"num_workers": -1}, "num_workers=-1"),
     ],
 )
 def test_the_config_refuses_what_it_cannot_do(options, message):

@@ -151,7 +151,7 @@ def test_rotations_are_positions() -> None:
 def test_bad_configs_name_the_way_out() -> None:
     for wrong, message in (
         ({"img_size": 100}, "nearest sizes are 96 and 104"),
-        ({"img_size": (48,)}, "height, width"),
+        ({"img_size": (48,)}, "or 2 values, each a whole number"),
         ({"mlp": "swigli"}, "did you mean 'swiglu'"),
         ({"global_pool": "token"}, "class_token"),
         ({"global_pool": "max"}, "'token', 'avg'"),

@@ -180,7 +180,7 @@ def test_a_method_per_layer_of_a_vision_model() -> None:
     [
         (["ggd"] * 3, {}, "divides 4"),
         ([], {}, "divides 4"),
-        (["ggd", 3], {}, "divides 4"),
+        (["ggd", 3], {}, "each a string"),
         (["ggd", "alibbi"], {}, "did you mean 'alibi'"),
         (["ggd", "alibi"], {"ggdd": {}}, "'ggdd'.*did you mean 'ggd'"),
         (["ggd", "alibi"], {"ggd": 3}, "got 3"),

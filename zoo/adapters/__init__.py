@@ -9,7 +9,6 @@ A further library is a file here with `adapt`, `save` and `load`, and a line in 
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from zoo.adapters.layer import RECORD, has_priors, prior_parameters
+from zoo.inputs import read_object
 
 __all__ = ["adapt", "is_adapted", "load_adapted", "save_adapted"]
 
@@ -113,10 +113,9 @@ def is_adapted(folder: str | os.PathLike[str]) -> bool:
 def _config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """What config.json says; empty without one."""
     try:
-        found = json.loads((Path(folder) / "config.json").read_text())
+        return read_object(Path(folder) / "config.json")
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _library(model: nn.Module) -> ModuleType:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import timm
-from safetensors.torch import load_file
 from timm.layers import Attention
 from timm.models import VisionTransformer, save_for_hf
 from torch import Tensor, nn
 
 from zoo.adapters.layer import RECORD, Grid, LayerPrior, create_layer, prior_parameters
 from zoo.files import write_json
+from zoo.inputs import read_object, read_tensors
 
 __all__ = ["adapt", "load", "save"]
 
@@ -116,18 +115,18 @@ def save(model: PriorVisionTransformer, folder: Path) -> None:
         dynamic_img_size=model.dynamic_img_size,
     )
     save_for_hf(model, str(folder), model_args=made_with, safe_serialization=True)
-    config = json.loads((folder / "config.json").read_text())
+    config = read_object(folder / "config.json")
     write_json(folder / "config.json", config | {RECORD: model.priorzoo})
 
 
 def load(folder: Path, **kwargs: Any) -> VisionTransformer:
     """As `zoo.load_adapted`, for a folder that `save` wrote. Another num_classes gives it a fresh classifier."""
-    config = json.loads((folder / "config.json").read_text())
+    config = read_object(folder / "config.json")
     classes = kwargs.pop("num_classes", config["num_classes"])
     given = dict(num_classes=config["num_classes"], global_pool=config["global_pool"]) | config["model_args"]
     model: Any = timm.create_model(config["architecture"], **given | kwargs)
     adapt(model, **config[RECORD], train_context=None)
-    model.load_state_dict(load_file(folder / "model.safetensors"))
+    model.load_state_dict(read_tensors(folder / "model.safetensors"))
     if classes != config["num_classes"]:
         model.reset_classifier(classes)
     return model

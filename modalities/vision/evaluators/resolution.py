@@ -37,7 +37,7 @@ from modalities.figures import RULE, curves, finish, name_panel, panels
 from modalities.results import mean_of_seeds
 from modalities.vision.data import Shape
 from modalities.vision.evaluation import ImageEvaluator
-from modalities.vision.images import BadImage
+from modalities.vision.images import MAX_PIXELS, BadImage
 from modalities.vision.model import VisionTransformer, not_multiples
 from modalities.vision.transforms import MODES
 from zoo.slices import slices
@@ -97,6 +97,11 @@ class ResolutionSettings(Settings):
             if min(self.aspect) < 1:
                 raise ValueError(f"aspect must be width:height, both at least 1, got {self.aspect[0]}:{self.aspect[1]}")
             object.__setattr__(self, "aspect", _lowest_terms(*self.aspect))
+        side, aspect = max(self.sizes or (1,)), self.aspect or (1, 1)
+        if (pixels := side**2 * max(aspect) // min(aspect)) > MAX_PIXELS:
+            raise ValueError(
+                f"images of {pixels:,} pixels (sizes {side}, aspect {aspect[0]}:{aspect[1]}); at most {MAX_PIXELS:,}"
+            )
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
 

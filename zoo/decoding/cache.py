@@ -53,7 +53,7 @@ class LayerCache(AttentionCache):
             self.carries = _store(self.carries, terms.carry[..., None], self.owner.length, self.owner.capacity)
         if terms.k_lanes is not None:
             k = fold_lanes(k, terms.k_lanes)
-        return replace(terms, k_lanes=None), k
+        return replace(terms, k_lanes=None, offset=None), k  # which was relative to the new keys
 
     def distances(self, prior: Prior, reach: int) -> RelativeTable | None:
         """The prior's table over distances 0 … `reach` − 1 at least, computed once per capacity; column = distance."""

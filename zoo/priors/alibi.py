@@ -106,7 +106,7 @@ class Alibi(Prior):
             return PriorTerms(table=line_table(curve, q_pos, k_pos, device=slopes.device, dtype=dtype))
         i, j = q_pos.index(slopes.device).double(), k_pos.index(slopes.device).double()
         q_lanes, k_lanes = ramp_lanes(slopes[:, None] * j[:, None], slopes[:, None] * i[:, None])
-        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype))
+        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), causal=True, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         slopes = self.slopes()

@@ -86,7 +86,8 @@ class Cable(Prior):
         q_lanes = torch.cat([bulk, w[..., [a for a, _ in _PIECES]]], dim=-1)
         k_lanes = torch.cat([torch.ones_like(s[..., :1]), s[..., [b for _, b in _PIECES]]], dim=-1)
         dtype = prior_dtype(self)
-        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), carry=total.detach())
+        lanes = (q_lanes.to(dtype), k_lanes.to(dtype))
+        return PriorTerms(*lanes, carry=total.detach(), causal=True, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         decay, weight = self.rates(x, torch.float64)

@@ -74,7 +74,8 @@ class Fire(Prior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
-        return PriorTerms(bias=self._bias(q_pos, k_pos, causal, prior_dtype(self)))
+        bias = self._bias(q_pos, k_pos, causal, prior_dtype(self))
+        return PriorTerms(bias=bias, causal=causal or None, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         return self._bias(q_pos, k_pos, causal, torch.float64)

@@ -232,14 +232,15 @@ class Matrix(Prior):
     ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         dtype = prior_dtype(self)
+        offset = q_pos.offset - k_pos.offset
         if self.rank is None:
-            return PriorTerms(bias=self._dense(q_pos, k_pos, dtype))
+            return PriorTerms(bias=self._dense(q_pos, k_pos, dtype), offset=offset)
         i, j = self._at(q_pos, self.num_queries, "query"), self._at(k_pos, self.num_keys, "key")
         # (1 or B, H, L, R, 2): the products of two pieces each are the product itself.
         q, k = (
             split_bf16(f.double()[:, at].transpose(0, 1), 2).to(dtype) for f, at in ((self.queries, i), (self.keys, j))
         )
-        return PriorTerms(q[..., [0, 0, 1, 1]].flatten(-2), k[..., [0, 1, 0, 1]].flatten(-2))
+        return PriorTerms(q[..., [0, 0, 1, 1]].flatten(-2), k[..., [0, 1, 0, 1]].flatten(-2), offset=offset)
 
     def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> None:
         """None: it has no table, whatever the positions."""

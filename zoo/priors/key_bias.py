@@ -90,7 +90,7 @@ class KeyBias(_Sink):
         with torch.no_grad():
             at_query = self.bias(q_pos.index(self.gain.device), causal, dtype)
         q_lanes, k_lanes = ramp_lanes(self.bias(k_pos.index(self.gain.device), causal, dtype), at_query)
-        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype))
+        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), causal=causal, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         bias = self.bias(k_pos.index(self.gain.device), causal, torch.float64)

@@ -79,7 +79,8 @@ class Spectral(Prior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
-        return PriorTerms(*self.lanes(q_pos.index(self.omega.device), k_pos.index(self.omega.device)))
+        lanes = self.lanes(q_pos.index(self.omega.device), k_pos.index(self.omega.device))
+        return PriorTerms(*lanes, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         i, j = q_pos.row_index(self.omega.device), k_pos.row_index(self.omega.device)

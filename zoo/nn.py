@@ -369,7 +369,7 @@ class PriorMultiheadAttention(nn.Module):
                 here = ~mask
             else:
                 # −∞ as a bool, since a row scale of 0 would make it NaN.
-                here = mask > -torch.inf
+                here = mask != -torch.inf
                 finite = mask.masked_fill(~here, 0.0)
                 added = finite if added is None else added + finite
             shown = here if shown is None else shown & here

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall
+from zoo.naming import check_whole
 from zoo.priors.base import PriorTerms
 from zoo.priors.tables import RelativeTable
 
@@ -63,12 +64,7 @@ def check_call(call: AttentionCall) -> None:
     if call.query_scale is not None:
         _check("query_scale", call.query_scale, (batch, heads, queries), device, free=1)
     if call.window is not None:
-        # A symbolic size is no int; a tensor would be read back from its device.
-        whole = hasattr(call.window, "__index__") and not isinstance(call.window, bool | Tensor)
-        if not whole or call.window < 1:
-            raise ValueError(
-                f"window must be a whole number of keys, at least 1, or None for all, got {_brief(call.window)}"
-            )
+        check_whole("window", call.window, 1)
     if call.segments is not None:
         _check("segments", call.segments, (batch, keys), device, dtypes=IDS)
         if queries > keys:

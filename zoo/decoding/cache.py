@@ -12,6 +12,7 @@ from torch import Tensor
 from zoo.attention.base import Kernel, fold_lanes
 from zoo.attention.dispatch import prior_attention
 from zoo.layers import AttentionCache
+from zoo.naming import WHOLE, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
@@ -185,7 +186,7 @@ class Cache:
         Raises:
             ValueError: for a negative length, or one beyond the tokens held.
         """
-        if not 0 <= length <= self.length:
+        if not isinstance(length, WHOLE) or not 0 <= length <= self.length:
             raise ValueError(f"a cache of {self.length} tokens cannot be cropped to {length}")
         self.length = length
         if self.segments is not None:
@@ -233,8 +234,9 @@ class KVCache(Cache):
 
     def __init__(self, num_layers: int, *, capacity: int = 0, block: int = 256) -> None:
         super().__init__()
-        if block < 1 or capacity < 0:
-            raise ValueError(f"a cache needs block >= 1 and capacity >= 0, got {block} and {capacity}")
+        check_whole("num_layers", num_layers, 1)
+        check_whole("capacity", capacity, 0)
+        check_whole("block", block, 1)
         self.block = block
         self.capacity = -(-capacity // block) * block
         self.layers: list[DenseLayer] = [DenseLayer(self) for _ in range(num_layers)]

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.naming import check_whole
 from zoo.positions import Positions
 from zoo.priors.tables import RelativeTable, grid_table, line_table
 
@@ -158,8 +159,7 @@ class Prior(nn.Module):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+        check_whole("num_heads", num_heads, 1)
         self.num_heads = num_heads
 
     def forward(

@@ -137,6 +137,7 @@ class LayerPrior(nn.Module):
             terms = terms + PriorTerms(bias=bias)
         if scale is not None and scale != q.shape[-1] ** -0.5:
             q = q * (scale * q.shape[-1] ** 0.5)
+        q, k = q.to(v.dtype), k.to(v.dtype)  # norms of q and k give float32 under autocast
         out = prior_attention(
             q,
             k,

@@ -234,7 +234,7 @@ class KVCache(Cache):
 
     def __init__(self, num_layers: int, *, capacity: int = 0, block: int = 256) -> None:
         super().__init__()
-        check_whole("num_layers", num_layers, 1)
+        check_whole("num_layers", num_layers, 0)
         check_whole("capacity", capacity, 0)
         check_whole("block", block, 1)
         self.block = block

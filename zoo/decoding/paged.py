@@ -156,7 +156,7 @@ class PagedCache(Cache):
         bounds: Sequence[EvictionBound] | None = None,
     ) -> None:
         super().__init__()
-        check_whole("num_layers", num_layers, 1)
+        check_whole("num_layers", num_layers, 0)
         check_whole("block", block, 1)
         check_whole("horizon", horizon, 1)
         each: Sequence[EvictionBound | None] = [None] * num_layers if bounds is None else bounds

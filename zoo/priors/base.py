@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,8 @@ __all__ = [
     "prior_dtype",
     "split_bf16",
 ]
+
+_N = TypeVar("_N", bound=int)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _only(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a
 
 
-def _agreed(what: str, a: int | None, b: int | None) -> int | None:
+def _agreed(what: str, a: _N | None, b: _N | None) -> _N | None:
     if a is not None and b is not None and a != b:
         raise ValueError(f"terms of one call are added: one has {what}={a}, the other {what}={b}")
     return b if a is None else a

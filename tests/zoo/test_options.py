@@ -94,7 +94,16 @@ MAKERS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = 
     "KVCache": (KVCache, {"num_layers": 1}, ()),
     "PagedCache": (PagedCache, {"num_layers": 1, "horizon": 8}, ()),
 }
-ZERO = {"num_layers=0", "offset=0", "num_prefix=0", "capacity=0", "dropout=0", "start=2.5", "temperature=2.5", "prior_scale=2.5"}
+ZERO = {
+    "num_layers=0",
+    "offset=0",
+    "num_prefix=0",
+    "capacity=0",
+    "dropout=0",
+    "start=2.5",
+    "temperature=2.5",
+    "prior_scale=2.5",
+}
 
 
 @pytest.mark.parametrize("what", MAKERS)
@@ -102,7 +111,7 @@ def test_a_constructor_takes_no_nonsense(what: str) -> None:
     make, options, nothing = MAKERS[what]
     switches = [p.name for p in inspect.signature(make).parameters.values() if p.annotation in ("bool", bool)]
     on = {f"{name}=True" for name in switches}
-    assert {text for text, _ in tries(make, options)} <= {*ZERO, *nothing, *on}
+    assert {text for text, _ in tries(make, options)} <= {*ZERO, *FRACTIONS, *nothing, *on}
 
 
 @pytest.mark.parametrize(

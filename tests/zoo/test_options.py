@@ -94,16 +94,8 @@ MAKERS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = 
     "KVCache": (KVCache, {"num_layers": 1}, ()),
     "PagedCache": (PagedCache, {"num_layers": 1, "horizon": 8}, ()),
 }
-ZERO = {
-    "num_layers=0",
-    "offset=0",
-    "num_prefix=0",
-    "capacity=0",
-    "dropout=0",
-    "start=2.5",
-    "temperature=2.5",
-    "prior_scale=2.5",
-}
+ZERO = {"num_layers=0", "offset=0", "num_prefix=0", "capacity=0", "dropout=0"}
+FRACTIONS = {"start=2.5", "temperature=2.5", "prior_scale=2.5"}
 
 
 @pytest.mark.parametrize("what", MAKERS)

@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.naming import check_grid, check_number, check_whole
 from zoo.positions import Positions
 
 __all__ = ["Learned", "Learned2d", "Rotary", "Rotary2d", "Sinusoidal", "Sinusoidal2d"]
 
 # As transformers names them; "ntk" is "dynamic" with the factor given instead of read off the length.
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
+UNLIMITED = ("none", "linear", "ntk")  # those that need no training context
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
@@ -71,20 +73,26 @@ class Rotary(nn.Module):
         long_factors: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        check_whole("head_dim", head_dim, 0)  # 0 where lanes leave a head one column
+        check_number("theta", theta, above=1)
+        check_number("factor", factor, least=1)
+        if train_context is not None:
+            check_whole("train_context", train_context, 1 if scaling in UNLIMITED else 2)
         if head_dim % 2:
             raise ValueError(f"RoPE turns pairs of columns: the head width must be even, got {head_dim}")
         if scaling not in SCALINGS:
             raise ValueError(f"unknown RoPE scaling {scaling!r}; known: {', '.join(SCALINGS)}")
-        if factor < 1 or (scaling == "none" and factor != 1):
-            raise ValueError(
-                f"RoPE scaling {scaling!r} does not take factor={factor}; it is 1 without, at least 1 with one"
-            )
-        if scaling not in ("none", "linear", "ntk") and not train_context:
+        if scaling == "none" and factor != 1:
+            raise ValueError(f"RoPE scaling 'none' does not take factor={factor}; known: {', '.join(SCALINGS)}")
+        if scaling not in UNLIMITED and train_context is None:
             raise ValueError(f"RoPE scaling {scaling!r} needs train_context, the number of tokens seen in training")
         if ramp not in ("columns", "turns"):
             raise ValueError(f"unknown ramp {ramp!r} of YaRN; known: columns, turns")
-        self.slow, self.fast = slow or 1.0, fast or (4.0 if scaling == "llama3" else 32.0)
-        if not 0 < self.slow < self.fast:
+        self.slow = 1.0 if slow is None else slow
+        self.fast = (4.0 if scaling == "llama3" else 32.0) if fast is None else fast
+        for name, turns in (("slow", self.slow), ("fast", self.fast)):
+            check_number(name, turns, above=0)
+        if self.slow >= self.fast:
             raise ValueError(f"slow and fast must be two increasing positive numbers of turns, got {slow} and {fast}")
         self.factors = {"short_factors": short_factors, "long_factors": long_factors}
         for name, given in self.factors.items():
@@ -92,6 +100,8 @@ class Rotary(nn.Module):
             if found != (head_dim // 2 if scaling == "longrope" else None):
                 wanted = f"{head_dim // 2} numbers, one for each pair of columns" if scaling == "longrope" else "none"
                 raise ValueError(f"RoPE scaling {scaling!r}: {name} has {found or 'no'} numbers, expected {wanted}")
+            for number in given or ():
+                check_number(f"each of {name}", number, above=0)
         self.head_dim, self.theta, self.train_context = head_dim, theta, train_context
         self.scaling, self.factor, self.ramp = scaling, factor, ramp
 
@@ -160,12 +170,15 @@ class Rotary2d(nn.Module):
 
     def __init__(self, head_dim: int, *, num_heads: int, form: str = "axial", theta: float | None = None) -> None:
         super().__init__()
+        check_whole("head_dim", head_dim, 1)
+        check_whole("num_heads", num_heads, 1)
         if head_dim % 4:
             raise ValueError(f"2-D RoPE splits the pairs between two axes: head width a multiple of 4, got {head_dim}")
         if form not in ("axial", "mixed"):
             raise ValueError(f"unknown form {form!r} of 2-D RoPE; known: axial, mixed")
         self.form, self.head_dim = form, head_dim
         self.theta = theta if theta is not None else 100.0 if form == "axial" else 10.0
+        check_number("theta", self.theta, above=1)
         if form == "mixed":
             size = self._sizes(None).float()
             turn = torch.rand(num_heads, 1) * 2 * math.pi
@@ -202,6 +215,8 @@ class Sinusoidal(nn.Module):
 
     def __init__(self, dim: int, *, theta: float = 10000.0, columns: str = "halves") -> None:
         super().__init__()
+        check_whole("dim", dim, 1)
+        check_number("theta", theta, above=1)
         if dim % 2:
             raise ValueError(f"sinusoidal positions need an even width, got {dim}")
         if columns not in ("halves", "alternating"):
@@ -224,6 +239,7 @@ class Sinusoidal2d(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
+        check_whole("dim", dim, 1)
         if dim % 4:
             raise ValueError(f"sinusoidal positions of a grid need a width that is a multiple of 4, got {dim}")
         self.dim = dim
@@ -245,6 +261,8 @@ class Learned(nn.Module):
 
     def __init__(self, dim: int, *, train_context: int) -> None:
         super().__init__()
+        check_whole("dim", dim, 1)
+        check_whole("train_context", train_context, 1)
         self.weight = nn.Parameter(torch.randn(train_context, dim) * 0.02)
 
     def forward(self, positions: Positions, like: Tensor) -> Tensor:
@@ -266,6 +284,8 @@ class Learned2d(nn.Module):
 
     def __init__(self, dim: int, *, train_grid: tuple[int, int]) -> None:
         super().__init__()
+        check_whole("dim", dim, 1)
+        check_grid("train_grid", train_grid)
         self.weight = nn.Parameter(torch.randn(1, dim, *train_grid) * 0.02)
 
     def forward(self, positions: Positions, like: Tensor) -> Tensor:

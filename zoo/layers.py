@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zoo.attention.base import Kernel
 from zoo.attention.dispatch import prior_attention
-from zoo.naming import check_options, nearest
+from zoo.naming import check_flags, check_number, check_options, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 
@@ -81,13 +81,19 @@ class SSMax(nn.Module):
         start: float | None = None,
     ) -> None:
         super().__init__()
-        if train_context < 2:
-            raise ValueError(f"SSMax needs a training context of at least 2 tokens, got {train_context}")
+        check_whole("num_heads", num_heads, 1)
+        check_whole("train_context of SSMax", train_context, 2)
+        check_flags(causal=causal)
+        if window is not None:
+            check_whole("window of SSMax", window, 2 if start is None else 1)
+        if start is not None:
+            check_number("start of SSMax", start, above=0)
         self.window = window
         # On the CPU whatever the default device: on "meta", where models are counted, tensors have no values.
         seen = torch.arange(1 if causal else train_context, train_context + 1, device="cpu")
-        seen = seen.clamp(max=self._reach(causal)) if window else seen
-        self.s = nn.Parameter(torch.full((num_heads,), start or 1.0 / float(seen.double().log().mean())))
+        seen = seen if window is None else seen.clamp(max=self._reach(causal))
+        mean = float(seen.double().log().mean())
+        self.s = nn.Parameter(torch.full((num_heads,), 1.0 / mean if start is None else float(start)))
 
     def _reach(self, causal: bool) -> int:
         """Keys inside the window: to the left and itself, or on both sides."""
@@ -161,8 +167,8 @@ class LogitOptions:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "prior_scale"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise ValueError(f"{name} of the logits must be a number above 0, got {value}")
+            check_number(f"{name} of the logits", getattr(self, name), above=0)
+        check_flags(scale_prior=self.scale_prior, prior_gate=self.prior_gate)
 
     @staticmethod
     def of(given: Mapping[str, Any], *, scale_prior: bool = True) -> LogitOptions:
@@ -215,7 +221,12 @@ class Attention(nn.Module):
         super().__init__()
         if lanes not in LANES:
             raise ValueError(f"lanes={lanes!r}: {nearest(lanes, LANES)}")
-        num_kv_heads = num_kv_heads or num_heads
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_flags(causal=causal, bias=bias)
+        for name, count in (("dim", dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
+            check_whole(name, count, 1)
+        if window is not None:
+            check_whole("window", window, 1)
         if dim % num_heads or num_heads % num_kv_heads:
             raise ValueError(f"heads must divide: dim={dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}")
         self.head_dim = dim // num_heads

@@ -17,7 +17,8 @@ from typing import Any
 from torch import nn
 
 from zoo.encodings import Learned, Learned2d, Rotary, Rotary2d, Sinusoidal, Sinusoidal2d
-from zoo.naming import check_options, did_you_mean, nearest
+from zoo.layers import LANES
+from zoo.naming import check_grid, check_options, check_whole, did_you_mean, nearest
 from zoo.priors import Compose, Prior, create_prior, known_priors, on_grid
 
 __all__ = [
@@ -223,8 +224,9 @@ def create_position(
     Raises:
         ValueError: for an unknown method, part or option, a part that occurs twice, or a second rotation or embedding.
     """
-    given = {"dim": dim, "d_model": dim, "head_dim": dim // num_heads, "train_context": train_context}
-    return _create(name, line_methods(), {}, given | {"num_heads": num_heads}, options or {}, lanes, turned=2)
+    check_whole("train_context", train_context, 1)
+    given = {"d_model": dim, "train_context": train_context} | _sizes(dim, num_heads, lanes)
+    return _create(name, line_methods(), {}, given, options, lanes, turned=2)
 
 
 def create_grid_position(
@@ -242,8 +244,18 @@ def create_grid_position(
     `rope` are the separable ggd2d, spectral2d and rope2d_axial. A part's name in options and state dict is its method's
     without "2d" and what follows it, so that options read alike in every modality.
     """
-    given = {"dim": dim, "head_dim": dim // num_heads, "train_grid": tuple(train_grid)}
-    return _create(name, grid_methods(), GRID_PARTS, given | {"num_heads": num_heads}, options or {}, lanes, turned=4)
+    check_grid("train_grid", train_grid)
+    given = {"train_grid": tuple(train_grid)} | _sizes(dim, num_heads, lanes)
+    return _create(name, grid_methods(), GRID_PARTS, given, options, lanes, turned=4)
+
+
+def _sizes(dim: int, num_heads: int, lanes: str) -> dict[str, Any]:
+    """What a model gives every method, checked."""
+    check_whole("dim", dim, 1)
+    check_whole("num_heads", num_heads, 1)
+    if lanes not in LANES:
+        raise ValueError(f"lanes={lanes!r}: {nearest(lanes, LANES)}")
+    return {"dim": dim, "num_heads": num_heads, "head_dim": dim // num_heads}
 
 
 def pinned_context(name: str, train_context: int) -> dict[str, Any]:
@@ -315,12 +327,15 @@ def _create(
     methods: Mapping[str, Method],
     stand_for: Mapping[str, str],
     given: dict[str, Any],
-    options: dict[str, Any],
+    options: Mapping[str, Any] | None,
     lanes: str,
     *,
     turned: int,
 ) -> Position:
     """turned: a rotation turns the first columns of a head, a multiple of this."""
+    if not isinstance(options or {}, Mapping):
+        raise ValueError(f"the options of {name!r} must be given by name, got {options!r}")
+    options = dict(options or {})
     parts = _parts(name, methods, stand_for)
     window = given.get("train_context") if any(method.windowed for method in parts.values()) else None
     if "+" not in name and name not in SUMS:
@@ -341,7 +356,9 @@ def _create(
         takes = inspect.signature(method.make).parameters
         defaults = {key: value for key, value in SUM_OPTIONS.get(part, {}).items() if key in takes}
         taken = sum(p.num_lanes for p in made_parts.values() if isinstance(p, Prior)) if lanes == "inside" else 0
-        own = given | ({"head_dim": (given["head_dim"] - taken) // turned * turned} if method.part == "rotary" else {})
+        own = given | (
+            {"head_dim": max(given["head_dim"] - taken, 0) // turned * turned} if method.part == "rotary" else {}
+        )
         made_parts[part] = _make(f"part {part!r} of {name!r}", method, own, defaults | dict(options.get(part, {})))
     priors = {part: made for part, made in made_parts.items() if isinstance(made, Prior)}
     prior = Compose(**priors) if priors else create_prior("uniform", num_heads=given["num_heads"])

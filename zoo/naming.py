@@ -1,13 +1,30 @@
-"""Checks of names given by users, with errors that suggest the nearest valid name."""
+"""Checks of names and numbers given by users, with errors that say what is valid and suggest the nearest name."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-__all__ = ["check_options", "did_you_mean", "nearest"]
+import numpy as np
+from torch import SymFloat, SymInt
+
+__all__ = [
+    "WHOLE",
+    "check_flags",
+    "check_grid",
+    "check_number",
+    "check_options",
+    "check_whole",
+    "did_you_mean",
+    "nearest",
+]
+
+# What a number may be; a symbol is one where torch.export or torch.compile traces.
+WHOLE = (int, np.integer, SymInt)
+REAL = (float, np.floating, SymFloat, *WHOLE)
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6, form: str = "{}") -> str:
@@ -49,3 +66,33 @@ def check_options(
     for name in valid:
         if parameters[name].default is inspect.Parameter.empty and name not in options and name not in defaults:
             raise ValueError(f"{owner} needs the option {name!r}")
+
+
+def check_whole(what: str, value: Any, least: int) -> None:
+    """ValueError unless `value` is a whole number of `least` or more. True and False are none."""
+    if not isinstance(value, WHOLE) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{what} must be a whole number of {least} or more, got {value!r}")
+
+
+def check_number(what: str, value: Any, *, above: float | None = None, least: float | None = None) -> None:
+    """ValueError unless `value` is a finite number, more than `above` and at least `least`. True and False are none."""
+    good = isinstance(value, REAL) and not isinstance(value, bool) and -math.inf < value < math.inf
+    if good and (above is None or value > above) and (least is None or value >= least):
+        return
+    bound = f" above {above:g}" if above is not None else f" of {least:g} or more" if least is not None else ""
+    raise ValueError(f"{what} must be a finite number{bound}, got {value!r}")
+
+
+def check_flags(**flags: Any) -> None:
+    """ValueError for a switch that is neither True nor False, such as "false", which would be on."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_grid(what: str, grid: Any) -> None:
+    """ValueError unless `grid` is (height, width), whole numbers of 1 or more."""
+    if not isinstance(grid, tuple | list) or len(grid) != 2:
+        raise ValueError(f"{what} must be (height, width) in patches, got {grid!r}")
+    for side in grid:
+        check_whole(f"each side of {what}", side, 1)

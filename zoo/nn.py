@@ -15,7 +15,7 @@ from zoo.attention.reference import attend
 from zoo.decoding.cache import Cache, KVCache
 from zoo.layers import LANES, SSMax
 from zoo.methods import create_position
-from zoo.naming import nearest
+from zoo.naming import check_flags, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
 
@@ -92,6 +92,9 @@ class PriorMultiheadAttention(nn.Module):
         lanes: str = "beside",
     ) -> None:
         super().__init__()
+        check_flags(
+            bias=bias, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn, batch_first=batch_first, ssmax=ssmax
+        )
         if add_bias_kv or add_zero_attn:
             what = "add_bias_kv" if add_bias_kv else "add_zero_attn"
             raise ValueError(
@@ -99,13 +102,17 @@ class PriorMultiheadAttention(nn.Module):
             )
         if lanes not in LANES:
             raise ValueError(f"lanes={lanes!r}: {nearest(lanes, LANES)}")
-        num_kv_heads = num_kv_heads or num_heads
-        if min(embed_dim, num_heads, num_kv_heads) < 1 or embed_dim % num_heads or num_heads % num_kv_heads:
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        kdim, vdim = embed_dim if kdim is None else kdim, embed_dim if vdim is None else vdim
+        sizes = dict(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, kdim=kdim, vdim=vdim)
+        for name, size in sizes.items():
+            check_whole(name, size, 1)
+        if embed_dim % num_heads or num_heads % num_kv_heads:
             raise ValueError(f"heads must divide: {embed_dim=}, {num_heads=}, {num_kv_heads=}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be a probability below 1, got {dropout}")
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
-        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
+        self.kdim, self.vdim = kdim, vdim
         self.dropout, self.batch_first = dropout, batch_first
         self.head_dim, self.lanes = embed_dim // num_heads, lanes
         made = create_position(
@@ -369,7 +376,7 @@ class PriorMultiheadAttention(nn.Module):
                 here = ~mask
             else:
                 # −∞ as a bool, since a row scale of 0 would make it NaN.
-                here = mask > -torch.inf
+                here = mask != -torch.inf
                 finite = mask.masked_fill(~here, 0.0)
                 added = finite if added is None else added + finite
             shown = here if shown is None else shown & here

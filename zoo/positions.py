@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zoo.naming import check_whole
+
 __all__ = ["Positions", "document_starts"]
 
 
@@ -41,8 +43,8 @@ class Positions:
     @staticmethod
     def line(length: int, *, offset: int = 0) -> Positions:
         """`length` tokens in a row, the first at position `offset`."""
-        if length < 1 or offset < 0:
-            raise ValueError(f"a line needs length >= 1 and offset >= 0, got length={length}, offset={offset}")
+        check_whole("length", length, 1)
+        check_whole("offset", offset, 0)
         return Positions(length, offset)
 
     @staticmethod
@@ -52,8 +54,12 @@ class Positions:
         Documents are runs: an id does not recur after another one. `offset` is the row index of the first column; it does not
         shift the restarted positions.
         """
-        if segments.ndim != 2:
-            raise ValueError(f"segments must be (B, T), got shape {tuple(segments.shape)}")
+        if not isinstance(segments, Tensor) or segments.ndim != 2:
+            got = f"shape {tuple(segments.shape)}" if isinstance(segments, Tensor) else repr(segments)
+            raise ValueError(f"segments must be a tensor (B, T) of document ids, got {got}")
+        if segments.is_floating_point() or segments.dtype == torch.bool:
+            raise ValueError(f"segments must be whole numbers, got {segments.dtype}")
+        check_whole("offset", offset, 0)
         index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
         first = torch.where(document_starts(segments), index, 0).cummax(dim=1).values
         return Positions(segments.shape[1], offset, within=index - first)
@@ -61,13 +67,15 @@ class Positions:
     @staticmethod
     def grid(height: int, width: int, *, num_prefix: int = 0) -> Positions:
         """`num_prefix` prefix tokens, then `height`·`width` patches in row-major order."""
-        if height < 1 or width < 1 or num_prefix < 0:
-            raise ValueError(f"a grid needs height, width >= 1 and num_prefix >= 0, got {height}x{width}, {num_prefix}")
+        check_whole("height", height, 1)
+        check_whole("width", width, 1)
+        check_whole("num_prefix", num_prefix, 0)
         return Positions(num_prefix + height * width, shape=(height, width), num_prefix=num_prefix)
 
     def tail(self, count: int) -> Positions:
         """The last `count` positions of a line."""
-        if self.is_grid or not 1 <= count <= self.length:
+        check_whole("count", count, 1)
+        if self.is_grid or count > self.length:
             raise ValueError(f"the last {count} of {self.length} positions: expected 1 to all, of a line")
         within = None if self.within is None else self.within[:, -count:]
         return Positions(count, self.offset + self.length - count, within=within)

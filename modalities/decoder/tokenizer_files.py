@@ -49,9 +49,12 @@ def read_backend(spec: str, path: Path, tokenizers: Any) -> Any:
 
 @contextmanager
 def no_panic(name: str) -> Iterator[None]:
-    """Turns a panic of the library, such as by a pattern that takes forever, into a ValueError."""
+    """Turns a panic of the library, such as by a pattern that takes forever, and text with half of a surrogate pair into a
+    ValueError."""
     try:
         yield
+    except TypeError as error:
+        raise ValueError(f"tokenizer {name!r} takes text of whole Unicode characters: {error}") from error
     except BaseException as error:
         if type(error).__module__ != "pyo3_runtime":
             raise

@@ -320,6 +320,17 @@ def test_bfloat16_dropout_and_checkpointing() -> None:
     assert (output(dropping, given) - output(dropping, given)).abs().max() > 1e-4
 
 
+def test_queries_and_keys_whose_norm_is_in_float32() -> None:
+    """As under autocast on CUDA, where values are in bfloat16."""
+    line = Positions.line(7)
+    layer = LayerPrior(zoo.create_prior("alibi", num_heads=2))
+    q, k, v = torch.randn(3, 1, 2, 7, 8).bfloat16()
+    found, expected = (
+        layer.attend(lambda: v, a, b, v, (line, line), causal=True) for a, b in ((q.float(), k.float()), (q, k))
+    )
+    assert torch.equal(found, expected) and found.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("name", ["timm", "bert", "llama"])
 def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
     model, given = zoo.adapt(make(name), "ggd_goat"), input_of(name)

@@ -379,7 +379,7 @@ def test_terms_of_other_positions_are_refused() -> None:
 def test_a_strong_log_prior_is_not_rounded_to_half_precision(kernel: str) -> None:
     """Two keys whose log-priors are −100 and −100.2 must not tie: bfloat16 would read both as −100."""
     table = torch.tensor([[0.0, -100.0, -100.2, 0.0]])
-    terms = PriorTerms(table=RelativeTable(table, torch.tensor([3]), torch.tensor([1, 2]), 0, origin=2))
+    terms = PriorTerms(table=RelativeTable(table, torch.tensor([1]), torch.tensor([0, 1]), 1, origin=2))
     q = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16)
     k = torch.zeros(1, 1, 2, 8, dtype=torch.bfloat16)
     v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(-1, -1, -1, 8).bfloat16()

@@ -29,7 +29,7 @@ def test_memory_comes_in_blocks_and_is_kept() -> None:
         assert cache.capacity % 8 == 0
     assert keys[0, 0, :, 0].tolist() == list(range(40))
     assert len({buffer.data_ptr() for buffer in buffers}) == 3  # 16, 24 and 40 tokens: it grew twice
-    with pytest.raises(ValueError, match="block >= 1"):
+    with pytest.raises(ValueError, match="block must be a whole number of 1 or more, got 0"):
         KVCache(1, block=0)
 
 

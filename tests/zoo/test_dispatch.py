@@ -169,7 +169,7 @@ GOOD = {"q_lanes": (1, 1, 16, 3), "k_lanes": (1, 1, 16, 3), "table": (4, 31), "s
         ({"table": (4, 30)}, "30 columns, and the call reads columns 0 to 30"),
         ({"q_lanes": (1, 1, 16, 2)}, "2 query lanes and 3 key lanes"),
         ({"q_lanes": None}, "no query lanes and 3 key lanes"),
-        ({"scale": (3, 4, 16)}, "batch of 3, expected 1 or 2"),
+        ({"scale": (3, 4, 16)}, r"query_scale must be \(2, 4, 16\), or 1 on its first axis, got \(3, 4, 16\)"),
         *(({key: None, f"{key}_on": "cpu"}, "must be on meta as q is, got cpu") for key in ("table", "scale", "ids")),
     ],
 )
@@ -177,9 +177,10 @@ def test_what_a_kernel_would_read_past_its_end_is_refused(change: dict, words: s
     shapes = GOOD | {key: shape for key, shape in change.items() if not key.endswith("_on")}
 
     def tensor(key: str) -> Tensor | None:
+        dtype = torch.long if key == "ids" else None
         if f"{key}_on" in change:
-            return torch.empty(GOOD[key])
-        return None if shapes[key] is None else torch.empty(shapes[key], device="meta")
+            return torch.empty(GOOD[key], dtype=dtype)
+        return None if shapes[key] is None else torch.empty(shapes[key], dtype=dtype, device="meta")
 
     q = torch.empty(2, 4, 16, 64, device="meta")
     table = RelativeTable.line(tensor("table"), Positions.line(16), Positions.line(16), center=15)

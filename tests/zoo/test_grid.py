@@ -172,10 +172,10 @@ def test_spectral2d_reaches_as_far_as_it_is_told() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("spectral2d", {"reach": 0.0}, "reach > 0"),
+        ("spectral2d", {"reach": 0.0}, "reach of spectral2d must be a finite number above 0, got 0"),
         ("goat2d", {"top": 4.0}, "top=4.0"),
         ("t5_2d", {"num_buckets": 5}, "even number"),
-        ("t5_2d", {"max_distance": 0}, "max_distance >= 1"),
+        ("t5_2d", {"max_distance": 0}, "max_distance of t5_2d must be a whole number of 1 or more, got 0"),
         ("alibi2d", {"slopes": 1}, "no option 'slopes'"),
     ],
 )

@@ -145,7 +145,7 @@ def test_ssmax_starts_where_it_is_told() -> None:
     ("options", "message"),
     [
         ({"temprature": 2.0}, "did you mean 'temperature'"),
-        ({"temperature": 0.0}, "temperature of the logits must be a number above 0, got 0"),
+        ({"temperature": 0.0}, "temperature of the logits must be a finite number above 0, got 0"),
         ({"prior_scale": -1.0}, "prior_scale .* got -1"),
         ({"lanes": "beside"}, "no option 'lanes'"),
     ],

@@ -446,7 +446,7 @@ def test_the_decoding_kernel_says_what_it_cannot_do(block: int, message: str) ->
         (lambda: small("fire").generate([[1, 2]], max_new_tokens=2, cache="paged"), "Fire"),
         (lambda: small("ggd").new_cache(8, "page"), "did you mean 'paged'"),
         (lambda: small("ggd").new_cache(kind="paged"), "needs its capacity"),
-        (lambda: PagedCache(1, horizon=0), "horizon >= 1"),
+        (lambda: PagedCache(1, horizon=0), "horizon must be a whole number of 1 or more, got 0"),
         (lambda: PagedCache(2, horizon=9, bounds=bounds(small("ggd"), 8, 4)), "up to 9 tokens"),
         (lambda: small("ggd").forward_features(tokens(9), cache=paged(small("ggd"), 8)), "made for 8 tokens"),
     ],

@@ -121,7 +121,7 @@ def test_embeddings() -> None:
     ("options", "message"),
     [
         ({"scaling": "yarm", "factor": 2.0}, "known: none, linear, ntk, dynamic, yarn"),
-        ({"scaling": "linear", "factor": 0.5}, "factor=0.5"),
+        ({"scaling": "linear", "factor": 0.5}, "factor must be a finite number of 1 or more, got 0.5"),
         ({"factor": 2.0}, "'none' does not take factor=2.0"),
         ({"scaling": "yarn", "factor": 2.0}, "'yarn' needs train_context"),
         ({"slow": 4.0, "fast": 1.0}, r"4\.0 and 1\.0"),

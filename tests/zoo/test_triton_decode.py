@@ -167,6 +167,13 @@ def test_the_same_from_run_to_run() -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 3])
+def test_a_key_of_nan_in_one_split_is_not_left_out(splits: int) -> None:
+    case = make(1, 2, 2, 1, 49)
+    case.k[:, :, 20, 3] = math.nan
+    assert case.dense(splits).isnan().all()
+
+
+@pytest.mark.parametrize("splits", [1, 3])
 def test_bfloat16_rounds_weights_and_output_once(splits: int) -> None:
     """Each weight and the output are rounded to 8 bits, a relative 2^-9 each; the sum of the weights is not rounded."""
     case = make(1, 4, 2, 2, 45, 24, dtype=torch.bfloat16, scale=1)

@@ -20,6 +20,7 @@ from torch import nn
 
 from zoo.adapters.layer import RECORD, has_priors, prior_parameters
 from zoo.inputs import read_object
+from zoo.naming import check_flags, check_whole
 
 __all__ = ["adapt", "is_adapted", "load_adapted", "save_adapted"]
 
@@ -66,6 +67,11 @@ def adapt(
             layer's input, a pattern that matches no parameter, and "priors" for a prior without parameters.
     """
     library = _library(model)
+    check_flags(keep_rope=keep_rope, ssmax=ssmax)
+    if not isinstance(options or {}, Mapping):
+        raise ValueError(f"options must be given by name, got {options!r}")
+    if train_context is not None:
+        check_whole("train_context", train_context, 1)
     if has_priors(model):
         raise ValueError(f"{type(model).__name__} has priors already")
     patterns = [train] if isinstance(train, str) else list(train)

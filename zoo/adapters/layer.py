@@ -133,9 +133,11 @@ class LayerPrior(nn.Module):
         if uniform and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
             return own()
         if bias is not None:
-            terms = terms + PriorTerms(bias=bias.to(torch.promote_types(bias.dtype, torch.float32)))
+            bias = bias.to(torch.promote_types(bias.dtype, torch.float32)).expand(-1, q.shape[1], -1, -1)
+            terms = terms + PriorTerms(bias=bias)
         if scale is not None and scale != q.shape[-1] ** -0.5:
             q = q * (scale * q.shape[-1] ** 0.5)
+        q, k = q.to(v.dtype), k.to(v.dtype)  # norms of q and k give float32 under autocast
         out = prior_attention(
             q,
             k,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zoo.attention import triton
 from zoo.attention.base import AttentionCall, Kernel, needs_mask, single_documents, traced_as_constant
+from zoo.attention.checks import check_call, check_terms
 from zoo.attention.flash import FlashKernel
 from zoo.attention.reach import TALLY, Tally
 from zoo.attention.reference import ReferenceKernel
@@ -178,13 +179,15 @@ def prior_attention(
         (B, H, T, D) in q's dtype; 0 in rows that see no key.
 
     Raises:
-        ValueError: for shapes that do not fit, an unknown kernel, or a kernel that cannot serve the call.
+        ValueError: for types, shapes, dtypes, devices or positions that do not fit, an unknown kernel, or one that cannot
+            serve the call.
     """
-    if query_scale is not None and query_scale.ndim == 2:
+    if isinstance(query_scale, Tensor) and query_scale.ndim == 2:
         query_scale = query_scale[None]
-    segments = None if segments is not None and _hides_nothing(segments, q, k) else segments
-    call = AttentionCall(q, k, v, terms or PriorTerms(), causal, query_scale, segments, window, mask, dropout)
-    _check(call)
+    call = AttentionCall(q, k, v, check_terms(terms), causal, query_scale, segments, window, mask, dropout)
+    check_call(call)
+    if segments is not None and _hides_nothing(segments):
+        call = replace(call, segments=None)
     if isinstance(kernel, str):
         name = choose_kernel(call) if kernel == "auto" else kernel
         if name not in KERNELS:
@@ -193,99 +196,19 @@ def prior_attention(
         kernel = KERNELS[name]
     else:
         name = type(kernel).__name__
+        if not hasattr(kernel, "refuses"):
+            raise ValueError(f"kernel must be a name or a zoo.attention.Kernel, got {kernel!r}")
     reason = kernel.refuses(call)
     if reason:
         raise ValueError(f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can")
     return kernel.run(call)
 
 
-def _hides_nothing(segments: Tensor, q: Tensor, k: Tensor) -> bool:
+def _hides_nothing(segments: Tensor) -> bool:
     """Whether each row is one document, so that ids mask nothing.
 
     Checked on the CPU only: elsewhere it needs a device synchronisation, and torch.compile cannot trace control flow on data.
     """
-    if q.device.type != "cpu" or torch.compiler.is_compiling() or segments.shape != (q.shape[0], k.shape[2]):
+    if segments.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return bool(single_documents(segments).all())
-
-
-def _check(call: AttentionCall) -> None:
-    q, k, v, terms = call.q, call.k, call.v, call.terms
-    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
-        raise ValueError(f"q, k, v must be (B, heads, length, width), got {q.ndim}, {k.ndim} and {v.ndim} axes")
-    if not (q.shape[0] == k.shape[0] == v.shape[0] and k.shape[2] == v.shape[2]):
-        raise ValueError(f"q, k, v disagree: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
-    if q.shape[1] % k.shape[1] or q.shape[1] % v.shape[1]:
-        raise ValueError(f"key heads must divide {q.shape[1]} query heads, got {k.shape[1]} for k, {v.shape[1]} for v")
-    inside = terms.q_lanes is not None and terms.k_lanes is None
-    width = q.shape[3] + (terms.q_lanes.shape[3] if inside and terms.q_lanes is not None else 0)
-    if k.shape[3] != width:
-        raise ValueError(f"keys must be {width} wide ({q.shape[3]} content columns as in q), got {k.shape[3]}")
-    if call.causal and call.num_queries > call.num_keys:
-        raise ValueError(f"causal attention of {call.num_queries} queries needs as many keys, got {call.num_keys}")
-    for what, tensor, length in (
-        ("q_lanes", terms.q_lanes, call.num_queries),
-        ("k_lanes", terms.k_lanes, call.num_keys),
-        ("bias rows", terms.bias, call.num_queries),
-        ("table's queries", None if terms.table is None else terms.table.q_code[:, None], call.num_queries),
-        ("table's keys", None if terms.table is None else terms.table.k_code[:, None], call.num_keys),
-    ):
-        if tensor is not None and tensor.shape[-2] != length:
-            raise ValueError(f"the prior's {what} are of {tensor.shape[-2]} positions, the call has {length}")
-    _check_terms(call)
-    if call.mask is not None:
-        _check_mask(call, call.mask)
-    if not 0 <= call.dropout < 1:
-        raise ValueError(f"dropout must be a probability below 1, got {call.dropout}")
-    if call.window is not None and call.window < 1:
-        raise ValueError(f"window must be at least 1, got {call.window}")
-    if call.segments is not None and call.segments.shape != (q.shape[0], call.num_keys):
-        raise ValueError(f"segments must be {(q.shape[0], call.num_keys)}, got {tuple(call.segments.shape)}")
-    if call.segments is not None and call.num_queries > call.num_keys:
-        raise ValueError(f"documents need a key for every query, got {call.num_queries} queries, {call.num_keys} keys")
-    if call.query_scale is not None and call.query_scale.shape[-2:] != q.shape[1:3]:
-        raise ValueError(f"query_scale must end in {tuple(q.shape[1:3])}, got {tuple(call.query_scale.shape)}")
-    if call.query_scale is not None and call.query_scale.shape[0] not in (1, q.shape[0]):
-        raise ValueError(f"query_scale is for a batch of {call.query_scale.shape[0]}, expected 1 or {q.shape[0]}")
-
-
-def _check_mask(call: AttentionCall, mask: Tensor) -> None:
-    shape = (*call.q.shape[:3], call.num_keys)
-    if mask.ndim != 4 or mask.shape[2:] != shape[2:] or any(mask.shape[n] not in (1, shape[n]) for n in (0, 1)):
-        raise ValueError(f"mask must be {shape}, or 1 on its first two axes, got {tuple(mask.shape)}")
-    if mask.dtype != torch.bool:
-        raise ValueError(f"mask must be bool, True where a key may be seen, got {mask.dtype}; a bias adds to logits")
-
-
-def _check_terms(call: AttentionCall) -> None:
-    """Bounds that kernels rely on without checking: they would read past the end of a table that is too short."""
-    q, terms, table = call.q, call.terms, call.table
-    if terms.k_lanes is not None and (terms.q_lanes is None or terms.q_lanes.shape[3] != terms.k_lanes.shape[3]):
-        have = "no" if terms.q_lanes is None else terms.q_lanes.shape[3]
-        raise ValueError(f"the prior has {have} query lanes and {terms.k_lanes.shape[3]} key lanes, expected as many")
-    if table is not None:
-        heads, columns = table.table.shape
-        if heads != q.shape[1]:
-            raise ValueError(f"the prior's table is of {heads} heads, q has {q.shape[1]}")
-        first, last = 0, columns - 1
-        if table.shape is not None:
-            last = (2 * table.shape[0] - 1) * (2 * table.shape[1] - 1) - 1
-        elif table.origin is not None:
-            first = table.origin - (call.offset if call.causal else call.num_keys - 1)
-            last = table.origin + call.num_queries - 1
-        if first < 0 or last >= columns:
-            raise ValueError(f"the prior's table has {columns} columns, and the call reads columns {first} to {last}")
-    for what, tensor in (
-        ("k", call.k),
-        ("v", call.v),
-        ("prior's query lanes", terms.q_lanes),
-        ("prior's key lanes", terms.k_lanes),
-        ("prior's table", None if table is None else table.table),
-        ("prior's bias", terms.bias),
-        ("query_scale", call.query_scale),
-        ("segments", call.segments),
-        ("mask", call.mask),
-    ):
-        if tensor is not None and tensor.device != q.device:
-            hint = "; a prior without parameters makes its terms on the device of x" if what.startswith("prior") else ""
-            raise ValueError(f"the {what} must be on {q.device} as q is, got {tensor.device}{hint}")

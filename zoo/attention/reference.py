@@ -45,7 +45,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
         logits = logits.masked_fill(~mask, -math.inf)
     if call.mask is not None or call.offset < 0:  # rows may see no key
         # The softmax of nothing but −∞ is NaN, and so is its gradient, whatever is put in its place afterwards.
-        empty = ~(logits > -math.inf).any(-1, keepdim=True)
+        empty = (logits == -math.inf).all(-1, keepdim=True)  # not of NaN, which stays
         weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
     else:
         weights = logits.softmax(-1)

@@ -498,7 +498,11 @@ def _backward(
     """Gradients of q, k, v, table and scale, block by block in float32 or float64."""
     wide, scale = table.dtype, bias.scale
     keys_all, values_all = k.to(wide).contiguous(), v.to(wide).contiguous()
-    delta = (grad_out.to(wide) * out.to(wide)).sum(-1)
+    # dS has no sum in its row, but for the rounding of δ. The gradient of a row scale is the sum of dS times logits, to which
+    # that adds what they have in common, large where a prior has grown. δ = Σ P ∘ dP rounds as its own terms do; that of an
+    # output in half precision is off by the output's rounding.
+    scaled = call.query_scale is not None and call.query_scale.requires_grad
+    delta = None if scaled or out.dtype != wide else (grad_out * out).sum(-1)
     grad_q = torch.empty_like(q)
     grad_k, grad_v = torch.zeros_like(keys_all), torch.zeros_like(values_all)
     grad_table = torch.zeros_like(table) if needs[3] else None
@@ -523,8 +527,11 @@ def _backward(
             buffer[..., width:] = 0
             padded = buffer.shape
         dp = torch.bmm(gb, vb.transpose(1, 2), out=dp_space.view(len(p), num_rows, width))
-        dp.sub_(delta[here, heads, rows].flip(2).reshape(-1, num_rows, 1))
+        if delta is not None:
+            dp.sub_(delta[here, heads, rows].flip(2).reshape(-1, num_rows, 1))
         ds = torch.mul(dp, p, out=buffer[..., :width])
+        if delta is None:
+            ds.addcmul_(p, ds.sum(-1, keepdim=True), value=-1)
         grad_v[here, heads, keys] += torch.bmm(p.transpose(1, 2), gb).unflatten(0, lead)
         grad_k[here, heads, keys] += torch.bmm(ds.transpose(1, 2), qb).unflatten(0, lead)
         grad_q[here, heads, rows] = torch.bmm(ds, kb).unflatten(0, lead).flip(2)

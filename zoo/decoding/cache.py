@@ -13,6 +13,7 @@ from torch import Tensor
 from zoo.attention.base import Kernel, fold_lanes
 from zoo.attention.dispatch import prior_attention
 from zoo.layers import AttentionCache
+from zoo.naming import WHOLE, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
@@ -66,7 +67,7 @@ class LayerCache(AttentionCache):
             self.carries = _store(self.carries, terms.carry[..., None], self.owner.length, self.owner.capacity)
         if terms.k_lanes is not None:
             k = fold_lanes(k, terms.k_lanes)
-        return replace(terms, k_lanes=None), k
+        return replace(terms, k_lanes=None, offset=None), k  # which was relative to the new keys
 
     def distances(self, prior: Prior, reach: int) -> RelativeTable | None:
         """The prior's table over distances 0 … `reach` − 1 at least, computed once per capacity; column = distance."""
@@ -198,7 +199,7 @@ class Cache:
         Raises:
             ValueError: for a negative length, or one beyond the tokens held.
         """
-        if not 0 <= length <= self.length:
+        if not isinstance(length, WHOLE) or not 0 <= length <= self.length:
             raise ValueError(f"a cache of {self.length} tokens cannot be cropped to {length}")
         self.length = length
         if self.segments is not None:
@@ -246,8 +247,9 @@ class KVCache(Cache):
 
     def __init__(self, num_layers: int, *, capacity: int = 0, block: int = 256) -> None:
         super().__init__()
-        if block < 1 or capacity < 0:
-            raise ValueError(f"a cache needs block >= 1 and capacity >= 0, got {block} and {capacity}")
+        check_whole("num_layers", num_layers, 0)
+        check_whole("capacity", capacity, 0)
+        check_whole("block", block, 1)
         self.block = block
         self.capacity = -(-capacity // block) * block
         self.layers: list[DenseLayer] = [DenseLayer(self) for _ in range(num_layers)]

@@ -19,6 +19,7 @@ from zoo.decoding.cache import Cache, LayerCache
 from zoo.decoding.eviction import EvictionBound
 from zoo.decoding.paged_attention import attend_gathered, paged_kernel
 from zoo.decoding.pages import PageStore
+from zoo.naming import check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 
@@ -154,8 +155,9 @@ class PagedCache(Cache):
         bounds: Sequence[EvictionBound] | None = None,
     ) -> None:
         super().__init__()
-        if block < 1 or horizon < 1:
-            raise ValueError(f"a paged cache needs block >= 1 and horizon >= 1, got {block} and {horizon}")
+        check_whole("num_layers", num_layers, 0)
+        check_whole("block", block, 1)
+        check_whole("horizon", horizon, 1)
         each: Sequence[EvictionBound | None] = [None] * num_layers if bounds is None else bounds
         if len(each) != num_layers or any(bound is not None and bound.horizon < horizon for bound in each):
             raise ValueError(

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.naming import check_flags, check_number
 from zoo.positions import Positions
 from zoo.priors.base import IsotropicPrior, Prior, PriorTerms, line_table, prior_dtype, split_bf16
 
@@ -73,9 +74,17 @@ class Alibi(Prior):
         self, num_heads: int, *, learnable: bool = False, mean_lag: float | Sequence[float] | None = None
     ) -> None:
         super().__init__(num_heads)
-        lags = [mean_lag] * num_heads if isinstance(mean_lag, int | float) else mean_lag
-        if lags is not None and (len(lags) != num_heads or not all(0 < lag < math.inf for lag in lags)):
-            raise ValueError(f"mean_lag={mean_lag}: expected a distance above 0, or one for each of {num_heads} heads")
+        check_flags(learnable=learnable)
+        lags = (
+            [mean_lag] * num_heads if isinstance(mean_lag, int | float) and not isinstance(mean_lag, bool) else mean_lag
+        )
+        if lags is not None:
+            if isinstance(lags, bool | str) or len(lags) != num_heads:
+                raise ValueError(
+                    f"mean_lag={mean_lag!r}: expected a distance above 0, or one for each of {num_heads} heads"
+                )
+            for lag in lags:
+                check_number("mean_lag", lag, above=0)
         self.fixed = None if lags is None else [math.log1p(1 / lag) for lag in lags]
         if learnable:
             self.raw_slope = nn.Parameter(inverse_softplus(self._start(None)).float())
@@ -106,7 +115,7 @@ class Alibi(Prior):
             return PriorTerms(table=line_table(curve, q_pos, k_pos, device=slopes.device, dtype=dtype))
         i, j = q_pos.index(slopes.device).double(), k_pos.index(slopes.device).double()
         q_lanes, k_lanes = ramp_lanes(slopes[:, None] * j[:, None], slopes[:, None] * i[:, None])
-        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype))
+        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), causal=True, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         slopes = self.slopes()

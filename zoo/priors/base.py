@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.naming import check_whole
 from zoo.positions import Positions
 from zoo.priors.tables import RelativeTable, grid_table, line_table
 
@@ -37,6 +38,8 @@ __all__ = [
     "split_bf16",
 ]
 
+_N = TypeVar("_N", bound=int)
+
 
 @dataclass(frozen=True)
 class PriorTerms:
@@ -48,6 +51,8 @@ class PriorTerms:
         table: a relative table.
         bias: (1 or B, H, T, S) dense log-prior, for the one prior (FIRE) that is neither lanes nor a table.
         carry: (B, H, S) state after each key (CABLE's running sum), or None; that after the last is passed to the next chunk.
+        causal: whether they are for causal attention alone (True) or for bidirectional attention alone (False); None: for both.
+        offset: the first query's row less the first key's, which lanes do not tell; None where any will do, or a table tells.
     """
 
     q_lanes: Tensor | None = None
@@ -55,6 +60,8 @@ class PriorTerms:
     table: RelativeTable | None = None
     bias: Tensor | None = None
     carry: Tensor | None = None
+    causal: bool | None = None
+    offset: int | None = None
 
     def __add__(self, other: PriorTerms) -> PriorTerms:
         def add(a, b):
@@ -66,6 +73,8 @@ class PriorTerms:
             add(self.table, other.table),
             add(self.bias, other.bias),
             _only(self.carry, other.carry),
+            _agreed("causal", self.causal, other.causal),
+            _agreed("offset", self.offset, other.offset),
         )
 
     def dense(self) -> Tensor:
@@ -85,6 +94,12 @@ class PriorTerms:
 def _only(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is not None and b is not None:
         raise ValueError("only one part of a composed prior may carry state from chunk to chunk")
+    return b if a is None else a
+
+
+def _agreed(what: str, a: _N | None, b: _N | None) -> _N | None:
+    if a is not None and b is not None and a != b:
+        raise ValueError(f"terms of one call are added: one has {what}={a}, the other {what}={b}")
     return b if a is None else a
 
 
@@ -146,8 +161,7 @@ class Prior(nn.Module):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+        check_whole("num_heads", num_heads, 1)
         self.num_heads = num_heads
 
     def forward(
@@ -262,7 +276,8 @@ class TablePrior(Prior):
         self.require_line(q_pos, k_pos)
         device = x.device if x is not None else next((p.device for p in self.parameters()), None)
         curve = partial(self.curve, causal=causal)
-        return PriorTerms(table=line_table(curve, q_pos, k_pos, device=device, dtype=prior_dtype(self)))
+        table = line_table(curve, q_pos, k_pos, device=device, dtype=prior_dtype(self))
+        return PriorTerms(table=table, causal=causal)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         device = next((p.device for p in self.parameters()), None)

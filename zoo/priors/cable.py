@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import nearest
+from zoo.naming import check_flags, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, split_bf16
 
@@ -49,6 +49,8 @@ class Cable(Prior):
         self, num_heads: int, *, d_model: int, weighted: bool = True, gate: str = "relu", bias: bool = True
     ) -> None:
         super().__init__(num_heads)
+        check_whole("d_model of cable", d_model, 1)
+        check_flags(weighted=weighted, bias=bias)
         if gate not in GATES:
             raise ValueError(f"unknown gate {gate!r} of cable; {nearest(gate, GATES)}")
         self.gate = gate
@@ -86,7 +88,8 @@ class Cable(Prior):
         q_lanes = torch.cat([bulk, w[..., [a for a, _ in _PIECES]]], dim=-1)
         k_lanes = torch.cat([torch.ones_like(s[..., :1]), s[..., [b for _, b in _PIECES]]], dim=-1)
         dtype = prior_dtype(self)
-        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), carry=total.detach())
+        lanes = (q_lanes.to(dtype), k_lanes.to(dtype))
+        return PriorTerms(*lanes, carry=total.detach(), causal=True, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         decay, weight = self.rates(x, torch.float64)

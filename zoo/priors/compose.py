@@ -20,6 +20,9 @@ class Compose(Prior):
     """
 
     def __init__(self, **parts: Prior) -> None:
+        for name, part in parts.items():
+            if not isinstance(part, Prior):
+                raise ValueError(f"part {name!r} of a composed prior must be a zoo.Prior, got {part!r}")
         heads = {part.num_heads for part in parts.values()}
         if len(heads) != 1:
             raise ValueError(f"composed priors need the same number of heads, got {sorted(heads) or 'no part'}")

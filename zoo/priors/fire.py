@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from zoo.naming import check_grid, check_number, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, patch_distance, prior_dtype
 
@@ -40,9 +41,12 @@ class Fire(Prior):
         length: float | None = None,
     ) -> None:
         super().__init__(num_heads)
+        check_whole("train_context", train_context, 1)
+        check_whole("hidden of fire", hidden, 1)
+        check_number("init_scale of fire", init_scale, above=0)
+        if length is not None:
+            check_number("length of fire", length, above=0)
         self.start = float(train_context if length is None else length)
-        if self.start <= 0:
-            raise ValueError(f"FIRE's threshold must be more than 0 tokens, got {self.start:g}")
         self.register_buffer("length", torch.tensor(self.start, dtype=torch.float64))  # the weights belong to it
         self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, num_heads))
         self.scale = nn.Parameter(torch.tensor([init_scale]))
@@ -74,7 +78,8 @@ class Fire(Prior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
-        return PriorTerms(bias=self._bias(q_pos, k_pos, causal, prior_dtype(self)))
+        bias = self._bias(q_pos, k_pos, causal, prior_dtype(self))
+        return PriorTerms(bias=bias, causal=causal or None, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         return self._bias(q_pos, k_pos, causal, torch.float64)
@@ -95,8 +100,9 @@ class Fire2d(GridPrior, Fire):
     def __init__(
         self, num_heads: int, *, train_grid: tuple[int, int] = (14, 14), hidden: int = 32, init_scale: float = 0.1
     ) -> None:
+        check_grid("train_grid", train_grid)
         longest = max(_diagonal(train_grid), 1.0)
-        Fire.__init__(self, num_heads, train_context=0, hidden=hidden, init_scale=init_scale, length=longest)
+        Fire.__init__(self, num_heads, train_context=1, hidden=hidden, init_scale=init_scale, length=longest)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         distance = patch_distance(dy, dx)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from zoo.naming import nearest
+from zoo.naming import check_flags, nearest
 from zoo.positions import Positions
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import GridPrior, PriorTerms, TablePrior, patch_distance, prior_dtype
@@ -112,6 +112,7 @@ class Ggd(TablePrior):
         train_mu: bool = False,
     ) -> None:
         super().__init__(num_heads)
+        check_flags(train_alpha=train_alpha, train_beta=train_beta, train_mu=train_mu)
         start = _starts(init)
         self.theta_alpha = nn.Parameter(_start("alpha", start, num_heads), requires_grad=train_alpha)
         self.theta_beta = nn.Parameter(_start("beta", start, num_heads), requires_grad=train_beta)
@@ -193,6 +194,10 @@ def _starts(init: str | Mapping[str, float | str]) -> Mapping[str, float | str]:
         if init not in INITS:
             raise ValueError(f"unknown init {init!r} of a ggd prior; {nearest(init, INITS)}")
         return INITS[init]
+    if not isinstance(init, Mapping):
+        raise ValueError(
+            f"init of a ggd prior: {nearest('', INITS)}, or a number each for alpha, beta and mu, got {init!r}"
+        )
     for name in init:
         if name not in ("alpha", "beta", "mu"):
             raise ValueError(f"unknown parameter {name!r} in the init of a ggd prior; expected alpha, beta or mu")
@@ -202,7 +207,7 @@ def _starts(init: str | Mapping[str, float | str]) -> Mapping[str, float | str]:
 def _start(name: str, start: Mapping[str, float | str], num_heads: int) -> Tensor:
     """(H,) float32."""
     value = start.get(name, 0.0)
-    if isinstance(value, int | float) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return torch.full((num_heads,), float(value))
     named = {"alpha": ("slope", "sampled"), "beta": ("linear", "sampled"), "mu": ("sampled",)}[name]
     if value not in named:

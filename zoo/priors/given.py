@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from zoo.naming import nearest
+from zoo.naming import check_flags, check_number, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, TablePrior, prior_dtype, split_bf16
 
@@ -62,13 +62,16 @@ class Table(TablePrior):
         if beyond not in BEYOND:
             raise ValueError(f"unknown beyond={beyond!r} of a table prior; {nearest(beyond, BEYOND)}")
         self.beyond = beyond
+        if learnable is not None:
+            check_flags(learnable=learnable)
+        for name, count in (("length", length), ("train_context", train_context)):
+            if count is not None:
+                check_whole(f"{name} of a table prior", count, 1)
         given = _given(values, file, "a table prior")
         if given is None or callable(given) or isinstance(given, Distribution):
             length = length or train_context
-            if not length or length < 1:
-                raise ValueError(
-                    f"a table prior without numbers needs its length, the number of distances, got {length}"
-                )
+            if length is None:
+                raise ValueError("a table prior without numbers needs its length, the number of distances")
             numbers = _over_distances(given, length)
         else:
             numbers = log_numbers(given, kind)
@@ -107,8 +110,9 @@ class Table(TablePrior):
         """
         if (distances is None) == (counts is None):
             raise ValueError("a table prior is fitted to `distances` or to `counts`, exactly one of them")
-        if smoothing < 0:
-            raise ValueError(f"smoothing must be 0 or more, got {smoothing}")
+        check_number("smoothing", smoothing, least=0)
+        if length is not None:
+            check_whole("length", length, 1)
         if distances is not None:
             observed = torch.as_tensor(distances, device="cpu").flatten()
             if observed.is_floating_point() or not len(observed) or bool((observed < 0).any()):
@@ -182,6 +186,8 @@ class Matrix(Prior):
         shape: Sequence[int | None] | None = None,
     ) -> None:
         super().__init__(num_heads)
+        check_number("tolerance of a matrix prior", tolerance, least=0)
+        check_whole("max_rank of a matrix prior", max_rank, 0)
         given = _given(values, file, "a matrix prior")
         self.error = 0.0
         self.rank: int | None
@@ -191,6 +197,10 @@ class Matrix(Prior):
             )
         if given is None:
             assert shape is not None
+            if len(shape) != 3:
+                raise ValueError(f"shape of a matrix prior must be (T, S, rank), rank None if dense, got {shape!r}")
+            for name, count in zip(("T", "S", "rank"), shape[: 3 if shape[2] is not None else 2], strict=False):
+                check_whole(f"{name} in shape of a matrix prior", count, 1)
             queries, keys, self.rank = int(shape[0] or 0), int(shape[1] or 0), shape[2]
             factors = [torch.zeros(num_heads, n, self.rank or 0) for n in (queries, keys)]
             dense = torch.zeros(num_heads, queries, keys)
@@ -232,14 +242,15 @@ class Matrix(Prior):
     ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         dtype = prior_dtype(self)
+        offset = q_pos.offset - k_pos.offset
         if self.rank is None:
-            return PriorTerms(bias=self._dense(q_pos, k_pos, dtype))
+            return PriorTerms(bias=self._dense(q_pos, k_pos, dtype), offset=offset)
         i, j = self._at(q_pos, self.num_queries, "query"), self._at(k_pos, self.num_keys, "key")
         # (1 or B, H, L, R, 2): the products of two pieces each are the product itself.
         q, k = (
             split_bf16(f.double()[:, at].transpose(0, 1), 2).to(dtype) for f, at in ((self.queries, i), (self.keys, j))
         )
-        return PriorTerms(q[..., [0, 0, 1, 1]].flatten(-2), k[..., [0, 1, 0, 1]].flatten(-2))
+        return PriorTerms(q[..., [0, 0, 1, 1]].flatten(-2), k[..., [0, 1, 0, 1]].flatten(-2), offset=offset)
 
     def relative_table(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> None:
         """None: it has no table, whatever the positions."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.naming import check_number, check_whole
 from zoo.positions import Positions
 from zoo.priors.alibi import RAMP_LANES, alibi_slopes, inverse_softplus, ramp_lanes
 from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype
@@ -20,6 +21,7 @@ class _Sink(Prior):
 
     def __init__(self, num_heads: int, rank: int) -> None:
         super().__init__(num_heads)
+        check_whole("rank of a key bias", rank, 0)
         self.rank = rank
         self.gain = nn.Parameter(torch.ones(num_heads))
         self.bump = nn.Parameter(torch.zeros(num_heads))
@@ -58,8 +60,8 @@ class KeyBias(_Sink):
         self, num_heads: int, *, train_context: int, rank: int = 8, base: float = 10000.0, init: str = "seeded"
     ) -> None:
         super().__init__(num_heads, rank)
-        if train_context < 1:
-            raise ValueError(f"key_bias needs the training context in tokens, got train_context={train_context}")
+        check_whole("train_context", train_context, 1)
+        check_number("base of a key bias", base, least=1)
         if init not in ("uniform", "seeded"):
             raise ValueError(f"unknown init {init!r} of a key bias; known: uniform, seeded")
         self.train_context, self.base = train_context, base
@@ -90,7 +92,7 @@ class KeyBias(_Sink):
         with torch.no_grad():
             at_query = self.bias(q_pos.index(self.gain.device), causal, dtype)
         q_lanes, k_lanes = ramp_lanes(self.bias(k_pos.index(self.gain.device), causal, dtype), at_query)
-        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype))
+        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), causal=causal, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         bias = self.bias(k_pos.index(self.gain.device), causal, torch.float64)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from zoo.naming import check_grid, check_number, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, farther, prior_dtype
 
@@ -36,11 +37,12 @@ class Spectral(Prior):
         self, num_heads: int, *, rank: int = 2, base: float = 10000.0, init: str = "uniform", top: float = 1.0
     ) -> None:
         super().__init__(num_heads)
-        if rank < 1:
-            raise ValueError(f"a spectral prior needs rank >= 1, got {rank}")
+        check_whole("rank of a spectral prior", rank, 1)
+        check_number("base of a spectral prior", base, least=1)
         if init not in ("uniform", "seeded"):
             raise ValueError(f"unknown init {init!r} of a spectral prior; known: uniform, seeded")
-        if not 0 < top <= math.pi:
+        check_number("top of a spectral prior", top, above=0)
+        if top > math.pi:
             raise ValueError(f"the fastest frequency of a spectral prior is in (0, π] radians per step, got top={top}")
         self.rank, self.base, self.top, self.num_lanes = rank, base, top, 2 * rank
         self.alpha = nn.Parameter(torch.zeros(num_heads, rank))
@@ -79,7 +81,8 @@ class Spectral(Prior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
-        return PriorTerms(*self.lanes(q_pos.index(self.omega.device), k_pos.index(self.omega.device)))
+        lanes = self.lanes(q_pos.index(self.omega.device), k_pos.index(self.omega.device))
+        return PriorTerms(*lanes, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         i, j = q_pos.row_index(self.omega.device), k_pos.row_index(self.omega.device)
@@ -124,8 +127,9 @@ class Spectral2d(Prior):
         top: float = 1.0,
     ) -> None:
         super().__init__(num_heads)
-        if reach <= 0:
-            raise ValueError(f"spectral2d needs reach > 0, in multiples of the training grid, got {reach}")
+        check_number("reach of spectral2d", reach, above=0)
+        check_number("top of spectral2d", top, above=0)
+        check_grid("train_grid", train_grid)
         base = max(top * reach * max(train_grid) / math.pi, 1.0)
         self.y = Spectral(num_heads, rank=rank, base=base, init=init, top=top)
         self.x = Spectral(num_heads, rank=rank, base=base, init=init, top=top)

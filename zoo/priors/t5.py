@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from zoo.naming import check_grid, check_whole
 from zoo.priors.base import GridPrior, TablePrior
 
 __all__ = ["T5", "T52d"]
@@ -25,7 +26,9 @@ class T5(TablePrior):
 
     def __init__(self, num_heads: int, *, num_buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(num_heads)
-        if num_buckets < 4 or num_buckets % 2 or max_distance <= num_buckets // 2:
+        check_whole("num_buckets of t5", num_buckets, 4)
+        check_whole("max_distance of t5", max_distance, 1)
+        if num_buckets % 2 or max_distance <= num_buckets // 2:
             raise ValueError(
                 f"t5 needs an even number of buckets >= 4 and max_distance > buckets/2, got {num_buckets}, {max_distance}"
             )
@@ -65,10 +68,12 @@ class T52d(GridPrior):
         max_distance: int | None = None,
     ) -> None:
         super().__init__(num_heads)
-        if num_buckets < 4 or num_buckets % 2 or (max_distance is not None and max_distance < 1):
-            raise ValueError(
-                f"t5_2d needs an even number of buckets >= 4 and max_distance >= 1, got {num_buckets}, {max_distance}"
-            )
+        check_whole("num_buckets of t5_2d", num_buckets, 4)
+        if num_buckets % 2:
+            raise ValueError(f"t5_2d needs an even number of buckets, got {num_buckets}")
+        if max_distance is not None:
+            check_whole("max_distance of t5_2d", max_distance, 1)
+        check_grid("train_grid", train_grid)
         self.num_buckets = num_buckets
         # A buffer, so that weights keep their buckets in a model built for another grid.
         farthest = [side - 1 if max_distance is None else max_distance for side in train_grid]

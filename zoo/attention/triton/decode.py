@@ -165,7 +165,7 @@ def _partial(
         acc = acc * fade[:, None] + mm(narrow(p, v.dtype), v)
         top = new_top
 
-    some = held & (total > 0.0)
+    some = held & (total != 0.0)  # NaN too
     total = tl.where(some, total, 1.0)
     out = acc / total[:, None]
     if WHOLE:
@@ -199,7 +199,7 @@ def _combine(
         some = s + tl.arange(0, CHUNK)
         part = first + some.to(tl.int64) * rows
         logs = tl.load(lse_ptr + part, mask=some < splits, other=float("-inf"))
-        valid = (logs > float("-inf"))[:, None] & (dv[None, :] < WV)
+        valid = (logs != float("-inf"))[:, None] & (dv[None, :] < WV)  # NaN too
         values = tl.load(part_ptr + part[:, None] * WV + dv[None, :], mask=valid, other=0.0)
         acc += tl.sum(tl.exp2(logs - top)[:, None] * values, 0)
     out = narrow(acc / tl.where(total > 0.0, total, 1.0), out_ptr.dtype.element_ty)

@@ -1,0 +1,110 @@
+"""NaN in queries, keys and values reaches every row that sees it, and no other row by way of the queries."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.device import DEVICE
+from zoo import KVCache, PagedCache, Positions, create_model, create_prior, prior_attention
+
+pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice")  # of Triton's interpreter
+
+HEADS, WIDTH = 2, 8
+KERNELS = ["reference", "sdpa", "toeplitz", "auto", pytest.param("triton", marks=pytest.mark.gpu)]
+CALLS = {
+    "causal": {"causal": True},
+    "bidirectional": {"causal": False},
+    "window": {"causal": True, "window": 1},
+    "documents": {"causal": True, "segments": 3},
+    "ggd": {"causal": True, "prior": "ggd"},
+    "goat": {"causal": True, "prior": "goat"},
+}
+
+
+def heads(length: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, HEADS, length, WIDTH, generator=generator) for _ in range(3)]
+
+
+def nan_rows(q: Tensor, k: Tensor, v: Tensor, kernel: str, *, prior: str | None = None, **options) -> list[bool]:
+    """Which rows are NaN, all heads and columns of them; raises where only some are."""
+    keys, queries = k.shape[2], q.shape[2]
+    if "segments" in options:
+        options["segments"] = (torch.arange(keys) // options["segments"])[None]
+    terms = None
+    if prior is not None:
+        made = create_prior(prior, num_heads=HEADS, **({"train_context": 8} if prior == "goat" else {}))
+        line = Positions.line(keys)
+        terms = made(line.tail(queries), line, causal=True)
+    device = DEVICE if kernel == "triton" else "cpu"
+    q, k, v = (x.to(device) for x in (q, k, v))
+    if kernel == "triton" and "segments" in options:
+        options["segments"] = options["segments"].to(device)
+    found = prior_attention(q, k, v, terms, kernel=kernel, **options)[0].isnan()
+    assert torch.equal(found.all((0, 2)), found.any((0, 2)))
+    return found.all((0, 2)).tolist()
+
+
+def lengths(kernel: str) -> list[int]:
+    return [3, 17] if kernel == "triton" else list(range(1, 34))
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_query_of_nan_is_one_row_of_nan(kernel: str, call: str) -> None:
+    for length in lengths(kernel):
+        q, k, v = heads(length)
+        row = length // 2
+        q[:, :, row, 3] = math.nan
+        expected = [i == row for i in range(length)]
+        assert nan_rows(q, k, v, kernel, **CALLS[call]) == expected, length
+        last = nan_rows(q[:, :, row : row + 1], k[:, :, : row + 1], v[:, :, : row + 1], kernel, **CALLS[call])
+        assert last == [True], length
+
+
+@pytest.mark.parametrize("what", [1, 2], ids=["key", "value"])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_row_that_sees_a_key_or_value_of_nan_is_nan(kernel: str, call: str, what: int) -> None:
+    options = CALLS[call]
+    for length in lengths(kernel):
+        for column in {0, length - 1}:
+            given = heads(length)
+            given[what][:, :, column] = math.nan
+            found = nan_rows(*given, kernel, **options)
+            i = torch.arange(length)
+            sees = (i >= column) if options["causal"] else torch.ones(length, dtype=torch.bool)
+            sees &= (i - column < options.get("window", length)) & (
+                i // options.get("segments", length) == column // options.get("segments", length)
+            )
+            assert all(got for got, seen in zip(found, sees.tolist(), strict=True) if seen), (length, column)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "auto"])
+def test_rows_that_see_nothing_are_zero_beside_a_row_of_nan(kernel: str) -> None:
+    q, k, v = heads(6)
+    q[:, :, 1] = math.nan
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool)
+    mask[:, :, 2:4] = False
+    out = prior_attention(q, k, v, causal=False, mask=mask, kernel=kernel)[0]
+    assert out[:, 1].isnan().all() and not out[:, [0, 2, 3, 4, 5]].isnan().any()
+    assert not out[:, 2:4].any() and out[:, 4:].all()
+
+
+@pytest.mark.parametrize("cache", ["none", "dense", "paged"])
+@pytest.mark.parametrize("name", ["text_rope_tiny", "text_goat_tiny", "text_ggd_ssmax_tiny"])
+@torch.inference_mode()
+def test_a_model_with_a_weight_of_nan_says_so_at_every_length(name: str, cache: str) -> None:
+    model = create_model(name).eval()
+    model.layers[0].attention.query.weight.fill_(math.nan)
+    ids = torch.arange(1, 19)[None]
+    if cache == "none":
+        assert all(model(ids[:, :length]).isnan().all() for length in range(1, 19))
+        return
+    layers = len(model.layers)
+    held = KVCache(layers) if cache == "dense" else PagedCache(layers, horizon=32, block=4)
+    assert all(model(token, cache=held).isnan().all() for token in ids.split(1, dim=1))

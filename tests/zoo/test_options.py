@@ -1,0 +1,183 @@
+"""Options that make no sense are refused where they are given, or do no harm: every number of every prior and encoding."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests.zoo.priors_table import OPTIONS, causal_modes, inputs, positions_for
+from zoo import KVCache, PagedCache, Positions, adapt, compose, create_prior, list_priors
+from zoo.encodings import SCALINGS
+from zoo.layers import Attention, LogitOptions, SSMax
+from zoo.methods import ENCODINGS, GRID_ENCODINGS, create_grid_position, create_position
+from zoo.nn import PriorMultiheadAttention
+from zoo.priors import PRIORS, Table
+
+WRONG = [math.nan, math.inf, -math.inf, -1, 0, 2.5, "x", True, None, [], torch.tensor(math.nan)]
+NUMBERS = ("int", "float", "bool", "tuple[int, int]")
+
+
+def numbers_of(make: Callable[..., Any]) -> list[str]:
+    """Parameters of a signature that are numbers, switches or grids."""
+    parameters = inspect.signature(make).parameters.values()
+    return [p.name for p in parameters if any(kind in str(p.annotation) for kind in NUMBERS)]
+
+
+def tries(make: Callable[..., Any], options: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(option = value, what it makes) of every wrong value that is not refused."""
+    for name in numbers_of(make):
+        for wrong in WRONG:
+            try:
+                made = make(**(options | {name: wrong}))
+            except (ValueError, TypeError) as error:
+                assert isinstance(error, TypeError) or str(error)
+            else:
+                yield f"{name}={wrong!r}", made
+
+
+@pytest.mark.parametrize("name", list_priors())
+def test_a_prior_refuses_an_option_or_is_finite(name: str) -> None:
+    pos = positions_for(name)
+    x = inputs(pos.length)
+    for what, prior in tries(PRIORS[name], {"num_heads": 3, **OPTIONS[name]}):
+        for causal in causal_modes(name):
+            assert prior.log_prior(pos, pos, causal=causal, x=x).isfinite().all(), what
+            assert prior(pos, pos, causal=causal, x=x.float()).dense().isfinite().all(), what
+
+
+GIVEN = {"dim": 16, "head_dim": 8, "num_heads": 2, "train_context": 16, "train_grid": (3, 5)}
+ENCODED = [(name, {}) for name in (*ENCODINGS, *GRID_ENCODINGS)]
+ENCODED += [("rope", {"scaling": scaling, "factor": 2.0}) for scaling in SCALINGS[1:]]
+EVERY_PAIR = {"short_factors": [1.0] * 4, "long_factors": [2.0] * 4}
+
+
+@pytest.mark.parametrize(("name", "options"), ENCODED, ids=lambda x: x if isinstance(x, str) else x.get("scaling", ""))
+def test_an_encoding_refuses_an_option_or_is_finite(name: str, options: dict[str, Any]) -> None:
+    method = ENCODINGS.get(name) or GRID_ENCODINGS[name]
+    takes = inspect.signature(method.make).parameters
+    options = {key: value for key, value in GIVEN.items() if key in takes} | method.fixed | options
+    options |= EVERY_PAIR if options.get("scaling") == "longrope" else {}
+    pos = Positions.grid(3, 5, num_prefix=1) if name in GRID_ENCODINGS and name not in ENCODINGS else Positions.line(16)
+    for what, made in tries(method.make, options):
+        if method.part == "rotary":
+            assert made(torch.ones(1, 2, pos.length, 8), pos).isfinite().all(), what
+        else:
+            assert made(pos, torch.ones(1, pos.length, 16)).isfinite().all(), what
+
+
+def layer(**options: Any) -> Attention:
+    return Attention(**{"dim": 16, "num_heads": 2, "prior": create_prior("uniform", num_heads=2)} | options)
+
+
+MAKERS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
+    "PriorMultiheadAttention": (
+        PriorMultiheadAttention,
+        {"embed_dim": 16, "num_heads": 2},
+        ("num_kv_heads=None", "kdim=None", "vdim=None"),
+    ),
+    "create_position": (create_position, {"name": "ggd", "dim": 16, "num_heads": 2, "train_context": 8}, ()),
+    "create_grid_position": (
+        create_grid_position,
+        {"name": "ggd2d", "dim": 16, "num_heads": 2, "train_grid": (3, 5)},
+        (),
+    ),
+    "SSMax": (SSMax, {"num_heads": 2, "train_context": 8}, ("window=None", "start=None")),
+    "LogitOptions": (LogitOptions, {}, ()),
+    "line": (Positions.line, {"length": 4}, ()),
+    "grid": (Positions.grid, {"height": 3, "width": 5}, ()),
+    "tail": (Positions.line(4).tail, {}, ()),
+    "KVCache": (KVCache, {"num_layers": 1}, ()),
+    "PagedCache": (PagedCache, {"num_layers": 1, "horizon": 8}, ()),
+}
+ZERO = {"num_layers=0", "offset=0", "num_prefix=0", "capacity=0", "dropout=0"}
+FRACTIONS = {"start=2.5", "temperature=2.5", "prior_scale=2.5"}
+
+
+@pytest.mark.parametrize("what", MAKERS)
+def test_a_constructor_takes_no_nonsense(what: str) -> None:
+    make, options, nothing = MAKERS[what]
+    switches = [p.name for p in inspect.signature(make).parameters.values() if p.annotation in ("bool", bool)]
+    on = {f"{name}=True" for name in switches}
+    assert {text for text, _ in tries(make, options)} <= {*ZERO, *FRACTIONS, *nothing, *on}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: create_prior("spectral", num_heads=2, base=math.nan),
+            "base of a spectral prior must be a finite number of 1 or",
+        ),
+        (
+            lambda: create_prior("spectral", num_heads=2, rank=-1),
+            "rank of a spectral prior must be a whole number of 1 or more",
+        ),
+        (lambda: create_prior("spectral", num_heads=2, init="seed"), "unknown init 'seed'"),
+        (lambda: create_prior("goat", num_heads=2, train_context=math.nan), "train_context must be a whole number"),
+        (lambda: create_prior("alibi", num_heads=0), "num_heads must be a whole number of 1 or more, got 0"),
+        (lambda: create_prior("alibi", num_heads=2, learnable="false"), "learnable must be True or False, got 'false'"),
+        (
+            lambda: create_prior("fire", num_heads=2, train_context=8, init_scale=0),
+            "init_scale of fire must be a finite number",
+        ),
+        (lambda: create_position("rope", dim=16, num_heads=2, train_context=8, options={"theta": 0}), "theta must be"),
+        (lambda: create_position("rope", dim=16, num_heads=2, train_context=8, options="theta"), "given by name"),
+        (
+            lambda: create_position("ggd", dim=16, num_heads=2, train_context=8, lanes="besides"),
+            "did you mean 'beside'",
+        ),
+        (
+            lambda: create_position("ggd", dim=16, num_heads=2, train_context=8, options={"init": True}),
+            "init of a ggd prior",
+        ),
+        (lambda: layer(num_kv_heads=0), "num_kv_heads must be a whole number of 1 or more, got 0"),
+        (lambda: layer(window=0), "window must be a whole number of 1 or more, got 0"),
+        (lambda: layer(causal="yes"), "causal must be True or False"),
+        (lambda: SSMax(2, train_context=8, window=1), "window of SSMax must be a whole number of 2 or more"),
+        (lambda: Positions.documents([[0, 0, 1]]), "segments must be a tensor"),
+        (lambda: Positions.documents(torch.zeros(1, 3)), "segments must be whole numbers, got torch.float32"),
+        (
+            lambda: compose(create_prior("alibi", num_heads=2), "ggd"),
+            "part '1' of a composed prior must be a zoo.Prior",
+        ),
+        (
+            lambda: Table.fit(2, counts=[1, 2], smoothing=math.nan),
+            "smoothing must be a finite number of 0 or more, got nan",
+        ),
+        (lambda: KVCache(1).crop(0.5), "cannot be cropped to 0.5"),
+        (lambda: adapt(torch.nn.Linear(2, 2), "ggd"), "is a model of none of"),
+    ],
+)
+def test_what_is_wrong_is_named(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_an_adapted_model_takes_no_nonsense() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=8,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"ssmax": "no"}, "ssmax must be True or False, got 'no'"),
+        ({"keep_rope": 0}, "keep_rope must be True or False, got 0"),
+        ({"options": "x"}, "options must be given by name, got 'x'"),
+        ({"options": {"init": 3}}, "init of a ggd prior"),
+        ({"train": "x"}, "matches no parameter"),
+    ]
+    wrong += [({"train_context": n}, "train_context must be a whole number") for n in (0, -1, 2.5, math.nan, True, "x")]
+    for options, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            adapt(model, "ggd", **options)
+    assert not any("prior" in name for name, _ in model.named_modules())

@@ -1,0 +1,165 @@
+"""What `prior_attention` is handed, checked once for all kernels: some would read past the end of a short tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.attention.base import AttentionCall
+from zoo.naming import check_whole
+from zoo.priors.base import PriorTerms
+from zoo.priors.tables import RelativeTable
+
+__all__ = ["check_call", "check_terms"]
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+LINE = "make them with Positions.line(S).tail(T) and Positions.line(S)"
+
+
+def check_terms(terms: Any) -> PriorTerms:
+    """`terms`, or those of no prior for None. Raises ValueError for anything else."""
+    if terms is None:
+        return PriorTerms()
+    if not isinstance(terms, PriorTerms):
+        hint = "; PriorTerms(table=...) has a table" if isinstance(terms, RelativeTable) else ""
+        raise ValueError(f"terms must be the PriorTerms that a prior returns, or None, got {_brief(terms)}{hint}")
+    return terms
+
+
+def check_call(call: AttentionCall) -> None:
+    """Raise ValueError unless types, shapes, dtypes, devices and positions of a call fit together."""
+    q, k, v = call.q, call.k, call.v
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        raise ValueError(f"q, k and v must be tensors, got {', '.join(_brief(x) for x in (q, k, v))}")
+    of_q, of_k, of_v = q.shape, k.shape, v.shape
+    if not len(of_q) == len(of_k) == len(of_v) == 4:
+        raise ValueError(
+            f"q, k, v must be (B, heads, length, width), got {len(of_q)}, {len(of_k)} and {len(of_v)} axes"
+        )
+    batch, heads, queries, width = of_q
+    key_heads, keys = of_k[1], of_k[2]
+    if not (batch == of_k[0] == of_v[0] and keys == of_v[2]):
+        raise ValueError(f"q, k, v disagree: {tuple(of_q)}, {tuple(of_k)}, {tuple(of_v)}")
+    if min(*of_q[1:], *of_k[1:], *of_v[1:]) < 1:
+        shapes = f"{tuple(of_q)}, {tuple(of_k)}, {tuple(of_v)}"
+        raise ValueError(f"q, k, v need at least one head, position and column each, got {shapes}")
+    if heads % key_heads or heads % of_v[1]:
+        raise ValueError(f"key heads must divide {heads} query heads, got {key_heads} for k, {of_v[1]} for v")
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in FLOATS:
+        raise ValueError(
+            f"q, k and v must have one dtype of {', '.join(map(str, FLOATS))}, got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    device = q.device
+    if k.device != device or v.device != device:
+        raise ValueError(f"k and v must be on {device} as q is, got {k.device} and {v.device}")
+    if call.causal not in (True, False):
+        raise ValueError(f"causal must be True or False, got {_brief(call.causal)}")
+    if call.causal and queries > keys:
+        raise ValueError(f"causal attention of {queries} queries needs as many keys, got {keys}")
+    _check_terms(call, (batch, heads, queries, keys))
+    if call.query_scale is not None:
+        _check("query_scale", call.query_scale, (batch, heads, queries), device, free=1)
+    if call.window is not None:
+        check_whole("window", call.window, 1)
+    if call.segments is not None:
+        _check("segments", call.segments, (batch, keys), device, dtypes=IDS)
+        if queries > keys:
+            raise ValueError(f"documents need a key for every query, got {queries} queries, {keys} keys")
+    if call.mask is not None:
+        _check("mask", call.mask, (batch, heads, queries, keys), device, free=2, dtypes=(torch.bool,))
+    if not 0 <= call.dropout < 1:
+        raise ValueError(f"dropout must be a probability below 1, got {call.dropout}")
+    inside = 0 if call.terms.q_lanes is None or call.terms.k_lanes is not None else call.terms.q_lanes.shape[3]
+    if of_k[3] != width + inside:
+        raise ValueError(f"keys must be {width + inside} wide ({width} content columns as in q), got {of_k[3]}")
+
+
+def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
+    terms, table, device = call.terms, call.terms.table, call.q.device
+    batch, heads, queries, keys = shape
+    if terms.q_lanes is not None or terms.k_lanes is not None:
+        q_lanes, k_lanes = terms.q_lanes, terms.k_lanes
+        have, wanted = ("no" if x is None else x.shape[-1] if x.ndim else 0 for x in (q_lanes, k_lanes))
+        if q_lanes is None or (k_lanes is not None and have != wanted):
+            raise ValueError(f"the prior has {have} query lanes and {wanted} key lanes, expected as many")
+        lanes = q_lanes.shape[-1]
+        _check("the prior's query lanes", q_lanes, (batch, heads, queries, lanes), device, free=2)
+        if k_lanes is not None:
+            _check("the prior's key lanes", k_lanes, (batch, heads, keys, lanes), device, free=2)
+    if terms.bias is not None:
+        _check("the prior's bias", terms.bias, (batch, heads, queries, keys), device, free=1)
+    offset = terms.offset
+    if table is not None:
+        _check_table(call, table, heads)
+        if table.origin is not None:
+            offset = table.origin - table.center
+    aligned = call.causal or call.window is not None or call.segments is not None
+    if aligned and offset is not None and offset != call.offset:
+        raise ValueError(
+            f"the prior's terms have the first query {offset} rows after the first key, the call has it {call.offset} after: "
+            f"its queries are the last {queries} of {keys} positions; {LINE}"
+        )
+    # A mask may be what makes a bidirectional call causal.
+    if terms.causal is not None and terms.causal != call.causal and (call.causal or call.mask is None):
+        raise ValueError(
+            f"the prior's terms are for causal={terms.causal} and the call has causal={call.causal}: "
+            f"make them with causal={call.causal}"
+        )
+
+
+def _check_table(call: AttentionCall, table: RelativeTable, heads: int) -> None:
+    values, queries, keys = table.table, call.num_queries, call.num_keys
+    for what, code, length in (("queries", table.q_code, queries), ("keys", table.k_code, keys)):
+        if code.shape[-1] != length:
+            raise ValueError(
+                f"the prior's table's {what} are of {code.shape[-1]} positions, the call has {length}; {LINE}"
+            )
+    columns = values.shape[-1]
+    if values.ndim != 2 or values.shape[0] != heads:
+        raise ValueError(f"the prior's table is of {values.shape[0]} heads, q has {heads}")
+    _check("the prior's table", values, (heads, columns), call.q.device)
+    first, last = 0, columns - 1
+    if table.shape is not None:
+        last = (2 * table.shape[0] - 1) * (2 * table.shape[1] - 1) - 1
+    elif table.origin is not None:
+        first = table.origin - (call.offset if call.causal else keys - 1)
+        last = table.origin + queries - 1
+    if first < 0 or last >= columns:
+        raise ValueError(f"the prior's table has {columns} columns, and the call reads columns {first} to {last}")
+
+
+def _check(
+    what: str,
+    given: Any,
+    shape: tuple[int, ...],
+    device: torch.device,
+    *,
+    free: int = 0,
+    dtypes: Collection[torch.dtype] = FLOATS,
+) -> None:
+    """ValueError unless `given` is a tensor of `shape`, whose first `free` axes may be 1, of one of `dtypes` on `device`."""
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{what} must be a tensor, got {_brief(given)}")
+    got = given.shape
+    if got != shape:
+        fits = len(got) == len(shape) and got[free:] == shape[free:]
+        if not fits or any(got[axis] not in (1, shape[axis]) for axis in range(free)):
+            may = ("", ", or 1 on its first axis", ", or 1 on its first two axes")[free]
+            raise ValueError(f"{what} must be {shape}{may}, got {tuple(got)}")
+    if given.dtype not in dtypes:
+        named = {torch.bool: "bool, True where a key may be seen", torch.int64: "whole numbers"}
+        expected = named.get(next(iter(dtypes)), "floating numbers")
+        raise ValueError(f"{what} must be {expected}, got {given.dtype}")
+    if given.device != device:
+        hint = "; a prior without parameters makes its terms on the device of x" if "prior" in what else ""
+        raise ValueError(f"{what} must be on {device} as q is, got {given.device}{hint}")
+
+
+def _brief(given: Any) -> str:
+    """A value in an error message: tensors and long ones by their type."""
+    text = "" if isinstance(given, Tensor) else repr(given)
+    return text if 0 < len(text) <= 40 else f"a {type(given).__name__}"

@@ -259,7 +259,8 @@ def _batches(parts: Iterable[tuple[int, str, int]]) -> Iterator[list[tuple[int, 
 def _parts(document: Document, tokenizer: Tokenizer, space: str | None) -> Iterator[tuple[str, int]]:
     """A long document in parts, and the bytes of text that each stands for.
 
-    A part that has no space between letters, as in Chinese, ends with a line, or else where it is full.
+    A part that has no space between letters, as in Chinese, ends with a line, or else where it is full: there alone the tokens
+    may not be those of the whole.
     """
     if space is None:
         if isinstance(document, LongDocument):

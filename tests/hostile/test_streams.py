@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 
 import numpy as np
 import pytest
@@ -61,14 +62,13 @@ def test_a_long_text_streams_to_disk(tmp_path, monkeypatch):
 def test_parts_of_a_text_have_its_tokens(spec, monkeypatch):
     tokenizer = load_tokenizer(spec)
     documents = list(open_source())[:6]
-    documents.append(sources.Document("lines", "".join(f"没有空格的句子{n}。\n然后" for n in range(200))))
     whole = corpora.corpus_of(documents, tokenizer)
     monkeypatch.setattr(corpora, "_PART", 500)
     parts = corpora.corpus_of(documents, tokenizer)
     assert parts.fingerprint == whole.fingerprint and parts.num_bytes == whole.num_bytes
 
 
-def test_a_tokenizer_that_puts_a_space_before_texts_reads_parts_without_theirs(monkeypatch):
+def test_parts_end_where_a_tokenizer_bears_it(monkeypatch):
     class Prepending(ByteTokenizer):
         def encode(self, text):
             return super().encode("_" + text.replace(" ", "_"))
@@ -77,8 +77,15 @@ def test_a_tokenizer_that_puts_a_space_before_texts_reads_parts_without_theirs(m
         def encode(self, text):
             return np.append(super().encode(text), len(text))
 
+    class Pairs(ByteTokenizer):  # of letters, within words: a word that is cut has others
+        def encode(self, text):
+            pairs = [word[at : at + 2] for word in re.findall(r" ?\S+|\s", text) for at in range(0, len(word), 2)]
+            return np.array([sum(map(ord, pair)) % 250 for pair in pairs], np.int64)
+
     documents = list(open_source())[:3]
-    for tokenizer in (Prepending(), Counting()):
+    chinese = sources.Document("lines", "".join(f"没有空格的句子{n}。\n然后" for n in range(200)))
+    for tokenizer in (Prepending(), Counting(), Pairs()):
+        documents += [chinese] if isinstance(tokenizer, Pairs) else []
         whole = corpora.corpus_of(documents, tokenizer)
         with monkeypatch.context() as patch:
             patch.setattr(corpora, "_PART", 500)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableSet
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor

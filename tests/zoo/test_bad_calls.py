@@ -119,6 +119,7 @@ WRONG: list[tuple[str | None, str, Callable[[Call], Any], str]] = [
     *(("goat", "terms", part(lanes, lambda x: x[:, :, :-1]), "lanes must be") for lanes in LANES),
     *(("goat", "terms", part(lanes, lambda x: x.expand(3, -1, -1, -1)), "lanes must be") for lanes in LANES),
     *(("goat", "terms", part(lanes, whole), "lanes must be floating") for lanes in LANES),
+    *(("goat", "terms", part(lanes, lambda x: x[0, 0, 0, 0]), "expected as many") for lanes in LANES),
     *(("goat", "terms", part(lanes, lambda x: x.to("meta")), "on the device of x") for lanes in LANES),
     *(("goat", "terms", part(lanes, lambda x: x[..., 1:]), "expected as many") for lanes in LANES),
     ("goat", "terms", part("q_lanes", lambda x: None), "expected as many"),

@@ -13,21 +13,11 @@ from zoo.naming import check_whole
 from zoo.priors.base import PriorTerms
 from zoo.priors.tables import RelativeTable
 
-__all__ = ["check_call", "check_terms"]
+__all__ = ["check_call"]
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 LINE = "make them with Positions.line(S).tail(T) and Positions.line(S)"
-
-
-def check_terms(terms: Any) -> PriorTerms:
-    """`terms`, or those of no prior for None. Raises ValueError for anything else."""
-    if terms is None:
-        return PriorTerms()
-    if not isinstance(terms, PriorTerms):
-        hint = "; PriorTerms(table=...) has a table" if isinstance(terms, RelativeTable) else ""
-        raise ValueError(f"terms must be the PriorTerms that a prior returns, or None, got {_brief(terms)}{hint}")
-    return terms
 
 
 def check_call(call: AttentionCall) -> None:
@@ -44,7 +34,7 @@ def check_call(call: AttentionCall) -> None:
     key_heads, keys = of_k[1], of_k[2]
     if not (batch == of_k[0] == of_v[0] and keys == of_v[2]):
         raise ValueError(f"q, k, v disagree: {tuple(of_q)}, {tuple(of_k)}, {tuple(of_v)}")
-    if min(*of_q[1:], *of_k[1:], *of_v[1:]) < 1:
+    if not (heads and queries and width and key_heads and keys and of_k[3] and of_v[1] and of_v[3]):
         shapes = f"{tuple(of_q)}, {tuple(of_k)}, {tuple(of_v)}"
         raise ValueError(f"q, k, v need at least one head, position and column each, got {shapes}")
     if heads % key_heads or heads % of_v[1]:
@@ -79,17 +69,21 @@ def check_call(call: AttentionCall) -> None:
 
 
 def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
-    terms, table, device = call.terms, call.terms.table, call.q.device
+    terms: Any = call.terms
+    if not isinstance(terms, PriorTerms):
+        hint = "; PriorTerms(table=...) has a table" if isinstance(terms, RelativeTable) else ""
+        raise ValueError(f"terms must be the PriorTerms that a prior returns, or None, got {_brief(terms)}{hint}")
+    table, device = terms.table, call.q.device
     batch, heads, queries, keys = shape
     if terms.q_lanes is not None or terms.k_lanes is not None:
         q_lanes, k_lanes = terms.q_lanes, terms.k_lanes
-        have, wanted = ("no" if x is None else x.shape[-1] if x.ndim else 0 for x in (q_lanes, k_lanes))
-        if q_lanes is None or (k_lanes is not None and have != wanted):
+        if q_lanes is None or (k_lanes is not None and q_lanes.shape[-1:] != k_lanes.shape[-1:]):
+            have, wanted = ("no" if x is None else x.shape[-1] if x.ndim else 0 for x in (q_lanes, k_lanes))
             raise ValueError(f"the prior has {have} query lanes and {wanted} key lanes, expected as many")
-        lanes = q_lanes.shape[-1]
-        _check("the prior's query lanes", q_lanes, (batch, heads, queries, lanes), device, free=2)
+        lanes = q_lanes.shape[-1:]
+        _check("the prior's query lanes", q_lanes, (batch, heads, queries, *lanes), device, free=2)
         if k_lanes is not None:
-            _check("the prior's key lanes", k_lanes, (batch, heads, keys, lanes), device, free=2)
+            _check("the prior's key lanes", k_lanes, (batch, heads, keys, *lanes), device, free=2)
     if terms.bias is not None:
         _check("the prior's bias", terms.bias, (batch, heads, queries, keys), device, free=1)
     offset = terms.offset
@@ -146,8 +140,8 @@ def _check(
         raise ValueError(f"{what} must be a tensor, got {_brief(given)}")
     got = given.shape
     if got != shape:
-        fits = len(got) == len(shape) and got[free:] == shape[free:]
-        if not fits or any(got[axis] not in (1, shape[axis]) for axis in range(free)):
+        fits = len(got) == len(shape) and got[free:] == shape[free:] and got[0] in (1, shape[0])
+        if not (fits and free and (free == 1 or got[1] in (1, shape[1]))):
             may = ("", ", or 1 on its first axis", ", or 1 on its first two axes")[free]
             raise ValueError(f"{what} must be {shape}{may}, got {tuple(got)}")
     if given.dtype not in dtypes:

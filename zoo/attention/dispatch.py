@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zoo.attention import triton
 from zoo.attention.base import AttentionCall, Kernel, needs_mask, single_documents, traced_as_constant
-from zoo.attention.checks import check_call, check_terms
+from zoo.attention.checks import check_call
 from zoo.attention.flash import FlashKernel
 from zoo.attention.reach import TALLY, Tally
 from zoo.attention.reference import ReferenceKernel
@@ -185,7 +185,8 @@ def prior_attention(
     """
     if isinstance(query_scale, Tensor) and query_scale.ndim == 2:
         query_scale = query_scale[None]
-    call = AttentionCall(q, k, v, check_terms(terms), causal, query_scale, segments, window, mask, dropout)
+    terms = PriorTerms() if terms is None else terms
+    call = AttentionCall(q, k, v, terms, causal, query_scale, segments, window, mask, dropout)
     check_call(call)
     if segments is not None and _hides_nothing(segments):
         call = replace(call, segments=None)

@@ -44,19 +44,20 @@ class SdpaKernel:
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8."""
-        if _sums_in_rows(call):
+        if call.query_scale is not None and _sums_in_rows(call):
             return self._attend(call, call.queries.float(), call.keys.float(), call.v.float()).to(call.q.dtype)
         return self._attend(call, call.queries, call.keys, call.v)
 
     def _attend(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`run` of a call's queries, keys and values, which may be wider than its own."""
         num_heads, width = call.q.shape[1], call.v.shape[-1]
-        masked = needs_mask(call)
+        masked, exporting = needs_mask(call), torch.compiler.is_exporting()
+        short = not exporting and k.shape[2] < FEWEST_KEYS
         if num_heads != k.shape[1] and call.num_queries == 1 and k.shape[1] == v.shape[1] and not masked:
             # One query: the heads of a group become rows that share its keys, which then need no copies.
             q, k, v = pad_heads(q, k, v)
             rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
-            shown = _shown(call, rows, False) if _is_short(call) else None
+            shown = _shown(call, rows, False) if short else None
             out = F.scaled_dot_product_attention(rows, k, v, attn_mask=shown, scale=1.0, dropout_p=call.dropout)
             return out.flatten(1, 2)[:, :, None, :width]
         q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
@@ -65,13 +66,12 @@ class SdpaKernel:
         # Causal without a mask is one query, which sees all keys, or as many queries as keys; told apart without asking for
         # more than torch.export knows of a symbolic length.
         is_causal = call.causal and bool(call.num_queries == call.num_keys)
-        shown = None
-        if _is_short(call):
-            shown, is_causal = _shown(call, q, is_causal), False
+        shown = _shown(call, q, is_causal) if short else None
+        is_causal = is_causal and shown is None
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=shown, is_causal=is_causal, dropout_p=call.dropout, scale=1.0
         )
-        return (_of_one_layout(out) if torch.compiler.is_exporting() else out)[..., :width]
+        return (_of_one_layout(out) if exporting else out)[..., :width]
 
     def _masked(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention in blocks of queries and heads; without gradients only one block's mask is in memory."""
@@ -128,15 +128,11 @@ class SdpaKernel:
         return max(self.small_limit // (row * heads), 1), heads
 
 
-def _is_short(call: AttentionCall) -> bool:
-    """Whether a call without a mask needs one for `FEWEST_KEYS` alone. Dropout is not computed by torch's fused attention."""
-    if torch.compiler.is_exporting() or call.k.shape[2] >= FEWEST_KEYS:
-        return False
-    return call.q.device.type == "cpu" and not call.dropout
-
-
-def _shown(call: AttentionCall, q: Tensor, causal: bool) -> Tensor:
-    """The mask that hides nothing but a causal call's later keys."""
+def _shown(call: AttentionCall, q: Tensor, causal: bool) -> Tensor | None:
+    """The mask of fewer than `FEWEST_KEYS` keys that hides nothing but a causal call's later ones; None where none is needed:
+    torch's fused attention does not compute dropout."""
+    if call.q.device.type != "cpu" or call.dropout:
+        return None
     if causal:
         return q.new_full((call.num_queries, call.num_keys), -torch.inf).triu_(1)
     return q.new_zeros(1, 1, 1, call.num_keys)
@@ -148,7 +144,7 @@ def _sums_in_rows(call: AttentionCall) -> bool:
     It sums dS times logits along a row. In half precision torch takes δ of the rounded output, so that dS has a sum in its row,
     and what the row's logits have in common adds to the gradient: lanes of a prior that has grown make that large.
     """
-    if call.query_scale is None or call.terms.q_lanes is None or call.q.dtype not in (torch.bfloat16, torch.float16):
+    if call.terms.q_lanes is None or call.q.dtype not in (torch.bfloat16, torch.float16):
         return False
     return call.q.device.type == "cpu" and needs_grad(call.query_scale)
 

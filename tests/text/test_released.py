@@ -417,7 +417,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]
     assert command.main([*words, "--out", str(out)]) == 0
     assert "rope, " in capsys.readouterr().out
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "manifest.json", "model.safetensors"]
     close(loaded(out), bam_logits(bam_state("rotary"), "rotary", TOKENS))
 
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -40,29 +41,21 @@ def campaign(at: Server, folder: Path, every: int) -> dict[str, Callable[[], Out
     """Kinds of trials by name. Unbroken runs are made here."""
     found: dict[str, Callable[[], Outcome]] = {}
     for modality in trials.RECIPES:
-        whole = folder / f"{modality}-whole"
+        whole, ranks = folder / f"{modality}-whole", folder / f"{modality}-ranks"
         unbroken = at.run(trials.train, *trials.words(modality, whole), fault=Fault(whole))
         expected, places = trials.contents(whole), range(0, unbroken.operations, every)
+        of_both = trials.both_ranks(at, modality, ranks)
         for kind in BREAKS:
-            found[f"{modality}, {kind}"] = lambda m=modality, k=kind, p=places, e=expected: trials.broken_runs(  # type: ignore[misc]
-                at, m, k, p, e, folder
-            )
-        found[f"{modality}, damaged files"] = lambda m=modality, w=whole: trials.damaged_files(  # type: ignore[misc]
-            at, m, w, folder, flips=max(1, 25 // every)
+            found[f"{modality}, {kind}"] = partial(trials.broken_runs, at, modality, kind, places, expected, folder)
+        for rank in range(2):
+            name = f"{modality}, two ranks, kill of rank {rank}"
+            found[name] = partial(trials.two_ranks, at, modality, rank, places, of_both, folder)
+        found[f"{modality}, conversion"] = partial(trials.conversions, at, modality, ranks, BREAKS, every, folder)
+        found[f"{modality}, evaluation"] = partial(trials.evaluations, at, modality, whole, BREAKS, every, folder)
+        found[f"{modality}, damaged files"] = partial(trials.damaged_files, at, modality, whole, folder)
+        found[f"{modality}, 8 launches at once"] = partial(
+            trials.launches, at, modality, 8, expected, folder / f"{modality}-launches"
         )
-        found[f"{modality}, 8 launches at once"] = lambda m=modality, e=expected: trials.launches(  # type: ignore[misc]
-            at, m, 8, e, folder / f"{m}-launches"
-        )
-    ranks = folder / "ranks"
-    expected, places = trials.both_ranks(at, ranks), range(0, 240, every)
-    for rank in range(2):
-        found[f"text, two ranks, kill of rank {rank}"] = lambda r=rank, p=places, e=expected: trials.two_ranks(  # type: ignore[misc]
-            at, rank=r, places=p, whole=e, folder=folder
-        )
-    found["text, conversion"] = lambda: trials.conversions(at, ranks, BREAKS, range(0, 120, every), folder)
-    found["text, evaluation"] = lambda: trials.evaluations(
-        at, folder / "text-whole", BREAKS, range(0, 60, max(1, every // 3)), folder
-    )
     return found
 
 

@@ -5,6 +5,7 @@ Byte by byte: the records but their times, the weights, the names of all files.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -33,6 +34,11 @@ RECIPES = {
     "vision": ["vision.ggd2d_ssmax_tiny", "data.source=glyphs-builtin", "data.image_size=16", "train.ema=0.9"],
     "dna": ["dna.ggd_ssmax_tiny", "data.source=yeast-chr01", "data.context=16"],
 }  # fmt: skip
+EVALUATIONS = {
+    "text": ["passkey,perplexity", "--lengths", "128,256", "--samples", "1"],
+    "vision": ["resolution", "--sizes", "16,24", "--samples", "8"],
+    "dna": ["bits", "--lengths", "16,32", "--samples", "4"],
+}
 TIMED = ("seconds", "tokens_per_s", "images_per_s", "bases_per_s")
 
 
@@ -193,28 +199,32 @@ def _damage(path: Path, how: str, rng: random.Random) -> None:
     path.write_bytes(content)
 
 
-def both_ranks(server: Server, run: Path) -> dict[str, object]:
+def both_ranks(server: Server, modality: str, run: Path) -> dict[str, object]:
     """An unbroken run of two ranks, and its contents."""
-    for trial in _both(server, run, None, 0):
+    for trial in _both(server, modality, run, None, 0):
         assert trial.code == 0, trial.said
     return contents(run)
 
 
-def two_ranks(server: Server, *, rank: int, places: Iterable[int], whole: dict[str, object], folder: Path) -> Outcome:
+def two_ranks(
+    server: Server, modality: str, rank: int, places: Iterable[int], whole: dict[str, object], folder: Path
+) -> Outcome:
     """One of two ranks is killed at an operation, as a launcher does the other with it; both continue."""
-    outcome = Outcome(f"text, two ranks, kill of rank {rank}")
+    outcome = Outcome(f"{modality}, two ranks, kill of rank {rank}")
     for at in places:
-        run = folder / f"ranks-{rank}-{at}"
-        _both(server, run, Fault(run, "kill", at), rank)
-        again = _both(server, run, None, rank, "--resume", "auto")
+        run = folder / f"{modality}-ranks-{rank}-{at}"
+        _both(server, modality, run, Fault(run, "kill", at), rank)
+        again = _both(server, modality, run, None, rank, "--resume", "auto")
         outcome.trials += 1
         if problem := "".join(trial.said[-300:] for trial in again if trial.code) or _same(run, whole):
             outcome.wrong.append(f"operation {at}: {problem}")
+        else:
+            shutil.rmtree(run)
     return outcome
 
 
-def _both(server: Server, run: Path, fault: Fault | None, broken: int, *more: str) -> list[Trial]:
-    command = [*words("text", run, *more), "--set", "train.zero_stage=1"]
+def _both(server: Server, modality: str, run: Path, fault: Fault | None, broken: int, *more: str) -> list[Trial]:
+    command = [*words(modality, run, *more), "--set", "train.zero_stage=1"]
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
     trials = [
         server.start(train, *command, fault=fault if n == broken else None, RANK=str(n), LOCAL_RANK=str(n), **place)
@@ -241,27 +251,30 @@ def convert(source: str, target: str) -> int:
     return 0
 
 
-def conversions(server: Server, ranks: Path, kinds: Iterable[str], places: Iterable[int], folder: Path) -> Outcome:
-    """The newest checkpoint of a run of two ranks, whose conversion breaks, continued by one rank all the same."""
-    outcome, places = Outcome("text, conversion"), list(places)
-    newest = sorted((ranks / "checkpoints").glob("step_*"))[-1].name
+def conversions(server: Server, modality: str, ranks: Path, kinds: Iterable[str], every: int, folder: Path) -> Outcome:
+    """The newest checkpoint of a run of two ranks, whose conversion breaks at each `every`-th operation, continued by one rank
+    all the same."""
+    outcome, newest = Outcome(f"{modality}, conversion"), sorted((ranks / "checkpoints").glob("step_*"))[-1].name
     more = ("--resume", "auto", "--set", "train.zero_stage=1", "--set", "train.steps=4")
-    unbroken = folder / "converted"
-    shutil.copytree(ranks, unbroken)
-    if (trial := server.run(train, *words("text", unbroken, *more))).code:
+
+    def converted(run: Path, kind: str, at: int) -> Trial:
+        shutil.copytree(ranks, run)
+        source = run / "checkpoints" / newest
+        return server.run(convert, str(source), f"{source}.universal", fault=Fault(run, kind, at))
+
+    unbroken = folder / f"{modality}-converted"
+    operations = converted(unbroken, "count", -1).operations
+    if (trial := server.run(train, *words(modality, unbroken, *more))).code:
         outcome.wrong.append(trial.said[-400:])
         return outcome
-    for kind in kinds:
-        for at in places:
-            run = folder / "conversion"
-            shutil.copytree(ranks, run)
-            at_work = run / "checkpoints" / newest
-            server.run(convert, str(at_work), f"{at_work}.universal", fault=Fault(run, kind, at))
-            trial = server.run(train, *words("text", run, *more))
-            outcome.trials += 1
-            if wrong := _ended(trial, run, contents(unbroken)):
-                outcome.wrong.append(f"{kind}, operation {at}: {wrong}")
-            shutil.rmtree(run)
+    for kind, at in itertools.product(kinds, range(every // 2, operations, every)):
+        run = folder / "conversion"
+        converted(run, kind, at)
+        trial = server.run(train, *words(modality, run, *more))
+        outcome.trials += 1
+        if wrong := _ended(trial, run, contents(unbroken)):
+            outcome.wrong.append(f"{kind}, operation {at}: {wrong}")
+        shutil.rmtree(run)
     return outcome
 
 
@@ -278,27 +291,26 @@ def results(out: Path) -> dict[str, object]:
     return tables | {"files": sorted(str(path.relative_to(out)) for path in files)}
 
 
-def evaluations(server: Server, run: Path, kinds: Iterable[str], places: Iterable[int], folder: Path) -> Outcome:
-    """Evaluations that break and are made again: the same results, and no other file."""
-    outcome, places = Outcome("text, evaluation"), list(places)
+def evaluations(server: Server, modality: str, run: Path, kinds: Iterable[str], every: int, folder: Path) -> Outcome:
+    """Evaluations that break at each `every`-th operation and are made again: the same results, and no other file."""
+    outcome, unbroken = Outcome(f"{modality}, evaluation"), folder / f"{modality}-evaluated"
 
-    def command(out: Path) -> list[str]:
-        return [str(run), "passkey,perplexity", "--lengths", "128,256", "--samples", "1", "--out", str(out)]
+    def evaluated(out: Path, fault: Fault | None = None) -> Trial:
+        return server.run(evaluate, str(run), *EVALUATIONS[modality], "--out", str(out), fault=fault)
 
-    unbroken = folder / "evaluated"
-    if (trial := server.run(evaluate, *command(unbroken))).code:
+    trial = evaluated(unbroken, Fault(unbroken))
+    if trial.code:
         outcome.wrong.append(trial.said[-400:])
         return outcome
-    for kind in kinds:
-        for at in places:
-            out = folder / "evaluation"
-            server.run(evaluate, *command(out), fault=Fault(out, kind, at))
-            trial = server.run(evaluate, *command(out))
-            outcome.trials += 1
-            found, expected = results(out), results(unbroken)
-            if trial.code or found != expected:
-                outcome.wrong.append(f"{kind}, operation {at}: {trial.said[-300:]} {_difference(found, expected)}")
-            shutil.rmtree(out)
+    for kind, at in itertools.product(kinds, range(every // 2, trial.operations, every)):
+        out = folder / "evaluation"
+        evaluated(out, Fault(out, kind, at))
+        again = evaluated(out)
+        outcome.trials += 1
+        found, expected = results(out), results(unbroken)
+        if again.code or found != expected:
+            outcome.wrong.append(f"{kind}, operation {at}: {again.said[-300:]} {_difference(found, expected)}")
+        shutil.rmtree(out)
     return outcome
 
 

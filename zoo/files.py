@@ -84,6 +84,8 @@ def sync(path: str | os.PathLike[str]) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # which names no file by itself
     finally:
         os.close(handle)
 

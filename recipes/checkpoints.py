@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.config import ConfigError
-from zoo.files import find_damage, sync, write_text
+from zoo.files import find_damage, remove_abandoned, sync, write_text
 from zoo.inputs import read_object
 
 __all__ = ["checkpoint_facts", "checkpoint_step", "complete_checkpoints", "damage", "data_only", "set_aside", "tidy"]
@@ -95,9 +95,7 @@ def tidy(root: Path, keep: int) -> None:
         owner = path.with_name(path.name.removesuffix(".universal"))
         if path not in complete and path.suffix != ASIDE and not (path != owner and owner in complete):
             shutil.rmtree(path)
-    for path in root.glob(".*-*"):  # temporary files beside `latest`
-        if path.is_file():
-            path.unlink()
+    remove_abandoned(root / "latest", 0)
     prune(root, keep)
     if complete and _latest(root) != complete[-1].name:
         write_text(root / "latest", complete[-1].name)

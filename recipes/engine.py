@@ -485,8 +485,9 @@ def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
             f"{facts['zero_stage']}, or start a new run from its weights with --set model.init_from={folder / 'model'}"
         )
     universal = folder.with_name(folder.name + ".universal")
-    command = [sys.executable, "-m", "recipes.universal", str(folder), str(universal)]
+    command = [sys.executable, "-m", "recipes.universal", str(folder.absolute()), str(universal.absolute())]
     if ranks.lead and (not universal.exists() or damage(universal)):
+        shutil.rmtree(universal, ignore_errors=True)
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
         if done.returncode:
             print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)

@@ -14,11 +14,9 @@ from typing import Any, ClassVar
 
 from recipes.checkpoints import COMPLETE, damage, say, set_aside
 from recipes.config import ConfigError, Plan
-from recipes.runs import RunFolder, new_run_dir, newest_run_dir, stored_recipe
+from recipes.runs import DESCRIPTION, RunFolder, new_run_dir, newest_run_dir, stored_recipe
 
 __all__ = ["RunLock", "own_run"]
-
-DESCRIPTION = ("recipe.json", "deepspeed.json", "environment.json")
 
 
 class RunLock:

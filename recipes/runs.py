@@ -27,11 +27,13 @@ from typing import Any
 from modalities.contract import find_modality
 from recipes.checkpoints import checkpoint_step, complete_checkpoints, damage, say, set_aside, tidy
 from recipes.config import ConfigError, Plan
-from zoo.files import write_json, write_text
+from zoo.files import remove_abandoned, write_json, write_text
 from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.pretrained import resolve_tag, verified_file
 from zoo.prior_plot import save_figure
+
+DESCRIPTION = ("recipe.json", "deepspeed.json", "environment.json")
 
 
 class RunFolder:
@@ -51,9 +53,8 @@ class RunFolder:
 
     def describe(self, plan: Plan) -> None:
         """Write what runs, and where: recipe.json first, by which a folder is known as a run."""
-        write_json(self.path / "recipe.json", plan.to_dict())
-        write_json(self.path / "deepspeed.json", plan.deepspeed)
-        write_json(self.path / "environment.json", environment())
+        for name, facts in zip(DESCRIPTION, (plan.to_dict(), plan.deepspeed, environment()), strict=True):
+            write_json(self.path / name, facts)
 
     def log(self, record: dict[str, Any]) -> None:
         with open(self.metrics_path, "a", encoding="utf-8") as file:
@@ -92,9 +93,8 @@ class RunFolder:
             if checkpoint_step(path) > step:
                 set_aside(path)
         tidy(self.checkpoint_root, keep)
-        for path in self.path.glob(".*-*"):  # temporary files
-            if path.is_file():
-                path.unlink()
+        for name in (*DESCRIPTION, self.metrics_path.name):
+            remove_abandoned(self.path / name, 0)
         shutil.rmtree(self.path / "model.partial", ignore_errors=True)
 
     def continuation(self) -> str:

@@ -30,12 +30,13 @@ Digests = dict[str, dict[str, Any]]  # path within a folder → {"bytes": its si
 ABANDONED = 3600.0  # seconds without a write, after which a temporary file is one of a process that was killed
 
 
-def remove_abandoned(path: Path) -> None:
-    """Remove temporary files and folders, made by `tempfile` for `path`, whose processes were killed before they could."""
-    oldest = time.time() - ABANDONED
+def remove_abandoned(path: Path, seconds: float = ABANDONED) -> None:
+    """Remove temporary files and folders, made by `tempfile` for `path`, whose processes were killed before they could: those
+    that nothing has been written to for so many seconds."""
+    oldest = time.time() - seconds
     for left in path.parent.glob(f".{glob.escape(path.name)}-????????{glob.escape(path.suffix)}"):
         with suppress(OSError):  # another process removed it
-            if max(part.stat().st_mtime for part in (left, *left.glob("**/*"))) < oldest:
+            if max(part.stat().st_mtime for part in (left, *left.glob("**/*"))) <= oldest:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 

@@ -82,6 +82,17 @@ def test_a_pickle_is_not_run_by_a_conversion(tmp_path, capsys):
     assert not mark.exists() and sorted(p.name for p in newest.parent.glob("*converted*")) == []
 
 
+@pytest.mark.slow
+def test_a_torn_conversion_is_made_again_whatever_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("run", "train.zero_stage=1", "evaluate.every=0") == 0
+    torn = Path("run/checkpoints/step_00000004.universal")
+    torn.mkdir()
+    (torn / "complete.json").write_text("{")
+    assert run("run", "train.zero_stage=2", "train.steps=5", "evaluate.every=0", resume="auto") == 0
+    assert damage(torn) is None and [r["step"] for r in RunFolder("run").metrics()] == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_what_deepspeed_stores_is_on_the_list(precision, tmp_path):
     settings = (f"train.precision={precision}", "train.zero_stage=1", "evaluate.every=0")

@@ -33,6 +33,7 @@ from zoo.model import ZooModel
 from zoo.pretrained import resolve_tag, verified_file
 from zoo.prior_plot import save_figure
 
+LOSS_CURVE = "plots/loss.png"
 DESCRIPTION = ("recipe.json", "deepspeed.json", "environment.json")
 
 
@@ -93,7 +94,7 @@ class RunFolder:
             if checkpoint_step(path) > step:
                 set_aside(path)
         tidy(self.checkpoint_root, keep)
-        for name in (*DESCRIPTION, self.metrics_path.name):
+        for name in (*DESCRIPTION, self.metrics_path.name, LOSS_CURVE):
             remove_abandoned(self.path / name, 0)
         shutil.rmtree(self.path / "model.partial", ignore_errors=True)
 
@@ -127,7 +128,7 @@ class RunFolder:
         axes.set(xlabel="step", ylabel="loss (nats)", title=self.path.name)
         axes.grid(alpha=0.3)
         axes.legend()
-        path = self.path / "plots" / "loss.png"
+        path = self.path / LOSS_CURVE
         save_figure(figure, path)
         return path
 

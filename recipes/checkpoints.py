@@ -9,8 +9,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import pickle
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -26,28 +29,42 @@ __all__ = ["checkpoint_facts", "checkpoint_step", "complete_checkpoints", "damag
 
 COMPLETE = "complete.json"
 ASIDE = ".aside"
+_NAME = re.compile(r"step_\d{8,}")
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's: no torch.load runs code, whatever its caller asks for
 
 
+def seal(facts: dict[str, Any]) -> dict[str, Any]:
+    """What complete.json holds: the facts, and the SHA-256 of them."""
+    return facts | {"sha256": hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}
+
+
 def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
-    """What complete.json says; None where it is not there or cannot be read."""
+    """What complete.json says; None where it is not there, or is not what was written.
+
+    Raises:
+        OSError: where it is there and cannot be read.
+    """
     try:
         facts = read_object(folder / COMPLETE)
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     known = {"step": int, "world": int, "zero_stage": int, "precision": str}
-    return facts if all(type(facts.get(name)) is kind for name, kind in known.items()) else None
+    if not all(type(facts.get(name)) is kind for name, kind in known.items()):
+        return None
+    digest = facts.pop("sha256", None)
+    old = facts.keys() == known.keys() and digest is None  # of versions before 0.6
+    return facts if old or seal(facts)["sha256"] == digest else None
 
 
 def complete_checkpoints(root: Path) -> list[Path]:
-    """Those that were written whole, oldest first. Whether they still are, `damage` tells."""
-    return [path for path in sorted(root.glob("step_*")) if not path.suffix and (path / COMPLETE).is_file()]
+    """Those that have got their names, by step. Whether they are still as they were written, `damage` tells."""
+    found = [path for path in root.glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=checkpoint_step)
 
 
 def checkpoint_step(folder: Path) -> int:
-    """The step in a checkpoint's name, −1 where there is none."""
-    digits = folder.name.removeprefix("step_").partition(".")[0]
-    return int(digits) if digits.isdecimal() else -1
+    """The step in the name of a checkpoint, or of what was made of one."""
+    return int(folder.name.removeprefix("step_").partition(".")[0])
 
 
 def damage(folder: Path, *, below: str = "") -> str | None:
@@ -57,11 +74,18 @@ def damage(folder: Path, *, below: str = "") -> str | None:
     """
     facts = checkpoint_facts(folder)
     if facts is None:
-        return f"{COMPLETE} cannot be read"
+        there = (folder / COMPLETE).exists()
+        return f"{COMPLETE} {'is not as it was written' if there else 'is missing'}"
     files = facts.get("files", {})
     if not isinstance(files, dict):
         return f"{COMPLETE} has no digests"
-    return find_damage(folder, {name: facts for name, facts in files.items() if name.startswith(below)})
+    return find_damage(folder, {name: of for name, of in files.items() if name.startswith(below)})
+
+
+def remnants(root: Path, suffix: str) -> list[Path]:
+    """What was made of checkpoints: folders called step_N with this suffix. Others are somebody else's."""
+    named = re.compile(_NAME.pattern + re.escape(suffix))
+    return [p for p in sorted(root.glob("step_*")) if named.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
 
 
 def set_aside(folder: Path) -> Path:
@@ -74,13 +98,17 @@ def set_aside(folder: Path) -> Path:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep` complete checkpoints, and those set aside that they have passed."""
+    """Remove all but the newest `keep` checkpoints, and those set aside that they have passed."""
     complete = complete_checkpoints(root)
     for path in complete[:-keep]:
-        (path / COMPLETE).unlink()  # first, so that a half-removed one is never taken for whole
-        shutil.rmtree(path)
+        if path.is_symlink():  # to where somebody moved it
+            path.unlink()
+        else:
+            half = path.with_name(path.name + ".partial")  # so that a half-removed one is never taken for whole
+            path.rename(half)
+            shutil.rmtree(half)
         shutil.rmtree(path.with_name(path.name + ".universal"), ignore_errors=True)
-    for path in root.glob(f"step_*{ASIDE}"):
+    for path in remnants(root, ASIDE):
         if complete and checkpoint_step(path) <= checkpoint_step(complete[-1]):
             shutil.rmtree(path)
 
@@ -91,10 +119,11 @@ def tidy(root: Path, keep: int) -> None:
     For the process that holds the run's lock.
     """
     complete = complete_checkpoints(root)
-    for path in root.glob("step_*"):
-        owner = path.with_name(path.name.removesuffix(".universal"))
-        if path not in complete and path.suffix != ASIDE and not (path != owner and owner in complete):
-            shutil.rmtree(path)
+    orphans = [
+        p for p in remnants(root, ".universal") if p.with_name(p.name.removesuffix(".universal")) not in complete
+    ]
+    for path in [*remnants(root, ".partial"), *remnants(root, ".universal.partial"), *orphans]:
+        shutil.rmtree(path)
     remove_abandoned(root / "latest", 0)
     prune(root, keep)
     if complete and _latest(root) != complete[-1].name:

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors import SafetensorError
 
-from recipes.checkpoints import COMPLETE, checkpoint_facts, complete_checkpoints, damage, data_only, set_aside
+from recipes.checkpoints import COMPLETE, checkpoint_facts, complete_checkpoints, damage, data_only, seal, set_aside
 from recipes.config import ConfigError, Optim, Plan
 from recipes.ema import WeightAverage
 from zoo.files import file_digests, sync, sync_tree, write_json, write_text
@@ -370,7 +370,7 @@ class Engine:
         if self.ranks.lead:
             train = self.plan.recipe.train
             facts = {"step": state["step"], "world": self.ranks.world, "zero_stage": train.zero_stage}
-            write_json(partial / COMPLETE, {**facts, "precision": train.precision, "files": digests})
+            write_json(partial / COMPLETE, seal({**facts, "precision": train.precision, "files": digests}))
             if folder.exists():  # the same step again, after a resume from an older one
                 set_aside(folder)
             os.replace(partial, folder)
@@ -407,7 +407,11 @@ class Engine:
     def export_final(self, folder: Path) -> None:
         """`export` to a folder that appears whole; an older one of the same name is replaced."""
         partial = folder.with_name(folder.name + ".partial")
-        self.export(partial)
+        try:
+            self.export(partial)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         if self.ranks.lead:
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(partial, folder)

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from recipes.checkpoints import COMPLETE, damage, say, set_aside
+from recipes.checkpoints import ASIDE, damage, remnants, say, set_aside
 from recipes.config import ConfigError, Plan
 from recipes.runs import DESCRIPTION, RunFolder, new_run_dir, newest_run_dir, stored_recipe
+from zoo.errors import one_line
 
 __all__ = ["RunLock", "own_run"]
 
@@ -36,9 +37,14 @@ class RunLock:
 
     def __init__(self, folder: Path):
         self.path = folder / "run.lock"
-        while True:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        for left in reversed(range(100)):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            except (FileNotFoundError, FileExistsError):  # of a run that takes its folder away at this moment
+                if left and not folder.is_file():
+                    continue
+                raise
             self._lock(folder)
             if _same_file(self.path, self._file):
                 break
@@ -126,8 +132,8 @@ def own_run(
         try:
             claim = _Claim(plan, run_dir, resume)
             answer = [(claim.run.path, claim.checkpoint)]
-        except (OSError, ValueError) as error:  # whatever stops this rank must reach those that wait for its answer
-            answer = [ConfigError(str(error))]
+        except Exception as error:  # whatever stops this rank must reach those that wait for its answer
+            answer = [ConfigError(one_line(error))]
     if ranks.world > 1:
         torch.distributed.broadcast_object_list(answer)
     if isinstance(answer[0], ConfigError):
@@ -154,11 +160,14 @@ class _Claim:
             raise ConfigError("--resume is empty; expected 'auto', a run folder or one of its complete checkpoints")
         name, wanted = plan.recipe.name, Path(resume) if resume and resume != "auto" else None
         if wanted:
-            folder = wanted if (wanted / "recipe.json").exists() else wanted.parent.parent
-            if not RunFolder(folder).checkpoints() or (wanted != folder and not (wanted / COMPLETE).is_file()):
+            folder = wanted if (wanted / "recipe.json").exists() else wanted.absolute().parent.parent
+            checkpoints = [path.resolve() for path in RunFolder(folder).checkpoints()]
+            if not checkpoints or (wanted != folder and wanted.resolve() not in checkpoints):
                 raise ConfigError(
                     f"--resume {resume}: expected 'auto', a run folder or one of its complete checkpoints"
                 )
+            if run_dir and Path(run_dir).resolve() != folder.resolve():
+                raise ConfigError(f"--resume {resume} is of the run {folder}; leave out --run-dir {run_dir}")
         else:
             found = Path(run_dir) if run_dir else newest_run_dir(name) if resume else None
             folder = found or Path("runs") / name
@@ -174,8 +183,9 @@ class _Claim:
             self._made.insert(0, folder)
         self.run = RunFolder(folder)
         self._had = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        self._lock = RunLock(folder)
+        self._lock: RunLock | None = None
         try:
+            self._lock = RunLock(folder)
             if not resume:
                 _check_new(folder)  # again: another process may have been here first, and have ended
             self._choose(plan, wanted if wanted != folder else None)
@@ -187,21 +197,24 @@ class _Claim:
         """Describe a new run; of one that has checkpoints find the newest whole one, or see that `wanted` is."""
         run = self.run
         complete = [wanted] if wanted else run.checkpoints()
-        if not complete:
+        if not complete and not remnants(run.checkpoint_root, ASIDE):
             run.describe(plan)
             return
         check_same(plan, run.path)
-        damaged = []
+        damaged = {}
         for path in reversed(complete):
             wrong = damage(path)
             if not wrong:
                 self.checkpoint = path
-                return
-            damaged.append(f"{path} is damaged: {wrong}")
-            if not wanted:
-                say(f"{damaged[-1]}; it is set aside as {set_aside(path).name}")
+                break
+            damaged[path] = f"{path} is damaged: {wrong}"
+        if self.checkpoint is not None:
+            for path, told in damaged.items():
+                say(f"{told}; it is set aside as {set_aside(path).name}")
+            return
         hint = "--resume auto takes the newest whole one" if wanted else "Start anew with another --run-dir"
-        raise ConfigError(f"{'; '.join(damaged)}. {hint}")
+        told = "; ".join(damaged.values()) or f"{run.checkpoint_root} holds checkpoints that were set aside alone"
+        raise ConfigError(f"{told}. {hint}")
 
     def end(self) -> None:
         """Release the lock; of a run that never began, take away what was made."""
@@ -216,11 +229,12 @@ class _Claim:
                     path.rmdir()
                 except OSError:  # somebody else uses it
                     break
-        self._lock.release()
+        if self._lock:
+            self._lock.release()
 
 
 def _check_new(folder: Path) -> None:
-    if (folder / "recipe.json").exists():
+    if any((folder / name).exists() for name in ("recipe.json", "metrics.jsonl", "checkpoints")):
         raise ConfigError(f"{folder} already holds a run; --resume auto continues it, another --run-dir starts anew")
 
 

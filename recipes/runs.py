@@ -209,7 +209,7 @@ def model_folder(run_dir: str | Path) -> Path:
         if not (wrong := damage(path, below="model/")):
             if (path / "model" / "config.json").exists():
                 return path / "model"
-        else:
+        elif path.exists():  # and the process that trains did not remove it meanwhile
             damaged = f"{path} is damaged: {wrong}"
             say(f"{damaged}; reading an older one")
     if (run.path / "model" / "config.json").exists():

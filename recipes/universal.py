@@ -11,7 +11,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from recipes.checkpoints import COMPLETE, checkpoint_facts, data_only
+from recipes.checkpoints import COMPLETE, checkpoint_facts, data_only, seal
 from recipes.config import ConfigError
 from zoo.files import file_digests, sync, sync_tree, write_json
 
@@ -32,7 +32,7 @@ def convert(source: Path, universal: Path) -> None:
             )
         sync_tree(made)
         names = sorted(str(path.relative_to(made)) for path in made.rglob("*") if path.is_file())
-        write_json(made / COMPLETE, (checkpoint_facts(source) or {}) | {"files": file_digests(made, names)})
+        write_json(made / COMPLETE, seal((checkpoint_facts(source) or {}) | {"files": file_digests(made, names)}))
         shutil.rmtree(universal, ignore_errors=True)
         os.rename(made, universal)
         sync(universal.parent)

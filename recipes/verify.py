@@ -59,7 +59,7 @@ def _items(folder: Path) -> Iterator[tuple[str, int, str]]:
     elif (folder / "recipe.json").is_file():
         for path in sorted(run.checkpoint_root.glob("step_*")):
             if path.suffix in ("", ".universal"):
-                state = _checkpoint(path) if (path / COMPLETE).is_file() else "incomplete: not used"
+                state = _checkpoint(path)
             else:
                 state = {".partial": "being written, or left over", ".aside": "set aside: not used"}.get(
                     path.suffix, ""

@@ -11,6 +11,7 @@ killed, a conversion and an evaluation. Needs a C compiler. Exit code 1 where so
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
@@ -63,7 +64,7 @@ def campaign(at: Server, folder: Path, every: int) -> dict[str, Callable[[], Out
 def main(
     every: Annotated[int, typer.Option(min=1, help="of so many operations one is broken")] = 25,
     only: Annotated[str, typer.Option(help="kinds of trials whose names contain this")] = "",
-    out: Annotated[Path | None, typer.Option(help="a JSON file for the counts")] = None,
+    out: Annotated[Path | None, typer.Option(help="a JSON file for the counts; those of other kinds stay")] = None,
 ) -> int:
     outcomes: list[tuple[Outcome, float]] = []
     with tempfile.TemporaryDirectory() as scratch, server(Path(scratch), trials.IMPORTS) as at:
@@ -83,8 +84,10 @@ def main(
         table.add_row(outcome.name, f"{outcome.trials:,}", f"{len(outcome.wrong):,}", f"{seconds:,.0f}")
     console.print(table)
     if out:
-        rows = [{"what": o.name, "trials": o.trials, "wrong": o.wrong, "seconds": round(s)} for o, s in outcomes]
-        write_json(out, {"commit": git_commit(), "every": every, "rows": rows})
+        rows = json.loads(out.read_text()) if out.exists() else {}
+        about = {"every": every, "commit": git_commit()}
+        rows |= {o.name: {"trials": o.trials, "wrong": o.wrong, "seconds": round(s)} | about for o, s in outcomes}
+        write_json(out, rows)
     return int(any(outcome.wrong for outcome, _ in outcomes))
 
 

@@ -115,7 +115,11 @@ def find_damage(folder: str | os.PathLike[str], written: Mapping[str, Any]) -> s
         path = Path(folder) / name
         if not path.is_file():
             return f"{name} is missing"
-        if not isinstance(facts, dict) or not {"bytes", "sha256"} <= facts.keys():
+        if (
+            not isinstance(facts, dict)
+            or type(facts.get("bytes")) is not int
+            or not isinstance(facts.get("sha256"), str)
+        ):
             return f"there is no digest of {name}"
         if (size := path.stat().st_size) != facts["bytes"]:
             return f"{name} has {size:,} bytes, and had {facts['bytes']:,}"

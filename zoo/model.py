@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -106,8 +107,12 @@ class ZooModel(nn.Module):
         """Write model.safetensors, `storable_state(dtype, state=state)`, config.json, the modality, the config, and names of
         classes where there are any, and manifest.json, the sizes and SHA-256 of both."""
         folder = Path(folder)
+        (folder / MANIFEST).unlink(missing_ok=True)  # of older files; without one the new ones are read as they are
         with replacing_path(folder / "model.safetensors") as file:
-            save_file(self.storable_state(dtype, state=state), file, metadata={"format": "pt"})
+            try:
+                save_file(self.storable_state(dtype, state=state), file, metadata={"format": "pt"})
+            except SafetensorError as error:
+                raise OSError(f"{folder / 'model.safetensors'} cannot be written: {error}") from error
         names = {"class_names": self.class_names} if self.class_names else {}
         write_json(folder / "config.json", {"modality": self.modality, **asdict(self.config), **names})
         write_json(folder / MANIFEST, file_digests(folder, SAVED))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from recipes import verify
-from recipes.checkpoints import complete_checkpoints, damage
+from recipes.checkpoints import checkpoint_facts, complete_checkpoints, damage, seal, set_aside
 from recipes.config import ConfigError
 from recipes.ownership import RunLock
 from recipes.runs import RunFolder, load_run, new_run_dir, newest_run_dir
@@ -50,9 +50,10 @@ def poison(file: Path, mark: Path) -> None:
     """Replace a file of torch by one that would make `mark`, its digest with it."""
     torch.save({"module": Mark(mark)}, file)
     folder = next(parent for parent in file.parents if (parent / "complete.json").exists())
-    facts = json.loads((folder / "complete.json").read_text())
+    facts = checkpoint_facts(folder)
+    assert facts is not None
     facts["files"] |= file_digests(folder, [str(file.relative_to(folder))])
-    (folder / "complete.json").write_text(json.dumps(facts))
+    (folder / "complete.json").write_text(json.dumps(seal(facts)))
 
 
 def test_a_pickle_in_a_checkpoint_is_not_run(copy, tmp_path, capsys):
@@ -104,7 +105,7 @@ def test_what_deepspeed_stores_is_on_the_list(precision, tmp_path):
 def test_a_checkpoint_written_before_digests_is_read(copy, capsys):
     for path in RunFolder(copy).checkpoints():
         facts = json.loads((path / "complete.json").read_text())
-        del facts["files"]
+        del facts["files"], facts["sha256"]
         (path / "complete.json").write_text(json.dumps(facts))
         (path / "model" / "manifest.json").unlink()
     assert run(copy, "evaluate.every=0", resume="auto") == 0
@@ -114,12 +115,57 @@ def test_a_checkpoint_written_before_digests_is_read(copy, capsys):
 def test_where_no_checkpoint_is_whole_nothing_starts_anew(copy, capsys):
     for path in RunFolder(copy).checkpoints():
         (path / "mp_rank_00_model_states.pt").write_bytes(b"")
-    assert run(copy, "evaluate.every=0", resume="auto") == 2
-    assert "0 bytes" in (error := capsys.readouterr().err) and "another --run-dir" in error
-    assert sorted(p.name for p in (copy / "checkpoints").glob("*.aside")) == [
-        "step_00000002.aside",
-        "step_00000004.aside",
+    for _ in range(2):  # a scheduler tries again
+        assert run(copy, "evaluate.every=0", resume="auto") == 2
+        assert "0 bytes" in (error := capsys.readouterr().err) and "another --run-dir" in error
+    for path in RunFolder(copy).checkpoints():
+        set_aside(path)
+    assert run(copy, "evaluate.every=0", resume="auto") == 2 and "set aside" in capsys.readouterr().err
+    assert len(RunFolder(copy).metrics()) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_text(path.read_text().replace('"files"', '"fileq"')),
+        lambda path: path.write_text(path.read_text().replace('"fp32"', '"fp72"')),
+        lambda path: path.write_text(path.read_text().replace('"sha256"', '"sha257"')),
+        lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | {"step": 3})),
+    ],
+)
+def test_what_a_checkpoint_says_of_itself_is_verified_too(change, copy, whole, capsys):
+    newest = RunFolder(copy).checkpoints()[-1]
+    change(newest / "complete.json")
+    assert verify.main([str(copy)]) == 1
+    assert run(copy, "evaluate.every=0", resume="auto") == 0
+    assert f"{newest} is damaged: complete.json is" in capsys.readouterr().err
+    assert curve(copy)[0] == curve(whole)[0]
+
+
+def test_what_others_put_beside_checkpoints_stays(copy, tmp_path, capsys):
+    root = copy / "checkpoints"
+    shutil.copytree(root / "step_00000002", root / "step_best")
+    (root / "step_500.backup").mkdir()
+    (root / "step_notes.txt").write_text("kept")
+    moved = tmp_path / "moved"
+    (root / "step_00000002").rename(moved)
+    (root / "step_00000002").symlink_to(moved)
+    assert run(copy, "evaluate.every=0", "train.steps=5", "train.keep=1", resume="auto") == 0
+    assert sorted(path.name for path in root.glob("step_*")) == [
+        *("step_00000005", "step_500.backup", "step_best", "step_notes.txt")
     ]
+    assert (moved / "complete.json").exists()
+    folder = tmp_path / "mine"
+    (folder / "checkpoints" / "step_1000").mkdir(parents=True)
+    assert run(folder, "evaluate.every=0") == 2 and "already holds a run" in capsys.readouterr().err
+
+
+def test_resume_names_one_run(copy, whole, monkeypatch, capsys):
+    assert main([*SMALL, "--run-dir", str(whole), "--resume", str(copy)]) == 2
+    assert "leave out --run-dir" in capsys.readouterr().err
+    monkeypatch.chdir(copy / "checkpoints")
+    assert main([*SMALL, "--set", "evaluate.every=0", "--resume", "step_00000002"]) == 0
 
 
 def test_a_checkpoint_by_name_must_be_whole_and_later_ones_are_set_aside(copy, whole, capsys):
@@ -169,12 +215,23 @@ def test_weights_that_rotted_are_passed_over(copy, whole, capsys):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("facts", ["[]", '{"a": 1}', '{"a": {"bytes": 1}}', '{"../a": {"bytes": 0, "sha256": ""}}'])
-def test_hostile_digests_are_damage(facts, tmp_path):
+@pytest.mark.parametrize(
+    "files",
+    [
+        *(
+            [],
+            {"a": 1},
+            {"a": {"bytes": 1}},
+            {"../a": {"bytes": 0, "sha256": ""}},
+            {"a": {"bytes": None, "sha256": ""}},
+        ),
+        {"a": {"bytes": "x", "sha256": 3}},
+    ],
+)
+def test_hostile_digests_are_damage(files, tmp_path):
     (tmp_path / "a").write_text("x")
-    (tmp_path / "complete.json").write_text(
-        f'{{"step": 1, "world": 1, "zero_stage": 0, "precision": "fp32", "files": {facts}}}'
-    )
+    facts = {"step": 1, "world": 1, "zero_stage": 0, "precision": "fp32", "files": files}
+    (tmp_path / "complete.json").write_text(json.dumps(seal(facts)))
     assert damage(tmp_path)
 
 

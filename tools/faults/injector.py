@@ -82,11 +82,13 @@ class Trial:
 
     process: BaseProcess
     output: Path
+    hung: bool = False
 
     def wait(self, seconds: float = 120.0) -> Trial:
         """Until it ends; killed where that takes longer."""
         self.process.join(seconds)
         if self.process.exitcode is None:
+            self.hung = True
             self.process.kill()
             self.process.join()
         return self

@@ -102,6 +102,8 @@ def broken_runs(
 
 
 def _broken(trial: Trial, kind: str) -> str:
+    if trial.hung:
+        return f"hangs: {trial.said[-300:]}"
     if kind in ("kill", "half"):
         return "" if trial.code == -9 else f"was not killed: exit code {trial.code}, {trial.said[-300:]}"
     if trial.code == 0:  # the operation that failed was none that matters, such as a flush of a picture

@@ -221,7 +221,8 @@ class _Claim:
         folder = self.run.path
         begun = self.run.metrics_path.exists() or self.run.checkpoint_root.exists()
         if not begun and folder.is_dir():
-            for name in (*DESCRIPTION, "run.lock"):
+            # Without the lock the files are another process's.
+            for name in (*DESCRIPTION, "run.lock") if self._lock else ():
                 if name not in self._had:
                     (folder / name).unlink(missing_ok=True)
             for path in self._made:

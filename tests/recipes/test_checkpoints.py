@@ -289,6 +289,18 @@ def test_a_lock_of_a_folder_that_was_removed_meanwhile_is_none(tmp_path, monkeyp
     assert len(calls) == 2 and (tmp_path / "run" / "run.lock").exists()
 
 
+def test_a_refused_launch_takes_nothing_of_the_other_away(tmp_path, monkeypatch):
+    def taken(folder):  # between this launch's look at the folder and its try for the lock
+        folder.mkdir()
+        (folder / "run.lock").write_text("")
+        (folder / "recipe.json").write_text("{}")
+        raise ConfigError(f"{folder} is in use")
+
+    monkeypatch.setattr("recipes.ownership.RunLock", taken)
+    assert run(tmp_path / "run") == 2
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["recipe.json", "run.lock"]
+
+
 def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     def none(file, how):
         raise OSError(37, "No locks available")

@@ -25,7 +25,21 @@ from recipes.config import ConfigError
 from zoo.files import find_damage, remove_abandoned, sync, write_text
 from zoo.inputs import read_object
 
-__all__ = ["checkpoint_facts", "checkpoint_step", "complete_checkpoints", "damage", "data_only", "set_aside", "tidy"]
+__all__ = [
+    "ASIDE",
+    "COMPLETE",
+    "checkpoint_facts",
+    "checkpoint_step",
+    "complete_checkpoints",
+    "damage",
+    "data_only",
+    "prune",
+    "remnants",
+    "say",
+    "seal",
+    "set_aside",
+    "tidy",
+]
 
 COMPLETE = "complete.json"
 ASIDE = ".aside"
@@ -138,7 +152,7 @@ def _latest(root: Path) -> str:
 
 
 def allow_deepspeed_classes() -> None:
-    """Name to torch the three classes, without code of their own, that DeepSpeed's checkpoints hold beside tensors."""
+    """Name to torch the classes, of plain values, that DeepSpeed's checkpoints hold beside tensors."""
     import torch
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum

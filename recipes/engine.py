@@ -410,7 +410,8 @@ class Engine:
         try:
             self.export(partial)
         except OSError:
-            shutil.rmtree(partial, ignore_errors=True)
+            if self.ranks.lead:
+                shutil.rmtree(partial, ignore_errors=True)
             raise
         if self.ranks.lead:
             shutil.rmtree(folder, ignore_errors=True)

@@ -31,9 +31,8 @@ class RunLock:
         ConfigError: where another process holds it.
     """
 
-    held: ClassVar[set[int]] = (
-        set()
-    )  # file descriptors, closed in forked children: a data worker must not keep the lock alive
+    # File descriptors, closed in forked children: a data worker must not keep the lock alive.
+    held: ClassVar[set[int]] = set()
 
     def __init__(self, folder: Path):
         self.path = folder / "run.lock"
@@ -144,6 +143,10 @@ def own_run(
         yield run, checkpoint
     except OSError as error:
         good = run.checkpoints()[-1:]
+        if (
+            not ranks.lead
+        ):  # one of several whose disk or file system failed: the lead, which reports, only waits for it
+            say(f"rank {ranks.rank}: {error}")
         last = f"The last good checkpoint is {good[0]}" if good else "There is no checkpoint yet"
         raise ConfigError(f"{error}. {last}; once that is mended, continue with: {run.continuation()}") from error
     finally:
@@ -152,7 +155,7 @@ def own_run(
 
 
 class _Claim:
-    """The run folder of this process: found or made, locked, described and tidied."""
+    """The run folder of this process: found or made, locked and described."""
 
     def __init__(self, plan: Plan, run_dir: str | None, resume: str | None):
         self.checkpoint: Path | None = None

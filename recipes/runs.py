@@ -49,7 +49,7 @@ class RunFolder:
         return self.checkpoint_root / f"step_{step:08d}"
 
     def checkpoints(self) -> list[Path]:
-        """Those that were written whole, oldest first. A torn one has no complete.json, whatever `latest` says."""
+        """Those that were written whole, oldest first, whatever `latest` says; `damage` tells whether they still are."""
         return complete_checkpoints(self.checkpoint_root)
 
     def describe(self, plan: Plan) -> None:

@@ -18,9 +18,9 @@ from torch import nn
 
 from modalities.contract import Modality, Outside, find_modality, modality_names
 from recipes.commands import CommandError
-from recipes.config import merge, parse_value, set_nested
+from recipes.config import ConfigError, merge, parse_value, set_nested
 from recipes.registry import find_recipe
-from recipes.runs import load_run
+from recipes.runs import load_run, stored_recipe
 from zoo import list_models, load_model
 from zoo.naming import nearest
 from zoo.pretrained import manifest, resolve_tag
@@ -78,8 +78,8 @@ def modality_of(word: str) -> str | None:
     """The modality of a model's name, pattern or folder, without loading it; None where the word does not tell."""
     if Path(word).is_dir():
         try:
-            return json.loads((Path(word) / "recipe.json").read_text()).get("modality")
-        except (OSError, ValueError):
+            return stored_recipe(word)["modality"]
+        except ConfigError:
             return saved_modality(word)
     if found := find_outside(word):
         return found[0]

@@ -11,6 +11,7 @@ killed, a conversion and an evaluation. Needs a C compiler. Exit code 1 where so
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -48,9 +49,9 @@ def campaign(at: Server, folder: Path, every: int) -> dict[str, Callable[[], Out
         of_both = trials.both_ranks(at, modality, ranks)
         for kind in BREAKS:
             found[f"{modality}, {kind}"] = partial(trials.broken_runs, at, modality, kind, places, expected, folder)
-        for rank in range(2):
-            name = f"{modality}, two ranks, kill of rank {rank}"
-            found[name] = partial(trials.two_ranks, at, modality, rank, places, of_both, folder)
+        for kind, rank in itertools.product(("kill", "no space"), range(2)):
+            name = f"{modality}, two ranks, {kind} of rank {rank}"
+            found[name] = partial(trials.two_ranks, at, modality, kind, rank, places, of_both, folder)
         found[f"{modality}, conversion"] = partial(trials.conversions, at, modality, ranks, BREAKS, every, folder)
         found[f"{modality}, evaluation"] = partial(trials.evaluations, at, modality, whole, BREAKS, every, folder)
         found[f"{modality}, damaged files"] = partial(trials.damaged_files, at, modality, whole, folder)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zoo.errors import from_outside, one_line
+from zoo.inputs import read_object
 from zoo.outside import import_named
 from zoo.pretrained import manifest
 from zoo.priors import Compose
@@ -221,12 +222,10 @@ def plot_prior(
 
 def _run_title(folder: Path) -> str:
     """A run's recipe and the name of its folder, "text.ggd_tiny (20261121-0800)"; of other folders the name alone."""
-    import json
-
     folder = folder.resolve()
     run = folder.parent if folder.name == "model" else folder
     try:
-        return f"{json.loads((run / 'recipe.json').read_text())['name']} ({run.name})"
+        return f"{read_object(run / 'recipe.json')['name']} ({run.name})"
     except (OSError, ValueError, KeyError):
         return folder.name
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 __all__ = [
     "file_digests",
+    "file_sha256",
     "find_damage",
     "remove_abandoned",
     "replacing",
@@ -99,13 +100,18 @@ def sync_tree(folder: str | os.PathLike[str]) -> None:
         sync(inside)
 
 
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """Hex digits of a file's SHA-256."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def file_digests(folder: str | os.PathLike[str], names: Iterable[str]) -> Digests:
     """Size and SHA-256 of files, by their paths within `folder`."""
     found: Digests = {}
     for name in names:
-        with open(Path(folder) / name, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[name] = {"bytes": file.tell(), "sha256": digest}
+        path = Path(folder) / name
+        found[name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
     return found
 
 
@@ -123,6 +129,6 @@ def find_damage(folder: str | os.PathLike[str], written: Mapping[str, Any]) -> s
             return f"there is no digest of {name}"
         if (size := path.stat().st_size) != facts["bytes"]:
             return f"{name} has {size:,} bytes, and had {facts['bytes']:,}"
-        if file_digests(folder, [name])[name]["sha256"] != facts["sha256"]:
+        if file_sha256(path) != facts["sha256"]:
             return f"{name} has another SHA-256 than when it was written"
     return None

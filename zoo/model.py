@@ -144,11 +144,9 @@ class ZooModel(nn.Module):
             raise ValueError(f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}")
         made, tensors = cls.config_class(**config), read_tensors(folder / "model.safetensors")
         try:
-            # Shapes first, which take no memory: a configuration may ask for any amount of it.
-            with (
-                suppress(NotImplementedError),
-                torch.device("meta"),
-            ):  # of priors from elsewhere that read their numbers
+            # Shapes first, which take no memory: a configuration may ask for any amount of it. Priors from elsewhere may
+            # read their numbers, and have none here.
+            with suppress(NotImplementedError), torch.device("meta"):
                 _check_shapes(cls(made).state_dict(), tensors)
             model = cls(made)
             model.load_state_dict(tensors)

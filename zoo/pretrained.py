@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from zoo.files import file_sha256
 from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 
-__all__ = ["WEIGHTS", "list_weights", "load_pretrained", "manifest", "resolve_tag", "sha256", "verified_file"]
+__all__ = ["WEIGHTS", "list_weights", "load_pretrained", "manifest", "resolve_tag", "verified_file"]
 
 WEIGHTS = Path(__file__).parent / "weights"
 
@@ -52,15 +52,6 @@ def resolve_tag(name: str, folder: Path | None = None) -> str:
     raise ValueError(f"no weights ship for {base!r}; {hint}`python -m zoo list --pretrained` prints all")
 
 
-def sha256(path: Path) -> str:
-    """Hex digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def verified_file(name: str, folder: Path | None = None) -> Path:
     """The weights file of a tagged name, after its digest matched.
 
@@ -72,7 +63,7 @@ def verified_file(name: str, folder: Path | None = None) -> Path:
     path = (folder or WEIGHTS) / entry["file"]
     if not path.exists():
         raise FileNotFoundError(f"the weights of {name} should be at {path}; reinstall the package")
-    found = sha256(path)
+    found = file_sha256(path)
     if found != entry["sha256"]:
         raise ValueError(f"{path} is damaged: its SHA-256 is {found}, the manifest says {entry['sha256']}")
     return path

@@ -35,7 +35,7 @@ from webdataset.tariterators import group_by_keys
 from modalities.files import data_folder
 from modalities.vision.images import EXTENSIONS, BadImage, ImageSet
 from modalities.vision.tars import scan, stream_members
-from zoo.files import replacing_path, write_json
+from zoo.files import file_sha256, replacing_path, write_json
 from zoo.inputs import LARGEST_JSON, parse_json, read_json
 
 __all__ = [
@@ -244,9 +244,7 @@ def write_index(folder: str | Path, classes: Sequence[str] = ()) -> Path:
     folder = Path(folder)
     shards: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*.tar")):
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        shards.append({"file": path.name, "samples": len(scan(path)), "sha256": digest})
+        shards.append({"file": path.name, "samples": len(scan(path)), "sha256": file_sha256(path)})
     index = {"classes": list(classes), "samples": sum(shard["samples"] for shard in shards), "shards": shards}
     write_json(folder / "index.json", index)
     return folder / "index.json"
@@ -274,8 +272,7 @@ def local_copy(url: str, sha256: str | None = None) -> Path:
 def _check_hash(path: Path, sha256: str | None, what: str) -> None:
     if sha256 is None:
         return
-    with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = file_sha256(path)
     if found != sha256:
         raise ValueError(f"{what} its sha256 is {found[:12]}…, the index says {sha256[:12]}…")
 

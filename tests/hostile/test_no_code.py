@@ -28,7 +28,8 @@ from modalities.vision.sources import open_images
 from tests.vision.image_files import encoded, solid, take, write_tar
 from zoo.adapters import load_adapted
 from zoo.adapters.layer import RECORD
-from zoo.pretrained import load_pretrained, sha256
+from zoo.files import file_sha256
+from zoo.pretrained import load_pretrained
 from zoo.priors.given import read_numbers
 from zoo.registry import load_model
 
@@ -172,7 +173,7 @@ def test_a_saved_model_is_safetensors_alone(mark, tmp_path):
 def test_weights_of_a_manifest_are_safetensors_alone(mark, tmp_path):
     model = small_model(tmp_path / "model")
     path = torch_file(mark, tmp_path / "a.safetensors")
-    (tmp_path / "manifest.json").write_text(json.dumps({"x.y": {"file": path.name, "sha256": sha256(path)}}))
+    (tmp_path / "manifest.json").write_text(json.dumps({"x.y": {"file": path.name, "sha256": file_sha256(path)}}))
     with pytest.raises(ValueError, match=r"is no safetensors file"):
         load_pretrained(model, "x.y", tmp_path)
 

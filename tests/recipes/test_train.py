@@ -23,6 +23,7 @@ from recipes.runs import RunFolder, load_run, load_weights, model_folder, newest
 from recipes.train import display_name, main
 from tests.launching import ROOT, command, deepspeed_launcher, torchrun_launcher
 from zoo import create_model, pretrained
+from zoo.files import file_sha256
 
 SMALL = [
     "text.ggd_ssmax_tiny",
@@ -313,7 +314,7 @@ def test_shipped_weights_are_a_start(tmp_path, monkeypatch, capsys):
         model.norm.weight.fill_(0.5)
     model.save_pretrained(tmp_path / "weights")
     file = tmp_path / "weights" / "model.safetensors"
-    entry = {"file": file.name, "sha256": pretrained.sha256(file)}
+    entry = {"file": file.name, "sha256": file_sha256(file)}
     (file.parent / "manifest.json").write_text(json.dumps({"text_ggd_ssmax_tiny.test": entry}))
     monkeypatch.setattr(pretrained, "WEIGHTS", file.parent)
     settings = ["train.steps=1", "optim.lr=1e-9", "evaluate.every=0"]

@@ -15,6 +15,7 @@ from modalities.text.tokenizers import load_tokenizer
 from modalities.vision.transforms import eval_transform
 from tools.glyphs.builtin import BuiltinGlyphs
 from zoo import create_model, list_models, pretrained
+from zoo.files import file_sha256
 
 SHIPPED = list_models(pretrained=True)
 
@@ -112,4 +113,4 @@ def test_damaged_and_missing_files(tmp_path) -> None:
 def test_every_digest_of_the_manifest_is_right() -> None:
     manifest = json.loads((pretrained.WEIGHTS / "manifest.json").read_text())
     for entry in manifest.values():
-        assert pretrained.sha256(pretrained.WEIGHTS / entry["file"]) == entry["sha256"]
+        assert file_sha256(pretrained.WEIGHTS / entry["file"]) == entry["sha256"]

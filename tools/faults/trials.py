@@ -209,13 +209,15 @@ def both_ranks(server: Server, modality: str, run: Path) -> dict[str, object]:
 
 
 def two_ranks(
-    server: Server, modality: str, rank: int, places: Iterable[int], whole: dict[str, object], folder: Path
+    server: Server, modality: str, kind: str, rank: int, places: Iterable[int], whole: dict[str, object], folder: Path
 ) -> Outcome:
-    """One of two ranks is killed at an operation, as a launcher does the other with it; both continue."""
-    outcome = Outcome(f"{modality}, two ranks, kill of rank {rank}")
+    """One of two ranks breaks at an operation, says why where it can, and the launcher kills the other; both continue."""
+    outcome = Outcome(f"{modality}, two ranks, {kind} of rank {rank}")
     for at in places:
         run = folder / f"{modality}-ranks-{rank}-{at}"
-        _both(server, modality, run, Fault(run, "kill", at), rank)
+        first = _both(server, modality, run, Fault(run, kind, at), rank)[rank]
+        if kind == "no space" and first.code and (f"rank {rank}: " if rank else "error: ") not in first.said:
+            outcome.wrong.append(f"operation {at}: the cause was not told: {first.said[-300:]}")
         again = _both(server, modality, run, None, rank, "--resume", "auto")
         outcome.trials += 1
         if problem := "".join(trial.said[-300:] for trial in again if trial.code) or _same(run, whole):

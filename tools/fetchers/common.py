@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 from rich.progress import track, wrap_file
 
-from zoo.files import replacing
+from zoo.files import file_sha256, replacing
 
 console = Console(stderr=True)
 
@@ -102,8 +101,7 @@ def tracked(items: Iterable[Any], description: str, total: int | None = None) ->
 
 def verify_sha256(path: Path, expected: str) -> None:
     """FetchError where a file has another SHA-256."""
-    with open(path, "rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = file_sha256(path)
     if found != expected:
         raise FetchError(f"{path.name}: SHA-256 is {found}, expected {expected}; nothing was kept")
 

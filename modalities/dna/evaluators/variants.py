@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from modalities.dna.vcf import Variant, read_variants
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
 from modalities.figures import panels
 from modalities.results import short_names
+from zoo.files import file_sha256
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 from zoo.prior_plot import save_figure
@@ -102,8 +102,7 @@ class Variants(FileEvaluator):
         """A hash of the file of variants."""
         if not Path(self.settings.variants).is_file():
             next(read_variants(self.settings.variants))  # raises
-        with open(self.settings.variants, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        return file_sha256(self.settings.variants)[:16]
 
     def cells(self, model: ZooModel) -> list[Cell]:
         self.genome()  # raises where a file is missing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from tests.zoo.priors_table import GRID, LINE, WIDTH, causal_modes, make
-from zoo import Positions
+from zoo import Positions, create_prior
 from zoo.attention import KERNELS, prior_attention
 from zoo.attention.base import AttentionCall, Kernel, visible
 from zoo.attention.dispatch import choose_kernel
 from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
+from zoo.priors import Compose
 from zoo.priors.base import PriorTerms, RelativeTable
 
 HEADS, HEAD_WIDTH, LANES = 4, 8, 3
@@ -400,3 +402,31 @@ def test_long_masked_calls_in_blocks_of_queries_are_the_whole(name: str) -> None
     whole = prior_attention(q, k, v, terms, kernel="sdpa", **options)
     few = SdpaKernel(mask_limit=4 * keys)
     torch.testing.assert_close(prior_attention(q, k, v, terms, kernel=few, **options), whole)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "toeplitz"])
+@pytest.mark.parametrize("name", ["alibi", "alibi+spectral", "alibi+ggd"])
+@pytest.mark.parametrize(
+    ("queries", "keys", "window"),
+    [(1, 45, None), (2, 67, None), (3, 517, None), (37, 514, None), (259, 261, None), (35, 300, 66)],
+)
+def test_odd_shapes_far_from_the_start_are_as_exact_as_even_ones(
+    kernel: str, name: str, queries: int, keys: int, window: int | None
+) -> None:
+    """Lanes of a slope are as large as the position: 131,072 here, of which nothing may reach weights or gradients."""
+    far = 1 << 17
+    prior = Compose(**{part: create_prior(part, num_heads=2) for part in name.split("+")})
+
+    def error(queries: int, keys: int) -> float:
+        torch.manual_seed(0)
+        given = [torch.randn(1, 2, n, 16) for n in (queries, keys, keys)]
+        places = Positions.line(queries, offset=far - queries), Positions.line(keys, offset=far - keys)
+        found = []
+        for dtype, used in ((torch.float64, "reference"), (torch.float32, kernel)):
+            q, k, v = (t.to(dtype).requires_grad_() for t in given)
+            terms = copy.deepcopy(prior).to(dtype)(*places, causal=True)
+            out = prior_attention(q, k, v, terms, causal=True, window=window, kernel=used)
+            found.append([out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))])
+        return max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
+
+    assert error(queries, keys) < 1e-5 + 10 * error(-(-queries // 16) * 16, -(-keys // 16) * 16)

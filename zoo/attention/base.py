@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zoo.positions import Positions
 from zoo.priors.base import PriorTerms, RelativeTable
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Kernel",
     "Pages",
     "Workspace",
+    "aligned",
     "cuda_capability",
     "fold_lanes",
     "join",
@@ -33,6 +35,9 @@ __all__ = [
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+# Queries and keys of a call with lanes on the CPU, and of its blocks, come in multiples of this.
+ALIGNMENT = 16
 
 
 def traced_as_constant(function: _F) -> _F:
@@ -162,6 +167,48 @@ class Pages:
     count: Tensor
     length: int
     segments: Tensor | None = None
+
+
+def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
+    """A causal call with lanes, padded to multiples of `ALIGNMENT` queries and keys, and the rows of its output that are the
+    call's own; any other call as it is.
+
+    Lanes of a ramp are as large as the position, and cancel where they are summed before the content (`fold_lanes`). Where a
+    few rows or columns are left over, the matrix products of CPUs sum in another order: 1e-3 of a weight is lost at 131,072.
+    Keys, and as many queries, are appended, which no query of the call sees, and queries are put in front of the first.
+    """
+    tracing = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    if tracing or call.q.device.type != "cpu" or call.terms.q_lanes is None or not call.causal or call.num_queries == 1:
+        return call, slice(None)
+    after = -call.num_keys % ALIGNMENT
+    before = min(-(call.num_queries + after) % ALIGNMENT, call.offset)
+    terms, row_scale, segments, mask = call.terms, call.query_scale, call.segments, call.mask
+    assert terms.q_lanes is not None
+    table = terms.table
+    if (not before and not after) or (table is not None and table.origin is None):
+        return call, slice(None)
+    queries, keys = (0, 0, before, after), (0, 0, 0, after)
+    if table is not None and table.origin is not None:
+        line = Positions.line(call.num_queries + before + after), Positions.line(call.num_keys + after)
+        # The columns that are added are of distances that only padding has.
+        table = RelativeTable.line(F.pad(table.table, (before + after, after)), *line, center=table.origin + after)
+    padded = replace(
+        call,
+        q=F.pad(call.q, queries),
+        k=F.pad(call.k, keys),
+        v=F.pad(call.v, keys),
+        terms=replace(
+            terms,
+            q_lanes=F.pad(terms.q_lanes, queries),
+            k_lanes=None if terms.k_lanes is None else F.pad(terms.k_lanes, keys),
+            table=table,
+            bias=None if terms.bias is None else F.pad(terms.bias, (0, after, before, after)),
+        ),
+        query_scale=None if row_scale is None else F.pad(row_scale, (before, after), value=1.0),
+        segments=None if segments is None else torch.cat([segments, segments[:, -1:].expand(-1, after)], dim=1),
+        mask=None if mask is None else F.pad(mask, (0, after, before, after), value=True),
+    )
+    return padded, slice(before, before + call.num_queries)
 
 
 def fold_lanes(heads: Tensor, lanes: Tensor) -> Tensor:

@@ -9,7 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, Workspace, join, needs_grad, needs_mask, pad_heads, repeat_heads, visible
+from zoo.attention.base import (
+    ALIGNMENT,
+    AttentionCall,
+    Workspace,
+    aligned,
+    join,
+    needs_grad,
+    needs_mask,
+    pad_heads,
+    repeat_heads,
+    visible,
+)
 from zoo.priors.tables import UnrolledTable
 from zoo.slices import slices
 
@@ -44,9 +55,12 @@ class SdpaKernel:
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8."""
+        call, own = aligned(call)
         if call.query_scale is not None and _sums_in_rows(call):
-            return self._attend(call, call.queries.float(), call.keys.float(), call.v.float()).to(call.q.dtype)
-        return self._attend(call, call.queries, call.keys, call.v)
+            out = self._attend(call, call.queries.float(), call.keys.float(), call.v.float()).to(call.q.dtype)
+        else:
+            out = self._attend(call, call.queries, call.keys, call.v)
+        return out[:, :, own]
 
     def _attend(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`run` of a call's queries, keys and values, which may be wider than its own."""
@@ -117,7 +131,8 @@ class SdpaKernel:
         """(queries, heads) of a block."""
         num_heads = call.q.shape[1]
         if call.causal or call.q.device.type != "cpu":
-            return max(self.mask_limit // call.num_keys, 1), num_heads
+            rows = self.mask_limit // call.num_keys
+            return max(rows - rows % ALIGNMENT, rows % ALIGNMENT, 1), num_heads
         batched = call.segments is not None or any(
             t.shape[0] > 1 for t in (call.terms.bias, call.query_scale, call.mask) if t is not None
         )

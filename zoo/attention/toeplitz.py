@@ -22,8 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.attention.base import (
+    ALIGNMENT,
     AttentionCall,
     Workspace,
+    aligned,
     needs_grad,
     needs_mask,
     pad_heads,
@@ -83,6 +85,10 @@ class ToeplitzKernel:
 
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D) attention output, float32 accumulation, float64 for float64 inputs."""
+        call, own = aligned(call)
+        return self._attend(call)[:, :, own]
+
+    def _attend(self, call: AttentionCall) -> Tensor:
         num_heads, width = call.q.shape[1], call.v.shape[-1]
         queries, keys, values = call.queries, call.keys, call.v
         if keys.shape[-1] != width:  # the fused kernel has one width for all three
@@ -250,6 +256,8 @@ def _cut(
             last = min(last, hi + call.offset + call.window - 1)
         if call.causal:
             last = min(last, hi + call.offset)
+        if call.terms.q_lanes is not None:
+            first = max(first - max(first, 0) % ALIGNMENT, begin)
         blocks.append(Block(batch, slice(0, call.q.shape[1]), lo, hi, max(first, 0), last, mixed))
     return blocks
 

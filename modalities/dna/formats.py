@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, NamedTuple
 from modalities.dna.bases import LETTERS, NOT_A_BASE, invalid_letter
 from modalities.dna.twobit import SIGNATURES, TwoBit
 
-__all__ = ["SUFFIXES", "Start", "is_sequence_file", "read_codes"]
+__all__ = ["SUFFIXES", "Start", "check_bgzip_end", "is_sequence_file", "read_codes"]
 
 _WHITE = b"\r\n \t"
 _CHUNK = 1 << 20
@@ -83,8 +83,7 @@ def read_codes(path: Path) -> Iterator[Start | bytes]:
         if format == "2bit":
             yield from _read_2bit(path, raw)
             return
-        if _BGZIP.match(start):
-            _check_bgzip_end(path)
+        check_bgzip_end(path)
         stream = _Watched(gzip.GzipFile(fileobj=raw) if compressed else io.BufferedReader(raw), path)
         yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
 
@@ -108,9 +107,12 @@ def _check_compression(path: Path, start: bytes, format: str) -> None:
         raise ValueError(f"{path}: a 2bit file needs random access and cannot be compressed: decompress it (gunzip)")
 
 
-def _check_bgzip_end(path: Path) -> None:
-    """bgzip ends in an empty block; without it whole blocks are missing, which gzip alone does not notice."""
+def check_bgzip_end(path: Path) -> None:
+    """ValueError for a bgzipped file without the empty block that ends it: whole blocks are missing, which gzip alone does not
+    notice. Other files pass."""
     with open(path, "rb") as file:
+        if not _BGZIP.match(file.read(64)):
+            return
         file.seek(max(0, path.stat().st_size - len(_BGZIP_END)))
         if file.read() != _BGZIP_END:
             raise ValueError(f"{path}: truncated: the empty block that ends every bgzip file is missing")

@@ -99,8 +99,14 @@ def _opened_bcf(path: str | Path) -> Iterator[Any]:
     try:
         with _naming_damage(path):
             file = pysam.VariantFile(str(path))
-        with contextlib.closing(file):
+        try:
             yield file
+        except BaseException:
+            with contextlib.suppress(OSError):  # what failed before fails again
+                file.close()
+            raise
+        with _naming_damage(path):
+            file.close()
     finally:
         pysam.set_verbosity(before)
 
@@ -358,4 +364,4 @@ def _values(
 
 
 def _text(value: float) -> str:
-    return "." if math.isnan(value) else f"{value:.6g}"
+    return "." if math.isnan(value) else f"{value + 0.0:.6g}"  # −0 is 0

@@ -30,6 +30,7 @@ from modalities.vision.images import decode_image
 from modalities.vision.shards import open_shards, write_index
 from modalities.vision.tars import scan
 from tests.dna.test_genome import MIXED, fasta, genbank, two_bit
+from tests.dna.test_vcf import whole as whole_vcf
 from tests.hostile.mutations import damaged, damaged_json, in_child, outcome
 from tests.vision.image_files import encoded, picture, solid, write_tar
 from zoo.inputs import read_tensors
@@ -57,6 +58,11 @@ def inside_gzip(data, seed):
     if int(seed.rpartition(" ")[2]) % 2:
         return damaged(data, seed)
     return gzip.compress(damaged(gzip.decompress(data), seed), 1, mtime=0)
+
+
+def uncompressed_too(data, seed):
+    """Damage to compressed BCF, or to BCF that is not compressed, where no checksum protects it."""
+    return damaged(data if int(seed.rpartition(" ")[2]) % 2 else gzip.decompress(data), seed)
 
 
 def walk(iterator):
@@ -125,6 +131,7 @@ def readers(folder):
         Reader("2bit", {"a.2bit": two_bit(MIXED), "b.2bit": two_bit(MIXED, ">")}, read_genome),
         Reader("VCF", {"a.vcf": records.encode()}, read_vcf),
         Reader("VCF, gzip", {"a.vcf.gz": gzip.compress(records.encode(), mtime=0)}, read_vcf, 50, inside_gzip),
+        Reader("BCF", {"a.bcf": whole_vcf(folder / "a.bcf").read_bytes()}, read_vcf, 100, uncompressed_too),
         Reader("text", {"a.txt": "Some words, ünd\n".encode() * 30}, read_text),
         Reader("text, gzip", {"a.txt.gz": gzip.compress(b"Some words\n" * 30, mtime=0)}, read_text, damage=inside_gzip),
         Reader("JSONL", {"a.jsonl": rows}, read_text),
@@ -145,8 +152,8 @@ def readers(folder):
 
 
 NAMES = [
-    "FASTA", "FASTA, gzip", "GenBank", "2bit", "VCF", "VCF, gzip", "text", "text, gzip", "JSONL", "Parquet", "images", "tar",
-    "shard index", "config.json", "model.safetensors", "tensors", "tokenizer.json", "tokens",
+    "FASTA", "FASTA, gzip", "GenBank", "2bit", "VCF", "VCF, gzip", "BCF", "text", "text, gzip", "JSONL", "Parquet", "images",
+    "tar", "shard index", "config.json", "model.safetensors", "tensors", "tokenizer.json", "tokens",
 ]  # fmt: skip
 
 

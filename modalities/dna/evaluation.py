@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from modalities.dna.baselines.base import Baseline
+from modalities.dna.bed import BedRow, bed_rows, whole_contigs
 from modalities.dna.config import DEFAULT_SOURCE
 from modalities.dna.data import open_heldout
 from modalities.dna.genome import Genome, open_genome
@@ -30,7 +32,7 @@ from modalities.evaluation import (
     option,
 )
 from modalities.figures import RULE
-from modalities.heldout import Heldout
+from modalities.heldout import Heldout, fingerprint_of
 from zoo.model import ZooModel
 
 __all__ = [
@@ -39,8 +41,10 @@ __all__ = [
     "DnaLengthSettings",
     "FileEvaluator",
     "FileSettings",
+    "RegionSettings",
     "StrandSettings",
     "bin_edges",
+    "fingerprint_of_rows",
     "step_of",
     "strands_of",
     "table",
@@ -154,6 +158,13 @@ class FileSettings(DnaSettings, StrandSettings):
             raise ValueError(f"window must be at least 1, got {self.window}")
 
 
+@dataclass(frozen=True)
+class RegionSettings(FileSettings):
+    """Parts of a file of sequences."""
+
+    regions: str | None = option(None, "BED file of what to read of --fasta; default: all of it")
+
+
 class FileEvaluator(DnaEvaluator, Listing):
     """Evaluators that read sequences of `fasta` in windows of `window` bases."""
 
@@ -168,6 +179,11 @@ class FileEvaluator(DnaEvaluator, Listing):
         if self.settings.fasta is None:
             raise ValueError(f"{self.name} reads a file of sequences: name one with --fasta")
         return open_genome(find_source(self.settings.fasta))
+
+    def regions(self) -> list[BedRow]:
+        """The rows of the BED file, or every contig."""
+        path = self.settings.regions
+        return whole_contigs(self.genome()) if path is None else bed_rows(Path(path), self.genome())
 
     def window(self, model: ZooModel) -> int:
         """`window`, or the default, rounded down to a multiple of `window_step` k-mers. ValueError where that is 0."""
@@ -186,6 +202,11 @@ class FileEvaluator(DnaEvaluator, Listing):
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             "fitted_to": self.heldout.fingerprint if isinstance(model, Baseline) else None,
         }
+
+
+def fingerprint_of_rows(rows: Sequence[BedRow]) -> str:
+    """16 hex digits of places and names."""
+    return fingerprint_of(f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}\n".encode() for row in rows)
 
 
 def step_of(tokenizer: DnaTokenizer) -> int:

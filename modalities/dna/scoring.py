@@ -25,7 +25,7 @@ from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from zoo.model import ZooModel
 from zoo.slices import slices
 
-__all__ = ["BATCH_TOKENS", "BIT", "STRANDS", "Scores", "WindowScorer", "score_windows"]
+__all__ = ["BATCH_TOKENS", "BIT", "STRANDS", "Scores", "WindowScorer", "score_windows", "tokens_of"]
 
 BATCH_TOKENS = 16384
 BIT = math.log(2)  # nats
@@ -166,7 +166,7 @@ def _score_tokens(
     The softmax is taken in float64 over the model's logits, for a slice of positions at a time. `advance` is told `told`.
     """
     tokenizer = load_tokenizer(model.config.tokenizer)
-    ids, spans, left_over = _tokens(tokenizer, windows)
+    ids, spans, left_over = tokens_of(tokenizer, windows)
     device = device_of(model)
     targets = torch.as_tensor(ids, device=device)
     inputs = torch.cat([torch.full_like(targets[:, :1], tokenizer.bos_id), targets], dim=1)
@@ -208,7 +208,7 @@ def _add_rest(
             scores.bases[n, done:] = 1
 
 
-def _tokens(tokenizer: DnaTokenizer, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+def tokens_of(tokenizer: DnaTokenizer, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Ids and spans (B, N) int64, shorter rows ending in padding of span 0, and the number of bases that make no token."""
     rows = [tokenizer.encode(window) for window in windows]
     longest = max(len(row.ids) for row in rows)

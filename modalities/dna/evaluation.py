@@ -22,6 +22,7 @@ from modalities.dna.sources import DnaSource, find_source
 from modalities.dna.splits import GenomeSplit
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from modalities.evaluation import (
+    Axis,
     CellValue,
     Evaluator,
     LengthSettings,
@@ -33,6 +34,7 @@ from modalities.evaluation import (
 )
 from modalities.figures import RULE
 from modalities.heldout import Heldout, fingerprint_of
+from modalities.results import compact
 from zoo.model import ZooModel
 
 __all__ = [
@@ -48,10 +50,12 @@ __all__ = [
     "step_of",
     "strands_of",
     "table",
+    "whole_kmers",
     "window_of",
 ]
 
 
+BASES_LENGTH = Axis("length", "length (bases, log₂)", compact)
 ENOUGH = 0.9  # share of the held-out bases whose contigs must have room for a default length
 
 
@@ -82,7 +86,11 @@ class StrandSettings(Settings):
 
 @dataclass(frozen=True)
 class DnaLengthSettings(LengthSettings, DnaSettings):
-    """Lengths are in tokens."""
+    """Lengths are in bases, whatever a token is."""
+
+    lengths: tuple[int, ...] | None = option(
+        None, "bases, as 128,512,4k; default: multiples of the training length", parse=counts
+    )
 
     factors: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32, 64)
 
@@ -91,6 +99,7 @@ class DnaEvaluator(Evaluator):
     """An evaluator whose held-out data is that of the model's training, unless settings name a source."""
 
     settings_class: ClassVar[type[Settings]] = DnaLengthSettings
+    axis = BASES_LENGTH
     unit = "bases"
 
     @cached_property
@@ -107,10 +116,22 @@ class DnaEvaluator(Evaluator):
     def source_name(self) -> str:
         return self.source.name
 
+    def trained_at(self, model: ZooModel) -> int:
+        """The training length, in bases."""
+        return window_of(model, model.config.train_context)
+
+    def longest(self, model: ZooModel) -> int | None:
+        most = super().longest(model)
+        return None if most is None else window_of(model, most)
+
+    def length_unit(self, model: ZooModel) -> dict[str, Any]:
+        """Of identities: cells of k-mers and BPE that were stored when lengths were in tokens are not those of now."""
+        return {} if load_tokenizer(model.config.tokenizer).bases_per_token == 1 else {"lengths": "bases"}
+
     def with_room(self, model: ZooModel, lengths: tuple[int, ...], beside: int = 0) -> tuple[int, ...]:
         """Those of `lengths`, at least the first, that contigs with most held-out bases have room for, and `beside` more."""
         most = self.heldout.items.reaching(ENOUGH) - beside
-        return tuple(length for length in lengths if window_of(model, length) <= most) or lengths[:1]
+        return tuple(length for length in lengths if length <= most) or lengths[:1]
 
     def run(self, model: ZooModel, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
         """As `Evaluator.run`; baselines are fitted to the training split of the source first."""
@@ -126,6 +147,12 @@ def strands_of(model: ZooModel, settings: StrandSettings) -> str:
 def window_of(model: ZooModel, length: int) -> int:
     """Bases of a window of `length` tokens: `length` times the tokenizer's mean bases per token."""
     return round(length * load_tokenizer(model.config.tokenizer).bases_per_token)
+
+
+def whole_kmers(model: ZooModel, length: int) -> int:
+    """Bases of a window of about `length`: rounded down to whole k-mers, at least one."""
+    step = step_of(load_tokenizer(model.config.tokenizer))
+    return max(1, length // step) * step
 
 
 # ------------------------------------------------------------------------------------------------ entries of a file

@@ -37,6 +37,17 @@ _LONGEST_RECORD = 1 << 30  # the same; a record is read as a whole, at three tim
 _FORMATS = {"FASTA": (".fa", ".fasta", ".fna"), "2bit": (".2bit",), "GenBank": (".gb", ".gbk", ".gbff")}
 _COMPRESSED = (".gz", ".bgz")
 SUFFIXES = tuple(suffix for suffixes in _FORMATS.values() for suffix in suffixes)
+# Of Biopython's scanner, which checks little of a damaged feature.
+_SCANNER_ERRORS = (
+    ValueError,
+    AssertionError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    Warning,
+)
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")  # an empty block: SAM, 4.1.2
 _BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
@@ -273,8 +284,8 @@ def read_features(path: Path, kind: str) -> Iterator[tuple[str, list[tuple[int, 
         for record, _ in _records(_Lines(stream, path), path, features=True):
             found = []
             for feature in record.features:
-                for part in feature.location.parts if feature.type == kind and feature.location else ():
-                    with contextlib.suppress(TypeError, ValueError):  # of bounds that are unknown
+                for part in feature.location.parts if feature.type == kind and feature.location is not None else ():
+                    with contextlib.suppress(TypeError, ValueError, OverflowError):  # unknown bounds, or no sequence
                         start, stop = int(part.start), int(part.end)
                         if part.ref is None and 0 <= start < stop <= len(record.seq):
                             found.append((start, stop))
@@ -315,7 +326,7 @@ def _records(lines: _Lines, path: Path, *, features: bool) -> Iterator[tuple[Any
             warnings.filterwarnings("error", "Premature end|Expected sequence length")
             try:
                 record = next(records, None)
-            except (ValueError, AssertionError, Warning) as error:
+            except _SCANNER_ERRORS as error:
                 if str(error).startswith(str(path)):
                     raise
                 where = f"line {lines.number}, in the record that begins at line {lines.record}"

@@ -16,7 +16,7 @@ from modalities.decoder.model import Decoder
 from modalities.dna.baselines.base import SequenceWriter
 from modalities.dna.bases import decode, encode
 from modalities.dna.data import open_heldout
-from modalities.dna.evaluation import DnaEvaluator, DnaLengthSettings, whole_kmers
+from modalities.dna.evaluation import BASES_LENGTH, DnaEvaluator, DnaLengthSettings, whole_kmers
 from modalities.dna.genome import RunCounter
 from modalities.dna.sources import DnaSource
 from modalities.dna.splits import MAX_UNKNOWN
@@ -49,6 +49,7 @@ class Continuation(DnaEvaluator):
     """
 
     settings_class = ContinuationSettings
+    axis = BASES_LENGTH
     default_samples = 64
 
     @abstractmethod

@@ -38,6 +38,7 @@ from modalities.results import compact
 from zoo.model import ZooModel
 
 __all__ = [
+    "BASES_LENGTH",
     "REFERENCE",
     "DnaEvaluator",
     "DnaLengthSettings",
@@ -99,7 +100,6 @@ class DnaEvaluator(Evaluator):
     """An evaluator whose held-out data is that of the model's training, unless settings name a source."""
 
     settings_class: ClassVar[type[Settings]] = DnaLengthSettings
-    axis = BASES_LENGTH
     unit = "bases"
 
     @cached_property

@@ -13,7 +13,15 @@ import numpy as np
 
 from modalities.decoder.scoring import position_buckets
 from modalities.dna.baselines import BASELINES, COMPRESSORS, MARKOV
-from modalities.dna.evaluation import DnaEvaluator, DnaLengthSettings, StrandSettings, step_of, strands_of, whole_kmers
+from modalities.dna.evaluation import (
+    BASES_LENGTH,
+    DnaEvaluator,
+    DnaLengthSettings,
+    StrandSettings,
+    step_of,
+    strands_of,
+    whole_kmers,
+)
 from modalities.dna.scoring import BIT, score_windows, tokens_of
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
@@ -39,6 +47,7 @@ class Likelihood(DnaEvaluator):
     of windows. Contigs weigh equally, whatever their size.
     """
 
+    axis = BASES_LENGTH
     default_bases = 1 << 18
 
     def points(self, model: ZooModel) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ from modalities.dna.sources import DnaSource, find_source
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Axis, Cell, CellValue, ModelResult, Score, option
 from modalities.figures import RULE, panels
+from modalities.heldout import fingerprint_of
 from modalities.results import short_names
 from zoo.model import ZooModel
 from zoo.prior_plot import save_figure
@@ -249,8 +250,6 @@ def _examples(source: DnaSource, feature: str, window: int, samples: int, seed: 
 
 
 def _digest(examples: Examples) -> str:
-    from modalities.heldout import fingerprint_of
-
     rows = zip(examples.contigs, examples.starts, examples.labels.tolist(), strict=True)
     return fingerprint_of(f"{contig}\t{start}\t{label}\n".encode() for contig, start, label in rows)
 

@@ -23,6 +23,7 @@ from zoo.registry import load_modality, modality_names
 __all__ = [
     "Batch",
     "Classifier",
+    "Collector",
     "Cost",
     "Embedder",
     "Loader",
@@ -114,6 +115,19 @@ class Embedder(Protocol):
         """(C,) float32 features of what `Reader.read` takes. pool: how tokens become one; size: of images, in pixels.
 
         Raises ValueError for an option that it does not have, and ValueError or OSError for what it cannot read.
+        """
+        ...
+
+
+@runtime_checkable
+class Collector(Protocol):
+    """An `Embedder` that finds several inputs in a file."""
+
+    def collect(self, given: str, *, regions: str | None = None) -> Iterator[tuple[str, str]]:
+        """(name, what `represent` takes) of everything in the file `given`, or in its parts that the file `regions` names;
+        what is no such file is an input itself.
+
+        Raises ValueError or OSError for what it cannot read.
         """
         ...
 

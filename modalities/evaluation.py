@@ -182,13 +182,17 @@ class Evaluator(ABC):
         """The place of training on the axis."""
         return model.config.train_context
 
+    def longest(self, model: Any) -> int | None:
+        """The greatest length for which the model has positions; None where it has no table of them."""
+        return getattr(model.config, "max_context", None)
+
     def lengths_for(self, model: Any) -> tuple[int, ...]:
         """`lengths` of the settings; by default those of `factors` for which the model has positions.
 
         Raises ValueError for a length beyond the positions of a model that has a table of them.
         """
         lengths = self.settings.resolved_lengths(self.trained_at(model))
-        most = getattr(model.config, "max_context", None)
+        most = self.longest(model)
         if most is None or lengths[-1] <= most:
             return lengths
         if self.settings.lengths:

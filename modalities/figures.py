@@ -248,6 +248,7 @@ def position_curves(
     ylabel: str,
     *,
     styles: Sequence[dict[str, Any]] | None = None,
+    unit: str = "tokens",
 ) -> None:
     """The list `column` of each model's longest row against its "position_to": octaves of positions inside a window."""
     rows = [max(result.rows, key=lambda row: row["length"]) for result in results]
@@ -255,7 +256,7 @@ def position_curves(
         if column in row:
             axis.plot(row["position_to"], row[column], **style)
     name_panel(axis, f"by position in windows of {compact(max(row['length'] for row in rows))}")
-    axis.set(ylabel=ylabel, xlabel="tokens seen, up to (log₂)")
+    axis.set(ylabel=ylabel, xlabel=f"{unit} seen, up to (log₂)")
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(lambda value, _: compact(value))
     log_if_wide(axis, [value for row in rows for value in row.get(column, [])])

@@ -3,10 +3,13 @@
     python recipes/embed.py vision_goat_ssmax_tiny_patch8.glyphs a.png b.png --out features.npy
     python recipes/embed.py text_ggd_tiny.facts "The people" "The Congress" --pool last --out features.safetensors
     python recipes/embed.py dna_goat_tiny.genomes - --out features.npy < sequences.txt
+    python recipes/embed.py dna_goat_tiny.genomes genome.fa --regions genes.bed --out features.parquet
 
 The model is a name with weights, a run folder or a saved model's folder. An image's features are what its classifier reads:
 the class token or the mean of the patches. Those of a text or of bases are the mean over its tokens after the last norm, or
 with `--pool last` those of the last token, which has seen all others. Rows are in the order of the inputs: (inputs, C) float32.
+A sequence file (FASTA, 2bit, GenBank) is an input for each of its records, or for each row of the BED file --regions.
+`.npz` has arrays `features` and `names`, `.parquet` columns `name` and `features`; the others have features alone.
 Exit codes: 0 done, 2 the request cannot be served as written.
 """
 
@@ -15,9 +18,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -29,7 +32,7 @@ import typer
 from rich.console import Console
 from safetensors.torch import save_file
 
-from modalities.contract import Embedder
+from modalities.contract import Collector, Embedder
 from recipes.commands import CommandError, call
 from recipes.console import facts_table
 from recipes.targets import find_device, find_trained
@@ -37,16 +40,17 @@ from zoo.cli import Import
 from zoo.files import replacing_path
 from zoo.outside import import_named
 
-FORMATS = (".npy", ".safetensors")
+FORMATS = (".npy", ".npz", ".parquet", ".safetensors")
 
 
 def embed_command(
     name: Annotated[str, typer.Argument(metavar="MODEL|RUN_DIR", help="one that has weights")],
     inputs: Annotated[
-        list[str], typer.Argument(metavar="IMAGE|TEXT|BASES…", help='"-" reads one a line from standard input')
+        list[str], typer.Argument(metavar="IMAGE|TEXT|BASES|FASTA…", help='"-" reads one a line from standard input')
     ],
     *,
     out: Annotated[Path, typer.Option(help=f"file that ends in {' or '.join(FORMATS)}")] = Path("features.npy"),
+    regions: Annotated[str | None, typer.Option(metavar="BED", help="of sequence files, what to read of them")] = None,
     pool: Annotated[
         str | None, typer.Option(help="of texts and bases mean or last, of images avg or token; default: see above")
     ] = None,
@@ -66,8 +70,13 @@ def embed_command(
     given = sys.stdin.read().splitlines() if inputs == ["-"] else inputs
     if not given:
         raise CommandError("standard input has no line")
+    if regions is not None and not isinstance(model, Collector):
+        raise CommandError(f"--regions {regions}: {target.label} reads no sequence files")
+    if out.suffix == ".parquet":
+        _parquet()  # raises before anything is computed
+    found = _collect(model, given, regions)
     if dry_run:
-        facts = {"inputs": f"{len(given):,}", "features of each": f"{target.model.config.dim:,}"}
+        facts = {"inputs": f"{sum(1 for _ in found):,}", "features of each": f"{target.model.config.dim:,}"}
         console.print(
             facts_table(
                 f"{target.label} (dry run)",
@@ -75,13 +84,44 @@ def embed_command(
             )
         )
         return
-    features = torch.stack([_embed(model, one, pool, size) for one in given]).cpu()
+    pairs = [(label, _embed(model, one, pool, size).cpu()) for label, one in found]
+    names, features = [label for label, _ in pairs], torch.stack([vector for _, vector in pairs])
     with replacing_path(out) as file:
         if out.suffix == ".npy":
             np.save(file, features.numpy())
+        elif out.suffix == ".npz":
+            np.savez(file, features=features.numpy(), names=np.array(names))
+        elif out.suffix == ".parquet":
+            _write_parquet(file, names, features.numpy(), model=name)
         else:
-            save_file({"features": features}, file, metadata={"model": name, "inputs": json.dumps(given)})
+            save_file({"features": features}, file, metadata={"model": name, "inputs": json.dumps(names)})
     console.print(f"written: {out}, {features.shape[0]} × {features.shape[1]}", soft_wrap=True)
+
+
+def _collect(model: Embedder, given: Sequence[str], regions: str | None) -> Iterator[tuple[str, str]]:
+    """(name, input) of everything that is given."""
+    for one in given:
+        try:
+            yield from model.collect(one, regions=regions) if isinstance(model, Collector) else [(one, one)]
+        except ValueError as error:
+            raise CommandError(f"input {one[:40]!r}: {error}") from error
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise CommandError("Parquet needs the package `pyarrow`: pip install pyarrow") from error
+    return pyarrow
+
+
+def _write_parquet(path: Path, names: list[str], features: np.ndarray, *, model: str) -> None:
+    """Columns `name` and `features`, a list of C float32 in each row; the model's name is metadata."""
+    arrow = _parquet()
+    vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(features.reshape(-1)), features.shape[1])
+    table = arrow.table({"name": arrow.array(names, arrow.string()), "features": vectors})
+    arrow.parquet.write_table(table.replace_schema_metadata({"model": model}), path)
 
 
 def _embed(model: Embedder, given: str, pool: str | None, size: int | None) -> torch.Tensor:

@@ -12,13 +12,13 @@
 The last argument names the evaluators, comma-separated or "all"; the others name models of one modality: registry
 names, patterns of names with weights, run or saved-model folders, baselines, or models of other libraries: hf:NAME, a
 folder or a name of the hub, whose tokenizer tells text from DNA (hf:text:NAME and hf:dna:NAME insist), and
-timm:NAME[@CHECKPOINT], untrained without a file. Lengths are in the model's own tokens; docs/TRANSFORMERS.md says what
-is measured. The options below are those of the evaluators of that modality; without models, of all. Written to --out:
-EVAL/MODEL.json (settings, rows), EVAL.csv (a row per model and place on the axis), EVAL.png (all models in one figure),
-overview.png where several evaluators share an axis, and cells/, from which a run that was stopped continues and which
-runs at the same time share. Evaluators that list a file's entries write EVAL.MODEL.tsv and no CSV. Run folders whose
-recipe.json differ in the seeds alone, and shipped weights of the same recipe, are seeds of one set-up: tables and figures
-show their mean, files keep every model.
+timm:NAME[@CHECKPOINT], untrained without a file. Lengths are in the model's own tokens, of DNA in bases;
+docs/TRANSFORMERS.md says what is measured. The options below are those of the evaluators of that modality; without
+models, of all. Written to --out: EVAL/MODEL.json (settings, rows), EVAL.csv (a row per model and place on the axis),
+EVAL.png (all models in one figure), overview.png where several evaluators share an axis, and cells/, from which a run
+that was stopped continues and which runs at the same time share. Evaluators that list a file's entries write
+EVAL.MODEL.tsv and no CSV. Run folders whose recipe.json differ in the seeds alone, and shipped weights of the same
+recipe, are seeds of one set-up: tables and figures show their mean, files keep every model.
 With --against MODEL, which joins the models where it is not among them, EVAL.paired.csv has every other model's scores
 less that one's, with 95% intervals over what the held-out data varies by (documents, prompts, contigs). Exit codes: 0
 done, 2 the request cannot be served as written.

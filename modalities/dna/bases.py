@@ -1,7 +1,7 @@
 """Bases as numbers: A 0, C 1, G 2, T 3, and 4 for an unknown one.
 
-`U` (RNA) is read as T. `N` and the IUPAC ambiguity codes (R Y S W K M B D H V) are UNKNOWN. Lower case is soft-masked, and
-the same base.
+`U` (RNA) is read as T. `N`, `X` (a hard mask, as RepeatMasker -x writes it) and the IUPAC ambiguity codes (R Y S W K M B D H V)
+are UNKNOWN. Lower case is soft-masked, and the same base.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NORMAL = bytes([*range(5), UNKNOWN, 3, 7, *range(8, 13), UNKNOWN | SOFT, 3 | SOF
 
 def _letters() -> bytes:
     table = bytearray([NOT_A_BASE]) * 256
-    for code, letters in enumerate([*BASES, "N", IUPAC, "U"]):
+    for code, letters in enumerate([*BASES, "NX", IUPAC, "U"]):
         for letter in letters:
             table[ord(letter)] = code
             table[ord(letter.lower())] = code | SOFT
@@ -79,7 +79,7 @@ def runs(mask: np.ndarray) -> np.ndarray:
 
 def invalid_letter(letter: str) -> str:
     """An error message for a letter of a sequence that is not a nucleotide code, with the likely cause."""
-    if letter.upper() in "EFIJLOPQXZ":
+    if letter.upper() in "EFIJLOPQZ":
         return f"{letter!r} is not a nucleotide code (protein sequence?); expected A, C, G, T, U, N or an IUPAC code"
     if letter in "-.*":
         return f"{letter!r} is not a nucleotide code but a gap or stop (alignment?); remove gaps first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from modalities.decoder.model import Decoder
 from modalities.dna.baselines.base import SequenceWriter
 from modalities.dna.bases import decode, encode
 from modalities.dna.data import open_heldout
-from modalities.dna.evaluation import DnaEvaluator, DnaLengthSettings, window_of
+from modalities.dna.evaluation import BASES_LENGTH, DnaEvaluator, DnaLengthSettings, whole_kmers
 from modalities.dna.genome import RunCounter
 from modalities.dna.sources import DnaSource
 from modalities.dna.splits import MAX_UNKNOWN
@@ -44,15 +45,16 @@ class Continuation(DnaEvaluator):
 
     Continuations do not overlap, have no unknown base, and are equally many in every held-out contig with room; fewer where
     the source holds out less. They are the same at every prompt length: a prompt is the bases before one, and prompts may
-    overlap. Lengths are in tokens. Sampling depends on the settings, `batch_tokens` among them.
+    overlap. Lengths are in bases, rounded down to whole k-mers. Sampling depends on the settings, `batch_tokens` among them.
     """
 
     settings_class = ContinuationSettings
+    axis = BASES_LENGTH
     default_samples = 64
 
     @abstractmethod
     def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
-        """In tokens, ascending."""
+        """In bases, ascending."""
 
     @property
     @abstractmethod
@@ -69,12 +71,13 @@ class Continuation(DnaEvaluator):
             "new_bases": self.settings.new_bases,
             "temperature": self.temperature,
             "batch_tokens": self.settings.batch_tokens if self.temperature else None,
+            **self.length_unit(model),
         }
 
     def cells(self, model: ZooModel) -> list[Cell]:
         check_writer(model)  # before other models are measured
-        new = self.settings.new_bases
-        lengths = {length: window_of(model, length) for length in self.prompt_lengths(model)}
+        new, bases = self.settings.new_bases, load_tokenizer(model.config.tokenizer).bases_per_token
+        lengths = {length: whole_kmers(model, length) for length in self.prompt_lengths(model)}
         longest, count = max(lengths.values()), self.settings.samples or self.default_samples
         places = _places(self.source, longest, new, count, self.settings.seed)
         return [
@@ -84,7 +87,7 @@ class Continuation(DnaEvaluator):
                 data={"length": length, "prompt": window, "places": places[part], "first": part.start},
             )
             for length, window in lengths.items()
-            for part in slices(len(places), self.settings.batch_size(length + new))
+            for part in slices(len(places), self.settings.batch_size(math.ceil((length + new) / bases)))
         ]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:

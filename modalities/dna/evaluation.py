@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from modalities.dna.baselines.base import Baseline
+from modalities.dna.bed import BedRow, bed_rows, whole_contigs
 from modalities.dna.config import DEFAULT_SOURCE
 from modalities.dna.data import open_heldout
 from modalities.dna.genome import Genome, open_genome
@@ -20,6 +22,7 @@ from modalities.dna.sources import DnaSource, find_source
 from modalities.dna.splits import GenomeSplit
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from modalities.evaluation import (
+    Axis,
     CellValue,
     Evaluator,
     LengthSettings,
@@ -30,24 +33,30 @@ from modalities.evaluation import (
     option,
 )
 from modalities.figures import RULE
-from modalities.heldout import Heldout
+from modalities.heldout import Heldout, fingerprint_of
+from modalities.results import compact
 from zoo.model import ZooModel
 
 __all__ = [
+    "BASES_LENGTH",
     "REFERENCE",
     "DnaEvaluator",
     "DnaLengthSettings",
     "FileEvaluator",
     "FileSettings",
+    "RegionSettings",
     "StrandSettings",
     "bin_edges",
+    "fingerprint_of_rows",
     "step_of",
     "strands_of",
     "table",
+    "whole_kmers",
     "window_of",
 ]
 
 
+BASES_LENGTH = Axis("length", "length (bases, log₂)", compact)
 ENOUGH = 0.9  # share of the held-out bases whose contigs must have room for a default length
 
 
@@ -78,7 +87,11 @@ class StrandSettings(Settings):
 
 @dataclass(frozen=True)
 class DnaLengthSettings(LengthSettings, DnaSettings):
-    """Lengths are in tokens."""
+    """Lengths are in bases, whatever a token is."""
+
+    lengths: tuple[int, ...] | None = option(
+        None, "bases, as 128,512,4k; default: multiples of the training length", parse=counts
+    )
 
     factors: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32, 64)
 
@@ -103,10 +116,22 @@ class DnaEvaluator(Evaluator):
     def source_name(self) -> str:
         return self.source.name
 
+    def trained_at(self, model: ZooModel) -> int:
+        """The training length, in bases."""
+        return window_of(model, model.config.train_context)
+
+    def longest(self, model: ZooModel) -> int | None:
+        most = super().longest(model)
+        return None if most is None else window_of(model, most)
+
+    def length_unit(self, model: ZooModel) -> dict[str, Any]:
+        """Of identities: cells of k-mers and BPE that were stored when lengths were in tokens are not those of now."""
+        return {} if load_tokenizer(model.config.tokenizer).bases_per_token == 1 else {"lengths": "bases"}
+
     def with_room(self, model: ZooModel, lengths: tuple[int, ...], beside: int = 0) -> tuple[int, ...]:
         """Those of `lengths`, at least the first, that contigs with most held-out bases have room for, and `beside` more."""
         most = self.heldout.items.reaching(ENOUGH) - beside
-        return tuple(length for length in lengths if window_of(model, length) <= most) or lengths[:1]
+        return tuple(length for length in lengths if length <= most) or lengths[:1]
 
     def run(self, model: ZooModel, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
         """As `Evaluator.run`; baselines are fitted to the training split of the source first."""
@@ -122,6 +147,12 @@ def strands_of(model: ZooModel, settings: StrandSettings) -> str:
 def window_of(model: ZooModel, length: int) -> int:
     """Bases of a window of `length` tokens: `length` times the tokenizer's mean bases per token."""
     return round(length * load_tokenizer(model.config.tokenizer).bases_per_token)
+
+
+def whole_kmers(model: ZooModel, length: int) -> int:
+    """Bases of a window of about `length`: rounded down to whole k-mers, at least one."""
+    step = step_of(load_tokenizer(model.config.tokenizer))
+    return max(1, length // step) * step
 
 
 # ------------------------------------------------------------------------------------------------ entries of a file
@@ -154,6 +185,13 @@ class FileSettings(DnaSettings, StrandSettings):
             raise ValueError(f"window must be at least 1, got {self.window}")
 
 
+@dataclass(frozen=True)
+class RegionSettings(FileSettings):
+    """Parts of a file of sequences."""
+
+    regions: str | None = option(None, "BED file of what to read of --fasta; default: all of it")
+
+
 class FileEvaluator(DnaEvaluator, Listing):
     """Evaluators that read sequences of `fasta` in windows of `window` bases."""
 
@@ -168,6 +206,11 @@ class FileEvaluator(DnaEvaluator, Listing):
         if self.settings.fasta is None:
             raise ValueError(f"{self.name} reads a file of sequences: name one with --fasta")
         return open_genome(find_source(self.settings.fasta))
+
+    def regions(self) -> list[BedRow]:
+        """The rows of the BED file, or every contig."""
+        path = self.settings.regions
+        return whole_contigs(self.genome()) if path is None else bed_rows(Path(path), self.genome())
 
     def window(self, model: ZooModel) -> int:
         """`window`, or the default, rounded down to a multiple of `window_step` k-mers. ValueError where that is 0."""
@@ -186,6 +229,11 @@ class FileEvaluator(DnaEvaluator, Listing):
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             "fitted_to": self.heldout.fingerprint if isinstance(model, Baseline) else None,
         }
+
+
+def fingerprint_of_rows(rows: Sequence[BedRow]) -> str:
+    """16 hex digits of places and names."""
+    return fingerprint_of(f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}\n".encode() for row in rows)
 
 
 def step_of(tokenizer: DnaTokenizer) -> int:

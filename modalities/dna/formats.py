@@ -10,6 +10,7 @@ translates a megabyte at a time in C. Nor is its reader of 2bit: see twobit.py.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib.util
 import io
@@ -25,7 +26,7 @@ from typing import Any, BinaryIO, NamedTuple
 from modalities.dna.bases import LETTERS, NOT_A_BASE, invalid_letter
 from modalities.dna.twobit import SIGNATURES, TwoBit
 
-__all__ = ["SUFFIXES", "Start", "is_sequence_file", "read_codes"]
+__all__ = ["SUFFIXES", "Start", "check_bgzip_end", "is_sequence_file", "read_codes", "read_features"]
 
 _WHITE = b"\r\n \t"
 _CHUNK = 1 << 20
@@ -36,6 +37,17 @@ _LONGEST_RECORD = 1 << 30  # the same; a record is read as a whole, at three tim
 _FORMATS = {"FASTA": (".fa", ".fasta", ".fna"), "2bit": (".2bit",), "GenBank": (".gb", ".gbk", ".gbff")}
 _COMPRESSED = (".gz", ".bgz")
 SUFFIXES = tuple(suffix for suffixes in _FORMATS.values() for suffix in suffixes)
+# Of Biopython's scanner, which checks little of a damaged feature.
+_SCANNER_ERRORS = (
+    ValueError,
+    AssertionError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    Warning,
+)
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")  # an empty block: SAM, 4.1.2
 _BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
@@ -73,20 +85,27 @@ def read_codes(path: Path) -> Iterator[Start | bytes]:
         raise ValueError(
             f"{path}: unknown suffix; expected {', '.join(SUFFIXES)}, with or without {' or '.join(_COMPRESSED)}"
         )
+    with _decompressed(path, format) as stream:
+        if format == "2bit":
+            yield from _read_2bit(path, stream)
+        else:
+            yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
+
+
+@contextlib.contextmanager
+def _decompressed(path: Path, format: str) -> Iterator[Any]:
+    """A stream of a file's bytes; of 2bit the file itself."""
     if format == "GenBank" and importlib.util.find_spec("Bio") is None:
         raise ImportError(f"{path}: {format} needs the package `biopython`: pip install biopython")
     with _opened(path) as raw:
         start = raw.read(64)
         _check_compression(path, start, format)
         raw.seek(0)
-        compressed = start.startswith(b"\x1f\x8b")
         if format == "2bit":
-            yield from _read_2bit(path, raw)
+            yield raw
             return
-        if _BGZIP.match(start):
-            _check_bgzip_end(path)
-        stream = _Watched(gzip.GzipFile(fileobj=raw) if compressed else io.BufferedReader(raw), path)
-        yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
+        check_bgzip_end(path)
+        yield _Watched(gzip.GzipFile(fileobj=raw) if start.startswith(b"\x1f\x8b") else io.BufferedReader(raw), path)
 
 
 def _opened(path: Path) -> AbstractContextManager[Any]:
@@ -108,9 +127,12 @@ def _check_compression(path: Path, start: bytes, format: str) -> None:
         raise ValueError(f"{path}: a 2bit file needs random access and cannot be compressed: decompress it (gunzip)")
 
 
-def _check_bgzip_end(path: Path) -> None:
-    """bgzip ends in an empty block; without it whole blocks are missing, which gzip alone does not notice."""
+def check_bgzip_end(path: Path) -> None:
+    """ValueError for a bgzipped file without the empty block that ends it: whole blocks are missing, which gzip alone does not
+    notice. Other files pass."""
     with open(path, "rb") as file:
+        if not _BGZIP.match(file.read(64)):
+            return
         file.seek(max(0, path.stat().st_size - len(_BGZIP_END)))
         if file.read() != _BGZIP_END:
             raise ValueError(f"{path}: truncated: the empty block that ends every bgzip file is missing")
@@ -243,34 +265,46 @@ class _Lines:
         return line
 
 
+def read_features(path: Path, kind: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """(contig, [start, stop) of every part of every feature of a kind, such as CDS) of each record of a GenBank file.
+
+    Parts are 0-based, of either strand, as annotated, and may overlap. Left out are those of other records and those without
+    known bounds.
+
+    Raises:
+        ValueError: for a file of another format, and as `read_codes` does.
+        ImportError: without Biopython.
+    """
+    if _format_of(path.name) != "GenBank":
+        raise ValueError(
+            f"{path}: features are read of GenBank alone; expected {', '.join(_FORMATS['GenBank'])}, with or without "
+            f"{' or '.join(_COMPRESSED)}"
+        )
+    with _decompressed(path, "GenBank") as stream:
+        for record, _ in _records(_Lines(stream, path), path, features=True):
+            found = []
+            for feature in record.features:
+                for part in feature.location.parts if feature.type == kind and feature.location is not None else ():
+                    with contextlib.suppress(TypeError, ValueError, OverflowError):  # unknown bounds, or no sequence
+                        start, stop = int(part.start), int(part.end)
+                        if part.ref is None and 0 <= start < stop <= len(record.seq):
+                            found.append((start, stop))
+            yield _name(record), found
+
+
 def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
     """One record of a file at a time in memory. GenBank writes every base in lower case, so nothing is soft-masked."""
-    from Bio.GenBank.Scanner import GenBankScanner
     from Bio.Seq import UndefinedSequenceError
 
     lines = _Lines(stream, path)
-    records = GenBankScanner().parse_records(lines, do_features=False)  # SeqIO's own parser; features take most time
-    while True:
-        with warnings.catch_warnings():
-            # Dates and LOCUS lines out of column, which annotators write, are fine; missing bases are not.
-            warnings.simplefilter("ignore")
-            warnings.filterwarnings("error", "Premature end|Expected sequence length")
-            try:
-                record = next(records, None)
-            except (ValueError, AssertionError, Warning) as error:
-                if str(error).startswith(str(path)):
-                    raise
-                where = f"line {lines.number}, in the record that begins at line {lines.record}"
-                raise ValueError(f"{path}, {where}: {error or 'not GenBank'}") from error
-        if record is None:
-            break
-        name = record.name if record.id in ("", "<unknown id>", ".") else record.id
-        yield Start(name, f"line {lines.record}")
+    for record, line in _records(lines, path, features=False):  # features take most time
+        name = _name(record)
+        yield Start(name, f"line {line}")
         try:
             letters = bytes(record.seq)
         except UndefinedSequenceError as error:
             raise ValueError(
-                f"{path}, line {lines.record}: record {name!r} has no sequence (no ORIGIN); "
+                f"{path}, line {line}: record {name!r} has no sequence (no ORIGIN); "
                 "fetch it with its sequence ('gbwithparts' at the NCBI)"
             ) from error
         codes = letters.upper().translate(LETTERS)
@@ -278,8 +312,34 @@ def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
             line = lines.sequence + 1 + place // 60
             raise ValueError(f"{path}, line {line} (record {name!r}): {invalid_letter(chr(letters[place]))}")
         yield codes
+
+
+def _records(lines: _Lines, path: Path, *, features: bool) -> Iterator[tuple[Any, int]]:
+    """Biopython's records, and the line where each begins."""
+    from Bio.GenBank.Scanner import GenBankScanner
+
+    records = GenBankScanner().parse_records(lines, do_features=features)  # SeqIO's own parser
+    while True:
+        with warnings.catch_warnings():
+            # Dates and LOCUS lines out of column, which annotators write, are fine; missing bases are not.
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", "Premature end|Expected sequence length")
+            try:
+                record = next(records, None)
+            except _SCANNER_ERRORS as error:
+                if str(error).startswith(str(path)):
+                    raise
+                where = f"line {lines.number}, in the record that begins at line {lines.record}"
+                raise ValueError(f"{path}, {where}: {error or 'not GenBank'}") from error
+        if record is None:
+            break
+        yield record, lines.record
     if not lines.record:
         raise ValueError(f"{path}: not a GenBank file: no line begins with LOCUS")
+
+
+def _name(record: Any) -> str:
+    return record.name if record.id in ("", "<unknown id>", ".") else record.id
 
 
 def _read_2bit(path: Path, raw: BinaryIO) -> Iterator[Start | bytes]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,11 @@ from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
 from modalities.decoder.training import check_tokenizer
 from modalities.dna.bases import decode, encode
+from modalities.dna.bed import bed_rows, whole_contigs
 from modalities.dna.config import DnaDataConfig
+from modalities.dna.formats import is_sequence_file
+from modalities.dna.genome import open_genome
+from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
 from zoo.bounds import LONGEST_CONTEXT, bounded
 from zoo.model import ZooModel
@@ -54,6 +59,7 @@ class DnaConfig(DecoderConfig):
             raise ValueError(f"num_targets {self.num_targets} must lie in 1..vocab_size={self.vocab_size}")
 
 
+MOST_EMBEDDED = 1 << 17  # bases that one vector is of
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
@@ -95,6 +101,25 @@ class DnaDecoder(Decoder):
         ids = [tokenizer.bos_id, *tokenizer.encode(encode(given)).ids.tolist()]
         names = ("⟨start⟩", *(decode(tokenizer.decode([token])) for token in ids[1:]))
         return Reading((torch.tensor([ids], device=self.embedding.weight.device),), names=names)
+
+    def collect(self, given: str, *, regions: str | None = None) -> Iterator[tuple[str, str]]:
+        """(name, bases) of every record of a sequence file, or of every row of a BED file on it; bases are their own name.
+
+        Raises:
+            ValueError: for a record or row of more than 2¹⁷ bases, which are read at once; `regions` without a sequence file.
+        """
+        if not is_sequence_file(given):
+            if regions is not None:
+                raise ValueError(f"regions {regions!r} are of a sequence file, and {given[:40]!r} is none")
+            yield given, given
+            return
+        genome = open_genome(find_source(given))
+        for row in whole_contigs(genome) if regions is None else bed_rows(Path(regions), genome):
+            if (bases := row.stop - row.start) > MOST_EMBEDDED:
+                raise ValueError(
+                    f"{row.name} has {bases:,} bases, expected at most {MOST_EMBEDDED:,}: name smaller ones with --regions"
+                )
+            yield row.name, decode(genome.codes(row.contig, row.start, row.stop))
 
     def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
         """(C,) float32 features of bases; `pool` is "mean" or "last", see `modalities.decoder.embedding.embed`."""

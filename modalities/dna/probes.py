@@ -39,6 +39,7 @@ class DnaProbes(DnaEvaluator, AttentionEvaluator):
 
     settings_class = ProbeSettings
     unit = AttentionEvaluator.unit
+    trained_at = AttentionEvaluator.trained_at  # in tokens, as lengths are here
 
     def identity(self, model: DnaDecoder) -> dict[str, Any]:
         kept = AttentionEvaluator.identity(self, model)

@@ -1,7 +1,8 @@
 """The cost of DNA under a model: nats of each token of a window, and the bases it stands for.
 
 A window is T base codes, scored from its first base on, after BOS: in tokens of the model's tokenizer, or in single bases by
-a `WindowScorer`. Tokens with an unknown base are read, but not scored; nor are bases at the end that make no whole token.
+a `WindowScorer`. Tokens with an unknown base are read, but not scored; nor are bases at the end that make no whole token,
+unless `rest` asks for them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modalities.decoder.scoring import device_of, logits_by_slice, telling
-from modalities.dna.bases import reverse_complement
+from modalities.dna.bases import UNKNOWN, reverse_complement
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from zoo.model import ZooModel
 from zoo.slices import slices
 
-__all__ = ["BATCH_TOKENS", "BIT", "STRANDS", "Scores", "WindowScorer", "score_windows"]
+__all__ = ["BATCH_TOKENS", "BIT", "STRANDS", "Scores", "WindowScorer", "score_windows", "tokens_of"]
 
 BATCH_TOKENS = 16384
 BIT = math.log(2)  # nats
@@ -81,6 +82,7 @@ def score_windows(
     strands: str | None = "one",
     batch_tokens: int = BATCH_TOKENS,
     by_base: bool = False,
+    rest: bool = False,
     advance: Callable[[int], object] | None = None,
 ) -> Scores:
     """Score windows (B, T) of base codes, at most `batch_tokens` in a pass, at least one window.
@@ -91,19 +93,25 @@ def score_windows(
     cost of their token evenly and count where they do on both strands. None: as the model's configuration has it.
 
     by_base: per base in any case.
+    rest: bases at the end that make no whole token count too, together −ln of the sum of p over the tokens that begin with
+        them: windows of any length are compared like with like. It needs `by_base`.
     advance: called with bases as they are read, B·T in all.
 
     Raises:
-        ValueError: for windows that are not a (B, T) array, or another value of `strands`.
+        ValueError: for windows that are not a (B, T) array, another value of `strands`, or `rest` without `by_base`.
     """
     windows = np.asarray(windows)
+    if rest and not by_base:
+        raise ValueError("rest=True scores bases and not tokens: it needs by_base=True")
     if windows.ndim != 2:
         raise ValueError(f"windows must be (B, T) base codes, got shape {windows.shape}")
     strands = strands or model.config.strands
     if strands not in STRANDS:
         raise ValueError(f"strands {strands!r}: expected 'one' or 'both'")
     size = max(1, batch_tokens // max(1, windows.shape[1]))
-    parts = [_score(model, windows[part], strands == "both", by_base, advance) for part in slices(len(windows), size)]
+    parts = [
+        _score(model, windows[part], strands == "both", by_base, rest, advance) for part in slices(len(windows), size)
+    ]
     nothing = torch.zeros(0, 0, dtype=torch.float64)
     return _joined(parts) if parts else Scores(nothing, nothing.long(), nothing)
 
@@ -116,6 +124,7 @@ def _score(
     windows: np.ndarray,
     both: bool,
     by_base: bool,
+    rest: bool,
     advance: Callable[[int], object] | None,
 ) -> Scores:
     if isinstance(model, WindowScorer):
@@ -123,7 +132,7 @@ def _score(
     else:
         by_base = by_base or (both and not _aligned(model.config.tokenizer, windows.shape[1]))
         told = windows.size // (1 + both)
-        score = partial(_score_tokens, model, by_base=by_base, told=told, advance=advance)
+        score = partial(_score_tokens, model, by_base=by_base, rest=rest, told=told, advance=advance)
     forth = score(windows)
     if not both:
         return forth
@@ -148,6 +157,7 @@ def _score_tokens(
     windows: np.ndarray,
     *,
     by_base: bool = False,
+    rest: bool = False,
     told: int = 0,
     advance: Callable[[int], object] | None = None,
 ) -> Scores:
@@ -156,12 +166,15 @@ def _score_tokens(
     The softmax is taken in float64 over the model's logits, for a slice of positions at a time. `advance` is told `told`.
     """
     tokenizer = load_tokenizer(model.config.tokenizer)
-    ids, spans, left_over = _tokens(tokenizer, windows)
+    ids, spans, left_over = tokens_of(tokenizer, windows)
     device = device_of(model)
     targets = torch.as_tensor(ids, device=device)
-    start = torch.full_like(targets[:, :1], tokenizer.bos_id)
+    inputs = torch.cat([torch.full_like(targets[:, :1], tokenizer.bos_id), targets], dim=1)
+    rest = rest and left_over > 0
     with telling(model, told, advance):
-        features = model.forward_features(torch.cat([start, targets[:, :-1]], dim=1))
+        features = model.forward_features(inputs if rest else inputs[:, :-1])
+    behind = features[torch.arange(len(spans)), torch.as_tensor((spans > 0).sum(1))] if rest else None
+    features = features[:, : targets.shape[1]]
     counts = targets < tokenizer.num_targets
     targets = targets.where(counts, 0)
     nll, correct = (torch.zeros(targets.shape, dtype=torch.float64) for _ in range(2))
@@ -173,10 +186,29 @@ def _score_tokens(
     scores = Scores(
         nll.where(counts, 0.0), torch.from_numpy(spans).where(counts, 0), correct.where(counts, 0.0), left_over
     )
-    return _by_base(scores, spans, windows.shape[1]) if by_base else scores
+    if by_base:
+        scores = _by_base(scores, spans, windows.shape[1])
+    if behind is not None:
+        _add_rest(model, tokenizer, scores, windows, spans.sum(1), behind)
+    return scores
 
 
-def _tokens(tokenizer: DnaTokenizer, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+def _add_rest(
+    model: Any, tokenizer: DnaTokenizer, scores: Scores, windows: np.ndarray, read: np.ndarray, behind: Tensor
+) -> None:
+    """Score bases from `read` (B,) on by the features (B, C) of the last token before them; those with an unknown base do not
+    count."""
+    logits = torch.cat([logits for _, logits in logits_by_slice(model, behind[:, None])], dim=1)[:, 0]
+    for n, (window, done) in enumerate(zip(windows, read.tolist(), strict=True)):
+        bases = window[done:]
+        if len(bases) and (bases < UNKNOWN).all():
+            begin = torch.as_tensor(tokenizer.beginning_with(bases), device=logits.device)
+            nats = logits[n].logsumexp(-1) - logits[n, begin].logsumexp(-1)
+            scores.nll[n, done:] = nats.cpu() / len(bases)
+            scores.bases[n, done:] = 1
+
+
+def tokens_of(tokenizer: DnaTokenizer, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Ids and spans (B, N) int64, shorter rows ending in padding of span 0, and the number of bases that make no token."""
     rows = [tokenizer.encode(window) for window in windows]
     longest = max(len(row.ids) for row in rows)

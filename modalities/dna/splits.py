@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from modalities.dna.bed import BedRow, bed_rows
 from modalities.dna.genome import Contig, Genome, RunCounter
 from modalities.dna.sources import DnaSource
 from modalities.heldout import fingerprint_of
@@ -227,56 +228,19 @@ class GenomeSplit:
 
 
 def read_bed(path: Path, genome: Genome, *, others: bool = False) -> tuple[Region, ...]:
-    """The regions of a BED file, in its order. others: ignore rows of contigs that the genome does not have.
-
-    Columns are separated by tabs or spaces; those after the fourth, comments (#), `track`, `browser` and blank lines are
-    ignored.
-    """
-    rows: list[tuple[int, Region]] = []
-    for number, line in enumerate(_lines(path), start=1):
-        columns = line.split()
-        if not columns or columns[0].startswith("#") or columns[0] in ("track", "browser"):
-            continue
-        if others and columns[0] not in genome:
-            continue
-        try:
-            rows.append((number, _region(columns, genome)))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-    if not rows:
-        raise ValueError(f"{path}: no row for any of the {len(genome.contigs)} contigs")
+    """The regions of a BED file whose fourth column is their split, in its order. others: as in `bed_rows`, which raises."""
+    columns = f"contig, start, stop, split (such as {' '.join(_SPLITS)})"
+    rows = [(row.line, _region(path, row)) for row in bed_rows(path, genome, others=others, columns=columns)]
     _check_overlaps(path, rows)
     return tuple(region for _, region in rows)
 
 
-def _lines(path: Path) -> list[str]:
-    if not path.is_file():
-        beside = [str(p) for p in path.parent.glob("*.bed")] if path.parent.is_dir() else []
-        raise FileNotFoundError(f"no BED file {path}; {did_you_mean(str(path), beside)}".rstrip("; "))
-    try:
-        return path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() splits at more than editors do
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: invalid UTF-8 at byte {error.start}: a BED file is plain text") from error
-
-
-def _region(columns: list[str], genome: Genome) -> Region:
-    if len(columns) < 4:
-        raise ValueError(
-            f"{len(columns)} columns, expected 4: contig, start, stop, split (such as {' '.join(_SPLITS)})"
-        )
-    name, *bounds, split = columns[:4]
-    contig = genome[name]
-    if not all(bound.isascii() and bound.isdigit() for bound in bounds):
-        raise ValueError(f"start {bounds[0]!r} and stop {bounds[1]!r} must be whole numbers from 0")
-    start, stop = map(int, bounds)
-    if start >= stop:
-        raise ValueError(f"start {start} is not below stop {stop}: the region is empty")
-    if stop > contig.length:
-        raise ValueError(f"stop {stop:,} is beyond the end of {name!r}, which has {contig.length:,} bases")
+def _region(path: Path, row: BedRow) -> Region:
+    (split,) = row.more
     if split not in _SPLITS:
         hint = did_you_mean(split.lower(), _SPLITS)
-        raise ValueError(f"split {split!r}; {hint}expected one of {', '.join(_SPLITS)}")
-    return Region(name, start, stop, split)
+        raise ValueError(f"{path}, line {row.line}: split {split!r}; {hint}expected one of {', '.join(_SPLITS)}")
+    return Region(row.contig, row.start, row.stop, split)
 
 
 def _check_overlaps(path: Path, rows: list[tuple[int, Region]]) -> None:

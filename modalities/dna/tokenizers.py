@@ -73,6 +73,7 @@ class DnaTokenizer:
         self.bos_id, self.pad_id, self.vocab_size = len(widths) + 1, len(widths) + 2, len(widths) + SPECIALS
         self.widths = np.concatenate([widths, [unknown_width, 0, 0]]).astype(np.int64)
         self.complements: np.ndarray | None = None
+        self._beginning: dict[bytes, np.ndarray] = {}
         self.fingerprint = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
 
     def encode(self, codes: np.ndarray) -> Encoded:
@@ -85,6 +86,14 @@ class DnaTokenizer:
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             raise ValueError(f"ids {ids.min()}..{ids.max()} are outside 0..{self.vocab_size - 1} of {self.name!r}")
         return self._codes_of(ids[ids <= self.unknown_id])
+
+    def beginning_with(self, codes: np.ndarray) -> np.ndarray:
+        """(n,) int64, the targets whose bases begin with these."""
+        key = codes.tobytes()
+        if key not in self._beginning:
+            every = ((n, self._codes_of(np.array([n])).tobytes()) for n in range(self.num_targets))
+            self._beginning[key] = np.array([n for n, target in every if target.startswith(key)], np.int64)
+        return self._beginning[key]
 
     def _codes_of(self, ids: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -114,6 +123,10 @@ class KmerTokenizer(DnaTokenizer):
             ids = whole @ self._powers
             ids[(whole == UNKNOWN).any(1)] = self.unknown_id
         return Encoded(ids, np.full(count, self.k, np.int64), len(codes) - count * self.k)
+
+    def beginning_with(self, codes: np.ndarray) -> np.ndarray:
+        room = 4 ** (self.k - len(codes))  # they are consecutive
+        return int(codes @ self._powers[: len(codes)]) + np.arange(room)
 
     def _codes_of(self, ids: np.ndarray) -> np.ndarray:
         return self._table[ids].reshape(-1)

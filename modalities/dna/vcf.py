@@ -1,27 +1,37 @@
-"""Variants from files: the fixed columns of VCF, or a table with a header. Plain or gzipped; read line by line.
+"""Variants from VCF, BCF or a table with a header; and VCF and BCF written back with INFO fields.
 
-A record with several alternative alleles becomes a `Variant` for each. Alleles that are not two sequences (symbolic alleles,
-breakends, missing alleles) become a `Variant` with a reason, so that no record disappears.
+VCF and tables may be plain, gzipped or bgzipped, and are read line by line. pysam reads BCF, which is handled as the lines of
+VCF that it stands for; `line` counts these. A record with several alternative alleles becomes a `Variant` for each. Alleles
+that are not two sequences (symbolic alleles, breakends, missing alleles) become a `Variant` with a reason, so that no record
+disappears.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import itertools
+import math
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any, TextIO
 
+from modalities.dna.formats import check_bgzip_end
 from modalities.files import opened
+from zoo.files import replacing, replacing_path
 from zoo.naming import did_you_mean
 
-__all__ = ["Variant", "read_variants"]
+__all__ = ["InfoField", "Variant", "annotated_suffix", "check_annotation", "read_variants", "write_annotated"]
 
 COLUMNS = ("chrom", "pos", "ref", "alt")
 _LONGEST_LINE = 1 << 26  # characters; genotypes of a million people are a few million
 _LARGEST = 18  # digits of a position
+_BCF = b"BCF"
+_INFO_COLUMN = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +46,24 @@ class Variant:
     line: int
     reason: str = ""  # why it cannot be scored
 
-    @property
-    def kind(self) -> str:
-        """snv, mnv (equal lengths above 1), insertion or deletion (by the lengths), or "" where it cannot be scored."""
-        if self.reason:
-            return ""
-        if len(self.ref) == len(self.alt):
-            return "snv" if len(self.ref) == 1 else "mnv"
-        return "insertion" if len(self.alt) > len(self.ref) else "deletion"
-
 
 def read_variants(path: str | Path) -> Iterator[Variant]:
-    """Every alternative allele of a VCF (first line `##…` or `#CHROM`) or of a TSV or CSV with a header of chrom, pos, ref,
-    alt and optionally id.
+    """Every alternative allele of a VCF (first line `##…` or `#CHROM`), of a BCF, or of a TSV or CSV with a header of chrom,
+    pos, ref, alt and optionally id.
 
     Raises:
         FileNotFoundError: for a missing file.
         ValueError: with file, line and reason: no header, too few columns, a position that is not a number, a file that is
             truncated or not text.
+        ImportError: for BCF without pysam.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(
-            f"no file of variants {str(path)!r}; expected a VCF, or a table of {', '.join(COLUMNS)}"
+            f"no file of variants {str(path)!r}; expected a VCF or BCF, or a table of {', '.join(COLUMNS)}"
         )
+    if _is_bcf(path):
+        yield from _vcf(itertools.islice(_lines_of_bcf(path), 1, None), path)
+        return
     try:
         with opened(Path(path)) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
             lines = _lines(file, path)
@@ -68,7 +73,68 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
     except csv.Error as error:
         raise ValueError(f"{path}: not a table: {error}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text: convert BCF with `bcftools view -Ov`") from error
+        raise ValueError(f"{path} is not text, nor BCF: expected a VCF, or a table of {', '.join(COLUMNS)}") from error
+
+
+def _is_bcf(path: str | Path) -> bool:
+    """By content. ValueError for a bgzipped file whose last block is missing."""
+    check_bgzip_end(Path(path))
+    with opened(Path(path)) as file:
+        return file.read(len(_BCF)) == _BCF
+
+
+def _pysam(purpose: str) -> Any:
+    try:
+        import pysam
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs the package `pysam`: pip install pysam") from error
+    return pysam
+
+
+@contextlib.contextmanager
+def _opened_bcf(path: str | Path) -> Iterator[Any]:
+    """A `pysam.VariantFile`; htslib says nothing on standard error meanwhile."""
+    pysam = _pysam(f"{path}: BCF")
+    before = pysam.set_verbosity(0)
+    try:
+        with _naming_damage(path):
+            file = pysam.VariantFile(str(path))
+        try:
+            yield file
+        except BaseException:
+            with contextlib.suppress(OSError):  # what failed before fails again
+                file.close()
+            raise
+        with _naming_damage(path):
+            file.close()
+    finally:
+        pysam.set_verbosity(before)
+
+
+def _records(path: str | Path, file: Any) -> Iterator[tuple[Any, str]]:
+    """Each record of a `pysam.VariantFile`, and as a line of VCF."""
+    while True:
+        with _naming_damage(path):
+            record = next(file, None)
+            if record is None:
+                return
+            line = str(record)
+        yield record, line
+
+
+@contextlib.contextmanager
+def _naming_damage(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        raise ValueError(f"{path}: truncated or damaged BCF ({error})") from error
+
+
+def _lines_of_bcf(path: str | Path) -> Iterator[str]:
+    with _opened_bcf(path) as file:
+        yield from str(file.header).splitlines(keepends=True)
+        for _, line in _records(path, file):
+            yield line
 
 
 def _lines(file: TextIO, path: str | Path) -> Iterator[str]:
@@ -138,3 +204,164 @@ def _unscorable(pos: int, ref: str, alt: str) -> str:
     if not ref or set(ref + alt) - set("ACGT"):
         return f"alleles that are not all A, C, G, T: {ref or 'none'}, {alt}"
     return "ALT equal to REF" if ref == alt else ""
+
+
+# ------------------------------------------------------------------------------------------------ written back
+
+
+@dataclass(frozen=True)
+class InfoField:
+    """An INFO field that is added: a number for each alternative allele (Number=A, Type=Float), "." where there is none."""
+
+    id: str
+    description: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[A-Za-z_][0-9A-Za-z_.]*", self.id):
+            raise ValueError(
+                f"INFO field {self.id!r}: expected letters, digits, _ and ., the first a letter, such as LLR"
+            )
+
+    @property
+    def header(self) -> str:
+        text = self.description.replace("\\", "\\\\").replace('"', '\\"')
+        return f'##INFO=<ID={self.id},Number=A,Type=Float,Description="{text}">'
+
+
+def annotated_suffix(path: str | Path) -> str:
+    """Of what `write_annotated` makes of a file: ".bcf", ".vcf.gz" (bgzipped), or ".vcf"."""
+    if _is_bcf(path):
+        return ".bcf"
+    with open(path, "rb") as file:
+        return ".vcf.gz" if file.read(2) == b"\x1f\x8b" else ".vcf"
+
+
+def check_annotation(path: str | Path, fields: Sequence[InfoField]) -> None:
+    """ValueError where a file is no VCF or BCF with an INFO column, or has one of these INFO fields already; ImportError where
+    writing it needs pysam, which is not installed."""
+    if annotated_suffix(path) == ".vcf":
+        header: Iterable[str] = _vcf_header(path)
+    else:
+        _pysam(f"{path}: writing BCF or bgzipped VCF")
+        header = _lines_of_bcf(path) if _is_bcf(path) else _vcf_header(path)
+    for line in itertools.takewhile(lambda line: line.startswith("##"), header):
+        for field in fields:
+            if re.match(rf"##INFO=<ID={re.escape(field.id)}[,>]", line):
+                raise ValueError(
+                    f"{path} has an INFO field {field.id} already: choose another name, or remove it "
+                    f"(bcftools annotate -x INFO/{field.id})"
+                )
+
+
+def _vcf_header(path: str | Path) -> Iterator[str]:
+    """Lines up to that of #CHROM."""
+    with opened(Path(path)) as file:
+        while line := file.readline(_LONGEST_LINE):
+            text = line.decode("utf-8", "replace").removeprefix("\ufeff")
+            if not text.startswith(("##", "#CHROM")):
+                break
+            if text.startswith("#CHROM") and text.rstrip("\r\n").count("\t") < _INFO_COLUMN:
+                raise ValueError(f"{path}: no INFO column in the line of #CHROM; INFO fields have no place")
+            yield text
+            if text.startswith("#CHROM"):
+                return
+    raise ValueError(f"{path}: no line of #CHROM; INFO fields can be added to VCF and BCF alone")
+
+
+def write_annotated(
+    path: str | Path, out: Path, fields: Mapping[str, InfoField], rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """A VCF or BCF again, as `out`, with INFO fields: header lines before #CHROM, values at the end of each record's INFO.
+
+    Everything else stays as it is: of VCF every byte of every line, of BCF every field. A record none of whose alleles has a
+    value is not changed. VCF that is compressed becomes bgzipped, whatever it was.
+
+    Args:
+        fields: by the column of `rows` that has their values; NaN is a missing one.
+        rows: chrom, pos, ref, alt and those columns of every alternative allele, in the order of `read_variants`.
+
+    Raises:
+        ValueError: where the file is not the one that the rows are of, and as `read_variants` and `check_annotation` do.
+    """
+    check_annotation(path, list(fields.values()))
+    rest = iter(rows)
+    if (suffix := annotated_suffix(path)) == ".bcf":
+        _write_bcf(path, out, fields, rest)
+    else:
+        with opened(Path(path)) as source, _replacing_vcf(out, compress=suffix == ".vcf.gz") as target:
+            _write_vcf(path, source, target, fields, rest)
+
+
+@contextlib.contextmanager
+def _replacing_vcf(out: Path, *, compress: bool) -> Iterator[IO[bytes]]:
+    if not compress:
+        with replacing(out, "wb") as file:
+            yield file
+        return
+    with replacing_path(out) as temporary:
+        file = _pysam(f"{out}: bgzip").BGZFile(str(temporary), "wb")
+        with contextlib.closing(file):
+            yield file
+
+
+def _write_vcf(
+    path: str | Path, source: IO[bytes], target: IO[bytes], fields: Mapping[str, InfoField], rows: Iterator[Any]
+) -> None:
+    number = 0
+    while line := source.readline(_LONGEST_LINE + 1):
+        number += 1
+        body = line.rstrip(b"\r\n")
+        end = line[len(body) :] or b"\n"
+        if body.startswith(b"#CHROM"):
+            target.write(b"".join(field.header.encode() + end for field in fields.values()))
+        if not body.strip() or body.removeprefix(b"\xef\xbb\xbf").startswith(b"#"):
+            target.write(line)
+            continue
+        columns = body.split(b"\t")
+        where = f"{path} line {number}"
+        if len(columns) <= _INFO_COLUMN:
+            raise ValueError(f"{where}: {len(columns)} tab-separated columns; INFO is the {_INFO_COLUMN + 1}th")
+        chrom, pos, _, ref, alts = (column.decode("utf-8", "replace") for column in columns[:5])
+        values = _values(where, fields, chrom, pos, ref, alts, rows)
+        if values:
+            found = ";".join(f"{name}={','.join(map(_text, numbers))}" for name, numbers in values.items()).encode()
+            info = columns[_INFO_COLUMN]
+            columns[_INFO_COLUMN] = found if info in (b".", b"") else info + b";" + found
+            line = b"\t".join(columns) + line[len(body) :]
+        target.write(line)
+    if next(rows, None) is not None:
+        raise ValueError(f"{path} has changed since it was read: it has fewer records; measure again")
+
+
+def _write_bcf(path: str | Path, out: Path, fields: Mapping[str, InfoField], rows: Iterator[Any]) -> None:
+    pysam = _pysam(f"{path}: BCF")
+    with replacing_path(out) as temporary, _opened_bcf(path) as source:
+        for field in fields.values():
+            source.header.add_line(field.header)
+        with pysam.VariantFile(str(temporary), "wb", header=source.header) as target:
+            for number, (record, line) in enumerate(_records(path, source), start=1):
+                columns = line.split("\t", 5)
+                chrom, pos, _, ref, alts = columns[:5]
+                values = _values(f"{path} record {number}", fields, chrom, pos, ref, alts, rows)
+                for name, numbers in values.items():
+                    record.info[name] = tuple(None if math.isnan(value) else value for value in numbers)
+                target.write(record)
+        if next(rows, None) is not None:
+            raise ValueError(f"{path} has changed since it was read: it has fewer records; measure again")
+
+
+def _values(
+    where: str, fields: Mapping[str, InfoField], chrom: str, pos: str, ref: str, alts: str, rows: Iterator[Any]
+) -> dict[str, list[float]]:
+    """The values of a record's alternative alleles by INFO field, from the next rows; none where all are missing."""
+    alleles = alts.upper().split(",")
+    mine = list(itertools.islice(rows, len(alleles)))
+    same = [(row["chrom"], str(row["pos"]), row["ref"], row["alt"]) for row in mine]
+    if same != [(chrom, str(int(pos)), ref.upper(), alt) for alt in alleles]:
+        raise ValueError(f"{where} has changed since it was read: {chrom}:{pos} {ref[:20]}>{alts[:20]}; measure again")
+    found = {field.id: [float(row[column]) for row in mine] for column, field in fields.items()}
+    return {} if all(math.isnan(value) for numbers in found.values() for value in numbers) else found
+
+
+def _text(value: float) -> str:
+    return "." if math.isnan(value) else f"{value + 0.0:.6g}"  # −0 is 0

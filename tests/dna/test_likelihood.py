@@ -15,11 +15,11 @@ from modalities.dna.baselines.markov import MarkovChain
 from modalities.dna.bases import decode, reverse_complement
 from modalities.dna.data import open_heldout
 from modalities.dna.evaluators import EVALUATORS
-from modalities.dna.evaluators.bits import with_styles
+from modalities.dna.evaluators.bits import by_octave, with_styles
 from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import score_windows
 from modalities.dna.sources import find_source
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.tokenizers import load_tokenizer, train_bpe
 from modalities.evaluation import ModelResult
 from recipes import report
 
@@ -103,12 +103,11 @@ def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
     model = decoder(tokenizer)
     settings = dict(lengths=(16, 40), samples=3, **source, batch_tokens=100)
     rows, _ = measure("bits", model, settings)
-    width = 1 if tokenizer == "bases" else 2
     data, means, errors = open_heldout(find_source(*source.values())).items, [], []
-    for stretches in data.stretches(40 * width, 3, 42).values():
+    for stretches in data.stretches(40, 3, 42).values():
         costs = []
         for stretch in stretches:
-            windows = data.codes(stretch)[: 32 * width].reshape(2, 16 * width)
+            windows = data.codes(stretch)[:32].reshape(2, 16)
             scores = score_windows(model, windows)
             costs.append((float(scores.bits.sum()), int(scores.counted.sum())))
         bits, bases = np.array(costs).T
@@ -119,9 +118,40 @@ def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
         errors[2] = (errors[0] * 3 + errors[1] * 3) / 2
     assert rows[0]["bits_per_base"] == pytest.approx(np.mean(means), rel=1e-5)
     assert rows[0]["bits_per_base_standard_error"] == pytest.approx(math.sqrt(sum(errors)) / len(errors), rel=1e-4)
-    assert rows[0]["left_over"] == 8 * width * rows[0]["stretches"]
-    assert rows[1]["window_bases"] == 40 * width and rows[1]["left_over"] == 0
-    assert ("accuracy" in rows[0]) == (width == 1) and ("token_accuracy" in rows[0]) == (width == 2)
+    assert rows[0]["left_over"] == 8 * rows[0]["stretches"]
+    assert rows[1]["window_bases"] == 40 and rows[1]["left_over"] == 0
+    assert ("accuracy" in rows[0]) == (tokenizer == "bases") and ("token_accuracy" in rows[0]) == (tokenizer != "bases")
+
+
+@pytest.mark.parametrize("tokenizer", ["kmer:3", "bpe"])
+def test_lengths_are_in_bases_for_every_tokenizer(source, tmp_path, tokenizer):
+    """The same bases as single ones are read of, up to k-mers, and positions in bases."""
+    data = open_heldout(find_source(*source.values())).items
+    if tokenizer == "bpe":
+        tokenizer = str(tmp_path / "bpe.json")
+        train_bpe(data.genome, data.regions, 24, tokenizer)
+    model, single = decoder(tokenizer, train_context=20), decoder()
+    bits = of("bits", **source)
+    assert bits.trained_at(model) == round(20 * load_tokenizer(tokenizer).bases_per_token) > 25
+    assert bits.points(model)[1] == 2 * bits.trained_at(model) and bits.axis.label == "length (bases, log₂)"
+    chosen = of("bits", lengths=(20, 64), samples=2, **source)
+    step = 3 if tokenizer == "kmer:3" else 1
+    for mine, other in zip(chosen.cells(model), chosen.cells(single), strict=True):
+        assert mine == other and mine.data["stretches"] == other.data["stretches"]
+        length = mine.data["facts"]["length"]
+        assert {w.shape[1] for w in chosen.windows(model, mine)} == {length // step * step}
+    assert chosen.identity(model)["lengths"] == "bases" and "lengths" not in chosen.identity(single)
+    windows = np.concatenate([w for cell in chosen.cells(model)[-2:] for w in chosen.windows(model, cell)])
+    scores = score_windows(model, windows)
+    octaves = by_octave(load_tokenizer(tokenizer), windows, scores.nll.numpy(), scores.bases.numpy())
+    seen = np.zeros(8)
+    for row in windows:
+        before = 0
+        for span in load_tokenizer(tokenizer).encode(row).spans:
+            seen[0 if before == 0 else math.floor(math.log2(before)) + 1] += span
+            before += span
+    assert octaves[1].tolist() == seen[: len(octaves[1])].tolist() and not seen[len(octaves[1]) :].any()
+    assert octaves[0].sum() == pytest.approx(float(scores.nll.sum()))
 
 
 def test_bits_by_position_add_up(source):
@@ -141,6 +171,16 @@ def test_bits_by_position_add_up(source):
     assert row["position_bits"][0] == pytest.approx(float(torch.cat(firsts).mean()), rel=1e-5)
 
 
+def test_places_of_training_are_on_the_axis_of_each_evaluator(source):
+    model = decoder("kmer:4", train_context=100)
+    along = {"length": ["bits", "completion", "strands"], "layer": ["sinks"], "name": ["score", "track", "variants"]}
+    assert {axis: [n for n in names if of(n, **source).axis.column == axis] for axis, names in along.items()} == along
+    trained = {
+        name: of(name, **source).trained_at(model) for name in ("bits", "contigs", "completion", "sinks", "heads")
+    }
+    assert trained == {"bits": 400, "contigs": 400, "completion": 400, "sinks": 100, "heads": 100}
+
+
 def test_contigs_too_short_for_the_longest_length_are_counted_or_read_whole(source):
     settings = dict(lengths=(20, 64), samples=2, **source)
     rows, _ = measure("bits", create_baseline("uniform", 16), settings)
@@ -158,7 +198,7 @@ def test_default_lengths_end_where_heldout_contigs_do(source):
     bits = of("bits", **source)
     assert bits.points(create_baseline("uniform", 16)) == (16, 32, 64, 128, 256, 512, 1024)
     assert bits.points(create_baseline("uniform", 100)) == (100, 200, 400, 800, 1600)
-    assert bits.points(decoder("kmer:4", train_context=100)) == (100, 200, 400)
+    assert bits.points(decoder("kmer:4", train_context=100)) == (400, 800, 1600)
     with pytest.raises(ValueError, match="longest region has 6000"):
         of("bits", lengths=(7000,), **source).cells(create_baseline("uniform", 16))
     with pytest.raises(ValueError, match="longest region has 6000"):

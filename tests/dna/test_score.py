@@ -15,11 +15,12 @@ from rich.console import Console
 from modalities.dna.baselines import create_baseline
 from modalities.dna.baselines.base import BaselineConfig
 from modalities.dna.bases import decode, encode, reverse_complement
-from modalities.dna.evaluation import FileSettings, step_of
+from modalities.dna.evaluation import RegionSettings, step_of
 from modalities.dna.evaluators import score as records
-from modalities.dna.evaluators.score import Score, base_nats
+from modalities.dna.evaluators.score import Score
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
+from modalities.dna.reading import Span, base_nats, cost
 from modalities.dna.scoring import Scores, WindowScorer, score_windows
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
@@ -76,7 +77,7 @@ def score(model, path, **options):
 
 
 def of(**options):
-    return Score(FileSettings(**options))
+    return Score(RegionSettings(**options))
 
 
 @torch.no_grad()
@@ -190,8 +191,12 @@ def test_parts_and_batches_change_nothing(fasta, monkeypatch):
         numbers = {name: value for name, value in row.items() if name != "name"}
         assert numbers == pytest.approx({name: whole[row["name"]][name] for name in numbers}, rel=1e-5)
     planned = evaluator.cells(model)
-    windows = [w for cell in planned for p in cell.data["pieces"] for w in records._windows(0, p, 16)]
-    assert sum(cell.cost for cell in planned) == sum(w.stop - w.start for w in windows)
+    told = []
+    evaluator.advance = told.append
+    dict(evaluator.run(model))
+    assert sum(cell.cost for cell in planned) == sum(told)
+    whole_spans = [Span(0, name, len(text), 0, len(text)) for name, text in texts.items()]
+    assert sum(told) == sum(cost(span, 16, both=False) for span in whole_spans)  # parts read nothing twice
     half = dict(list(cells.items())[::2])
     assert dict(evaluator.run(model, half)) == cells
 
@@ -250,12 +255,22 @@ def test_tables_figures_and_terminal(tmp_path, count):
     lengths, bits = rng.integers(1, 5000, count), rng.normal(1.9, 0.05, count)
     rows = [
         records._row(
-            f"r{n}", dict(length=m, known=m, bases=m, read=m, remainder=0, strong=m // 2, nats=m * b * BIT, strands=1)
+            dict(
+                name=f"r{n}",
+                length=m,
+                known=m,
+                bases=m,
+                read=m,
+                remainder=0,
+                strong=m // 2,
+                nats=m * b * BIT,
+                strands=1,
+            )
         )
         for n, (m, b) in enumerate(zip(lengths.tolist(), bits.tolist(), strict=True))
     ]
     rows.append(
-        records._row("none", dict(length=5, known=0, bases=0, read=0, remainder=0, strong=0, nats=0, strands=1))
+        records._row(dict(name="none", length=5, known=0, bases=0, read=0, remainder=0, strong=0, nats=0, strands=1))
     )
     results = [ModelResult(label, 8, rows, {}, method=label[:4]) for label in ("goat a/b", "ggd (run)")]
     Score().draw(results, tmp_path / "score.png")

@@ -1,4 +1,4 @@
-"""Variants: files and their faults, windows of equal length, ratios against direct computation."""
+"""Variants: files and their faults, haplotypes and their spellings, windows, ratios against direct computation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import pytest
 import torch
 from rich.console import Console
 
+from modalities.dna.alleles import UNEVEN, Change, haplotypes, normalize, place, vcf_form
 from modalities.dna.baselines import create_baseline
 from modalities.dna.baselines.base import BaselineConfig
-from modalities.dna.bases import decode, encode, reverse_complement
+from modalities.dna.bases import decode, reverse_complement
 from modalities.dna.evaluators import variants
-from modalities.dna.evaluators.variants import Placed, Variants, VariantSettings, allele_windows, place_windows
+from modalities.dna.evaluators.variants import Variants, VariantSettings
 from modalities.dna.genome import open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
-from modalities.dna.scoring import Scores, WindowScorer, score_windows
+from modalities.dna.scoring import Scores, WindowScorer
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.dna.vcf import Variant, read_variants
@@ -99,12 +100,10 @@ def test_vcf(files, tmp_path, how):
     }
     (tmp_path / "v.vcf").write_bytes(content[how])
     found = list(read_variants(tmp_path / "v.vcf"))
-    assert found[0] == Variant("c", 3, "rs1", "A", "G", 4) and found[0].kind == "snv"
+    assert found[0] == Variant("c", 3, "rs1", "A", "G", 4)
     assert [(v.alt, v.line) for v in found] == [("G", 4), ("<DEL>", 4), ("*", 4), (".", 5), ("G]17:1]", 6), ("A", 7)]
     words = ["symbolic", "deletion upstream", "no alternative", "breakend", "not all A, C, G, T"]
-    assert all(word in v.reason for word, v in zip(words, found[1:], strict=True)) and not any(
-        v.kind for v in found[1:]
-    )
+    assert all(word in v.reason for word, v in zip(words, found[1:], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_vcf(files, tmp_path, how):
 def test_tables(tmp_path, text):
     (tmp_path / "v.tsv").write_bytes(text.encode())
     (found,) = read_variants(tmp_path / "v.tsv")
-    assert (found.chrom, found.pos, found.ref, found.alt, found.line, found.kind) == ("c", 3, "AC", "A", 2, "deletion")
+    assert (found.chrom, found.pos, found.ref, found.alt, found.line) == ("c", 3, "AC", "A", 2)
     assert found.id == ("n1" if "n1" in text else ".")
 
 
@@ -132,7 +131,8 @@ def test_tables(tmp_path, text):
         ("c\t3\t.\tA\tC\n", r"line 1: no column 'chrom'.*expected a VCF"),
         ("chrom,pos,ref,alt\nc,3,A\n", r"line 2: 3 columns; the header has 4"),
         (gzip.compress(HEADER.encode() * 99, mtime=0)[:60], r"truncated or damaged"),
-        (b"\x89BCF\xff\xfe", r"not text: convert BCF"),
+        (b"\x89BCF\xff\xfe", r"not text, nor BCF"),
+        (b"BCF\x02\x02" + bytes(9), r"truncated or damaged BCF"),
         ("", r"line 1: no column 'chrom'"),
     ],
 )
@@ -142,37 +142,94 @@ def test_malformed_files(tmp_path, content, message):
         list(read_variants(tmp_path / "v"))
 
 
-def test_kinds():
-    pairs = {"A>C": "snv", "AC>GT": "mnv", "A>AT": "insertion", "AC>A": "deletion", "ACG>TT": "deletion"}
-    assert {pair: Variant("c", 1, ".", *pair.split(">"), 2).kind for pair in pairs} == pairs
+# ------------------------------------------------------------------------------------------------------------ haplotypes
 
 
-# --------------------------------------------------------------------------------------------------------------- windows
+def genome_of(tmp_path, **contigs):
+    (tmp_path / "g.fa").write_text("".join(f">{name}\n{text}\n" for name, text in contigs.items()))
+    return open_genome(find_source(str(tmp_path / "g.fa")))
 
 
-def test_windows_are_equally_long_and_hold_the_allele_everywhere():
-    """Every place, length of alleles, contig and window up to a size, against the two sequences as text."""
+def applied(text, at, ref, alt):
+    assert text[at : at + len(ref)] == ref
+    return text[:at] + alt + text[at + len(ref) :]
+
+
+def spellings(text, haplotype, pad=3):
+    """Every (at, REF, ALT) that makes `haplotype` of `text`, with up to `pad` needless bases on either side."""
+    found = set()
+    for at in range(len(text)):
+        for stop in range(at + 1, min(len(text), at + 14) + 1):
+            alt = haplotype[at : len(haplotype) - (len(text) - stop)]
+            if alt and haplotype == text[:at] + alt + text[stop:] and (alt != text[at:stop]):
+                found.add((at, text[at:stop], alt))
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "ref", "alt", "expected", "form"),
+    [
+        ("GGCACACATT", 6, "CAT", "T", Change("c", 2, "CA", "", 4), (2, "GCA", "G")),  # Tan et al., figure 1
+        ("GGCACACATT", 1, "GCA", "G", Change("c", 2, "CA", "", 4), (2, "GCA", "G")),
+        ("GGCACACATT", 7, "A", "ACA", Change("c", 2, "", "CA", 6), (2, "G", "GCA")),
+        ("ACGTACGT", 1, "CGTA", "CCTA", Change("c", 2, "G", "C"), (3, "G", "C")),
+        ("ACGTACGT", 1, "CGT", "CAAA", Change("c", 2, "GT", "AAA"), (3, "GT", "AAA")),
+        ("AAAAC", 2, "AA", "A", Change("c", 0, "A", "", 3), (1, "AA", "A")),  # no base before it: the one behind
+        ("AAAAC", 4, "C", "CC", Change("c", 4, "", "C", 1), (4, "A", "AC")),
+        ("AAAA", 0, "AAAA", "A", Change("c", 0, "AAA", "", 1), (1, "AAAA", "A")),
+        ("ANAAC", 2, "A", "AA", Change("c", 2, "", "A", 2), (2, "N", "NA")),  # an unknown base ends a repeat
+    ],
+)
+def test_normal_form(tmp_path, text, at, ref, alt, expected, form):
+    genome = genome_of(tmp_path, c=text)
+    change = normalize(genome, "c", at, ref, alt)
+    assert change == expected and vcf_form(genome, change) == form
+
+
+def test_every_spelling_has_one_form(tmp_path):
+    """Alleles in random and repeated sequence, against all spellings that a search finds; long repeats too."""
+    rng, checked = np.random.default_rng(5), 0
+    for n in range(40):
+        unit = letters(int(rng.integers(1, 4)), n)
+        text = letters(6, n + 100) + unit * int(rng.integers(2, 5)) + letters(6, n + 200)
+        genome, at = genome_of(tmp_path, c=text), int(rng.integers(1, len(text) - 4))
+        ref = text[at : at + int(rng.integers(1, 4))]
+        alt = [ref[0], ref + unit, letters(2, n), ref[0] + unit][n % 4]
+        if ref == alt:
+            continue
+        found = spellings(text, applied(text, at, ref, alt))
+        assert (at, ref, alt) in found
+        assert len({normalize(genome, "c", *spelling) for spelling in found}) == 1
+        pos, ref, alt = vcf_form(genome, normalize(genome, "c", at, ref, alt))
+        assert (pos - 1, ref, alt) in found and pos - 1 <= min(a for a, r, _ in found if len(r) == len(ref))
+        checked += len(found)
+    assert checked > 400
+    genome = genome_of(tmp_path, c="G" + "CA" * 3000 + "T")
+    assert {normalize(genome, "c", at, "CAC", "C") for at in range(1, 5900, 2)} == {Change("c", 1, "CA", "", 5998)}
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_windows_share_both_ends_everywhere(step):
+    """Every place, length of alleles, contig and window up to a size."""
     placed = without = 0
     for length in (1, 5, 12, 30):
         for window in (1, 4, 9, 16):
-            for ref in (1, 2, 4):
-                for alt in (1, 2, 4):
-                    for at in range(length - ref + 1):
-                        found = place_windows(at, ref, alt, length, window)
-                        more = max(0, ref - alt)
+            for ref, alt in ((1, 1), (0, 2), (2, 0), (4, 1), (1, 4), (4, 0), (0, 4)):
+                for shift in (0, 3) if not (ref and alt) else (0,):
+                    for at in range(length - ref - shift + 1):
+                        change = Change("c", at, "A" * ref, "C" * alt, shift)
+                        found = place(change, length, window, step)
+                        size = min(window, length + max(0, alt - ref)) // step * step
                         if found is None:
                             without += 1
-                            # windows of one length that begin together and hold both alleles: none that starts anywhere
-                            size = min(window, length - more)
-                            starts = range(max(0, length - more - size) + 1)
-                            assert not any(s <= at and at - s + max(ref, alt) <= size for s in starts)
+                            assert size < change.longest or size - max(0, ref - alt) < step
                             continue
                         placed += 1
-                        start, size = found
-                        assert size == min(window, length - more) and 0 <= start <= at
-                        assert at - start + max(ref, alt) <= size and start + size + more <= length
-                        centred = at - (size - max(ref, alt)) // 2
-                        assert start == centred or start == 0 or start + size + more == length
+                        assert max(found.sizes) == size and found.sizes[1] - found.sizes[0] == alt - ref
+                        assert found.start >= 0 and found.stop <= length and found.left >= 0 and found.right >= 0
+                        assert found.left + change.longest + found.right == size
+                        centred = found.left == (size - change.longest) // 2
+                        assert centred or found.start == 0 or found.stop == length
     assert placed > 1000 and without > 100
 
 
@@ -180,64 +237,114 @@ def test_windows_are_equally_long_and_hold_the_allele_everywhere():
     ("pos", "ref", "alt", "expected"),
     [
         (21, "C", "T", ("AAAAAAACGATTGCCA", "AAAAAAATGATTGCCA")),
-        (21, "C", "CTT", ("AAAAAACGATTGCCAT", "AAAAAACTTGATTGCC")),
-        (21, "CGA", "C", ("AAAAAACGATTGCCAT", "AAAAAACTTGCCATAG")),
+        (21, "C", "CTT", ("AAAAAACGATTGCC", "AAAAAACTTGATTGCC")),
+        (21, "CGA", "C", ("AAAAAACGATTGCCAT", "AAAAAACTTGCCAT")),
+        (5, "AAA", "A", ("A" * 20 + "CGAT", "A" * 18 + "CGAT")),  # the whole repeat lies between the flanks
         (20, "AC", "GT", ("AAAAAAAACGATTGCC", "AAAAAAAGTGATTGCC")),
         (1, "A", "T", ("AAAAAAAAAAAAAAAA", "TAAAAAAAAAAAAAAA")),
         (41, "T", "G", ("GCCATAGGCTTAACGT", "GCCATAGGCTTAACGG")),
     ],
 )
-def test_windows_by_hand(files, pos, ref, alt, expected):
-    text = "A" * 20 + "C" + "GATTGCCATAGGCTTAACGT"
-    chosen = files({"c": text}, "", window=16)
-    variant = Variant("c", pos, ".", ref, alt, 1)
-    place = place_windows(pos - 1, len(ref), len(alt), len(text), 16)
-    found = allele_windows(open_genome(find_source(chosen.fasta)), Placed(variant, *place))
-    assert tuple(map(decode, found)) == expected
+def test_windows_by_hand(tmp_path, pos, ref, alt, expected):
+    genome = genome_of(tmp_path, c="A" * 20 + "C" + "GATTGCCATAGGCTTAACGT")
+    found = place(normalize(genome, "c", pos - 1, ref, alt), 41, 24 if pos == 5 else 16)
+    assert tuple(map(decode, haplotypes(genome, found))) == expected
 
 
 # ---------------------------------------------------------------------------------------------------------------- ratios
 
 
 def test_ratios_by_composition(files):
-    """Alike windows but for the allele: a substitution's ratio is the difference of two letters; of an indel, that of the
-    letters that came in or went and of those at the right end."""
+    """A substitution's ratio is the difference of two letters, an indel's that of the letters it has; flanks have none."""
     text = "A" * 20 + "C" + "G" * 20
-    chosen = files({"c": text}, vcf(("c", 21, "s", "C", "T"), ("c", 21, "i", "C", "CTT"), ("c", 19, "d", "AAC", "A")))
+    chosen = files(
+        {"c": text}, vcf(("c", 21, "s", "C", "T"), ("c", 21, "i", "C", "CTT"), ("c", 21, "d", "CGG", "C")), window=30
+    )
     snv, insertion, deletion = rows_of(Composed(), chosen)
     assert snv["llr_nats"] == pytest.approx(2.0 - 0.5) and snv["llr_bits"] == pytest.approx(1.5 / math.log(2))
-    assert insertion["llr_nats"] == pytest.approx(2 * 3.0 - 2 * 0.5)
-    assert deletion["llr_nats"] == pytest.approx((0.25 + 2.0) - 2 * 3.0)
+    assert insertion["llr_nats"] == pytest.approx(-2 * 0.5) and deletion["llr_nats"] == pytest.approx(2 * 3.0)
+    assert [row["flank_llr_nats"] for row in (snv, insertion, deletion)] == pytest.approx([0, 0, 0])
+    assert [row["flank"] for row in (snv, insertion, deletion)] == [
+        29,
+        28,
+        10,
+    ]  # 20 G, any of which the deletion may be of
     assert [row["kind"] for row in (snv, insertion, deletion)] == ["snv", "insertion", "deletion"]
-    assert snv["window"] == 16 and snv["id"] == "s" and (snv["chrom"], snv["pos"]) == ("c", 21)
-    reference = (7 * 0.25 + 2.0 + 8 * 3.0) / 16 / math.log(2)
+    assert snv["window"] == 30 and snv["id"] == "s" and (snv["chrom"], snv["pos"]) == ("c", 21)
+    reference = (14 * 0.25 + 2.0 + 15 * 3.0) / 30 / math.log(2)
     assert snv["ref_bits_per_base"] == pytest.approx(reference)
-    assert rows_of(create_baseline("uniform"), chosen)[1]["llr_nats"] == 0
+    assert snv["alt_bits_per_base"] == pytest.approx(reference - 1.5 / 30 / math.log(2))
+    assert rows_of(create_baseline("uniform"), chosen)[1]["llr_nats"] == pytest.approx(-2 * math.log(4))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("tokenizer", "strands", "size"), [("bases", "one", 16), ("bases", "both", 16), ("kmer:3", "one", 18)]
+    ("tokenizer", "strands", "size"),
+    [("bases", "one", 16), ("bases", "both", 16), ("kmer:3", "one", 18), ("kmer:3", "both", 18)],
 )
-def test_ratios_against_a_pass_of_their_own(files, tokenizer, strands, size):
+def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
     text = letters(300)
-    spots = [(8, 1), (100, 1), (101, 2), (200, 4), (290, 1)]
-    lines = [
-        ("c", at + 1, f"v{at}", text[at : at + r], "TTT" if text[at : at + r] != "TTT" else "G") for at, r in spots
-    ]
+    spots = [(8, 1, "T"), (100, 1, "TGT"), (101, 3, "G"), (200, 4, "AAAAA"), (290, 1, "AC")]
+    lines = [("c", at + 1, f"v{at}", text[at : at + r], alt) for at, r, alt in spots if text[at : at + r] != alt]
     model = tiny(tokenizer)
     chosen = files({"c": text}, vcf(*lines), window=size + 1 if size == 18 else size, strands=strands, batch_tokens=40)
-    for (at, r), row in zip(spots, rows_of(model, chosen), strict=True):
-        start, _ = place_windows(at, r, len(row["alt"]), 300, size)
-        windows = text[start : start + size], (text[start:at] + row["alt"] + text[at + r :])[:size]
+    genome, rows = open_genome(find_source(chosen.fasta)), rows_of(model, chosen)
+    vocabulary, k = load_tokenizer(tokenizer), 3 if tokenizer == "kmer:3" else 1
 
-        def nats(window):
-            every = [encode(window)] if strands == "one" else [encode(window), reverse_complement(encode(window))]
-            return sum(float(score_windows(model, codes[None]).nats) for codes in every) / len(every)
+    def by_base(codes):
+        """Nats of each base, by the chain rule over tokens; bases behind the last whole k-mer by summing over its rests."""
+        ids, nats = vocabulary.encode(codes).ids.tolist(), []
+        logits = model(torch.tensor([[vocabulary.bos_id, *ids]]))[0].double().log_softmax(-1)
+        for n, token in enumerate(ids):
+            nats += [-float(logits[n, token]) / k] * k
+        if rest := len(codes) - len(nats):
+            begin = [t for t in range(4**k) if decode(vocabulary.decode([t])).startswith(decode(codes[-rest:]))]
+            nats += [-math.log(sum(float(logits[-1, t].exp()) for t in begin)) / rest] * rest
+        return np.array(nats)
 
-        assert row["llr_nats"] == pytest.approx(nats(windows[0]) - nats(windows[1]), abs=1e-5)
-        assert row["ref_bits_per_base"] == pytest.approx(nats(windows[0]) / size / math.log(2), rel=1e-5)
+    for row in rows:
+        change = normalize(genome, "c", row["pos"] - 1, row["ref"], row["alt"])
+        where = place(change, 300, size, k)
+        windows = haplotypes(genome, where)
+        assert (
+            decode(windows[1])
+            == applied(text, row["pos"] - 1, row["ref"], row["alt"])[where.start :][: len(windows[1])]
+        )
+        nats = [by_base(codes) for codes in windows]
+        if strands == "both":
+            nats = [(a + by_base(reverse_complement(w))[::-1]) / 2 for a, w in zip(nats, windows, strict=True)]
+        flank = [n[: where.left].sum() + n[len(n) - where.right :].sum() for n in nats]
+        assert row["llr_nats"] == pytest.approx(nats[0].sum() - nats[1].sum(), abs=1e-5)
+        assert row["flank_llr_nats"] == pytest.approx(flank[0] - flank[1], abs=1e-5)
+        assert row["alt_bits_per_base"] == pytest.approx(nats[1].sum() / len(nats[1]) / math.log(2), rel=1e-5)
         assert row["window"] == size and not row["reason"]
+
+
+def test_every_spelling_of_a_haplotype_has_one_score(files):
+    """100 insertions and deletions in repeats, each in all its spellings: equal to the bit within a cell, whose windows are
+    read once, and to the rounding of a batch between cells."""
+    rng, text = np.random.default_rng(11), letters(50)
+    rows, haplotype_of, starts = [], [], []
+    for n in range(100):
+        unit = letters(int(rng.integers(1, 5)), 1000 + n)
+        starts.append(len(text) + 1)
+        text += unit * int(rng.integers(3, 6)) + letters(20, 2000 + n)
+    for n, at in enumerate(starts):
+        local = text[at - 8 : at + 26]
+        unit = text[at : at + int(rng.integers(1, 4))]
+        haplotype = local[:9] + unit + local[9:] if n % 2 else local[:9] + local[9 + len(unit) :]
+        for place_, ref, alt in spellings(local, haplotype):
+            rows.append(("c", at - 8 + place_ + 1, f"v{n}", ref, alt))
+            haplotype_of.append(n)
+    chosen = files({"c": text}, vcf(*rows), window=48, strands="both")
+    scores = {}
+    for n, row in zip(haplotype_of, rows_of(tiny(), chosen), strict=True):
+        form = (row["norm_pos"], row["norm_ref"], row["norm_alt"])
+        scores.setdefault(n, {}).setdefault(form, []).append((row["llr_nats"], row["flank_llr_nats"]))
+    assert len(rows) > 1000 and [len(found) for found in scores.values()] == [1] * 100
+    spread = [np.ptp(next(iter(found.values())), axis=0).max() for found in scores.values()]
+    assert max(spread) < 1e-5 and sum(one == 0 for one in spread) >= 100 - len(rows) // variants.LEAST_PART
+    assert len({next(iter(found.values()))[0] for found in scores.values()}) > 95
 
 
 def test_every_variant_is_listed_with_its_reason(files):
@@ -248,12 +355,13 @@ def test_every_variant_is_listed_with_its_reason(files):
         ("c", 50, "fine", known, other[known]),
         ("c", 51, "wrong", other[text[50]], text[50]),
         ("chrC", 50, "where", "A", "C"),
-        ("c", 99, "end", text[98:], text[98]),
+        ("c", 99, "end", text[98:], text[98]),  # up to the contig's end
         ("c", 100, "beyond", "AAAA", "C"),
         ("gap", 20, "uneven", "AC", "A"),
+        ("c", 40, "long", text[39:60], text[39]),
         ("c", 7, "none", text[6], "<INS>"),
     ]
-    chosen = files({"c": text, "gap": "G" * 19 + "AC" + "G" * 7 + "N" * 30}, vcf(*rows), window=16)
+    chosen = files({"c": text, "gap": "G" * 19 + "AC" + "G" * 5 + "N" * 30}, vcf(*rows), window=16)
     found = {row["id"]: row for row in rows_of(Composed(), chosen)}
     assert list(found) == [row[2] for row in rows]
     assert not found["fine"]["reason"] and all(
@@ -261,8 +369,12 @@ def test_every_variant_is_listed_with_its_reason(files):
     )
     assert f"line 5: REF is {rows[1][3]}, c:51 of the reference has {text[50]}" in found["wrong"]["reason"]
     assert "'chrC'" in found["where"]["reason"] and "c:100 of the reference has A" in found["beyond"]["reason"]
-    assert found["end"]["reason"] == variants.NO_ROOM and "symbolic" in found["none"]["reason"]
-    assert found["uneven"]["reason"] == variants.UNEVEN  # the filled-up window alone reaches the gap
+    assert not found["end"]["reason"] and not found["uneven"]["reason"] and "symbolic" in found["none"]["reason"]
+    assert (
+        found["long"]["reason"].startswith(f"{variants.NO_ROOM}: the alleles") and "span 2" in found["long"]["reason"]
+    )
+    kmers = {row["id"]: row for row in rows_of(tiny("kmer:3"), chosen)}
+    assert kmers["uneven"]["reason"] == UNEVEN  # the frame moves, and other k-mers have an unknown base
 
 
 @pytest.mark.parametrize(
@@ -333,7 +445,10 @@ def test_tables_figures_and_terminal(files, tmp_path):
     assert {p.name for p in out.iterdir()} == {"variants.png", "variants.one.tsv", "variants.two.tsv"}
     with open(out / "variants.one.tsv") as file:
         table = list(csv.DictReader(file, delimiter="\t"))
-    columns = "chrom pos id ref alt kind llr_nats llr_bits ref_bits_per_base window reason"
+    columns = (
+        "chrom pos id ref alt kind norm_pos norm_ref norm_alt llr_nats llr_bits flank_llr_nats ref_bits_per_base "
+        "alt_bits_per_base window flank reason"
+    )
     assert list(table[0]) == columns.split() and len(table) == 38
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     Variants().show(results, console)

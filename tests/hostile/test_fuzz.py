@@ -19,8 +19,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from Bio import SeqIO
+from Bio.Seq import Seq
+from Bio.SeqFeature import SeqFeature, SimpleLocation
+from Bio.SeqRecord import SeqRecord
 
-from modalities.dna.formats import read_codes
+from modalities.dna.bed import bed_rows
+from modalities.dna.formats import read_codes, read_features
+from modalities.dna.genome import open_genome
+from modalities.dna.sources import find_source
 from modalities.dna.vcf import read_variants
 from modalities.text.corpus import TokenCorpus, corpus_of
 from modalities.text.model import CausalLM, TextConfig
@@ -30,6 +37,7 @@ from modalities.vision.images import decode_image
 from modalities.vision.shards import open_shards, write_index
 from modalities.vision.tars import scan
 from tests.dna.test_genome import MIXED, fasta, genbank, two_bit
+from tests.dna.test_vcf import whole as whole_vcf
 from tests.hostile.mutations import damaged, damaged_json, in_child, outcome
 from tests.vision.image_files import encoded, picture, solid, write_tar
 from zoo.inputs import read_tensors
@@ -57,6 +65,11 @@ def inside_gzip(data, seed):
     if int(seed.rpartition(" ")[2]) % 2:
         return damaged(data, seed)
     return gzip.compress(damaged(gzip.decompress(data), seed), 1, mtime=0)
+
+
+def uncompressed_too(data, seed):
+    """Damage to compressed BCF, or to BCF that is not compressed, where no checksum protects it."""
+    return damaged(data if int(seed.rpartition(" ")[2]) % 2 else gzip.decompress(data), seed)
 
 
 def walk(iterator):
@@ -88,6 +101,14 @@ def corpus_files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def annotated(folder):
+    record = SeqRecord(Seq("ACGT" * 30), id="a", name="a", annotations={"molecule_type": "DNA"})
+    places = (SimpleLocation(2, 9), SimpleLocation(40, 50, -1) + SimpleLocation(20, 30, -1))
+    record.features = [SeqFeature(place, type="CDS", qualifiers={"gene": ["x"]}) for place in places]
+    SeqIO.write([record], folder / "a.gb", "genbank")
+    return (folder / "a.gb").read_bytes()
+
+
 def model_files(folder):
     torch.manual_seed(0)
     options = dict(position="rope", position_options={"theta": 1e4}, train_context=16, vocab_size=32)
@@ -114,6 +135,8 @@ def readers(folder):
         {"id": 0, "content": "<|endoftext|>", "special": True, "normalized": False}
         | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
     ]
+    (folder / "genome.fa").write_bytes(letters)
+    genome = open_genome(find_source(str(folder / "genome.fa")))
     read_genome = lambda path: walk(read_codes(path))  # noqa: E731
     read_vcf = lambda path: walk(read_variants(path))  # noqa: E731
     read_text = lambda path: walk(open_source(str(path)))  # noqa: E731
@@ -125,6 +148,9 @@ def readers(folder):
         Reader("2bit", {"a.2bit": two_bit(MIXED), "b.2bit": two_bit(MIXED, ">")}, read_genome),
         Reader("VCF", {"a.vcf": records.encode()}, read_vcf),
         Reader("VCF, gzip", {"a.vcf.gz": gzip.compress(records.encode(), mtime=0)}, read_vcf, 50, inside_gzip),
+        Reader("BCF", {"a.bcf": whole_vcf(folder / "a.bcf").read_bytes()}, read_vcf, 100, uncompressed_too),
+        Reader("BED", {"a.bed": b"chr1\t0\t9\tname\nchr2 5 60\n# x\n" * 9}, lambda path: bed_rows(path, genome)),
+        Reader("GenBank, features", {"a.gb": annotated(folder)}, lambda path: walk(read_features(path, "CDS")), 100),
         Reader("text", {"a.txt": "Some words, ünd\n".encode() * 30}, read_text),
         Reader("text, gzip", {"a.txt.gz": gzip.compress(b"Some words\n" * 30, mtime=0)}, read_text, damage=inside_gzip),
         Reader("JSONL", {"a.jsonl": rows}, read_text),
@@ -145,8 +171,9 @@ def readers(folder):
 
 
 NAMES = [
-    "FASTA", "FASTA, gzip", "GenBank", "2bit", "VCF", "VCF, gzip", "text", "text, gzip", "JSONL", "Parquet", "images", "tar",
-    "shard index", "config.json", "model.safetensors", "tensors", "tokenizer.json", "tokens",
+    "FASTA", "FASTA, gzip", "GenBank", "2bit", "VCF", "VCF, gzip", "BCF", "BED", "GenBank, features", "text", "text, gzip",
+    "JSONL", "Parquet", "images", "tar", "shard index", "config.json", "model.safetensors", "tensors", "tokenizer.json",
+    "tokens",
 ]  # fmt: skip
 
 

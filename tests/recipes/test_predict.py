@@ -7,6 +7,7 @@ import json
 import sys
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -102,6 +103,41 @@ def test_features_of_sequences(name, given, tmp_path, monkeypatch):
     assert isinstance(model, Embedder) and not isinstance(model, Classifier)
 
 
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
+def test_features_of_files_and_regions(kind, tmp_path, capsys, monkeypatch):
+    """Records of a sequence file, rows of a BED file, and bases beside them, with their names."""
+    (tmp_path / "g.fa").write_text(">one\nACGTTGCA\nGATTACA\n>two\nTTTT\n")
+    (tmp_path / "r.bed").write_text("one\t2\t9\tgene\none\t2\t9\ntwo\t0\t4\n")
+    model, out, fasta = zoo.create_model(DNA).eval(), tmp_path / f"f.{kind}", str(tmp_path / "g.fa")
+
+    def read(*words):
+        assert main(["embed", DNA, *words, "--out", str(out)]) == 0
+        if kind == "npz":
+            with np.load(out, allow_pickle=False) as file:
+                return file["names"].tolist(), file["features"]
+        table = pq.read_table(out)
+        assert table.schema.metadata[b"model"] == DNA.encode()
+        return table["name"].to_pylist(), np.array(table["features"].to_pylist(), np.float32)
+
+    for words, names, bases in (
+        ([fasta, "GATT"], ["one", "two", "GATT"], ["ACGTTGCAGATTACA", "TTTT", "GATT"]),
+        ([fasta, "--regions", str(tmp_path / "r.bed")], ["gene", "one:3-9", "two:1-4"], ["GTTGCAG", "GTTGCAG", "TTTT"]),
+    ):
+        found, features = read(*words)
+        assert found == names and features.dtype == np.float32
+        np.testing.assert_array_equal(features, np.stack([model.represent(one).numpy() for one in bases]))
+    capsys.readouterr()
+    out.unlink()
+    monkeypatch.setattr("modalities.dna.model.MOST_EMBEDDED", 8)
+    assert main(["embed", DNA, fasta, "--out", str(out)]) == 2
+    assert "one has 15 bases, expected at most 8: name smaller ones with --regions" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    if kind == "parquet":
+        assert main(["embed", DNA, "ACGT", "--out", str(out)]) == 2
+        assert "Parquet needs the package `pyarrow`: pip install pyarrow" in capsys.readouterr().err
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -116,7 +152,10 @@ def test_features_of_sequences(name, given, tmp_path, monkeypatch):
         (["embed", TEXT, ""], "empty"),
         (["embed", DNA, "PROTEIN"], "'P'"),
         (["embed", GLYPHS, "A", "--pool", "token"], "avg"),
-        (["embed", GLYPHS, "A", "--out", "f.txt"], ".npy or .safetensors"),
+        (["embed", GLYPHS, "A", "--out", "f.txt"], ".npy or .npz or .parquet or .safetensors"),
+        (["embed", DNA, "none.fa"], "no file 'none.fa'"),
+        (["embed", DNA, "ACGT", "--regions", "r.bed"], "of a sequence file, and 'ACGT' is none"),
+        (["embed", TEXT, "a", "--regions", "r.bed"], "reads no sequence files"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(words, named, letters, capsys, tmp_path, monkeypatch):

@@ -13,10 +13,18 @@ import numpy as np
 
 from modalities.decoder.scoring import position_buckets
 from modalities.dna.baselines import BASELINES, COMPRESSORS, MARKOV
-from modalities.dna.evaluation import DnaEvaluator, DnaLengthSettings, StrandSettings, strands_of, window_of
-from modalities.dna.scoring import BIT, score_windows
+from modalities.dna.evaluation import (
+    BASES_LENGTH,
+    DnaEvaluator,
+    DnaLengthSettings,
+    StrandSettings,
+    step_of,
+    strands_of,
+    whole_kmers,
+)
+from modalities.dna.scoring import BIT, score_windows, tokens_of
 from modalities.dna.splits import Region
-from modalities.dna.tokenizers import load_tokenizer
+from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score
 from modalities.figures import RULE, curves, finish, name_panel, panels, position_curves, styles_of
 from modalities.results import mean_of_seeds
@@ -33,11 +41,13 @@ class Likelihood(DnaEvaluator):
     """Evaluators that score windows of held-out stretches: `samples` stretches of every held-out contig that has room; by
     default as many as read about `default_bases` at each length.
 
-    A cell is a length and a few stretches of one contig. Stretches are as long as the longest length and serve every length,
-    cut into windows that do not overlap, each read from BOS: all lengths predict the same bases, up to the remainder of a
-    stretch that is not a whole number of windows. Contigs weigh equally, whatever their size.
+    Lengths are in bases; windows are rounded down to whole k-mers. A cell is a length and a few stretches of one contig.
+    Stretches are as long as the longest length and serve every length, cut into windows that do not overlap, each read from
+    BOS: all lengths, and all tokenizers, predict the same bases, up to the remainder of a stretch that is not a whole number
+    of windows. Contigs weigh equally, whatever their size.
     """
 
+    axis = BASES_LENGTH
     default_bases = 1 << 18
 
     def points(self, model: ZooModel) -> tuple[Any, ...]:
@@ -46,25 +56,26 @@ class Likelihood(DnaEvaluator):
         return lengths if self.settings.lengths else self.with_room(model, lengths)
 
     def lengths(self, model: ZooModel) -> tuple[int, ...]:
-        """In tokens, ascending."""
+        """In bases, ascending."""
         return self.points(model)
 
     def samples(self, model: ZooModel) -> int:
-        stretch = window_of(model, self.lengths(model)[-1])
+        stretch = self.lengths(model)[-1]
         return self.settings.samples or max(1, self.default_bases // (len(self.heldout.items.contigs) * stretch))
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
         return {
             "heldout": self.heldout.fingerprint,
             "seed": self.settings.seed,
-            "stretch": window_of(model, self.lengths(model)[-1]),
+            "stretch": self.lengths(model)[-1],
             "samples": self.samples(model),
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
+            **self.length_unit(model),
         }
 
     def cells(self, model: ZooModel) -> list[Cell]:
         lengths = self.lengths(model)
-        longest = window_of(model, lengths[-1])
+        longest = lengths[-1]
         found = self.stretches(longest, self.samples(model), self.settings.seed)
         group, left_out = max(1, CELL_BASES // longest), len(self.heldout.items.contigs) - len(found)
         cells = []
@@ -83,7 +94,7 @@ class Likelihood(DnaEvaluator):
 
     def windows(self, model: ZooModel, cell: Cell) -> list[np.ndarray]:
         """The whole windows (N, window) of each stretch of a cell; a stretch shorter than a window is one window."""
-        data, window = self.heldout.items, window_of(model, cell.data["facts"]["length"])
+        data, window = self.heldout.items, whole_kmers(model, cell.data["facts"]["length"])
         found = [data.codes(stretch) for stretch in cell.data["stretches"]]
         return [codes[: max(1, len(codes) // window) * window].reshape(-1, min(window, len(codes))) for codes in found]
 
@@ -97,8 +108,8 @@ class Bits(Likelihood):
     """NLL, bits per base and next-base accuracy against length, and bits by position in windows of the longest length.
 
     The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one.
-    Positions are in tokens, in octaves, and left out for both strands, where a base is at two positions. A tokenizer of more
-    than single bases has a token accuracy instead; a compressor has none.
+    Positions count the start and the bases seen before a token, in octaves; they are left out for both strands, where a base is
+    at two positions. A tokenizer of more than single bases has a token accuracy instead; a compressor has none.
     """
 
     name = "bits"
@@ -129,9 +140,8 @@ class Bits(Likelihood):
                 values[name].append(value.sum().item())
             values["tokens"].append(int((scores.bases > 0).sum()))
             if strands == "one":
-                bucket = position_buckets(bits.shape[1])
-                bucket_bits = add(bucket_bits, np.bincount(bucket, weights=bits.sum(0).numpy()))
-                bucket_bases = add(bucket_bases, np.bincount(bucket, weights=scores.bases.sum(0).numpy()))
+                octaves = by_octave(load_tokenizer(model.config.tokenizer), windows, bits.numpy(), scores.bases.numpy())
+                bucket_bits, bucket_bases = add(bucket_bits, octaves[0]), add(bucket_bases, octaves[1])
         accuracy = "accuracy" if load_tokenizer(model.config.tokenizer).bases_per_token == 1 else "token_accuracy"
         sums = {"left_over": left_over, "bucket_bits": bucket_bits.tolist(), "bucket_bases": bucket_bases.tolist()}
         return {**cell.data["facts"], "window": by_stretch[0].shape[1], "score": accuracy, **values, **sums}
@@ -170,10 +180,24 @@ class Bits(Likelihood):
         where = [n for n, result in enumerate(results) if result.method not in ("uniform", *COMPRESSORS)]
         if where:  # the others are alike at every position
             known, their_styles = [results[n] for n in where], [styles[n] for n in where]
-            position_curves(axes[2], known, "position_bits", "bits per base", styles=their_styles)
+            position_curves(axes[2], known, "position_bits", "bits per base", styles=their_styles, unit="bases")
             axes[2].axhline(2.0, **RULE)
         axes[2].set_visible(bool(where))
         finish(figure, axes, results, path, unseeded=BASELINES)
+
+
+def by_octave(
+    tokenizer: DnaTokenizer, windows: np.ndarray, bits: np.ndarray, bases: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(bits, bases) of token scores (B, N), summed by the octave of what a token's prediction sees: as `position_buckets`, of n
+    that is 1 and the bases before the token."""
+    step = step_of(tokenizer)
+    if step == tokenizer.bases_per_token:  # every row alike
+        octave = position_buckets(bits.shape[1] * step)[::step]
+        return np.bincount(octave, weights=bits.sum(0)), np.bincount(octave, weights=bases.sum(0))
+    spans = tokens_of(tokenizer, windows)[1]
+    octave = position_buckets(windows.shape[1])[np.minimum(spans.cumsum(1) - spans, windows.shape[1] - 1)]
+    return np.bincount(octave.ravel(), weights=bits.ravel()), np.bincount(octave.ravel(), weights=bases.ravel())
 
 
 def parts(point: Any, unit: str, cell: CellValue, where: slice = slice(None)) -> Iterator[Observed]:

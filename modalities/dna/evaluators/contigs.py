@@ -71,7 +71,7 @@ class Contigs(Bits):
             for edge in range(1, len(contigs)):
                 axis.axhline(edge - 0.5, color="0.85", linewidth=0.6, zorder=0)
         windows = compact(max(row["length"] for result in results for row in result.rows))
-        figure.suptitle(f"held-out contigs, windows of {windows} tokens", fontsize=11)
+        figure.suptitle(f"held-out contigs, windows of {windows} bases", fontsize=11)
         finish(figure, axes, results, path, unseeded=BASELINES)
 
 

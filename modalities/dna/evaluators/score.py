@@ -1,28 +1,27 @@
-"""Log-likelihood of every record of a sequence file."""
+"""Log-likelihood of every record of a sequence file, or of every region of a BED file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from modalities.dna.bases import UNKNOWN, reverse_complement
+from modalities.dna.bases import UNKNOWN
 from modalities.dna.evaluation import (
     REFERENCE,
     FileEvaluator,
-    FileSettings,
+    RegionSettings,
     bin_edges,
+    fingerprint_of_rows,
     step_of,
     strands_of,
     table,
 )
-from modalities.dna.genome import Genome
-from modalities.dna.scoring import score_windows
+from modalities.dna.reading import cost, read_spans, spans_of
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult
 from modalities.evaluation import Score as Column
@@ -37,34 +36,14 @@ CELL_BASES = 1 << 18  # that the windows of a cell read, on one strand
 FEW_RECORDS = 20  # too few for a histogram
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Windows [first, last) of a record; each counts from where the previous one ended."""
-
-    record: str
-    length: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class Window:
-    """Bases [start, stop) of a record, on the strand that is read; those from `counts` on count."""
-
-    piece: int
-    start: int
-    stop: int
-    counts: int
-
-
 class Score(FileEvaluator):
-    """Log-likelihood, in nats, and bits per base of every record of `fasta`, in any format that a genome may have.
+    """Log-likelihood, in nats, and bits per base of every record of `fasta`, in any format that a genome may have; with
+    `regions` of every row of that BED file, whose bases are predicted from those before them, outside the region too.
 
-    A record of at most `window` bases (default 16 times the training length) is one window. A longer one is read in windows
-    that overlap by half: all bases of the first count, and the last half of every other. So each base counts once, and each
-    but those of the first window is predicted from at least window/2 bases. A token across a window's middle (BPE alone has
-    such) counts by its share of bases. With strands "both" the record's reverse complement is read likewise, and numbers are
-    means over the two. A window is rounded down to an even number of k-mers.
+    Records are read in windows of `window` bases (default 16 times the training length), rounded down to an even number of
+    k-mers, that overlap by half (`modalities.dna.reading`). A token across a window's middle (BPE alone has such) counts by
+    its share of bases. With strands "both" the record's reverse complement is read likewise, and numbers are means over the
+    two.
 
     `bases` are those that count; `remainder` those at a record's end that make no k-mer; a k-mer with an unknown base does
     not count. `unknown` and `gc` are of the whole record as written. Records without a counted base are listed as NaN.
@@ -73,47 +52,48 @@ class Score(FileEvaluator):
     """
 
     name = "score"
-    version = 2
-    summary = "log-likelihood and bits per base of every record of a FASTA (or 2bit, GenBank) file"
+    version = 3
+    summary = "log-likelihood and bits per base of every record of a FASTA (or 2bit, GenBank) file, or region of a BED"
     scores = (Column("bits_per_base"),)
-    settings_class = FileSettings
+    settings_class = RegionSettings
     default_window = 16
     window_step = 2
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
-        return {"bases": self.genome().fingerprint} | super().identity(model)
+        regions = None if self.settings.regions is None else fingerprint_of_rows(self.regions())
+        return {"bases": self.genome().fingerprint, "regions": regions} | super().identity(model)
 
     def cells(self, model: ZooModel) -> list[Cell]:
-        genome, half = self.genome(), self.window(model) // 2
-        times = 2 if strands_of(model, self.settings) == "both" else 1
+        rows, half = self.regions(), self.window(model) // 2
+        both = strands_of(model, self.settings) == "both"
         return [
-            Cell(f"part={n}", times * sum(_cost(piece, half) for piece in part), {"pieces": part, "half": half})
-            for n, part in enumerate(_parts(genome, half, CELL_BASES))
+            Cell(
+                f"part={n}",
+                sum(cost(span, half, both=both) for span in part),
+                {"spans": part, "half": half, "rows": rows},
+            )
+            for n, part in enumerate(spans_of(self.genome(), rows, half, CELL_BASES))
         ]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
-        """Sums over the cell's pieces; a record's sums are those of all its pieces."""
-        genome, pieces, half = self.genome(), cell.data["pieces"], cell.data["half"]
-        both, batch_tokens = strands_of(model, self.settings) == "both", self.settings.batch_tokens
-        sums = np.zeros((len(pieces), 2))  # nats and bases that count, on all strands
-        known = np.zeros((len(pieces), 3), np.int64)  # bases that count, known ones, G and C; on the strand as written
-        for turned in (False, True) if both else (False,):
-            windows = [window for n, piece in enumerate(pieces) for window in _windows(n, piece, half)]
-            for batch, codes in _batches(genome, pieces, windows, batch_tokens, turned):
-                nats, counted = base_nats(model, codes, batch_tokens)
-                self.advance(sum(window.stop - window.start for window in batch))
-                for n, window in enumerate(batch):
-                    part = slice(window.counts - window.start, window.stop - window.start)
-                    sums[window.piece] += nats[n, part].sum(), counted[n, part].sum()
-                    if not turned:
-                        own = codes[n, part]
-                        strong = ((own == 1) | (own == 2)).sum()
-                        known[window.piece] += counted[n, part].sum(), (own != UNKNOWN).sum(), strong
+        """Sums over the cell's spans; a row's sums are those of all its spans."""
+        spans, both = cell.data["spans"], strands_of(model, self.settings) == "both"
+        sums = np.zeros((len(spans), 2))  # nats and bases that count, on all strands
+        known = np.zeros((len(spans), 3), np.int64)  # bases that count, known ones, G and C; on the strand as written
+        options: dict[str, Any] = dict(both=both, batch_tokens=self.settings.batch_tokens, advance=self.advance)
+        for read in read_spans(model, self.genome(), spans, cell.data["half"], **options):
+            sums[read.span] += read.nats.sum(), read.counted.sum()
+            if not read.turned:
+                strong = ((read.codes == 1) | (read.codes == 2)).sum()
+                known[read.span] += read.counted.sum(), (read.codes != UNKNOWN).sum(), strong
         step = step_of(load_tokenizer(model.config.tokenizer))
+        rows = [cell.data["rows"][span.row] for span in spans]
+        tails = [span.length // step * step for span in spans]  # where the last whole k-mer of a contig ends
         return {
-            "record": [piece.record for piece in pieces],
-            "length": [piece.length for piece in pieces],
-            "remainder": [piece.length % step for piece in pieces],
+            "row": [span.row for span in spans],
+            "record": [row.name for row in rows],
+            "place": [[row.contig, row.start, row.stop] for row in rows],
+            "remainder": [max(0, span.stop - max(span.start, tail)) for span, tail in zip(spans, tails, strict=True)],
             "nats": sums[:, 0].tolist(),
             "read": sums[:, 1].astype(int).tolist(),
             **dict(zip(("bases", "known", "strong"), known.T.tolist(), strict=True)),
@@ -121,15 +101,17 @@ class Score(FileEvaluator):
         }
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        names = ("nats", "read", "bases", "known", "strong")
-        records: dict[str, dict[str, Any]] = {}
+        names = ("remainder", "nats", "read", "bases", "known", "strong")
+        records: dict[int, dict[str, Any]] = {}
         for cell in cells.values():
-            for n, name in enumerate(cell["record"]):
-                fixed = {"length": cell["length"][n], "remainder": cell["remainder"][n], "strands": cell["strands"]}
-                record = records.setdefault(name, fixed | dict.fromkeys(names, 0))
+            for n, number in enumerate(cell["row"]):
+                contig, start, stop = cell["place"][n]
+                place = {"contig": contig, "start": start, "stop": stop} if self.settings.regions is not None else {}
+                fixed = {"name": cell["record"][n], **place, "length": stop - start, "strands": cell["strands"]}
+                record = records.setdefault(number, fixed | dict.fromkeys(names, 0))
                 for column in names:
                     record[column] += cell[column][n]
-        return [_row(name, record) for name, record in records.items()]
+        return [_row(record) for record in records.values()]
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """Bits per base against length, a dot for each record, and their histogram where they are many."""
@@ -167,76 +149,11 @@ class Score(FileEvaluator):
             console.print(f"{more:,} more records in the files")
 
 
-def base_nats(model: ZooModel, windows: np.ndarray, batch_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nats of each base of windows (B, T), float64, and whether it counts; tokens share their cost evenly among bases."""
-    if windows.shape[1] < step_of(load_tokenizer(model.config.tokenizer)):
-        return np.zeros(windows.shape), np.zeros(windows.shape, bool)
-    scores = score_windows(model, windows, strands="one", batch_tokens=batch_tokens, by_base=True)
-    return scores.nll.numpy(), scores.bases.numpy() > 0
-
-
-def _parts(genome: Genome, half: int, size: int) -> Iterator[list[Piece]]:
-    """All windows of all records, in order, in parts of about `size` bases; a long record lies in several."""
-    part: list[Piece] = []
-    room = size
-    for contig in genome.contigs:
-        first, count = 0, max(1, -(-contig.length // half) - 1)
-        while first < count:
-            last = min(count, first + max(1, room // (2 * half)))
-            part.append(Piece(contig.name, contig.length, first, last))
-            room -= _cost(part[-1], half)
-            first = last
-            if room <= 0:
-                yield part
-                part, room = [], size
-    if part:
-        yield part
-
-
-def _cost(piece: Piece, half: int) -> int:
-    """Bases that its windows read."""
-    last = (piece.last - 1) * half  # start of the last one, which alone may be shorter
-    return (piece.last - piece.first - 1) * 2 * half + min(2 * half, piece.length - last)
-
-
-def _windows(number: int, piece: Piece, half: int) -> Iterator[Window]:
-    for k in range(piece.first, piece.last):
-        start = k * half
-        stop = min(start + 2 * half, piece.length)
-        yield Window(number, start, stop, start + half if k else 0)
-
-
-def _batches(
-    genome: Genome, pieces: list[Piece], windows: Iterable[Window], batch_tokens: int, turned: bool
-) -> Iterator[tuple[list[Window], np.ndarray]]:
-    """Windows of similar lengths together, padded with unknown bases, which a causal model reads last."""
-    batch: list[Window] = []
-
-    def codes() -> np.ndarray:
-        filled = np.full((len(batch), batch[-1].stop - batch[-1].start), UNKNOWN, np.uint8)
-        for row, window in zip(filled, batch, strict=True):
-            piece = pieces[window.piece]
-            start, stop = window.start, window.stop
-            if turned:
-                start, stop = piece.length - stop, piece.length - start
-            own = genome.codes(piece.record, start, stop)
-            row[: len(own)] = reverse_complement(own) if turned else own
-        return filled
-
-    for window in sorted(windows, key=lambda w: w.stop - w.start):
-        if batch and (len(batch) + 1) * (window.stop - window.start) > batch_tokens:
-            yield batch, codes()
-            batch = []
-        batch.append(window)
-    if batch:
-        yield batch, codes()
-
-
-def _row(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     nats_per_base = record["nats"] / record["read"] if record["read"] else math.nan
+    place = {name: record[name] for name in ("name", "contig", "start", "stop", "length") if name in record}
     return {
-        "name": name,
-        "length": record["length"],
+        **place,
         "bases": record["bases"],
         "unknown": record["length"] - record["known"],
         "remainder": record["remainder"],

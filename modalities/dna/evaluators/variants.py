@@ -1,4 +1,4 @@
-"""Log-likelihood ratios of variants: log p(alternative) − log p(reference) in windows of equal length."""
+"""Log-likelihood ratios of variants: log p(alternative) − log p(reference) of windows that share both of their ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from modalities.dna.bases import decode, encode
+from modalities.dna.alleles import Placed, effect, normalize, place, score_haplotypes, vcf_form
+from modalities.dna.bases import decode
 from modalities.dna.evaluation import (
     REFERENCE,
     FileEvaluator,
@@ -23,12 +24,12 @@ from modalities.dna.evaluation import (
     table,
 )
 from modalities.dna.genome import Genome, open_genome
-from modalities.dna.scoring import score_windows
 from modalities.dna.sources import DnaSource, find_source
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.dna.vcf import Variant, read_variants
+from modalities.dna.vcf import InfoField, Variant, annotated_suffix, check_annotation, read_variants, write_annotated
 from modalities.evaluation import Cell, CellValue, ModelResult, Score, option
 from modalities.figures import panels
+from modalities.files import file_safe
 from modalities.results import short_names
 from zoo.files import file_sha256
 from zoo.model import ZooModel
@@ -40,8 +41,7 @@ __all__ = ["VariantSettings", "Variants"]
 LEAST_PART, MOST_PARTS = 256, 64  # variants in a cell, cells of a file
 NO_CONTIG = "a contig that is not in the reference"
 MISMATCH = "another base in the reference"
-NO_ROOM = "no room for windows of equal length"
-UNEVEN = "unknown bases in one of the two windows"
+NO_ROOM = "no room in its windows"
 KINDS = {"snv": "#0072B2", "mnv": "#009E73", "insertion": "#E69F00", "deletion": "#D55E00"}
 TRANSITIONS = {("A", "G"), ("G", "A"), ("C", "T"), ("T", "C")}
 
@@ -50,37 +50,57 @@ TRANSITIONS = {("A", "G"), ("G", "A"), ("C", "T"), ("T", "C")}
 class VariantSettings(FileSettings):
     """A reference, and its variants."""
 
-    variants: str | None = option(None, "VCF, or a table of chrom, pos, ref, alt")
+    variants: str | None = option(None, "VCF or BCF, or a table of chrom, pos, ref, alt")
+    info: str | None = option(
+        None, "also write the VCF or BCF back, with INFO fields of this name and with _FLANK behind it, such as LLR"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.info is not None:
+            self.fields("")  # raises for a name that VCF cannot have
+
+    def fields(self, model: str) -> dict[str, InfoField]:
+        """INFO fields by columns of rows; none without `info`."""
+        if self.info is None:
+            return {}
+        about = "log p(alternative) - log p(reference), nats, both windows between the same two bases"
+        return {
+            "llr_nats": InfoField(self.info, f"{about}; {model}"),
+            "flank_llr_nats": InfoField(f"{self.info}_FLANK", f"{about}, of the bases of their flanks alone; {model}"),
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A variant and its windows, `size` bases from `start` on; or the reason why there are none."""
+class Entry:
+    """A variant, and where its windows are or why there are none."""
 
     variant: Variant
-    start: int = 0
-    size: int = 0
+    placed: Placed | None = None
     reason: str = ""
 
 
 class Variants(FileEvaluator):
     """Log-likelihood ratio of every variant, log p(alt window) − log p(ref window): below 0 the model prefers the reference.
 
-    Both windows have the same length, begin at the same base of the reference, and end where their own flank does: with
-    `at` the first base of REF (from 0), R and A the lengths of REF and ALT, and M the greater of them, the window of W bases
-    begins at `at` − ⌊(W − M) / 2⌋. The reference window is the reference's next W bases; the alternative one has ALT in the
-    place of REF, is filled from the reference on the right where ALT is shorter, and cut on the right where it is longer.
-    At a contig's edges windows move inwards, and on a contig with fewer than W + max(0, R − A) bases they are that much
-    shorter. Variants that cannot be scored are listed with the reason: too near to a contig's end for two windows of one
-    length, alleles that are not sequences, contigs missing from the reference, REF that differs from it, windows of which
-    one alone has unknown bases.
+    A variant is trimmed and left-aligned first, so every spelling of a haplotype has the same numbers. Both windows begin at
+    one base of the reference and end at another (`modalities.dna.alleles.place`): an insertion makes the alternative window
+    longer, a deletion makes it shorter. So an indel's `llr_nats` has what its bases cost or save, about ln 4 each;
+    `flank_llr_nats` is of the bases that both windows have, and compares like with like. With strands "one" that is what
+    stands behind the alleles; with "both", a mean over a window and its reverse complement, what stands on either side.
 
-    `window` is W (default: the training length), rounded down to whole k-mers. With strands "both" a log-likelihood is the
-    mean over a window and its reverse complement.
+    Variants that cannot be scored are listed with the reason: alleles, with all the bases that their repeat could move them
+    over, longer than a window; alleles that are not sequences; contigs missing from the reference; REF that differs from it;
+    windows in which other unknown bases count.
+
+    `window` is the length of the longer window (default: the training length), rounded down to whole k-mers. Bases behind the
+    last whole k-mer count as `score_windows` says under `rest`. `info` names fields that the VCF or BCF gets, as
+    variants.MODEL.vcf, .vcf.gz or .bcf.
     """
 
     name = "variants"
-    summary = "log-likelihood ratio of alternative to reference allele for every variant of a VCF or table"
+    version = 2  # windows of older ones hung on the spelling, and had one length
+    summary = "log-likelihood ratio of alternative to reference allele for every variant of a VCF, BCF or table"
     scores = (Score("llr_nats"),)
     settings_class = VariantSettings
     default_window = 1
@@ -107,25 +127,21 @@ class Variants(FileEvaluator):
     def cells(self, model: ZooModel) -> list[Cell]:
         self.genome()  # raises where a file is missing
         step, window = step_of(load_tokenizer(model.config.tokenizer)), self.window(model)
-        reference = find_source(self.settings.fasta)
-        placed = _placed(self.settings.variants, reference, self.variants_digest(), window, step)
-        size = max(LEAST_PART, math.ceil(len(placed) / MOST_PARTS))
-        parts = {n: placed[n : n + size] for n in range(0, len(placed), size)}
-        return [Cell(f"variants={n}", 2 * sum(one.size for one in part), {"placed": part}) for n, part in parts.items()]
+        reference, digest = find_source(self.settings.fasta), self.variants_digest()
+        if self.settings.info is not None:
+            check_annotation(self.settings.variants, list(self.settings.fields("").values()))
+        entries = _entries(self.settings.variants, reference, digest, window, step)
+        size = max(LEAST_PART, math.ceil(len(entries) / MOST_PARTS))
+        parts = {n: entries[n : n + size] for n in range(0, len(entries), size)}
+        costs = {n: sum(sum(one.placed.sizes) for one in part if one.placed) for n, part in parts.items()}
+        return [Cell(f"variants={n}", costs[n], {"entries": part}) for n, part in parts.items()]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
-        genome, placed, batch_tokens = self.genome(), cell.data["placed"], self.settings.batch_tokens
-        strands = strands_of(model, self.settings)
-        nats = np.full((len(placed), 2), math.nan)
-        counted = np.zeros((len(placed), 2), np.int64)
-        for size in sorted({one.size for one in placed if not one.reason}):
-            mine = [n for n, one in enumerate(placed) if one.size == size and not one.reason]
-            for at in range(0, len(mine), count := max(1, batch_tokens // (2 * size))):
-                part = mine[at : at + count]
-                pairs = np.concatenate([allele_windows(genome, placed[n]) for n in part])
-                scores = score_windows(model, pairs, strands=strands, batch_tokens=batch_tokens)
-                nats[part], counted[part] = scores.nats.view(-1, 2).numpy(), scores.counted.view(-1, 2).numpy()
-        return {"rows": [_row(*values) for values in zip(placed, nats.tolist(), counted.tolist(), strict=True)]}
+        genome, entries = self.genome(), cell.data["entries"]
+        options = {"strands": strands_of(model, self.settings), "batch_tokens": self.settings.batch_tokens}
+        placed = [one.placed for one in entries if one.placed]
+        scores = iter(score_haplotypes(model, genome, placed, advance=self.advance, **options))
+        return {"rows": [_row(genome, one, next(scores) if one.placed else None) for one in entries]}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         return [row for cell in cells.values() for row in cell["rows"]]
@@ -150,6 +166,13 @@ class Variants(FileEvaluator):
             axis.set_xlabel("log p(alternative) − log p(reference), nats")
         save_figure(figure, path)
 
+    def write(self, results: list[ModelResult], out: Path) -> None:
+        """The tables, and with `info` the file of variants with INFO fields, one for each model."""
+        super().write(results, out)
+        for result in results if self.settings.info is not None else ():
+            path = out / f"{self.name}.{file_safe(result.label)}{annotated_suffix(self.settings.variants)}"
+            write_annotated(self.settings.variants, path, self.settings.fields(result.label), result.rows)
+
     def show(self, results: list[ModelResult], console: Any, count: int = 10) -> None:
         """Each model's least likely alternative alleles, and counts of what could not be scored."""
         for result, model in zip(results, short_names(results), strict=True):
@@ -166,40 +189,18 @@ class Variants(FileEvaluator):
             console.print(f"not scored: {times:,} with {reason}")
 
 
-def place_windows(at: int, ref: int, alt: int, length: int, window: int, step: int = 1) -> tuple[int, int] | None:
-    """(start, size) of both windows of a variant, as in `Variants`; None where there is no room.
-
-    Args:
-        at: first base of REF, from 0.  ref, alt: lengths of the alleles.  length: of the contig.
-        window: most bases.  step: the size is a multiple of it.
-    """
-    longest, more = max(ref, alt), max(0, ref - alt)  # `more`: bases right of the window that fill the alternative one
-    size = max(0, min(window, length - more)) // step * step
-    start = max(0, min(at - (size - longest) // 2, length - more - size))
-    return (start, size) if at >= start and at - start + longest <= size else None
-
-
-def allele_windows(genome: Genome, placed: Placed) -> np.ndarray:
-    """(2, size) codes: the reference window, then the alternative one."""
-    variant, left = placed.variant, placed.variant.pos - 1 - placed.start
-    more = max(0, len(variant.ref) - len(variant.alt))
-    codes = genome.codes(variant.chrom, placed.start, placed.start + placed.size + more)
-    alternative = np.concatenate([codes[:left], encode(variant.alt), codes[left + len(variant.ref) :]])
-    return np.stack([codes[: placed.size], alternative[: placed.size]])
-
-
 @lru_cache(maxsize=2)
-def _placed(path: str, reference: DnaSource, digest: str, window: int, step: int) -> tuple[Placed, ...]:
+def _entries(path: str, reference: DnaSource, digest: str, window: int, step: int) -> tuple[Entry, ...]:
     """Every variant of a file, placed. `digest`: the file's hash, so that a changed file is another one.
 
     Raises:
         ValueError: for no variants, or none that fits the reference, with the likely cause.
     """
     genome = open_genome(reference)
-    placed = tuple(_place(genome, variant, path, window, step) for variant in read_variants(path))
-    if not placed:
+    entries = tuple(_entry(genome, variant, path, window, step) for variant in read_variants(path))
+    if not entries:
         raise ValueError(f"{path} has no variants")
-    tried = [one for one in placed if not one.variant.reason or one.variant.pos == 0]
+    tried = [one for one in entries if not one.variant.reason or one.variant.pos == 0]
     failed = [one for one in tried if one.variant.pos == 0 or one.reason.startswith((NO_CONTIG, MISMATCH))]
     if tried and len(failed) == len(tried):
         first = next((one for one in failed if one.variant.pos), failed[0])
@@ -207,21 +208,25 @@ def _placed(path: str, reference: DnaSource, digest: str, window: int, step: int
             f"none of the {len(tried)} variants of {path} fits {reference.name}; the first has {first.reason}. "
             + _cause(genome, [one.variant for one in failed])
         )
-    return placed
+    return entries
 
 
-def _place(genome: Genome, variant: Variant, path: str, window: int, step: int) -> Placed:
+def _entry(genome: Genome, variant: Variant, path: str, window: int, step: int) -> Entry:
     if variant.reason:
-        return Placed(variant, reason=variant.reason)
+        return Entry(variant, reason=variant.reason)
     if variant.chrom not in genome:
-        return Placed(variant, reason=f"{NO_CONTIG}: {path} line {variant.line}: {variant.chrom!r}")
+        return Entry(variant, reason=f"{NO_CONTIG}: {path} line {variant.line}: {variant.chrom!r}")
     at, length = variant.pos - 1, genome[variant.chrom].length
     found = decode(genome.codes(variant.chrom, min(at, length), min(at + len(variant.ref), length)))
     if found != variant.ref:
-        place = f"{path} line {variant.line}: REF is {variant.ref}, {variant.chrom}:{variant.pos} of the reference"
-        return Placed(variant, reason=f"{MISMATCH}: {place} {f'has {found}' if found else f'lies beyond its {length}'}")
-    start_size = place_windows(at, len(variant.ref), len(variant.alt), length, window, step)
-    return Placed(variant, *start_size) if start_size else Placed(variant, reason=NO_ROOM)
+        where = f"{path} line {variant.line}: REF is {variant.ref}, {variant.chrom}:{variant.pos} of the reference"
+        return Entry(variant, reason=f"{MISMATCH}: {where} {f'has {found}' if found else f'lies beyond its {length}'}")
+    change = normalize(genome, variant.chrom, at, variant.ref, variant.alt)
+    placed = place(change, length, window, step)
+    reason = (
+        "" if placed else f"{NO_ROOM}: the alleles, wherever their repeat can move them, span {change.longest:,} bases"
+    )
+    return Entry(variant, placed, reason)
 
 
 def _cause(genome: Genome, variants: list[Variant]) -> str:
@@ -250,25 +255,19 @@ def _matches(genome: Genome, variants: list[Variant]) -> Iterator[bool]:
         yield inside and decode(genome.codes(variant.chrom, variant.pos, stop)) == variant.ref
 
 
-def _row(placed: Placed, nats: list[float], counted: list[int]) -> dict[str, Any]:
-    variant, reason = placed.variant, placed.reason
-    if not reason and counted[0] != counted[1]:
-        reason = UNEVEN
-    if not reason and not counted[0]:
-        reason = "no known base in its windows"
-    llr, bits = (math.nan, math.nan) if reason else (nats[0] - nats[1], nats[0] / counted[0] / math.log(2))
+def _row(genome: Genome, entry: Entry, scores: Any) -> dict[str, Any]:
+    """norm_pos, norm_ref, norm_alt: the variant as `bcftools norm` writes it; empty where it has no windows."""
+    variant, change = entry.variant, entry.placed.change if entry.placed else None
+    norm = vcf_form(genome, change) if change else ("", "", "")
     return {
         "chrom": variant.chrom,
         "pos": variant.pos,
         "id": variant.id,
         "ref": variant.ref,
         "alt": variant.alt,
-        "kind": variant.kind,
-        "llr_nats": llr,
-        "llr_bits": llr / math.log(2),
-        "ref_bits_per_base": bits,
-        "window": placed.size,
-        "reason": reason,
+        "kind": change.kind if change else "",
+        **dict(zip(("norm_pos", "norm_ref", "norm_alt"), norm, strict=True)),
+        **effect(entry.placed, scores, entry.reason),
     }
 
 

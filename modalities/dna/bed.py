@@ -1,0 +1,116 @@
+"""BED: rows of regions, 0-based and half-open, plain or gzipped; read line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modalities.dna.genome import Genome
+from modalities.files import opened
+from zoo.naming import did_you_mean
+
+__all__ = ["BedRow", "bed_rows", "merged", "whole_contigs"]
+
+_LONGEST_LINE = 1 << 20
+_MOST_ROWS = 1 << 22
+
+
+@dataclass(frozen=True)
+class BedRow:
+    """Bases [start, stop) of a contig; `more` are the columns behind them, `line` that of the file."""
+
+    contig: str
+    start: int
+    stop: int
+    more: tuple[str, ...] = ()
+    line: int = 0
+
+    @property
+    def name(self) -> str:
+        """The fourth column, or CONTIG:FIRST-LAST, both from 1."""
+        return self.more[0] if self.more else f"{self.contig}:{self.start + 1}-{self.stop}"
+
+
+def bed_rows(path: Path, genome: Genome, *, others: bool = False, columns: str = "contig, start, stop") -> list[BedRow]:
+    """The rows of a BED file, in its order.
+
+    Columns are separated by tabs or spaces; comments (#), `track`, `browser` and blank lines are ignored.
+
+    Args:
+        others: ignore rows of contigs that the genome does not have.
+        columns: those that a row must have, named for errors.
+
+    Raises:
+        FileNotFoundError: for a missing file; it names the nearest.
+        ValueError: with file, line and reason: too few columns, a contig that the genome lacks, bounds that are not numbers,
+            are empty or lie beyond its end, no row at all, a file that is not text.
+    """
+    rows = []
+    for number, line in enumerate(_lines(path), start=1):
+        words = line.split()
+        if not words or words[0].startswith("#") or words[0] in ("track", "browser"):
+            continue
+        if others and words[0] not in genome:
+            continue
+        try:
+            rows.append(_row(words, genome, columns, number))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        if len(rows) > _MOST_ROWS:
+            raise ValueError(f"{path}, line {number}: more than {_MOST_ROWS:,} rows, the most that are read")
+    if not rows:
+        raise ValueError(f"{path}: no row for any of the {len(genome.contigs)} contigs")
+    return rows
+
+
+def whole_contigs(genome: Genome) -> list[BedRow]:
+    """Every contig as a row of its name."""
+    return [BedRow(contig.name, 0, contig.length, (contig.name,)) for contig in genome.contigs]
+
+
+def merged(rows: Sequence[BedRow], genome: Genome) -> list[BedRow]:
+    """Rows that share bases or touch joined into one, in the order of the genome."""
+    order = {contig.name: n for n, contig in enumerate(genome.contigs)}
+    found: list[BedRow] = []
+    for row in sorted(rows, key=lambda row: (order[row.contig], row.start)):
+        if found and found[-1].contig == row.contig and row.start <= found[-1].stop:
+            found[-1] = BedRow(row.contig, found[-1].start, max(found[-1].stop, row.stop))
+        else:
+            found.append(BedRow(row.contig, row.start, row.stop))
+    return found
+
+
+def _lines(path: Path) -> Iterator[str]:
+    if not path.is_file():
+        beside = [str(p) for p in path.parent.glob("*.bed")] if path.parent.is_dir() else []
+        raise FileNotFoundError(f"no BED file {path}; {did_you_mean(str(path), beside)}".rstrip("; "))
+    before = number = 0
+    with opened(path) as file:
+        while line := file.readline(_LONGEST_LINE + 1):
+            number += 1
+            if len(line) > _LONGEST_LINE:
+                raise ValueError(f"{path}, line {number}: more than {_LONGEST_LINE:,} bytes; not BED")
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path}: invalid UTF-8 at byte {before + error.start}: a BED file is plain text"
+                ) from error
+            before += len(line)
+
+
+def _row(words: list[str], genome: Genome, columns: str, line: int) -> BedRow:
+    least = columns.count(",") + 1
+    if len(words) < least:
+        raise ValueError(f"{len(words)} columns, expected {least}: {columns}")
+    name, *bounds = words[:3]
+    contig = genome[name]
+    if not all(bound.isascii() and bound.isdigit() and len(bound) <= 18 for bound in bounds):
+        raise ValueError(f"start {bounds[0][:40]!r} and stop {bounds[1][:40]!r} must be whole numbers from 0")
+    start, stop = map(int, bounds)
+    if start >= stop:
+        raise ValueError(f"start {start} is not below stop {stop}: the region is empty")
+    if stop > contig.length:
+        raise ValueError(f"stop {stop:,} is beyond the end of {name!r}, which has {contig.length:,} bases")
+    return BedRow(name, start, stop, tuple(words[3:4]), line)

@@ -30,6 +30,8 @@ def convert(source: Path, universal: Path) -> None:
             ds_to_universal.main(
                 Namespace(input_folder=str(source), output_folder=str(made), inject_missing_state=True, **options)
             )
+        if (made / "tmp").exists():  # DeepSpeed's removal of it ignores errors
+            shutil.rmtree(made / "tmp")
         sync_tree(made)
         names = sorted(str(path.relative_to(made)) for path in made.rglob("*") if path.is_file())
         write_json(made / COMPLETE, seal((checkpoint_facts(source) or {}) | {"files": file_digests(made, names)}))

@@ -1,6 +1,6 @@
 """Vision recipes by name.
 
-`vision.<method>_tiny` exists for every method in the registry (`python recipes/train.py --list`); the other functions below
+`vision.<method>_tiny`, `_find`, `_count` and `_map` exist for every method in the registry (`python recipes/train.py --list`); the other functions below
 are the papers' own set-ups. A new recipe is one decorated function.
 
 tiny needs the glyph data (`python tools/fetch_data.py vision glyphs --offline`), or `--set data.source=glyphs-builtin`, the
@@ -38,6 +38,35 @@ def tiny(method: str) -> Recipe:
         optim=Optim("adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.05, prior_lr_scale=10.0, warmup=50, floor=0.01),
         train=Train(steps=1500, batch=64, save_every=500),
         evaluate=Evaluate(every=500, samples=1040),
+    )
+
+
+# Of each task: its target, source, classes and options of the model. A map has logits of patches alone.
+SCENE_TASKS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+    "find": ("marked", "scenes", 26, {}),
+    "count": ("count", "scenes-count", 5, {}),
+    "map": ("map", "scenes", 27, {"class_token": False, "global_pool": ""}),
+}
+
+
+def scene(task: str, method: str) -> Recipe:
+    """0.7M parameters, windows of 96 pixels on crowds of letters that keep their pixels: find, count or map.
+
+    deepspeed --num_gpus 1 recipes/train.py vision.<method>_find        or _count, _map
+
+    find: which letter is ringed. count: how many are. map: which letter is at each patch. The scenes are those of
+    `python tools/fetch_data.py vision scenes --offline`. Other shapes among the training batches:
+    `--set data.shapes=64x64,96x96,128x128,64x144`. Hardware: one CPU core.
+    """
+    target, source, classes, options = SCENE_TASKS[task]
+    return Recipe(
+        name=f"vision.{method}_{task}",
+        modality="vision",
+        model=Model(f"vision_{method}_scene_patch8", options=dict(options)),
+        data=VisionDataConfig(source=source, image_size=96, num_classes=classes, target=target, augment="window"),
+        optim=Optim("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05, prior_lr_scale=10.0, warmup=100, floor=0.01),
+        train=Train(steps=2000, batch=64, save_every=500),
+        evaluate=Evaluate(every=500, samples=520),
     )
 
 
@@ -124,3 +153,5 @@ def ggd2d_imagenet_vitb16() -> Recipe:
 for _method in GOAT_IMAGENET:
     RECIPES[f"goat_imagenet_{_method}_vits16"] = partial(goat_imagenet, _method)
 RECIPES.add_methods("tiny", tiny, model_size="tiny_patch8")
+for _task in SCENE_TASKS:
+    RECIPES.add_methods(_task, partial(scene, _task), model_size="scene_patch8")

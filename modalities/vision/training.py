@@ -12,6 +12,7 @@ from torch import Tensor
 from modalities.contract import Cost
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.model import VisionTransformer
+from modalities.vision.objects import at_patches
 from modalities.vision.sources import class_names
 from zoo.model import ZooModel
 from zoo.registry import create_model
@@ -29,13 +30,24 @@ def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooM
     }
     model = create_model(name, **given | dict(options))
     names = class_names(data.source)
+    if data.target == "map":
+        names = ("background", *names) if names else ()
+    elif data.target == "count":
+        names = tuple(map(str, range(data.num_classes)))
     model.class_names = names if len(names) == model.config.num_classes else ()
     return model
 
 
 def loss(model: Callable[..., Any], batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean cross-entropy to labels or soft targets, in nats; top-1 and top-5 accuracy where there are labels."""
+    """Mean cross-entropy to labels or soft targets, in nats; top-1 and top-5 accuracy where there are labels.
+
+    Of a map the mean is over the patches, each asked for the pixel in its middle. Raises ValueError for a map where the model
+    gives no logits of patches alone.
+    """
     logits, targets = model(batch["images"]).float(), batch["targets"]
+    if targets.ndim == 3:
+        targets = at_patches(targets, logits).flatten()
+        logits = logits.flatten(0, 1)
     if targets.is_floating_point():
         return F.cross_entropy(logits, targets), {}
     counted = targets >= 0
@@ -47,8 +59,10 @@ def loss(model: Callable[..., Any], batch: dict[str, Tensor]) -> tuple[Tensor, d
 
 
 def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
-    """Every image counts 1; places of held-out batches that do not count have target −1."""
+    """Every image counts 1, also one with a map; places of held-out batches that do not count have target −1."""
     targets = batch["targets"]
+    if targets.ndim == 3:
+        targets = targets.flatten(1).amax(1)
     count = len(targets) if targets.is_floating_point() else int((targets >= 0).sum())
     return float(count), count
 

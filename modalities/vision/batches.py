@@ -22,12 +22,11 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.objects import NO_OBJECTS, Objects, cut, target_of, window_on
+from modalities.vision.objects import NO_OBJECTS, Objects, cut, targets_of, window_on
+from modalities.vision.shapes import Shape
 from modalities.vision.transforms import BICUBIC, LimitAspect, rand_augment
 
 __all__ = ["BatchMaker", "train_transform"]
-
-Shape = tuple[int, int]  # (height, width)
 
 # First word of every random key after the seed, so that no two uses share a stream; samples.py has its own.
 _AUGMENT, _ERASE, _MIX, _SHAPE = 10, 11, 12, 13
@@ -77,9 +76,9 @@ def train_transform(config: VisionDataConfig, shape: Shape) -> v2.Compose:
 class BatchMaker:
     """Decoded images of one batch -> {"images": float32 (B, 3, H, W), normalised, "targets"}.
 
-    (H, W) is one of the config's `train_shapes`, drawn for the batch. targets: int64 (B,), of maps (B, H, W); with mixup,
-    cutmix or label smoothing float32 (B, num_classes) summing to 1. Mixup pairs image b with image B−1−b, one λ per batch, and
-    needs an even B.
+    (H, W) is one of the config's `train_shapes`, drawn for the batch. targets: int64 (B,), of maps (B, H, W), and "maps"
+    (B, H, W) beside (B,) of targets "…+map"; with mixup, cutmix or label smoothing float32 (B, num_classes) summing to 1. Mixup
+    pairs image b with image B−1−b, one λ per batch, and needs an even B.
     """
 
     def __init__(self, config: VisionDataConfig) -> None:
@@ -102,7 +101,7 @@ class BatchMaker:
         batch_key: tuple[int, ...],
     ) -> dict[str, Tensor]:
         """keys: one per image; batch_key: of what is drawn once per batch. The config's seed precedes each."""
-        seed, targets = self.config.seed, []
+        seed, asked = self.config.seed, []
         shape = self.shapes[0]
         if len(self.shapes) > 1:
             shape = self.shapes[int(np.random.default_rng([seed, _SHAPE, *batch_key]).integers(len(self.shapes)))]
@@ -110,24 +109,25 @@ class BatchMaker:
         with preserve_rng_state():
             for row, image, label, key in zip(pixels, images, labels, keys, strict=True):
                 seeded(seed, _AUGMENT, *key)
-                seen, target = (image, label) if self.config.target == "label" else self._window(image, label, shape)
+                seen, targets = self._seen(image, label, shape)
                 row[:] = np.asarray(self.transforms[shape](seen))
-                targets.append(target)
+                asked.append(targets)
             batch = (
                 torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
             )
             batch.sub_(self.mean).mul_(self.scale)
-            batch, mixed = self._mix(batch, torch.from_numpy(np.array(targets, dtype=np.int64)), keys, batch_key)
-        return {"images": batch, "targets": mixed}
+            found = {name: torch.tensor(np.array([t[name] for t in asked]), dtype=torch.int64) for name in asked[0]}
+            batch, found["targets"] = self._mix(batch, found["targets"], keys, batch_key)
+        return {"images": batch} | found
 
-    def _window(self, image: Image.Image, objects: int | Objects, shape: Shape) -> tuple[Image.Image, np.ndarray]:
-        """A random window, and what is asked of it; for −1, in place of objects that do not count, −1."""
-        target, at = self.config.target, (random.random(), random.random())
-        if isinstance(objects, int):
-            window = window_on(image.size, NO_OBJECTS, shape, at)
-            return cut(image, window), np.full(shape if target == "map" else (), objects)
-        window = window_on(image.size, objects, shape, at)
-        return cut(image, window), target_of(objects.in_window(window), target, shape)
+    def _seen(self, image: Image.Image, label: int | Objects, shape: Shape) -> tuple[Image.Image, dict[str, Any]]:
+        """The image and its label; or a random window on it, and what is asked of that: of −1, which does not count, −1."""
+        target = self.config.target
+        if target == "label":
+            return image, {"targets": label}
+        objects = None if isinstance(label, int) else label
+        window = window_on(image.size, objects or NO_OBJECTS, shape, (random.random(), random.random()))
+        return cut(image, window), targets_of(objects and objects.in_window(window), target, shape)
 
     def _mix(self, batch: Tensor, targets: Tensor, keys: Sequence[tuple[int, ...]], batch_key: tuple[int, ...]) -> Any:
         config = self.config

@@ -33,7 +33,8 @@ class VisionDataConfig:
         from `source`; all of it is then held out.
     image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1; as many as the source
         lists, where it lists its classes; of maps one more, the background; of counts the largest and one more.
-    target: "label", the image's own, or what is asked of the objects in it (objects.py): "marked", "count" or "map".
+    target: "label", the image's own, or what is asked of the objects in it (objects.py): "marked", "count", "map",
+        "marked+map", "count+map".
     shapes: height×width in pixels, such as 96x96,64x144, among which every training batch draws one; (): image_size alone.
     augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is RandomResizedCrop
         with `crop_scale` (the share of the area), then flip and colour jitter where those are set; "imagenet" is the
@@ -120,6 +121,7 @@ class VisionDataConfig:
     def unaugmented(self) -> VisionDataConfig:
         """As held-out images are prepared: no augmentation, plain labels."""
         off = {
-            name: getattr(type(self), name) for name in (*_UNUSED["none"], "mixup", "cutmix", "label_smoothing", "shapes")
+            name: getattr(type(self), name)
+            for name in (*_UNUSED["none"], "mixup", "cutmix", "label_smoothing", "shapes")
         }
         return replace(self, augment="none" if self.target == "label" else "window", **off)

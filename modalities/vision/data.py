@@ -6,8 +6,9 @@
     images.py   decoding, and what bad images become    ../loading.py  the loaders: ranks, workers, resume
     objects.py  boxes, masks, windows, and what is asked of them
 
-A batch is {"images": float32 (B, 3, H, W), normalised, "targets": int64 (B,), or (B, H, W) of maps}; in training with mixup, cutmix or label
-smoothing the targets are float32 (B, num_classes). In held-out passes the target of a place that does not count is −1.
+A batch is {"images": float32 (B, 3, H, W), normalised, "targets": int64 (B,), of maps (B, H, W)}; in training with mixup,
+cutmix or label smoothing the targets are float32 (B, num_classes). In held-out passes the target of a place that does not
+count is −1.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from modalities.vision.config import VisionDataConfig
 from modalities.vision.images import BadImage, ImageSet, load_image, orientation, picture_of
 from modalities.vision.objects import Objects
 from modalities.vision.samples import ImageSamples, ShardStream
+from modalities.vision.shapes import Shape
 from modalities.vision.sources import open_images, open_shard_source
 
 __all__ = [
     "DEFAULT_SOURCE",
     "HeldoutImages",
     "HeldoutScenes",
-    "Shape",
     "build_loader",
     "fitted",
     "heldout_by",
@@ -50,15 +51,13 @@ _TURNED = (5, 6, 7, 8)  # EXIF orientations of images stored on their side
 # Options of a training that decide what it held out.
 _HOLDS_OUT = ("source", "heldout_source", "num_classes", "target")
 
-Shape = tuple[int, int]  # (height, width)
-
 
 def build_loader(
     config: VisionDataConfig, *, split: str = "train", rank: int = 0, world: int = 1, micro_batch: int
 ) -> IndexedLoader | StreamLoader:
     """The loader of one split for one rank.
 
-    "train" is endless, shuffled and augmented; shards ("glyphs", "photos", "scenes", "wds:…") are streamed, everything else is read
+    "train" is endless, shuffled and augmented; shards ("glyphs", "scenes", "wds:…") are streamed, everything else is read
     by index. "heldout" is one pass without augmentation in a shuffled order, the same for every seed, with equally many
     batches on every rank. Remote held-out shards are first copied into the data folder's `cache`.
 
@@ -121,11 +120,12 @@ def _check_same_classes(config: VisionDataConfig, train: Sequence[str] | None, h
 
 
 def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) -> None:
+    mapped = "map" in config.target
     if classes is None or config.target == "count":
         return
-    expected = len(classes) + (config.target == "map")
+    expected = len(classes) + mapped
     if expected != config.num_classes:
-        found = f"{len(classes)} classes" + (" and the background" if config.target == "map" else "")
+        found = f"{len(classes)} classes" + (" and the background" if mapped else "")
         raise ValueError(
             f"the source has {found}, num_classes is {config.num_classes}: --set data.num_classes={expected}"
         )

@@ -39,7 +39,9 @@ class HFImages(ImageSet):
         options = dict(parse_qsl(query))
         for key in options:
             if key not in _OPTIONS:
-                raise ValueError(f"source {spec!r}: unknown option {key!r}; expected {' or '.join(map(repr, _OPTIONS))}")
+                raise ValueError(
+                    f"source {spec!r}: unknown option {key!r}; expected {' or '.join(map(repr, _OPTIONS))}"
+                )
         name, config, named = _parts(spec, place)
         splits = _splits(datasets, name, config)
         whole = named or ("train" if "train" in splits else next(iter(splits)))
@@ -94,7 +96,9 @@ class HFImages(ImageSet):
         mask = None if self.mask is None or row[self.mask] is None else _bytes(row[self.mask])
         fields = row[self.label]
         if isinstance(fields, list):  # a list of objects, each with its box
-            fields = {key: [one[key] for one in fields] for key in (fields[0] if fields else {"bbox": 0, "category": 0})}
+            fields = {
+                key: [one[key] for one in fields] for key in (fields[0] if fields else {"bbox": 0, "category": 0})
+            }
         return _bytes(row[self.image]), parse_objects(fields, mask=mask)
 
     def name(self, index: int) -> str:

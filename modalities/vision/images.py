@@ -292,7 +292,9 @@ def picture_of(payload: bytes | Image.Image, name: str, events: list[Event]) -> 
     """
     image, notes = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
     if "rotated" in notes:
-        raise BadImage("rotated objects", "its EXIF turns the picture; whether its boxes are of the turned one is not known")
+        raise BadImage(
+            "rotated objects", "its EXIF turns the picture; whether its boxes are of the turned one is not known"
+        )
     events += [("converted", note, name) for note in notes]
     return image
 

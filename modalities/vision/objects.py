@@ -4,13 +4,15 @@
 
 is how sources give them, in pixels: Hugging Face's form for detection, which a column of a dataset, a line of an image
 folder's metadata.jsonl and a KEY.json in a shard hold alike ("categories" and "label" are read for "category"). Which are
-*marked* is optional, and without it all are. Three targets are made of them, all of the picture's window that a model sees:
+*marked* is optional, and without it all are. Targets are made of them, all of the picture's window that a model sees:
 
     marked    the category of the one marked object
     count     how many objects are marked
     map       the category of every pixel + 1, 0 where there is none; models name their patches, by the pixel in the middle.
               From a mask where there is one, whose values are as in Pascal VOC: 0 background, c + 1 for category c, 255 not
               known, which is −1 in targets. Else from the boxes, of overlapping ones the last
+    marked+map, count+map   both at once: the class token answers for the picture, each patch for itself, by one classifier,
+              whose class of category c is c + 1 for both
 """
 
 from __future__ import annotations
@@ -38,12 +40,13 @@ __all__ = [
     "parse_mask",
     "parse_objects",
     "target_of",
+    "targets_of",
     "window_on",
 ]
 
-OBJECT_TARGETS = ("marked", "count", "map")
+OBJECT_TARGETS = ("marked", "count", "map", "marked+map", "count+map")
 UNKNOWN = 255  # in masks
-MARGIN = 8  # pixels round the marked boxes that a window shows too, where the picture has them
+MARGIN = 8  # pixels round the marked boxes that a window shows too, where picture and window have them
 _CATEGORIES = ("category", "categories", "label")
 
 Window = tuple[int, int, int, int]  # left, top, width, height in pixels
@@ -116,7 +119,8 @@ def parse_objects(fields: Any, group: Any = "", mask: bytes | Image.Image | None
         raise BadImage("bad objects", f"bbox, {name} or marked are no lists of numbers ({error})") from None
     if len(fields["bbox"]) != len(boxes) or not len(boxes) == len(categories) == len(marked):
         raise BadImage(
-            "bad objects", f"{len(fields['bbox'])} boxes, {len(categories)} categories, {len(marked)} marks; expected equally many"
+            "bad objects",
+            f"{len(fields['bbox'])} boxes, {len(categories)} categories, {len(marked)} marks; expected equally many",
         )
     if len(boxes) and (categories.dtype.kind not in "iu" or marked.dtype.kind != "b" or categories.min() < 0):
         raise BadImage("bad objects", "expected whole categories from 0 on, and marks that are true or false")
@@ -132,17 +136,21 @@ def check_objects(
 
     Also where the answer is none of `num_classes`: for a map its categories + 1 are, and the background.
     """
-    if target == "marked":
-        target_of(objects, target, (0, 0))
+    parts, mapped = target.split("+"), "map" in target
+    if "marked" in parts:
+        target_of(objects, "marked", (0, 0))
     if objects.mask is not None and objects.mask.shape != (size[1], size[0]):
-        raise BadImage("bad mask", f"{objects.mask.shape[1]}×{objects.mask.shape[0]} pixels of an image of {size[0]}×{size[1]}")
-    largest = {
+        raise BadImage(
+            "bad mask", f"{objects.mask.shape[1]}×{objects.mask.shape[0]} pixels of an image of {size[0]}×{size[1]}"
+        )
+    answers = {
         "count": objects.marked.sum(initial=0),
-        "marked": objects.categories[objects.marked].max(initial=0),
+        "marked": objects.categories[objects.marked].max(initial=0) + mapped,
         "map": objects.categories.max(initial=-1) + 1,
-    }[target]
-    if target == "map" and objects.mask is not None:
-        largest = objects.mask[objects.mask != UNKNOWN].max(initial=0)
+    }
+    if objects.mask is not None:
+        answers["map"] = objects.mask[objects.mask != UNKNOWN].max(initial=0)
+    largest = max(answers[part] for part in parts)
     if largest >= num_classes:
         raise BadImage("label out of range", f"{largest} of {num_classes} classes, asked for {target!r}")
     for shape in shapes:
@@ -164,10 +172,11 @@ def window_on(size: tuple[int, int], objects: Objects, shape: tuple[int, int], a
     for axis, (side, most, place) in enumerate(zip((width, height), size, at, strict=True)):
         low, high = 0, most - side
         if len(marked):
-            begin = max(0.0, float(marked[:, axis].min()) - MARGIN)
-            end = min(float(most), float((marked[:, axis] + marked[:, axis + 2]).max()) + MARGIN)
-            if end - begin > side:
-                raise BadImage("spread", f"the marked objects take {end - begin:g} pixels, the window has {side}")
+            first, last = float(marked[:, axis].min()), float((marked[:, axis] + marked[:, axis + 2]).max())
+            if last - first > side:
+                raise BadImage("spread", f"the marked objects take {last - first:g} pixels, the window has {side}")
+            room = min(MARGIN, (side - (last - first)) // 2)
+            begin, end = max(0.0, first - room), min(float(most), last + room)
             low, high = max(low, int(np.ceil(end)) - side), min(high, int(begin))
         corner.append(low + round(place * max(0, high - low)))
     return corner[0], corner[1], width, height
@@ -178,8 +187,20 @@ def cut(image: Image.Image, window: Window) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
+def targets_of(objects: Objects | None, target: str, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """A batch's entries for one picture: "targets", and "maps" of a picture that is asked for both. None: −1 everywhere."""
+    parts = target.split("+")
+    if objects is None:
+        found = [np.full(shape if part == "map" else (), -1) for part in parts]
+    else:
+        found = [target_of(objects, part, shape) for part in parts]
+    if parts == ["marked", "map"] and objects is not None:
+        found[0] = found[0] + 1
+    return dict(zip(("targets", "maps"), found, strict=False))
+
+
 def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarray:
-    """What `target` asks of a picture of `shape` (height, width): int64, that shape for "map", else ().
+    """What a single target asks of a picture of `shape` (height, width): int64, that shape for "map", else ().
 
     Raises BadImage "not one marked" for "marked".
     """
@@ -203,17 +224,13 @@ def _map(objects: Objects, shape: tuple[int, int]) -> np.ndarray:
     return found
 
 
-def at_patches(maps: Tensor, logits: Tensor) -> Tensor:
-    """(B, N): of maps (B, height, width) the pixel in the middle of every square patch that logits (B, N, classes) are of.
+def at_patches(maps: Tensor, patches: int) -> Tensor:
+    """(B, patches): of maps (B, height, width) the pixel in the middle of every square patch, row by row.
 
-    Raises ValueError where the logits are not of N square patches that make up the map, row by row.
+    Raises ValueError where so many square patches do not make up the map.
     """
     height, width = maps.shape[-2:]
-    patches = logits.shape[1] if logits.ndim == 3 else 0
     patch = math.isqrt(height * width // max(patches, 1))
-    if logits.ndim != 3 or height % patch or width % patch or (height // patch) * (width // patch) != patches:
-        raise ValueError(
-            f"target='map' of {height} × {width} pixels: expected logits of every patch and no other token, got shape "
-            f"{tuple(logits.shape)}: set global_pool='', class_token=false and reg_tokens=0 in model.options"
-        )
+    if not patch or height % patch or width % patch or (height // patch) * (width // patch) != patches:
+        raise ValueError(f"a map of {height} × {width} pixels is not made up of {patches} square patches")
     return maps[:, patch // 2 :: patch, patch // 2 :: patch].flatten(1)

@@ -23,7 +23,9 @@ SIZES: dict[str, dict[str, Any]] = {
         img_size=48, patch_size=8, num_classes=26, dim=96, num_layers=4, num_heads=3, hidden_dim=256, class_token=False,
         global_pool="avg",
     ),
-    "scene_patch8": dict(img_size=96, patch_size=8, num_classes=26, dim=128, num_layers=4, num_heads=4, hidden_dim=256),
+    "scene_patch8": dict(
+        img_size=96, patch_size=8, num_classes=27, dim=128, num_layers=4, num_heads=4, hidden_dim=256, global_pool=""
+    ),
     "small_patch16": dict(dim=384, num_layers=12, num_heads=6, hidden_dim=1024),
     "base_patch16": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048),
 }  # fmt: skip

@@ -67,10 +67,10 @@ class ImageSamples:
         for step in range(len(order)):
             index = int(order[(position + step) % len(order)])
             try:
-                read = self.images.read if self.make.config.target == "label" else self.images.read_objects
-                image, label = _checked(
-                    *read(index), self.make.config, self.images.name(index), self.images.classes is not None, events
-                )
+                plain = self.make.config.target == "label"
+                payload, label = self.images.read(index) if plain else self.images.read_objects(index)
+                name, listed = self.images.name(index), self.images.classes is not None
+                image, label = _checked(payload, label, self.make.config, name, listed, events)
                 again = not self.train and (epoch or step)  # beyond the end, or in place of a skipped one
                 return image, -1 if again else label
             except BadImage as error:
@@ -176,14 +176,14 @@ class ShardStream:
             name = f"{sample['__url__']}:{sample['__key__']}"
             try:
                 label = read_label(sample) if self.config.target == "label" else read_objects(sample)
-                return _checked(
-                    sample_image(sample), label, self.config, name, self.shards.classes is not None, events
-                )
+                return _checked(sample_image(sample), label, self.config, name, self.shards.classes is not None, events)
             except BadImage as error:
                 events.append(("skipped", error.reason, name))
         return None
 
-    def _good_after(self, order: ShardOrder, slot: int, done: int, events: list[Event]) -> tuple[Image.Image, int | Objects]:
+    def _good_after(
+        self, order: ShardOrder, slot: int, done: int, events: list[Event]
+    ) -> tuple[Image.Image, int | Objects]:
         """The next good image of a slot after its first `done` samples. Raises ValueError where an epoch's worth has none."""
         tried, shards = 0, self.shards
         for _, block, _ in order.blocks(slot, done):

@@ -57,10 +57,7 @@ def open_shard_source(spec: str, split: str) -> ShardSet | None:
         if not (folder / "index.json").is_file():
             fetch = fetch_command(f"vision {spec.partition('-')[0]} --offline")
             instead = "; 'glyphs-builtin' needs no download" if spec == "glyphs" else ""
-            raise FileNotFoundError(
-                f"source {spec!r}: no {folder / 'index.json'}; "
-                f"to make it, {fetch}{instead}"
-            )
+            raise FileNotFoundError(f"source {spec!r}: no {folder / 'index.json'}; to make it, {fetch}{instead}")
         return open_shards(spec, str(folder))
     if spec.startswith("wds:"):
         if split == "heldout":

@@ -19,6 +19,8 @@ from zoo.registry import create_model
 
 __all__ = ["build", "cost", "loss", "weight"]
 
+MAP_WEIGHT = 4.0  # of a map's loss beside a picture's: most patches are background, soon known
+
 
 def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooModel:
     """A registered model at the data's image size, classes and normalisation, with the names of classes where known."""
@@ -30,7 +32,7 @@ def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooM
     }
     model = create_model(name, **given | dict(options))
     names = class_names(data.source)
-    if data.target == "map":
+    if "map" in data.target:
         names = ("background", *names) if names else ()
     elif data.target == "count":
         names = tuple(map(str, range(data.num_classes)))
@@ -41,15 +43,40 @@ def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooM
 def loss(model: Callable[..., Any], batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy to labels or soft targets, in nats; top-1 and top-5 accuracy where there are labels.
 
-    Of a map the mean is over the patches, each asked for the pixel in its middle. Raises ValueError for a map where the model
-    gives no logits of patches alone.
+    Of a map the mean is over the patches, each asked for the pixel in its middle. Of "…+map" the class token answers for the
+    picture, and the loss is its own + MAP_WEIGHT · the map's; the accuracies are of the class token.
+
+    Raises ValueError for a map where the model gives no logits of tokens, or for "…+map" has no class token.
     """
-    logits, targets = model(batch["images"]).float(), batch["targets"]
-    if targets.ndim == 3:
-        targets = at_patches(targets, logits).flatten()
-        logits = logits.flatten(0, 1)
+    logits, targets, extra = model(batch["images"]).float(), batch["targets"], torch.zeros(())
+    if targets.ndim == 3 or "maps" in batch:
+        patches, prefix = _of_patches(model, logits)
+        if "maps" in batch:
+            if not prefix:
+                raise ValueError(
+                    "target='…+map': the class token answers for the picture; set model.options.class_token=true"
+                )
+            here = at_patches(batch["maps"], patches.shape[1])
+            extra = MAP_WEIGHT * _counted(patches.flatten(0, 1), here.flatten())[0]
+            logits = logits[:, 0]
+        else:
+            logits, targets = patches.flatten(0, 1), at_patches(targets, patches.shape[1]).flatten()
     if targets.is_floating_point():
         return F.cross_entropy(logits, targets), {}
+    own, metrics = _counted(logits, targets)
+    return own + extra.to(own.device), metrics
+
+
+def _of_patches(model: Any, logits: Tensor) -> tuple[Tensor, int]:
+    """Logits of the patches alone, and how many tokens are before them."""
+    if logits.ndim != 3:
+        raise ValueError("a map needs logits of every token: set model.options.global_pool=''")
+    prefix = model.num_prefix_tokens
+    return logits[:, prefix:], prefix
+
+
+def _counted(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross-entropy and accuracies of the targets that are not −1."""
     counted = targets >= 0
     logits, targets = logits[counted], targets[counted]
     with torch.no_grad():

@@ -35,7 +35,7 @@ SCENES = ("scenes", "scenes-count")
 SIZES = {"train": 160, "heldout": 384}  # pixels of a side
 TRAIN_SCENES, HELDOUT_SCENES = 20_000, 520
 MOST_RINGS = 4  # as many as 96 pixels have room for
-WITHIN = 96  # pixels of the smallest square that holds all rings
+WITHIN = 96  # pixels of a square that holds all rings, so that a window of training does
 SEED = 0
 
 
@@ -76,14 +76,13 @@ def _draw_sample(job: tuple[str, str, int]) -> Sample:
     (kind, split, number), (fonts, background) = job, _given
     rng, side = np.random.default_rng([SEED, SCENES.index(kind), split == "heldout", number]), SIZES[split]
     if kind == "scenes":
-        label, spread = number % len(CLASSES), None
+        label = number % len(CLASSES)
         marked = [(fonts[number // len(CLASSES) % len(fonts)], CLASSES[label])]
     else:
         label = number % (MOST_RINGS + 1)
-        spread = round(float(np.exp(rng.uniform(np.log(WITHIN), np.log(side))))) if split == "heldout" else WITHIN
         drawn = rng.integers([len(fonts), len(CLASSES)], size=(label, 2)).tolist()
         marked = [(fonts[font], CLASSES[letter]) for font, letter in drawn]
-    what = crowd(rng, fonts, (side, side), marked=marked, spread=spread)
+    what = crowd(rng, fonts, (side, side), marked=marked, within=WITHIN)
     picture, boxes = draw(what, background(rng, side, side))
     stream = io.BytesIO()
     picture.save(stream, "JPEG", quality=92, subsampling=0)

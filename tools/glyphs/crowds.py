@@ -33,7 +33,9 @@ TRIES = 60  # places that are tried for a letter; where all overlap others it is
 FINE = 4  # everything is drawn at so many times its size and averaged
 
 Box = tuple[int, int, int, int]  # left, top, width, height in pixels
-Background = Callable[[np.random.Generator, int, int], np.ndarray]  # (generator, height, width) → uint8 (height, width, 3)
+Background = Callable[
+    [np.random.Generator, int, int], np.ndarray
+]  # (generator, height, width) → uint8 (height, width, 3)
 
 
 @dataclass(frozen=True)
@@ -83,19 +85,18 @@ def crowd(
     size: tuple[int, int],
     *,
     marked: Sequence[tuple[str, str]],
-    spread: int | None = None,
+    within: int,
 ) -> Crowd:
     """Letters and clutter on a canvas of (height, width) pixels.
 
-    marked: (font, letter) of each marked one; the others are drawn from `fonts`. spread: side of a square, in pixels, that
-    holds all that are marked, anywhere on the canvas; None: the canvas.
+    marked: (font, letter) of each marked one; the others are drawn from `fonts`. within: side of a square, in pixels, that
+    holds all that are marked with their rings, anywhere on the canvas.
 
     Raises ValueError where the marked ones find no room.
     """
     height, width = size
-    side = min(spread or max(size), *size)
-    corner = [int(rng.integers(0, most - side + 1)) for most in (width, height)]
-    inside = (*corner, side, side) if spread else (0, 0, width, height)
+    side = min(within, *size)
+    inside = (int(rng.integers(0, width - side + 1)), int(rng.integers(0, height - side + 1)), side, side)
     letters = next((p for p in (_all_placed(rng, marked, inside) for _ in range(TRIES)) if p is not None), None)
     if letters is None:
         raise ValueError(f"{len(marked)} marked letters find no room in {side} pixels; expected fewer")
@@ -157,7 +158,11 @@ def _clutter(rng: np.random.Generator, size: tuple[int, int]) -> Stroke:
     radius = float(math.exp(rng.uniform(math.log(CAP[0]), math.log(4 * CAP[0]))))
     start, turn = float(rng.uniform(0, 360)), float(rng.uniform(30, 150)) * CAP[0] / radius
     return Stroke(
-        (x, y), (radius, radius * float(rng.uniform(0.6, 1))), (start, start + turn), float(rng.uniform(1, 3)), _hue(rng)
+        (x, y),
+        (radius, radius * float(rng.uniform(0.6, 1))),
+        (start, start + turn),
+        float(rng.uniform(1, 3)),
+        _hue(rng),
     )
 
 
@@ -210,7 +215,7 @@ def _stroke_mask(stroke: Stroke) -> tuple[Image.Image, tuple[int, int]]:
 
 
 def texture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Coloured noise of several octaves: uint8 (height, width, 3). It needs no file, and has less structure than a photograph."""
+    """Coloured noise of several octaves: uint8 (height, width, 3). It needs no file; a photograph has more structure."""
     field, side = np.zeros((height, width), np.float32), max(height, width)
     for octave in range(int(rng.integers(3, 7))):
         cells = min(side, 2 ** (octave + 1))

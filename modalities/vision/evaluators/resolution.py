@@ -7,12 +7,10 @@ N of them are a fair sample whatever order they are stored in.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -35,10 +33,10 @@ from modalities.evaluation import (
 )
 from modalities.figures import RULE, curves, finish, name_panel, panels
 from modalities.results import mean_of_seeds
-from modalities.vision.data import Shape
 from modalities.vision.evaluation import ImageEvaluator
 from modalities.vision.images import MAX_PIXELS, BadImage
-from modalities.vision.model import VisionTransformer, not_multiples
+from modalities.vision.model import VisionTransformer
+from modalities.vision.shapes import Shape, check_sizes, lowest_terms, shape_at, width_to_height
 from modalities.vision.transforms import MODES
 from zoo.slices import slices
 
@@ -53,14 +51,6 @@ _CHOICES = {"mode": MODES, "fit": ("extend", "crop")}
 
 
 # ------------------------------------------------------------------------------------------------ settings
-
-
-def width_to_height(text: str) -> tuple[int, int]:
-    """ "2:1" to (2, 1)."""
-    found = re.fullmatch(r"(\d+):(\d+)", text.strip())
-    if not found:
-        raise ValueError(f"{text!r} is not width:height in whole numbers, such as 2:1 or 3:4")
-    return int(found[1]), int(found[2])
 
 
 @dataclass(frozen=True)
@@ -96,7 +86,7 @@ class ResolutionSettings(Settings):
         if self.aspect is not None:
             if min(self.aspect) < 1:
                 raise ValueError(f"aspect must be width:height, both at least 1, got {self.aspect[0]}:{self.aspect[1]}")
-            object.__setattr__(self, "aspect", _lowest_terms(*self.aspect))
+            object.__setattr__(self, "aspect", lowest_terms(*self.aspect))
         side, aspect = max(self.sizes or (1,)), self.aspect or (1, 1)
         if (pixels := side**2 * max(aspect) // min(aspect)) > MAX_PIXELS:
             raise ValueError(
@@ -259,21 +249,21 @@ class Resolution(ImageEvaluator):
             factors = (1,) if getattr(model.config, "fixed", False) else FACTORS
             sizes = {max(1, round(factor * min(height, width) / step)) * step for factor in factors}
             if settings.mode == "native":
-                shape = _shape(step, aspect)
+                shape = shape_at(step, aspect)
                 most = self.heldout.items.largest(shape, settings.fitting, share=ENOUGH, count=PROBED)
                 least, sizes = min(sizes), {size for size in sizes if size <= most}
         else:
-            _check_sizes(settings.sizes, step, model.config.patch_size, aspect)
+            check_sizes(settings.sizes, step, model.config.patch_size, aspect)
             sizes = set(settings.sizes)
-        if aspect == _lowest_terms(width, height):
+        if aspect == lowest_terms(width, height):
             sizes.add(min(height, width))
         if not sizes:
-            raise self._too_large(model, [_shape(least, aspect)], PROBED, share=ENOUGH)
-        return [_shape(size, aspect) for size in sorted(sizes)]
+            raise self._too_large(model, [shape_at(least, aspect)], PROBED, share=ENOUGH)
+        return [shape_at(size, aspect) for size in sorted(sizes)]
 
     def _aspect(self, model: VisionTransformer) -> tuple[int, int]:
         height, width = model.config.train_size
-        return self.settings.aspect or _lowest_terms(width, height)
+        return self.settings.aspect or lowest_terms(width, height)
 
     def _step(self, model: VisionTransformer) -> int:
         """The shorter side is a multiple of this where both sides are whole patches at the aspect."""
@@ -336,24 +326,6 @@ class Resolution(ImageEvaluator):
             name_panel(axis, name)
         axes[1].axhline(0.0, **RULE)
         finish(figure, axes, results, path)
-
-
-def _lowest_terms(width: int, height: int) -> tuple[int, int]:
-    return Fraction(width, height).as_integer_ratio()
-
-
-def _shape(size: int, aspect: tuple[int, int]) -> Shape:
-    """(height, width) with `size` pixels on the shorter side."""
-    longer = size * max(aspect) // min(aspect)
-    return (size, longer) if aspect[0] >= aspect[1] else (longer, size)
-
-
-def _check_sizes(sizes: tuple[int, ...], step: int, patch: int, aspect: tuple[int, int]) -> None:
-    """ValueError unless both sides of every size are whole patches; it names the nearest sizes for which they are."""
-    for size in sizes:
-        if wrong := not_multiples([size], step):
-            at = "" if max(aspect) == 1 else f" at aspect {aspect[0]}:{aspect[1]}"
-            raise ValueError(f"size {size}{at} does not divide into patches of {patch}: {wrong}")
 
 
 def _tokens(model: VisionTransformer, height: int, width: int) -> int:

@@ -50,6 +50,7 @@ STYLES: dict[str, tuple[str, str]] = {
     "learned": ("#AA4499", "h"),
     "kerple": ("#6699CC", "d"),
     "fire": ("#661100", "H"),
+    "lookhere": ("#DDCC77", "d"),
     "rope2d_axial": ("#882255", "X"),
     "rope2d_mixed": ("#CC6677", "P"),
 }

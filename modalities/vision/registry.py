@@ -51,6 +51,7 @@ PAPERS = {
     "spectral": ("2601.15380", "You Need Better Attention Priors"),
     "key_bias": ("2601.15380", "You Need Better Attention Priors"),
     "ggd": ("2505.22842", "Bayesian Attention Mechanism"),
+    "lookhere": ("2405.13985", "LookHere: Vision Transformers with Directed Attention Generalize and Extrapolate"),
     "alibi": ("2108.12409", "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation"),
     "t5": ("1910.10683", "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer"),
     "kerple": ("2205.09921", "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation"),

@@ -23,7 +23,15 @@ from modalities.vision import scenes as module
 from modalities.vision.data import HeldoutScenes
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.images import BadImage, ImageSet
-from modalities.vision.objects import Objects, at_patches, check_objects, parse_objects, target_of, targets_of, window_on
+from modalities.vision.objects import (
+    Objects,
+    at_patches,
+    check_objects,
+    parse_objects,
+    target_of,
+    targets_of,
+    window_on,
+)
 from modalities.vision.scenes import READINGS, SceneSettings
 from modalities.vision.sources import open_images
 from modalities.vision.training import MAP_WEIGHT, loss, weight
@@ -299,7 +307,9 @@ def test_configurations_that_cannot_work_are_refused(settings, message):
 def small(**options):
     torch.manual_seed(0)
     given = {"img_size": 32, "patch_size": 8, "num_classes": CLASSES + 1, "dim": 16, "num_layers": 1, "num_heads": 1}
-    return VisionTransformer(VisionConfig(**given | {"hidden_dim": 16, "position": "nope", "global_pool": ""} | options))
+    return VisionTransformer(
+        VisionConfig(**given | {"hidden_dim": 16, "position": "nope", "global_pool": ""} | options)
+    )
 
 
 def test_the_loss_is_the_class_tokens_and_the_maps(stored):
@@ -310,7 +320,10 @@ def test_the_loss_is_the_class_tokens_and_the_maps(stored):
     here = batch["maps"][:, 4::8, 4::8].reshape(-1)
     own = F.cross_entropy(logits[:, 0], batch["targets"])
     expected = own + MAP_WEIGHT * F.cross_entropy(logits[:, 1:].reshape(-1, CLASSES + 1), here)
-    assert torch.allclose(found, expected) and metrics["top1"] == (logits[:, 0].argmax(-1) == batch["targets"]).float().mean()
+    assert (
+        torch.allclose(found, expected)
+        and metrics["top1"] == (logits[:, 0].argmax(-1) == batch["targets"]).float().mean()
+    )
     alone = {"images": batch["images"], "targets": batch["maps"]}
     assert torch.allclose(loss(model, alone)[0], (expected - own) / MAP_WEIGHT) and weight(alone) == (5.0, 5)
     with pytest.raises(ValueError, match="class_token=true"):
@@ -401,7 +414,9 @@ def test_canvases_may_be_oblong_and_need_room(opened):
     assert [(row["height"], row["width"], row["top1"]) for row in rows] == [(32, 64, 1.0), (64, 128, 1.0)]
     _, _, rows = measured("map", samples=4)
     assert [row["size"] for row in rows] == [32, 48, 64]  # as far as the pictures reach
-    with pytest.raises(ValueError, match="none of the held-out pictures can be asked for 'marked' at 96×96: 12 too small"):
+    with pytest.raises(
+        ValueError, match="none of the held-out pictures can be asked for 'marked' at 96×96: 12 too small"
+    ):
         measured("find", sizes=(96,))
     with pytest.raises(ValueError, match="below the training size"):
         measured("find", sizes=(16,))

@@ -65,6 +65,9 @@ def sink(prior: Prior, y: int, x: int) -> torch.Tensor:
 
 def expected(prior: Prior, name: str) -> torch.Tensor:
     """(H, T, T) K, entry by entry."""
+    if name == "lookhere2d":
+        made = lookhere_by_hand(HEIGHT, WIDTH, prior.num_heads, prior.fov, prior.layer_slope)
+        return F.pad(made, (PREFIX, 0, PREFIX, 0))
     if name == "goat2d":
         return expected(prior.spectral, "spectral2d") + expected(prior.key_bias, "key_bias2d")
     result = torch.zeros(prior.num_heads, POS.length, POS.length, dtype=torch.float64)
@@ -102,7 +105,9 @@ def transposed(prior: Prior) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "options"), [one for one in VARIANTS if one[0] != "lookhere2d"]
+)  # heads have a direction
 def test_a_transposed_image_has_the_transposed_prior(name: str, options: dict) -> None:
     options = {**options, "max_distance": 3} if name == "t5_2d" else options
     prior, other = make(name, **options), make(name, seed=1, **options)
@@ -267,3 +272,63 @@ def test_rotary2d_keeps_the_dtype_and_refuses_a_line(encoding) -> None:
     assert encoding.bfloat16()(x, POS).dtype == torch.bfloat16
     with pytest.raises(ValueError, match="no grid"):
         encoding(x, Positions.line(POS.length))
+
+
+def lookhere_by_hand(height: int, width: int, heads: int, fov: int, layer_slope: float) -> torch.Tensor:
+    """(H, T, T) −distance·slope, −1e30 outside the field of view; fields and slopes as the released tables have them."""
+    directions = {180: ["up", "down", "left", "right"] * 2, 90: ["up", "down", "left", "right"] * 2}
+    directions[45] = [
+        "up left",
+        "down left",
+        "left up",
+        "right up",
+        "up right",
+        "down right",
+        "left down",
+        "right down",
+    ]
+    slopes = {180: [1 / 2] * 4 + [1 / 4] * 4, 90: [1 / 2] * 4 + [1 / 4] * 4, 45: [1 / 2] * 8}[fov]
+    looking = {12: 8, 6: 4, 4: 4, 3: 3}[heads]
+    every = [*directions[fov][:looking], *["none"] * (heads - looking)]
+    slopes = slopes[:looking] + [1 / 4, 1 / 16, 1 / 64, 1 / 256][: heads - looking]
+    patches = [(y, x) for y in range(height) for x in range(width)]
+    found = torch.zeros(heads, len(patches), len(patches), dtype=torch.float64)
+    for h, (direction, slope) in enumerate(zip(every, slopes, strict=True)):
+        for i, (y, x) in enumerate(patches):
+            for j, (v, u) in enumerate(patches):
+                seen = True
+                for place, word in enumerate(direction.split() if direction != "none" else []):
+                    beyond = {"up": y - v, "down": v - y, "left": x - u, "right": u - x}[word]
+                    aside = abs(u - x) if word in ("up", "down") else abs(v - y)
+                    seen &= beyond >= (aside if fov < 180 and place == 0 else 0)
+                found[h, i, j] = -layer_slope * slope * math.hypot(y - v, x - u) if seen else -1e30
+    return found
+
+
+@pytest.mark.parametrize("fov", [180, 90, 45])
+@pytest.mark.parametrize("heads", [4, 6, 12])
+def test_lookhere_against_its_released_fields_and_slopes(fov: int, heads: int) -> None:
+    slope = 1.5 + 2 / 3 * (0.5 - 1.5)  # of the third of four layers
+    prior = create_prior("lookhere2d", num_heads=heads, fov=fov, depth=(2, 4))
+    positions = Positions.grid(3, 5, num_prefix=2)
+    expected = F.pad(lookhere_by_hand(3, 5, heads, fov, slope), (2, 0, 2, 0))[None]
+    torch.testing.assert_close(prior.log_prior(positions, positions, causal=False), expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(
+        prior(positions, positions, causal=False).dense().double(), expected, atol=1e-5, rtol=1e-6
+    )
+    ends = [create_prior("lookhere2d", num_heads=heads, depth=(n, 4)).layer_slope for n in (0, 3)]
+    assert ends == [1.5, 0.5] and create_prior("lookhere2d", num_heads=heads).layer_slope == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fov": 60}, "fov=60"),
+        ({"layer_slopes": (1.0,)}, "layer_slopes="),
+        ({"layer_slopes": (1.0, -1.0)}, "layer_slopes="),
+        ({"depth": (4, 4)}, "expected a layer from 0 to 3"),
+    ],
+)
+def test_lookhere_refuses_what_it_does_not_have(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        create_prior("lookhere2d", num_heads=4, **options)

@@ -19,6 +19,7 @@ from zoo.priors.ggd import Ggd, Ggd2d
 from zoo.priors.given import Matrix, Table
 from zoo.priors.kerple import Kerple, Kerple2d
 from zoo.priors.key_bias import KeyBias, KeyBias2d
+from zoo.priors.lookhere import Lookhere2d
 from zoo.priors.spectral import Spectral, Spectral2d
 from zoo.priors.t5 import T5, T52d
 from zoo.priors.uniform import Uniform
@@ -60,6 +61,7 @@ PRIORS: dict[str, type[Prior]] = {
     "kerple2d": Kerple2d,
     "fire": Fire,
     "fire2d": Fire2d,
+    "lookhere2d": Lookhere2d,
     "table": Table,
     "matrix": Matrix,
 }

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from zoo.encodings import Learned, Learned2d, Rotary, Rotary2d, Sinusoidal, Sinusoidal2d
+from zoo.encodings import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Sinusoidal, Sinusoidal2d
 from zoo.layers import LANES
 from zoo.naming import check_grid, check_options, check_whole, did_you_mean, nearest
 from zoo.priors import Compose, Prior, create_prior, known_priors, on_grid
@@ -76,6 +76,7 @@ ENCODINGS: dict[str, Method] = {
 GRID_ENCODINGS: dict[str, Method] = {
     "rope2d_axial": Method("rotary", Rotary2d, {"form": "axial"}),
     "rope2d_mixed": Method("rotary", Rotary2d, {"form": "mixed"}),
+    "rope2d_normalised": Method("rotary", NormalisedRotary2d),
     "sinusoidal": Method("embedding", Sinusoidal2d),
     "learned": Method("embedding", Learned2d),
 }

@@ -24,7 +24,6 @@ from modalities.vision.data import HeldoutScenes
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.objects import (
-    Objects,
     at_patches,
     check_objects,
     parse_objects,
@@ -366,10 +365,8 @@ class Oracle(nn.Module):
         exact = ((red - 40) / 30 + 1 - named).abs() < 0.01
         named = torch.where(exact & (red > 30), named, 0).long()
         marked = (blue > 250) & (named > 0)
-        if self.whole == "marked":
-            answer = (named * marked).amax(1)
-        else:
-            answer = marked.sum(1).clamp(max=CLASSES)
+        most = marked.sum(1).clamp(max=CLASSES)
+        answer = (named * marked).amax(1) if self.whole == "marked" else most
         logits = torch.cat([answer[:, None], named], 1)
         return 20.0 * F.one_hot(logits, CLASSES + 1).float()
 
@@ -400,7 +397,7 @@ def test_an_oracle_is_right_where_it_reads_pixels_as_they_are(opened, name):
     assert [row["size"] for row in rows] == [32, 64, 96]
     for row in rows:
         assert row["canvases"] == 12 and row["groups"] == 4 and row["skipped"] == 0
-        assert row[main] == row[f"tiled_{main}"] == 1.0 or name != "map" and row[main] == 1.0
+        assert row[main] == row[f"tiled_{main}"] == 1.0 or (name != "map" and row[main] == 1.0)
         assert row[f"chance_{main}"] < 1 and row[f"{main}_standard_error"] == 0
         if row["size"] > 32:
             assert row[f"reduced_{main}"] < 1
@@ -467,7 +464,7 @@ def test_mean_iou_against_a_confusion_matrix(opened):
     _, _, rows = measured("map", Noisy(), sizes=(96,))
     confusion = np.zeros((CLASSES + 1, CLASSES + 1))
     for place in range(5):
-        image, objects = items[place]
+        _, objects = items[place]
         true = target_of(objects, "map", (96, 96))[4::8, 4::8].reshape(-1)
         said = true.copy()
         said[::3] = (said[::3] + 1) % (CLASSES + 1)

@@ -70,7 +70,18 @@ PRIORS: dict[str, type[Prior]] = {
 GROUP = "priorzoo.priors"
 # Names that mean something else in names of models: methods that are no priors, sums with a name, and SSMax.
 RESERVED = frozenset(
-    {"nope", "rope", "local", "sinusoidal", "learned", "rope2d_axial", "rope2d_mixed", "ggd2d_separable", "ggd_goat"}
+    {
+        "nope",
+        "rope",
+        "local",
+        "sinusoidal",
+        "learned",
+        "rope2d_axial",
+        "rope2d_mixed",
+        "rope2d_normalised",
+        "ggd2d_separable",
+        "ggd_goat",
+    }
     | {"ssmax"}
 )
 

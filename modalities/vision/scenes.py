@@ -273,7 +273,7 @@ class SceneEvaluator(Evaluator):
 
     def _classes(self, model: VisionTransformer) -> int:
         """Answers that the model has."""
-        return model.config.num_classes - (self.target == "marked" and model.config.global_pool == "")
+        return model.config.num_classes - (self.target == "marked" and getattr(model.config, "global_pool", None) == "")
 
     # ---- rows, figure, comparison ----
 

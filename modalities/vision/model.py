@@ -255,11 +255,19 @@ class VisionTransformer(ZooModel):
 
     @torch.inference_mode()
     def classify(self, given: str, *, size: int | None = None) -> list[tuple[str, float]]:
-        """Every class, by its name or its number where names are unknown, and its probability, likeliest first. See `read`."""
+        """Every class, by its name or its number where names are unknown, and its probability, likeliest first. See `read`.
+
+        Where every token has an answer, the class token's; ValueError where there is none.
+        """
         if not self.num_classes:
             raise ValueError("the model has no classifier: num_classes is 0")
         names = self.class_names or tuple(map(str, range(self.num_classes)))
-        shares = self(*self.read(given, size=size).inputs)[0].double().softmax(-1)
+        logits = self(*self.read(given, size=size).inputs)[0]
+        if logits.ndim == 2:
+            if not self.config.class_token:
+                raise ValueError("every patch has an answer, and the picture has none: the model has no class token")
+            logits = logits[0]
+        shares = logits.double().softmax(-1)
         return [(names[label], shares[label].item()) for label in shares.argsort(descending=True, stable=True).tolist()]
 
     @torch.inference_mode()

@@ -32,7 +32,9 @@ def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooM
     }
     model = create_model(name, **given | dict(options))
     names = class_names(data.source)
-    if "map" in data.target:
+    if data.target == "count+map":  # a class is a count to the class token, a category to a patch
+        names = ()
+    elif "map" in data.target:
         names = ("background", *names) if names else ()
     elif data.target == "count":
         names = tuple(map(str, range(data.num_classes)))
@@ -99,14 +101,19 @@ def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
 
     (Attention's two products are 4·C forward and 8·C backward a pair; all T² pairs are visible.) Activations, in numbers of
     `width` bytes a token and layer: 10·C + 4·hidden (norms, q, k, v, output, residuals, MLP), or 2·C where blocks are
-    recomputed.
+    recomputed. Of several training shapes FLOPs are their mean, and activations those of the largest.
     """
     config = model.config
-    grid = config.train_grid
-    tokens = grid[0] * grid[1] + model.num_prefix_tokens
+    patch = config.patch_size
+    grids = (
+        [(height // patch, width // patch) for height, width in data.train_shapes]
+        if data.shapes
+        else [config.train_grid]
+    )
+    counts = [rows * columns + model.num_prefix_tokens for rows, columns in grids]
     kept = ("prefix_tokens", "position_embedding", "head")
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim >= 2 and not name.startswith(kept))
-    flops = 6.0 * (matrices * tokens + config.dim * config.num_classes)
-    flops += 12.0 * config.dim * tokens**2 * config.num_layers
+    flops = 6.0 * (matrices * (sum(counts) / len(counts)) + config.dim * config.num_classes)
+    flops += 12.0 * config.dim * (sum(tokens**2 for tokens in counts) / len(counts)) * config.num_layers
     per_layer = 2 * config.dim if config.activation_checkpointing else 10 * config.dim + 4 * config.hidden_dim
-    return Cost(1, flops, tokens * width * config.num_layers * per_layer)
+    return Cost(1, flops, max(counts) * width * config.num_layers * per_layer)

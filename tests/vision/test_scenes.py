@@ -500,3 +500,22 @@ def test_a_run_is_measured_on_what_its_training_held_out(stored, monkeypatch):
     assert EVALUATORS["count"](SceneSettings(), trained).source == "scenes-count"
     own = EVALUATORS["map"](SceneSettings(), dict(config(stored).__dict__))
     assert own.source_name == f"all of wds:{stored}/a.tar" and len(own.heldout.items) == 6
+
+
+def test_the_class_token_names_a_picture_of_which_every_token_has_an_answer(tmp_path):
+    scene(0, size=(32, 32), spread=16)[0].save(tmp_path / "a.png")
+    model = small().eval()
+    model.class_names = tuple("abcdefg")
+    named = dict(model.classify(str(tmp_path / "a.png")))
+    logits = model(*model.read(str(tmp_path / "a.png")).inputs)[0, 0]
+    assert [named[name] for name in "abcdefg"] == pytest.approx(logits.double().softmax(-1).tolist())
+    with pytest.raises(ValueError, match="no class token"):
+        small(class_token=False).classify(str(tmp_path / "a.png"))
+
+
+def test_the_cost_of_many_shapes_is_their_mean_and_memory_is_of_the_largest(stored):
+    model = small()
+    alone = {shape: MODALITY.cost(model, config(stored, shapes=(shape,)), 4) for shape in ("24x24", "32x64")}
+    both = MODALITY.cost(model, config(stored, shapes=tuple(alone)), 4)
+    assert both.flops == pytest.approx(sum(one.flops for one in alone.values()) / 2)
+    assert both.activation_bytes == alone["32x64"].activation_bytes > alone["24x24"].activation_bytes

@@ -27,7 +27,6 @@ from modalities.heldout import Heldout
 from modalities.loading import IndexedLoader, StreamLoader
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.images import BadImage, ImageSet, load_image, orientation, picture_of
-from modalities.vision.objects import Objects
 from modalities.vision.samples import ImageSamples, ShardStream
 from modalities.vision.shapes import Shape
 from modalities.vision.sources import open_images, open_shard_source
@@ -147,23 +146,26 @@ class HeldoutImages:
         self.images = images
         self.classes = list(map(str, range(num_classes))) if images.classes is None else list(images.classes)
         self.order = np.random.default_rng(0).permutation(len(images))
-        self.kept: dict[int, tuple[Image.Image, int]] = {}
+        self.kept: dict[int, tuple[Image.Image, Any]] = {}
         self.room = KEPT_BYTES
         self.sizes: dict[int, tuple[int, int] | None] = {}
 
     def __len__(self) -> int:
         return len(self.order)
 
-    def __getitem__(self, place: int) -> tuple[Image.Image, int]:
+    def __getitem__(self, place: int) -> tuple[Image.Image, Any]:
         """Raises BadImage; ValueError for a label outside the source's list of classes."""
         if place in self.kept:
             return self.kept[place]
-        image, label = load_image(self.images, int(self.order[place]), len(self.classes) or None, [])
+        image, label = self._load(int(self.order[place]))
         size = 3 * image.width * image.height
         if size <= self.room:
             self.kept[place] = image, label
             self.room -= size
         return image, label
+
+    def _load(self, index: int) -> tuple[Image.Image, Any]:
+        return load_image(self.images, index, len(self.classes) or None, [])
 
     def too_small(self, places: Iterable[int], shapes: Sequence[Shape], fit: str) -> set[int]:
         """The places whose image has, by its header, fewer pixels than one of `shapes`.
@@ -198,30 +200,12 @@ class HeldoutImages:
         return self.sizes[place]
 
 
-class HeldoutScenes:
-    """Pictures with objects in one random order: `[place]` is (RGB at its stored size, objects). See `HeldoutImages`."""
+class HeldoutScenes(HeldoutImages):
+    """Pictures with objects: `[place]` is (RGB at its stored size, `Objects`)."""
 
-    def __init__(self, images: ImageSet) -> None:
-        self.images = images
-        self.order = np.random.default_rng(0).permutation(len(images))
-        self.kept: dict[int, tuple[Image.Image, Objects]] = {}
-        self.room = KEPT_BYTES
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, place: int) -> tuple[Image.Image, Objects]:
-        """Raises BadImage."""
-        if place in self.kept:
-            return self.kept[place]
-        index = int(self.order[place])
+    def _load(self, index: int) -> tuple[Image.Image, Any]:
         payload, objects = self.images.read_objects(index)
-        image = picture_of(payload, self.images.name(index), [])
-        size = 3 * image.width * image.height
-        if size <= self.room:
-            self.kept[place] = image, objects
-            self.room -= size
-        return image, objects
+        return picture_of(payload, self.images.name(index), []), objects
 
 
 def fitted(size: tuple[int, int], shape: Shape, fit: str) -> Shape:

@@ -27,7 +27,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from modalities.evaluation import Axis, Cell, CellValue, Evaluator, ModelResult, Score, Settings, counts, option
+from modalities.evaluation import Axis, Cell, CellValue, Evaluator, ModelResult, Score
 from modalities.figures import RULE, curves, finish, name_panel, panels
 from modalities.heldout import Heldout
 from modalities.paired import Observed
@@ -37,7 +37,7 @@ from modalities.vision.data import HeldoutScenes, heldout_by, heldout_name, open
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, check_objects, cut, window_on
-from modalities.vision.shapes import Shape, check_sizes, lowest_terms, shape_at, width_to_height
+from modalities.vision.shapes import Shape, SizeSettings, check_sizes, lowest_terms, shape_at
 from zoo.slices import slices
 
 __all__ = ["READINGS", "SceneEvaluator", "SceneSettings"]
@@ -48,7 +48,7 @@ FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
 
 
 @dataclass(frozen=True)
-class SceneSettings(Settings):
+class SceneSettings(SizeSettings):
     """`samples` counts pictures, the first of a fixed random order (default: all).
 
     Attributes:
@@ -56,22 +56,6 @@ class SceneSettings(Settings):
             patches, as far as the first picture reaches.
         aspect: (width, height) in lowest terms, of the canvases larger than the training size. Default: that of training.
     """
-
-    sizes: tuple[int, ...] | None = option(
-        None, "pixels of the canvas's shorter side, as 96,192,384; default 1x to 4x trained", parse=counts
-    )
-    aspect: tuple[int, int] | None = option(None, "width:height, as 2:1; default as trained", parse=width_to_height)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sizes is not None:
-            if not self.sizes or min(self.sizes) < 1:
-                raise ValueError(f"sizes must be pixel counts of at least 1, got {list(self.sizes)}")
-            object.__setattr__(self, "sizes", tuple(sorted(set(self.sizes))))
-        if self.aspect is not None:
-            if min(self.aspect) < 1:
-                raise ValueError(f"aspect must be width:height, both at least 1, got {self.aspect[0]}:{self.aspect[1]}")
-            object.__setattr__(self, "aspect", lowest_terms(*self.aspect))
 
 
 @dataclass(frozen=True)

@@ -26,19 +26,17 @@ from modalities.evaluation import (
     CellValue,
     ModelResult,
     Score,
-    Settings,
     check_choice,
-    counts,
     option,
 )
 from modalities.figures import RULE, curves, finish, name_panel, panels
 from modalities.files import file_safe, write_table
 from modalities.results import mean_of_seeds
 from modalities.vision.evaluation import ImageEvaluator
-from modalities.vision.images import MAX_PIXELS, BadImage
+from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
 from modalities.vision.scoring import auc, calibrated, class_scores
-from modalities.vision.shapes import Shape, check_sizes, lowest_terms, shape_at, width_to_height
+from modalities.vision.shapes import Shape, SizeSettings, check_sizes, lowest_terms, shape_at
 from modalities.vision.transforms import MODES
 from zoo.slices import slices
 
@@ -57,7 +55,7 @@ _CHOICES = {"mode": MODES, "fit": ("extend", "crop")}
 
 
 @dataclass(frozen=True)
-class ResolutionSettings(Settings):
+class ResolutionSettings(SizeSettings):
     """`samples` counts images, the first of a fixed random order (default: all).
 
     Attributes:
@@ -73,10 +71,6 @@ class ResolutionSettings(Settings):
         recalibrate: score also logits/T + b, T and the classes' b fitted on labels at the training size alone.
     """
 
-    sizes: tuple[int, ...] | None = option(
-        None, "pixels of the shorter side, as 96,192,384; default 1x to 4x trained", parse=counts
-    )
-    aspect: tuple[int, int] | None = option(None, "width:height, as 2:1; default as trained", parse=width_to_height)
     mode: str = option("native", "native, resized (enlarges too small images), or upsampled from the training size")
     fit: str | None = option(None, "crop (default), or extend to the aspect (default with --aspect)")
     tune_temperature: bool = option(False, "also with logits scaled at each size; marked as tuned")
@@ -84,19 +78,6 @@ class ResolutionSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sizes is not None:
-            if not self.sizes or min(self.sizes) < 1:
-                raise ValueError(f"sizes must be pixel counts of at least 1, got {list(self.sizes)}")
-            object.__setattr__(self, "sizes", tuple(sorted(set(self.sizes))))
-        if self.aspect is not None:
-            if min(self.aspect) < 1:
-                raise ValueError(f"aspect must be width:height, both at least 1, got {self.aspect[0]}:{self.aspect[1]}")
-            object.__setattr__(self, "aspect", lowest_terms(*self.aspect))
-        side, aspect = max(self.sizes or (1,)), self.aspect or (1, 1)
-        if (pixels := side**2 * max(aspect) // min(aspect)) > MAX_PIXELS:
-            raise ValueError(
-                f"images of {pixels:,} pixels (sizes {side}, aspect {aspect[0]}:{aspect[1]}); at most {MAX_PIXELS:,}"
-            )
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
 

@@ -26,6 +26,7 @@ from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.evaluators import resolution as module
 from modalities.vision.evaluators.resolution import SCALES, Resolution, ResolutionSettings
 from modalities.vision.images import BadImage, ImageSet
+from modalities.vision.shapes import width_to_height
 from modalities.vision.transforms import eval_transform, preprocess
 from recipes.report import print_results, write_results
 
@@ -328,9 +329,9 @@ def test_settings_refuse_nonsense():
         with pytest.raises(ValueError, match=message):
             ResolutionSettings(**wrong)
     assert ResolutionSettings(sizes=(32, 16, 32), aspect=(4, 2)).sizes == (16, 32)
-    assert ResolutionSettings(aspect=(4, 2)).aspect == (2, 1) == module.width_to_height("2:1")
+    assert ResolutionSettings(aspect=(4, 2)).aspect == (2, 1) == width_to_height("2:1")
     with pytest.raises(ValueError, match="'2x1'"):
-        module.width_to_height("2x1")
+        width_to_height("2x1")
 
 
 def test_cells_do_not_depend_on_how_many_images_are_asked_for(images):

@@ -18,7 +18,7 @@ from torch import nn
 
 from zoo.encodings import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Sinusoidal, Sinusoidal2d
 from zoo.layers import LANES
-from zoo.naming import check_grid, check_options, check_whole, did_you_mean, nearest
+from zoo.naming import check_depth, check_grid, check_options, check_whole, did_you_mean, nearest
 from zoo.priors import Compose, Prior, create_prior, known_priors, on_grid
 
 __all__ = [
@@ -248,6 +248,7 @@ def create_grid_position(
     without "2d" and what follows it, so that options read alike in every modality.
     """
     check_grid("train_grid", train_grid)
+    check_depth(depth)
     given = {"train_grid": tuple(train_grid), "depth": depth} | _sizes(dim, num_heads, lanes)
     return _create(name, grid_methods(), GRID_PARTS, given, options, lanes, turned=4)
 

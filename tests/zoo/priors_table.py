@@ -31,9 +31,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "t5_2d": {"train_grid": (3, 4)},
     "kerple": {},
     "kerple2d": {},
+    "lookhere2d": {"depth": (1, 4)},
     "fire": {"train_context": 6},
     "fire2d": {"train_grid": (3, 4)},
-    "lookhere2d": {"depth": (1, 4)},
     "table": {"values": [3.0, 1.0, 0.5, 0.1], "kind": "weights", "beyond": "linear", "learnable": True},
     "matrix": {"values": [[math.sin(i + j) + 0.1 * (j - i) for j in range(64)] for i in range(64)]},
 }

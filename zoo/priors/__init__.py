@@ -59,9 +59,9 @@ PRIORS: dict[str, type[Prior]] = {
     "t5_2d": T52d,
     "kerple": Kerple,
     "kerple2d": Kerple2d,
+    "lookhere2d": Lookhere2d,
     "fire": Fire,
     "fire2d": Fire2d,
-    "lookhere2d": Lookhere2d,
     "table": Table,
     "matrix": Matrix,
 }

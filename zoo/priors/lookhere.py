@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from zoo.naming import check_depth
 from zoo.positions import Positions
 from zoo.priors.base import GridPrior, PriorTerms, grid_table, patch_distance
 
@@ -59,9 +60,8 @@ class Lookhere2d(GridPrior):
             raise ValueError(
                 f"layer_slopes={layer_slopes!r} of LookHere: expected two numbers above 0, such as (1.5, 0.5)"
             )
+        check_depth(depth)
         layer, layers = (1, 3) if depth is None else depth
-        if not 0 <= layer < layers:
-            raise ValueError(f"depth={depth} of LookHere: expected a layer from 0 to {layers - 1}")
         share = layer / (layers - 1) if layers > 1 else 0.0
         self.fov, self.layer_slope = fov, slopes[0] + share * (slopes[1] - slopes[0])
         looking = min(num_heads, 4 * math.ceil(num_heads / 6))

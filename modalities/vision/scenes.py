@@ -87,7 +87,7 @@ class SceneEvaluator(Evaluator):
     """
 
     settings_class = SceneSettings
-    axis = Axis("size", "shorter side of the canvas (pixels, log₂); objects keep theirs", "{:g}".format, "train_size")
+    axis = Axis("size", "shorter side of the canvas (pixels, log₂)", "{:g}".format, "train_size")
     unit = "canvases"
     paired_over = "groups of pictures"
     target: ClassVar[str]  # of objects.py
@@ -327,7 +327,7 @@ class SceneEvaluator(Evaluator):
                 [r["size"] for r in chance], [r[f"chance_{self.main}"] for r in chance], **RULE | {"linestyle": ":"}
             )
             name_panel(axis, title)
-        curves(axes[5], results, Score("gain", f"{label}: whole − best of the others", linear=True), self.axis)
+        curves(axes[5], results, Score("gain", "whole − best of the others", linear=True), self.axis)
         axes[5].axhline(0.0, **RULE)
         name_panel(axes[5], "What reading large gains; dotted: chance")
         finish(figure, axes, results, path)

@@ -50,8 +50,10 @@ STYLES: dict[str, tuple[str, str]] = {
     "learned": ("#AA4499", "h"),
     "kerple": ("#6699CC", "d"),
     "fire": ("#661100", "H"),
+    "lookhere": ("#DDCC77", "d"),
     "rope2d_axial": ("#882255", "X"),
     "rope2d_mixed": ("#CC6677", "P"),
+    "rope2d_normalised": ("#AA4466", "*"),
 }
 SPARE = (("#1F77B4", "o"), ("#BCBD22", "s"), ("#8C564B", "D"), ("#E377C2", "^"), ("#17BECF", "v"), ("#7F7F7F", "p"))
 DASHES = ("-", "--", ":", "-.")

@@ -59,6 +59,7 @@ class Call:
     Attributes:
         part: a folder below the family's, for an evaluator that is called more than once; its results are on no card.
         every_seed: also measured in the runs of further seeds.
+        methods: the family's that it is for; empty: all.
     """
 
     evaluators: str
@@ -66,6 +67,10 @@ class Call:
     beside: tuple[str, ...] = ()
     part: str = ""
     every_seed: bool = True
+    methods: tuple[str, ...] = ()
+
+    def concerns(self, method: str) -> bool:
+        return not self.methods or method in self.methods
 
 
 @dataclass(frozen=True)
@@ -159,13 +164,21 @@ def describe_vision(recipe: dict[str, Any]) -> dict[str, Any]:
     from modalities.vision.sources import class_names
 
     data = recipe["data"]
+    drawn = {
+        "glyphs": "capitals of freely licensed fonts, one in a scene with clutter",
+        "scenes": "crowds of capitals of freely licensed fonts over photographs, one of them ringed",
+        "scenes-count": "crowds of capitals of freely licensed fonts over photographs, none to four of them ringed",
+    }[data["source"]]
+    fetched = data["source"].partition("-")[0]
     return {
-        "data": f"{data['source']}: capitals of freely licensed fonts, drawn in scenes with clutter "
-        "(`python tools/fetch_data.py vision glyphs --offline`); font families of the held-out images are not in it",
+        "data": f"{data['source']}: {drawn} "
+        f"(`python tools/fetch_data.py vision {fetched} --offline`); font families of the held-out images are not in it",
         "images": recipe["train"]["steps"] * recipe["train"]["batch"],
         "image_size": data["image_size"],
         "class_names": list(class_names(data["source"])),
-        "augmentation": f"{data['augment']}, crop scale {data['crop_scale']}",
+        "augmentation": f"{data['augment']}, crop scale {data['crop_scale']}"
+        if data["augment"] != "window"
+        else f"window; shapes {', '.join(data['shapes']) or data['image_size']}",
         "model_options": recipe["model"]["options"] or "none",
     }
 
@@ -179,6 +192,53 @@ def describe_dna(recipe: dict[str, Any]) -> dict[str, Any]:
         "train_context": data["context"],
         "tokenizer": f"{data['tokenizer']}: one token a base; N and IUPAC codes are read, and never a target",
     }
+
+
+SCENES = ("--sizes", "96,192,384", "--samples", "260")
+FEWER = ("--samples", "130")
+SCENE_METHODS = (
+    "ggd_goat_ssmax", "goat_ssmax", "ggd2d_separable_ssmax", "alibi_ssmax", "lookhere_ssmax", "rope2d_axial_ssmax",
+    "rope2d_normalised_ssmax", "learned_ssmax", "nope_ssmax", "rope2d_axial",
+)  # fmt: skip
+
+
+def scene_family(task: str) -> Family:
+    """Models of `recipes.vision.scene`; 2-D RoPE also with its positions interpolated, and with theta grown (NTK)."""
+    measured = "count,map" if task == "count" else "find,map"
+    rope = ("rope2d_axial_ssmax", "rope2d_axial")
+    return Family(
+        modality="vision",
+        run_prefix=f"vision_{task}_",
+        methods=SCENE_METHODS,
+        size="scene_patch8",
+        recipe_size=task,
+        tag=task,
+        evaluators={
+            measured.partition(",")[0]: ("top1", "reduced_top1", "multi_scale_top1", "enlarged_top1", "tiled_top1"),
+            "map": ("miou", "reduced_miou", "tiled_miou"),
+        },
+        axis="size",
+        calls=(
+            Call(measured, SCENES),
+            Call(measured, ("--sizes", "96,192", "--aspect", "2:1", *FEWER), part="wide", every_seed=False),
+            *(
+                Call(measured, (*SCENES, "--set", f"position_options.scaling={scaling}"), part=scaling, methods=rope)
+                for scaling in ("linear", "ntk")
+            ),
+        ),
+        describe=describe_vision,
+        explain="Held-out font families over held-out photographs; letters keep their pixels while the canvas grows (pixels of "
+        "a side). top1: of the ringed letter, or of the count; miou: mean IoU of the patches' letters. reduced: the canvas "
+        "reduced to the training size first; multi_scale: mean of the sizes up to it; enlarged: the training canvas enlarged; "
+        "tiled: read in windows of the training size.",
+        seeds=(0, 1, 2),
+        against="ggd_goat_ssmax",
+        variants={
+            f"{method}_reach{reach:g}": (method, f"model.options.position_options.{place}reach={reach}")
+            for method, place in (("goat_ssmax", ""), ("ggd_goat_ssmax", "spectral."))
+            for reach in (0.5, 2.0, 4.0, 8.0)  # of GOAT's slowest cosine, in training sides; 1 is the recipes'
+        },
+    )
 
 
 INSIDE = 'model.options.lanes="inside"'
@@ -284,6 +344,9 @@ FAMILIES = {
         "ratio: top-1 over top-1 at the training size.",
         seeds=(0, 1, 2),
     ),
+    "scenes": scene_family("scenes"),
+    "scenes_shapes": scene_family("scenes_shapes"),
+    "count": scene_family("count"),
     "dna": Family(
         modality="dna",
         run_prefix="dna_",
@@ -508,11 +571,11 @@ def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))], jo
     Results are one file per model, seed and evaluator, so those of further seeds without a run here stay as they are.
     """
     kind = _family(family)
-    published = [kind.weights(method) for method in kind.methods]
-    further = [kind.run(method, seed) for seed in kind.seeds[1:] for method in kind.methods]
-    further = [str(run) for run in further if (run / "model" / "config.json").is_file()]
     for each in kind.calls:
-        models = published + (further if each.every_seed else [])
+        chosen = [method for method in kind.methods if each.concerns(method)]
+        models = [kind.weights(method) for method in chosen]
+        further = [kind.run(method, seed) for seed in kind.seeds[1:] for method in chosen]
+        models += [str(run) for run in further if each.every_seed and (run / "model" / "config.json").is_file()]
         against = ("--against", kind.weights(kind.against)) if kind.against and not each.part else ()
         _evaluate(models, each, kind.measured / each.part, against, jobs)
     draw(family)

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import check_grid, check_number, check_whole
+from zoo.naming import check_grid, check_number, check_whole, nearest
 from zoo.positions import Positions
 
-__all__ = ["Learned", "Learned2d", "Rotary", "Rotary2d", "Sinusoidal", "Sinusoidal2d"]
+__all__ = ["Learned", "Learned2d", "NormalisedRotary2d", "Rotary", "Rotary2d", "Sinusoidal", "Sinusoidal2d"]
 
 # As transformers names them; "ntk" is "dynamic" with the factor given instead of read off the length.
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
-UNLIMITED = ("none", "linear", "ntk")  # those that need no training context
+UNLIMITED = ("none", "linear", "ntk")  # those that need no training context, and those of grids
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
@@ -166,9 +166,25 @@ class Rotary2d(nn.Module):
         num_heads: H.
         form: "axial" or "mixed".
         theta: the slowest frequency is about 1/theta; None: 100 for axial and 10 for mixed, as published.
+        scaling: how patches beyond the training grid are read, each axis by its own factor; an evaluation-time option.
+            "linear": coordinates / factor, position interpolation (arXiv 2306.15595).
+            "ntk": theta·factor^(D/(D−4)) for theta, so that the slowest pair turns as far as in training and the fastest
+            as fast; of "axial" alone.
+        factor: target side / training side, at least 1; None: of the grid that is read and `train_grid`.
+        train_grid: (height, width) in patches, which a factor of None needs.
     """
 
-    def __init__(self, head_dim: int, *, num_heads: int, form: str = "axial", theta: float | None = None) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        num_heads: int,
+        form: str = "axial",
+        theta: float | None = None,
+        scaling: str = "none",
+        factor: float | None = None,
+        train_grid: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__()
         check_whole("head_dim", head_dim, 1)
         check_whole("num_heads", num_heads, 1)
@@ -176,7 +192,22 @@ class Rotary2d(nn.Module):
             raise ValueError(f"2-D RoPE splits the pairs between two axes: head width a multiple of 4, got {head_dim}")
         if form not in ("axial", "mixed"):
             raise ValueError(f"unknown form {form!r} of 2-D RoPE; known: axial, mixed")
+        if scaling not in UNLIMITED:
+            raise ValueError(f"scaling={scaling!r} of 2-D RoPE: {nearest(str(scaling), UNLIMITED)}")
+        if scaling == "ntk" and (form != "axial" or head_dim == 4):
+            raise ValueError(
+                "scaling='ntk' of 2-D RoPE changes theta: expected form='axial' and a head width of 8 or more"
+            )
+        if factor is not None:
+            check_number("factor", factor, least=1)
+        if train_grid is not None:
+            check_grid("train_grid", train_grid)
+        if scaling == "none" and factor is not None:
+            raise ValueError(f"factor={factor} of 2-D RoPE: expected none without scaling='linear' or 'ntk'")
+        if scaling != "none" and factor is None and train_grid is None:
+            raise ValueError(f"scaling={scaling!r} of 2-D RoPE needs a factor, or train_grid to read it off the grid")
         self.form, self.head_dim = form, head_dim
+        self.scaling, self.factor, self.train_grid = scaling, factor, train_grid
         self.theta = theta if theta is not None else 100.0 if form == "axial" else 10.0
         check_number("theta", self.theta, above=1)
         if form == "mixed":
@@ -186,19 +217,82 @@ class Rotary2d(nn.Module):
             omega_x = torch.cat([size * turn.sin(), size * turn.cos()], dim=-1)
             self.omega = nn.Parameter(torch.stack([omega_y, omega_x]))  # (2, H, D/2)
 
-    def _sizes(self, device: torch.device | None) -> Tensor:
-        """(D/4,) float64."""
-        return self.theta ** -(torch.arange(0, self.head_dim, 4, dtype=torch.float64, device=device) / self.head_dim)
+    def _sizes(self, device: torch.device | None, factor: float = 1.0) -> Tensor:
+        """(D/4,) float64; factor: by which an axis is longer, where theta follows it."""
+        grown = self.head_dim / max(self.head_dim - 4, 1)
+        theta = self.theta if factor == 1.0 else self.theta * factor**grown
+        return theta ** -(torch.arange(0, self.head_dim, 4, dtype=torch.float64, device=device) / self.head_dim)
+
+    def _factors(self, positions: Positions) -> tuple[float, float]:
+        """By which rows and columns are more than in training."""
+        if self.scaling == "none":
+            return 1.0, 1.0
+        if self.factor is not None:
+            return self.factor, self.factor
+        assert self.train_grid is not None and positions.shape is not None
+        down, across = (max(1.0, now / then) for now, then in zip(positions.shape, self.train_grid, strict=True))
+        return down, across
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x (B, H, T, D)."""
         at_y, at_x = (c.double()[:, None] for c in positions.yx(x.device))
+        down, across = self._factors(positions)
+        if self.scaling == "linear":
+            at_y, at_x = at_y / down, at_x / across
         if self.form == "mixed":
             omega_y, omega_x = self.omega.double()[:, :, None, :]
             angle = (at_y * omega_y + at_x * omega_x)[None]
         else:
-            size = self._sizes(x.device)
-            angle = torch.cat([at_y * size, at_x * size], dim=-1)[None, None]
+            size_y, size_x = (self._sizes(x.device, f if self.scaling == "ntk" else 1.0) for f in (down, across))
+            angle = torch.cat([at_y * size_y, at_x * size_x], dim=-1)[None, None]
+        return rotate(x, F.pad(angle, (0, 0, positions.num_prefix, 0)))
+
+
+class NormalisedRotary2d(nn.Module):
+    """RoPE of DINOv3 (arXiv 2508.10104): coordinates in −1…1 whatever the grid, and in training a box of random size.
+
+    angle = 2π·c·theta^(−4n/D), n = 0 … D/4 − 1, a pair with y and one with x each; c = 2·(p + 1/2)/side − 1, p from 0. In
+    training mode every call draws c ← (c + s)·j·r, s uniform in ±shift and ln j in ±ln jitter for each axis, ln r uniform in
+    ±ln rescale for both. Prefix tokens are not turned.
+
+    Args:
+        head_dim: D, a multiple of 4.
+        theta: longest period / shortest, 100 as released.
+        shift, jitter, rescale: 0, 1 and 1 draw nothing; DINOv3 is trained with a rescale of 2.
+    """
+
+    def __init__(
+        self, head_dim: int, *, theta: float = 100.0, shift: float = 0.0, jitter: float = 1.0, rescale: float = 2.0
+    ) -> None:
+        super().__init__()
+        check_whole("head_dim", head_dim, 1)
+        if head_dim % 4:
+            raise ValueError(f"2-D RoPE splits the pairs between two axes: head width a multiple of 4, got {head_dim}")
+        check_number("theta", theta, above=1)
+        check_number("shift", shift, least=0)
+        check_number("jitter", jitter, least=1)
+        check_number("rescale", rescale, least=1)
+        self.head_dim, self.theta, self.shift, self.jitter, self.rescale = head_dim, theta, shift, jitter, rescale
+
+    def coordinates(self, positions: Positions, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+        """y and x of the patches, (height·width,) float64 each, drawn anew in training."""
+        if positions.shape is None:
+            raise ValueError("normalised 2-D RoPE needs the positions of a grid of patches")
+        y, x = (
+            2 * (at.double() + 0.5) / side - 1 for at, side in zip(positions.yx(device), positions.shape, strict=True)
+        )
+        if not self.training or (self.shift, self.jitter, self.rescale) == (0, 1, 1):
+            return y, x
+        drawn = 2 * torch.rand(5, dtype=torch.float64, device=device) - 1  # on the device: nothing is read back
+        size = (drawn[2:4] * math.log(self.jitter) + drawn[4] * math.log(self.rescale)).exp()
+        return (y + self.shift * drawn[0]) * size[0], (x + self.shift * drawn[1]) * size[1]
+
+    def forward(self, x: Tensor, positions: Positions) -> Tensor:
+        """x (B, H, T, D)."""
+        omega = torch.arange(0, self.head_dim, 4, dtype=torch.float64, device=x.device) / self.head_dim
+        omega = 2 * math.pi * self.theta**-omega
+        at_y, at_x = (c[:, None] * omega for c in self.coordinates(positions, x.device))
+        angle = torch.cat([at_y, at_x], dim=-1)[None, None]
         return rotate(x, F.pad(angle, (0, 0, positions.num_prefix, 0)))
 
 
@@ -280,7 +374,8 @@ class Learned(nn.Module):
 
 
 class Learned2d(nn.Module):
-    """One learned vector per patch of the training grid, resized bicubically to the present grid; none on prefix tokens."""
+    """One learned vector per patch of the training grid, resized to the present grid as timm's `resample_abs_pos_embed`
+    does: bicubic with antialiasing, which takes another cubic than without (a = −1/2). None on prefix tokens."""
 
     def __init__(self, dim: int, *, train_grid: tuple[int, int]) -> None:
         super().__init__()
@@ -296,5 +391,5 @@ class Learned2d(nn.Module):
         # An exported graph serves every grid; on the training grid resizing gives the weights themselves.
         if torch.compiler.is_exporting() or tuple(weight.shape[-2:]) != positions.shape:
             wide = torch.promote_types(weight.dtype, torch.float32)
-            weight = F.interpolate(weight.to(wide), size=positions.shape, mode="bicubic", align_corners=False)
+            weight = F.interpolate(weight.to(wide), size=positions.shape, mode="bicubic", antialias=True)
         return F.pad(weight.flatten(2).transpose(1, 2), (0, 0, positions.num_prefix, 0)).to(like.dtype)

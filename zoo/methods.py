@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from zoo.encodings import Learned, Learned2d, Rotary, Rotary2d, Sinusoidal, Sinusoidal2d
+from zoo.encodings import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Sinusoidal, Sinusoidal2d
 from zoo.layers import LANES
-from zoo.naming import check_grid, check_options, check_whole, did_you_mean, nearest
+from zoo.naming import check_depth, check_grid, check_options, check_whole, did_you_mean, nearest
 from zoo.priors import Compose, Prior, create_prior, known_priors, on_grid
 
 __all__ = [
@@ -76,6 +76,7 @@ ENCODINGS: dict[str, Method] = {
 GRID_ENCODINGS: dict[str, Method] = {
     "rope2d_axial": Method("rotary", Rotary2d, {"form": "axial"}),
     "rope2d_mixed": Method("rotary", Rotary2d, {"form": "mixed"}),
+    "rope2d_normalised": Method("rotary", NormalisedRotary2d),
     "sinusoidal": Method("embedding", Sinusoidal2d),
     "learned": Method("embedding", Learned2d),
 }
@@ -97,7 +98,7 @@ GRID_PARTS = {"ggd": "ggd2d_separable", "spectral": "spectral2d", "key_bias2d": 
 
 # What a model gives its methods; a method whose `make` needs anything else is made with options only.
 LINE_GIVEN = ("num_heads", "dim", "d_model", "head_dim", "train_context")
-GRID_GIVEN = ("num_heads", "dim", "head_dim", "train_grid")
+GRID_GIVEN = ("num_heads", "dim", "head_dim", "train_grid", "depth")
 
 
 def line_methods() -> dict[str, Method]:
@@ -237,15 +238,18 @@ def create_grid_position(
     train_grid: tuple[int, int],
     options: dict[str, Any] | None = None,
     lanes: str = "inside",
+    depth: tuple[int, int] | None = None,
 ) -> Position:
-    """The parts of a position method for one layer of a model over patches; `train_grid` is (height, width) in patches.
+    """The parts of a position method for one layer of a model over patches; `train_grid` is (height, width) in patches,
+    `depth` (layer from 0, number of layers) for a method that differs by layer.
 
     The rest, and errors, as in `create_position`; names are those of `list_grid_positions()`. In a sum `ggd`, `spectral` and
     `rope` are the separable ggd2d, spectral2d and rope2d_axial. A part's name in options and state dict is its method's
     without "2d" and what follows it, so that options read alike in every modality.
     """
     check_grid("train_grid", train_grid)
-    given = {"train_grid": tuple(train_grid)} | _sizes(dim, num_heads, lanes)
+    check_depth(depth)
+    given = {"train_grid": tuple(train_grid), "depth": depth} | _sizes(dim, num_heads, lanes)
     return _create(name, grid_methods(), GRID_PARTS, given, options, lanes, turned=4)
 
 

@@ -13,6 +13,7 @@ from torch import SymFloat, SymInt
 
 __all__ = [
     "WHOLE",
+    "check_depth",
     "check_flags",
     "check_grid",
     "check_number",
@@ -96,3 +97,15 @@ def check_grid(what: str, grid: Any) -> None:
         raise ValueError(f"{what} must be (height, width) in patches, got {grid!r}")
     for side in grid:
         check_whole(f"each side of {what}", side, 1)
+
+
+def check_depth(depth: Any) -> None:
+    """ValueError unless `depth` is (layer from 0, number of layers), or None."""
+    if depth is None:
+        return
+    if not isinstance(depth, tuple | list) or len(depth) != 2:
+        raise ValueError(f"depth must be (layer from 0, number of layers), got {depth!r}")
+    check_whole("the layer of depth", depth[0], 0)
+    check_whole("the number of layers of depth", depth[1], 1)
+    if depth[0] >= depth[1]:
+        raise ValueError(f"depth={depth!r}: expected a layer from 0 to {depth[1] - 1}")

@@ -22,12 +22,14 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from modalities.vision.config import VisionDataConfig
+from modalities.vision.objects import NO_OBJECTS, Objects, cut, targets_of, window_on
+from modalities.vision.shapes import Shape
 from modalities.vision.transforms import BICUBIC, LimitAspect, rand_augment
 
 __all__ = ["BatchMaker", "train_transform"]
 
 # First word of every random key after the seed, so that no two uses share a stream; samples.py has its own.
-_AUGMENT, _ERASE, _MIX = 10, 11, 12
+_AUGMENT, _ERASE, _MIX, _SHAPE = 10, 11, 12, 13
 
 
 def seeded(*key: int) -> None:
@@ -51,33 +53,38 @@ def preserve_rng_state() -> Iterator[None]:
         torch.default_generator.set_state(states[2])
 
 
-def train_transform(config: VisionDataConfig) -> v2.Compose:
-    """PIL -> PIL (image_size, image_size), as `augment` says. Draws from the global generators."""
-    size, steps = config.image_size, []
+def train_transform(config: VisionDataConfig, shape: Shape) -> v2.Compose:
+    """PIL -> PIL of `shape`, as `augment` says; of a window what is done to its pixels. Draws from the global generators."""
+    steps: list[Any] = []
     if config.augment == "none":
-        return v2.Compose([LimitAspect(), v2.Resize(size, BICUBIC), v2.CenterCrop(size)])
-    steps.append(v2.RandomResizedCrop(size, scale=config.crop_scale, interpolation=BICUBIC))
+        return v2.Compose([LimitAspect(), v2.Resize(max(shape), BICUBIC), v2.CenterCrop(shape)])
+    if config.augment != "window":
+        # An aspect of 3:4 to 4:3, torchvision's, of the picture relative to the shape's own.
+        own = shape[1] / shape[0]
+        ratio = (3 / 4 * own, 4 / 3 * own)
+        steps.append(v2.RandomResizedCrop(shape, scale=config.crop_scale, ratio=ratio, interpolation=BICUBIC))
     if config.hflip > 0:
         steps.append(v2.RandomHorizontalFlip(config.hflip))
     if config.color_jitter > 0:
         jitter = config.color_jitter
         steps.append(v2.ColorJitter(brightness=jitter, contrast=jitter, saturation=jitter))
     if config.rand_augment:
-        steps.append(rand_augment(config.rand_augment, size, config.mean))
-    return v2.Compose(steps)
+        steps.append(rand_augment(config.rand_augment, min(shape), config.mean))
+    return v2.Compose(steps or [v2.Identity()])
 
 
 class BatchMaker:
-    """Decoded images of one batch -> {"images": float32 (B, 3, S, S), normalised, "targets"}.
+    """Decoded images of one batch -> {"images": float32 (B, 3, H, W), normalised, "targets"}.
 
-    targets: int64 (B,); with mixup, cutmix or label smoothing float32 (B, num_classes) summing to 1. Mixup pairs image b
-    with image B−1−b, one λ per batch, and needs an even B.
+    (H, W) is one of the config's `train_shapes`, drawn for the batch. targets: int64 (B,), of maps (B, H, W), and "maps"
+    (B, H, W) beside (B,) of targets "…+map"; with mixup, cutmix or label smoothing float32 (B, num_classes) summing to 1. Mixup
+    pairs image b with image B−1−b, one λ per batch, and needs an even B.
     """
 
     def __init__(self, config: VisionDataConfig) -> None:
         self.config = config
-        size = config.image_size
-        self.transform = train_transform(config)
+        self.shapes = config.train_shapes
+        self.transforms = {shape: train_transform(config, shape) for shape in self.shapes}
         self.erase = RandomErasing(config.random_erasing, mode="pixel", device="cpu") if config.random_erasing else None
         mixing = {"mixup_alpha": config.mixup, "cutmix_alpha": config.cutmix}
         self.mix = None
@@ -85,28 +92,42 @@ class BatchMaker:
             self.mix = Mixup(**mixing, label_smoothing=config.label_smoothing, num_classes=config.num_classes)
         self.mean = 255 * torch.tensor(config.mean).view(3, 1, 1)
         self.scale = 1 / (255 * torch.tensor(config.std).view(3, 1, 1))
-        self.shape = (size, size, 3)
 
     def __call__(
         self,
         images: Sequence[Image.Image],
-        labels: Sequence[int],
+        labels: Sequence[int | Objects],
         keys: Sequence[tuple[int, ...]],
         batch_key: tuple[int, ...],
     ) -> dict[str, Tensor]:
         """keys: one per image; batch_key: of what is drawn once per batch. The config's seed precedes each."""
-        seed = self.config.seed
-        pixels = np.empty((len(images), *self.shape), dtype=np.uint8)
+        seed, asked = self.config.seed, []
+        shape = self.shapes[0]
+        if len(self.shapes) > 1:
+            shape = self.shapes[int(np.random.default_rng([seed, _SHAPE, *batch_key]).integers(len(self.shapes)))]
+        pixels = np.empty((len(images), *shape, 3), dtype=np.uint8)
         with preserve_rng_state():
-            for row, image, key in zip(pixels, images, keys, strict=True):
+            for row, image, label, key in zip(pixels, images, labels, keys, strict=True):
                 seeded(seed, _AUGMENT, *key)
-                row[:] = np.asarray(self.transform(image))
+                seen, targets = self._seen(image, label, shape)
+                row[:] = np.asarray(self.transforms[shape](seen))
+                asked.append(targets)
             batch = (
                 torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
             )
             batch.sub_(self.mean).mul_(self.scale)
-            batch, targets = self._mix(batch, torch.tensor(labels, dtype=torch.int64), keys, batch_key)
-        return {"images": batch, "targets": targets}
+            found = {name: torch.tensor(np.array([t[name] for t in asked]), dtype=torch.int64) for name in asked[0]}
+            batch, found["targets"] = self._mix(batch, found["targets"], keys, batch_key)
+        return {"images": batch} | found
+
+    def _seen(self, image: Image.Image, label: int | Objects, shape: Shape) -> tuple[Image.Image, dict[str, Any]]:
+        """The image and its label; or a random window on it, and what is asked of that: of −1, which does not count, −1."""
+        target = self.config.target
+        if target == "label":
+            return image, {"targets": label}
+        objects = None if isinstance(label, int) else label
+        window = window_on(image.size, objects or NO_OBJECTS, shape, (random.random(), random.random()))
+        return cut(image, window), targets_of(objects and objects.in_window(window), target, shape)
 
     def _mix(self, batch: Tensor, targets: Tensor, keys: Sequence[tuple[int, ...]], batch_key: tuple[int, ...]) -> Any:
         config = self.config

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 
 from modalities.loading import MOST_WORKERS
+from modalities.vision.images import MAX_PIXELS
+from modalities.vision.objects import OBJECT_TARGETS
 from modalities.vision.transforms import IMAGENET_MEAN, IMAGENET_STD, rand_augment
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.naming import nearest
@@ -17,7 +20,9 @@ _UNUSED = {
     "none": ("hflip", "color_jitter", "rand_augment", "random_erasing"),
     "light": ("rand_augment", "random_erasing"),
     "imagenet": (),
+    "window": ("hflip", "rand_augment", "random_erasing"),
 }
+TARGETS = ("label", *OBJECT_TARGETS)
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,14 @@ class VisionDataConfig:
     source, heldout_source: spec strings (sources.py). heldout_source is where the held-out split comes from when not
         from `source`; all of it is then held out.
     image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1; as many as the source
-        lists, where it lists its classes.
+        lists, where it lists its classes; of maps one more, the background; of counts the largest and one more.
+    target: "label", the image's own, or what is asked of the objects in it (objects.py): "marked", "count", "map",
+        "marked+map", "count+map".
+    shapes: height×width in pixels, such as 96x96,64x144, among which every training batch draws one; (): image_size alone.
     augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is RandomResizedCrop
         with `crop_scale` (the share of the area), then flip and colour jitter where those are set; "imagenet" is the
-        same, then RandAugment and, on the normalised tensor, random erasing. Resizing is bicubic.
+        same, then RandAugment and, on the normalised tensor, random erasing. Resizing is bicubic. "window", of targets that
+        are asked of objects, cuts out a window at the stored resolution that holds the marked ones; no resizing.
     hflip: probability. color_jitter: strength on brightness, contrast and saturation. random_erasing: probability, filled
         with noise. rand_augment: timm's string, such as "rand-m9-n2-mstd0.5", which applies each operation with probability
         one half; "-p1" applies all.
@@ -44,6 +53,8 @@ class VisionDataConfig:
     heldout_source: str | None = None
     image_size: int = bounded(96, 1, 2**13)
     num_classes: int = bounded(26, 1, 2**24)
+    target: str = "label"
+    shapes: tuple[str, ...] = ()
     augment: str = "light"
     crop_scale: tuple[float, float] = (0.7, 1.0)
     hflip: float = bounded(0.0, 0, 1)
@@ -61,7 +72,7 @@ class VisionDataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("crop_scale", "mean", "std"):  # lists, as JSON and --set give them
+        for name in ("crop_scale", "mean", "std", "shapes"):  # lists, as JSON and --set give them
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
             raise ValueError(
@@ -70,6 +81,30 @@ class VisionDataConfig:
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise ValueError(f"mean {self.mean} and std {self.std} must have three values each, std positive")
         self._check_augment()
+        self._check_target()
+        self.train_shapes  # noqa: B018  raises
+
+    @property
+    def train_shapes(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) of the training batches."""
+        found = [re.fullmatch(r"(\d+)x(\d+)", shape) for shape in self.shapes]
+        for given, shape in zip(self.shapes, found, strict=True):
+            if not shape or not 0 < int(shape[1]) * int(shape[2]) <= MAX_PIXELS:
+                raise ValueError(f"shapes: {given!r} is not height and width in pixels, such as 96x96 or 64x144")
+        made = tuple((int(shape[1]), int(shape[2])) for shape in found if shape)
+        return made or ((self.image_size, self.image_size),)
+
+    def _check_target(self) -> None:
+        if self.target not in TARGETS:
+            raise ValueError(f"target {self.target!r}: {nearest(self.target, TARGETS)}")
+        if (self.target == "label") == (self.augment == "window"):
+            raise ValueError(
+                f"target={self.target!r} with augment={self.augment!r}: expected augment='window' where target is one of "
+                f"{', '.join(OBJECT_TARGETS)}, and only there"
+            )
+        for name in ("mixup", "cutmix", "label_smoothing"):
+            if self.target != "label" and getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)} with target={self.target!r}: expected 0")
 
     def _check_augment(self) -> None:
         if self.augment not in _UNUSED:
@@ -85,5 +120,8 @@ class VisionDataConfig:
 
     def unaugmented(self) -> VisionDataConfig:
         """As held-out images are prepared: no augmentation, plain labels."""
-        off = {name: getattr(type(self), name) for name in (*_UNUSED["none"], "mixup", "cutmix", "label_smoothing")}
-        return replace(self, augment="none", **off)
+        off = {
+            name: getattr(type(self), name)
+            for name in (*_UNUSED["none"], "mixup", "cutmix", "label_smoothing", "shapes")
+        }
+        return replace(self, augment="none" if self.target == "label" else "window", **off)

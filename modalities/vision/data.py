@@ -4,9 +4,11 @@
     samples.py  order, bad images, exact resume         shards.py, tars.py  WebDataset          hf.py   Hugging Face
     batches.py  augmentation of training batches        transforms.py  evaluation at exact sizes
     images.py   decoding, and what bad images become    ../loading.py  the loaders: ranks, workers, resume
+    objects.py  boxes, masks, windows, and what is asked of them
 
-A batch is {"images": float32 (B, 3, S, S), normalised, "targets": int64 (B,)}; in training with mixup, cutmix or label
-smoothing the targets are float32 (B, num_classes). In held-out passes the target of a place that does not count is −1.
+A batch is {"images": float32 (B, 3, H, W), normalised, "targets": int64 (B,), of maps (B, H, W)}; in training with mixup,
+cutmix or label smoothing the targets are float32 (B, num_classes). In held-out passes the target of a place that does not
+count is −1.
 """
 
 from __future__ import annotations
@@ -24,28 +26,29 @@ from PIL import Image
 from modalities.heldout import Heldout
 from modalities.loading import IndexedLoader, StreamLoader
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.images import BadImage, ImageSet, load_image, orientation
+from modalities.vision.images import BadImage, ImageSet, load_image, orientation, picture_of
 from modalities.vision.samples import ImageSamples, ShardStream
+from modalities.vision.shapes import Shape
 from modalities.vision.sources import open_images, open_shard_source
 
 __all__ = [
     "DEFAULT_SOURCE",
     "HeldoutImages",
-    "Shape",
+    "HeldoutScenes",
     "build_loader",
     "fitted",
     "heldout_by",
     "heldout_name",
     "open_heldout",
+    "open_scenes",
 ]
 
 DEFAULT_SOURCE = "glyphs"
 EVALUATION_SIZE = 384  # pixels that "glyphs-builtin" should have for evaluation
 KEPT_BYTES = 512 * 2**20  # of decoded held-out images
 _TURNED = (5, 6, 7, 8)  # EXIF orientations of images stored on their side
-_HOLDS_OUT = ("source", "heldout_source", "num_classes")  # options of a training that decide what it held out
-
-Shape = tuple[int, int]  # (height, width)
+# Options of a training that decide what it held out.
+_HOLDS_OUT = ("source", "heldout_source", "num_classes", "target")
 
 
 def build_loader(
@@ -53,7 +56,7 @@ def build_loader(
 ) -> IndexedLoader | StreamLoader:
     """The loader of one split for one rank.
 
-    "train" is endless, shuffled and augmented; shards ("glyphs", "photos", "wds:…") are streamed, everything else is read
+    "train" is endless, shuffled and augmented; shards ("glyphs", "scenes", "wds:…") are streamed, everything else is read
     by index. "heldout" is one pass without augmentation in a shuffled order, the same for every seed, with equally many
     batches on every rank. Remote held-out shards are first copied into the data folder's `cache`.
 
@@ -72,15 +75,19 @@ def build_loader(
     if shards is not None:
         _check_classes(config, shards.classes)
         return StreamLoader(ShardStream(shards, config, micro_batch), micro_batch, **share)
-    images = open_images(config.source, "train", hold_out=config.heldout_source is None, size=size)
+    objects = config.target != "label"
+    images = open_images(config.source, "train", hold_out=config.heldout_source is None, size=size, objects=objects)
     _check_classes(config, images.classes)
     return IndexedLoader(ImageSamples(images, config, train=True), micro_batch, **share)
 
 
 def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
     """The held-out images of a config; a held-out folder takes its classes from the training folder."""
+    objects = config.target != "label"
     if config.heldout_source is None:
-        images = open_images(config.source, "heldout", size=size)
+        images = open_images(config.source, "heldout", size=size, objects=objects)
+    elif objects:
+        images = open_images(config.heldout_source, "all", objects=True)
     else:
         folders = config.source.startswith("folder:") and config.heldout_source.startswith("folder:")
         classes = _train_classes(config)
@@ -112,10 +119,14 @@ def _check_same_classes(config: VisionDataConfig, train: Sequence[str] | None, h
 
 
 def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) -> None:
-    if classes is not None and len(classes) != config.num_classes:
+    mapped = "map" in config.target
+    if classes is None or config.target == "count":
+        return
+    expected = len(classes) + mapped
+    if expected != config.num_classes:
+        found = f"{len(classes)} classes" + (" and the background" if mapped else "")
         raise ValueError(
-            f"the source has {len(classes)} classes, num_classes is {config.num_classes}: "
-            f"--set data.num_classes={len(classes)}"
+            f"the source has {found}, num_classes is {config.num_classes}: --set data.num_classes={expected}"
         )
 
 
@@ -135,23 +146,26 @@ class HeldoutImages:
         self.images = images
         self.classes = list(map(str, range(num_classes))) if images.classes is None else list(images.classes)
         self.order = np.random.default_rng(0).permutation(len(images))
-        self.kept: dict[int, tuple[Image.Image, int]] = {}
+        self.kept: dict[int, tuple[Image.Image, Any]] = {}
         self.room = KEPT_BYTES
         self.sizes: dict[int, tuple[int, int] | None] = {}
 
     def __len__(self) -> int:
         return len(self.order)
 
-    def __getitem__(self, place: int) -> tuple[Image.Image, int]:
+    def __getitem__(self, place: int) -> tuple[Image.Image, Any]:
         """Raises BadImage; ValueError for a label outside the source's list of classes."""
         if place in self.kept:
             return self.kept[place]
-        image, label = load_image(self.images, int(self.order[place]), len(self.classes) or None, [])
+        image, label = self._load(int(self.order[place]))
         size = 3 * image.width * image.height
         if size <= self.room:
             self.kept[place] = image, label
             self.room -= size
         return image, label
+
+    def _load(self, index: int) -> tuple[Image.Image, Any]:
+        return load_image(self.images, index, len(self.classes) or None, [])
 
     def too_small(self, places: Iterable[int], shapes: Sequence[Shape], fit: str) -> set[int]:
         """The places whose image has, by its header, fewer pixels than one of `shapes`.
@@ -186,6 +200,14 @@ class HeldoutImages:
         return self.sizes[place]
 
 
+class HeldoutScenes(HeldoutImages):
+    """Pictures with objects: `[place]` is (RGB at its stored size, `Objects`)."""
+
+    def _load(self, index: int) -> tuple[Image.Image, Any]:
+        payload, objects = self.images.read_objects(index)
+        return picture_of(payload, self.images.name(index), []), objects
+
+
 def fitted(size: tuple[int, int], shape: Shape, fit: str) -> Shape:
     """(height, width) of an image of (width, height) at the aspect of `shape`, as `preprocess` makes it."""
     (width, height), aspect = size, shape[0] / shape[1]
@@ -207,7 +229,8 @@ def heldout_by(data: Mapping[str, Any]) -> VisionDataConfig:
 
     Raises ValueError for shards without `heldout_source`, which hold nothing out.
     """
-    config = VisionDataConfig(**{name: data[name] for name in _HOLDS_OUT if name in data})
+    kept = {name: data[name] for name in _HOLDS_OUT if name in data}
+    config = VisionDataConfig(**kept, augment="light" if kept.get("target", "label") == "label" else "window")
     if config.heldout_source is None and config.source.startswith("wds:"):
         raise ValueError(f"training on {config.source!r} held out nothing: name the held-out images with --source")
     return config
@@ -221,6 +244,16 @@ def heldout_name(source: str | VisionDataConfig) -> str:
         return source.source
     folders = source.source.startswith("folder:") and source.heldout_source.startswith("folder:")
     return f"all of {source.heldout_source}" + (f", classes of {source.source}" if folders else "")
+
+
+@lru_cache(maxsize=2)
+def open_scenes(source: str | VisionDataConfig) -> Heldout[HeldoutScenes]:
+    """The held-out pictures of a source with boxes or masks, as `open_heldout` opens those with labels."""
+    if isinstance(source, VisionDataConfig):
+        images = _heldout(source, size=EVALUATION_SIZE)
+    else:
+        images = open_images(source, "all" if source.startswith("wds:") else "heldout", objects=True)
+    return Heldout(heldout_name(source), images.fingerprint, HeldoutScenes(images))
 
 
 @lru_cache(maxsize=2)

@@ -8,10 +8,12 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from modalities.vision.images import HELDOUT_NAMES, BadImage, ImageSet, digest_of, is_heldout
+from modalities.vision.objects import Objects, parse_objects
 from zoo.naming import did_you_mean
 
 __all__ = ["HFImages"]
 
+_OPTIONS = ("image", "label", "objects", "mask")
 _SLICE = re.compile(r"^(?P<split>[^\[]+)\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\]$")
 
 
@@ -22,11 +24,13 @@ class HFImages(ImageSet):
     test split, but never the one trained on; where there is no other, `is_heldout` picks rows of that one. "all" is the
     split named, else the held-out one, else everything.
 
+    objects: the column "objects", or one named, is read in place of labels, and that of masks where one is named.
+
     A spec that names a validation or test split of a dataset with others to train on means that split, held out: to train
     on it is a ValueError.
     """
 
-    def __init__(self, spec: str, split: str, *, hold_out: bool = True) -> None:
+    def __init__(self, spec: str, split: str, *, hold_out: bool = True, objects: bool = False) -> None:
         try:
             import datasets
         except ImportError as error:
@@ -34,8 +38,10 @@ class HFImages(ImageSet):
         place, _, query = spec[len("hf:") :].partition("?")
         options = dict(parse_qsl(query))
         for key in options:
-            if key not in ("image", "label"):
-                raise ValueError(f"source {spec!r}: unknown option {key!r}; expected 'image' or 'label'")
+            if key not in _OPTIONS:
+                raise ValueError(
+                    f"source {spec!r}: unknown option {key!r}; expected {' or '.join(map(repr, _OPTIONS))}"
+                )
         name, config, named = _parts(spec, place)
         splits = _splits(datasets, name, config)
         whole = named or ("train" if "train" in splits else next(iter(splits)))
@@ -56,11 +62,19 @@ class HFImages(ImageSet):
         if not len(data):
             raise ValueError(f"source {spec!r}: split {chosen!r} has no row for {split!r}")
         self.image = _column(spec, data, options.get("image"), datasets.Image, "an Image")
-        self.label = _label_column(spec, data, options.get("label"), datasets)
+        self.spec, self.split, self.mask = spec, chosen, options.get("mask") if objects else None
+        if objects:
+            self.label = _column(spec, data, options.get("objects", "objects"), datasets.Sequence, "objects")
+        else:
+            self.label = _label_column(spec, data, options.get("label"), datasets)
         feature = data.features[self.label]
-        self.spec, self.split = spec, chosen
         self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
-        self.data = data.cast_column(self.image, datasets.Image(decode=False)).select_columns([self.image, self.label])
+        data = data.cast_column(self.image, datasets.Image(decode=False))
+        columns = [self.image, self.label]
+        if self.mask is not None:
+            columns.append(_column(spec, data, self.mask, datasets.Image, "masks"))
+            data = data.cast_column(self.mask, datasets.Image(decode=False))
+        self.data = data.select_columns(columns)
         self.fingerprint = digest_of([name, config, chosen, len(data), self.data._fingerprint])
 
     def __len__(self) -> int:
@@ -73,10 +87,26 @@ class HFImages(ImageSet):
             raise BadImage("no image", f"column {self.image!r} is null")
         if label is None or label == -1:  # -1 is a ClassLabel's missing label
             raise BadImage("no label", f"column {self.label!r} is {label}")
-        return stored["bytes"] if stored["bytes"] is not None else Path(stored["path"]).read_bytes(), int(label)
+        return _bytes(stored), int(label)
+
+    def read_objects(self, index: int) -> tuple[bytes, Objects]:
+        row = self.data[index]
+        if row[self.image] is None:
+            raise BadImage("no image", f"column {self.image!r} is null")
+        mask = None if self.mask is None or row[self.mask] is None else _bytes(row[self.mask])
+        fields = row[self.label]
+        if isinstance(fields, list):  # a list of objects, each with its box
+            fields = {
+                key: [one[key] for one in fields] for key in (fields[0] if fields else {"bbox": 0, "category": 0})
+            }
+        return _bytes(row[self.image]), parse_objects(fields, mask=mask)
 
     def name(self, index: int) -> str:
         return f"{self.spec}[{self.split}][{index}]"
+
+
+def _bytes(stored: dict[str, Any]) -> bytes:
+    return stored["bytes"] if stored["bytes"] is not None else Path(stored["path"]).read_bytes()
 
 
 def _parts(spec: str, place: str) -> tuple[str, str | None, str | None]:

@@ -23,6 +23,11 @@ What the sources add:
     a file without an image's extension         folder: not listed                                 skipped: unknown extension
     a tar sample without an image member        skipped                                            skipped: no image
     a tar sample without a label, or an unreadable one   skipped                                   skipped: no label, bad label
+    objects that are none, or cannot be right            skipped                                   skipped: no objects,
+                                                                                                   bad objects, bad mask
+    objects of an image that its EXIF turns              skipped: in which of the two is not known skipped: rotated objects
+    objects of which a window cannot be made             skipped                                   skipped: too small,
+                                                                                                   spread, not one marked
     a label outside 0…num_classes−1             list of classes known (folder, index.json, hf ClassLabel): ValueError;
                                                 otherwise skipped                                  skipped: label out of range
                                                 taken as it is where num_classes is not known either (evaluation
@@ -42,9 +47,13 @@ import io
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+
+if TYPE_CHECKING:
+    from modalities.vision.objects import Objects
 
 __all__ = [
     "EXTENSIONS",
@@ -60,6 +69,7 @@ __all__ = [
     "is_heldout",
     "load_image",
     "orientation",
+    "picture_of",
     "to_rgb",
 ]
 
@@ -242,6 +252,12 @@ class ImageSet:
         """(stored bytes or a PIL image, label). Raises BadImage."""
         raise NotImplementedError
 
+    def read_objects(self, index: int) -> tuple[bytes | Image.Image, Objects]:
+        """(stored bytes or a PIL image, its objects). Raises BadImage; ValueError for a source that has none."""
+        raise ValueError(
+            f"source {self.spec!r} has no boxes and no masks; those that may are wds:…, hf:… and folder:… with metadata.jsonl"
+        )
+
     def name(self, index: int) -> str:
         """What a report calls the image."""
         return f"{self.spec}[{index}]"
@@ -267,6 +283,20 @@ def checked_image(
     image, notes = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
     events += [("converted", note, name) for note in notes]
     return image, label
+
+
+def picture_of(payload: bytes | Image.Image, name: str, events: list[Event]) -> Image.Image:
+    """The RGB image of a picture with objects, whose places are those of stored pixels; conversions are added to `events`.
+
+    Raises BadImage, also where the image's EXIF would turn it.
+    """
+    image, notes = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
+    if "rotated" in notes:
+        raise BadImage(
+            "rotated objects", "its EXIF turns the picture; whether its boxes are of the turned one is not known"
+        )
+    events += [("converted", note, name) for note in notes]
+    return image
 
 
 def is_heldout(name: str) -> bool:

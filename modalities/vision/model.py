@@ -191,12 +191,12 @@ class VisionTransformer(ZooModel):
             nn.Parameter(torch.zeros(1, self.num_prefix_tokens, config.dim)) if self.num_prefix_tokens else None
         )
         methods = layer_methods(config.position, config.position_options, config.num_layers)
-        made = [_position(config, *methods[0])]
+        made = [_position(config, *methods[0], 0)]
         self.position_embedding = made[0].embedding  # here for its place among the modules; settled below
         rates = torch.linspace(0, config.drop_path_rate, config.num_layers, device="cpu").tolist()
         self.layers = nn.ModuleList([VisionBlock(config, made[0], rates[0])])
-        for method, rate in zip(methods[1:], rates[1:], strict=True):
-            made.append(_position(config, *method))
+        for n, (method, rate) in enumerate(zip(methods[1:], rates[1:], strict=True), 1):
+            made.append(_position(config, *method, n))
             self.layers.append(VisionBlock(config, made[-1], rate))
         if config.share_prior:
             share_prior([cast(VisionBlock, layer).attention for layer in self.layers], methods)
@@ -255,11 +255,19 @@ class VisionTransformer(ZooModel):
 
     @torch.inference_mode()
     def classify(self, given: str, *, size: int | None = None) -> list[tuple[str, float]]:
-        """Every class, by its name or its number where names are unknown, and its probability, likeliest first. See `read`."""
+        """Every class, by its name or its number where names are unknown, and its probability, likeliest first. See `read`.
+
+        Where every token has an answer, the class token's; ValueError where there is none.
+        """
         if not self.num_classes:
             raise ValueError("the model has no classifier: num_classes is 0")
         names = self.class_names or tuple(map(str, range(self.num_classes)))
-        shares = self(*self.read(given, size=size).inputs)[0].double().softmax(-1)
+        logits = self(*self.read(given, size=size).inputs)[0]
+        if logits.ndim == 2:
+            if not self.config.class_token:
+                raise ValueError("every patch has an answer, and the picture has none: the model has no class token")
+            logits = logits[0]
+        shares = logits.double().softmax(-1)
         return [(names[label], shares[label].item()) for label in shares.argsort(descending=True, stable=True).tolist()]
 
     @torch.inference_mode()
@@ -502,7 +510,7 @@ def timm_cfg(config: VisionConfig) -> dict[str, Any]:
     }
 
 
-def _position(config: VisionConfig, method: str, options: dict[str, Any]) -> Position:
+def _position(config: VisionConfig, method: str, options: dict[str, Any], layer: int) -> Position:
     return create_grid_position(
         method,
         dim=config.dim,
@@ -510,6 +518,7 @@ def _position(config: VisionConfig, method: str, options: dict[str, Any]) -> Pos
         train_grid=config.train_grid,
         options=options,
         lanes=config.lanes,
+        depth=None if config.share_prior else (layer, config.num_layers),
     )
 
 

@@ -16,11 +16,15 @@ from zoo import pretrained as weights
 from zoo.methods import SUMS, check_grid_position, list_grid_positions
 from zoo.registry import ModelFamily, register_family
 
-# tiny reads the 26 capitals of the glyph data at 48 pixels; small and base are the usual ones, at 224.
+# tiny reads the 26 capitals of the glyph data at 48 pixels, scene those of the scenes at 96; small and base are the usual
+# ones, at 224.
 SIZES: dict[str, dict[str, Any]] = {
     "tiny_patch8": dict(
         img_size=48, patch_size=8, num_classes=26, dim=96, num_layers=4, num_heads=3, hidden_dim=256, class_token=False,
         global_pool="avg",
+    ),
+    "scene_patch8": dict(
+        img_size=96, patch_size=8, num_classes=27, dim=128, num_layers=4, num_heads=4, hidden_dim=256, global_pool=""
     ),
     "small_patch16": dict(dim=384, num_layers=12, num_heads=6, hidden_dim=1024),
     "base_patch16": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048),
@@ -30,6 +34,8 @@ SIZES: dict[str, dict[str, Any]] = {
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("tiny_patch8", "goat"): {"rank": 2},
     ("tiny_patch8", "spectral2d"): {"rank": 2},
+    ("scene_patch8", "goat"): {"rank": 2},
+    ("scene_patch8", "spectral2d"): {"rank": 2},
     ("*", "ggd2d_separable"): {"train_mu": True},
 }
 
@@ -45,6 +51,7 @@ PAPERS = {
     "spectral": ("2601.15380", "You Need Better Attention Priors"),
     "key_bias": ("2601.15380", "You Need Better Attention Priors"),
     "ggd": ("2505.22842", "Bayesian Attention Mechanism"),
+    "lookhere": ("2405.13985", "LookHere: Vision Transformers with Directed Attention Generalize and Extrapolate"),
     "alibi": ("2108.12409", "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation"),
     "t5": ("1910.10683", "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer"),
     "kerple": ("2205.09921", "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation"),

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from modalities.vision.batches import BatchMaker
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.images import BadImage, Event, ImageReport, ImageSet, checked_image, load_image
-from modalities.vision.shards import ShardSet, read_label, sample_image
+from modalities.vision.images import BadImage, Event, ImageReport, ImageSet, checked_image, picture_of
+from modalities.vision.objects import Objects, check_objects
+from modalities.vision.shards import ShardSet, read_label, read_objects, sample_image
 
 __all__ = ["ImageSamples", "ShardOrder", "ShardStream"]
 
@@ -41,7 +42,6 @@ class ImageSamples:
             raise ValueError(f"source {images.spec!r} has no image")
         self.images, self.train, self.seed = images, train, config.seed if train else 0
         self.size = None if train else len(images)
-        self.num_classes = config.num_classes
         self.make = BatchMaker(config if train else config.unaugmented())
         self.report = ImageReport()
         self.report.extend(images.problems)
@@ -61,13 +61,16 @@ class ImageSamples:
         images, labels = zip(*(self._good(number, events) for number in numbers), strict=True)
         return self.make(images, labels, [(number,) for number in numbers], (numbers[0],)), events
 
-    def _good(self, number: int, events: list[Event]) -> tuple[Image.Image, int]:
+    def _good(self, number: int, events: list[Event]) -> tuple[Image.Image, int | Objects]:
         epoch, position = divmod(number, len(self.images))
         order = self._order(epoch if self.train else 0)
         for step in range(len(order)):
             index = int(order[(position + step) % len(order)])
             try:
-                image, label = load_image(self.images, index, self.num_classes, events)
+                plain = self.make.config.target == "label"
+                payload, label = self.images.read(index) if plain else self.images.read_objects(index)
+                name, listed = self.images.name(index), self.images.classes is not None
+                image, label = _checked(payload, label, self.make.config, name, listed, events)
                 again = not self.train and (epoch or step)  # beyond the end, or in place of a skipped one
                 return image, -1 if again else label
             except BadImage as error:
@@ -154,7 +157,7 @@ class ShardStream:
 
     def _samples(
         self, order: ShardOrder, slot: int, done: int, events: list[Event]
-    ) -> Iterator[tuple[tuple[int, int], Image.Image, int]]:
+    ) -> Iterator[tuple[tuple[int, int], Image.Image, int | Objects]]:
         end = done
         for epoch, block, first in order.blocks(slot, done):
             end += len(block) - first
@@ -166,21 +169,21 @@ class ShardStream:
                 yield (epoch, block[place][0]), *found
             del block
 
-    def _good(self, block: _Block, place: int, events: list[Event]) -> tuple[Image.Image, int] | None:
+    def _good(self, block: _Block, place: int, events: list[Event]) -> tuple[Image.Image, int | Objects] | None:
         """The first good image of a block from `place` on, wrapping around; None where there is none."""
         for step in range(len(block)):
             sample = block[(place + step) % len(block)][1]
             name = f"{sample['__url__']}:{sample['__key__']}"
             try:
-                label, data = read_label(sample), sample_image(sample)
-                return checked_image(
-                    data, label, self.config.num_classes, name, self.shards.classes is not None, events
-                )
+                label = read_label(sample) if self.config.target == "label" else read_objects(sample)
+                return _checked(sample_image(sample), label, self.config, name, self.shards.classes is not None, events)
             except BadImage as error:
                 events.append(("skipped", error.reason, name))
         return None
 
-    def _good_after(self, order: ShardOrder, slot: int, done: int, events: list[Event]) -> tuple[Image.Image, int]:
+    def _good_after(
+        self, order: ShardOrder, slot: int, done: int, events: list[Event]
+    ) -> tuple[Image.Image, int | Objects]:
         """The next good image of a slot after its first `done` samples. Raises ValueError where an epoch's worth has none."""
         tried, shards = 0, self.shards
         for _, block, _ in order.blocks(slot, done):
@@ -192,6 +195,22 @@ class ShardStream:
                 break
             del block
         raise ValueError(f"source {shards.spec!r}: all of {tried} images in a row were skipped: {_reasons(events)}")
+
+
+def _checked(
+    payload: bytes | Image.Image,
+    label: int | Objects,
+    config: VisionDataConfig,
+    name: str,
+    listed: bool,
+    events: list[Event],
+) -> tuple[Image.Image, int | Objects]:
+    """(RGB image, label or objects) that training can ask for. Raises BadImage, and ValueError as `checked_image`."""
+    if isinstance(label, int):
+        return checked_image(payload, label, config.num_classes, name, listed, events)
+    image = picture_of(payload, name, events)
+    check_objects(label, image.size, config.target, config.train_shapes, config.num_classes)
+    return image, label
 
 
 def _reasons(events: Sequence[Event]) -> str:

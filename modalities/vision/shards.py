@@ -34,6 +34,7 @@ from webdataset.tariterators import group_by_keys
 
 from modalities.files import data_folder
 from modalities.vision.images import EXTENSIONS, BadImage, ImageSet
+from modalities.vision.objects import Objects, parse_objects
 from modalities.vision.tars import scan, stream_members
 from zoo.files import file_sha256, replacing_path, write_json
 from zoo.inputs import LARGEST_JSON, parse_json, read_json
@@ -44,6 +45,7 @@ __all__ = [
     "TarImages",
     "open_shards",
     "read_label",
+    "read_objects",
     "sample_image",
     "write_index",
 ]
@@ -335,6 +337,10 @@ class TarImages(ImageSet):
         sample = self[index]
         return sample_image(sample), read_label(sample)
 
+    def read_objects(self, index: int) -> tuple[bytes, Objects]:
+        sample = self[index]
+        return sample_image(sample), read_objects(sample)
+
     def __getitem__(self, number: int) -> dict[str, Any]:
         """The sample as webdataset gives it: {"__key__", extension: bytes}."""
         shard, sample = self.shard(number), {"__key__": self.keys[number]}
@@ -354,7 +360,7 @@ class TarImages(ImageSet):
 def sample_image(sample: dict[str, Any]) -> bytes:
     """The image member of a sample. Raises BadImage "no image"."""
     for extension, data in sample.items():
-        if not extension.startswith("__") and f".{extension.rpartition('.')[2]}" in EXTENSIONS:
+        if not extension.startswith(("__", "mask.")) and f".{extension.rpartition('.')[2]}" in EXTENSIONS:
             return data
     raise BadImage("no image", f"members {sorted(name for name in sample if not name.startswith('__'))}")
 
@@ -373,3 +379,16 @@ def read_label(sample: dict[str, Any]) -> int:
     if type(label) is not int:  # True is an int to isinstance
         raise BadImage("bad label", f"label {label!r} is not a whole number")
     return label
+
+
+def read_objects(sample: dict[str, Any]) -> Objects:
+    """The objects of a sample: "objects" and "group" of its `.json` member, and its mask, a member `.mask.png`.
+
+    Raises BadImage, as `parse_objects`.
+    """
+    try:
+        fields = parse_json(sample.get("json", b"{}"), "the member json")
+    except ValueError as error:
+        raise BadImage("bad objects", str(error)) from None
+    fields = fields if isinstance(fields, dict) else {}
+    return parse_objects(fields.get("objects"), fields.get("group"), sample.get("mask.png"))

@@ -1,6 +1,7 @@
 """Where images come from: a spec string in, a map-style `ImageSet` or a `ShardSet` out.
 
     "glyphs" | "photos"             shards that `python tools/fetch_data.py vision NAME` puts into the data folder
+    "scenes" | "scenes-count"       the same, of pictures with boxes (`vision scenes`)
     "glyphs-builtin"                the capitals of 19 fonts in small scenes, and of 4 others held out; ships with the package
     "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and PATH/val/CLASS/… (or heldout,
                                     validation, test), or PATH/CLASS/… alone
@@ -8,6 +9,10 @@
                                     index.json; "…tar?index=PATH" names an index elsewhere
     "hf:NAME[:CONFIG][:SPLIT]"      a Hugging Face dataset by name or local path, image and label columns found by type;
                                     "…?image=COLUMN&label=COLUMN" names them; SPLIT may be a slice, "train[:80%]"
+
+Boxes and masks (objects.py) come from the KEY.json and KEY.mask.png of shards, from the column "objects" of a dataset, or
+one that "…?objects=COLUMN&mask=COLUMN" names, and from the metadata.jsonl of a folder, PATH/train/metadata.jsonl or
+PATH/metadata.jsonl, a line a picture: {"file_name", "objects", "mask_file_name"}.
 
 A folder or dataset without a held-out part of its own holds out a tenth, by a hash of each image's name (its row number in
 a dataset), unless `heldout_source` is set; shards hold out nothing. The data folder is `modalities.files.data_folder`.
@@ -19,6 +24,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -27,13 +33,15 @@ from torchvision.datasets.folder import find_classes
 
 from modalities.files import data_folder, fetch_command
 from modalities.vision.hf import HFImages
-from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, ImageSet, digest_of, is_heldout
+from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, BadImage, ImageSet, digest_of, is_heldout
+from modalities.vision.objects import Objects, parse_objects
 from modalities.vision.shards import PackedStrings, ShardSet, TarImages, open_shards
+from zoo.inputs import parse_json
 from zoo.naming import did_you_mean
 
 __all__ = ["BUILTIN", "BUILTIN_SIZES", "FETCHED", "class_names", "open_images", "open_shard_source"]
 
-FETCHED = ("glyphs", "photos")
+FETCHED = ("glyphs", "photos", "scenes", "scenes-count")
 BUILTIN = Path(__file__).with_name("assets") / "glyphs"
 BUILTIN_SIZES = {"train": (64,), "heldout": (64, 384)}  # pixels
 _FORMS = (*FETCHED, "glyphs-builtin", "folder:PATH", "wds:PATTERN", "hf:NAME")
@@ -47,11 +55,9 @@ def open_shard_source(spec: str, split: str) -> ShardSet | None:
     if spec in FETCHED:
         folder = data_folder() / "vision" / spec / ("heldout" if split == "all" else split)
         if not (folder / "index.json").is_file():
+            fetch = fetch_command(f"vision {spec.partition('-')[0]} --offline")
             instead = "; 'glyphs-builtin' needs no download" if spec == "glyphs" else ""
-            raise FileNotFoundError(
-                f"source {spec!r}: no {folder / 'index.json'}; "
-                f"to make it, {fetch_command(f'vision {spec} --offline')}{instead}"
-            )
+            raise FileNotFoundError(f"source {spec!r}: no {folder / 'index.json'}; to make it, {fetch}{instead}")
         return open_shards(spec, str(folder))
     if spec.startswith("wds:"):
         if split == "heldout":
@@ -61,13 +67,20 @@ def open_shard_source(spec: str, split: str) -> ShardSet | None:
 
 
 def open_images(
-    spec: str, split: str, *, hold_out: bool = True, size: int = 128, classes: Sequence[str] | None = None
+    spec: str,
+    split: str,
+    *,
+    hold_out: bool = True,
+    size: int = 128,
+    classes: Sequence[str] | None = None,
+    objects: bool = False,
 ) -> ImageSet:
     """The images of a spec's split.
 
     split: "train"; "heldout"; "all", for a source that is a held-out set as a whole (its held-out part if it has one).
     hold_out=False trains on everything but a held-out part of its own. size: pixels that "glyphs-builtin" should have.
-    classes: names by label, for a "folder:" whose own list differs or is incomplete.
+    classes: names by label, for a "folder:" whose own list differs or is incomplete. objects: the pictures' objects will be
+    read, and not their labels.
 
     Raises ValueError for an unknown spec, naming the nearest valid one; and what the kinds of sources raise.
     """
@@ -80,17 +93,19 @@ def open_images(
         return TarImages(shards)
     if spec == "glyphs-builtin":
         return BuiltinImages(spec, "train" if split == "train" else "heldout", size)
+    if spec.startswith("folder:") and objects:
+        return ObjectFolder(spec, split, hold_out=hold_out)
     if spec.startswith("folder:"):
         return FolderImages(spec, split, hold_out=hold_out, classes=classes)
     if spec.startswith("hf:"):
-        return HFImages(spec, split, hold_out=hold_out)
+        return HFImages(spec, split, hold_out=hold_out, objects=objects)
     hint = did_you_mean(spec, _FORMS) or (f"did you mean 'folder:{spec}'? " if os.path.isdir(spec) else "")
     raise ValueError(f"source {spec!r} is none of {', '.join(_FORMS)}; {hint}".rstrip("; "))
 
 
 def class_names(spec: str) -> tuple[str, ...]:
     """The classes that a source's training images list, by label, read without its images; () where that cannot be told."""
-    if spec in ("glyphs", "glyphs-builtin"):  # the same letters
+    if spec in ("glyphs", "glyphs-builtin", "scenes", "scenes-count"):  # the same letters
         return tuple(json.loads((BUILTIN / "index.json").read_text())["classes"])
     if spec.startswith("folder:"):
         path = Path(spec[len("folder:") :]).expanduser()
@@ -200,3 +215,52 @@ class FolderImages(ImageSet):
 
     def name(self, index: int) -> str:
         return self.paths[index]
+
+
+class ObjectFolder(ImageSet):
+    """A folder of pictures whose metadata.jsonl says what is where, as Hugging Face's image folders have it.
+
+    Raises FileNotFoundError without a metadata.jsonl, ValueError for a line that is none.
+    """
+
+    def __init__(self, spec: str, split: str, *, hold_out: bool) -> None:
+        path = Path(spec[len("folder:") :]).expanduser()
+        listed = {name: path / name / "metadata.jsonl" for name in ("train", *HELDOUT_NAMES)}
+        heldout = next((listed[name] for name in HELDOUT_NAMES if listed[name].is_file()), None)
+        own = listed["train"].is_file() and heldout is not None
+        chosen = heldout if own and split != "train" else listed["train"] if own else path / "metadata.jsonl"
+        if chosen is None or not chosen.is_file():
+            raise FileNotFoundError(
+                f"source {spec!r}: boxes are read from {path / 'metadata.jsonl'}, or from metadata.jsonl in its train and "
+                f"{' or '.join(HELDOUT_NAMES)}, which are not there"
+            )
+        self.spec, self.root, self.classes = spec, chosen.parent, None
+        lines = [line for line in chosen.read_text(encoding="utf-8").splitlines() if line.strip()]
+        self.rows = [self._row(line, f"{chosen}, line {number}") for number, line in enumerate(lines, 1)]
+        if not own and hold_out and split != "all":
+            self.rows = [row for row in self.rows if is_heldout(row["file_name"]) == (split == "heldout")]
+        if not self.rows:
+            raise ValueError(f"source {spec!r}: no picture for split {split!r} in {chosen}")
+        self.fingerprint = digest_of(self.rows)
+
+    @staticmethod
+    def _row(line: str, where: str) -> dict[str, Any]:
+        row = parse_json(line, where)
+        if not isinstance(row, dict) or not isinstance(row.get("file_name"), str):
+            raise ValueError(f'{where}: expected {{"file_name": …, "objects": …}}, got {line[:80]}')
+        return row
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read_objects(self, index: int) -> tuple[bytes, Objects]:
+        row = self.rows[index]
+        mask = row.get("mask_file_name")
+        try:
+            stored = [(self.root / name).read_bytes() if name else None for name in (row["file_name"], mask)]
+        except FileNotFoundError as error:
+            raise BadImage("no image", str(error)) from None
+        return stored[0] or b"", parse_objects(row.get("objects"), row.get("group"), stored[1])
+
+    def name(self, index: int) -> str:
+        return str(self.root / self.rows[index]["file_name"])

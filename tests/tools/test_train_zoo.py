@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 
 import pytest
@@ -130,3 +131,31 @@ def test_the_summary_has_a_row_a_method_with_the_spread_of_its_seeds(monkeypatch
     assert by_method["rope"].count("0.400†") == 11  # shares; of bits per byte less is better
     assert by_method["ggd"].count("†") == 3
     assert "–" in by_method["goat"] and "32 + 9" in by_method["goat"]
+
+
+@pytest.mark.parametrize("name", ["scenes", "scenes_shapes", "count"])
+def test_scene_models_are_published_as_they_are_registered_and_their_variants_differ_in_reach(name):
+    from modalities.contract import find_modality
+    from recipes.config import apply_overrides
+    from zoo.registry import model_entry
+
+    kind, build = train_zoo.FAMILIES[name], find_modality("vision").build
+    for method in kind.methods:
+        recipe = find_recipe(kind.recipe(method))
+        made = build(recipe.model.name, recipe.model.options, recipe.data)
+        entry = model_entry(kind.weights(method).partition(".")[0])
+        assert made.config == entry.build(**entry.config).config
+        assert kind.describe(
+            {"data": dataclasses.asdict(recipe.data), "train": {"steps": 1, "batch": 1}, "model": {"options": {}}}
+        )
+    slowest = set()
+    for method, *settings in kind.variants.values():
+        recipe, _ = apply_overrides(find_recipe(kind.recipe(method)), settings)
+        prior = build(recipe.model.name, recipe.model.options, recipe.data).layers[0].attention.prior
+        slowest.add((method, round(float(prior.spectral.y.omega[-1]), 6)))
+    assert len(slowest) == len(kind.variants) == 8
+
+
+def test_a_call_may_concern_some_methods_alone():
+    call = train_zoo.Call("find", methods=("rope2d_axial",))
+    assert call.concerns("rope2d_axial") and not call.concerns("goat") and train_zoo.Call("find").concerns("goat")

@@ -26,6 +26,7 @@ from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.evaluators import resolution as module
 from modalities.vision.evaluators.resolution import SCALES, Resolution, ResolutionSettings
 from modalities.vision.images import BadImage, ImageSet
+from modalities.vision.shapes import width_to_height
 from modalities.vision.transforms import eval_transform, preprocess
 from recipes.report import print_results, write_results
 
@@ -328,9 +329,9 @@ def test_settings_refuse_nonsense():
         with pytest.raises(ValueError, match=message):
             ResolutionSettings(**wrong)
     assert ResolutionSettings(sizes=(32, 16, 32), aspect=(4, 2)).sizes == (16, 32)
-    assert ResolutionSettings(aspect=(4, 2)).aspect == (2, 1) == module.width_to_height("2:1")
+    assert ResolutionSettings(aspect=(4, 2)).aspect == (2, 1) == width_to_height("2:1")
     with pytest.raises(ValueError, match="'2x1'"):
-        module.width_to_height("2x1")
+        width_to_height("2x1")
 
 
 def test_cells_do_not_depend_on_how_many_images_are_asked_for(images):
@@ -480,3 +481,63 @@ def test_the_meter_sees_memory_that_is_gone_again():
     assert meter.seconds > 0
     assert meter.peak_bytes is None or 50e6 < meter.peak_bytes < 120e6
     assert EVALUATORS["resolution"].unit == "images"
+
+
+class Shifted(nn.Module):
+    """Knows the grey, but says the next class the more often the larger the image: its ranking stays, its decision moves."""
+
+    num_prefix_tokens = 0
+    pixels = VisionTransformer.pixels
+
+    def __init__(self):
+        super().__init__()
+        self.config, self.weight = Config(num_classes=CLASSES), nn.Parameter(torch.zeros(1))
+
+    def forward(self, images, logit_scale=1.0):
+        true = images.mean((1, 2, 3)) * CLASSES - 0.5
+        logits = -((true[:, None] - torch.arange(CLASSES)) ** 2)
+        logits[:, 0] += 6.0 * (images.shape[-1] > 16)  # says class 0 too often
+        return logits
+
+
+def test_a_shift_of_the_decision_is_told_from_a_loss_of_the_ranking(images):
+    images(count=64)
+    evaluator = Resolution(ResolutionSettings(source="greys", sizes=(16, 32)))
+    small, large = evaluator.rows(dict(evaluator.run(Shifted())))
+    assert small["top1"] == small["balanced_accuracy"] == small["auc"] == 1.0
+    assert large["top1"] == 0.75 and 0.9 < large["auc"] < 1 and large["ece"] > 0.2
+    assert large["balanced_accuracy"] == pytest.approx(np.mean(large["per_class"])) and large["per_class"][0] == 1.0
+
+
+def test_recalibration_is_of_the_training_size_and_marked(images):
+    images(count=64)
+
+    class Biased(Shifted):
+        def forward(self, images, logit_scale=1.0):
+            logits = super().forward(images[..., :16, :16])
+            logits[:, 0] += 6.0  # at every size
+            return logits
+
+    evaluator = Resolution(ResolutionSettings(source="greys", sizes=(16, 32), recalibrate=True))
+    for model, better in ((Biased(), True), (Shifted(), False)):  # what training's size does not show cannot be mended
+        small, large = evaluator.rows(dict(evaluator.run(model)))
+        assert (small["recalibrated_top1"] == 1.0) and ((large["recalibrated_top1"] > large["top1"] + 0.2) is better)
+        assert {"recalibrated_ece", "recalibrated_balanced_accuracy", "recalibrated_nll"} <= small.keys()
+    plain = Resolution(ResolutionSettings(source="greys", sizes=(16, 32)))
+    assert not any("recalibrated" in name for row in plain.rows(dict(plain.run(Biased()))) for name in row)
+
+
+def test_recalibration_needs_few_classes_and_two_images(images):
+    images(count=40)
+    evaluator = Resolution(ResolutionSettings(source="greys", recalibrate=True, samples=1))
+    with pytest.raises(ValueError, match="at least 2 images"):
+        evaluator.cells(Shifted())
+
+
+def test_the_recall_of_every_class_is_a_file(images, tmp_path):
+    images(count=64)
+    evaluator = Resolution(ResolutionSettings(source="greys", sizes=(16, 32)))
+    cells = dict(evaluator.run(Shifted()))
+    evaluator.write([ModelResult("shifted", 16, evaluator.rows(cells), cells)], tmp_path)
+    lines = (tmp_path / "resolution.shifted.classes.tsv").read_text().splitlines()
+    assert lines[0] == "class\t16\t32" and len(lines) == 1 + CLASSES and lines[1].startswith("0\t1.0\t1.0")

@@ -245,7 +245,7 @@ def test_thin_pictures_take_no_memory(size, monkeypatch):
         return resize(self, to, *args, **kwargs)
 
     monkeypatch.setattr(Image.Image, "resize", watched)
-    plain = train_transform(VisionDataConfig(augment="none", image_size=32))
+    plain = train_transform(VisionDataConfig(augment="none"), (32, 32))
     for pixels in (eval_transform(32, (0, 0, 0), (1, 1, 1))(image), torch.tensor(np.array(plain(image))) / 255):
         assert max(areas) <= 8 * 32**2 and pixels.numel() == 3 * 32**2
         assert pixels.min() < 0.2

@@ -31,6 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "t5_2d": {"train_grid": (3, 4)},
     "kerple": {},
     "kerple2d": {},
+    "lookhere2d": {"depth": (1, 4)},
     "fire": {"train_context": 6},
     "fire2d": {"train_grid": (3, 4)},
     "table": {"values": [3.0, 1.0, 0.5, 0.1], "kind": "weights", "beyond": "linear", "learnable": True},

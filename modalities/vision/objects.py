@@ -1,0 +1,236 @@
+"""Where things are in a picture: boxes with categories, windows that keep an object's pixels, and what is asked of them.
+
+    "objects": {"bbox": [[left, top, width, height], …], "category": [0, …], "marked": [true, …]}
+
+is how sources give them, in pixels: Hugging Face's form for detection, which a column of a dataset, a line of an image
+folder's metadata.jsonl and a KEY.json in a shard hold alike ("categories" and "label" are read for "category"). Which are
+*marked* is optional, and without it all are. Targets are made of them, all of the picture's window that a model sees:
+
+    marked    the category of the one marked object
+    count     how many objects are marked
+    map       the category of every pixel + 1, 0 where there is none; models name their patches, by the pixel in the middle.
+              From a mask where there is one, whose values are as in Pascal VOC: 0 background, c + 1 for category c, 255 not
+              known, which is −1 in targets. Else from the boxes, of overlapping ones the last
+    marked+map, count+map   both at once: the class token answers for the picture, each patch for itself, by one classifier,
+              whose class of category c is c + 1 for both
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from modalities.vision.images import BadImage
+
+__all__ = [
+    "NO_OBJECTS",
+    "OBJECT_TARGETS",
+    "Objects",
+    "Window",
+    "at_patches",
+    "check_objects",
+    "cut",
+    "parse_mask",
+    "parse_objects",
+    "target_of",
+    "targets_of",
+    "window_on",
+]
+
+OBJECT_TARGETS = ("marked", "count", "map", "marked+map", "count+map")
+UNKNOWN = 255  # in masks
+MARGIN = 8  # pixels round the marked boxes that a window shows too, where picture and window have them
+_CATEGORIES = ("category", "categories", "label")
+
+Window = tuple[int, int, int, int]  # left, top, width, height in pixels
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Of N objects: boxes (N, 4) float64, left, top, width and height in pixels; categories (N,) int64; marked (N,) bool.
+
+    group: what the picture shares with others that a measurement should not count as independent, such as a font; "".
+    mask: (height, width) uint8 of the picture, or None.
+    """
+
+    boxes: np.ndarray
+    categories: np.ndarray
+    marked: np.ndarray
+    group: str = ""
+    mask: np.ndarray | None = None
+
+    def in_window(self, window: Window) -> Objects:
+        """The objects that a window shows some of, in its coordinates."""
+        left, top, width, height = window
+        boxes = self.boxes - [left, top, 0, 0]
+        seen = (boxes[:, :2] < [width, height]).all(1) & (boxes[:, :2] + boxes[:, 2:] > 0).all(1)
+        mask = None if self.mask is None else self.mask[top : top + height, left : left + width]
+        return Objects(boxes[seen], self.categories[seen], self.marked[seen], self.group, mask)
+
+    def resized(self, before: tuple[int, int], after: tuple[int, int]) -> Objects:
+        """The objects of a picture of `before` (height, width) that is resized to `after`."""
+        down, across = (new / old for old, new in zip(before, after, strict=True))
+        mask = self.mask
+        if mask is not None:
+            mask = np.asarray(Image.fromarray(mask).resize((after[1], after[0]), Image.Resampling.NEAREST))
+        return Objects(self.boxes * [across, down, across, down], self.categories, self.marked, self.group, mask)
+
+
+NO_OBJECTS = Objects(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool))
+
+
+def parse_mask(stored: bytes | Image.Image) -> np.ndarray:
+    """(height, width) uint8 of a picture of one channel: 8-bit grey, or a palette's numbers. Raises BadImage "bad mask"."""
+    try:
+        image = stored if isinstance(stored, Image.Image) else Image.open(io.BytesIO(stored))
+        image.load()
+    except Exception as error:  # a broken file can make Pillow's readers raise nearly anything
+        raise BadImage("bad mask", "no image that Pillow reads") from error
+    if image.mode not in ("L", "P"):
+        raise BadImage("bad mask", f"mode {image.mode}; expected 8-bit grey or a palette, one number a pixel")
+    return np.asarray(image)
+
+
+def parse_objects(fields: Any, group: Any = "", mask: bytes | Image.Image | None = None) -> Objects:
+    """The objects of a mapping as above, and a picture's mask; with a mask the mapping may be None.
+
+    Raises BadImage "no objects", "bad objects", "bad mask".
+    """
+    found = None if mask is None else parse_mask(mask)
+    if fields is None and found is not None:
+        return replace(NO_OBJECTS, group=str(group or ""), mask=found)
+    if not isinstance(fields, Mapping) or "bbox" not in fields:
+        raise BadImage("no objects", "expected {'bbox': [[left, top, width, height], …], 'category': […]}")
+    name = next((name for name in _CATEGORIES if name in fields), None)
+    if name is None:
+        raise BadImage("bad objects", f"expected 'category' among {', '.join(map(str, fields))}")
+    try:
+        boxes = np.array(fields["bbox"], np.float64).reshape(-1, 4)
+        categories = np.array(fields[name]).reshape(-1)
+        marked = np.array(fields.get("marked", [True] * len(boxes))).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise BadImage("bad objects", f"bbox, {name} or marked are no lists of numbers ({error})") from None
+    if len(fields["bbox"]) != len(boxes) or not len(boxes) == len(categories) == len(marked):
+        raise BadImage(
+            "bad objects",
+            f"{len(fields['bbox'])} boxes, {len(categories)} categories, {len(marked)} marks; expected equally many",
+        )
+    if len(boxes) and (categories.dtype.kind not in "iu" or marked.dtype.kind != "b" or categories.min() < 0):
+        raise BadImage("bad objects", "expected whole categories from 0 on, and marks that are true or false")
+    if not np.isfinite(boxes).all() or (boxes[:, 2:] <= 0).any():
+        raise BadImage("bad objects", "expected boxes of a width and height above 0")
+    return Objects(boxes, categories.astype(np.int64), marked.astype(bool), str(group or ""), found)
+
+
+def check_objects(
+    objects: Objects, size: tuple[int, int], target: str, shapes: Iterable[tuple[int, int]], num_classes: int
+) -> None:
+    """BadImage where `target` cannot be asked of windows of `shapes` on a picture of `size` (width, height).
+
+    Also where the answer is none of `num_classes`: for a map its categories + 1 are, and the background.
+    """
+    parts, mapped = target.split("+"), "map" in target
+    if "marked" in parts:
+        target_of(objects, "marked", (0, 0))
+    if objects.mask is not None and objects.mask.shape != (size[1], size[0]):
+        raise BadImage(
+            "bad mask", f"{objects.mask.shape[1]}×{objects.mask.shape[0]} pixels of an image of {size[0]}×{size[1]}"
+        )
+    answers = {
+        "count": objects.marked.sum(initial=0),
+        "marked": objects.categories[objects.marked].max(initial=0) + mapped,
+        "map": objects.categories.max(initial=-1) + 1,
+    }
+    if objects.mask is not None:
+        answers["map"] = objects.mask[objects.mask != UNKNOWN].max(initial=0)
+    largest = max(answers[part] for part in parts)
+    if largest >= num_classes:
+        raise BadImage("label out of range", f"{largest} of {num_classes} classes, asked for {target!r}")
+    for shape in shapes:
+        window_on(size, objects, shape, (0.0, 0.0))
+
+
+def window_on(size: tuple[int, int], objects: Objects, shape: tuple[int, int], at: tuple[float, float]) -> Window:
+    """A window of `shape` (height, width) on a picture of `size` (width, height) that holds every marked box.
+
+    at: where among the possible places, from 0 (left, top) to 1. With one `at` a larger window contains each smaller one.
+
+    Raises BadImage "too small" where the picture is smaller than the window, and "spread" where the boxes are farther apart.
+    """
+    height, width = shape
+    if size[0] < width or size[1] < height:
+        raise BadImage("too small", f"{size[0]}×{size[1]} pixels, a window of {width}×{height}")
+    marked = objects.boxes[objects.marked]
+    corner = []
+    for axis, (side, most, place) in enumerate(zip((width, height), size, at, strict=True)):
+        low, high = 0, most - side
+        if len(marked):
+            first, last = float(marked[:, axis].min()), float((marked[:, axis] + marked[:, axis + 2]).max())
+            if last - first > side:
+                raise BadImage("spread", f"the marked objects take {last - first:g} pixels, the window has {side}")
+            room = min(MARGIN, (side - (last - first)) // 2)
+            begin, end = max(0.0, first - room), min(float(most), last + room)
+            low, high = max(low, int(np.ceil(end)) - side), min(high, int(begin))
+        corner.append(low + round(place * max(0, high - low)))
+    return corner[0], corner[1], width, height
+
+
+def cut(image: Image.Image, window: Window) -> Image.Image:
+    left, top, width, height = window
+    return image.crop((left, top, left + width, top + height))
+
+
+def targets_of(objects: Objects | None, target: str, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """A batch's entries for one picture: "targets", and "maps" of a picture that is asked for both. None: −1 everywhere."""
+    parts = target.split("+")
+    if objects is None:
+        found = [np.full(shape if part == "map" else (), -1) for part in parts]
+    else:
+        found = [target_of(objects, part, shape) for part in parts]
+    if parts == ["marked", "map"] and objects is not None:
+        found[0] = found[0] + 1
+    return dict(zip(("targets", "maps"), found, strict=False))
+
+
+def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarray:
+    """What a single target asks of a picture of `shape` (height, width): int64, that shape for "map", else ().
+
+    Raises BadImage "not one marked" for "marked".
+    """
+    if target == "map":
+        return _map(objects, shape)
+    if target == "count":
+        return np.array(objects.marked.sum(), np.int64)
+    marked = objects.categories[objects.marked]
+    if len(marked) != 1:
+        raise BadImage("not one marked", f"{len(marked)} objects are marked; to be named, expected one")
+    return marked[0]
+
+
+def _map(objects: Objects, shape: tuple[int, int]) -> np.ndarray:
+    if objects.mask is not None:
+        return np.where(objects.mask == UNKNOWN, -1, objects.mask.astype(np.int64))
+    found = np.zeros(shape, np.int64)
+    for box, category in zip(objects.boxes, objects.categories.tolist(), strict=True):
+        left, top, right, bottom = (max(0, round(side)) for side in (*box[:2], *(box[:2] + box[2:])))
+        found[top:bottom, left:right] = category + 1
+    return found
+
+
+def at_patches(maps: Tensor, patches: int) -> Tensor:
+    """(B, patches): of maps (B, height, width) the pixel in the middle of every square patch, row by row.
+
+    Raises ValueError where so many square patches do not make up the map.
+    """
+    height, width = maps.shape[-2:]
+    patch = math.isqrt(height * width // max(patches, 1))
+    if not patch or height % patch or width % patch or (height // patch) * (width // patch) != patches:
+        raise ValueError(f"a map of {height} × {width} pixels is not made up of {patches} square patches")
+    return maps[:, patch // 2 :: patch, patch // 2 :: patch].flatten(1)

@@ -1,0 +1,370 @@
+"""Measuring pictures in which objects keep their pixels while the canvas grows, and the controls that could empty the claim.
+
+A canvas of H × W is a window on a stored picture, at its stored resolution, that holds the marked objects; smaller canvases of
+a picture lie inside the larger ones. Each canvas is read in five ways, with the weights as they are:
+
+    native       whole, at H × W
+    reduced      resized to the training size first (its shorter side): the cheap way to read a large picture
+    multi_scale  the mean of the probabilities at every size measured up to H × W, the smaller ones by reducing
+    enlarged     the canvas of the training size, enlarged to H × W: as many patches, and no more to be seen
+    tiled        cut into windows of the training size, each read alone; how they are put together is the task's
+
+A larger canvas has a point for a model where native is above all others. `gain` is native less the best of them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from modalities.evaluation import Axis, Cell, CellValue, Evaluator, ModelResult, Score
+from modalities.figures import RULE, curves, finish, name_panel, panels
+from modalities.heldout import Heldout
+from modalities.paired import Observed
+from modalities.results import mean_of_seeds
+from modalities.vision.config import VisionDataConfig
+from modalities.vision.data import HeldoutScenes, heldout_by, heldout_name, open_scenes
+from modalities.vision.images import BadImage
+from modalities.vision.model import VisionTransformer
+from modalities.vision.objects import Objects, check_objects, cut, window_on
+from modalities.vision.shapes import Shape, SizeSettings, check_sizes, lowest_terms, shape_at
+from zoo.slices import slices
+
+__all__ = ["READINGS", "SceneEvaluator", "SceneSettings"]
+
+READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled")
+CHUNK = 64  # scenes in a cell
+FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
+
+
+@dataclass(frozen=True)
+class SceneSettings(SizeSettings):
+    """`samples` counts pictures, the first of a fixed random order (default: all).
+
+    Attributes:
+        sizes: ascending; the training size is always among them. Default: 1, 1.5, 2, 3 and 4 times the training size, in whole
+            patches, as far as the first picture reaches.
+        aspect: (width, height) in lowest terms, of the canvases larger than the training size. Default: that of training.
+    """
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """A window on a picture, and the objects in it."""
+
+    image: Image.Image
+    objects: Objects
+
+    def window(self, left: int, top: int, shape: Shape) -> Canvas:
+        window = (left, top, shape[1], shape[0])
+        return Canvas(cut(self.image, window), self.objects.in_window(window))
+
+    def resized(self, shape: Shape) -> Canvas:
+        """Bicubic, antialiased."""
+        before = (self.image.height, self.image.width)
+        if before == shape:
+            return self
+        image = self.image.resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
+        return Canvas(image, self.objects.resized(before, shape))
+
+
+class SceneEvaluator(Evaluator):
+    """Base of the evaluators of scenes; a subclass says what is asked and how an answer is scored.
+
+    A picture's answer becomes a *tally*, a list of numbers that add up over pictures; `scores_of` makes scores of their sum.
+    `<score>_standard_error` is the delete-one-group jackknife over the groups that pictures vary by (the font of the marked
+    letter, in "scenes"), where a source names no groups over pictures.
+    """
+
+    settings_class = SceneSettings
+    axis = Axis("size", "shorter side of the canvas (pixels, log₂)", "{:g}".format, "train_size")
+    unit = "canvases"
+    paired_over = "groups of pictures"
+    target: ClassVar[str]  # of objects.py
+    default_source: ClassVar[str]
+    main: ClassVar[str]  # the score of figures: rows have it by reading, `<main>` of native and `<reading>_<main>`
+
+    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
+        super().__init__(settings, trained_on)
+        trained = heldout_by(self.trained_on) if self.trained_on else None
+        own = trained if trained is not None and self.target in trained.target.split("+") else self.default_source
+        self.source: str | VisionDataConfig = self.settings.source or own
+
+    @property
+    def heldout(self) -> Heldout[HeldoutScenes]:
+        return open_scenes(self.source)
+
+    @property
+    def source_name(self) -> str:
+        return heldout_name(self.source)
+
+    def trained_at(self, model: VisionTransformer) -> int:
+        return min(model.config.train_size)
+
+    def identity(self, model: VisionTransformer) -> dict[str, Any]:
+        """The sizes too: multi_scale reads them all."""
+        return {"pictures": self.heldout.fingerprint, "shapes": [list(shape) for shape in self._shapes(model)]}
+
+    # ---- what a subclass defines ----
+
+    @abstractmethod
+    def combined(self, tiles: Sequence[tuple[Tensor, int, int]], shape: Shape, patch: int) -> Tensor:
+        """One answer for a canvas of `shape` from its tiles: (probabilities, left, top) of each, in pixels."""
+
+    @abstractmethod
+    def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
+        """What an answer, probabilities as the model gives them for one picture, counts on a canvas."""
+
+    @abstractmethod
+    def scores_of(self, total: np.ndarray) -> dict[str, float]:
+        """Scores from the sum of tallies."""
+
+    @abstractmethod
+    def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
+        """The tally to be expected of an answer given without looking."""
+
+    def answers(self, model: VisionTransformer) -> int:
+        """Among how many answers chance draws."""
+        return self._classes(model)
+
+    @abstractmethod
+    def observation(self, tally: Sequence[float]) -> tuple[str, float, float]:
+        """(score, total, weight) of a tally as a part of its group's score, for paired comparisons."""
+
+    def resampled(self, answer: Tensor, shape: Shape, patch: int) -> Tensor:
+        """An answer of another size as one of a canvas of `shape`; an answer about the whole picture is one of any size."""
+        return answer
+
+    # ---- measurement ----
+
+    def cells(self, model: VisionTransformer) -> list[Cell]:
+        scenes = self.heldout.items
+        count = min(self.settings.samples or len(scenes), len(scenes))
+        cells = []
+        for height, width in self._shapes(model):
+            for part in slices(count, CHUNK):
+                places = range(part.start, part.stop)
+                name = f"{height}x{width}/scenes={part.start}-{part.stop}"
+                data = {"size": min(height, width), "shape": (height, width), "places": places}
+                cells.append(Cell(name, cost=len(places), data=data))
+        return cells
+
+    @torch.inference_mode()
+    def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
+        shape, shapes = cell.data["shape"], self._shapes(model)
+        config, trained = model.config, tuple(model.config.train_size)
+        skipped: Counter[str] = Counter()
+        groups: list[str] = []
+        tallies: dict[str, list[list[float]]] = {name: [] for name in (*READINGS, "chance")}
+        for place in cell.data["places"]:
+            try:
+                image, objects = self.heldout.items[place]
+                check_objects(objects, image.size, self.target, [trained], self._classes(model))
+                across, down = np.random.default_rng([place, 0]).random(2).tolist()  # the same for every size
+                canvas, small = (self._canvas(image, objects, one, (across, down)) for one in (shape, trained))
+            except BadImage as error:
+                skipped[error.reason] += 1
+                continue
+            answers = self._answers(model, canvas, small, [one for one in shapes if min(one) <= min(shape)])
+            for name, (answer, seen) in answers.items():
+                tallies[name].append(self.tally(answer, seen, config.patch_size))
+            tallies["chance"].append(self.chance(canvas, self.answers(model), config.patch_size))
+            groups.append(objects.group or f"picture {int(self.heldout.items.order[place])}")
+            self.advance(1)
+        height, width = shape
+        found = {"size": min(shape), "height": height, "width": width, "skipped": dict(skipped)}
+        return found | {"groups": groups, "tallies": tallies}
+
+    def _canvas(self, image: Image.Image, objects: Objects, shape: Shape, at: tuple[float, float]) -> Canvas:
+        window = window_on(image.size, objects, shape, at)
+        return Canvas(cut(image, window), objects.in_window(window))
+
+    def _answers(
+        self, model: VisionTransformer, canvas: Canvas, small: Canvas, shapes: Sequence[Shape]
+    ) -> dict[str, tuple[Tensor, Canvas]]:
+        """The answer of each reading, and the canvas it is about."""
+        shape, patch = (canvas.image.height, canvas.image.width), model.config.patch_size
+        aspect = lowest_terms(shape[1], shape[0])
+        trained = min(model.config.train_size)
+        scales = [shape_at(size, aspect) for size in sorted({trained, *map(min, shapes)})]
+        at_shape = {one: self.resampled(self._read(model, canvas.resized(one))[0], shape, patch) for one in scales}
+        native, reduced = at_shape[shape], at_shape[scales[0]]
+        grown = small.resized(shape)
+        enlarged = native if shape == tuple(model.config.train_size) else self._read(model, grown)[0]
+        multi_scale = torch.stack(list(at_shape.values())).mean(0)
+        return {
+            "native": (native, canvas),
+            "reduced": (reduced, canvas),
+            "multi_scale": (multi_scale, canvas),
+            "enlarged": (enlarged, grown),
+            "tiled": (self._tiled(model, canvas), canvas),
+        }
+
+    def _tiled(self, model: VisionTransformer, canvas: Canvas) -> Tensor:
+        """Tiles of the training size, the last of a row or column moved inwards where it would stick out."""
+        height, width = model.config.train_size
+        shape = (canvas.image.height, canvas.image.width)
+        tops, lefts = (
+            [min(n * side, most - side) for n in range(-(-most // side))]
+            for side, most in ((height, shape[0]), (width, shape[1]))
+        )
+        corners = [(left, top) for top in tops for left in lefts]
+        read = self._read(model, *(canvas.window(left, top, (height, width)) for left, top in corners))
+        tiles = [(answer, left, top) for answer, (left, top) in zip(read, corners, strict=True)]
+        return self.combined(tiles, shape, model.config.patch_size)
+
+    def _read(self, model: VisionTransformer, *canvases: Canvas) -> list[Tensor]:
+        """Probabilities in float64 of canvases of one shape; of maps (rows, columns, classes)."""
+        first = canvases[0].image
+        patch, like = model.config.patch_size, next(model.parameters())
+        rows, columns = first.height // patch, first.width // patch
+        size = self.settings.batch_size(rows * columns)
+        found: list[Tensor] = []
+        for part in slices(len(canvases), size):
+            pixels = [
+                model.pixels(one.image, first.height, first.width, mode="resized")
+                for one in canvases[part.start : part.stop]
+            ]
+            found += self._answer(model, model(torch.stack(pixels).to(like)).double().cpu())
+        return [one.unflatten(0, (rows, columns)) for one in found] if self.target == "map" else found
+
+    def _answer(self, model: VisionTransformer, logits: Tensor) -> Tensor:
+        """Probabilities (B, classes), or of maps (B, patches, classes), from a model's logits."""
+        if self.target == "map":
+            if logits.ndim != 3:
+                raise ValueError(
+                    f"{self.name} needs a model with logits of every token: trained with data.target='map'"
+                )
+            return logits[:, model.num_prefix_tokens :].softmax(-1)
+        if logits.ndim == 3:
+            if not model.config.class_token:
+                raise ValueError(
+                    f"{self.name} needs a model that answers for the picture: data.target='{self.target}+map'"
+                )
+            logits = logits[:, 0]
+            logits = logits[:, 1:] if self.target == "marked" else logits  # of "marked+map", 0 is the background
+        return logits.softmax(-1)
+
+    def _classes(self, model: VisionTransformer) -> int:
+        """Answers that the model has."""
+        return model.config.num_classes - (self.target == "marked" and getattr(model.config, "global_pool", None) == "")
+
+    # ---- rows, figure, comparison ----
+
+    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+        by_shape: dict[Shape, list[CellValue]] = {}
+        for cell in cells.values():
+            by_shape.setdefault((cell["height"], cell["width"]), []).append(cell)
+        return [self._row(shape, mine) for shape, mine in sorted(by_shape.items(), key=lambda item: min(item[0]))]
+
+    def _row(self, shape: Shape, cells: list[CellValue]) -> dict[str, Any]:
+        groups = [group for cell in cells for group in cell["groups"]]
+        skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
+        if not groups:
+            why = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
+            raise ValueError(
+                f"none of the held-out pictures can be asked for {self.target!r} at {shape[1]}×{shape[0]}: {why}"
+            )
+        row: dict[str, Any] = {"size": min(shape), "height": shape[0], "width": shape[1], "canvases": len(groups)}
+        row |= {"groups": len(set(groups)), "skipped": skipped.total()}
+        row["skipped_because"] = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
+        for reading in (*READINGS, "chance"):
+            tallies = np.array([tally for cell in cells for tally in cell["tallies"][reading]], float)
+            scores, errors = self._with_errors(tallies, groups)
+            lead = "" if reading == "native" else f"{reading}_"
+            row |= {f"{lead}{name}": value for name, value in scores.items()}
+            row |= {f"{lead}{name}_standard_error": value for name, value in errors.items() if reading != "chance"}
+        row["gain"] = row[self.main] - max(row[f"{reading}_{self.main}"] for reading in READINGS[1:])
+        return row
+
+    def _with_errors(self, tallies: np.ndarray, groups: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+        """Scores of all tallies (N, n), and their standard errors √((G − 1)/G · Σ_g (θ_g − θ̄)²), θ_g without group g."""
+        names, of = np.unique(groups, return_inverse=True)
+        sums = np.zeros((len(names), tallies.shape[1]))
+        np.add.at(sums, of, tallies)
+        total, many = sums.sum(0), len(names)
+        scores = self.scores_of(total)
+        if many < 2:
+            return scores, dict.fromkeys(scores, math.nan)
+        left_out = [self.scores_of(total - one) for one in sums]
+        errors = {}
+        for name in scores:
+            values = np.array([one[name] for one in left_out])
+            errors[name] = math.sqrt((many - 1) / many * float(((values - values.mean()) ** 2).sum()))
+        return scores, errors
+
+    def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
+        for group, tally in zip(cell["groups"], cell["tallies"]["native"], strict=True):
+            yield Observed(cell["size"], group, *self.observation(tally))
+
+    def draw(self, results: list[ModelResult], path: Path) -> None:
+        """A panel for each way of reading, all on one scale, with chance; and native less the best of the others."""
+        results = mean_of_seeds(results, self.axis.column)
+        figure, axes = panels(2, 3, width=4.6, height=3.8)
+        columns = [self.main, *(f"{reading}_{self.main}" for reading in READINGS[1:])]
+        titles = (
+            "Read whole",
+            "Reduced to the training size",
+            "Mean of the sizes up to it",
+            "Enlarged, no more to see",
+            "In tiles",
+        )
+        label = next(score.label for score in self.scores if score.column == self.main)
+        for axis, column, title in zip(axes, columns, titles, strict=False):
+            curves(axis, results, Score(column, label, unit_interval=True), self.axis)
+            chance = results[0].rows
+            axis.plot(
+                [r["size"] for r in chance], [r[f"chance_{self.main}"] for r in chance], **RULE | {"linestyle": ":"}
+            )
+            name_panel(axis, title)
+        curves(axes[5], results, Score("gain", "whole − best of the others", linear=True), self.axis)
+        axes[5].axhline(0.0, **RULE)
+        name_panel(axes[5], "What reading large gains; dotted: chance")
+        finish(figure, axes, results, path)
+
+    # ---- sizes ----
+
+    def _shapes(self, model: VisionTransformer) -> list[Shape]:
+        """(height, width) of every canvas, ascending: that of training, then those of the settings."""
+        settings, config = self.settings, model.config
+        height, width = config.train_size
+        aspect = settings.aspect or lowest_terms(width, height)
+        step, trained = config.patch_size * min(aspect), min(height, width)
+        if settings.sizes is None:
+            sizes = {round(factor * trained / step) * step for factor in FACTORS}
+            reach = self._reach(aspect)
+            sizes = {size for size in sizes if size <= reach}
+        else:
+            check_sizes(settings.sizes, step, config.patch_size, aspect)
+            sizes = set(settings.sizes)
+        if small := sorted(size for size in sizes if size < trained):
+            raise ValueError(f"sizes {small} are below the training size; expected {trained} or more")
+        if aspect == lowest_terms(width, height):
+            sizes.add(trained)
+        if not sizes:
+            raise ValueError(
+                f"pictures of {self.heldout.name!r} are smaller than a canvas of {trained} pixels at this aspect"
+            )
+        return [shape_at(size, aspect) for size in sorted(sizes)]
+
+    def _reach(self, aspect: tuple[int, int]) -> int:
+        """The largest shorter side at an aspect that the first picture has; ValueError where none can be read."""
+        scenes = self.heldout.items
+        for place in range(len(scenes)):
+            try:
+                image, _ = scenes[place]
+            except BadImage:
+                continue
+            unit = shape_at(min(aspect), aspect)  # (height, width) in lowest terms
+            return min(image.height // unit[0], image.width // unit[1]) * min(aspect)
+        raise ValueError(f"none of the held-out pictures of {self.heldout.name!r} can be read")

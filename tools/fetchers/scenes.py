@@ -1,0 +1,113 @@
+"""Crowds of letters as shards: pictures, and what stands where in them.
+
+    python tools/fetchers/scenes.py --out FOLDER      without a download: matplotlib's fonts over textures, smaller sets
+
+Two sets, `SCENES`: in "scenes" one letter is ringed, which is the label; in "scenes-count" none to `MOST_RINGS` are, and how
+many is the label. KEY.json of both has {"objects": {"bbox": [[left, top, width, height], …], "category": […], "marked": […]}}
+in pixels, as Hugging Face's detection sets have it; of "scenes" also "group", the font of the ringed letter.
+
+Training pictures are larger than what models are trained at: a window on them that holds the rings is cut out for each view.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Annotated, Any
+
+if __name__ == "__main__":  # `tools` from the checkout
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import numpy as np
+import PIL
+import typer
+from PIL import features
+
+from modalities.files import new_folder
+from tools.fetchers.shards import Sample, write_shards
+from tools.glyphs.crowds import Background, crowd, draw, texture
+from tools.glyphs.letters import CLASSES, builtin_fonts
+
+SCENES = ("scenes", "scenes-count")
+SIZES = {"train": 160, "heldout": 384}  # pixels of a side
+TRAIN_SCENES, HELDOUT_SCENES = 20_000, 520
+MOST_RINGS = 4  # as many as 96 pixels have room for
+WITHIN = 96  # pixels of a square that holds all rings, so that a window of training does
+SEED = 0
+
+
+def write_scenes(
+    folder: Path,
+    kind: str,
+    fonts: Mapping[str, Sequence[str]],
+    backgrounds: Mapping[str, Background],
+    *,
+    counts: Mapping[str, int] | None = None,
+    made_with: Mapping[str, Any] | None = None,
+) -> dict[str, int]:
+    """Draw a set of `SCENES` into folder/train and folder/heldout; returns the number of pictures of each.
+
+    fonts, backgrounds, counts: of each split. Ringed letters walk through the letters, then the fonts.
+    """
+    made = {}
+    for split, count in (counts or {"train": TRAIN_SCENES, "heldout": HELDOUT_SCENES}).items():
+        versions = {"pillow": PIL.__version__, "freetype": features.version("freetype2"), "numpy": np.__version__}
+        index = {"classes": CLASSES, "size": SIZES[split], "seed": SEED, "made_with": {**(made_with or {}), **versions}}
+        jobs = [(kind, split, number) for number in range(count)]
+        with Pool(initializer=_give, initargs=(tuple(fonts[split]), backgrounds[split])) as pool:
+            samples = pool.imap(_draw_sample, jobs, chunksize=16)
+            made[split] = write_shards(folder / split, samples, name=kind, per_shard=2000, total=count, index=index)
+    return made
+
+
+_given: tuple[Sequence[str], Background]  # of a worker: once, since photographs are large
+
+
+def _give(*given: Any) -> None:
+    global _given
+    _given = given
+
+
+def _draw_sample(job: tuple[str, str, int]) -> Sample:
+    """Picture `number` of a kind's split."""
+    (kind, split, number), (fonts, background) = job, _given
+    rng, side = np.random.default_rng([SEED, SCENES.index(kind), split == "heldout", number]), SIZES[split]
+    if kind == "scenes":
+        label = number % len(CLASSES)
+        marked = [(fonts[number // len(CLASSES) % len(fonts)], CLASSES[label])]
+    else:
+        label = number % (MOST_RINGS + 1)
+        drawn = rng.integers([len(fonts), len(CLASSES)], size=(label, 2)).tolist()
+        marked = [(fonts[font], CLASSES[letter]) for font, letter in drawn]
+    what = crowd(rng, fonts, (side, side), marked=marked, within=WITHIN)
+    picture, boxes = draw(what, background(rng, side, side))
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=92, subsampling=0)
+    objects = {
+        "bbox": boxes,
+        "category": [CLASSES.index(letter.letter) for letter in what.letters],
+        "marked": [letter.marked for letter in what.letters],
+    }
+    group = {"group": Path(marked[0][0]).name} if kind == "scenes" else {}
+    return Sample(stream.getvalue(), label, {"objects": objects, **group})
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="folder to make; must not exist")],
+    train: Annotated[int, typer.Option(help="training scenes of each set")] = 4000,
+    heldout: Annotated[int, typer.Option(help="held-out scenes of each set")] = 104,
+) -> None:
+    if out.exists():
+        raise typer.BadParameter(f"{out} exists; remove it, or name another folder with --out")
+    fonts = {split: [str(path) for path in builtin_fonts(split)] for split in ("train", "heldout")}
+    with new_folder(out, "scenes/train/index.json") as folder:
+        for kind in SCENES:
+            grounds = {"train": texture, "heldout": texture}
+            write_scenes(folder / kind, kind, fonts, grounds, counts={"train": train, "heldout": heldout})
+
+
+if __name__ == "__main__":
+    typer.run(main)

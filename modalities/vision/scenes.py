@@ -81,6 +81,7 @@ class Canvas:
 class SceneEvaluator(Evaluator):
     """Base of the evaluators of scenes; a subclass says what is asked and how an answer is scored.
 
+    Pictures that cannot be asked for the target, or are smaller than a canvas, are left out and counted as `skipped`.
     A picture's answer becomes a *tally*, a list of numbers that add up over pictures; `scores_of` makes scores of their sum.
     `<score>_standard_error` is the delete-one-group jackknife over the groups that pictures vary by (the font of the marked
     letter, in "scenes"), where a source names no groups over pictures.

@@ -71,8 +71,13 @@ class DnaConfig(DecoderConfig):
             raise ValueError(f"num_targets {self.num_targets} must lie in 1..vocab_size={self.vocab_size}")
 
 
+TINY: dict[str, Any] = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
+# Of the copy expert: from contexts of which 8 million bases repeat most by chance to those that only copies share; and 8.4 million
+# bases of memory, for the 8.2 million of tiny training and the ends of rows.
+COPY: dict[str, Any] = dict(copy_orders=[11, 12, 14, 16, 20, 24], copy_memory=1 << 23)
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
+    "copy_tiny": TINY | COPY | dict(train_context=1024),  # before "tiny", in which its names end too
+    "tiny": TINY | dict(train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
     # GOAT, human genome: the released script; and 125M parameters on single bases, where the paper names the size and no layers
     "25m": dict(dim=512, num_layers=8, num_heads=8, hidden_dim=1376, train_context=1024),

@@ -48,7 +48,6 @@ class CopyExpert(nn.Module):
 
     memory: Tensor  # (⌈memory / 3⌉,) uint8, three digits to a byte: 1 to 4 a base, 0 the end of a row
     held: Tensor  # () int64, bytes written
-    floor: Tensor  # (E, 1), a_e
 
     def __init__(self, dim: int, orders: Sequence[int], memory: int) -> None:
         super().__init__()
@@ -57,8 +56,6 @@ class CopyExpert(nn.Module):
         self.gate_out = nn.Linear(GATE, experts)
         nn.init.zeros_(self.gate_out.weight)
         nn.init.zeros_(self.gate_out.bias)
-        floor = torch.tensor([1.0 if k < RARE else 1 / 16 for k in self.orders * 2])
-        self.register_buffer("floor", floor[:, None], persistent=False)
         self.register_buffer("memory", torch.zeros(-(-memory // PACKED), dtype=torch.uint8))
         self.register_buffer("held", torch.zeros((), dtype=torch.int64))
         self._index: tuple[Any, Index] | None = None
@@ -107,21 +104,21 @@ class CopyExpert(nn.Module):
     # ---- the prior ----
 
     def forward(self, tokens: Tensor, features: Tensor, segments: Tensor | None = None) -> Tensor:
-        """(B, S, 4) float32, Σ_e g_e log p_e up to a constant, of the base after each of the last S tokens.
+        """(B, S, 4), in float32 or wider, Σ_e g_e log p_e up to a constant, of the base after each of the last S tokens.
 
         Args:
             tokens: (B, T) ids of all that was read; those above 3 are no bases.
             features: (B, S, C) of the last S tokens.
             segments: (B, T) document ids; nothing of another document counts.
         """
-        last = features.shape[1]
+        wide = torch.promote_types(features.dtype, torch.float32)
         with torch.no_grad():
-            log_p, statistics = self._evidence(tokens, last, segments)
-        statistics = torch.cat([features.to(self.gate_in.weight.dtype), statistics.to(self.gate_in.weight.dtype)], -1)
-        gates = self.gate_out(F.silu(self.gate_in(statistics)))
-        return torch.einsum("bse,bsex->bsx", gates.float(), log_p)
+            log_p, statistics = self._evidence(tokens, features.shape[1], segments, wide)
+        given = torch.cat([features, statistics.to(features.dtype)], -1)
+        gates = self.gate_out(F.silu(self.gate_in(given))).to(wide)
+        return torch.einsum("bse,bsex->bsx", gates, log_p)
 
-    def _evidence(self, tokens: Tensor, last: int, segments: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _evidence(self, tokens: Tensor, last: int, segments: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
         """Centred log p_e (B, S, E, 4), and what the gates are told of it (B, S, (2 + RECENT)·E), at the last S tokens."""
         seen = min(tokens.shape[1], last + max(RECENT))  # success is averaged over places before
         row = counts_so_far(tokens, self.orders, segments)[:, -seen:]
@@ -130,9 +127,10 @@ class CopyExpert(nn.Module):
             reach = seen + LONGEST
             ids = None if segments is None else segments[:, -reach:]
             total = row + index.counts(tokens[:, -reach:], self.orders, ids)[:, -seen:]
-        counts = torch.cat([total, row], 2).float()
+        counts = torch.cat([total, row], 2).to(wide)
         number = counts.sum(-1)
-        log_p = ((counts + self.floor) / (number[..., None] + 4 * self.floor)).log()
+        floor = torch.tensor([1.0 if k < RARE else 1 / 16 for k in self.orders * 2]).to(counts)[:, None]
+        log_p = ((counts + floor) / (number[..., None] + 4 * floor)).log()
         clear = log_p.amax(-1) + math.log(4)
         success = self._success(log_p, tokens[:, -seen:], None if segments is None else segments[:, -seen:])
         statistics = torch.cat([number.log1p() / 4, clear, *success], -1)
@@ -154,5 +152,5 @@ class CopyExpert(nn.Module):
         for width in RECENT:
             start = torch.maximum(first, place - width).clamp(min=0)
             mean = (sums - sums.gather(1, start[..., None].expand_as(sums))) / width
-            found.append(mean.float())
+            found.append(mean.to(log_p.dtype))
         return found

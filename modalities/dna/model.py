@@ -108,7 +108,7 @@ class DnaDecoder(Decoder):
         last: int | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """As `Decoder.forward_features`; with a copy expert (B, T, C + 4), its logits behind the features, in float32.
+        """As `Decoder.forward_features`; with a copy expert (B, T, C + 4), its logits behind the features, in float32 or wider.
 
         Raises:
             ValueError: with a copy expert, for embeddings instead of ids, and while the model is exported.
@@ -123,7 +123,8 @@ class DnaDecoder(Decoder):
             raise ValueError("a model with a copy expert cannot be exported: how much it looks up depends on the bases")
         if cache is not None:
             tokens, segments = cache.keep(tokens), cache.segments
-        return torch.cat([features.float(), self.copy_expert(tokens, features, segments)], -1)
+        copied = self.copy_expert(tokens, features, segments)
+        return torch.cat([features.to(copied.dtype), copied], -1)
 
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, V) float32 logits from what `forward_features` gives; −inf from `num_targets` on."""

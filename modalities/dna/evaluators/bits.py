@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from modalities.decoder.scoring import position_buckets
-from modalities.dna.baselines import BASELINES, COMPRESSORS, MARKOV
+from modalities.dna.baselines import BASELINES, MARKOV
 from modalities.dna.evaluation import DnaEvaluator, DnaLengthSettings, StrandSettings, strands_of, window_of
 from modalities.dna.scoring import BIT, score_windows
 from modalities.dna.splits import Region
@@ -98,7 +98,7 @@ class Bits(Likelihood):
 
     The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one.
     Positions are in tokens, in octaves, and left out for both strands, where a base is at two positions. A tokenizer of more
-    than single bases has a token accuracy instead; a compressor has none.
+    than single bases has a token accuracy instead.
     """
 
     name = "bits"
@@ -167,8 +167,8 @@ class Bits(Likelihood):
             place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
             axis.annotate(text, (0.99, chance), fontsize=7.5, color="0.35", **place)
             axis.set_ylim(view(results, score.column, chance))
-        where = [n for n, result in enumerate(results) if result.method not in ("uniform", *COMPRESSORS)]
-        if where:  # the others are alike at every position
+        where = [n for n, result in enumerate(results) if result.method != "uniform"]
+        if where:  # uniform is alike at every position
             known, their_styles = [results[n] for n in where], [styles[n] for n in where]
             position_curves(axes[2], known, "position_bits", "bits per base", styles=their_styles)
             axes[2].axhline(2.0, **RULE)
@@ -180,7 +180,7 @@ def parts(point: Any, unit: str, cell: CellValue, where: slice = slice(None)) ->
     """What the stretches `where` of a cell say about a unit: bits per base, and the accuracy where there is one."""
     yield Observed(point, unit, "bits_per_base", sum(cell["bits"][where]), sum(cell["bases"][where]))
     correct = sum(cell["correct"][where])
-    if not math.isnan(correct):  # a compressor's is
+    if not math.isnan(correct):  # as where nothing is predicted
         yield Observed(point, unit, cell["score"], correct, sum(cell["tokens"][where]))
 
 
@@ -251,7 +251,7 @@ def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------ baselines in figures
 
-GREYS = {"uniform": ("0.75", "-"), "gzip": ("0.65", ":"), "xz": ("0.65", "-.")}
+GREYS = {"uniform": ("0.75", "-"), "mixer": ("0.0", "-.")}
 
 
 def with_styles(
@@ -259,23 +259,20 @@ def with_styles(
 ) -> tuple[list[ModelResult], list[dict[str, Any]]]:
     """What figures draw, and its styles: models as everywhere, baselines as grey lines without markers.
 
-    Of Markov chains only those of the fewest `bits` and of the highest order are drawn. The legend names the compressors
-    that are outside `view`.
+    Of Markov chains only those of the fewest `bits` and of the highest order are drawn.
     """
     chains = [result for result in results if result.method in MARKOV]
     kept = [min(chains, key=bits), max(chains, key=lambda r: MARKOV.index(r.method))] if chains else []
     results = [result for result in results if result.method not in MARKOV or any(result is chain for chain in kept)]
     given = iter(styles_of([result for result in results if result.method not in (*GREYS, *MARKOV)]))
-    high, styles = view(results, "bits_per_base", 2.0)[1], []
+    styles = []
     for result in results:
         if result.method in MARKOV:
             color, dash, note = ("0.2", "-", "best order") if result is kept[0] else ("0.45", "--", "highest order")
             note = "best and highest order" if kept[0] is kept[1] else note
             note = f" ({note})" if len(chains) > 1 else ""
         elif result.method in GREYS:
-            color, dash = GREYS[result.method]
-            most = max(_values(result, "bits_per_base"), default=0.0)
-            note = f" (out of view, to {most:.2f})" if most > high else ""
+            (color, dash), note = GREYS[result.method], ""
         else:
             styles.append(next(given))
             continue
@@ -285,8 +282,8 @@ def with_styles(
 
 
 def view(results: Sequence[ModelResult], column: str, chance: float) -> tuple[float, float]:
-    """Limits that hold `chance`, models and chains, but not compressors, whose headers dominate short windows."""
-    shown = [chance, *(value for r in results if r.method not in COMPRESSORS for value in _values(r, column))]
+    """Limits that hold `chance` and all results."""
+    shown = [chance, *(value for result in results for value in _values(result, column))]
     room = 0.08 * (max(shown) - min(shown)) or 0.08 * chance
     return min(shown) - room, max(shown) + room
 

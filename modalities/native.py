@@ -29,7 +29,9 @@ def compile_library(source: Path, target: Path, *flags: str) -> None:
     """
     cc = compiler()
     if cc is None:
-        raise OSError(f"{source.name} is compiled when first used, and no C compiler is installed: expected cc, gcc or clang")
+        raise OSError(
+            f"{source.name} is compiled when first used, and no C compiler is installed: expected cc, gcc or clang"
+        )
     command = [cc, "-shared", "-fPIC", "-O3", "-o", str(target), str(source), *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -44,7 +46,9 @@ def library(source: Path) -> ctypes.CDLL:
     kept = data_folder() / "cache" / f"{source.stem}-{digest}.so"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:  # processes that compile at the same time do no harm
+        with tempfile.TemporaryDirectory(
+            dir=kept.parent
+        ) as folder:  # processes that compile at the same time do no harm
             made = Path(folder, kept.name)
             compile_library(source, made, "-lm")
             os.replace(made, kept)

@@ -68,6 +68,8 @@ class CopyExpert(nn.Module):
         Raises:
             ValueError: in a run of several processes, whose memories would differ.
         """
+        if not len(self.memory):
+            return
         if torch.distributed.is_initialized() and (ranks := torch.distributed.get_world_size()) > 1:
             raise ValueError(
                 f"a memory is written by one process, and this run has {ranks}: train on one, or set copy_memory to 0"

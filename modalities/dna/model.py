@@ -62,7 +62,9 @@ class DnaConfig(DecoderConfig):
         if orders != sorted(set(orders)) or not all(1 <= order <= LONGEST for order in orders):
             raise ValueError(f"copy_orders={orders}: expected ascending numbers of bases from 1 to {LONGEST}")
         if orders and self.tokenizer != "bases":
-            raise ValueError(f"copy_orders={orders} with tokenizer {self.tokenizer!r}: copies are of single bases, 'bases'")
+            raise ValueError(
+                f"copy_orders={orders} with tokenizer {self.tokenizer!r}: copies are of single bases, 'bases'"
+            )
         if self.copy_memory and not orders:
             raise ValueError(f"copy_memory={self.copy_memory} without copy_orders, such as [11, 12, 14, 16, 20, 24]")
         if self.strands not in ("one", "both"):
@@ -72,8 +74,8 @@ class DnaConfig(DecoderConfig):
 
 
 TINY: dict[str, Any] = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
-# Of the copy expert: from contexts of which 8 million bases repeat most by chance to those that only copies share; and 8.4 million
-# bases of memory, for the 8.2 million of tiny training and the ends of rows.
+# Of the copy expert: contexts that 8 million bases repeat by chance, to those that copies alone share; and a memory of 8.4
+# million bases, for the 8.2 million of tiny training and the ends of rows.
 COPY: dict[str, Any] = dict(copy_orders=[11, 12, 14, 16, 20, 24], copy_memory=1 << 23)
 SIZES: dict[str, dict[str, Any]] = {
     "copy_tiny": TINY | COPY | dict(train_context=1024),  # before "tiny", in which its names end too
@@ -196,8 +198,9 @@ def next_token_loss(model: DnaDecoder, batch: dict[str, Tensor]) -> tuple[Tensor
     if config.strands == "both":
         batch = both_strands(batch, config.tokenizer)
     loss, _ = causal_lm_loss(model, batch)
-    if config.copy_memory and model.copy_expert.training:
-        model.copy_expert.remember(given["tokens"], given["segments"])
+    expert = model.copy_expert
+    if expert is not None and expert.training:
+        expert.remember(given["tokens"], given["segments"])
     weights, widths = target_weights(batch), torch.from_numpy(load_tokenizer(config.tokenizer).widths)
     bases = (weights * widths.to(weights.device)[batch["tokens"][:, 1:]]).sum() / weights.sum()
     return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}

@@ -13,8 +13,8 @@ from modalities import native
 from modalities.dna.baselines import create_baseline, mixer
 from modalities.dna.baselines.mixer import LEARNING, ORDERS, RATE, RECENT, ContextMixer, Mixer, draw_rows
 from modalities.dna.bases import reverse_complement
-from modalities.dna.data import build_loader, open_heldout
 from modalities.dna.config import DnaDataConfig
+from modalities.dna.data import build_loader, open_heldout
 from modalities.dna.sources import find_source
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="needs a C compiler")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tools.faults import trials
 from modalities.native import compiler
+from tools.faults import trials
 from tools.faults.injector import Fault, Server, server
 from tools.faults.trials import Outcome
 

@@ -4,7 +4,7 @@
 
 n_i counts c_i x on both strands: of ORDERS in BASES of the training regions and in the window so far, of RECENT in the window
 alone. Nothing is fitted but the weights w, a set for each longest context that was seen before; they go on learning as a window
-is read, by gradient steps on its log-likelihood. Counts and weights go back to what training left after every window, so nothing
+is read, by gradient steps on its log-likelihood. Counts and weights go back to what training left after every window: nothing
 crosses windows. Log-linear mixing with weights learned online is that of PAQ (Mahoney 2005); context models of several orders
 with inverted repeats are those of GeCo (Pratas et al. 2016).
 """

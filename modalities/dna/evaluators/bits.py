@@ -33,9 +33,9 @@ class Likelihood(DnaEvaluator):
     """Evaluators that score windows of held-out stretches: `samples` stretches of every held-out contig that has room; by
     default as many as read about `default_bases` at each length.
 
-    A cell is a length and a few stretches of one contig. Stretches are as long as the longest length and serve every length,
-    cut into windows that do not overlap, each read from BOS: all lengths predict the same bases, up to the remainder of a
-    stretch that is not a whole number of windows. Contigs weigh equally, whatever their size.
+    A cell is a length and a few stretches of one contig. Stretches are at least as long as the longest length and serve every
+    length, cut into windows that do not overlap, each read from BOS: all lengths predict the same bases, up to the remainder
+    of a stretch that is not a whole number of windows. Contigs weigh equally, whatever their size.
     """
 
     default_bases = 1 << 18
@@ -49,22 +49,26 @@ class Likelihood(DnaEvaluator):
         """In tokens, ascending."""
         return self.points(model)
 
+    def stretch(self, model: ZooModel) -> int:
+        """Bases of a stretch."""
+        return window_of(model, self.lengths(model)[-1])
+
     def samples(self, model: ZooModel) -> int:
-        stretch = window_of(model, self.lengths(model)[-1])
-        return self.settings.samples or max(1, self.default_bases // (len(self.heldout.items.contigs) * stretch))
+        bases = len(self.heldout.items.contigs) * self.stretch(model)
+        return self.settings.samples or max(1, self.default_bases // bases)
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
         return {
             "heldout": self.heldout.fingerprint,
             "seed": self.settings.seed,
-            "stretch": window_of(model, self.lengths(model)[-1]),
+            "stretch": self.stretch(model),
             "samples": self.samples(model),
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
         }
 
     def cells(self, model: ZooModel) -> list[Cell]:
         lengths = self.lengths(model)
-        longest = window_of(model, lengths[-1])
+        longest = self.stretch(model)
         found = self.stretches(longest, self.samples(model), self.settings.seed)
         group, left_out = max(1, CELL_BASES // longest), len(self.heldout.items.contigs) - len(found)
         cells = []
@@ -96,6 +100,8 @@ class BitsSettings(DnaLengthSettings, StrandSettings):
 class Bits(Likelihood):
     """NLL, bits per base and next-base accuracy against length, and bits by position in windows of the longest length.
 
+    Whichever lengths are asked for, stretches are as long as the longest of the default ones: a length has the same number in
+    every table. A longer length alone makes them longer.
     The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one.
     Positions are in tokens, in octaves, and left out for both strands, where a base is at two positions. A tokenizer of more
     than single bases has a token accuracy instead.
@@ -111,6 +117,10 @@ class Bits(Likelihood):
     )
     settings_class = BitsSettings
     paired_over = "contigs"
+
+    def stretch(self, model: ZooModel) -> int:
+        default = tuple(self.trained_at(model) * factor for factor in self.settings.factors)
+        return max(super().stretch(model), window_of(model, self.with_room(model, default)[-1]))
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
         return super().identity(model) | {"strands": strands_of(model, self.settings)}

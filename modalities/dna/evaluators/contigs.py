@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from modalities.dna.baselines import BASELINES
+from modalities.dna.evaluation import window_of
 from modalities.dna.evaluators.bits import Bits, by_contig, parts, summary, view, with_styles
 from modalities.dna.splits import Region
 from modalities.evaluation import Axis, CellValue, ModelResult, Observed, Score
@@ -34,6 +35,9 @@ class Contigs(Bits):
 
     def lengths(self, model: ZooModel) -> tuple[int, ...]:
         return (self.settings.lengths[-1] if self.settings.lengths else 4 * self.trained_at(model),)
+
+    def stretch(self, model: ZooModel) -> int:
+        return window_of(model, self.lengths(model)[-1])
 
     def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
         data = self.heldout.items

@@ -42,11 +42,11 @@ class CopyExpert(nn.Module):
     Args:
         dim: C, the width of features.
         orders: k, ascending, 1 to LONGEST.
-        memory: bases of training rows that are kept, the end of a row counting as one, rounded up to a multiple of 3. What is
+        memory: bases of training rows that are kept, the start of a row counting as one, rounded up to a multiple of 3. What is
             read when it is full is not kept.
     """
 
-    memory: Tensor  # (⌈memory / 3⌉,) uint8, three digits to a byte: 1 to 4 a base, 0 the end of a row
+    memory: Tensor  # (⌈memory / 3⌉,) uint8, three digits to a byte: 1 to 4 a base, 0 none
     held: Tensor  # () int64, bytes written
 
     def __init__(self, dim: int, orders: Sequence[int], memory: int) -> None:
@@ -63,7 +63,8 @@ class CopyExpert(nn.Module):
     # ---- the memory ----
 
     def remember(self, tokens: Tensor, segments: Tensor) -> None:
-        """Keep the bases of rows (B, L+1), if there is room for all of them. Ids above 3, and padding, end a sequence.
+        """Keep the bases of rows (B, L+1), if there is room for all of them. Ids above 3, such as the start of a row, and padding
+        part sequences.
 
         Raises:
             ValueError: in a run of several processes, whose memories would differ.
@@ -75,8 +76,7 @@ class CopyExpert(nn.Module):
                 f"a memory is written by one process, and this run has {ranks}: train on one, or set copy_memory to 0"
             )
         digits = torch.where((tokens < 4) & (segments >= 0), tokens + 1, 0)
-        digits = F.pad(digits, (0, 1)).flatten()
-        digits = F.pad(digits, (0, -len(digits) % PACKED)).view(-1, PACKED)
+        digits = F.pad(digits.flatten(), (0, -digits.numel() % PACKED)).view(-1, PACKED)
         packed = (digits @ torch.tensor([25, 5, 1], device=digits.device)).to(torch.uint8)
         start = int(self.held)
         if start + len(packed) <= len(self.memory):

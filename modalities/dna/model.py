@@ -75,7 +75,7 @@ class DnaConfig(DecoderConfig):
 
 TINY: dict[str, Any] = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
 # Of the copy expert: contexts that 8 million bases repeat by chance, to those that copies alone share; and a memory of 8.4
-# million bases, for the 8.2 million of tiny training and the ends of rows.
+# million bases, for the 8.2 million of tiny training and the starts of rows.
 COPY: dict[str, Any] = dict(copy_orders=[11, 12, 14, 16, 20, 24], copy_memory=1 << 23)
 SIZES: dict[str, dict[str, Any]] = {
     "copy_tiny": TINY | COPY | dict(train_context=1024),  # before "tiny", in which its names end too

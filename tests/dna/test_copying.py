@@ -142,7 +142,7 @@ def test_the_memory_is_what_training_read() -> None:
     loss, _ = next_token_loss(made, batch)
     loss.backward()
     assert made.copy_expert.gate_out.weight.grad.abs().sum() > 0
-    assert int(expert.held) == before + 34  # 2 rows of 51 digits, three to a byte
+    assert int(expert.held) == before + 34  # 2 rows of 50 digits, three to a byte
     made.eval()
     assert expert.index().counts(tokens, [12])[:, 11:-1].sum() >= 2 * 38 - 13  # but for where a base is unknown
     for _ in range(9):

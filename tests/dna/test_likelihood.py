@@ -199,7 +199,9 @@ def test_strands_compare_windows_with_their_reverse_complements(source):
     both, _ = measure("contigs", model, dict(lengths=(128,), samples=4, **source, strands="both"))
     long = [row["bits_per_base"] for row in both if row["contig"] != "short"]
     assert np.mean(long) == pytest.approx(rows[1]["both_strands_bits"], rel=1e-5)
-    assert "position_bits" not in measure("bits", model, dict(lengths=(128,), samples=1, **source, strands="both"))[0][0]
+    assert (
+        "position_bits" not in measure("bits", model, dict(lengths=(128,), samples=1, **source, strands="both"))[0][0]
+    )
 
 
 def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monkeypatch):

@@ -173,18 +173,6 @@ def seeds(
 SMALL_GENOMES = "genomes:falciparum,knowlesi,ustilago,zymoseptoria,yeast"  # what the tiny models were trained on
 
 
-def repeated(genome: Any, contig: str, windows: np.ndarray) -> np.ndarray:
-    """(N,) the share of the 16-mers of windows of a contig that stand more than once, on either strand, in its file."""
-    from modalities.dna.baselines.markov import kmers
-    from modalities.dna.bases import reverse_complement
-
-    names = [c.name for c in genome.contigs if c.file == genome[contig].file]
-    table = np.sort(np.concatenate([kmers(genome.codes(name), 16) for name in names]))
-    both = [np.stack([kmers(w, 16) for w in strand]) for strand in (windows, reverse_complement(windows))]
-    counts = [np.searchsorted(table, w, side="right") - np.searchsorted(table, w) for w in (both[0], both[1][:, ::-1])]
-    return (sum(counts) > 1).mean(1)
-
-
 def zpaq(primed: np.ndarray, held: dict[str, np.ndarray]) -> dict[str, float]:
     """Bits a base of windows, one after the other, in an archive of `zpaq -m5` behind the rows that it is primed with."""
     from modalities.dna.bases import decode
@@ -233,6 +221,7 @@ def context_mixer(
     """Bits a base of held-out windows: GOAT, RoPE, and a context mixer. Nothing crosses windows, but in zpaq."""
     from modalities.dna.baselines.mixer import BASES, ORDERS, RATE, ROW, Mixer, draw_rows
     from modalities.dna.data import open_heldout
+    from modalities.dna.repeats import WORD, repeated_words
     from modalities.dna.sources import find_source
 
     if length % 256 or length < 256:
@@ -249,7 +238,8 @@ def context_mixer(
     packed, done = zpaq(rows, held) if shutil.which("zpaq") else {}, 0
     for contig, codes in held.items():
         bits = {name: cost[done : done + len(codes)].mean(1) for name, cost in every.items()}
-        again, done = repeated(data.genome, contig, codes), done + len(codes)
+        again = repeated_words(data.genome, contig, codes)[:, WORD - 1 :].mean(1)
+        done += len(codes)
         for part, chosen in {"all": again >= 0, "unique": again <= 0.5, "repeats": again > 0.5}.items():
             at, these = {"contig": contig, "part": part}, {name: values[chosen] for name, values in bits.items()}
             if chosen.any():

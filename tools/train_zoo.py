@@ -316,7 +316,7 @@ FAMILIES = {
         axis="length",
         calls=(
             Call("bits", ("--lengths", "256,1024,4096,16384,65536"), ("markov-12", "mixer", "uniform")),
-            Call("contigs", ("--lengths", "4096", "--samples", "187"), ("markov-12", "mixer", "uniform")),
+            Call("contigs,parts", ("--lengths", "4096", "--samples", "187"), ("markov-12", "mixer", "uniform")),
         ),
         describe=describe_dna,
         explain=EXPLAIN_DNA,

@@ -63,8 +63,7 @@ class CopyExpert(nn.Module):
     # ---- the memory ----
 
     def remember(self, tokens: Tensor, segments: Tensor) -> None:
-        """Keep the bases of rows (B, L+1), if there is room for all of them. Ids above 3, such as the start of a row, and padding
-        part sequences.
+        """Keep the bases of rows (B, L+1), if there is room for all. Ids above 3, as a row's start, and padding part them.
 
         Raises:
             ValueError: in a run of several processes, whose memories would differ.

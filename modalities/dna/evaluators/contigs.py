@@ -26,7 +26,7 @@ class Contigs(Bits):
 
     name = "contigs"
     summary = "NLL, bits per base and next-base accuracy of each held-out contig at one length"
-    scores = (Score("bits_per_base"), Score("accuracy"), Score("token_accuracy"))
+    scores: tuple[Score, ...] = (Score("bits_per_base"), Score("accuracy"), Score("token_accuracy"))
     axis = Axis("contig", "held-out contig")
     paired_over = "stretches"
 

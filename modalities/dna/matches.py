@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -87,16 +88,24 @@ class Index:
     def __init__(self, codes: Tensor) -> None:
         digits = torch.where((codes >= 0) & (codes < 4), codes + 1, 0).to(torch.int64)
         other = torch.where(digits > 0, 5 - digits, 0).flip(0)
-        self.words = torch.cat([self._words(digits), self._words(other)]).sort().values
+        words = torch.cat([self._words(digits), self._words(other)])
+        self.words = torch.from_numpy(np.sort(words.numpy(force=True))).to(
+            codes.device
+        )  # torch would keep the order, too
 
     @staticmethod
     def _words(digits: Tensor) -> Tensor:
-        padded, found = F.pad(digits, (0, LONGEST)), torch.zeros_like(digits)
-        known = torch.ones_like(digits, dtype=torch.bool)
-        for k in range(LONGEST + 1):
-            digit = padded[k : k + len(digits)]
-            known &= digit > 0
-            found = 5 * found + digit * known
+        """Those of one strand that have a base; of twice the length, and one more, by the binary digits of LONGEST + 1."""
+
+        def followed(words: Tensor, size: int, by: Tensor, length: int) -> Tensor:
+            after = F.pad(by[size:], (0, size))
+            return words * 5**length + after.where(words % 5 > 0, 0)  # a word that ended stays ended
+
+        found, size = digits, 1
+        for bit in f"{LONGEST + 1:b}"[1:]:
+            found, size = followed(found, size, found, size), 2 * size
+            if bit == "1":
+                found, size = followed(found, size, digits, 1), size + 1
         return found[found > 0]
 
     def counts(self, codes: Tensor, orders: Sequence[int], segments: Tensor | None = None) -> Tensor:

@@ -194,7 +194,7 @@ def costs(codes: np.ndarray, others: Sequence[str]) -> dict[str, np.ndarray]:
     whole = codes.shape[1]
     asked = [(name, f"dna_{name}_tiny.genomes", (whole, 256)) for name in ("goat", "rope")]
     found = {}
-    for name, target, sizes in [*asked, *((other, other, (whole,)) for other in others)]:
+    for name, target, sizes in [*asked, *((Path(other).name, other, (whole,)) for other in others)]:
         folder = Path(target, "model")
         model = (zoo.load_model(folder) if folder.is_dir() else zoo.create_model(target)).eval()
         for size in sizes:
@@ -245,7 +245,7 @@ def context_mixer(
             if chosen.any():
                 means += [at | {"of": n} | interval(v) | {"median": float(np.median(v))} for n, v in these.items()]
                 asked = [("goat", "mixer"), ("rope", "mixer"), ("goat", "rope")]
-                asked += [(one, beside) for one in others for beside in ("mixer", "goat")]
+                asked += [(Path(one).name, beside) for one in others for beside in ("mixer", "goat")]
                 pairs += [at | compared(these, *two) for two in asked]
         if packed:
             means.append({"contig": contig, "part": "all", "of": "zpaq -m5, never restarted", "mean": packed[contig]})

@@ -2,7 +2,7 @@
 
     python tools/controls.py reduced          pictures read large, and reduced before the model       needs `vision glyphs`
     python tools/controls.py seeds            GOAT beside axial 2-D RoPE: seeds, and pairs of pictures   needs `vision glyphs`
-    python tools/controls.py context-mixer    DNA: a mixer of counters, primed with as many bases       needs `dna genomes`
+    python tools/controls.py context-mixer    DNA: a mixer of counters with as many bases   needs `dna genomes` and a C compiler
 
 Each writes OUT/<name>.json: settings and rows, with 95% intervals. What is needed is fetched by `tools/fetch_data.py`.
 """
@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 import zoo
 from modalities.contract import find_modality
 from recipes.report import load_results
-from tools.context_mixing import LONGEST, ORDERS, RATE, Mixer, turned
 from zoo.cli import call
 from zoo.files import write_json
 from zoo.slices import slices
@@ -174,31 +173,6 @@ def seeds(
 SMALL_GENOMES = "genomes:falciparum,knowlesi,ustilago,zymoseptoria,yeast"  # what the tiny models were trained on
 
 
-def drawn(bases: int, length: int) -> np.ndarray:
-    """Rows (N, length) of known bases of the training split, N · length = `bases`, as the tiny models' training draws them."""
-    from modalities.dna.config import DnaDataConfig
-    from modalities.dna.data import build_loader
-
-    found, many = [], bases // length
-    for batch in build_loader(DnaDataConfig(source=SMALL_GENOMES, context=length), micro_batch=256):
-        rows = batch["tokens"][:, 1:].numpy()
-        found.append(rows[(rows < 4).all(1)].astype(np.uint8))
-        if sum(map(len, found)) >= many:
-            return np.concatenate(found)[:many]
-    raise AssertionError("training data has no end")
-
-
-def repeated(genome: Any, contig: str, windows: np.ndarray) -> np.ndarray:
-    """(N,) the share of the 16-mers of windows of a contig that stand more than once, on either strand, in its file."""
-    from modalities.dna.baselines.markov import kmers
-
-    names = [c.name for c in genome.contigs if c.file == genome[contig].file]
-    table = np.sort(np.concatenate([kmers(genome.codes(name), 16) for name in names]))
-    both = [np.stack([kmers(w, 16) for w in strand]) for strand in (windows, turned(windows))]
-    counts = [np.searchsorted(table, w, side="right") - np.searchsorted(table, w) for w in (both[0], both[1][:, ::-1])]
-    return (sum(counts) > 1).mean(1)
-
-
 def zpaq(primed: np.ndarray, held: dict[str, np.ndarray]) -> dict[str, float]:
     """Bits a base of windows, one after the other, in an archive of `zpaq -m5` behind the rows that it is primed with."""
     from modalities.dna.bases import decode
@@ -213,16 +187,19 @@ def zpaq(primed: np.ndarray, held: dict[str, np.ndarray]) -> dict[str, float]:
     return {name: 8 * (sizes[name] - sizes["primed"]) / codes.size for name, codes in held.items()}
 
 
-def costs(codes: np.ndarray) -> dict[str, np.ndarray]:
-    """(N, T) bits of every base of windows, of the two models: read whole, and in pieces of their training length."""
+def costs(codes: np.ndarray, others: Sequence[str]) -> dict[str, np.ndarray]:
+    """(N, T) bits of every base of windows: of two models, read whole and in pieces of their training length, and of others."""
     from modalities.dna.scoring import score_windows
 
+    whole = codes.shape[1]
+    asked = [(name, f"dna_{name}_tiny.genomes", (whole, 256)) for name in ("goat", "rope")]
     found = {}
-    for name in ("goat", "rope"):
-        model = zoo.create_model(f"dna_{name}_tiny.genomes").eval()
-        for label, size in ((name, codes.shape[1]), (f"{name} at 256", 256)):
+    for name, target, sizes in [*asked, *((Path(other).name, other, (whole,)) for other in others)]:
+        folder = Path(target, "model")
+        model = (zoo.load_model(folder) if folder.is_dir() else zoo.create_model(target)).eval()
+        for size in sizes:
             nll = score_windows(model, codes.reshape(-1, size)).nll.numpy()
-            found[label] = nll.reshape(codes.shape) / math.log(2)
+            found[name if size == whole else f"{name} at {size}"] = nll.reshape(codes.shape) / math.log(2)
     return found
 
 
@@ -238,40 +215,41 @@ def compared(bits: dict[str, np.ndarray], one: str, other: str) -> dict[str, Any
 def context_mixer(
     windows: Annotated[int, typer.Option(help="of each held-out chromosome, spread over all of it")] = 187,
     length: Annotated[int, typer.Option(help="bases of a window")] = 4096,
-    row: Annotated[int, typer.Option(help="bases of a piece of training data that the mixer is primed with")] = 4096,
-    bases: Annotated[int, typer.Option(help="of training data; the models' 2,000 steps had 16 × 256 each")] = 8_192_000,
+    models: Annotated[str, typer.Option(help="others beside GOAT and RoPE: names or run folders, with commas")] = "",
     out: Out = OUT,
 ) -> None:
     """Bits a base of held-out windows: GOAT, RoPE, and a context mixer. Nothing crosses windows, but in zpaq."""
+    from modalities.dna.baselines.mixer import BASES, ORDERS, RATE, ROW, Mixer, draw_rows
     from modalities.dna.data import open_heldout
+    from modalities.dna.repeats import WORD, repeated_words
     from modalities.dna.sources import find_source
 
-    if length % 256 or not max(ORDERS) < min(length, row) <= max(length, row) <= LONGEST:
-        raise typer.BadParameter(
-            f"a row has {max(ORDERS) + 1} to {LONGEST:,} bases, a window a multiple of 256 of them"
-        )
-    data, rows = open_heldout(find_source(SMALL_GENOMES)).items, drawn(bases, row)
+    if length % 256 or length < 256:
+        raise typer.BadParameter(f"--length {length}: a window is cut into pieces of 256 bases; expected a multiple")
+    data = open_heldout(find_source(SMALL_GENOMES)).items
+    rows, others = draw_rows(data.genome, data), tuple(filter(None, models.split(",")))
     started, means, pairs = time.perf_counter(), [], []
     found = data.stretches(length, windows, 0).items()
     held = {contig: np.stack([data.codes(stretch) for stretch in stretches]) for contig, stretches in found}
     held = {contig: codes[(codes < 4).all(1)] for contig, codes in held.items()}
-    every = costs(np.concatenate(list(held.values())))
-    every["mixer"] = Mixer(rows).bits(np.concatenate(list(held.values())))
+    every = costs(np.concatenate(list(held.values())), others)
+    every["mixer"] = Mixer.fit(rows).costs(np.concatenate(list(held.values())))[0] / math.log(2)
     every["goat and mixer, half each"] = 1 - np.log2(2 ** -every["goat"] + 2 ** -every["mixer"])
     packed, done = zpaq(rows, held) if shutil.which("zpaq") else {}, 0
     for contig, codes in held.items():
         bits = {name: cost[done : done + len(codes)].mean(1) for name, cost in every.items()}
-        again, done = repeated(data.genome, contig, codes), done + len(codes)
+        again = repeated_words(data.genome, contig, codes)[:, WORD - 1 :].mean(1)
+        done += len(codes)
         for part, chosen in {"all": again >= 0, "unique": again <= 0.5, "repeats": again > 0.5}.items():
             at, these = {"contig": contig, "part": part}, {name: values[chosen] for name, values in bits.items()}
             if chosen.any():
                 means += [at | {"of": n} | interval(v) | {"median": float(np.median(v))} for n, v in these.items()]
-                pairs += [
-                    at | compared(these, *two) for two in (("goat", "mixer"), ("rope", "mixer"), ("goat", "rope"))
-                ]
+                asked = [("goat", "mixer"), ("rope", "mixer"), ("goat", "rope")]
+                asked += [(Path(one).name, beside) for one in others for beside in ("mixer", "goat")]
+                pairs += [at | compared(these, *two) for two in asked]
         if packed:
             means.append({"contig": contig, "part": "all", "of": "zpaq -m5, never restarted", "mean": packed[contig]})
-    settings = {"windows": {c: len(w) for c, w in held.items()}, "length": length, "row": row, "bases": rows.size}
+    settings = {"windows": {c: len(w) for c, w in held.items()}, "length": length, "row": ROW, "bases": BASES}
     settings |= {"source": SMALL_GENOMES, "repeats": "over half of a window's 16-mers stand elsewhere in its genome"}
     settings |= {"interval": "bootstrap over windows, 95%", "draws": DRAWS, "orders": ORDERS, "rate": RATE}
     save(out, "context_mixer", settings, started, means=means, pairs=pairs)

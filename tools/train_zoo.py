@@ -241,6 +241,10 @@ def scene_family(task: str) -> Family:
     )
 
 
+EXPLAIN_DNA = (
+    "Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any length. nll: nats "
+    "a base; bits_per_base: uniform is 2; accuracy: of the likeliest next base."
+)
 INSIDE = 'model.options.lanes="inside"'
 THREE, UP_TO_16 = "256,1024,4096", "256,512,1024,2048,4096"  # lengths of the text models, in training lengths
 FAMILIES = {
@@ -356,15 +360,32 @@ FAMILIES = {
         evaluators={"bits": ("nll", "bits_per_base", "accuracy")},
         axis="length",
         calls=(
-            Call("bits", beside=("markov-*", "uniform", "gzip", "xz")),
-            Call("contigs", ("--lengths", "4096", "--samples", "64"), ("markov-*", "uniform", "gzip", "xz"), every_seed=False),
+            Call("bits", beside=("markov-*", "mixer", "uniform")),
+            Call("contigs", ("--lengths", "4096", "--samples", "64"), ("markov-*", "mixer", "uniform"), every_seed=False),
             Call("strands", ("--lengths", "256,4096"), every_seed=False),
             Call("completion,spectrum", ("--lengths", "256,1024", "--samples", "32"), ("markov-12",), every_seed=False),
         ),
         describe=describe_dna,
-        explain="Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any "
-        "length. nll: nats a base; bits_per_base: uniform is 2; accuracy: of the likeliest next base.",
+        explain=EXPLAIN_DNA,
         seeds=(0, 1, 2),
+    ),
+    "dna_copy": Family(
+        modality="dna",
+        run_prefix="dna_copy_",
+        methods=("goat", "rope"),
+        size="copy_tiny",
+        tag="genomes",
+        evaluators={"bits": ("nll", "bits_per_base", "accuracy")},
+        axis="length",
+        calls=(
+            Call("bits", ("--lengths", "256,1024,4096,16384,65536"), ("markov-12", "mixer", "uniform")),
+            Call("contigs,parts", ("--lengths", "4096", "--samples", "187"), ("markov-12", "mixer", "uniform")),
+        ),
+        describe=describe_dna,
+        explain=EXPLAIN_DNA,
+        seeds=(0, 1, 2),
+        recipe_size="copy_tiny",
+        against="goat",
     ),
 }  # fmt: skip
 

@@ -125,7 +125,7 @@ def write_bases(model: Any, prompts: np.ndarray, *, new_bases: int, temperature:
     Where a prompt is not a whole number of k-mers, its first bases are left out.
 
     Raises:
-        ValueError: for a model that cannot continue a sequence, such as a compressor.
+        ValueError: for a model that cannot continue a sequence, such as the uniform baseline.
     """
     check_writer(model)
     if isinstance(model, SequenceWriter):

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from modalities.contract import Reading
@@ -25,11 +26,15 @@ from modalities.decoder.training import check_tokenizer
 from modalities.dna.bases import decode, encode
 from modalities.dna.bed import bed_rows, whole_contigs
 from modalities.dna.config import DnaDataConfig
+from modalities.dna.copying import CopyExpert
 from modalities.dna.formats import is_sequence_file
 from modalities.dna.genome import open_genome
+from modalities.dna.matches import LONGEST
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
+from zoo.attention.base import Kernel
 from zoo.bounds import LONGEST_CONTEXT, bounded
+from zoo.decoding import Cache
 from zoo.model import ZooModel
 from zoo.registry import create_model
 
@@ -43,6 +48,9 @@ class DnaConfig(DecoderConfig):
     Attributes:
         num_targets: ids below it can be predicted; those of unknown bases, start and padding are above.
         strands: "one", or "both": likelihoods are means over a sequence and its reverse complement.
+        copy_orders: of the copy expert, bases of the contexts that it looks for, ascending; none: no expert (`CopyExpert`).
+        copy_memory: most bases of training rows that it keeps. It is meant for training that reads no base twice: rows that
+            are in the memory already teach it to trust that too far.
     """
 
     vocab_size: int = bounded(7, 1, 2**24)
@@ -50,9 +58,20 @@ class DnaConfig(DecoderConfig):
     train_context: int = bounded(256, 1, LONGEST_CONTEXT)
     tokenizer: str = "bases"
     strands: str = "one"
+    copy_orders: list[int] = field(default_factory=list)
+    copy_memory: int = bounded(0, 0, 2**32)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        orders = list(self.copy_orders)
+        if orders != sorted(set(orders)) or not all(1 <= order <= LONGEST for order in orders):
+            raise ValueError(f"copy_orders={orders}: expected ascending numbers of bases from 1 to {LONGEST}")
+        if orders and self.tokenizer != "bases":
+            raise ValueError(
+                f"copy_orders={orders} with tokenizer {self.tokenizer!r}: copies are of single bases, 'bases'"
+            )
+        if self.copy_memory and not orders:
+            raise ValueError(f"copy_memory={self.copy_memory} without copy_orders, such as [11, 12, 14, 16, 20, 24]")
         if self.strands not in ("one", "both"):
             raise ValueError(f"strands {self.strands!r}: expected 'one' or 'both'")
         if not 0 < self.num_targets <= self.vocab_size:
@@ -60,8 +79,13 @@ class DnaConfig(DecoderConfig):
 
 
 MOST_EMBEDDED = 1 << 17  # bases that one vector is of
+TINY: dict[str, Any] = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
+# Of the copy expert: contexts that 8 million bases repeat by chance, to those that copies alone share; and a memory of 8.4
+# million bases, for the 8.2 million of tiny training and the starts of rows.
+COPY: dict[str, Any] = dict(copy_orders=[11, 12, 14, 16, 20, 24], copy_memory=1 << 23)
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
+    "copy_tiny": TINY | COPY | dict(train_context=1024),  # before "tiny", in which its names end too
+    "tiny": TINY | dict(train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
     # GOAT, human genome: the released script; and 125M parameters on single bases, where the paper names the size and no layers
     "25m": dict(dim=512, num_layers=8, num_heads=8, hidden_dim=1376, train_context=1024),
@@ -77,9 +101,47 @@ class DnaDecoder(Decoder):
     config: DnaConfig
     modality = "dna"
 
+    def __init__(self, config: DnaConfig) -> None:
+        super().__init__(config)
+        orders = config.copy_orders
+        self.copy_expert = CopyExpert(config.dim, orders, config.copy_memory) if orders else None
+
+    def forward_features(
+        self,
+        tokens: Tensor,
+        *,
+        segments: Tensor | None = None,
+        cache: Cache | None = None,
+        kernel: str | Kernel = "auto",
+        last: int | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """As `Decoder.forward_features`; with a copy expert (B, T, C + 4), its logits behind the features, in float32 or wider.
+
+        Raises:
+            ValueError: with a copy expert, for embeddings instead of ids, and while the model is exported.
+        """
+        options: dict[str, Any] = dict(cache=cache, kernel=kernel, last=last, states=states)
+        features = super().forward_features(tokens, segments=segments, **options)
+        if self.copy_expert is None:
+            return features
+        if tokens.is_floating_point():
+            raise ValueError("a copy expert looks for bases: pass ids of tokens, not their embeddings")
+        if torch.compiler.is_exporting():
+            raise ValueError("a model with a copy expert cannot be exported: how much it looks up depends on the bases")
+        if cache is not None:
+            tokens, segments = cache.keep(tokens), cache.segments
+        copied = self.copy_expert(tokens, features, segments)
+        return torch.cat([features.to(copied.dtype), copied], -1)
+
     def forward_head(self, features: Tensor) -> Tensor:
-        """(…, V) float32 logits from (…, C) features; −inf from `num_targets` on."""
-        logits = super().forward_head(features)
+        """(…, V) float32 logits from what `forward_features` gives; −inf from `num_targets` on."""
+        if self.copy_expert is None:
+            logits = super().forward_head(features)
+        else:
+            own, copied = features.split([self.config.dim, 4], -1)
+            logits = super().forward_head(own.to(self.embedding.weight.dtype))
+            logits = logits + F.pad(copied, (0, logits.shape[-1] - 4))
         never = torch.arange(logits.shape[-1], device=logits.device) >= self.config.num_targets
         return logits.masked_fill(never, -torch.inf)
 
@@ -123,7 +185,7 @@ class DnaDecoder(Decoder):
 
     def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
         """(C,) float32 features of bases; `pool` is "mean" or "last", see `modalities.decoder.embedding.embed`."""
-        return embed(self, self.read(given), pool=pool, size=size)
+        return embed(self, self.read(given), pool=pool, size=size)[: self.config.dim]
 
 
 def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:
@@ -155,12 +217,15 @@ def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:
 def next_token_loss(model: DnaDecoder, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """`causal_lm_loss` of a batch, of both its strands where the model's configuration says so, and its bits per base.
 
-    bits_per_base is the loss in bits over the mean number of bases of a target.
+    bits_per_base is the loss in bits over the mean number of bases of a target. A copy expert in training then keeps the rows.
     """
-    config = model.config
+    config, given = model.config, batch
     if config.strands == "both":
         batch = both_strands(batch, config.tokenizer)
     loss, _ = causal_lm_loss(model, batch)
+    expert = model.copy_expert
+    if expert is not None and expert.training:
+        expert.remember(given["tokens"], given["segments"])
     weights, widths = target_weights(batch), torch.from_numpy(load_tokenizer(config.tokenizer).widths)
     bases = (weights * widths.to(weights.device)[batch["tokens"][:, 1:]]).sum() / weights.sum()
     return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}

@@ -181,8 +181,8 @@ def test_bpe_writes_as_many_bases_as_asked(tmp_path, source):
 
 
 def test_what_cannot_write_says_so():
-    with pytest.raises(ValueError, match="gzip cannot continue"):
-        write_bases(create_baseline("gzip"), np.zeros((1, 8), np.uint8), new_bases=4, temperature=1, seed=0)
+    with pytest.raises(ValueError, match="uniform cannot continue"):
+        write_bases(create_baseline("uniform"), np.zeros((1, 8), np.uint8), new_bases=4, temperature=1, seed=0)
 
 
 # ------------------------------------------------------------------------------------------------------------ completion
@@ -284,8 +284,8 @@ def test_two_halves_need_two_continuations(source):
 
 
 def test_what_cannot_write_is_refused_before_anything_is_measured(source):
-    with pytest.raises(ValueError, match="gzip cannot continue a sequence"):
-        completion(source, samples=3, lengths=(16,)).cells(create_baseline("gzip", 16))
+    with pytest.raises(ValueError, match="uniform cannot continue a sequence"):
+        completion(source, samples=3, lengths=(16,)).cells(create_baseline("uniform", 16))
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_baselines_go_by_name_and_pattern(run) -> None:
     for target in targets:  # at the model's lengths, on the data that its training held out
         assert target.modality == "dna" and target.model.config.train_context == 64
         assert target.data["source"] == "yeast-chr01"
-    assert find_targets(["gzip"], {}, "cpu", "float32")[0].method == "gzip"
+    assert find_targets(["mixer"], {}, "cpu", "float32")[0].method == "mixer"
     with pytest.raises(ValueError, match="markov-13"):
         find_targets(["markov-13"], {}, "cpu", "float32")
 
@@ -67,10 +67,10 @@ def test_a_model_beside_baselines(tmp_path, run, invoke) -> None:
     assert "markov-2" in printed and "yeast_chr01" in printed
 
     options = ("--lengths", "64,256", "--samples", 2, "--out", out)
-    code, printed = invoke(run, "uniform,gzip", "bits,contigs", *options, "--against", "markov-2")
+    code, printed = invoke(run, "uniform,markov-0", "bits,contigs", *options, "--against", "markov-2")
     assert code == 0, printed
     rows = {(row["model"], row["score"], row["length"]): row for row in read(out / "bits.paired.csv")}
-    assert len(rows) == 2 + 4 + 4 and ("gzip", "accuracy", "64") not in rows  # it has none
+    assert len(rows) == 4 + 4 + 4 and ("markov-0", "accuracy", "64") in rows
     far = rows["uniform", "bits_per_base", "256"]
     assert float(far["difference"]) == pytest.approx(2.0 - found["markov-2"][1]["bits_per_base"])
     assert (far["units"], far["low"]) == ("1", "nan")  # one contig tells nothing of others

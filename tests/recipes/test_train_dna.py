@@ -57,14 +57,19 @@ def test_bits_per_base_are_measured_on_the_way(tokenizer, strands, bases, tmp_pa
 
 
 @pytest.mark.slow
-def test_resume_is_exact(tmp_path) -> None:
-    """Two steps, then the rest from the checkpoint: windows, strands and weights are those of a run in one piece."""
-    assert run(tmp_path / "one") == 0
-    assert run(tmp_path / "two") == 0
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [("dna.ggd_ssmax_tiny", {}), ("dna.ggd_ssmax_copy_tiny", {"model__options__copy_orders": [2, 4]})],
+)
+def test_resume_is_exact(recipe, changes, tmp_path) -> None:
+    """Two steps, then the rest from the checkpoint: windows, strands, weights and memory are those of a run in one piece."""
+    assert run(tmp_path / "one", recipe, **changes) == 0
+    assert run(tmp_path / "two", recipe, **changes) == 0
     for left in (tmp_path / "two" / "checkpoints" / "step_00000004", tmp_path / "two" / "model"):
         (left / "complete.json").unlink(missing_ok=True)  # as if stopped after step 2
-    assert run(tmp_path / "two", resume="auto") == 0
+    assert run(tmp_path / "two", recipe, resume="auto", **changes) == 0
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("two", "one"))
+    assert theirs.get("copy_expert.held", 4 * 88) == 4 * 88  # four batches of 8 rows of 33 digits, three to a byte
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, atol=0, rtol=0)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from modalities.native import compiler
 from tools.faults import trials
-from tools.faults.injector import Fault, Server, compiler, server
+from tools.faults.injector import Fault, Server, server
 from tools.faults.trials import Outcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(compiler() is None, reason="needs a C compiler")]

@@ -9,8 +9,6 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +16,8 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from modalities.native import compile_library
 
 SOURCE = Path(__file__).with_name("inject.c")
 KINDS = ("count", "kill", "half", "no space", "fail once")  # as inject.c numbers them
@@ -32,18 +32,11 @@ class Fault:
     at: int = -1
 
 
-def compiler() -> str | None:
-    """A C compiler, where there is one."""
-    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-
-
 @contextmanager
 def server(folder: Path, imports: list[str]) -> Iterator[Server]:
     """A server of trials; the library is compiled into `folder`."""
-    library, cc = folder / "inject.so", compiler()
-    if cc is None:
-        raise OSError("no C compiler: expected cc, gcc or clang")
-    subprocess.run([cc, "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", library, SOURCE, "-ldl"], check=True)
+    library = folder / "inject.so"
+    compile_library(SOURCE, library, "-ldl")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(imports)
     changed = {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}

@@ -161,6 +161,7 @@ class Cache:
         length: tokens held.
         capacity: tokens that fit.
         layers: one `LayerCache` per layer of the model.
+        tokens: (B, length) ids of the tokens held, where a model looks at them again and so keeps them here (`keep`).
     """
 
     layers: Sequence[LayerCache]
@@ -168,6 +169,7 @@ class Cache:
     def __init__(self) -> None:
         self.length = self.capacity = 0
         self.segments: Tensor | None = None
+        self.tokens: Tensor | None = None
         self._within: Tensor | None = None
         self._marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 
@@ -178,6 +180,11 @@ class Cache:
     def advance(self, tokens: int) -> None:
         """Count `tokens` as held, after every layer stored them."""
         self.length += tokens
+
+    def keep(self, tokens: Tensor) -> Tensor:
+        """Append ids (B, T) of new tokens to `tokens`, and return all of them."""
+        self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], dim=1)
+        return self.tokens
 
     def memory(self) -> int:
         """Bytes that all layers reserve for keys and values."""
@@ -202,6 +209,8 @@ class Cache:
         if not isinstance(length, WHOLE) or not 0 <= length <= self.length:
             raise ValueError(f"a cache of {self.length} tokens cannot be cropped to {length}")
         self.length = length
+        if self.tokens is not None:
+            self.tokens = self.tokens[:, :length] if length else None
         if self.segments is not None:
             self.segments = self.segments[:, :length] if length else None
             self._within = None if self.segments is None else Positions.documents(self.segments).index()[:, -1:]
@@ -210,6 +219,8 @@ class Cache:
         """Make the rows `rows` (B',) int64 of the batch, in this order and as often as they occur, the rows of the cache."""
         for layer in self.layers:
             layer.select(rows)
+        if self.tokens is not None:
+            self.tokens = self.tokens.index_select(0, rows)
         if self.segments is not None and self._within is not None:
             self.segments, self._within = self.segments.index_select(0, rows), self._within.index_select(0, rows)
 

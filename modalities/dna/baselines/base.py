@@ -1,25 +1,20 @@
-"""What baselines have in common, and the two kinds that learn nothing."""
+"""What baselines have in common, and the one that learns nothing."""
 
 from __future__ import annotations
 
-import gzip
-import lzma
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from modalities.dna.bases import UNKNOWN, decode
+from modalities.dna.bases import UNKNOWN
 from modalities.dna.scoring import BIT, Scores, WindowScorer
 from modalities.dna.splits import GenomeSplit
 from modalities.heldout import Heldout
 
-__all__ = ["COMPRESSORS", "Baseline", "BaselineConfig", "Compressor", "SequenceWriter", "Uniform"]
+__all__ = ["Baseline", "BaselineConfig", "SequenceWriter", "Uniform"]
 
 VERSION = 1  # raised when counts or the choice of τ change, so that stored numbers and tables are not reused
 
@@ -50,7 +45,7 @@ class Baseline(WindowScorer):
         self.config = config
 
     def fit(self, data: Heldout[GenomeSplit]) -> None:
-        """Learn from the training regions of a source; only Markov chains do."""
+        """Learn from the training regions of a source; Markov chains and the mixer do."""
         return None
 
     def score(self, windows: np.ndarray) -> Scores:
@@ -75,21 +70,3 @@ class Uniform(Baseline):
     def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
         nll = torch.full(windows.shape, 2 * BIT, dtype=torch.float64)
         return nll, torch.full_like(nll, 0.25)
-
-
-class Compressor(Baseline):
-    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
-        known = [window[window < UNKNOWN] for window in windows]
-        sizes = [len(COMPRESSORS[self.config.position](decode(codes).encode())) for codes in known]
-        each = np.array([8 * BIT * size / max(1, len(k)) for size, k in zip(sizes, known, strict=True)])
-        nll = torch.from_numpy(each)[:, None].expand(windows.shape)
-        return nll, torch.full(windows.shape, math.nan, dtype=torch.float64)
-
-
-def _xz(letters: bytes) -> bytes:
-    # A dictionary beyond the data is useless, and clearing it takes time; 4 KiB is the minimum.
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": max(4096, len(letters))}]
-    return lzma.compress(letters, filters=filters)
-
-
-COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {"gzip": partial(gzip.compress, compresslevel=9, mtime=0), "xz": _xz}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from modalities.decoder.scoring import position_buckets
-from modalities.dna.baselines import BASELINES, COMPRESSORS, MARKOV
+from modalities.dna.baselines import BASELINES, MARKOV
 from modalities.dna.evaluation import (
     BASES_LENGTH,
     DnaEvaluator,
@@ -42,9 +42,9 @@ class Likelihood(DnaEvaluator):
     default as many as read about `default_bases` at each length.
 
     Lengths are in bases; windows are rounded down to whole k-mers. A cell is a length and a few stretches of one contig.
-    Stretches are as long as the longest length and serve every length, cut into windows that do not overlap, each read from
-    BOS: all lengths, and all tokenizers, predict the same bases, up to the remainder of a stretch that is not a whole number
-    of windows. Contigs weigh equally, whatever their size.
+    Stretches are at least as long as the longest length and serve every length, cut into windows that do not overlap, each read
+    from BOS: all lengths, and all tokenizers, predict the same bases, up to the remainder of a stretch that is not a whole
+    number of windows. Contigs weigh equally, whatever their size.
     """
 
     axis = BASES_LENGTH
@@ -59,15 +59,19 @@ class Likelihood(DnaEvaluator):
         """In bases, ascending."""
         return self.points(model)
 
+    def stretch(self, model: ZooModel) -> int:
+        """Bases of a stretch."""
+        return self.lengths(model)[-1]
+
     def samples(self, model: ZooModel) -> int:
-        stretch = self.lengths(model)[-1]
-        return self.settings.samples or max(1, self.default_bases // (len(self.heldout.items.contigs) * stretch))
+        bases = len(self.heldout.items.contigs) * self.stretch(model)
+        return self.settings.samples or max(1, self.default_bases // bases)
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
         return {
             "heldout": self.heldout.fingerprint,
             "seed": self.settings.seed,
-            "stretch": self.lengths(model)[-1],
+            "stretch": self.stretch(model),
             "samples": self.samples(model),
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             **self.length_unit(model),
@@ -75,7 +79,7 @@ class Likelihood(DnaEvaluator):
 
     def cells(self, model: ZooModel) -> list[Cell]:
         lengths = self.lengths(model)
-        longest = lengths[-1]
+        longest = self.stretch(model)
         found = self.stretches(longest, self.samples(model), self.settings.seed)
         group, left_out = max(1, CELL_BASES // longest), len(self.heldout.items.contigs) - len(found)
         cells = []
@@ -107,9 +111,11 @@ class BitsSettings(DnaLengthSettings, StrandSettings):
 class Bits(Likelihood):
     """NLL, bits per base and next-base accuracy against length, and bits by position in windows of the longest length.
 
+    Whichever lengths are asked for, and of whichever model, stretches have 65,536 bases (less, a power of two, where contigs
+    have no room): a length is of the same bases in every table. A longer length alone makes them longer.
     The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one.
     Positions count the start and the bases seen before a token, in octaves; they are left out for both strands, where a base is
-    at two positions. A tokenizer of more than single bases has a token accuracy instead; a compressor has none.
+    at two positions. A tokenizer of more than single bases has a token accuracy instead.
     """
 
     name = "bits"
@@ -122,6 +128,11 @@ class Bits(Likelihood):
     )
     settings_class = BitsSettings
     paired_over = "contigs"
+    default_stretch = 1 << 16
+
+    def stretch(self, model: ZooModel) -> int:
+        common = self.with_room(model, tuple(1 << k for k in range(8, self.default_stretch.bit_length())))[-1]
+        return max(super().stretch(model), common)
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
         return super().identity(model) | {"strands": strands_of(model, self.settings)}
@@ -177,8 +188,8 @@ class Bits(Likelihood):
             place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
             axis.annotate(text, (0.99, chance), fontsize=7.5, color="0.35", **place)
             axis.set_ylim(view(results, score.column, chance))
-        where = [n for n, result in enumerate(results) if result.method not in ("uniform", *COMPRESSORS)]
-        if where:  # the others are alike at every position
+        where = [n for n, result in enumerate(results) if result.method != "uniform"]
+        if where:  # uniform is alike at every position
             known, their_styles = [results[n] for n in where], [styles[n] for n in where]
             position_curves(axes[2], known, "position_bits", "bits per base", styles=their_styles, unit="bases")
             axes[2].axhline(2.0, **RULE)
@@ -204,7 +215,7 @@ def parts(point: Any, unit: str, cell: CellValue, where: slice = slice(None)) ->
     """What the stretches `where` of a cell say about a unit: bits per base, and the accuracy where there is one."""
     yield Observed(point, unit, "bits_per_base", sum(cell["bits"][where]), sum(cell["bases"][where]))
     correct = sum(cell["correct"][where])
-    if not math.isnan(correct):  # a compressor's is
+    if not math.isnan(correct):  # as where nothing is predicted
         yield Observed(point, unit, cell["score"], correct, sum(cell["tokens"][where]))
 
 
@@ -275,7 +286,7 @@ def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------ baselines in figures
 
-GREYS = {"uniform": ("0.75", "-"), "gzip": ("0.65", ":"), "xz": ("0.65", "-.")}
+GREYS = {"uniform": ("0.75", "-"), "mixer": ("0.0", "-.")}
 
 
 def with_styles(
@@ -283,23 +294,20 @@ def with_styles(
 ) -> tuple[list[ModelResult], list[dict[str, Any]]]:
     """What figures draw, and its styles: models as everywhere, baselines as grey lines without markers.
 
-    Of Markov chains only those of the fewest `bits` and of the highest order are drawn. The legend names the compressors
-    that are outside `view`.
+    Of Markov chains only those of the fewest `bits` and of the highest order are drawn.
     """
     chains = [result for result in results if result.method in MARKOV]
     kept = [min(chains, key=bits), max(chains, key=lambda r: MARKOV.index(r.method))] if chains else []
     results = [result for result in results if result.method not in MARKOV or any(result is chain for chain in kept)]
     given = iter(styles_of([result for result in results if result.method not in (*GREYS, *MARKOV)]))
-    high, styles = view(results, "bits_per_base", 2.0)[1], []
+    styles = []
     for result in results:
         if result.method in MARKOV:
             color, dash, note = ("0.2", "-", "best order") if result is kept[0] else ("0.45", "--", "highest order")
             note = "best and highest order" if kept[0] is kept[1] else note
             note = f" ({note})" if len(chains) > 1 else ""
         elif result.method in GREYS:
-            color, dash = GREYS[result.method]
-            most = max(_values(result, "bits_per_base"), default=0.0)
-            note = f" (out of view, to {most:.2f})" if most > high else ""
+            (color, dash), note = GREYS[result.method], ""
         else:
             styles.append(next(given))
             continue
@@ -309,8 +317,8 @@ def with_styles(
 
 
 def view(results: Sequence[ModelResult], column: str, chance: float) -> tuple[float, float]:
-    """Limits that hold `chance`, models and chains, but not compressors, whose headers dominate short windows."""
-    shown = [chance, *(value for r in results if r.method not in COMPRESSORS for value in _values(r, column))]
+    """Limits that hold `chance` and all results."""
+    shown = [chance, *(value for result in results for value in _values(result, column))]
     room = 0.08 * (max(shown) - min(shown)) or 0.08 * chance
     return min(shown) - room, max(shown) + room
 

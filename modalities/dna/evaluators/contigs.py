@@ -25,7 +25,7 @@ class Contigs(Bits):
 
     name = "contigs"
     summary = "NLL, bits per base and next-base accuracy of each held-out contig at one length"
-    scores = (Score("bits_per_base"), Score("accuracy"), Score("token_accuracy"))
+    scores: tuple[Score, ...] = (Score("bits_per_base"), Score("accuracy"), Score("token_accuracy"))
     axis = Axis("contig", "held-out contig")
     paired_over = "stretches"
 
@@ -34,6 +34,9 @@ class Contigs(Bits):
 
     def lengths(self, model: ZooModel) -> tuple[int, ...]:
         return (self.settings.lengths[-1] if self.settings.lengths else 4 * self.trained_at(model),)
+
+    def stretch(self, model: ZooModel) -> int:
+        return self.lengths(model)[-1]
 
     def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
         data = self.heldout.items

@@ -1,0 +1,66 @@
+"""Repeats and unique sequence: which bases they are, and that their bits make up those of the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from modalities.dna.baselines import create_baseline, markov
+from modalities.dna.bases import decode, reverse_complement
+from modalities.dna.data import open_heldout
+from modalities.dna.evaluators.contigs import Contigs
+from modalities.dna.evaluators.parts import PARTS, Parts
+from modalities.dna.repeats import WORD, repeated_words, repetitive
+from modalities.dna.sources import find_source
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> dict[str, str]:
+    """Two contigs; in the held-out one a direct repeat, an inverted one of the other contig, lower case and unknown bases."""
+    codes = np.random.default_rng(4).integers(0, 4, (2, 900)).astype(np.uint8)
+    codes[0, 300:340] = codes[0, 100:140]
+    codes[0, 500:550] = reverse_complement(codes[1, 20:70])
+    codes[0, 700:705] = 4
+    text = [decode(row) for row in codes]
+    text[0] = text[0][:600] + text[0][600:650].lower() + text[0][650:]
+    folder = tmp_path_factory.mktemp("parts")
+    (folder / "g.fa").write_text(f">held\n{text[0]}\n>train\n{text[1]}\n")
+    (folder / "g.bed").write_text("held\t0\t900\theldout\ntrain\t0\t900\ttrain\n")
+    return {"source": str(folder / "g.fa"), "split": str(folder / "g.bed")}
+
+
+def test_repeats_are_what_a_plain_search_finds_again(source) -> None:
+    data = open_heldout(find_source(*source.values())).items
+    codes = data.genome.codes("held")
+    strands = [data.genome.codes(name) for name in ("held", "train")]
+    texts = [decode(one) for strand in strands for one in (strand, reverse_complement(strand))]
+    found = repeated_words(data.genome, "held", codes[None])[0]
+    for end in range(900):
+        word = decode(codes[max(0, end - WORD + 1) : end + 1])
+        expected = len(word) == WORD and "N" not in word and sum(text.count(word) for text in texts) > 1
+        assert found[end] == expected
+    again = repetitive(data.genome, "held", 0, 900)
+    for start, stop in ((100, 140), (300, 340), (500, 550)):
+        assert again[start:stop].all() and not again[start - 20 : start - 12].any()
+    assert again.sum() < 140
+    np.testing.assert_array_equal(repetitive(data.genome, "held", 111, 345), again[111:345])
+
+
+def test_the_parts_make_up_the_whole(source, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(markov, "ORDER", 2)
+    monkeypatch.setattr(markov.MarkovChain, "_kept", None)
+    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
+    settings = {"lengths": (90,), "samples": 10, **source}
+    rows = {}
+    for kind in (Parts, Contigs):
+        evaluator = kind(kind.settings_class(**settings))
+        model = create_baseline("markov-1", 30)
+        rows[kind] = evaluator.rows(dict(evaluator.run(model)))
+    parts = {row["part"]: row for row in rows[Parts]}
+    assert tuple(parts) == PARTS
+    (whole,) = rows[Contigs]
+    assert parts["all"]["bits_per_base"] == pytest.approx(whole["bits_per_base"]) and parts["all"]["bases"] == 895
+    bits = sum(parts[part]["bits_per_base"] * parts[part]["bases"] for part in ("unique", "repeats"))
+    assert bits / 895 == pytest.approx(whole["bits_per_base"])
+    assert 130 <= parts["repeats"]["bases"] < 140 and parts["soft-masked"]["bases"] == 50
+    assert parts["repeats"]["share"] == pytest.approx(parts["repeats"]["bases"] / 895)

@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -204,17 +204,32 @@ def model_folder(run_dir: str | Path) -> Path:
 
     Damaged ones are told and skipped. ConfigError where there are none.
     """
-    run, damaged = RunFolder(run_dir), ""
+    run, damaged, removed = RunFolder(run_dir), "", False
     for path in reversed(run.checkpoints()):
         if not (wrong := damage(path, below="model/")):
             if (path / "model" / "config.json").exists():
                 return path / "model"
-        elif path.exists():  # and the process that trains did not remove it meanwhile
+        elif path.exists():
             damaged = f"{path} is damaged: {wrong}"
             say(f"{damaged}; reading an older one")
+        else:  # the process that trains removed it meanwhile, because it has a newer one
+            removed = True
+    if removed:
+        return model_folder(run_dir)
     if (run.path / "model" / "config.json").exists():
         return run.path / "model"
     raise ConfigError(damaged or f"{run_dir}: neither a complete checkpoint nor model/; is this a run folder?")
+
+
+def newest_model(run_dir: str | Path, read: Callable[[Path], ZooModel]) -> ZooModel:
+    """What `read` makes of the newest weights of a run, which a process that trains may remove while they are read."""
+    while True:
+        folder = model_folder(run_dir)
+        try:
+            return read(folder)
+        except (OSError, ValueError):
+            if folder.exists():
+                raise
 
 
 def load_run(run_dir: str | Path) -> tuple[ZooModel, dict[str, Any]]:
@@ -223,7 +238,7 @@ def load_run(run_dir: str | Path) -> tuple[ZooModel, dict[str, Any]]:
     if not path.exists():
         raise ConfigError(f"{run_dir}: no recipe.json; expected a run folder written by recipes/train.py")
     recipe = stored_recipe(run_dir)
-    return find_modality(recipe["modality"]).model.from_pretrained(model_folder(run_dir)), recipe
+    return newest_model(run_dir, find_modality(recipe["modality"]).model.from_pretrained), recipe
 
 
 def stored_recipe(run_dir: str | Path) -> dict[str, Any]:
@@ -254,8 +269,9 @@ def load_weights(model: ZooModel, source: str) -> None:
         path = Path(source) if Path(source).is_dir() else None
     try:
         if path is not None:
-            folder = path if (path / "config.json").exists() else model_folder(path)
-            state = type(model).from_pretrained(folder).state_dict()
+            read = type(model).from_pretrained
+            found = read(path) if (path / "config.json").exists() else newest_model(path, read)
+            state = found.state_dict()
         elif "." in source and "/" not in source:
             state = read_tensors(verified_file(resolve_tag(source)))
         else:

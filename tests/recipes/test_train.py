@@ -19,7 +19,7 @@ from modalities.text.tokenizers import load_tokenizer
 from recipes import engine, find_recipe
 from recipes.config import ConfigError
 from recipes.ownership import own_run
-from recipes.runs import RunFolder, load_run, load_weights, model_folder, newest_weights
+from recipes.runs import RunFolder, load_run, load_weights, model_folder, newest_model, newest_weights
 from recipes.train import display_name, main
 from tests.launching import ROOT, command, deepspeed_launcher, torchrun_launcher
 from zoo import create_model, pretrained
@@ -230,6 +230,29 @@ def test_resume_survives_torn_files(whole, tmp_path):
     assert run(folder, resume="auto") == 0
     same(folder, whole)
     assert curve(folder)[0] == curve(whole)[0]
+
+
+def test_weights_that_are_removed_while_they_are_read_are_read_from_the_newer_checkpoint(whole, tmp_path):
+    """A process that trains writes step 6 and prunes step 4, before its weights are read or amid them."""
+    folder, read = tmp_path / "run", []
+    shutil.copytree(whole, folder)
+    model = load_run(folder)[0]
+
+    def prune_meanwhile(path):
+        read.append(path.parent.name)
+        if path.parent.name == "step_00000004":
+            os.rename(path.parent, path.parent.with_name("step_00000006"))
+            raise FileNotFoundError(path)
+        return model
+
+    assert newest_model(folder, prune_meanwhile) is model
+    assert read == ["step_00000004", "step_00000006"]
+
+    def unreadable(path):
+        raise ValueError("not pruned, and wrong")
+
+    with pytest.raises(ValueError, match="not pruned"):
+        newest_model(folder, unreadable)
 
 
 def test_nan_stops_the_run_and_names_the_step(tmp_path, changed, capsys):

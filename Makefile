@@ -60,7 +60,8 @@ FAR := ggd_ssmax ggd_goat_ssmax goat_ssmax alibi
 FARTHEST := ggd_ssmax alibi
 far: setup  ## facts in texts of up to 524,288 tokens, 2,048 times the training length: an hour on two cores
 	$(BIN)/python recipes/evaluate.py $(FAR:%=text_%_tiny.facts) far --lengths 8192,32768,131072 --samples 3 --exact 32768 --out benchmarks/far
-	$(BIN)/python recipes/evaluate.py $(FARTHEST:%=text_%_tiny.facts) far --lengths 524288 --samples 1 --out benchmarks/far/524288
+	$(BIN)/python recipes/evaluate.py $(FARTHEST:%=text_%_tiny.facts) far --lengths 524288 --samples 1 --exact 32768 --out benchmarks/far/524288
+	$(BIN)/python recipes/tabulate.py far benchmarks/far benchmarks/far/524288 --out benchmarks/far
 
 clean:
 	rm -rf $(VENV) runs results

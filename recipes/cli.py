@@ -1,4 +1,4 @@
-"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `generate.py`, `attention.py`, `predict.py`,
+"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `tabulate.py`, `generate.py`, `attention.py`, `predict.py`,
 `embed.py`, `adapt.py`, `verify.py`, `lm_eval.py`, `import_released.py` and `python -m zoo`, for who installed the wheel.
 
 Several ranks: `deepspeed --module recipes.train RECIPE …`.
@@ -91,6 +91,14 @@ def verify(words: list[str] = typer.Argument([])) -> int:
     from recipes import verify
 
     return verify.main(words)
+
+
+@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
+def tabulate(words: list[str] = typer.Argument([])) -> int:
+    """Join results of several folders in one table and figure; `priorzoo tabulate --help` has the options."""
+    from recipes import tabulate
+
+    return tabulate.main(words)
 
 
 @app.command("import", add_help_option=False, context_settings=OWN_OPTIONS)

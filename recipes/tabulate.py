@@ -96,7 +96,9 @@ def joined(kind: type[Evaluator], folders: Sequence[Path]) -> tuple[list[ModelRe
                 raise ValueError(f"{folder}: {result.label} has other weights than in the folders before")
             for row in result.rows:
                 same = next((known for known in before.rows if known[axis] == row[axis]), None)
-                if same is not None and json.dumps(same, sort_keys=True) != json.dumps(row, sort_keys=True):  # NaN is NaN
+                if same is not None and json.dumps(same, sort_keys=True) != json.dumps(
+                    row, sort_keys=True
+                ):  # NaN is NaN
                     raise ValueError(f"{folder}: {result.label} was measured before, at {axis} {row[axis]}, otherwise")
                 if same is None:
                     before.rows.append(row)

@@ -22,7 +22,13 @@ from zoo.priors import Prior, PriorTerms
 
 ROWS = 64
 SKIPPING = ToeplitzKernel(
-    forward_rows=ROWS, backward_rows=ROWS, short_rows=ROWS, least_rows=ROWS, least_keys=ROWS, keep_keys=0
+    forward_rows=ROWS,
+    backward_rows=ROWS,
+    short_rows=ROWS,
+    least_rows=ROWS // 4,
+    one_head=100 * ROWS,
+    least_keys=ROWS,
+    keep_keys=0,
 )
 WHOLE = replace(SKIPPING, skips=False)
 WIDTH = 16

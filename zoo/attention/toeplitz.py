@@ -370,6 +370,16 @@ def _narrowed(blocks: list[Block], reach: Reach) -> list[Block]:
     return narrow
 
 
+def _shortened(call: AttentionCall, sizes: ToeplitzKernel, blocks: list[Block]) -> Iterator[Block]:
+    """Blocks with fewer queries, but `least_rows`, where one head has more than `one_head` logits."""
+    for block in blocks:
+        rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // max(1, block.last - block.first)))
+        for lo in range(block.lo, block.hi, rows):
+            hi = min(lo + rows, block.hi)
+            last = min(block.last, hi + call.offset) if call.causal else block.last
+            yield replace(block, lo=lo, hi=hi, last=last)
+
+
 def _pieces(blocks: list[Block], limit: int) -> Iterator[Block]:
     """Blocks cut by batch rows, then by heads, until each has at most `limit` logits, or one head."""
     for block in blocks:
@@ -518,8 +528,13 @@ def _backward(
     finite = table.clamp_min(torch.finfo(wide).min) if grad_scale is not None else None
     p_space, dp_space, ds_space = Workspace(wide), Workspace(wide), Workspace(wide)
     padded = None
-    long_rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // k.shape[2]))
-    blocks = plan_blocks(call, sizes.kept_rows(call) if kept else long_rows, sizes.one_block, None if kept else reach)
+    if kept:
+        blocks = plan_blocks(call, sizes.kept_rows(call), sizes.one_block)
+    elif reach is None:
+        rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // k.shape[2]))
+        blocks = plan_blocks(call, rows, sizes.one_block)
+    else:
+        blocks = list(_shortened(call, sizes, plan_blocks(call, sizes.backward_rows, sizes.one_block, reach)))
     for index, block in enumerate(_pieces(blocks, sizes.workspace)):
         here, heads, rows, keys = block.batch, block.heads, slice(block.lo, block.hi), slice(block.first, block.last)
         kb, vb = keys_all[here, heads, keys].flatten(0, 1), values_all[here, heads, keys].flatten(0, 1)

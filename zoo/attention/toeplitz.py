@@ -531,8 +531,8 @@ def _backward(
     if kept:
         blocks = plan_blocks(call, sizes.kept_rows(call), sizes.one_block)
     elif reach is None:
-        rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // k.shape[2]))
-        blocks = plan_blocks(call, rows, sizes.one_block)
+        long_rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // k.shape[2]))
+        blocks = plan_blocks(call, long_rows, sizes.one_block)
     else:
         blocks = list(_shortened(call, sizes, plan_blocks(call, sizes.backward_rows, sizes.one_block, reach)))
     for index, block in enumerate(_pieces(blocks, sizes.workspace)):

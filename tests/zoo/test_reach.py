@@ -29,6 +29,7 @@ SKIPPING = ToeplitzKernel(
     one_head=100 * ROWS,
     least_keys=ROWS,
     keep_keys=0,
+    parts=2,
 )
 WHOLE = replace(SKIPPING, skips=False)
 WIDTH = 16
@@ -150,8 +151,8 @@ def log_weights(call: AttentionCall) -> Tensor:
 def test_what_is_left_out_changes_nothing(name: str, dtype: torch.dtype) -> None:
     """Outputs and all gradients are as near to those of float64 as without leaving anything out."""
     errors = []
-    # In bfloat16 priors' numbers sum the rounding of δ and of lanes' gradients times distances: of one draw that is any number.
-    for seed in range(4 if dtype == torch.bfloat16 else 1):
+    # Priors' numbers sum the rounding of δ and of lanes' gradients times distances: of one draw that is any number.
+    for seed in range(1 if dtype == torch.float64 else 4):
         results = []
         for kernel, precision in ((WHOLE, torch.float64), (WHOLE, dtype), (SKIPPING, dtype)):
             call, leaves = build(CASES[name], precision, seed)

@@ -39,6 +39,7 @@ from zoo.positions import document_starts
 __all__ = ["ToeplitzKernel"]
 
 _fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ class ToeplitzKernel:
             as q, k, v and the output together, so memory stays O(T + S) and P is not recomputed.
         one_block: up to this many logits per head a batch of several documents is faster as one masked block than row by
             row.
+        parts: the fused backward pass gives each thread whole heads, and blocks that leave keys out are often of one: their
+            keys are cut into this many parts, of at least `part_keys`: products with fewer than a dozen rows sum in another
+            order, in which lanes' integers do not cancel before they meet the content (1e-4 instead of 1e-6 at 8 keys).
         least_keys: below this many keys, finding those with provably negligible weight costs more than it saves.
         skips: whether they are left out.
     """
@@ -69,6 +73,8 @@ class ToeplitzKernel:
     one_head: int = 1 << 22
     keep_keys: int = 8
     one_block: int = 256 * 256
+    parts: int = 8
+    part_keys: int = 64
     least_keys: int = 4096
     skips: bool = True
 
@@ -422,11 +428,9 @@ class _ToeplitzAttention(torch.autograd.Function):
     def forward(ctx, q, k, v, table, scale, call, sizes, reach):
         bias = _Bias.of(call, table, scale)
         short = q.shape[2] > 1 and k.shape[2] <= sizes.keep_keys * k.shape[3]
-        out, weights = (
-            _forward_short(call, sizes, bias, q, k, v) if short else _forward(call, sizes, bias, reach, q, k, v)
-        )
+        out, kept = _forward_short(call, sizes, bias, q, k, v) if short else _forward(call, sizes, bias, reach, q, k, v)
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(q, k, v, table, scale, out, *weights)
+            ctx.save_for_backward(q, k, v, table, scale, out, *kept)
             ctx.call, ctx.sizes, ctx.reach = call, sizes, reach
         return out
 
@@ -436,17 +440,24 @@ class _ToeplitzAttention(torch.autograd.Function):
             raise RuntimeError(
                 "kernel 'toeplitz' has no second derivative; use kernel='reference' with create_graph=True"
             )
-        q, k, v, table, scale, out, *weights = ctx.saved_tensors
+        q, k, v, table, scale, out, *kept = ctx.saved_tensors
         bias = _Bias.of(ctx.call, table, scale)
-        options = (table, out, grad_out, ctx.needs_input_grad, weights)
+        to_prior = any(ctx.needs_input_grad[3:5])
+        if ctx.reach is not None and not to_prior and out.dtype == table.dtype:
+            grads = _backward_narrow(ctx.call, ctx.sizes, bias, ctx.reach, q, k, v, out, kept[0], grad_out)
+            return *grads, None, None, None, None, None
+        kept = kept if ctx.reach is None else []
+        options = (table, out, grad_out, ctx.needs_input_grad, kept)
         return *_backward(ctx.call, ctx.sizes, bias, ctx.reach, q, k, v, *options), None, None, None
 
 
 def _forward(
     call: AttentionCall, sizes: ToeplitzKernel, bias: _Bias, reach: Reach | None, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Output, from the fused kernel, a block of queries at a time."""
+    """Output, from the fused kernel, a block of queries at a time; of a call that leaves keys out also Σ exp of the logits
+    of each row, as a logarithm (B, H, T)."""
     out = torch.empty_like(q)
+    lse = [] if reach is None else [torch.empty(q.shape[:3], dtype=bias.table.dtype)]
     space = Workspace(bias.table.dtype)
     blocks = plan_blocks(call, sizes.forward_rows, sizes.one_block, reach)
     written = bias.scale is not None or any(block.mixed for block in blocks)
@@ -457,7 +468,7 @@ def _forward(
             lead = 1 if bias.scale.shape[0] == 1 else block.batch.stop - block.batch.start
             buffer = space.view(lead, heads.stop - heads.start, block.hi - block.lo, block.last - block.first)
         mask = bias.block(block, buffer)
-        part, _ = _fused(
+        part, part_lse = _fused(
             q[block.batch, heads, rows].flip(2),
             k[block.batch, heads, keys],
             v[block.batch, heads, keys],
@@ -467,7 +478,9 @@ def _forward(
             scale=1.0,
         )
         out[block.batch, heads, rows] = part.flip(2)
-    return out, []
+        for line in lse:
+            line[block.batch, heads, rows] = part_lse.flip(2)
+    return out, lse
 
 
 def _weights(bias: _Bias, block: Block, q: Tensor, k: Tensor, out: Tensor) -> Tensor:
@@ -497,6 +510,38 @@ def _forward_short(
         out[here, heads, rows] = torch.bmm(p, vb.flatten(0, 1)).unflatten(0, lead).flip(2)
         kept.append(p)
     return out, kept
+
+
+def _backward_narrow(
+    call: AttentionCall,
+    sizes: ToeplitzKernel,
+    bias: _Bias,
+    reach: Reach,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad_out: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v of a call that leaves keys out, from torch's fused kernel: no block of P is in memory."""
+    grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for block in plan_blocks(call, sizes.forward_rows, sizes.one_block, reach):
+        parts = sizes.parts if block.last - block.first >= sizes.parts * sizes.part_keys else 1
+        if call.causal:  # keys after the last visible one are hidden by the table: they make the parts equal
+            last = block.last + (block.first - block.last) % parts
+            block = replace(block, last=min(last, call.num_keys))
+        parts = math.gcd(parts, block.last - block.first)
+        here, heads, rows, keys = block.batch, block.heads, slice(block.lo, block.hi), slice(block.first, block.last)
+        qb, gb, ob = (x[here, heads, rows].flip(2).expand(parts, -1, -1, -1) for x in (q, grad_out, out))
+        kb, vb = (x[block.batch.start, heads, keys].unflatten(1, (parts, -1)).transpose(0, 1) for x in (k, v))
+        mask = bias.block(block)[0].unflatten(2, (parts, -1)).movedim(2, 0)
+        row_lse = lse[here, heads, rows].flip(2).expand(parts, -1, -1)
+        part_q, part_k, part_v = _fused_backward(gb, qb, kb, vb, ob, row_lse, 0.0, False, attn_mask=mask, scale=1.0)
+        grad_q[here, heads, rows] = part_q.sum(0, keepdim=True).flip(2)
+        for grad, part in ((grad_k, part_k), (grad_v, part_v)):
+            grad[block.batch.start, heads, keys] += part.transpose(0, 1).flatten(1, 2)
+    return grad_q, grad_k, grad_v
 
 
 def _backward(

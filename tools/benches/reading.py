@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -38,7 +39,8 @@ def main(
     """Trained models on held-out text, on the CPU in float32: time with all keys and without those of negligible weight.
 
     "read" is a forward pass up to the last token's features, "attention" the attention calls of all layers as that pass makes
-    them, and "attention, fwd+bwd" the same with the gradients of q, k and v. The two take turns; ratios are to all keys.
+    them, and "attention, fwd+bwd" the same with the gradients of q, k, v and of the prior's table and lanes. The two take
+    turns; ratios are to all keys.
     """
     record = Record({"device": "cpu", "dtype": "float32", "source": source}, out=out, commit=commit, minutes=minutes)
     targets = find_targets(harness.words(models), {}, "cpu", "float32")
@@ -100,9 +102,22 @@ def recorded(model: Decoder, tokens: Tensor) -> list[AttentionCall]:
     return calls
 
 
-def attend(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(call: AttentionCall) -> Tensor:
     options = {"query_scale": call.query_scale, "segments": call.segments, "window": call.window}
-    return prior_attention(q, k, v, call.terms, causal=call.causal, **options)
+    return prior_attention(call.q, call.k, call.v, call.terms, causal=call.causal, **options)
+
+
+def with_leaves(call: AttentionCall) -> AttentionCall:
+    """The call, with tensors of its own that want a gradient: q, k, v, row scale, table and lanes."""
+
+    def leaf(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.detach().requires_grad_()
+
+    terms = call.terms
+    table = None if terms.table is None else replace(terms.table, table=leaf(terms.table.table))
+    terms = replace(terms, table=table, q_lanes=leaf(terms.q_lanes), k_lanes=leaf(terms.k_lanes))
+    own = {name: leaf(getattr(call, name)) for name in ("q", "k", "v", "query_scale")}
+    return replace(call, terms=terms, **own)
 
 
 def read(model: Decoder, tokens: Tensor) -> Callable[[], object]:
@@ -111,7 +126,7 @@ def read(model: Decoder, tokens: Tensor) -> Callable[[], object]:
 
 def attention(model: Decoder, tokens: Tensor) -> Callable[[], object]:
     calls = recorded(model, tokens)
-    return harness.no_grad(lambda: [attend(call, call.q, call.k, call.v) for call in calls])
+    return harness.no_grad(lambda: [attend(call) for call in calls])
 
 
 def attention_step(model: Decoder, tokens: Tensor) -> Callable[[], object]:
@@ -119,8 +134,7 @@ def attention_step(model: Decoder, tokens: Tensor) -> Callable[[], object]:
 
     def step() -> None:
         for call in calls:
-            leaves = [x.detach().requires_grad_() for x in (call.q, call.k, call.v)]
-            attend(call, *leaves).sum().backward()
+            attend(with_leaves(call)).sum().backward()
 
     return step
 

@@ -10,6 +10,7 @@ import pytest
 
 from recipes.registry import find_recipe
 from tools import train_zoo
+from zoo.pretrained import manifest
 
 
 @pytest.mark.parametrize("name", train_zoo.FAMILIES)
@@ -89,7 +90,7 @@ def test_the_recipes_hold_what_the_sweep_found():
 def test_a_card_has_a_column_for_every_score_and_the_commands_that_measure_them():
     kind = train_zoo.FAMILIES["text"]
     rows = [{"length": 256, "free_generation (facts=5)": 0.9, "nll": 2.0}, {"length": 16384, "nll": 2.1}]
-    card = train_zoo.card(kind, "text_ggd_tiny.facts", {"seed": 0, "measured": rows})
+    card = train_zoo.card(kind, "text_ggd_tiny.facts", manifest()["text_ggd_tiny.facts"] | {"measured": rows})
     assert "| length | free_generation (facts=5) | nll |" in card and "| 16384 | – | 2.1 |" in card
     assert "text_ggd_tiny.facts passkey --template heldout --facts 1,5" in card
 

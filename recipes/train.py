@@ -39,6 +39,7 @@ from recipes.commands import call
 from recipes.config import ConfigError, Recipe, apply_overrides, load_deepspeed_json, resolve
 from recipes.registry import list_recipes, recipe_named
 from zoo.cli import Import
+from zoo.errors import require
 from zoo.outside import import_named
 
 
@@ -99,6 +100,10 @@ def train_command(
         from recipes.estimate import print_plan
 
         return print_plan(changed, user_config, overridden_keys, world=world)
+    require("deepspeed", "training", "train")
+    require("matplotlib", "the loss curve", "figures")
+    if changed.train.tensorboard:
+        require("tensorboard", "train.tensorboard=true", "train")
     words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
     words += [word for name in import_ for word in ("--import", name)]
     words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []

@@ -99,8 +99,8 @@ def _view(target: Target, reading: Reading, layer: int | None, head: int | None,
     return View(target.label, found[best], chosen, 0)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(attention_command, argv, prog="recipes/attention.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/attention.py") -> int:
+    return call(attention_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -48,16 +48,16 @@ app = typer.Typer(
 app.registered_commands += zoo_app.registered_commands
 
 
-def _command(module: str) -> Callable[[list[str]], int]:
+def _command(name: str, module: str) -> Callable[[list[str]], int]:
     def called(words: list[str] = typer.Argument([])) -> int:
         found = import_module(module)
-        return getattr(found, "run", found.main)(words)  # `run`: main as a whole process
+        return getattr(found, "run", found.main)(words, prog=f"priorzoo {name}")  # `run`: main as a whole process
 
     return called
 
 
 for _name, (_what, _module) in COMMANDS.items():
-    app.command(_name, help=_what, add_help_option=False, context_settings=OWN_OPTIONS)(_command(_module))
+    app.command(_name, help=_what, add_help_option=False, context_settings=OWN_OPTIONS)(_command(_name, _module))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

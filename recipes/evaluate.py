@@ -289,7 +289,7 @@ def make_settings(kinds: Sequence[type[Evaluator]], given: Mapping[str, Any]) ->
     return {kind: kind.settings_class(**{k: v for k, v in given.items() if k in fields[kind]}) for kind in kinds}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/evaluate.py") -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     positional = words[: next((n for n, word in enumerate(words) if word.startswith("-")), len(words))]
     kinds: dict[str, type[Evaluator]] = {}
@@ -301,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(ImportError, ValueError):  # its packages are not installed
             kinds |= find_modality(name).evaluators
     command = with_options(evaluate_command, {name: kind.settings_class for name, kind in kinds.items()})
-    return call(command, words, prog="recipes/evaluate.py")
+    return call(command, words, prog=prog)
 
 
 if __name__ == "__main__":

@@ -104,8 +104,8 @@ def listing(corpora: dict[str, Corpus], missing: list[str], data: Path, offline:
     return table
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(app, argv, prog="recipes/fetch_data.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/fetch_data.py") -> int:
+    return call(app, argv, prog=prog)
 
 
 if __name__ == "__main__":

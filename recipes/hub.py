@@ -100,6 +100,8 @@ def _load(model: str) -> tuple[ZooModel, dict[str, Any] | None]:
         return load_run(model)
     if Path(model).is_dir():
         return load_model(model), None
+    if "/" in model:
+        raise CommandError(f"no run folder {model!r}")
     return create_model(model, pretrained=True), None
 
 
@@ -150,6 +152,11 @@ def _own_card(
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
     }
     title = name or folder.name
+    tokenizer = str(getattr(model.config, "tokenizer", ""))
+    if Path(tokenizer.partition("?")[0]).is_file():
+        facts["tokenizer"] = (
+            f"{Path(tokenizer).name}, a file that loading needs at {tokenizer}; it is not in this folder"
+        )
     if recipe is not None:
         title = name or recipe["name"]
         train = recipe["train"]
@@ -168,8 +175,8 @@ def _own_card(
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(hub_command, argv, prog="recipes/hub.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/hub.py") -> int:
+    return call(hub_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -211,8 +211,8 @@ def _next(source: str, out: Path, bpe: int | None) -> None:
     console.print(escape(f"train on it: {command_name('train')} {RECIPE} {settings}"), soft_wrap=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(prepare_command, argv, prog="recipes/prepare_genome.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/prepare_genome.py") -> int:
+    return call(prepare_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -115,8 +115,8 @@ def joined(kind: type[Evaluator], folders: Sequence[Path]) -> tuple[list[ModelRe
     return list(found.values()), first
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(tabulate_command, argv, prog="recipes/tabulate.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/tabulate.py") -> int:
+    return call(tabulate_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -126,8 +126,8 @@ def train_command(
         return 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(train_command, argv, prog="recipes/train.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train.py") -> int:
+    return call(train_command, argv, prog=prog)
 
 
 def train(
@@ -334,9 +334,9 @@ def check_finite(what: str, value: float | None, step: int, run) -> None:
         )
 
 
-def run(argv: Sequence[str] | None = None) -> int:
+def run(argv: Sequence[str] | None = None, **named: str) -> int:
     """`main` as a whole process: leaves the process group, and ends without Python's finalisation (see `engine.leave`)."""
-    code = main(argv)
+    code = main(argv, **named)
     if "recipes.engine" in sys.modules:
         from recipes.engine import leave, stop
 

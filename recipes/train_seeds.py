@@ -116,8 +116,8 @@ def train_seeds_command(
     return subprocess.run([sys.executable, *command]).returncode if words else 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(train_seeds_command, argv, prog="recipes/train_seeds.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train_seeds.py") -> int:
+    return call(train_seeds_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

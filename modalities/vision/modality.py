@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import modalities.vision.registry  # noqa: F401  registers the models with timm
 from modalities.contract import Modality
 from modalities.loading import first_heldout
 from modalities.vision.config import VisionDataConfig
@@ -11,12 +12,9 @@ from modalities.vision.data import build_loader
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.model import VisionTransformer
 from modalities.vision.outside import OUTSIDE
-from modalities.vision.registry import register_with_timm
 from modalities.vision.training import build, cost, loss, weight
 
 __all__ = ["MODALITY"]
-
-register_with_timm()
 
 MODALITY = Modality(
     name="vision",

@@ -1,4 +1,4 @@
-"""The architectures in timm's registry: its names for their settings, their papers, their weights."""
+"""The architectures in timm's registry, which importing this adds them to: their settings, papers and weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SSMAX = ("2501.19399", "Scalable-Softmax Is Superior for Attention")
 default_cfgs: dict[str, Any] = {}  # timm looks for this name
 
 
-def register_with_timm() -> None:
+def _register_with_timm() -> None:
     """Register those that are listed now with timm."""
     cfgs: dict[str, Any] = {}
     for name in FAMILY.names():
@@ -148,3 +148,6 @@ def _entry_point(name: str) -> Callable[..., VisionTransformer]:
     create.__module__ = __name__  # timm finds default_cfgs through it
     create.__doc__ = f"{name}, as `python -m zoo show {name}` describes it."
     return create
+
+
+_register_with_timm()

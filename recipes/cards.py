@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,12 @@ def _scores(kind: type[Evaluator], row: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def dataset_name(source: str) -> str:
+    """What the hub can call the data of a source: of `hf:NAME…` its NAME; empty for files."""
+    name = re.split("[:?]", source.removeprefix("hf:"))[0]
+    return name if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and (source.startswith("hf:") or "/" not in name) else ""
+
+
 def model_card(
     name: str,
     modality: Modality,
@@ -107,7 +114,7 @@ def model_card(
 
     Args:
         license: an SPDX name; empty where its author has not said.
-        sources: names of the data it was trained on.
+        sources: of the data it was trained on, as recipes name them.
         facts: what else is known of it, a line each.
         usage: Python that loads it.
         notes: lines at the end, such as the commands that measured it.
@@ -118,7 +125,7 @@ def model_card(
         "library_name": "priorzoo",
         "pipeline_tag": modality.task,
         "tags": list(dict.fromkeys(["priorzoo", modality.name, *tags])),
-        "datasets": list(sources),
+        "datasets": [name for source in sources if (name := dataset_name(source))],
         "metrics": list(dict.fromkeys(metric["type"] for result in index for metric in result["metrics"])),
         "model-index": [{"name": name, "results": index}] if index else [],
     }

@@ -167,7 +167,7 @@ def _own_card(
         title,
         modality,
         license=license,
-        sources=[recipe["data"]["source"].removeprefix("hf:")] if recipe is not None else [],
+        sources=[recipe["data"]["source"]] if recipe is not None else [],
         tags=[position] if isinstance(position, str) else position,
         facts=facts,
         tables=stored_tables(modality, label, results),

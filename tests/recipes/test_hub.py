@@ -9,6 +9,7 @@ import torch
 import yaml
 
 import zoo
+from recipes.cards import dataset_name
 from recipes.cli import main
 from zoo.pretrained import manifest
 
@@ -39,6 +40,19 @@ def test_a_shipped_model_becomes_a_folder_that_loads(tmp_path):
     found = {(r.dataset_name, r.metric_type): r.metric_value for r in results}
     assert found["held-out data, length 4096", "nll"] == next(row["nll"] for row in measured if row["length"] == 4096)
     assert 'zoo.load_model(snapshot_download("OWNER/NAME"))' in card and "[text,hub]" in card
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("hf:me/it:en:train", "me/it"),
+        ("genomes:yeast,fly", "genomes"),
+        ("sotu?field=x", "sotu"),
+        ("/home/me/a.txt", ""),
+    ],
+)
+def test_data_are_named_as_the_hub_can_read_it(source, name):
+    assert dataset_name(source) == name
 
 
 @pytest.fixture(scope="module")

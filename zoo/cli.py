@@ -1,4 +1,4 @@
-"""python -m zoo list | show | plot-prior: what models there are, what one is made of, what its priors look like.
+"""python -m zoo list | show | plot-prior | doctor: models, what one is made of, its priors; kernels that can be trusted here.
 
 `call` runs any typer app with the project's way of reporting errors.
 """
@@ -219,6 +219,14 @@ def plot_prior(
     else:
         draw_priors(model, title, path, length=length or 8 * model.config.train_context)
     console.print(f"written: {path}", soft_wrap=True)
+
+
+@app.command()
+def doctor() -> int:
+    """Check every attention kernel on every device against float64, forward and backward; exit code 1 if one is off."""
+    from zoo.doctor import examine
+
+    return 0 if examine(console) else 1
 
 
 def _run_title(folder: Path) -> str:

@@ -66,6 +66,10 @@ class TokenCorpus:
         folder = Path(folder)
         if folder.exists():
             raise FileExistsError(f"{folder} exists; a saved corpus is never overwritten")
+        self.save_once(folder)
+
+    def save_once(self, folder: Path) -> None:
+        """Write the corpus to a folder, unless another process is first."""
         with new_folder(folder, "corpus.json") as temporary:
             np.save(temporary / "tokens.npy", self.tokens)
             self.write_table(temporary)
@@ -154,7 +158,7 @@ def tokenize_corpus(
             raise ValueError(_why_empty(source, split))
     if folder is not None and (cache_dir is not None or writer.file is not None):
         if writer.file is None:
-            corpus.save(folder)
+            corpus.save_once(folder)
         return TokenCorpus.load(folder)
     return corpus
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import modalities.text.corpus as corpora
 from modalities.loading import IndexedLoader, RowBatches
 from modalities.text.config import TextDataConfig
 from modalities.text.corpus import TokenCorpus, corpus_of, tokenize_corpus
@@ -251,6 +252,21 @@ def test_cache_is_used_and_notices_changes(tmp_path):
     write_jsonl(path, [{"text": t} for t in random_texts(51)])
     assert len(tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache)) > 0
     assert len(list(cache.iterdir())) == 2
+
+
+def test_two_processes_may_fill_a_cache_at_once(tmp_path, monkeypatch):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in random_texts(50)])
+    tokenize = corpora._tokenize
+
+    def overtaken(*arguments):
+        monkeypatch.setattr(corpora, "_tokenize", tokenize)  # the other process is not
+        tokenize_corpus(open_source(str(path)), BYTES, cache_dir=tmp_path / "cache")
+        return tokenize(*arguments)
+
+    monkeypatch.setattr(corpora, "_tokenize", overtaken)
+    both = tokenize_corpus(open_source(str(path)), BYTES, cache_dir=tmp_path / "cache")
+    assert both.fingerprint == tokenize_corpus(open_source(str(path)), BYTES).fingerprint
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_saved_corpus_is_a_source(tmp_path):

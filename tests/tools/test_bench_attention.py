@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +25,7 @@ BASELINE, *OTHERS = contenders_on(CPU)
 def swept(*others: Contender) -> attention.Setting:
     """Check and measure contenders beside plain attention at SHAPE."""
     record = harness.Record({}, commit="abc")
-    setting = attention.Setting(record, CPU, torch.float32, harness.by_clock(CPU), 0.01, 1.0, BASELINE)
+    setting = attention.Setting(record, CPU, torch.float32, harness.by_clock(CPU), 0.01, 1.0)
     usable = attention.correct(setting, [BASELINE, *others], [Shape(1, 2, 48, 16)])
     record.results += attention.measure(setting, SHAPE, usable)
     return setting
@@ -59,7 +60,8 @@ def test_the_command_saves_what_it_prints(tmp_path, monkeypatch):
     done = CliRunner().invoke(bench.application("attention"), ["attention", *options])
     assert done.exit_code == 0, done.output
     record = json.loads(out.read_text())
-    assert [record[name] for name in ("commit", "baseline", "dtype")] == ["abc", "sdpa", "float32"]
+    assert (record["commit"], record["dtype"]) == ("abc", "float32")
+    assert {r["baseline"] for r in record["results"]} == {"sdpa"}
     found = {(r["shape"]["length"], r["method"], r["kernel"], r["what"]) for r in record["results"]}
     keys = (("none", "sdpa"), ("goat", "sdpa"), ("ggd", "toeplitz"), ("ggd", "sdpa dense bias"))
     assert {(n, *key, what) for n in (48, 64) for what in harness.PASSES for key in keys} <= found
@@ -106,6 +108,21 @@ def test_wrong_and_broken_contenders_are_reported_and_not_timed():
     assert {r["kernel"] for r in record.results} == {"sdpa"}
     verdict = check(Contender("none", "x", without_gradients), Problem(SHAPE, torch.float32, CPU), backward=True)
     assert not verdict.correct and verdict.error == math.inf and verdict.worst.startswith("gradient of")
+
+
+def test_ratios_are_to_the_fastest_plain_attention():
+    def slow(problem: Problem) -> Run:
+        run = contenders.sdpa(problem)
+        whole = run.forward
+        run.forward = lambda: (time.sleep(0.05), whole())[1]
+        return run
+
+    ours = contenders.ours("ggd", "auto with prior", contenders.ggd, whole=True)
+    record = swept(Contender("none", "slow", slow), ours).record
+    ratios = {(r["kernel"], r["what"]): r["ratio"] for r in record.results}
+    assert {r["baseline"] for r in record.results} == {"sdpa"} and ratios["sdpa", "forward"] == 1
+    assert ratios["slow", "forward"] > 2 and ("toeplitz with prior", "fwd+bwd") in ratios
+    assert all(r["host_us"] is None for r in record.results)
 
 
 def test_a_shape_that_is_refused_is_named():

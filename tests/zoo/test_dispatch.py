@@ -41,10 +41,10 @@ def flash(missing: str | None = MISSING, **options: Any) -> FlashKernel:
     return FlashKernel(**{"capability": hopper, "package": lambda: missing} | options)
 
 
-def kernels_on(capability=hopper, missing: str | None = MISSING) -> dict[str, Kernel]:
+def kernels_on(capability=hopper, missing: str | None = MISSING, distrust: str | None = None) -> dict[str, Kernel]:
     return KERNELS | {
         "flash": flash(missing, capability=capability),
-        "triton": TritonKernel(capability=capability),
+        "triton": TritonKernel(capability=capability, distrust=lambda device, dtype: distrust),
     }
 
 
@@ -116,6 +116,15 @@ def test_choices_on_cuda(name: str) -> None:
         assert call.on_cuda
         assert choose_kernel(call, kernels_on()) == without
         assert choose_kernel(call, kernels_on(missing=None)) == with_package
+
+
+def test_a_kernel_that_is_off_on_a_device_serves_nothing_there() -> None:
+    pytest.importorskip("triton")
+    kernels = kernels_on(distrust="it is off by 0.5")
+    with FakeTensorMode(), pytest.warns(MaskWarning, match=r"'triton' refuses it: it is off by 0\.5"):
+        call = cuda_call(table=True)
+        assert choose_kernel(call, kernels, warned=set()) == "sdpa"
+    assert kernels["triton"].refuses(call) == "it is off by 0.5"
 
 
 SLOW = {

@@ -47,7 +47,6 @@ class Setting:
     stopwatch: Stopwatch
     seconds: float
     ceiling: float
-    baseline: Contender
 
 
 def main(
@@ -64,11 +63,13 @@ def main(
 ) -> None:
     """Attention with priors beside other implementations, as ratios to plain attention.
 
-    The baseline is torch's own attention without bias: its flash kernel on CUDA, its plain causal call on the CPU. Every
-    contender is first compared with float64 at a short length, outputs and gradients; one that is wrong is not timed. On CUDA
-    times are of device events, with the second-level cache flushed before each. TFLOP/s count the visible pairs, so a kernel
-    that skips tiles may pass the ceiling, a large matrix product of the same run. Memory is what a pass adds at its peak, less
-    what it returns. Whatever cannot be measured stands below the table with its reason.
+    The baseline is attention without bias: at each shape and pass the fastest of torch's flash and cuDNN kernels and of
+    flash-attn on CUDA, torch's plain causal call on the CPU. "with prior" is a step with the prior's own work, from its
+    parameters to attention and back; rows without it begin at the table or lanes. Every contender is first compared with
+    float64 at a short length, outputs and gradients; one that is wrong is not timed. On CUDA times are of device events, with
+    the second-level cache flushed before each; host is what the call takes of the processor beside. TFLOP/s count the visible
+    pairs, so a kernel that skips tiles may pass the ceiling, a large matrix product of the same run. Memory is what a pass adds
+    at its peak, less what it returns. Whatever cannot be measured stands below the table with its reason.
     """
     place = harness.device_of(device)
     default = DEFAULTS[place.type]
@@ -80,13 +81,12 @@ def main(
     known = contenders_on(place)
     setting = Setting(
         Record({}, out=out, commit=commit, minutes=minutes), place, default.dtype, watch, seconds or default.seconds,
-        harness.matmul_ceiling(place, default.dtype, watch), known[0],
+        harness.matmul_ceiling(place, default.dtype, watch),
     )  # fmt: skip
     record = setting.record
     record.about |= {
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu", "cuda": torch.version.cuda,
-        "dtype": str(default.dtype).removeprefix("torch."), "baseline": known[0].kernel,
-        "matmul_tflops": setting.ceiling,
+        "dtype": str(default.dtype).removeprefix("torch."), "matmul_tflops": setting.ceiling,
     }  # fmt: skip
     with record.status:
         usable = admitted(setting, known, harness.words(methods), harness.words(without))
@@ -127,15 +127,15 @@ def label(contender: Contender) -> str:
 
 
 def admitted(
-    setting: Setting, known: Iterable[Contender], methods: Sequence[str], without: Sequence[str]
+    setting: Setting, known: Sequence[Contender], methods: Sequence[str], without: Sequence[str]
 ) -> list[Contender]:
     """Those that options and this machine admit; the reason is noted for the others."""
     found = []
     for contender in known:
         reason = contender.missing(setting.device)
-        if contender != setting.baseline and methods and contender.method not in methods:
+        if contender.method != "none" and methods and contender.method not in methods:
             reason = "left out by --methods"
-        if contender != setting.baseline and any(part in contender.name for part in without):
+        if contender is not known[0] and any(part in contender.name for part in without):
             reason = "left out by --without"
         if reason is None:
             found.append(contender)
@@ -197,7 +197,8 @@ def one_pass(setting: Setting, problem: Problem, what: str, runs: dict[Contender
             # Memory of the CPU is that of the process: exact in a fresh one only, see `cpu_memory`.
             extra[contender] = harness.extra_bytes(call, setting.device) if setting.device.type == "cuda" else None
             ready[contender] = call
-    if setting.baseline not in ready:
+    plain = [contender for contender in ready if contender.method == "none"]
+    if not plain:
         return []
     record.status.update(f"{shape} {what}: timing {len(ready)} in turns")
     try:
@@ -206,14 +207,15 @@ def one_pass(setting: Setting, problem: Problem, what: str, runs: dict[Contender
         record.dropped.append(f"{shape} {what} (out of memory, though each ran alone)")
         return []
     rows = []
+    baseline = min(plain, key=rounds.ms)
     for contender in ready:
         run, ms = runs[contender], rounds.ms(contender)
         rate = shape.flops(backward) / ms / 1e9
         rows.append({
             "shape": asdict(shape), "method": contender.method, "kernel": run.kernel or contender.kernel, "what": what,
-            "ours": contender.ours, "plain_ms": rounds.ms(setting.baseline), "ms": ms,
-            "ratio": rounds.ratio(contender, setting.baseline), "pairs": len(rounds.rows), "tflops": rate,
-            "ceiling_share": rate / setting.ceiling,
+            "ours": contender.ours, "baseline": baseline.kernel, "ms": ms, "ratio": rounds.ratio(contender, baseline),
+            "pairs": len(rounds.rows), "tflops": rate, "ceiling_share": rate / setting.ceiling,
+            "host_us": harness.host_microseconds(ready[contender], setting.device),
             "extra_mib": None if extra[contender] is None else extra[contender] / 2**20,
             "skipped": run.skipped() if run.skipped else None,
         })  # fmt: skip
@@ -245,13 +247,14 @@ def show(record: Record) -> None:
     about = record.about
     device = f"the CPU, {about['threads']} threads" if about["device"] == "cpu" else about["device"]
     title = (
-        f"attention on {device}, {about['dtype']}; ratios to {about['baseline']} without bias; "
+        f"attention on {device}, {about['dtype']}; ratios to the fastest attention without bias; "
         f"share of a large matrix product's {about['matmul_tflops']:.2f} TFLOP/s"
     )
     columns = {
         "prior, kernel": lambda row: row["kernel"] if row["method"] == "none" else f"{row['method']}, {row['kernel']}",
         "ms": text_of("ms", ".4g"),
         "ratio": text_of("ratio", ".2f"),
+        "host µs": text_of("host_us", ".0f"),
         "TFLOP/s": text_of("tflops", ".3g"),
         "share": text_of("ceiling_share", ".0%"),
         "MiB": text_of("extra_mib", ".0f"),

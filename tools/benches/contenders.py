@@ -22,7 +22,7 @@ from zoo import Positions, create_prior, prior_attention
 from zoo.attention import skipped_share, skipping
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import KERNELS, choose_kernel
-from zoo.priors.base import Prior, RelativeTable
+from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
 DENSE_BOUND = {"cuda": 8 * 2**30, "cpu": 256 * 2**20}  # bytes of the largest dense bias, (H, T, S)
 PAGE = 64  # keys
@@ -197,11 +197,18 @@ def ggd_of(problem: Problem) -> tuple[Prior, RelativeTable]:
 
 
 def by_prior(
-    problem: Problem, *, make: Callable[[int], Prior], kernel: str, parametric: bool = False, skip: bool | None = None
+    problem: Problem,
+    *,
+    make: Callable[[int], Prior],
+    kernel: str,
+    parametric: bool = False,
+    skip: bool | None = None,
+    whole: bool = False,
 ) -> Run:
     """`prior_attention` with the prior `make` gives for a number of heads.
 
     parametric: gradients are of the prior's own parameters; otherwise of what it hands to attention, lanes or table.
+    whole: the prior's own work is a part of every pass, as in a layer; the gradients are of its parameters.
     skip: whether keys may be left out; None for the kernel's own choice.
     """
     shape = problem.shape
@@ -209,8 +216,12 @@ def by_prior(
     if shape.width <= prior.num_lanes:
         raise Refused(f"its lanes leave no room for content in heads of {shape.width}")
     leaves = problem.leaves(shape.width - prior.num_lanes)
-    terms = prior(problem.q_pos, problem.k_pos, causal=True, x=problem.x)
-    if parametric:
+
+    def make_terms() -> PriorTerms:
+        return prior(problem.q_pos, problem.k_pos, causal=True, x=problem.x)
+
+    terms = make_terms()
+    if parametric or whole:
         leaves |= {name: p for name, p in prior.named_parameters() if p.requires_grad}
     elif terms.table is not None:
         leaves["table"] = terms.table.table.detach().requires_grad_()
@@ -224,11 +235,11 @@ def by_prior(
         raise Refused(reason)
 
     def forward() -> Tensor:
-        return prior_attention(call.q, call.k, call.v, terms, causal=True, kernel=kernel)
+        return prior_attention(call.q, call.k, call.v, make_terms() if whole else terms, causal=True, kernel=kernel)
 
     run = Run(forward, leaves, prior, terms.table if "table" in leaves else None)
     if kernel == "auto":
-        run.kernel = chosen
+        run.kernel = f"{chosen} with prior" if whole else chosen
     if skip is not None:
         from zoo.attention import triton
 
@@ -323,9 +334,10 @@ def dense_bias(problem: Problem) -> Run:
     return Run(forward, leaves | {"bias": bias}, prior)
 
 
-def flex(problem: Problem) -> Run:
+def flex(problem: Problem, *, backend: str = "AUTO") -> Run:
     """FlexAttention, compiled for the shape, causal by its block mask; a score_mod reads ggd's (H, T+S−1) table, whose
-    gradient is computed on CUDA (on the CPU it has no backward pass)."""
+    gradient is computed on CUDA (on the CPU it has no backward pass). backend: its own kernel, or FlashAttention 4's
+    ("FLASH"), whose table is a constant: it computes no gradient of what a score_mod reads."""
     import torch._dynamo
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -333,7 +345,7 @@ def flex(problem: Problem) -> Run:
     config.recompile_limit, config.accumulated_recompile_limit = 512, 4096
     config.fail_on_recompile_limit_hit = True
     learns, (prior, table) = problem.device.type == "cuda", ggd_of(problem)
-    values, origin = table.table.detach().requires_grad_(learns), table.origin
+    values, origin = table.table.detach().requires_grad_(learns and backend == "AUTO"), table.origin
     leaves = problem.leaves(problem.shape.width)
     inputs = [leaf if learns else leaf.detach() for leaf in leaves.values()]
 
@@ -344,9 +356,10 @@ def flex(problem: Problem) -> Run:
     if not problem.shape.queries:
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, size, size, device=str(problem.device))
     compiled = torch.compile(flex_attention, dynamic=False)
-    return Run(
-        lambda: compiled(*inputs, score_mod=score_mod, block_mask=mask), leaves | {"table": values}, prior, table
-    )
+    options = {} if backend == "AUTO" else {"kernel_options": {"BACKEND": backend}}
+    if values.requires_grad or not learns:
+        leaves = leaves | {"table": values}
+    return Run(lambda: compiled(*inputs, score_mod=score_mod, block_mask=mask, **options), leaves, prior, table)
 
 
 def flash_attn(problem: Problem, *, sloped: bool = False) -> Run:
@@ -426,6 +439,7 @@ def contenders_on(device: torch.device) -> list[Contender]:
     peers = [
         Contender("ggd", "sdpa dense bias", dense_bias),
         Contender("ggd", "flex table", flex, backward=device.type == "cuda"),
+        Contender("ggd", "flex flash", partial(flex, backend="FLASH"), decodes=False, cuda=True),
         Contender("none", "flash-attn", flash_attn, package="flash-attn", cuda=True),
         Contender("alibi", "flash-attn", partial(flash_attn, sloped=True), package="flash-attn", cuda=True),
         Contender("goat", "goat-attention", goat_package, decodes=False, package="goat-attention"),
@@ -435,14 +449,17 @@ def contenders_on(device: torch.device) -> list[Contender]:
     ]  # fmt: skip
     if device.type == "cpu":
         own = [ours(name, "auto", make) for name, make in (("goat", goat), ("ggd", ggd))]
+        own += [ours(name, "auto with prior", make, whole=True) for name, make in (("goat", goat), ("ggd", ggd))]
         steps = [ours(name, "auto", make, step=True) for name, make in (("goat", goat), ("ggd", mixed))]
         return [Contender("none", "sdpa", sdpa), *own, *steps, *peers]
     return [
         Contender("none", "sdpa flash", partial(sdpa, backend=SDPBackend.FLASH_ATTENTION)),
         Contender("none", "sdpa cudnn", partial(sdpa, backend=SDPBackend.CUDNN_ATTENTION)),
         ours("goat", "flash", goat),
+        ours("goat", "flash with prior", goat, whole=True),
         ours("goat", "triton", goat, skip=False),
         ours("ggd", "triton", ggd, parametric=True, skip=False),
+        ours("ggd", "triton with prior", ggd, whole=True, skip=False),
         ours("ggd", "triton table", ggd, skip=False),
         ours("ggd", "triton skipping", ggd, parametric=True, skip=True),
         ours("alibi", "flash", alibi, parametric=True),

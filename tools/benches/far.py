@@ -94,7 +94,7 @@ def main(
     about = {"device": "cpu", "dtype": "float32", "heads": heads, "width": WIDTH}
     record, watch = Record(about, out=out, commit=commit, minutes=minutes), harness.by_clock(place)
     ceiling = harness.matmul_ceiling(place, dtype, watch)
-    setting = Setting(record, place, dtype, watch, seconds or 4.0, ceiling, known[0])
+    setting = Setting(record, place, dtype, watch, seconds or 4.0, ceiling)
     took: dict[tuple[Contender, str], Took] = {}
 
     def measure(usable: list[Contender], length: int, what: str) -> list[Row]:

@@ -128,6 +128,9 @@ def by_clock(device: torch.device) -> Stopwatch:
     return watch
 
 
+SLEEP = 10_000_000  # cycles, about five milliseconds: more than the host takes to launch a step
+
+
 def by_events(device: torch.device) -> Stopwatch:
     """Milliseconds of a run between events of the device. A sleep keeps the queue from running dry while the host launches;
     writes before it empty the second-level cache."""
@@ -136,7 +139,7 @@ def by_events(device: torch.device) -> Stopwatch:
 
     def watch(run: Callable[[], object]) -> float:
         flushed.zero_()
-        torch.cuda._sleep(2_000_000)  # about a millisecond
+        torch.cuda._sleep(SLEEP)
         start.record()
         run()
         stop.record()
@@ -144,6 +147,22 @@ def by_events(device: torch.device) -> Stopwatch:
         return start.elapsed_time(stop)
 
     return watch
+
+
+def host_microseconds(run: Callable[[], object], device: torch.device) -> float | None:
+    """What a run takes of the host while the device is busy with something else: its launches, and what decides on them. The
+    median of ten; None on the CPU, where host and device are one."""
+    if device.type != "cuda":
+        return None
+    times = []
+    for _ in range(10):
+        torch.cuda.synchronize(device)
+        torch.cuda._sleep(SLEEP)
+        start = time.perf_counter()
+        run()
+        times.append(1e6 * (time.perf_counter() - start))
+    torch.cuda.synchronize(device)
+    return statistics.median(times)
 
 
 def no_grad(run: Callable[[], object]) -> Callable[[], object]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -45,6 +46,13 @@ def _interpreted() -> bool:
     return INTERPRET.value
 
 
+@traced_as_constant
+def _find_distrust(device: str, dtype: torch.dtype) -> str | None:
+    from zoo.attention.selfcheck import find_distrust
+
+    return find_distrust("triton", TRITON, device, dtype, Path(__file__).parent)
+
+
 class TritonKernel:
     """Serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA.
 
@@ -53,6 +61,7 @@ class TritonKernel:
         decode_queries: up to this many queries without gradients take the decoding kernel.
         capability: compute capability of the device of this name.
         interpreted: whether Triton's interpreter runs the kernels, on the CPU.
+        distrust: why results on a device in a dtype cannot be trusted, or None; asked on CUDA.
     """
 
     def __init__(
@@ -62,11 +71,16 @@ class TritonKernel:
         decode_queries: int = 8,
         capability: Callable[[str], tuple[int, int]] = cuda_capability,
         interpreted: Callable[[], bool] = _interpreted,
+        distrust: Callable[[str, torch.dtype], str | None] = _find_distrust,
     ) -> None:
         self.least_keys, self.decode_queries = least_keys, decode_queries
-        self.capability, self.interpreted = capability, interpreted
+        self.capability, self.interpreted, self.distrust = capability, interpreted, distrust
 
     def refuses(self, call: AttentionCall) -> str | None:
+        why = self._cannot_serve(call)
+        return self.distrust(str(call.q.device), call.q.dtype) if why is None and call.on_cuda else why
+
+    def _cannot_serve(self, call: AttentionCall) -> str | None:
         if not _installed():
             return "the package triton is not installed"
         device = call.q.device.type

@@ -1,0 +1,145 @@
+"""The comparison that precedes a kernel's first call: what it finds, what it remembers, and who serves instead."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.device import DEVICE
+from zoo import cli
+from zoo.attention import KERNELS, selfcheck
+from zoo.attention.base import AttentionCall, Kernel
+from zoo.attention.reference import ReferenceKernel
+from zoo.attention.selfcheck import BOUNDS, CASES, check_kernel, find_distrust
+from zoo.attention.triton import TritonKernel, common
+from zoo.priors.base import PriorTerms
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(selfcheck, "_KNOWN", {})
+
+
+class Broken(ReferenceKernel):
+    """The oracle with a fault, and a count of its runs."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault, self.runs = fault, 0
+
+    def run(self, call: AttentionCall) -> Tensor:
+        self.runs += 1
+        if self.fault == "compiler":
+            raise RuntimeError("ptxas died\nwith more lines")
+        if self.fault == "a gradient":
+            call = replace(call, v=call.v + 0.5 * (call.v - call.v.detach()))
+        if self.fault == "the prior":
+            call = replace(call, terms=PriorTerms())
+        out = super().run(call)
+        if self.fault == "a row":
+            out = out.clone()
+            out[:, :, -1] *= 1.5
+        if self.fault == "NaN":
+            out = torch.where(out > 3, torch.nan, out)
+        return out
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("name", ["reference", "sdpa", "toeplitz"])
+def test_kernels_of_the_cpu_are_right(name: str, dtype: torch.dtype) -> None:
+    verdict = check_kernel(name, KERNELS[name], "cpu", dtype)
+    assert not verdict.wrong
+    refused = {"grid"} if name == "toeplitz" else set()
+    assert set(verdict.errors) == set(CASES) - refused
+    assert {"output", "q", "k", "v", "row scale", "theta_alpha"} <= set(verdict.errors["parametric table"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES if DEVICE.type == "cuda" else ["parametric table"])
+def test_the_fused_kernel_is_right(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    case = CASES[name]
+    width = 64
+    if DEVICE.type == "cpu":  # interpreted: fewer and smaller tiles
+        monkeypatch.setattr(common, "TILE", 16)
+        sizes = {"shape": (5, 8), "queries": 41, "keys": 41} if case.shape else {"keys": 50}
+        case = replace(case, **{"queries": min(case.queries, 50), "documents": min(case.documents, 20)} | sizes)
+        width = 16
+    monkeypatch.setattr(selfcheck, "CASES", {name: case})
+    verdict = check_kernel("triton", TritonKernel(distrust=lambda *_: None), str(DEVICE), torch.float32, width=width)
+    assert not verdict.wrong and set(verdict.errors) == {name}
+
+
+@pytest.mark.parametrize("fault", ["a row", "a gradient", "the prior", "NaN", "compiler"])
+def test_a_fault_is_found(fault: str) -> None:
+    verdict = check_kernel("broken", Broken(fault), "cpu", torch.bfloat16)
+    assert verdict.wrong
+    if fault == "a gradient":
+        assert all(": v is off" in line for line in verdict.wrong)
+    if fault == "compiler":
+        assert verdict.wrong[0] == f"{next(iter(CASES))}: RuntimeError: ptxas died"
+
+
+def distrust(kernel: Kernel, source: Path) -> str | None:
+    return find_distrust("broken", kernel, "cpu", torch.float32, source)
+
+
+def test_a_verdict_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = tmp_path / "kernel.py"
+    source.write_text("1")
+    kernel = Broken("a row")
+    why = distrust(kernel, source)
+    assert why is not None and "on cpu in float32" in why and "off by" in why
+    runs = kernel.runs
+    assert distrust(kernel, source) == why
+    monkeypatch.setattr(selfcheck, "_KNOWN", {})  # another process
+    assert distrust(kernel, source) == why and kernel.runs == runs
+    (stored,) = selfcheck.verdict_folder().glob("*.json")
+    assert json.loads(stored.read_text())["wrong"]
+
+    for change in ("damage", "source", "forget"):
+        monkeypatch.setattr(selfcheck, "_KNOWN", {})
+        if change == "damage":
+            stored.write_text("{")
+        if change == "source":
+            source.write_text("2")
+            selfcheck.source_hash.cache_clear()
+        if change == "forget":
+            selfcheck.forget()
+        kernel.fault, runs = "", kernel.runs
+        assert distrust(kernel, source) is None and kernel.runs > runs
+
+    monkeypatch.setattr(selfcheck, "_KNOWN", {})
+    selfcheck.forget()
+    kernel.fault = "a row"
+    monkeypatch.setenv("PRIORZOO_SELF_CHECK", "0")
+    assert distrust(kernel, source) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_obstacle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert distrust(Broken(""), Path(__file__)) is None
+
+
+def test_a_call_leaves_its_surroundings_alone() -> None:
+    state = torch.get_rng_state()
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"):
+        assert not check_kernel("reference", ReferenceKernel(), "cpu", torch.float32).wrong
+        assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = {"toeplitz": KERNELS["toeplitz"], "other": Broken("NaN")}
+    monkeypatch.setattr("zoo.doctor.KERNELS", kernels)
+    assert cli.call(cli.app, ["doctor"], prog="zoo") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "cpu, other, float32: content: output is off by inf" in out and "wrong: cpu, toeplitz" not in out
+    monkeypatch.setattr("zoo.doctor.KERNELS", {"toeplitz": kernels["toeplitz"]})
+    assert cli.call(cli.app, ["doctor"], prog="zoo") == 0
+    assert "can be trusted" in capsys.readouterr().out

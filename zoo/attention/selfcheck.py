@@ -1,0 +1,282 @@
+"""Whether a kernel computes here what it should: small calls of real priors, forward and backward, against float64.
+
+A fused kernel is compiled on the machine that it runs on, by a compiler that it may never have met. The first call on a device,
+with a Triton and a torch not seen before, is preceded by `check_kernel`, whose verdict is kept on the disk with the hash of the
+kernel's source. A kernel that is off, or fails, refuses calls: `kernel="auto"` goes on to another one and says why.
+`python -m zoo doctor` checks every kernel in every dtype. PRIORZOO_SELF_CHECK=0 trusts without looking.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.attention.base import AttentionCall, Kernel
+from zoo.attention.reference import ReferenceKernel
+from zoo.files import write_json
+from zoo.positions import Positions
+from zoo.priors import create_prior
+from zoo.priors.base import PriorTerms
+
+__all__ = ["BOUNDS", "CASES", "Case", "Verdict", "check_kernel", "find_distrust", "forget"]
+
+# Norm of the error over that of the truth: rounding of operands, once in the logits and once in the weights, and of sums.
+BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5, torch.float64: 1e-11}
+CANCELLING = 4.0  # times as much for gradients of a prior's numbers and of row scales, whose summands cancel
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call: 200 tokens leave a part of a tile of 64 at the end and whole tiles below the diagonal.
+
+    Attributes:
+        prior: its name, with `options`; empty: none. trained: compare gradients of its parameters too.
+        queries: the last ones, of `keys` (or of a grid of `shape` behind one prefix token).
+        groups: key heads, of four.  scaled: with a row scale.  documents: where the second one begins; 0: one alone.
+        gradients: forward and backward, or forward alone, which a decoding kernel serves.
+    """
+
+    prior: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    trained: bool = False
+    queries: int = 200
+    keys: int = 200
+    shape: tuple[int, int] | None = None
+    groups: int = 4
+    scaled: bool = False
+    documents: int = 0
+    gradients: bool = True
+
+
+CASES = {
+    "content": Case(documents=77),
+    "lanes": Case("alibi"),  # in bfloat16 the rounding of a slope's gradient is as large as itself
+    "table": Case("t5", trained=True, queries=133, groups=2),
+    "parametric table": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77),
+    "grid": Case("ggd2d", {"init": "alibi"}, shape=(12, 16), queries=193, keys=193),
+    "decoding": Case("ggd", {"init": "alibi"}, queries=1, gradients=False, groups=2),
+}
+HEADS = 4
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison found.
+
+    Attributes:
+        kernel, device, dtype: of what.
+        errors: by case and tensor, relative to the truth's norm.
+        wrong: what is beyond its bound, not finite, or failed; empty: the kernel is trusted.
+    """
+
+    kernel: str
+    device: str
+    dtype: str
+    errors: dict[str, dict[str, float]]
+    wrong: list[str]
+
+    @property
+    def worst(self) -> float | None:
+        return max((error for found in self.errors.values() for error in found.values()), default=None)
+
+
+def check_kernel(name: str, kernel: Kernel, device: str, dtype: torch.dtype, *, width: int = 64) -> Verdict:
+    """Compare the kernel's outputs and gradients with float64, in each case that it serves."""
+    errors: dict[str, dict[str, float]] = {}
+    wrong = []
+    for label, case in CASES.items():
+        try:
+            found = _errors(kernel, case, device, dtype, width)
+        except Exception as error:  # of a compiler, a driver, or our own: whatever it is, the kernel does not serve
+            wrong.append(f"{label}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300])
+            continue
+        if found is None:
+            continue
+        errors[label] = found
+        for tensor, off in found.items():
+            exact = tensor in ("output", "q", "k", "v")
+            if not off <= BOUNDS[dtype] * (1.0 if exact else CANCELLING):
+                wrong.append(f"{label}: {tensor} is off by {off:.1g}")
+    return Verdict(name, device_name(device), str(dtype).removeprefix("torch."), errors, wrong)
+
+
+def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype, width: int) -> dict[str, float] | None:
+    """Relative errors by tensor; None where the kernel does not serve the case."""
+    with _plain(device):
+        leaves, prior, direction = _inputs(case, dtype, width)
+        found = _run(kernel, case, {name: x.to(device) for name, x in leaves.items()}, prior.to(device), direction)
+        if found is None:
+            return None
+        wide = {name: x.double() for name, x in leaves.items()}
+        truth = _run(ReferenceKernel(), case, wide, copy.deepcopy(prior).cpu().double(), direction.double())
+    assert truth is not None
+    return {name: _relative(found[name], exact) for name, exact in truth.items()}
+
+
+def _relative(found: Tensor, exact: Tensor) -> float:
+    found = found.detach().cpu().double()
+    if not bool(found.isfinite().all()):
+        return math.inf
+    return float((found - exact).norm() / exact.norm().clamp(min=1e-30))
+
+
+@contextmanager
+def _plain(device: str) -> Iterator[None]:
+    """The surroundings of a call put aside: autocast, inference mode, a default device, and the state of random numbers."""
+    kind = torch.device(device).type
+    with (
+        torch.inference_mode(False),  # which enables gradients
+        torch.no_grad(),
+        torch.autocast(kind, enabled=False),
+        torch.device("cpu"),
+        torch.random.fork_rng(devices=[]),
+    ):
+        torch.manual_seed(0)
+        yield
+
+
+def _inputs(case: Case, dtype: torch.dtype, width: int) -> tuple[dict[str, Tensor], torch.nn.Module, Tensor]:
+    """q, k, v (and row scale) of two batch rows, rounded to `dtype`; the prior; and the direction that gradients are of."""
+    shapes = {
+        "q": (2, HEADS, case.queries, width),
+        "k": (2, case.groups, case.keys, width),
+        "v": (2, case.groups, case.keys, width),
+    }
+    leaves = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
+    wide = torch.promote_types(dtype, torch.float32)
+    if case.scaled:
+        leaves["row scale"] = torch.rand(HEADS, case.queries).to(wide) + 0.5
+    prior = create_prior(case.prior, num_heads=HEADS, **case.options) if case.prior else torch.nn.Module()
+    for parameter in prior.parameters():  # which start alike in all heads, or at 0
+        parameter.add_(0.1 * torch.randn_like(parameter)).requires_grad_(case.trained)
+    return leaves, prior.to(wide), torch.randn(shapes["q"]).to(dtype)
+
+
+def _run(
+    kernel: Kernel, case: Case, leaves: dict[str, Tensor], prior: torch.nn.Module, direction: Tensor
+) -> dict[str, Tensor] | None:
+    """The output, and gradients by name; None where the kernel refuses."""
+    leaves = {name: x.detach().requires_grad_(case.gradients) for name, x in leaves.items()}
+    q, k, v = leaves["q"], leaves["k"], leaves["v"]
+    causal = case.shape is None
+    if case.shape is not None:
+        places = (Positions.grid(*case.shape, num_prefix=1),) * 2
+    else:
+        places = (Positions.line(case.queries, offset=case.keys - case.queries), Positions.line(case.keys))
+    segments = None
+    if case.documents:
+        segments = (torch.arange(case.keys, device=q.device) >= case.documents).long().expand(2, -1)
+    with torch.set_grad_enabled(case.gradients):
+        terms = prior(*places, causal=causal) if case.prior else PriorTerms()
+        scale = leaves.get("row scale")
+        call = AttentionCall(q, k, v, terms, causal, None if scale is None else scale[None], segments)
+        if kernel.refuses(call):
+            return None
+        output = kernel.run(call)
+    results = {"output": output.detach()}
+    if case.gradients:
+        wanted = leaves | {name: p for name, p in prior.named_parameters() if p.requires_grad}
+        grads = torch.autograd.grad(output, list(wanted.values()), direction.to(output.device))
+        results |= dict(zip(wanted, grads, strict=True))
+    return results
+
+
+# ------------------------------------------------------------------------------------------ verdicts that are remembered
+
+_LOCK = threading.RLock()
+_KNOWN: dict[tuple[str, ...], str | None] = {}  # of this process: why a kernel is not trusted, or None
+
+
+def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype, source: Path) -> str | None:
+    """Why the kernel is not trusted on a device in a dtype; None if it is. Checked once for a device, its compute capability, a
+    version of Triton and of torch, and the files of `source`; then read from the disk.
+
+    While a CUDA graph is captured nothing is checked, and nothing remembered.
+    """
+    if os.environ.get("PRIORZOO_SELF_CHECK") == "0":
+        return None
+    dtype_name = str(dtype).removeprefix("torch.")
+    facts = (name, device_name(device), dtype_name, *_versions(), source_hash(source))
+    if facts in _KNOWN:
+        return _KNOWN[facts]
+    if device.startswith("cuda") and torch.cuda.is_current_stream_capturing():
+        return None
+    with _LOCK:  # one thread checks, others wait
+        if facts not in _KNOWN:
+            _KNOWN[facts] = None  # the check itself asks
+            path = verdict_folder() / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
+            wrong = _remembered(path)
+            if wrong is None:
+                verdict = check_kernel(name, kernel, device, dtype)
+                wrong = verdict.wrong
+                with suppress(OSError):  # a folder that cannot be written to: checked again by the next process
+                    write_json(path, asdict(verdict) | {"facts": list(facts)})
+            if wrong:
+                _KNOWN[facts] = (
+                    f"on {device_name(device)} in {dtype_name} it does not compute what it should ({wrong[0]}); "
+                    "`python -m zoo doctor` checks again and shows all"
+                )
+    return _KNOWN[facts]
+
+
+def _remembered(path: Path) -> list[str] | None:
+    """What was wrong, of a stored verdict; None where there is none that can be read."""
+    try:
+        wrong = json.loads(path.read_text())["wrong"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return wrong if isinstance(wrong, list) and all(isinstance(line, str) for line in wrong) else None
+
+
+def forget() -> None:
+    """Remove all verdicts, so that the next calls check again."""
+    with _LOCK:
+        _KNOWN.clear()
+        for path in verdict_folder().glob("*.json"):
+            path.unlink(missing_ok=True)
+
+
+def verdict_folder() -> Path:
+    """In $XDG_CACHE_HOME, or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "priorzoo" / "kernels"
+
+
+@cache
+def device_name(device: str) -> str:
+    """The name of the model of a device, with its compute capability: "NVIDIA H200 (9.0)"; "cpu"."""
+    if torch.device(device).type != "cuda":
+        return torch.device(device).type
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)} ({major}.{minor})"
+
+
+@cache
+def _versions() -> tuple[str, str]:
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = ""
+    return triton, torch.__version__
+
+
+@cache
+def source_hash(source: Path) -> str:
+    """SHA-256 of the Python files in a folder, or of one file."""
+    digest = hashlib.sha256()
+    for path in sorted(source.glob("*.py")) if source.is_dir() else [source]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -125,7 +125,7 @@ def model_card(
         "library_name": "priorzoo",
         "pipeline_tag": modality.task,
         "tags": list(dict.fromkeys(["priorzoo", modality.name, *tags])),
-        "datasets": [name for source in sources if (name := dataset_name(source))],
+        "datasets": list(filter(None, map(dataset_name, sources))),
         "metrics": list(dict.fromkeys(metric["type"] for result in index for metric in result["metrics"])),
         "model-index": [{"name": name, "results": index}] if index else [],
     }

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := train,vision,dna,genomics,hf,lm-eval,test
+EXTRAS := train,text,vision,dna,genomics,data,hub,hf,lm-eval,test
 # `make bench-gpu GPU_PYTHON=python3 MINUTES=8` measures with a Python of your own, and stops in time.
 GPU_PYTHON ?= $(BIN)/python
 MINUTES    ?= 0
@@ -14,7 +14,7 @@ JOBS       ?= 2
 setup: $(VENV)/.ready
 
 # A finished environment leaves a mark; an interrupted one does not and is made again.
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	@touch $@
@@ -44,10 +44,10 @@ bench-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)  ## on CUDA: the ke
 weights: setup  ## train every shipped tiny model again
 	$(BIN)/python tools/train_zoo.py train text
 	$(BIN)/python tools/train_zoo.py publish text
-	$(BIN)/python tools/fetch_data.py vision glyphs --offline
+	$(BIN)/python recipes/fetch_data.py vision glyphs --offline
 	$(BIN)/python tools/train_zoo.py train vision
 	$(BIN)/python tools/train_zoo.py publish vision
-	$(BIN)/python tools/fetch_data.py dna genomes --offline
+	$(BIN)/python recipes/fetch_data.py dna genomes --offline
 	$(BIN)/python tools/train_zoo.py train dna
 	$(BIN)/python tools/train_zoo.py publish dna
 

@@ -184,6 +184,7 @@ class Modality:
         outside: by prefix, models that are not the zoo's.
         metrics: what `loss` measures beside the loss.
         recipes: dotted name of the module whose RECIPES are its named recipes; imported when a recipe is asked for.
+        task: the hub's name for what its models do (`pipeline_tag` of a model card); empty: none.
     """
 
     name: str
@@ -201,6 +202,7 @@ class Modality:
     outside: Mapping[str, Outside] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
     recipes: str = ""
+    task: str = ""
 
 
 def find_modality(name: str) -> Modality:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import os
-import shlex
 import shutil
 import tempfile
 import zlib
@@ -18,7 +17,7 @@ from platformdirs import user_data_path
 
 from zoo.files import remove_abandoned, replacing
 
-__all__ = ["data_folder", "fetch_command", "file_safe", "new_folder", "opened", "write_table"]
+__all__ = ["command_name", "data_folder", "fetch_command", "file_safe", "new_folder", "opened", "write_table"]
 
 _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
 
@@ -31,10 +30,14 @@ def data_folder() -> Path:
     return here if _CHECKOUT or here.is_dir() else user_data_path("priorzoo", appauthor=False)
 
 
+def command_name(name: str) -> str:
+    """How messages name a command: by its file in a checkout, elsewhere as the console command does."""
+    return f"python recipes/{name.replace('-', '_')}.py" if _CHECKOUT else f"priorzoo {name}"
+
+
 def fetch_command(arguments: str) -> str:
-    """How error messages name the command that fetches data. The wheel has no `tools`, and another data folder."""
-    place = "" if _CHECKOUT else f" --data {shlex.quote(str(data_folder().absolute()))}"
-    return f"in a checkout of priorzoo: `python tools/fetch_data.py {arguments}{place}`"
+    """How error messages name the command that fetches data."""
+    return f"`{command_name('fetch-data')} {arguments}`"
 
 
 @contextmanager

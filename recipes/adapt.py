@@ -87,8 +87,8 @@ def adapt_command(  # noqa: PLR0913 - options of a command
     console.print(facts_table("done", results))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(adapt_command, argv, prog="recipes/adapt.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/adapt.py") -> int:
+    return call(adapt_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

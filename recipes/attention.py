@@ -30,6 +30,7 @@ from recipes.commands import CommandError, call
 from recipes.targets import Target, find_targets
 from zoo.analysis import analyse
 from zoo.cli import Import
+from zoo.errors import require
 from zoo.naming import nearest
 from zoo.outside import import_named
 
@@ -48,6 +49,7 @@ def attention_command(
     import_: Import = [],  # noqa: B006
 ) -> None:
     import_named(import_)
+    require("matplotlib", "drawing attention", "figures")
     wanted = [part for part in parts.split(",") if part]
     for part in wanted:
         if part not in PARTS:
@@ -97,8 +99,8 @@ def _view(target: Target, reading: Reading, layer: int | None, head: int | None,
     return View(target.label, found[best], chosen, 0)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(attention_command, argv, prog="recipes/attention.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/attention.py") -> int:
+    return call(attention_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The command `priorzoo`: `recipes/train.py`, `evaluate.py`, `tabulate.py`, `generate.py`, `attention.py`, `predict.py`,
-`embed.py`, `adapt.py`, `verify.py`, `lm_eval.py`, `import_released.py` and `python -m zoo`, for who installed the wheel.
+"""The command `priorzoo`: what the files of `recipes/` and `python -m zoo` do, for who installed the wheel.
 
-Several ranks: `deepspeed --module recipes.train RECIPE …`.
+Several ranks: `deepspeed --module priorzoo.train RECIPE …`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 # As in recipes/train.py; read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -19,102 +19,45 @@ from zoo.cli import call
 
 __all__ = ["main"]
 
+# name → (what its module's `main` does, the module), which is imported when the command is called
+COMMANDS = {
+    "train": ("Train a model by recipe", "recipes.train"),
+    "train-seeds": ("Train recipes with several seeds each, side by side", "recipes.train_seeds"),
+    "evaluate": ("Measure models beside each other", "recipes.evaluate"),
+    "tabulate": ("Join results of several folders in one table and figure", "recipes.tabulate"),
+    "generate": ("Continue a text or a sequence of bases", "recipes.generate"),
+    "attention": ("Show what heads attend to in a text, bases or an image", "recipes.attention"),
+    "predict": ("Name what images show", "recipes.predict"),
+    "embed": ("Write features of images, texts or bases", "recipes.embed"),
+    "adapt": ("Give a causal language model of transformers a prior, and train it on", "recipes.adapt"),
+    "verify": ("Verify a run's checkpoints and weights by their digests", "recipes.verify"),
+    "hub": ("Write a model as the folder of a hub repository, with its card, and push it", "recipes.hub"),
+    "import": ("Make a saved model of a released checkpoint", "recipes.import_released"),
+    "lm-eval": ("Measure a text model on the tasks of lm-evaluation-harness", "recipes.lm_eval"),
+    "fetch-data": ("Fetch the data that the recipes name", "recipes.fetch_data"),
+    "prepare-genome": ("Make a genome ready to train on: index, split, count", "recipes.prepare_genome"),
+}
+OWN_OPTIONS = {"ignore_unknown_options": True}  # all words go to the command, which has options of its own
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Train, measure and inspect models whose positions are priors on attention's logits.",
 )
-OWN_OPTIONS = {"ignore_unknown_options": True}  # all words go to the command, which has options of its own
 app.registered_commands += zoo_app.registered_commands
 
 
-@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
-def train(words: list[str] = typer.Argument([])) -> int:
-    """Train a model by recipe; `priorzoo train --help` has the options."""
-    from recipes import train
+def _command(name: str, module: str) -> Callable[[list[str]], int]:
+    def called(words: list[str] = typer.Argument([])) -> int:
+        found = import_module(module)
+        return getattr(found, "run", found.main)(words, prog=f"priorzoo {name}")  # `run`: main as a whole process
 
-    return train.run(words)
-
-
-@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
-def evaluate(words: list[str] = typer.Argument([])) -> int:
-    """Measure models beside each other; `priorzoo evaluate --help` has the options."""
-    from recipes import evaluate
-
-    return evaluate.main(words)
+    return called
 
 
-@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
-def generate(words: list[str] = typer.Argument([])) -> int:
-    """Continue a text or a sequence of bases; `priorzoo generate --help` has the options."""
-    from recipes import generate
-
-    return generate.main(words)
-
-
-@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
-def attention(words: list[str] = typer.Argument([])) -> int:
-    """Show what heads attend to in a text, bases or an image; `priorzoo attention --help` has the options."""
-    from recipes import attention
-
-    return attention.main(words)
-
-
-@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
-def predict(words: list[str] = typer.Argument([])) -> int:
-    """Name what images show; `priorzoo predict --help` has the options."""
-    from recipes import predict
-
-    return predict.main(words)
-
-
-@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
-def embed(words: list[str] = typer.Argument([])) -> int:
-    """Write features of images, texts or bases; `priorzoo embed --help` has the options."""
-    from recipes import embed
-
-    return embed.main(words)
-
-
-@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
-def adapt(words: list[str] = typer.Argument([])) -> int:
-    """Give a causal language model of transformers a prior, and train it on; `priorzoo adapt --help` has the options."""
-    from recipes import adapt
-
-    return adapt.main(words)
-
-
-@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
-def verify(words: list[str] = typer.Argument([])) -> int:
-    """Verify a run's checkpoints and weights by their digests; `priorzoo verify --help` has the options."""
-    from recipes import verify
-
-    return verify.main(words)
-
-
-@app.command(add_help_option=False, context_settings=OWN_OPTIONS)
-def tabulate(words: list[str] = typer.Argument([])) -> int:
-    """Join results of several folders in one table and figure; `priorzoo tabulate --help` has the options."""
-    from recipes import tabulate
-
-    return tabulate.main(words)
-
-
-@app.command("import", add_help_option=False, context_settings=OWN_OPTIONS)
-def import_(words: list[str] = typer.Argument([])) -> int:
-    """Make a saved model of a released checkpoint; `priorzoo import --help` has the options."""
-    from recipes import import_released
-
-    return import_released.main(words)
-
-
-@app.command("lm-eval", add_help_option=False, context_settings=OWN_OPTIONS)
-def lm_eval(words: list[str] = typer.Argument([])) -> int:
-    """Measure a text model on the tasks of lm-evaluation-harness; `priorzoo lm-eval --help` has the options."""
-    from recipes import lm_eval
-
-    return lm_eval.main(words)
+for _name, (_what, _module) in COMMANDS.items():
+    app.command(_name, help=_what, add_help_option=False, context_settings=OWN_OPTIONS)(_command(_name, _module))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,9 +4,9 @@
 recipes/train.py --list`); the functions below that are not generated are the papers' own set-ups. A new recipe is one decorated
 function.
 
-tiny needs the genomes (`python tools/fetch_data.py dna genomes`), or `--set data.source=yeast-chr01`, the chromosome that ships
-with the package. The human recipes run on any FASTA of the genome: `python tools/prepare_genome.py hg38.fa --out data/human
---primary` writes the split and the statistics, and prints the command.
+tiny needs the genomes (`python recipes/fetch_data.py dna genomes`), or `--set data.source=yeast-chr01`, the chromosome that
+ships with the package. The human recipes run on any FASTA of the genome: `python recipes/prepare_genome.py hg38.fa
+--out data/human --primary` writes the split and the statistics, and prints the command.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def copy_tiny(method: str) -> Recipe:
 
 
 def small(method: str) -> Recipe:
-    """About 10M parameters, context 1024, on every genome that `python tools/fetch_data.py dna genomes` fetches.
+    """About 10M parameters, context 1024, on every genome that `python recipes/fetch_data.py dna genomes` fetches.
 
     deepspeed --num_gpus 1 recipes/train.py dna.<method>_small         one GPU
     """
@@ -110,8 +110,8 @@ def goat_human() -> Recipe:
 
     Beside it, with the same budget: --set model.name=dna_rope_25m. The paper reports 1.83 GB of peak memory against RoPE's
     2.86, and a Pearson r of GC trajectories of 0.466 against 0.320. Its schedule is not published: 20,000 steps of 64 × 1024
-    bases here. Needs data/human (`tools/prepare_genome.py`), or --set data.source=genomes:human --set data.split=none for
-    the part of it that `tools/fetch_data.py dna genomes` fetches. Hardware: one 24 GB GPU.
+    bases here. Needs data/human (`recipes/prepare_genome.py`), or --set data.source=genomes:human --set data.split=none for
+    the part of it that `recipes/fetch_data.py dna genomes` fetches. Hardware: one 24 GB GPU.
     """
     return human("goat_human", "dna_goat_25m", steps=20_000, batch=64, micro_batch=8)
 
@@ -123,7 +123,7 @@ def human_125m() -> Recipe:
     deepspeed --num_gpus 8 recipes/train.py dna.human_125m
 
     The size that the GOAT paper names; its layers are not printed. Beside it: --set model.name=dna_rope_125m.
-    Needs data/human: `python tools/prepare_genome.py GENOME.fa.gz --out data/human --primary` writes the split and prints the
+    Needs data/human: `python recipes/prepare_genome.py GENOME.fa.gz --out data/human --primary` writes the split and prints the
     two settings that name the FASTA. 75,000 steps of 512 × 1024 bases are about 13 passes over one strand. Hardware: 8 × 80
     GB GPUs. Not run yet.
     """

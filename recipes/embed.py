@@ -131,8 +131,8 @@ def _embed(model: Embedder, given: str, pool: str | None, size: int | None) -> t
         raise CommandError(f"input {given[:40]!r}: {error}") from error
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(embed_command, argv, prog="recipes/embed.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/embed.py") -> int:
+    return call(embed_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

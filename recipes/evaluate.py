@@ -44,7 +44,7 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 import typer
 
 from modalities.contract import find_modality, modality_names
-from modalities.evaluation import CellValue, Evaluator, ModelResult
+from modalities.evaluation import CellValue, Evaluator, Listing, ModelResult
 from modalities.figures import overview_figure
 from modalities.files import write_table
 from recipes.cells import CellStore, weights_hash
@@ -53,7 +53,7 @@ from recipes.console import CellProgress
 from recipes.report import console, print_paired, print_plan, print_results, write_results
 from recipes.targets import Target, find_device, find_targets, modality_of, parse_overrides, seed_groups, target_name
 from zoo.cli import Import
-from zoo.errors import ran_out_of_memory
+from zoo.errors import ran_out_of_memory, require
 from zoo.naming import nearest
 from zoo.outside import import_named
 
@@ -232,6 +232,8 @@ def evaluate_command(
     import_named(import_)
     targets = find_targets(arguments[:-1] + [against] * bool(against), overrides, device, dtype)
     kinds = find_evaluators(arguments[-1], targets[0].modality)
+    if not dry_run and not all(issubclass(kind, Listing) for kind in kinds):
+        require("matplotlib", "drawing figures", "figures")
     groups = seed_groups(targets, group_seeds)
     reference = find_reference(targets, groups, against) if against else ""
     if against and not any(kind.paired_over for kind in kinds):
@@ -287,7 +289,7 @@ def make_settings(kinds: Sequence[type[Evaluator]], given: Mapping[str, Any]) ->
     return {kind: kind.settings_class(**{k: v for k, v in given.items() if k in fields[kind]}) for kind in kinds}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/evaluate.py") -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     positional = words[: next((n for n, word in enumerate(words) if word.startswith("-")), len(words))]
     kinds: dict[str, type[Evaluator]] = {}
@@ -299,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(ImportError, ValueError):  # its packages are not installed
             kinds |= find_modality(name).evaluators
     command = with_options(evaluate_command, {name: kind.settings_class for name, kind in kinds.items()})
-    return call(command, words, prog="recipes/evaluate.py")
+    return call(command, words, prog=prog)
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ def _writing() -> list[str]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(generate_command, argv, prog="recipes/generate.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/generate.py") -> int:
+    return call(generate_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def import_command(
     return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(import_command, argv, prog="recipes/import_released.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/import_released.py") -> int:
+    return call(import_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ def lm_eval_command(words: list[str] = typer.Argument([]), import_: Import = [])
         sys.argv = before
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(app, argv, prog="recipes/lm_eval.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/lm_eval.py") -> int:
+    return call(app, argv, prog=prog)
 
 
 if __name__ == "__main__":

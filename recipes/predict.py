@@ -63,8 +63,8 @@ def predict_command(
     console.print(table)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(predict_command, argv, prog="recipes/predict.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/predict.py") -> int:
+    return call(predict_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from modalities.contract import find_modality
+from modalities.files import command_name
 from recipes.checkpoints import checkpoint_step, complete_checkpoints, damage, say, set_aside, tidy
 from recipes.config import ConfigError, Plan
 from zoo.files import remove_abandoned, write_json, write_text
@@ -100,7 +101,8 @@ class RunFolder:
 
     def continuation(self) -> str:
         """The command that continues this run."""
-        return f"recipes/train.py {shlex.join([*self.words, '--run-dir', str(self.path), '--resume', 'auto'])}"
+        words = [*self.words, "--run-dir", str(self.path), "--resume", "auto"]
+        return f"{command_name('train').removeprefix('python ')} {shlex.join(words)}"
 
     def plot(self) -> Path | None:
         """plots/loss.png from metrics.jsonl: training loss, its running mean and the held-out loss."""
@@ -296,6 +298,6 @@ def newest_weights(recipe_name: str) -> Path:
     if found is None:
         raise ConfigError(
             f"this recipe starts from a finished run of {recipe_name}, and there is none under {Path('runs') / recipe_name}; "
-            f"make one with `deepspeed recipes/train.py {recipe_name}`, or name weights with --set model.init_from=…"
+            f"make one with `{command_name('train')} {recipe_name}`, or name weights with --set model.init_from=…"
         )
     return found

@@ -9,6 +9,7 @@ With --out: EVALUATOR.csv and EVALUATOR.png. Exit codes: 0 done, 2 the folders c
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -28,6 +29,7 @@ from modalities.evaluation import Evaluator, Listing
 from modalities.results import ModelResult
 from recipes.commands import CommandError, call
 from recipes.report import draw_results, load_results, print_results, stored_settings
+from zoo.errors import require
 from zoo.naming import nearest
 
 WHICH = (
@@ -44,6 +46,8 @@ def tabulate_command(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="that evaluations wrote to")],
     out: Annotated[Path | None, typer.Option(help="where EVALUATOR.csv and .png go; default: nowhere")] = None,
 ) -> None:
+    if out is not None:
+        require("matplotlib", "drawing figures", "figures")
     kind = find_kind(evaluator, folders)
     results, settings = joined(kind, folders)
     measured = kind(settings)
@@ -55,7 +59,10 @@ def tabulate_command(
 
 def find_kind(name: str, folders: Sequence[Path]) -> type[Evaluator]:
     """The evaluator of a name, of the modality whose results the folders hold; CommandError where they hold none."""
-    known = {modality: find_modality(modality).evaluators for modality in modality_names()}
+    known = {}
+    for modality in modality_names():
+        with contextlib.suppress(ImportError):  # its packages are not installed
+            known[modality] = find_modality(modality).evaluators
     if not any(name in kinds for kinds in known.values()):
         raise CommandError(
             f"no evaluator {name!r}; {nearest(name, sorted({n for kinds in known.values() for n in kinds}))}"
@@ -108,8 +115,8 @@ def joined(kind: type[Evaluator], folders: Sequence[Path]) -> tuple[list[ModelRe
     return list(found.values()), first
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(tabulate_command, argv, prog="recipes/tabulate.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/tabulate.py") -> int:
+    return call(tabulate_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def tiny_extend(method: str) -> Recipe:
 
 
 def small(method: str) -> Recipe:
-    """About 10M parameters, context 512, on the RFC corpus (`python tools/fetch_data.py text rfc --offline`).
+    """About 10M parameters, context 512, on the RFC corpus (`python recipes/fetch_data.py text rfc --offline`).
 
     deepspeed --num_gpus 1 recipes/train.py text.<method>_small         one GPU
     """
@@ -110,7 +110,7 @@ def lm(method: str) -> Recipe:
     OMP_NUM_THREADS=1 python recipes/train.py text.<method>_lm --resume auto
 
     Hardware: one CPU core with AMX for an hour and a half (others are faster in fp32: --set train.precision=fp32). Needs
-    `python tools/fetch_data.py text sotu poetry rfc --offline`; the corpus is tokenised once, into the data folder's cache.
+    `python recipes/fetch_data.py text sotu poetry rfc --offline`; the corpus is tokenised once, into the data folder's cache.
     """
     return Recipe(
         name=f"text.{method}_lm",
@@ -136,7 +136,7 @@ def goat_c4(method: str) -> Recipe:
     deepspeed --num_gpus 8 recipes/train.py text.goat_c4_<method>_125m          goat, alibi or rope
 
     Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below ALiBi's.
-    4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`python tools/fetch_data.py text gpt2`).
+    4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`python recipes/fetch_data.py text gpt2`).
     """
     return Recipe(
         name=f"text.goat_c4_{method}_125m",

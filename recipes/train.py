@@ -39,6 +39,7 @@ from recipes.commands import call
 from recipes.config import ConfigError, Recipe, apply_overrides, load_deepspeed_json, resolve
 from recipes.registry import list_recipes, recipe_named
 from zoo.cli import Import
+from zoo.errors import require
 from zoo.outside import import_named
 
 
@@ -99,6 +100,10 @@ def train_command(
         from recipes.estimate import print_plan
 
         return print_plan(changed, user_config, overridden_keys, world=world)
+    require("deepspeed", "training", "train")
+    require("matplotlib", "the loss curve", "figures")
+    if changed.train.tensorboard:
+        require("tensorboard", "train.tensorboard=true", "train")
     words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
     words += [word for name in import_ for word in ("--import", name)]
     words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
@@ -121,8 +126,8 @@ def train_command(
         return 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(train_command, argv, prog="recipes/train.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train.py") -> int:
+    return call(train_command, argv, prog=prog)
 
 
 def train(
@@ -329,9 +334,9 @@ def check_finite(what: str, value: float | None, step: int, run) -> None:
         )
 
 
-def run(argv: Sequence[str] | None = None) -> int:
+def run(argv: Sequence[str] | None = None, **named: str) -> int:
     """`main` as a whole process: leaves the process group, and ends without Python's finalisation (see `engine.leave`)."""
-    code = main(argv)
+    code = main(argv, **named)
     if "recipes.engine" in sys.modules:
         from recipes.engine import leave, stop
 

@@ -93,8 +93,8 @@ def _model(folder: Path) -> str:
     return f"damaged: {wrong}" if wrong else WHOLE
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    return call(verify_command, argv, prog="recipes/verify.py")
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/verify.py") -> int:
+    return call(verify_command, argv, prog=prog)
 
 
 if __name__ == "__main__":

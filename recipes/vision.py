@@ -4,7 +4,7 @@
 (`python recipes/train.py --list`); the other functions below are the papers' own set-ups. A new recipe is one decorated
 function.
 
-tiny needs the glyph data (`python tools/fetch_data.py vision glyphs --offline`), or `--set data.source=glyphs-builtin`, the
+tiny needs the glyph data (`python recipes/fetch_data.py vision glyphs --offline`), or `--set data.source=glyphs-builtin`, the
 letters of 23 fonts that ship. ImageNet is read from a folder of class folders (data/imagenet/train, …/val), from WebDataset
 shards (`--set data.source='wds:imagenet-train-{000000..001023}.tar'`) or from the hub.
 """
@@ -60,7 +60,7 @@ def scene(task: str, method: str) -> Recipe:
 
     scenes: the class token says which letter is ringed, every patch which letter it is on. count: the class token says how
     many are ringed. The map's loss says what is to be read where; without it 10,000 pictures taught nothing. scenes_shapes:
-    each batch has one of several sizes and aspects. The scenes are those of `python tools/fetch_data.py vision scenes
+    each batch has one of several sizes and aspects. The scenes are those of `python recipes/fetch_data.py vision scenes
     --offline`. Hardware: one CPU core.
     """
     target, source, classes, shapes = SCENE_TASKS[task]

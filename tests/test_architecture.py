@@ -18,7 +18,7 @@ MODALITIES = set(SHIPPED)
 # What importing the core needs; its command line needs more, and the fused kernels' files, which the first call that needs
 # them reads, need Triton; so do the adapters' files need the library whose models they adapt.
 CORE = {"torch", "numpy", "safetensors", "zoo", *sys.stdlib_module_names}
-COMMAND_LINE = {"zoo/cli.py", "zoo/__main__.py"}
+COMMAND_LINE = {"zoo/cli.py", "zoo/__main__.py", "zoo/doctor.py"}
 ADAPTED = {"zoo/adapters/hf.py": {"transformers"}, "zoo/adapters/timm.py": {"timm"}}
 
 

@@ -100,8 +100,7 @@ def test_the_data_folder_is_named_or_in_the_checkout_or_the_users(tmp_path, monk
     assert data_folder() == Path("elsewhere")
 
 
-def test_messages_name_the_command_and_outside_a_checkout_the_data_folder(tmp_path, monkeypatch):
-    assert fetch_command("text rfc") == "in a checkout of priorzoo: `python tools/fetch_data.py text rfc`"
+def test_messages_name_a_command_by_what_there_is_of_it(monkeypatch):
+    assert fetch_command("text rfc") == "`python recipes/fetch_data.py text rfc`"
     monkeypatch.setattr(files, "_CHECKOUT", False)
-    monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path / "my data"))
-    assert fetch_command("text rfc").endswith(f"fetch_data.py text rfc --data '{tmp_path / 'my data'}'`")
+    assert fetch_command("text rfc") == "`priorzoo fetch-data text rfc`"

@@ -4,7 +4,7 @@
     python tools/controls.py seeds            GOAT beside axial 2-D RoPE: seeds, and pairs of pictures   needs `vision glyphs`
     python tools/controls.py context-mixer    DNA: a mixer of counters with as many bases   needs `dna genomes` and a C compiler
 
-Each writes OUT/<name>.json: settings and rows, with 95% intervals. What is needed is fetched by `tools/fetch_data.py`.
+Each writes OUT/<name>.json: settings and rows, with 95% intervals. What is needed is fetched by `recipes/fetch_data.py`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def letters() -> tuple[list[Any], np.ndarray, np.ndarray]:
     pictures, labels = zip(*(data[place] for place in range(len(data))), strict=True)
     if not np.array_equal(labels, data.order % 26):
         raise SystemExit(
-            "these pictures are not 26 letters a font: fetch them with tools/fetch_data.py vision glyphs --offline"
+            "these pictures are not 26 letters a font: fetch them with recipes/fetch_data.py vision glyphs --offline"
         )
     return list(pictures), np.array(labels), data.order // 26
 

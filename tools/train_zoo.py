@@ -1,7 +1,7 @@
 """Train the shipped tiny models again, measure them, and publish them into the package.
 
     python tools/train_zoo.py train text           every method, one run folder each under runs/zoo; finished ones are kept
-    python tools/train_zoo.py publish text         weights in bf16, SHA-256 and manifest into zoo/weights
+    python tools/train_zoo.py publish text         weights in bf16 and manifest into zoo/weights, those above 2 MB into release/
     python tools/train_zoo.py measure text         all published weights, and further seeds whose runs exist; then draw
     python tools/train_zoo.py draw text            tables, figures and cards from the stored results of all seeds
     python tools/train_zoo.py train vision …       the same for vision, dna, and lm: the text models that write English
@@ -38,15 +38,18 @@ from modalities.evaluation import ModelResult
 from modalities.files import write_table
 from modalities.results import unconverged
 from recipes.evaluate import write_overview
+from recipes.hub import published_card
 from recipes.registry import find_recipe
 from recipes.report import draw_results, load_results, stored_settings
+from recipes.train_seeds import Run, seed_settings, train_all
 from zoo.cli import call
-from zoo.files import write_json, write_text
+from zoo.files import replacing, write_json, write_text
+from zoo.pretrained import BUNDLED
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "zoo"
 RATES, PRIOR_SCALES = (2e-3, 4e-3, 8e-3), (1.0, 5.0, 20.0)  # of a sweep
-WEIGHTS = ROOT / "zoo" / "weights"
+WEIGHTS, RELEASE = ROOT / "zoo" / "weights", ROOT / "release"
 
 app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 console = Console(highlight=False)
@@ -172,7 +175,7 @@ def describe_vision(recipe: dict[str, Any]) -> dict[str, Any]:
     fetched = data["source"].partition("-")[0]
     return {
         "data": f"{data['source']}: {drawn} "
-        f"(`python tools/fetch_data.py vision {fetched} --offline`); font families of the held-out images are not in it",
+        f"(`priorzoo fetch-data vision {fetched} --offline`); font families of the held-out images are not in it",
         "images": recipe["train"]["steps"] * recipe["train"]["batch"],
         "image_size": data["image_size"],
         "class_names": list(class_names(data["source"])),
@@ -186,7 +189,7 @@ def describe_vision(recipe: dict[str, Any]) -> dict[str, Any]:
 def describe_dna(recipe: dict[str, Any]) -> dict[str, Any]:
     data = recipe["data"]
     return {
-        "data": f"{data['source']} (`python tools/fetch_data.py dna genomes --offline`), either strand with probability "
+        "data": f"{data['source']} (`priorzoo fetch-data dna genomes --offline`), either strand with probability "
         f"{data['reverse_complement']:g}; yeast_chr04 and zymoseptoria_chr01 are held out whole",
         "tokens": recipe["train"]["steps"] * recipe["train"]["batch"] * data["context"],
         "train_context": data["context"],
@@ -390,42 +393,8 @@ FAMILIES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Run:
-    """A call of `recipes/train.py`: a recipe, `--set` settings, and the run folder."""
-
-    recipe: str
-    folder: Path
-    settings: tuple[str, ...]
-
-
-def train_all(queue: list[Run], jobs: int) -> None:
-    """Runs side by side, one thread each, with logs beside their folders; finished ones are kept, others continue."""
-
-    def one(run: Run) -> int:
-        command = [sys.executable, str(ROOT / "recipes/train.py"), run.recipe, "--run-dir", str(run.folder)]
-        command += ["--resume", "auto", *(word for setting in run.settings for word in ("--set", setting))]
-        run.folder.parent.mkdir(parents=True, exist_ok=True)
-        with run.folder.with_name(f"{run.folder.name}.log").open("a") as log:
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            return subprocess.run(command, env=environment, stdout=log, stderr=log).returncode
-
-    failed = False
-    with ThreadPoolExecutor(jobs) as pool:
-        for run, status in zip(queue, pool.map(one, queue), strict=True):
-            state = "trained" if status == 0 else f"failed ({status})"
-            console.print(f"{run.folder.name}: {state}, see {run.folder}.log", soft_wrap=True)
-            failed |= status != 0
-    if failed:
-        raise typer.Exit(1)
-
-
 def precision_setting(precision: str) -> tuple[str, ...]:
     return (f"train.precision={precision}",) if precision else ()
-
-
-def seed_settings(seed: int) -> tuple[str, ...]:
-    return (f"train.seed={seed}", f"data.seed={seed}") if seed else ()
 
 
 Jobs = Annotated[int, typer.Option(help="models at a time, one thread each")]
@@ -539,8 +508,14 @@ def variants(
 
 
 @app.command()
-def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> None:
-    """Put the trained weights into the package: bf16 safetensors and the manifest with their digests."""
+def publish(
+    family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
+    source: Annotated[str, typer.Option(help="where release/ will be: http(s)://… or hf:OWNER/NAME")] = "",
+) -> None:
+    """Put the trained weights into the package: bf16 safetensors and the manifest with their digests.
+
+    Files above `BUNDLED` bytes go to release/, which is put on a server or into a hub repository as it is.
+    """
     import torch
     from safetensors.torch import save
 
@@ -563,8 +538,12 @@ def publish(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) ->
         own = find_recipe(recipe["name"]).train.precision
         changed = "" if precision in (own, {"auto": "fp32"}.get(own)) else f" --set train.precision={precision}"
         content = save(model.storable_state(torch.bfloat16), metadata={"format": "pt"})
-        (WEIGHTS / f"{name}.safetensors").write_bytes(content)
+        beyond = len(content) > BUNDLED
+        (WEIGHTS / f"{name}.safetensors").unlink(missing_ok=True)
+        with replacing((RELEASE if beyond else WEIGHTS) / f"{name}.safetensors", "wb") as file:
+            file.write(content)
         manifest[name] = {
+            **({"source": source} if beyond and source else {}),
             "file": f"{name}.safetensors",
             "sha256": hashlib.sha256(content).hexdigest(),
             "bytes": len(content),
@@ -715,17 +694,12 @@ def measured_tables(kind: Family) -> dict[str, list[dict[str, float]]]:
 
 def card(kind: Family, name: str, entry: dict[str, Any]) -> str:
     """A model card in Markdown."""
-    facts = {key: value for key, value in entry.items() if key not in ("measured", "file", "bytes")}
-    columns = list(dict.fromkeys(column for row in entry["measured"] for column in row))
-    lines = [f"# {name}", "", *(f"- **{key}**: {value}" for key, value in facts.items()), "", "## Measured", ""]
-    lines += ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
-    lines += ["| " + " | ".join(str(row.get(column, "–")) for column in columns) + " |" for row in entry["measured"]]
     commands = [
-        shlex.join(["python", "recipes/evaluate.py", name, each.evaluators, *each.options])
+        shlex.join(["priorzoo", "evaluate", name, each.evaluators, *each.options])
         for each in kind.calls
         if not each.part and set(each.evaluators.split(",")) & kind.evaluators.keys()
     ]
-    return "\n".join([*lines, "", kind.explain, "", "```bash", *commands, "```", ""])
+    return published_card(name, entry, notes=[kind.explain, "", "```bash", *commands, "```"])
 
 
 def _family(name: str) -> Family:

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from zoo.errors import from_outside, one_line
+from zoo.errors import from_outside, one_line, require
 from zoo.inputs import read_object
 from zoo.outside import import_named
 from zoo.pretrained import manifest
@@ -188,6 +188,7 @@ def plot_prior(
     With --matrix instead, by layer, u(j) of the key, κ(d) of the distance, and K and π of a head.
     """
     import_named(import_)
+    require("matplotlib", "drawing priors", "figures")
     from zoo.prior_plot import draw_priors
     from zoo.prior_plot_grid import draw_grid_priors
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 
 import torch
 
-__all__ = ["from_outside", "one_line", "ran_out_of_memory"]
+__all__ = ["from_outside", "one_line", "ran_out_of_memory", "require"]
 
 # Values, files, connections, devices, memory; and the libraries whose errors are none of these.
 _OUTSIDE = (ValueError, OSError, ImportError, RuntimeError, MemoryError, EOFError)
 _LIBRARIES = ("safetensors", "pyarrow", "huggingface_hub", "httpx", "requests", "tokenizers", "deepspeed", "PIL")
 # How the allocators of torch and the C++ library name it, where they do not raise MemoryError or torch.OutOfMemoryError.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def require(package: str, purpose: str, extra: str) -> None:
+    """ImportError with the command that installs it, where a package is missing: said before the work that needs it."""
+    if find_spec(package) is None:
+        raise ImportError(f"{purpose} needs the package {package}: pip install 'priorzoo[{extra}]'")
 
 
 def from_outside(error: BaseException) -> bool:

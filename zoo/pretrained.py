@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from zoo.download import download_verified
+from zoo.errors import require
 from zoo.files import file_sha256
 from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 
-__all__ = ["WEIGHTS", "list_weights", "load_pretrained", "manifest", "resolve_tag", "verified_file"]
+__all__ = [
+    "BUNDLED",
+    "WEIGHTS",
+    "cache_folder",
+    "list_weights",
+    "load_pretrained",
+    "manifest",
+    "resolve_tag",
+    "verified_file",
+]
 
 WEIGHTS = Path(__file__).parent / "weights"
+BUNDLED = 2_000_000  # bytes of the largest file in the package; others are in a release folder or a hub repository
 
 
 def manifest(folder: Path | None = None) -> dict[str, dict[str, Any]]:
@@ -55,18 +69,66 @@ def resolve_tag(name: str, folder: Path | None = None) -> str:
 def verified_file(name: str, folder: Path | None = None) -> Path:
     """The weights file of a tagged name, after its digest matched.
 
+    Weights that are not in the package (those above `BUNDLED` bytes are not) come from the place that $PRIORZOO_WEIGHTS or the
+    manifest's entry `source` names: a folder, which needs no network; an http(s) address; or `hf:OWNER/NAME[@REVISION]`, a
+    repository of the hub. What was fetched is kept in `cache_folder()`, and nothing is fetched twice.
+
     Raises:
-        FileNotFoundError: if the file is missing.
+        OSError: if the file is nowhere, or does not come; one line says what to set.
         ValueError: if its digest differs from the manifest.
+        ImportError: for a repository of the hub without huggingface_hub.
     """
     entry = manifest(folder)[name]
     path = (folder or WEIGHTS) / entry["file"]
     if not path.exists():
-        raise FileNotFoundError(f"the weights of {name} should be at {path}; reinstall the package")
+        path = _from_elsewhere(name, entry)
     found = file_sha256(path)
     if found != entry["sha256"]:
         raise ValueError(f"{path} is damaged: its SHA-256 is {found}, the manifest says {entry['sha256']}")
     return path
+
+
+def cache_folder() -> Path:
+    """Where fetched weights are kept, in the user's cache folder."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("priorzoo", appauthor=False) / "weights"
+
+
+def _from_elsewhere(name: str, entry: Mapping[str, Any]) -> Path:
+    """The file of an entry, fetched where it must be."""
+    file, source = entry["file"], os.environ.get("PRIORZOO_WEIGHTS") or entry.get("source", "")
+    cached = cache_folder() / entry["sha256"][:16] / file
+    if source and "://" not in source and not source.startswith("hf:"):
+        if not (place := Path(source) / file).is_file():
+            raise FileNotFoundError(f"the weights of {name} should be at {place}, by PRIORZOO_WEIGHTS")
+        return place
+    if cached.is_file() and (not source or file_sha256(cached) == entry["sha256"]):
+        return cached
+    if not source:
+        raise FileNotFoundError(
+            f"the weights of {name} ({file}, {entry['bytes'] / 1e6:.1f} MB) are neither in the package nor in "
+            f"{cached.parent}: set PRIORZOO_WEIGHTS to a folder, an http(s) address or hf:OWNER/NAME that has the file"
+        )
+    if source.startswith("hf:"):
+        return _from_hub(name, source.removeprefix("hf:"), file)
+    if not source.startswith(("http://", "https://")):
+        raise ValueError(f"PRIORZOO_WEIGHTS={source!r}: expected a folder, an http(s) address or hf:OWNER/NAME")
+    download_verified(f"{source.rstrip('/')}/{file}", cached, sha256=entry["sha256"], size=entry["bytes"])
+    return cached
+
+
+def _from_hub(name: str, repository: str, file: str) -> Path:
+    """A file of a repository, in the hub library's own cache, which resumes and locks."""
+    require("huggingface_hub", f"PRIORZOO_WEIGHTS=hf:{repository}", "hub")
+    from huggingface_hub import hf_hub_download
+
+    owner_name, _, revision = repository.partition("@")
+    try:
+        return Path(hf_hub_download(owner_name, file, revision=revision or None))
+    except (OSError, ValueError) as error:  # its own errors are of these two kinds
+        told = " ".join(str(error).split())[:300]
+        raise FileNotFoundError(f"the weights of {name} do not come from hf:{repository}: {told}") from error
 
 
 def load_pretrained(model: ZooModel, name: str, folder: Path | None = None) -> ZooModel:

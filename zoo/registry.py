@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -159,22 +161,31 @@ def load_modality(name: str) -> Any:
     points = _points()
     if name not in points:
         raise ValueError(f"no modality {name!r}; {did_you_mean(name, points)}there are {', '.join(modality_names())}")
-    try:
+    with _naming_extra(points[name]):
         return points[name].load()
+
+
+@contextmanager
+def _naming_extra(point: EntryPoint) -> Iterator[None]:
+    """ImportError with the pip command, where a modality's packages are not installed."""
+    try:
+        yield
     except ModuleNotFoundError as error:
-        own = {"zoo", "modalities", "recipes", points[name].module.partition(".")[0]}
+        own = {"zoo", "modalities", "recipes", point.module.partition(".")[0]}
         if (error.name or "").partition(".")[0] in own:
             raise
-        extra = f": pip install 'priorzoo[{name}]'" if name in SHIPPED else ""
-        raise ImportError(f"{name} needs the package {error.name}{extra}") from error
+        extra = f": pip install 'priorzoo[{point.name}]'" if point.name in SHIPPED else ""
+        raise ImportError(f"{point.name} needs the package {error.name}{extra}") from error
 
 
-def _load_all(names: Iterable[str]) -> list[str]:
-    """Import modalities; returns what is missing for those that cannot be imported."""
-    missing = []
+def _register_all(names: Iterable[str]) -> list[str]:
+    """Import the modules of modalities, which registers their models, and no more of them than that; returns what is missing
+    for those that cannot be imported."""
+    points, missing = _points(), []
     for name in names:
         try:
-            load_modality(name)
+            with _naming_extra(points[name]):
+                import_module(points[name].module)
         except ImportError as error:
             missing.append(str(error))
     return missing
@@ -187,7 +198,7 @@ def model_entry(name: str) -> ModelEntry:
         ValueError: for an unknown name, with the nearest known ones.
     """
     base = name.partition(".")[0]
-    missing = _load_all({base.partition("_")[0]} & set(modality_names()) or modality_names())
+    missing = _register_all({base.partition("_")[0]} & set(modality_names()) or modality_names())
     entry = _find(base)
     if entry is None:
         names = _listed()
@@ -226,7 +237,7 @@ def list_models(pattern: str = "*", *, modality: str | None = None, pretrained: 
     if modality is not None and modality not in modality_names():
         raise ValueError(f"no modality {modality!r}; {nearest(modality, modality_names())}")
     wanted = [modality] if modality else modality_names()
-    _load_all(name for name in wanted if f"{name}_".startswith(literal) or literal.startswith(f"{name}_"))
+    _register_all(name for name in wanted if f"{name}_".startswith(literal) or literal.startswith(f"{name}_"))
     known = weights.list_weights() if pretrained else _listed()
     known = [name for name in known if fnmatch.fnmatch(name, pattern)]
     entries = {name: _find(name.partition(".")[0]) for name in known}

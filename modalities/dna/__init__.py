@@ -32,4 +32,5 @@ MODALITY = Modality(
     outside={"hf": OUTSIDE},
     metrics=("bits_per_base",),
     recipes="recipes.dna",
+    task="text-generation",
 )

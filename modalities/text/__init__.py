@@ -55,4 +55,5 @@ MODALITY = Modality(
     evaluators=EVALUATORS,
     outside={"hf": OUTSIDE},
     recipes="recipes.text",
+    task="text-generation",
 )

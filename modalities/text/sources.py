@@ -1,7 +1,7 @@
 """Where documents come from: a spec string in, documents out, and the fixed held-out split.
 
     "sotu-excerpt"                    State of the Union speeches that ship with the package (the default)
-    "sotu" | "poetry" | "rfc"         corpora that `tools/fetch_data.py text` puts into the data folder
+    "sotu" | "poetry" | "rfc"         corpora that `recipes/fetch_data.py text` puts into the data folder
     "sotu-unseen"                     the speeches of sotu that sotu-excerpt does not train on, all held out
     "english"                         a mix of all three: every speech, every 2nd document of poetry, every 10th RFC
     "PATH or GLOB"                    .txt (a document per file), .jsonl, .parquet; .txt and .jsonl also as .gz

@@ -1,39 +1,29 @@
 """Vision: one transformer for every position method on a grid, its data, its evaluators.
 
-Importing it registers the models with the zoo and with timm.
+Importing it registers the models with the zoo, which needs no timm. What needs it is imported when it is asked for, any name
+below or a model, and registers them with timm; so does `import modalities.vision.registry`.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from importlib import import_module
+from typing import Any
 
-from modalities.contract import Modality
-from modalities.loading import first_heldout
-from modalities.vision.config import VisionDataConfig
-from modalities.vision.data import build_loader
-from modalities.vision.evaluators import EVALUATORS
-from modalities.vision.model import VisionConfig, VisionTransformer
-from modalities.vision.outside import OUTSIDE
-from modalities.vision.registry import register_vision_models
-from modalities.vision.training import build, cost, loss, weight
+from modalities.vision.architectures import FAMILY, VisionConfig
+from zoo.registry import register_family
 
-__all__ = ["MODALITY", "VisionConfig", "VisionDataConfig", "VisionTransformer"]
+_HOMES = {
+    "MODALITY": "modalities.vision.modality",
+    "VisionDataConfig": "modalities.vision.config",
+    "VisionTransformer": "modalities.vision.model",
+}
+__all__ = ["VisionConfig", *_HOMES]
 
-register_vision_models()
+register_family(FAMILY)
 
-MODALITY = Modality(
-    name="vision",
-    unit="images",
-    model=VisionTransformer,
-    config=VisionDataConfig,
-    build=build,
-    loader=build_loader,
-    heldout=partial(first_heldout, build_loader),
-    loss=loss,
-    weight=weight,
-    cost=cost,
-    evaluators=EVALUATORS,
-    outside={"timm": OUTSIDE},
-    metrics=("top1", "top5"),
-    recipes="recipes.vision",
-)
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import_module("modalities.vision.modality")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""Every position method × SSMax on and off × size, in the zoo's registry and in timm's."""
+"""The architectures in timm's registry, which importing this adds them to: their settings, papers and weights."""
 
 from __future__ import annotations
 
@@ -11,33 +11,10 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._builder import resolve_pretrained_cfg
 
-from modalities.vision.model import ANY, VisionConfig, VisionTransformer, build, timm_cfg
+from modalities.vision.architectures import FAMILY, VisionConfig
+from modalities.vision.model import ANY, VisionTransformer, timm_cfg
 from zoo import pretrained as weights
-from zoo.methods import SUMS, check_grid_position, list_grid_positions
-from zoo.registry import ModelFamily, register_family
-
-# tiny reads the 26 capitals of the glyph data at 48 pixels, scene those of the scenes at 96; small and base are the usual
-# ones, at 224.
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny_patch8": dict(
-        img_size=48, patch_size=8, num_classes=26, dim=96, num_layers=4, num_heads=3, hidden_dim=256, class_token=False,
-        global_pool="avg",
-    ),
-    "scene_patch8": dict(
-        img_size=96, patch_size=8, num_classes=27, dim=128, num_layers=4, num_heads=4, hidden_dim=256, global_pool=""
-    ),
-    "small_patch16": dict(dim=384, num_layers=12, num_heads=6, hidden_dim=1024),
-    "base_patch16": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048),
-}  # fmt: skip
-# Options of a method in a size ("*": every size). Heads of 32 columns have no room for 8 pairs an axis; a separable prior
-# with a learned centre tells left from right, as GOAT's sines do.
-OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
-    ("tiny_patch8", "goat"): {"rank": 2},
-    ("tiny_patch8", "spectral2d"): {"rank": 2},
-    ("scene_patch8", "goat"): {"rank": 2},
-    ("scene_patch8", "spectral2d"): {"rank": 2},
-    ("*", "ggd2d_separable"): {"train_mu": True},
-}
+from zoo.methods import SUMS
 
 # timm's scripts pass these to every model.
 DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate", "drop_block_rate")
@@ -65,23 +42,11 @@ SSMAX = ("2501.19399", "Scalable-Softmax Is Superior for Attention")
 default_cfgs: dict[str, Any] = {}  # timm looks for this name
 
 
-def vision_config(position: str, size: str, ssmax: bool) -> VisionConfig:
-    """The configuration of a registered architecture."""
-    options = OPTIONS.get((size, position)) or OPTIONS.get(("*", position), {})
-    return VisionConfig(**SIZES[size], position=position, position_options=options, ssmax=ssmax)
-
-
-def register_vision_models() -> None:
-    """Register all of them; in timm's registry those that are listed now."""
-
-    def made(position: str, size: str, ssmax: bool) -> dict[str, Any]:
-        return asdict(vision_config(position, size, ssmax))
-
-    family = ModelFamily("vision", build, SIZES, made, list_grid_positions, check_grid_position)
-    register_family(family)
+def _register_with_timm() -> None:
+    """Register those that are listed now with timm."""
     cfgs: dict[str, Any] = {}
-    for name in family.names():
-        entry = family.find(name)
+    for name in FAMILY.names():
+        entry = FAMILY.find(name)
         assert entry is not None
         cfgs |= _timm_cfgs(name, VisionConfig(**entry.config))
     cfgs[ANY] = timm_cfg(VisionConfig())
@@ -139,6 +104,10 @@ def _known(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _build(**config: Any) -> VisionTransformer:
+    return VisionTransformer(VisionConfig(**config))
+
+
 def _entry_point(name: str) -> Callable[..., VisionTransformer]:
     """The function that `timm.create_model(name, …)` calls; keywords are entries of `VisionConfig`.
 
@@ -152,8 +121,11 @@ def _entry_point(name: str) -> Callable[..., VisionTransformer]:
         if pretrained:
             file = resolve_pretrained_cfg(name, pretrained_cfg=kwargs.get("pretrained_cfg")).file
             for full, entry in weights.manifest().items():
-                if file and Path(file) == weights.WEIGHTS / entry["file"]:
-                    weights.verified_file(full)  # timm reads the file itself, and compares no digest
+                if (
+                    file and Path(file) == weights.WEIGHTS / entry["file"]
+                ):  # timm reads it itself, and compares no digest
+                    overlay = kwargs.get("pretrained_cfg_overlay") or {}
+                    kwargs["pretrained_cfg_overlay"] = {**overlay, "file": str(weights.verified_file(full))}
         config = asdict(VisionConfig()) if name == ANY else model_entry(name).config
         given = {**config, **_known(name, kwargs)}
         saved = given.pop("train_size", None)  # of a model that timm saved, and the size that its weights are of
@@ -162,7 +134,7 @@ def _entry_point(name: str) -> Callable[..., VisionTransformer]:
         if pretrained or saved:
             given["img_size"] = saved or config["img_size"]
         feature_cfg = {"feature_cls": "getter", "out_indices": given.pop("out_indices", 3)}
-        model = build_model_with_cfg(build, name, pretrained, feature_cfg=feature_cfg, **given)
+        model = build_model_with_cfg(_build, name, pretrained, feature_cfg=feature_cfg, **given)
         inner = getattr(model, "model", model)  # with features_only timm wraps it
         names = names or inner.pretrained_cfg.get("label_names") or ()
         inner.class_names = tuple(names) if len(names) == inner.num_classes else ()
@@ -176,3 +148,6 @@ def _entry_point(name: str) -> Callable[..., VisionTransformer]:
     create.__module__ = __name__  # timm finds default_cfgs through it
     create.__doc__ = f"{name}, as `python -m zoo show {name}` describes it."
     return create
+
+
+_register_with_timm()

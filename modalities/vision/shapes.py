@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from modalities.evaluation import Settings, counts, option
+from modalities.vision.architectures import not_multiples
 from modalities.vision.images import MAX_PIXELS
-from modalities.vision.model import not_multiples
 
 __all__ = ["Shape", "SizeSettings", "check_sizes", "lowest_terms", "shape_at", "width_to_height"]
 

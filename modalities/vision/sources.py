@@ -1,6 +1,6 @@
 """Where images come from: a spec string in, a map-style `ImageSet` or a `ShardSet` out.
 
-    "glyphs" | "photos"             shards that `python tools/fetch_data.py vision NAME` puts into the data folder
+    "glyphs" | "photos"             shards that `python recipes/fetch_data.py vision NAME` puts into the data folder
     "scenes" | "scenes-count"       the same, of pictures with boxes (`vision scenes`)
     "glyphs-builtin"                the capitals of 19 fonts in small scenes, and of 4 others held out; ships with the package
     "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and PATH/val/CLASS/… (or heldout,

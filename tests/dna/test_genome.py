@@ -317,7 +317,7 @@ def test_specs(tmp_path, monkeypatch):
     assert [contig.name for contig in opening().contigs] == ["yeast_chr01"] and opening().bases == 230_218
     with pytest.raises(
         FileNotFoundError,
-        match=r"no \*\.fa in .*genomes; .* checkout of priorzoo: `python tools/fetch_data.py dna genomes`",
+        match=r"no \*\.fa in .*genomes; .*`python recipes/fetch_data.py dna genomes`",
     ):
         opening("genomes")
     (tmp_path / "genomes").mkdir()

@@ -14,7 +14,7 @@ from modalities.dna.splits import (
     select,
     split_contigs,
 )
-from tools.prepare_genome import describe, write_bed
+from recipes.prepare_genome import describe, write_bed
 
 
 @pytest.fixture

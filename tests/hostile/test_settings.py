@@ -13,8 +13,8 @@ from modalities.text import corpus as corpora
 from modalities.text import sources
 from modalities.text.model import CausalLM, TextConfig
 from modalities.text.tokenizers import load_tokenizer
+from modalities.vision import VisionConfig
 from modalities.vision.evaluators.resolution import ResolutionSettings
-from modalities.vision.model import VisionConfig
 from recipes import find_recipe
 from recipes.config import ConfigError, apply_overrides, resolve
 from zoo.inputs import read_tensors

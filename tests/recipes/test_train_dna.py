@@ -80,7 +80,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys) -> None:
     assert main(["dna.human_125m", "--run-dir", str(tmp_path / "run")]) == 2
     assert str(tmp_path / "human" / "genome.fa") in capsys.readouterr().err
     assert main(["dna.goat_tiny", "--run-dir", str(tmp_path / "run")]) == 2
-    assert "tools/fetch_data.py dna genomes" in capsys.readouterr().err
+    assert "recipes/fetch_data.py dna genomes" in capsys.readouterr().err
     assert main(["dna.goat_tiny", "--set", "model.options.tokenizer=kmer:2", "--dry-run"]) == 2
     assert "set data.tokenizer alone" in capsys.readouterr().err
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

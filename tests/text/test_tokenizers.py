@@ -126,7 +126,7 @@ def test_errors_name_what_is_valid(tmp_path):
 def test_the_real_gpt2_when_it_has_been_fetched():
     folder = data_folder() / "gpt2"
     if not (folder / "encoder.json").is_file():
-        pytest.skip("python tools/fetch_data.py text gpt2 has not been run")
+        pytest.skip("python recipes/fetch_data.py text gpt2 has not been run")
     tokenizer = load_tokenizer("gpt2?split_digits=true")
     assert tokenizer.vocab_size == 50257 and tokenizer.bos_id == 50256
     assert tokenizer.encode("Hello world").tolist() == [15496, 995]

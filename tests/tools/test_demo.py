@@ -5,6 +5,7 @@ from __future__ import annotations
 from modalities.evaluation import ModelResult
 from tools import demo, train_zoo
 from zoo import list_models
+from zoo.pretrained import manifest
 
 
 def result(label: str, method: str, **ends: tuple[float, float]) -> ModelResult:
@@ -38,5 +39,5 @@ def test_cards_come_from_the_measured_files(monkeypatch) -> None:
     monkeypatch.setattr(train_zoo, "load_results", lambda evaluator, out: stored[evaluator.name])
     table = train_zoo.measured_tables(text)[label]
     assert table[1] == {"length": 4096} | {column: 0.5 for values in columns.values() for column in values}
-    card = train_zoo.card(text, label, {"seed": 0, "measured": table})
-    assert card.startswith(f"# {label}\n") and "| 4096 | 0.5 |" in card and "- **seed**: 0" in card
+    card = train_zoo.card(text, label, manifest()[label] | {"measured": table})
+    assert f"\n# {label}\n" in card and "| 4096 | 0.5 |" in card and "- **seed**: 0" in card

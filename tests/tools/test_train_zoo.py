@@ -10,6 +10,7 @@ import pytest
 
 from recipes.registry import find_recipe
 from tools import train_zoo
+from zoo.pretrained import manifest
 
 
 @pytest.mark.parametrize("name", train_zoo.FAMILIES)
@@ -89,7 +90,7 @@ def test_the_recipes_hold_what_the_sweep_found():
 def test_a_card_has_a_column_for_every_score_and_the_commands_that_measure_them():
     kind = train_zoo.FAMILIES["text"]
     rows = [{"length": 256, "free_generation (facts=5)": 0.9, "nll": 2.0}, {"length": 16384, "nll": 2.1}]
-    card = train_zoo.card(kind, "text_ggd_tiny.facts", {"seed": 0, "measured": rows})
+    card = train_zoo.card(kind, "text_ggd_tiny.facts", manifest()["text_ggd_tiny.facts"] | {"measured": rows})
     assert "| length | free_generation (facts=5) | nll |" in card and "| 16384 | – | 2.1 |" in card
     assert "text_ggd_tiny.facts passkey --template heldout --facts 1,5" in card
 
@@ -159,3 +160,32 @@ def test_scene_models_are_published_as_they_are_registered_and_their_variants_di
 def test_a_call_may_concern_some_methods_alone():
     call = train_zoo.Call("find", methods=("rope2d_axial",))
     assert call.concerns("rope2d_axial") and not call.concerns("goat") and train_zoo.Call("find").concerns("goat")
+
+
+@pytest.mark.parametrize("bundled", [10_000, 2_000_000])
+def test_weights_go_into_the_package_or_where_they_are_larger_into_the_release_folder(bundled, tmp_path, monkeypatch):
+    from recipes.config import resolve
+    from zoo import create_model, pretrained
+
+    kind = dataclasses.replace(train_zoo.FAMILIES["text"], methods=("alibi",))
+    for name, value in {"FAMILIES": {"text": kind}, "RUNS": tmp_path / "runs", "WEIGHTS": tmp_path / "package"}.items():
+        monkeypatch.setattr(train_zoo, name, value)
+    monkeypatch.setattr(train_zoo, "RELEASE", tmp_path / "release")
+    monkeypatch.setattr(train_zoo, "BUNDLED", bundled)
+    run, name = kind.run("alibi", 0), kind.weights("alibi")
+    create_model("text_alibi_tiny").save_pretrained(run / "model")
+    recipe = resolve(find_recipe("text.alibi_tiny"), world=1, device="cpu").to_dict()
+    (run / "recipe.json").write_text(json.dumps(recipe))
+    (run / "environment.json").write_text(json.dumps({"commit": "unknown"}))
+    train_zoo.publish("text", source="hf:me/weights")
+    entry, file = json.loads((tmp_path / "package/manifest.json").read_text())[name], f"{name}.safetensors"
+    beyond = entry["bytes"] > bundled
+    assert (
+        ("source" in entry)
+        == beyond
+        == (tmp_path / "release" / file).is_file()
+        != (tmp_path / "package" / file).is_file()
+    )
+    monkeypatch.setattr(pretrained, "WEIGHTS", tmp_path / "package")
+    monkeypatch.setenv("PRIORZOO_WEIGHTS", str(tmp_path / "release"))
+    assert pretrained.verified_file(name).stat().st_size == entry["bytes"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file, save_file
 from timm.data import create_dataset, create_loader, create_transform, resolve_model_data_config
 from timm.utils import AverageMeter, accuracy
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
+import modalities.vision.registry  # noqa: F401  timm knows our models
 from modalities.vision.sources import open_images
 
 
@@ -100,6 +102,11 @@ def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypat
     monkeypatch.setattr(pretrained, "manifest", lambda folder=None: damaged)
     with pytest.raises(ValueError, match="damaged"):
         timm.create_model(name, pretrained=True)
+    state = load_file(pretrained.WEIGHTS / pretrained.manifest()[name]["file"])
+    state["head.bias"] += 1
+    save_file(state, tmp_path / "fetched.safetensors")
+    monkeypatch.setattr(pretrained, "verified_file", lambda full: tmp_path / "fetched.safetensors")
+    assert torch.equal(timm.create_model(name, pretrained=True).head.bias, state["head.bias"])  # wherever it lies
 
 
 def test_a_model_saved_by_timm_is_loaded_by_it(tmp_path) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from modalities.vision import VisionConfig, VisionTransformer
-from modalities.vision.registry import SIZES
+from modalities.vision.architectures import SIZES
 from zoo import create_model, list_models
 from zoo.methods import list_grid_positions
 from zoo.priors import Prior

@@ -189,11 +189,12 @@ import sys
 sys.modules["timm"] = None
 import zoo
 assert zoo.create_model("text_ggd_tiny").config.dim == 128 and zoo.list_models("text_*")
+assert "vision_goat_tiny_patch8" in zoo.list_models() and len(zoo.list_models("*glyphs*", pretrained=True)) > 3
 from recipes import list_recipes
 assert any(name.startswith("text.") for name in list_recipes())
 try:
     zoo.create_model("vision_goat_tiny_patch8")
-except ValueError as error:
+except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -26,8 +26,8 @@ from PIL import Image, features
 
 from modalities.files import new_folder
 from modalities.vision.sources import BUILTIN, BUILTIN_SIZES
-from tools.glyphs.letters import CLASSES, builtin_fonts
-from tools.glyphs.scenes import (
+from recipes.fetchers.glyphs.letters import CLASSES, builtin_fonts
+from recipes.fetchers.glyphs.scenes import (
     HELDOUT_CAP,
     MAX_CLUTTER_CONTRAST,
     MAX_ROTATION,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.fetchers.common import tracked
+from recipes.fetchers.common import tracked
 
 
 @dataclass(frozen=True)

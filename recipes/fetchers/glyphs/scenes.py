@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from tools.glyphs.letters import PAD, cap_ratio, letter_box, letter_mask
+from recipes.fetchers.glyphs.letters import PAD, cap_ratio, letter_box, letter_mask
 
 HELDOUT_CAP = (0.22, 0.28)  # cap height of a scene, in canvases
 TRAIN_CAP = (0.22, 0.95)  # cap height of a training view, in views
@@ -215,9 +215,9 @@ def _background(scene: Scene, canvas: _Canvas) -> Image.Image:
     y = (np.arange(canvas.height) + 0.5 - canvas.height / 2) / scale + canvas.view.centre[1] - 0.5
     cos, sin = math.cos(math.radians(scene.slope)), math.sin(math.radians(scene.slope))
     along = (x * cos + y[:, None] * sin) / (abs(cos) + abs(sin)) + 0.5  # 0 to 1, corner to corner
-    along = np.clip(along, 0, 1).astype(np.float32)[..., None]
+    shares = np.clip(along, 0, 1).astype(np.float32)[..., None]
     first, second = (np.asarray(colour, np.float32) for colour in scene.paper)
-    return Image.fromarray((first + (second - first) * along + 0.5).astype(np.uint8))
+    return Image.fromarray((first + (second - first) * shares + 0.5).astype(np.uint8))
 
 
 def _shape_mask(shape: Shape, canvas: _Canvas) -> Image.Image:

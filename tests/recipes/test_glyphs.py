@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 
 from modalities.vision.sources import BUILTIN, BUILTIN_SIZES
-from tools.glyphs import builtin, letters, scenes
+from recipes.fetchers.glyphs import letters, scenes
+from recipes.fetchers.glyphs.scenes import View, draw, heldout_example, training_example
+from tools.glyphs import builtin
 from tools.glyphs.builtin import BuiltinGlyphs
-from tools.glyphs.scenes import View, draw, heldout_example, training_example
 
 FONTS = {split: letters.builtin_fonts(split) for split in ("train", "heldout")}
 

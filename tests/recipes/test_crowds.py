@@ -8,10 +8,10 @@ from PIL import Image
 
 from modalities.vision.objects import window_on
 from modalities.vision.sources import open_images
-from tools.fetchers import scenes
-from tools.glyphs import crowds
-from tools.glyphs.crowds import AREA, Photographs, crowd, draw, texture
-from tools.glyphs.letters import builtin_fonts
+from recipes.fetchers import scenes
+from recipes.fetchers.glyphs import crowds
+from recipes.fetchers.glyphs.crowds import AREA, Photographs, crowd, draw, texture
+from recipes.fetchers.glyphs.letters import builtin_fonts
 
 FONTS = [str(path) for path in builtin_fonts("train")]
 PAPER = np.full((384, 384, 3), 255, np.uint8)

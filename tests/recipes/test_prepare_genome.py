@@ -1,28 +1,27 @@
-"""tools/prepare_genome.py as a person runs it: what it writes, prints, refuses."""
+"""recipes/prepare_genome.py as a person runs it: what it writes, prints, refuses."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-pytest.importorskip("typer")
-
-from typer.testing import CliRunner
+from modalities.dna.genome import open_genome
+from modalities.dna.sources import find_source
+from modalities.dna.splits import load_regions
+from recipes import prepare_genome
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from modalities.dna.genome import open_genome  # noqa: E402
-from modalities.dna.sources import find_source  # noqa: E402
-from modalities.dna.splits import load_regions  # noqa: E402
-from tools import prepare_genome  # noqa: E402
 
 SIZES = {"chr1": 900, "chr2": 700, "chr20": 100, "chrUn_KI270302v1": 60, "chr1_KI270706v1_random": 50}
 
@@ -36,11 +35,10 @@ def fasta(tmp_path):
 
 
 def prepare(*arguments):
-    import typer
-
-    app = typer.Typer(add_completion=False)
-    app.command()(prepare_genome.main)
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
+    out, err = io.StringIO(), io.StringIO()
+    with patch.dict(os.environ, COLUMNS="200"), redirect_stdout(out), redirect_stderr(err):
+        code = prepare_genome.main([str(argument) for argument in arguments])
+    return SimpleNamespace(exit_code=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def splits(out):
@@ -50,7 +48,16 @@ def splits(out):
 @pytest.mark.slow
 def test_the_whole_command(fasta, tmp_path):
     out = tmp_path / "out"
-    script = [sys.executable, ROOT / "tools/prepare_genome.py", fasta, "--out", out, "--hold-out", "chr20", "--primary"]
+    script = [
+        sys.executable,
+        ROOT / "recipes/prepare_genome.py",
+        fasta,
+        "--out",
+        out,
+        "--hold-out",
+        "chr20",
+        "--primary",
+    ]
     done = subprocess.run(list(map(str, script)), capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
     assert done.returncode == 0, done.stderr
     assert splits(out) == {"chr1": "train", "chr2": "train", "chr20": "heldout"}

@@ -1,6 +1,6 @@
 """Crowds of letters as shards: pictures, and what stands where in them.
 
-    python tools/fetchers/scenes.py --out FOLDER      without a download: matplotlib's fonts over textures, smaller sets
+    python recipes/fetchers/scenes.py --out FOLDER      without a download: matplotlib's fonts over textures, smaller sets
 
 Two sets, `SCENES`: in "scenes" one letter is ringed, which is the label; in "scenes-count" none to `MOST_RINGS` are, and how
 many is the label. KEY.json of both has {"objects": {"bbox": [[left, top, width, height], …], "category": […], "marked": […]}}
@@ -27,9 +27,9 @@ import typer
 from PIL import features
 
 from modalities.files import new_folder
-from tools.fetchers.shards import Sample, write_shards
-from tools.glyphs.crowds import Background, crowd, draw, texture
-from tools.glyphs.letters import CLASSES, builtin_fonts
+from recipes.fetchers.glyphs.crowds import Background, crowd, draw, texture
+from recipes.fetchers.glyphs.letters import CLASSES, builtin_fonts
+from recipes.fetchers.shards import Sample, write_shards
 
 SCENES = ("scenes", "scenes-count")
 SIZES = {"train": 160, "heldout": 384}  # pixels of a side

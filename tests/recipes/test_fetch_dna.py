@@ -1,4 +1,4 @@
-"""tools/fetch_data.py dna without a network: what is read, how it is named and checked, and what a failure leaves."""
+"""recipes/fetch_data.py dna without a network: what is read, how it is named and checked, and what a failure leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from Bio import SeqIO
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
-from tools.fetchers import common, dna
+from recipes.fetchers import common, dna
 
 ASSETS = Path(__file__).resolve().parents[2] / "modalities/dna/assets"
 

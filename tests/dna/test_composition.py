@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from modalities.dna import composition as statistics
+from modalities.dna.composition import contig_statistics, total
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
-from tools import genome_statistics as statistics
-from tools.genome_statistics import contig_statistics, total
 
 
 def letters(seed, size):

@@ -17,14 +17,14 @@ import numpy as np
 import PIL
 from PIL import features
 
-from tools.fetchers import fonts
-from tools.fetchers.common import Corpus, FetchError, replace_folder, tracked
-from tools.fetchers.packages import apt_unpack, pip_download
-from tools.fetchers.scenes import HELDOUT_SCENES, SCENES, TRAIN_SCENES, write_scenes
-from tools.fetchers.shards import Sample, write_shards
-from tools.glyphs.crowds import Photographs
-from tools.glyphs.letters import CLASSES, builtin_fonts
-from tools.glyphs.scenes import cap_height_in, draw, heldout_example, training_example
+from recipes.fetchers import fonts
+from recipes.fetchers.common import Corpus, FetchError, replace_folder, tracked
+from recipes.fetchers.glyphs.crowds import Photographs
+from recipes.fetchers.glyphs.letters import CLASSES, builtin_fonts
+from recipes.fetchers.glyphs.scenes import cap_height_in, draw, heldout_example, training_example
+from recipes.fetchers.packages import apt_unpack, pip_download
+from recipes.fetchers.scenes import HELDOUT_SCENES, SCENES, TRAIN_SCENES, write_scenes
+from recipes.fetchers.shards import Sample, write_shards
 
 FONT_PACKAGES = Path(__file__).with_name("font-packages.txt")
 FEWEST_PACKAGES = 380  # of the list; other releases of Debian may have dropped or renamed a few

@@ -1,0 +1,1 @@
+"""Letters in fonts: alone in scenes with clutter, and in crowds over photographs."""

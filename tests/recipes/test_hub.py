@@ -1,0 +1,111 @@
+"""`priorzoo hub`: the folder of a hub repository, its card, and what loads it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import yaml
+
+import zoo
+from recipes.cards import dataset_name
+from recipes.cli import main
+from zoo.pretrained import manifest
+
+NAME = "text_ggd_tiny.facts"
+
+
+def front_matter(card: str) -> dict:
+    before, values, _ = card.split("---\n", 2)
+    assert before == ""
+    return yaml.safe_load(values)
+
+
+def test_a_shipped_model_becomes_a_folder_that_loads(tmp_path):
+    out = tmp_path / "hub"
+    assert main(["hub", NAME, "--out", str(out)]) == 0
+    names = {".gitattributes", "README.md", "config.json", "manifest.json", "model.safetensors"}
+    assert {path.name for path in out.iterdir()} == names
+    ours, read = zoo.create_model(NAME), zoo.load_model(out)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), read.parameters(), strict=True))
+    card = (out / "README.md").read_text()
+    front = front_matter(card)
+    assert front["license"] == "apache-2.0" and front["library_name"] == "priorzoo"
+    assert front["pipeline_tag"] == "text-generation" and {"priorzoo", "text", "ggd"} <= set(front["tags"])
+    assert front["datasets"] == ["sotu-excerpt"] and "bits_per_byte" in front["metrics"]
+    hub = pytest.importorskip("huggingface_hub")
+    results = hub.ModelCard(card).data.eval_results  # as the hub reads it
+    measured = manifest()[NAME]["measured"]
+    found = {(r.dataset_name, r.metric_type): r.metric_value for r in results}
+    assert found["held-out data, length 4096", "nll"] == next(row["nll"] for row in measured if row["length"] == 4096)
+    assert 'zoo.load_model(snapshot_download("OWNER/NAME"))' in card and "[text,hub]" in card
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("hf:me/it:en:train", "me/it"),
+        ("genomes:yeast,fly", "genomes"),
+        ("sotu?field=x", "sotu"),
+        ("/home/me/a.txt", ""),
+    ],
+)
+def test_data_are_named_as_the_hub_can_read_it(source, name):
+    assert dataset_name(source) == name
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run folder as training leaves it, and what an evaluation stored of it."""
+    folder = tmp_path_factory.mktemp("runs") / "0001"
+    model = zoo.create_model("text_alibi_tiny", num_layers=1)
+    model.save_pretrained(folder / "model")
+    train = {"steps": 7, "batch": 4, "seed": 3, "precision": "fp32"}
+    recipe = {"name": "text.mine", "modality": "text", "train": train, "data": {"source": "hf:me/speeches"}}
+    (folder / "recipe.json").write_text(json.dumps(recipe))
+    words = [str(folder), "perplexity", "--lengths", "32", "--samples", "1", "--out", str(folder.parent / "results")]
+    assert main(["evaluate", *words, "--source", "sotu-excerpt"]) == 0
+    return folder
+
+
+def test_a_run_brings_its_recipe_and_its_results(run, tmp_path, monkeypatch):
+    hub, asked = pytest.importorskip("huggingface_hub"), []
+
+    class Api:
+        def create_repo(self, name, **options):
+            asked.append((name, options))
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            asked.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
+
+    monkeypatch.setattr(hub, "HfApi", Api)
+    words = ["--out", str(tmp_path / "hub"), "--results", str(run.parent / "results"), "--license", "CC-BY-4.0"]
+    assert main(["hub", str(run), *words, "--push", "me/mine", "--private"]) == 0
+    card = (tmp_path / "hub" / "README.md").read_text()
+    front, (row,) = (
+        front_matter(card),
+        json.loads(next((run.parent / "results/perplexity").glob("*.json")).read_text())["rows"],
+    )
+    assert front["license"] == "cc-by-4.0" and front["datasets"] == ["me/speeches"]
+    assert round(row["bits_per_byte"], 4) in [m["value"] for m in front["model-index"][0]["results"][0]["metrics"]]
+    assert "# mine" in card and "- **steps**: 7" in card and 'snapshot_download("me/mine")' in card
+    assert asked[0] == ("me/mine", {"private": True, "exist_ok": True})
+    assert asked[1][0] == "me/mine" and {"README.md", "model.safetensors", "recipe.json"} <= set(asked[1][1])
+    assert zoo.load_model(tmp_path / "hub").config.num_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--push", "mine"], "expected OWNER/NAME"),
+        (["--dtype", "float16"], "'bfloat16'"),
+        (["--results", "nothing"], "nothing has no results of 'text.mine (0001)'; it has: none"),
+    ],
+)
+def test_what_cannot_be_done_leaves_nothing(run, tmp_path, capsys, words, named):
+    assert main(["hub", str(run), "--out", str(tmp_path / "hub"), *words]) == 2
+    assert named in capsys.readouterr().err and not list(tmp_path.iterdir())
+    (tmp_path / "hub").mkdir()
+    assert main(["hub", str(run), "--out", str(tmp_path / "hub")]) == 2
+    assert "exists; remove it" in capsys.readouterr().err

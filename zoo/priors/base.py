@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -133,7 +134,7 @@ def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
 
     A layer that was put in its place (an adapter, an int8 one) computes as it does, in its own dtype or float32.
     """
-    with torch.autocast(x.device.type, enabled=False):
+    with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):  # which "meta" does not have
         if type(layer) is nn.Linear:
             return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
         own = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from tests.launching import free_port
 
-PATIENCE = 240  # seconds that a call may take
+PRELOAD = ["deepspeed", "matplotlib.pyplot", "modalities.text", "recipes.train", "torch._inductor.compile_fx"]
+PATIENCE = 60  # seconds that a call may take
 
 
 class Ranks:
@@ -19,7 +20,7 @@ class Ranks:
 
     def __init__(self, world: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["deepspeed", "modalities.text", "recipes.train"])
+        context.set_forkserver_preload(PRELOAD)
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world)}
         self.ends, self.processes = [], []
         for rank in range(world):

@@ -98,7 +98,7 @@ class Alibi(Prior):
 
     def of_heads(self, heads: slice) -> Prior:
         own = super().of_heads(heads)
-        own.fixed = self._start("cpu").tolist()[heads]
+        own.__dict__["fixed"] = self._start("cpu").tolist()[heads]
         return own
 
     def slopes(self, device: torch.device | str | None = None) -> Tensor:

@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -86,8 +86,8 @@ class PriorTerms:
             return x if x is None or x.shape[1] == 1 else x[:, heads]
 
         table = None if self.table is None else self.table.of_heads(heads)
-        lanes = {"q_lanes": cut(self.q_lanes), "k_lanes": cut(self.k_lanes)}
-        return replace(self, **lanes, table=table, bias=cut(self.bias), carry=cut(self.carry))
+        lanes, bias, carry = (cut(self.q_lanes), cut(self.k_lanes)), cut(self.bias), cut(self.carry)
+        return PriorTerms(*lanes, table, bias, carry, self.causal, self.offset)
 
     def dense(self) -> Tensor:
         """(1 or B, H, T, S): K as a matrix, lanes multiplied out."""

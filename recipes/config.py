@@ -248,11 +248,16 @@ def _type_name(hint: Any) -> str:
 # ------------------------------------------------------------------------------------------------- resolution
 
 
-def resolve_batch(batch: int, micro_batch: int | None, accumulation: int | None, world: int) -> tuple[int, int]:
-    """(micro_batch, accumulation) such that batch = micro_batch × accumulation × world; ConfigError otherwise.
+def resolve_batch(
+    batch: int, micro_batch: int | None, accumulation: int | None, world: int, shared: int = 1
+) -> tuple[int, int]:
+    """(micro_batch, accumulation) such that batch = micro_batch × accumulation × world / shared; ConfigError otherwise.
 
-    world: ranks, or groups of ranks that share their samples.
+    shared: ranks that share the tokens of their samples; they count as one.
     """
+    if world % shared:
+        raise ConfigError(f"train.sequence_parallel={shared}: expected a divisor of the number of ranks, {world}")
+    world //= shared
     for name, value in {"batch": batch, "micro_batch": micro_batch, "accumulation": accumulation}.items():
         if value is not None and value < 1:
             raise ConfigError(f"train.{name}={value}: expected at least 1")
@@ -263,8 +268,9 @@ def resolve_batch(batch: int, micro_batch: int | None, accumulation: int | None,
     elif steps is None:
         steps = max(1, batch // (micro * world))
     if micro * steps * world != batch:
+        ranks = "ranks" if shared == 1 else "groups of ranks"
         raise ConfigError(
-            f"train.batch={batch} is not micro_batch × accumulation × ranks = {micro} × {steps} × {world} "
+            f"train.batch={batch} is not micro_batch × accumulation × {ranks} = {micro} × {steps} × {world} "
             f"= {micro * steps * world}; set train.batch={micro * steps * world}, another train.micro_batch or "
             f"train.accumulation, or a number of ranks that divides {batch}"
         )
@@ -342,10 +348,8 @@ def resolve(
     if train.precision == "fp16" and train.zero_stage == 0:
         raise ConfigError("train.zero_stage=0 is not served in fp16; expected 1, 2 or 3")
     shared = train.sequence_parallel
-    if world % shared:
-        raise ConfigError(f"train.sequence_parallel={shared}: expected a divisor of the number of ranks, {world}")
     train.micro_batch, train.accumulation = resolve_batch(
-        train.batch, train.micro_batch, train.accumulation, world // shared
+        train.batch, train.micro_batch, train.accumulation, world, shared
     )
     config = {
         "train_batch_size": train.batch,

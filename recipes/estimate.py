@@ -13,7 +13,7 @@ from recipes.console import facts_table, short
 from recipes.during import find_monitors
 from recipes.sequence import check_sequence
 
-GPUS = (24, 80, 141)  # GiB of memory
+GPUS = (24, 80, 139)  # GiB of memory
 
 
 def memory_per_rank(parameters: int, plan: Plan, activation_bytes: float) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from functools import cache
@@ -21,6 +22,7 @@ from recipes.runs import RunFolder
 from recipes.sequence import sequence_group
 from recipes.train import main
 from tests.ranks import Ranks
+from tools.benches import sharing
 from tools.benches.sharing import kept_bytes
 from zoo.methods import list_positions
 from zoo.priors import PRIORS, TablePrior
@@ -153,6 +155,19 @@ def test_activation_memory_falls_with_the_ranks(position, four):
     assert max(four(kept_share, {"position": position, "ssmax": True}, 4)) < 0.32
 
 
+def measure(out: Path) -> None:
+    sharing.main("text_ggd_tiny,text_fire_tiny", "64", out)
+
+
+def test_the_benchmark_measures_every_number_of_ranks(four, tmp_path):
+    four(measure, tmp_path / "out.json")
+    found = json.loads((tmp_path / "out.json").read_text())
+    shares = {row["share"]: row["of_one"] for row in found["results"] if row["model"] == "text_ggd_tiny"}
+    assert shares[1] == 1 and 0.5 <= shares[2] < 0.55 and 0.25 <= shares[4] < 0.3
+    assert [row["share"] for row in found["results"] if row["model"] == "text_fire_tiny"] == [1]
+    assert "T × T" in found["left_out"]["text_fire_tiny at 64"]
+
+
 def test_terms_of_some_heads_are_made_alone():
     """Every prior on a line that ships says which of its parameters are whose, or is refused."""
     for name in list_positions():
@@ -168,7 +183,7 @@ def test_terms_of_some_heads_are_made_alone():
     [
         (["train.sequence_parallel=3"], 4, ["sequence_parallel=3", "divisor", "4"]),
         (["train.sequence_parallel=0"], 4, ["sequence_parallel=0"]),
-        (["train.sequence_parallel=2", "train.batch=3", "train.micro_batch=2"], 4, ["batch=3", "2 × 1 × 2"]),
+        (["train.sequence_parallel=2", "train.batch=3", "train.micro_batch=2"], 4, ["batch=3", "groups of ranks = 2 × 1 × 2"]),
     ],
 )
 def test_what_cannot_be_planned(settings, world, words):

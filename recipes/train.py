@@ -231,7 +231,7 @@ def train(
         show.print(
             f"{recipe.name}: {recipe.model.name}, {short(parameters)} parameters, {settings.precision}, "
             f"ZeRO {settings.zero_stage}, batch {settings.micro_batch} × {settings.accumulation} × {ranks.groups} on "
-            f"{ranks.device.type}; run folder {run.path}"
+            f"{ranks.device.type}{f', {ranks.shared} ranks a line' if ranks.shared > 1 else ''}; run folder {run.path}"
         )
         if source:
             show.print(f"resuming after step {step} from {source}")

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from modalities.decoder import causal_lm_loss
 from modalities.text.model import build
 from recipes.config import ConfigError, apply_overrides, resolve
+from recipes.engine import Ranks as Place
 from recipes.estimate import describe
 from recipes.registry import find_recipe
 from recipes.runs import RunFolder
 from recipes.sequence import sequence_group
-from recipes.train import main
+from recipes.train import main, rank_state
 from tests.ranks import Ranks
 from tools.benches import sharing
 from tools.benches.sharing import kept_bytes
@@ -141,6 +142,36 @@ def test_ranks_that_share_lines_are_one_rank(name, four):
     assert len(errors) > 20 and max(errors.values()) < 2e-5, {k: v for k, v in errors.items() if v >= 2e-5}
 
 
+def dna_shares() -> tuple[list[float], list[float]]:
+    """(loss, bits per base) of one rank, and this rank's shares among four; of both strands of rows that end in padding."""
+    from modalities.dna.model import build, next_token_loss
+
+    torch.manual_seed(0)
+    config = dict(vocab_size=7, num_targets=4, tokenizer="bases", strands="both", position="cable", lanes="beside")
+    model = build(**SMALL | config)
+    batch = batch_of(documents=False)
+    batch["tokens"] = (batch["tokens"] % 4).index_fill(1, torch.tensor([0]), 5)
+    batch["segments"][:, -20:] = -1
+    found = []
+    for model.sequence in (None, group(4)):
+        loss, metrics = next_token_loss(model, batch)
+        found.append([float(loss), float(metrics["bits_per_base"])])
+    return found[0], found[1]
+
+
+def test_shares_of_dna_add_up_to_the_loss_and_bits_of_one_rank(four):
+    wholes, shares = zip(*four(dna_shares), strict=True)
+    assert [sum(share) for share in zip(*shares, strict=True)] == pytest.approx(wholes[0], abs=2e-6)
+
+
+def test_streams_are_read_by_groups():
+    ranks = [Place(n, 4, n, torch.device("cpu"), shared=2) for n in range(4)]
+    assert [(r.group, r.groups) for r in ranks] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert [rank_state(["a", "b"], r) for r in ranks] == ["a", "a", "b", "b"]
+    with pytest.raises(ConfigError, match="3 readers; this run has 2 groups of 2 ranks"):
+        rank_state(["a", "b", "c"], ranks[0])
+
+
 def kept_share(config: dict[str, Any], size: int) -> float:
     """What ranks that share lines keep for backward, of what one rank keeps."""
     model, batch = model_of(config), batch_of(documents=True)
@@ -183,7 +214,11 @@ def test_terms_of_some_heads_are_made_alone():
     [
         (["train.sequence_parallel=3"], 4, ["sequence_parallel=3", "divisor", "4"]),
         (["train.sequence_parallel=0"], 4, ["sequence_parallel=0"]),
-        (["train.sequence_parallel=2", "train.batch=3", "train.micro_batch=2"], 4, ["batch=3", "groups of ranks = 2 × 1 × 2"]),
+        (
+            ["train.sequence_parallel=2", "train.batch=3", "train.micro_batch=2"],
+            4,
+            ["batch=3", "groups of ranks = 2 × 1 × 2"],
+        ),
     ],
 )
 def test_what_cannot_be_planned(settings, world, words):
@@ -296,6 +331,8 @@ def test_a_run_of_ranks_that_share_lines_is_the_run_of_one(stage, shared, whole,
         assert ours == pytest.approx(theirs, abs=2e-5)
     if stage != 1:
         return
+    assert four(train, tmp_path / "bf16", [*settings, "train.precision=bf16"]) == [0] * 4
+    assert curves(tmp_path / "bf16")[0] == pytest.approx(curves(whole)[0], abs=0.02)
     # Resumed by groups of another size, from the middle: the same run again.
     shutil.rmtree(tmp_path / "run/checkpoints/step_00000004")
     assert (

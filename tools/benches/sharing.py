@@ -23,7 +23,7 @@ from zoo import create_model
 def main(
     models: Annotated[
         str, typer.Option(help="comma-separated models of text")
-    ] = "text_ggd_goat_ssmax_tiny,text_rope_tiny",
+    ] = "text_ggd_goat_ssmax_tiny,text_cable_tiny,text_rope_tiny",
     lengths: Annotated[str, typer.Option(help="tokens of a line")] = "1024,4096",
     out: harness.Out = None,
     commit: harness.Commit = "",

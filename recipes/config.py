@@ -409,6 +409,10 @@ def check_deepspeed_json(user_config: dict[str, Any]) -> None:
     }.items():
         if key in user_config:
             raise ConfigError(f"{path}: {key!r} belongs to the recipe, which also sets the decay groups; {reason}")
+    if "data_parallel_size" in user_config:  # with it DeepSpeed would sum gradients over some ranks alone
+        raise ConfigError(
+            f"{path}: 'data_parallel_size' follows from the ranks and train.sequence_parallel; remove the key"
+        )
     if user_config.get("fp16", {}).get("enabled") and user_config.get("bf16", {}).get("enabled"):
         raise ConfigError(f"{path}: fp16 and bf16 are both enabled; keep one")
     for key in user_config:  # DeepSpeed reads past a misspelt key in silence

@@ -19,8 +19,8 @@ def check_sequence(model: ZooModel, size: int) -> None:
 def sequence_group(size: int) -> SequenceGroup:
     """The `size` consecutive ranks of the process group that share their lines, this rank among them. Every rank must call.
 
-    ZeRO keeps cutting its states up among all ranks, and averages gradients over all: DeepSpeed is not told of the groups
-    (`mpu=`), since it would then count a checkpoint's files by a rank's place in its group.
+    ZeRO cuts its states up among all ranks and averages gradients over all, as without groups. DeepSpeed's `mpu=`, with groups
+    made once for a process, is not used: it takes them for tensor parallelism, and records that in checkpoints.
     """
     from deepspeed.sequence.layer import _SeqAllToAll
 

@@ -136,6 +136,7 @@ class Decoder(ZooModel):
         for layer in self.layers:
             prior = cast(Block, layer).attention.prior
             try:
+                prior.of_heads(slice(0, 1))
                 prior.content(self.embedding.weight.new_zeros(1, 1, config.dim))
                 dense = prior.dense_bias(one, one, causal=True) is not None
             except ValueError as error:
@@ -218,8 +219,8 @@ class Decoder(ZooModel):
         if self.position_embedding is not None:
             x = x + self.position_embedding(own, x)
         for n, layer in enumerate(self.layers):
-            options: dict[str, Any] = dict(segments=segments, cache=cache.layers[n] if cache else None, kernel=kernel)
-            options |= {"sequence": self.sequence}
+            options: dict[str, Any] = dict(segments=segments, kernel=kernel, sequence=self.sequence)
+            options |= {"cache": cache.layers[n]} if cache else {}
             options |= {"last": last} if layer is self.layers[-1] else {}
             if states is not None:
                 states.append(x)

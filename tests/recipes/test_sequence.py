@@ -209,6 +209,23 @@ def test_terms_of_some_heads_are_made_alone():
             assert model.refuses_sequence(2) is None and model.layers[0].attention.prior.by_head is not None
 
 
+class Reads(Untold):
+    """A prior from outside that reads the layer's input, and does not say how."""
+
+    depends_on_content, num_lanes = True, 1
+
+
+class Tells(Reads):
+    by_head = ()
+
+
+@pytest.mark.parametrize(("prior", "word"), [(Reads, "by_head"), (Tells, "content")])
+def test_a_prior_that_does_not_say_what_it_reads_is_refused(prior, word, monkeypatch):
+    monkeypatch.setitem(PRIORS, "reads", prior)
+    for position in ("reads", "ggd+reads"):
+        assert word in build(**SMALL | {"position": position}).refuses_sequence(2)
+
+
 @pytest.mark.parametrize(
     ("settings", "world", "words"),
     [

@@ -193,15 +193,19 @@ class Prior(nn.Module):
             return None
         found = [content for part in self.parts() if (content := part.content(x)) is not None]
         if len(found) != 1:
-            raise ValueError(f"{type(self).__name__} does not tell what it takes from each token of the layer's input")
+            raise ValueError(f"{type(self).__name__} depends on the layer's input and has no `content`")
         return found[0]
 
     def of_heads(self, heads: slice) -> Prior:
         """This prior of some of its heads, with the same parameters; what it takes for x is `content(x)` of those heads.
 
         It makes their terms alone where `by_head` tells which parameters are whose, else those of all heads, and cuts them.
+
+        Raises ValueError for a prior that depends on the input and does not tell.
         """
         if self.by_head is None:
+            if self.depends_on_content:
+                raise ValueError(f"{type(self).__name__} depends on the layer's input and has no `by_head`")
             return _CutPrior(self, heads)
         own = copy.copy(self)
         own.num_heads = len(range(self.num_heads)[heads])

@@ -58,13 +58,14 @@ class Optim:
 
 @dataclass
 class Train:
-    """The loop. `batch` is the whole batch in samples: micro_batch × accumulation × number of ranks."""
+    """The loop. `batch` is the whole batch in samples: micro_batch × accumulation × number of ranks / sequence_parallel."""
 
     steps: int = bounded(800, 1, 2**40)
     batch: int = bounded(32, 1, MOST_SAMPLES)
     micro_batch: int | None = bounded(None, 1, MOST_SAMPLES)  # samples per rank and forward; derived where it is None
     accumulation: int | None = bounded(None, 1, MOST_SAMPLES)  # forwards per step; derived where it is None
     precision: str = "auto"  # fp32 on the CPU, bf16 on CUDA; fp16 has a dynamic loss scale
+    sequence_parallel: int = bounded(1, 1, 2**12)  # ranks that share each line of tokens, by DeepSpeed-Ulysses
     zero_stage: int = 0  # in bf16 and fp16 a 0 that --set or a DeepSpeed file does not ask for becomes 1
     clip: float = bounded(1.0, 0, math.inf)  # gradient norm; 0 switches clipping off
     ema: float = 0.0  # decay of a moving average of the weights, which is then evaluated and exported; 0: none
@@ -109,6 +110,11 @@ class Plan:
     recipe: Recipe
     deepspeed: dict[str, Any]
     world: int
+
+    @property
+    def groups(self) -> int:
+        """Groups of ranks, each with samples of its own: ranks / train.sequence_parallel."""
+        return self.world // self.recipe.train.sequence_parallel
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self.recipe), "world": self.world}
@@ -242,8 +248,16 @@ def _type_name(hint: Any) -> str:
 # ------------------------------------------------------------------------------------------------- resolution
 
 
-def resolve_batch(batch: int, micro_batch: int | None, accumulation: int | None, world: int) -> tuple[int, int]:
-    """(micro_batch, accumulation) such that batch = micro_batch × accumulation × world; ConfigError otherwise."""
+def resolve_batch(
+    batch: int, micro_batch: int | None, accumulation: int | None, world: int, shared: int = 1
+) -> tuple[int, int]:
+    """(micro_batch, accumulation) such that batch = micro_batch × accumulation × world / shared; ConfigError otherwise.
+
+    shared: ranks that share the tokens of their samples; they count as one.
+    """
+    if world % shared:
+        raise ConfigError(f"train.sequence_parallel={shared}: expected a divisor of the number of ranks, {world}")
+    world //= shared
     for name, value in {"batch": batch, "micro_batch": micro_batch, "accumulation": accumulation}.items():
         if value is not None and value < 1:
             raise ConfigError(f"train.{name}={value}: expected at least 1")
@@ -254,8 +268,9 @@ def resolve_batch(batch: int, micro_batch: int | None, accumulation: int | None,
     elif steps is None:
         steps = max(1, batch // (micro * world))
     if micro * steps * world != batch:
+        ranks = "ranks" if shared == 1 else "groups of ranks"
         raise ConfigError(
-            f"train.batch={batch} is not micro_batch × accumulation × ranks = {micro} × {steps} × {world} "
+            f"train.batch={batch} is not micro_batch × accumulation × {ranks} = {micro} × {steps} × {world} "
             f"= {micro * steps * world}; set train.batch={micro * steps * world}, another train.micro_batch or "
             f"train.accumulation, or a number of ranks that divides {batch}"
         )
@@ -332,11 +347,15 @@ def resolve(
         train.zero_stage = 1  # the optimiser's float32 copies shared out; stage 0 keeps them whole on every rank
     if train.precision == "fp16" and train.zero_stage == 0:
         raise ConfigError("train.zero_stage=0 is not served in fp16; expected 1, 2 or 3")
-    train.micro_batch, train.accumulation = resolve_batch(train.batch, train.micro_batch, train.accumulation, world)
+    shared = train.sequence_parallel
+    train.micro_batch, train.accumulation = resolve_batch(
+        train.batch, train.micro_batch, train.accumulation, world, shared
+    )
     config = {
         "train_batch_size": train.batch,
         "train_micro_batch_size_per_gpu": train.micro_batch,
         "gradient_accumulation_steps": train.accumulation,
+        **({"sequence_parallel_size": shared} if shared > 1 else {}),  # DeepSpeed checks the batch's sizes by it
         "gradient_clipping": train.clip,
         "bf16": {"enabled": train.precision == "bf16"},
         "fp16": {"enabled": train.precision == "fp16"},
@@ -357,6 +376,7 @@ SHARED = {
     "train_micro_batch_size_per_gpu": "train.micro_batch",
     "gradient_accumulation_steps": "train.accumulation",
     "gradient_clipping": "train.clip",
+    "sequence_parallel_size": "train.sequence_parallel",
     "zero_optimization.stage": "train.zero_stage",
     "bf16.enabled": "train.precision",
     "fp16.enabled": "train.precision",
@@ -389,6 +409,10 @@ def check_deepspeed_json(user_config: dict[str, Any]) -> None:
     }.items():
         if key in user_config:
             raise ConfigError(f"{path}: {key!r} belongs to the recipe, which also sets the decay groups; {reason}")
+    if "data_parallel_size" in user_config:  # with it DeepSpeed would sum gradients over some ranks alone
+        raise ConfigError(
+            f"{path}: 'data_parallel_size' follows from the ranks and train.sequence_parallel; remove the key"
+        )
     if user_config.get("fp16", {}).get("enabled") and user_config.get("bf16", {}).get("enabled"):
         raise ConfigError(f"{path}: fp16 and bf16 are both enabled; keep one")
     for key in user_config:  # DeepSpeed reads past a misspelt key in silence

@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from recipes.checkpoints import COMPLETE, checkpoint_facts, complete_checkpoints, damage, data_only, seal, set_aside
 from recipes.config import ConfigError, Optim, Plan
 from recipes.ema import WeightAverage
+from recipes.sequence import sequence_group
 from zoo.files import file_digests, sync, sync_tree, write_json, write_text
 from zoo.layers import Attention
 from zoo.model import ZooModel
@@ -35,12 +36,22 @@ from zoo.naming import nearest
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all: rank 0 ≤ rank < world, and the device it computes on."""
+    """This process among all: rank 0 ≤ rank < world, the device it computes on, and how many consecutive ranks share samples,
+    a part of each line for each. `group` and `groups` count those as one."""
 
     rank: int
     world: int
     local_rank: int
     device: torch.device
+    shared: int = 1
+
+    @property
+    def group(self) -> int:
+        return self.rank // self.shared
+
+    @property
+    def groups(self) -> int:
+        return self.world // self.shared
 
     @property
     def lead(self) -> bool:
@@ -213,6 +224,8 @@ class Engine:
         if universal:
             config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
         model = model.to(ranks.device)
+        if ranks.shared > 1:
+            model.sequence = sequence_group(ranks.shared)
         optimizer = create_optimizer(model, optim)
         self._decay = [group["weight_decay"] for group in optimizer.param_groups]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, optim, steps))
@@ -308,6 +321,10 @@ class Engine:
         if self.ranks.world > 1:
             torch.distributed.all_gather_object(values, value)
         return values[:1] if all(v == values[0] for v in values) else values
+
+    def gather_groups(self, value: Any) -> list[Any]:
+        """The value of each group of ranks that share samples, of its first rank; one value where all are equal."""
+        return self.gather(value)[:: self.ranks.shared]
 
     def barrier(self) -> None:
         if self.ranks.world > 1:

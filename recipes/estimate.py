@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from modalities.contract import find_modality
 from recipes.config import Plan, Recipe, resolve
 from recipes.console import facts_table, short
 from recipes.during import find_monitors
+from recipes.sequence import check_sequence
+
+GPUS = (24, 80, 139)  # GiB of memory
 
 
 def memory_per_rank(parameters: int, plan: Plan, activation_bytes: float) -> dict[str, float]:
     """Bytes by use. fp32: 4 weights + 4 gradients + 8 Adam moments a parameter. bf16, fp16: 2 + 2 + 12 (fp32 copy, moments).
 
-    ZeRO divides by the ranks: from stage 1 the optimiser's, from 2 the gradients, from 3 the weights.
+    ZeRO divides by the ranks: from stage 1 the optimiser's, from 2 the gradients, from 3 the weights. Ranks that share lines
+    divide the activations.
     """
     weights, gradients, optimizer = (4, 4, 8) if plan.recipe.train.precision == "fp32" else (2, 2, 12)
     stage, world = plan.recipe.train.zero_stage, plan.world
@@ -23,7 +28,7 @@ def memory_per_rank(parameters: int, plan: Plan, activation_bytes: float) -> dic
         "weights": weights * parameters / (world if stage >= 3 else 1),
         "gradients": gradients * parameters / (world if stage >= 2 else 1),
         "optimiser": optimizer * parameters / (world if stage >= 1 else 1),
-        "activations": activation_bytes * (plan.recipe.train.micro_batch or 1),
+        "activations": activation_bytes * (plan.recipe.train.micro_batch or 1) / plan.recipe.train.sequence_parallel,
     }
     return memory | ({"average": 4 * parameters} if plan.recipe.train.ema else {})
 
@@ -41,19 +46,40 @@ def describe(plan: Plan) -> dict[str, str]:
     recipe, train = plan.recipe, plan.recipe.train
     modality = find_modality(recipe.modality)
     model = build_on_meta(recipe)
+    check_sequence(model, train.sequence_parallel)
     parameters = sum(p.numel() for p in model.parameters())
     cost = modality.cost(model, recipe.data, 4 if train.precision == "fp32" else 2)
     samples = train.batch * train.steps
     memory = memory_per_rank(parameters, plan, cost.activation_bytes)
+    lines = {}
+    if (shared := train.sequence_parallel) > 1:
+        lines["sequence parallelism"] = (
+            f"{shared} ranks share a line: {cost.units // shared:,} of {cost.units:,} {modality.unit} each, and inside "
+            f"attention {model.config.num_heads // shared} of {model.config.num_heads} heads"
+        )
+        lines["longest line that fits"] = ", ".join(
+            f"{longest_line(memory, cost.units, size * 2**30):,} {modality.unit} in {size} GiB" for size in GPUS
+        )
     return {
         "model": f"{recipe.model.name}, {parameters:,} parameters ({short(parameters)})",
-        "batch": f"{train.batch} = micro-batch {train.micro_batch} × accumulation {train.accumulation} × ranks {plan.world}",
+        "batch": f"{train.batch} = micro-batch {train.micro_batch} × accumulation {train.accumulation} × "
+        + (f"ranks {plan.world}" if shared == 1 else f"groups of ranks {plan.groups}"),
         modality.unit: f"{samples * cost.units:,} = {train.steps:,} steps × {train.batch * cost.units:,}",
         "estimated FLOPs": f"{short(samples * cost.flops)} in all, {short(train.batch * cost.flops)} a step",
         "estimated memory per rank": f"{sum(memory.values()) / 2**30:.2f} GiB: "
         + ", ".join(f"{name} {size / 2**30:.2f}" for name, size in memory.items()),
         "precision, ZeRO": f"{train.precision}, stage {train.zero_stage}",
+        **lines,
     }
+
+
+def longest_line(memory: Mapping[str, float], units: int, room: float) -> int:
+    """How many tokens a line could have for a rank to do with `room` bytes, by its memory for lines of `units` tokens.
+
+    Of what grows with the line only activations are estimated: leave room for what a kernel needs while it runs.
+    """
+    states = sum(size for name, size in memory.items() if name != "activations")
+    return max(0, int((room - states) / (memory["activations"] / units)))
 
 
 def print_plan(

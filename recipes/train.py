@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -153,6 +154,7 @@ def train(
     from recipes.during import Monitors
     from recipes.ownership import own_run
     from recipes.runs import load_weights
+    from recipes.sequence import check_sequence
     from zoo.files import sync
 
     # ---- ranks, plan, run folder --------------------------------------------------------------------------------
@@ -161,14 +163,16 @@ def train(
         recipe, world=ranks.world, device=ranks.device.type, user_config=user_config, overridden_keys=overridden_keys
     )
     recipe, settings = plan.recipe, plan.recipe.train
+    ranks = replace(ranks, shared=settings.sequence_parallel)
     run, checkpoint = held.enter_context(own_run(plan, ranks, run_dir=run_dir, resume=resume, words=words))
     modality = find_modality(recipe.modality)
 
     # ---- model, engine, data --------------------------------------------------------------------------------
     torch.manual_seed(settings.seed)
     source, universal = backend.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
-    share = {"rank": ranks.rank, "world": ranks.world, "micro_batch": settings.micro_batch}
+    share = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch}
     model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
+    check_sequence(model, settings.sequence_parallel)
     if source is None and recipe.model.init_from:
         load_weights(model, recipe.model.init_from)
     monitors = Monitors(recipe, modality, model)
@@ -212,13 +216,15 @@ def train(
                     totals += torch.stack([loss, *(metrics[name] for name in modality.metrics)]).double() * count
                 weight += count
         engine.train()
-        *sums, weight = engine.sum(*totals, weight)
+        # Every rank of a group has the weight of all its samples, and a share of their losses.
+        *sums, weight = engine.sum(*totals, weight / ranks.shared)
         return {f"heldout_{name}": value / weight for name, value in zip(names, sums, strict=True)}
 
     def save() -> None:
         if ranks.lead:
             sync(run.metrics_path)
-        engine.save(run.checkpoint(step), {"step": step, "seen": seen, "data": engine.gather(loader.state_dict())})
+        data = engine.gather_groups(loader.state_dict())
+        engine.save(run.checkpoint(step), {"step": step, "seen": seen, "data": data})
         if ranks.lead:
             prune(run.checkpoint_root, settings.keep)
 
@@ -229,8 +235,8 @@ def train(
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters())
         show.print(
             f"{recipe.name}: {recipe.model.name}, {short(parameters)} parameters, {settings.precision}, "
-            f"ZeRO {settings.zero_stage}, batch {settings.micro_batch} × {settings.accumulation} × {ranks.world} on "
-            f"{ranks.device.type}; run folder {run.path}"
+            f"ZeRO {settings.zero_stage}, batch {settings.micro_batch} × {settings.accumulation} × {ranks.groups} on "
+            f"{ranks.device.type}{f', {ranks.shared} ranks a line' if ranks.shared > 1 else ''}; run folder {run.path}"
         )
         if source:
             show.print(f"resuming after step {step} from {source}")
@@ -247,7 +253,7 @@ def train(
             # the gradient, the mean over the whole batch's targets, however the batch is cut.
             weights, counts = zip(*(modality.weight(batch) for batch in micro), strict=True)
             micro = [{name: tensor.to(ranks.device) for name, tensor in batch.items()} for batch in micro]
-            total, count = engine.sum(sum(weights), float(sum(counts)))
+            total, count = engine.sum(sum(weights) / ranks.shared, sum(counts) / ranks.shared)
             summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
             for batch, weight in zip(micro, weights, strict=True):
                 loss, _ = modality.loss(engine, batch)
@@ -316,12 +322,13 @@ def display_name(name: str) -> str:
 
 def rank_state(states: list, ranks):
     """This rank's data state: the common one, or its own where the source streams."""
-    if len(states) not in (1, ranks.world):
+    if len(states) not in (1, ranks.groups):
+        each = "ranks" if ranks.shared == 1 else f"groups of {ranks.shared} ranks"
         raise ConfigError(
-            f"the data streams and its position was saved for {len(states)} ranks; this run has {ranks.world}. "
-            f"Resume with {len(states)} ranks, or tokenise the data first"
+            f"the data streams and its position was saved for {len(states)} readers; this run has {ranks.groups} {each}. "
+            f"Resume with {len(states)}, or tokenise the data first"
         )
-    return states[0] if len(states) == 1 else states[ranks.rank]
+    return states[0] if len(states) == 1 else states[ranks.group]
 
 
 def check_finite(what: str, value: float | None, step: int, run) -> None:

@@ -6,6 +6,7 @@
     python tools/bench.py reading                       trained models over texts of 16k and 64k tokens
     python tools/bench.py decoding                      a token after 4k to 512k, beside a transformers Llama
     python tools/bench.py adapting                      a transformers Llama with priors, beside itself without
+    torchrun --nproc-per-node 4 tools/bench.py sharing  memory of ranks that share lines of tokens
     python tools/bench.py training --methods rope,ggd_ssmax --contexts 2048 --out training.json
     python tools/bench.py vision --model tiny --size 96 --seconds 0.5
     python tools/bench.py dna
@@ -33,6 +34,7 @@ COMMANDS = {
     "reading": ("reading", "main"),
     "decoding": ("decoding", "main"),
     "adapting": ("adapting", "main"),
+    "sharing": ("sharing", "main"),
     "training": ("models", "training"),
     "vision": ("models", "vision"),
     "dna": ("models", "dna"),

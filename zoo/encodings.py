@@ -141,9 +141,9 @@ class Rotary(nn.Module):
         steps = torch.arange(len(turns), dtype=turns.dtype, device=turns.device)
         return 1 - ((steps - first) / max(last - first, 1e-3)).clamp(0, 1)
 
-    def forward(self, x: Tensor, positions: Positions) -> Tensor:
-        """x (B, H, T, D), rotated by the positions of its T tokens."""
-        omega = self.frequencies(x.device, length=positions.offset + positions.length)
+    def forward(self, x: Tensor, positions: Positions, *, length: int | None = None) -> Tensor:
+        """x (B, H, T, D), rotated by the positions of its T tokens; length: tokens read so far, if those are not the last."""
+        omega = self.frequencies(x.device, length=length or positions.offset + positions.length)
         turned = rotate(x, positions.index(x.device).double()[:, None, :, None] * omega)
         return turned if (lengthened := self.lengthened()) == 1 else turned * lengthened
 

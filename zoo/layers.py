@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import Kernel
+from zoo.attention.base import Kernel, repeat_heads
 from zoo.attention.dispatch import prior_attention
 from zoo.naming import check_flags, check_number, check_options, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior
+from zoo.sequence import SequenceGroup
 
 __all__ = [
     "LANES",
@@ -261,19 +262,23 @@ class Attention(nn.Module):
         kernel: str | Kernel = "auto",
         logit_scale: float = 1.0,
         last: int | None = None,
+        sequence: SequenceGroup | None = None,
     ) -> Tensor:
         """x (B, T, C) at `positions` → (B, T, C), or of the `last` tokens alone (B, last, C), without work for the others.
 
         With a cache the T tokens follow those it holds; segments cover all. logit_scale multiplies every logit, the prior's
-        too: an inverse temperature for measurements, 1 in the model itself.
+        too: an inverse temperature for measurements, 1 in the model itself. With a sequence group x and the result are this
+        rank's part of the line, `positions` and `segments` of the whole line.
         """
-        asked, of = (x, positions) if last is None else (x[:, -last:], positions.tail(last))
+        at = positions if sequence is None else sequence.part_of(positions)
+        asked, of = (x, at) if last is None else (x[:, -last:], at.tail(last))
         q = self.query(asked).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
         weight = self._prior_weight(q)
         if self.rotary is not None:
-            q, k = self.rotary(q, of), self.rotary(k, positions)
+            line = {} if sequence is None else {"length": positions.length}
+            q, k = self.rotary(q, of, **line), self.rotary(k, at, **line)
         scale = None if self.ssmax is None else self.ssmax(of, causal=self.causal)
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None
@@ -284,7 +289,11 @@ class Attention(nn.Module):
         if logit_scale != 1.0:
             scale = logit_scale * (q.new_ones(q.shape[1:3], dtype=torch.float32) if scale is None else scale)
         options: dict[str, Any] = dict(query_scale=scale, segments=segments, window=self.window, kernel=kernel)
-        if cache is None:
+        if sequence is not None:
+            if cache is not None or last is not None or logit_scale != 1.0:
+                raise ValueError("a sequence group shares whole lines: expected no cache, no `last`, and logit_scale 1")
+            out = self._of_own_heads(sequence, x, q, k, v, positions, **options)
+        elif cache is None:
             terms = self.prior(of, positions, causal=self.causal, x=x)
             out = prior_attention(q, k, v, terms, causal=self.causal, **options)
         else:
@@ -292,6 +301,30 @@ class Attention(nn.Module):
                 raise ValueError("a KV cache serves causal attention only, at logit_scale 1")
             out = cache.attend(self.prior, x, q, k, v, positions, **options)
         return self.out(out.transpose(1, 2).flatten(2))
+
+    def _of_own_heads(
+        self,
+        sequence: SequenceGroup,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Positions,
+        *,
+        query_scale: Tensor | None,
+        **options: Any,
+    ) -> Tensor:
+        """(B, H, T/N, D): this rank computes its heads over the whole line, and the ranks exchange heads for tokens."""
+        prior, content = self.prior.of_heads(sequence.heads(q.shape[1])), self.prior.content(x)
+        # Where ranks do not divide the key heads, the least repetition that they do: H is a multiple of both.
+        groups = math.lcm(k.shape[1], sequence.size)
+        q, k, v = (sequence.to_heads(heads) for heads in (q, repeat_heads(k, groups), repeat_heads(v, groups)))
+        if query_scale is not None:
+            query_scale = sequence.to_heads(query_scale[..., None])[..., 0]
+        x = x if content is None else sequence.to_heads(content)
+        terms = prior(positions, positions, causal=self.causal, x=x)
+        out = prior_attention(q, k, v, terms, causal=self.causal, query_scale=query_scale, **options)
+        return sequence.to_tokens(out)
 
     def _prior_weight(self, q: Tensor) -> Tensor | None:
         """(1 or B, 1 or H, T) float32: what the prior is multiplied by, from queries (B, H, T, d_c); None for 1."""
@@ -361,9 +394,10 @@ class Block(nn.Module):
         cache: AttentionCache | None = None,
         kernel: str | Kernel = "auto",
         last: int | None = None,
+        sequence: SequenceGroup | None = None,
     ) -> Tensor:
         """(B, T, C), or of the `last` tokens (B, last, C); arguments as in `Attention`."""
-        options: dict[str, Any] = dict(segments=segments, cache=cache, kernel=kernel, last=last)
+        options: dict[str, Any] = dict(segments=segments, cache=cache, kernel=kernel, last=last, sequence=sequence)
         attended = self.attention(self.attention_norm(x), positions, **options)
         x = (x if last is None else x[:, -last:]) + attended
         return x + self.mlp(self.mlp_norm(x))

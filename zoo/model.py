@@ -19,6 +19,7 @@ from zoo.files import file_digests, find_damage, replacing_path, write_json
 from zoo.inputs import read_object, read_tensors
 from zoo.positions import Positions
 from zoo.priors.base import Prior
+from zoo.sequence import SequenceGroup
 
 __all__ = ["ZooModel", "saved_model_damage"]
 
@@ -43,16 +44,23 @@ class ZooModel(nn.Module):
         config_class: its dataclass.
         modality: what it belongs to, the first part of its registered name; kept in config.json.
         class_names: of a classifier, by number; kept in config.json, and empty where unknown.
+        sequence: the ranks that share its lines, of a model that `refuses_sequence` does not refuse; None: it is alone. With it
+            the model takes whole lines, and gives features, logits and the loss's share of this rank's part of them.
     """
 
     config_class: ClassVar[type]
     modality: ClassVar[str]
     config: Any
     class_names: tuple[str, ...] = ()
+    sequence: SequenceGroup | None = None
 
     def train_positions(self) -> Positions:
         """Where the tokens of a training sample are: on a line, or on a grid."""
         raise NotImplementedError
+
+    def refuses_sequence(self, size: int) -> str | None:
+        """Why `size` ranks cannot share its lines of tokens; None where they can."""
+        return "a model that does not read lines of tokens cannot share them"
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay: norms, biases, SSMax's s, tokens, rotations, positions, all of priors."""

@@ -77,8 +77,14 @@ class Positions:
         check_whole("count", count, 1)
         if self.is_grid or count > self.length:
             raise ValueError(f"the last {count} of {self.length} positions: expected 1 to all, of a line")
-        within = None if self.within is None else self.within[:, -count:]
-        return Positions(count, self.offset + self.length - count, within=within)
+        return self.slice(self.length - count, self.length)
+
+    def slice(self, start: int, stop: int) -> Positions:
+        """Positions [start, stop) of a line's, counted from its first."""
+        if self.is_grid or not 0 <= start < stop <= self.length:
+            raise ValueError(f"positions [{start}, {stop}) of {self.length}: expected some of them, of a line")
+        within = None if self.within is None else self.within[:, start:stop]
+        return Positions(stop - start, self.offset + start, within=within)
 
     @property
     def is_grid(self) -> bool:

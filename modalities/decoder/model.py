@@ -128,6 +128,24 @@ class Decoder(ZooModel):
     def train_positions(self) -> Positions:
         return Positions.line(self.config.train_context)
 
+    def refuses_sequence(self, size: int) -> str | None:
+        config, one = self.config, Positions.line(1)
+        for what, count in {"num_heads": config.num_heads, "train_context": config.train_context}.items():
+            if count % size:
+                return f"{what}={count} of the model is no multiple of {size}"
+        for layer in self.layers:
+            prior = cast(Block, layer).attention.prior
+            try:
+                prior.of_heads(slice(0, 1))
+                prior.content(self.embedding.weight.new_zeros(1, 1, config.dim))
+                dense = prior.dense_bias(one, one, causal=True) is not None
+            except ValueError as error:
+                return str(error)
+            if dense:
+                name = type(prior).__name__
+                return f"{name} makes a T × T matrix for each head, too large for lines that need sharing"
+        return None
+
     def new_cache(self, capacity: int = 0, kind: str = "auto") -> Cache:
         """An empty KV cache with room for `capacity` tokens.
 
@@ -181,7 +199,8 @@ class Decoder(ZooModel):
         last: int | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """(B, T, C) after the last norm, from tokens (B, T) and document ids (B, T) if rows are packed or padded.
+        """(B, T, C) after the last norm, from tokens (B, T) and document ids (B, T) if rows are packed or padded; (B, T/N, C)
+        of this rank's tokens where N ranks share the rows.
 
         Args:
             tokens: ids, or their embeddings (B, T, C).
@@ -193,11 +212,15 @@ class Decoder(ZooModel):
         else:
             cache.reserve(tokens.shape[1])
             positions, segments = cache.positions(tokens.shape[1], segments)
+        own = positions
+        if self.sequence is not None:
+            tokens, own = self.sequence.part(tokens), self.sequence.part_of(positions)
         x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         if self.position_embedding is not None:
-            x = x + self.position_embedding(positions, x)
+            x = x + self.position_embedding(own, x)
         for n, layer in enumerate(self.layers):
-            options: dict[str, Any] = dict(segments=segments, cache=cache.layers[n] if cache else None, kernel=kernel)
+            options: dict[str, Any] = dict(segments=segments, kernel=kernel, sequence=self.sequence)
+            options |= {"cache": cache.layers[n]} if cache else {}
             options |= {"last": last} if layer is self.layers[-1] else {}
             if states is not None:
                 states.append(x)
@@ -246,16 +269,19 @@ def causal_lm_loss(model: ZooModel, batch: dict[str, Tensor]) -> tuple[Tensor, d
         batch: tokens and segments, int64 (B, L+1); optionally weights, float32 (B, L+1). See `target_weights`.
 
     Returns:
-        the loss, and {"tokens": how many targets counted}.
+        the loss, and {"tokens": how many targets counted}. Where ranks share the rows, of this rank's part of them: the
+        ranks' shares add up to both.
     """
     tokens, segments, weights = batch["tokens"], batch["segments"], target_weights(batch)
     # Rows of one document, the usual case, need no document mask.
     packed = None if bool(single_documents(segments).all()) else segments[:, :-1]
     logits = model(tokens[:, :-1], segments=packed)
     # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is NaN.
-    targets = tokens[:, 1:].masked_fill(weights == 0, IGNORED)
+    targets, total = tokens[:, 1:].masked_fill(weights == 0, IGNORED), weights.sum()
+    if model.sequence is not None:
+        targets, weights = model.sequence.part(targets), model.sequence.part(weights)
     nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
-    return (nll * weights.flatten()).sum() / weights.sum(), {"tokens": (weights > 0).sum()}
+    return (nll * weights.flatten()).sum() / total, {"tokens": (weights > 0).sum()}
 
 
 def _position(config: DecoderConfig, method: str, options: dict[str, Any]) -> Position:

@@ -32,11 +32,13 @@ def decoder_cost(model: Decoder, data: Any, width: int) -> Cost:
 
     (Attention's two products are 4·C forward and 8·C backward a pair, and half of the L² pairs are visible.) Activations,
     in numbers of `width` bytes a token: per layer 10·C + 4·hidden (norms, q, k, v, output, residuals, SwiGLU), or 2·C where
-    blocks are recomputed; at the head three float32 copies of the logits.
+    blocks are recomputed, and then those of one block; at the head three float32 copies of the logits.
     """
     config, length = model.config, data.context
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embedding.weight")
     matrices += config.vocab_size * config.dim if config.tied else 0  # tied: the embedding is the head's matrix
     flops = 6.0 * matrices * length + 6.0 * config.dim * length**2 * config.num_layers
-    per_layer = 2 * config.dim if config.activation_checkpointing else 10 * config.dim + 4 * config.hidden_dim
-    return Cost(length, flops, length * (width * config.num_layers * per_layer + 3 * 4 * config.vocab_size))
+    block = 10 * config.dim + 4 * config.hidden_dim
+    recomputed = config.activation_checkpointing
+    layers = config.num_layers * 2 * config.dim + block if recomputed else config.num_layers * block
+    return Cost(length, flops, length * (width * layers + 3 * 4 * config.vocab_size))

@@ -106,6 +106,11 @@ class DnaDecoder(Decoder):
         orders = config.copy_orders
         self.copy_expert = CopyExpert(config.dim, orders, config.copy_memory) if orders else None
 
+    def refuses_sequence(self, size: int) -> str | None:
+        if self.copy_expert is not None:
+            return "its copy expert searches whole rows for what followed the same bases"
+        return super().refuses_sequence(size)
+
     def forward_features(
         self,
         tokens: Tensor,

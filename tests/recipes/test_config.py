@@ -132,6 +132,8 @@ def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():
         ({"zero_optimization": {"stage": 2}}, ["train.zero_stage=1"], "train.zero_stage=1"),
         ({"train_micro_batch_size_per_gpu": 5}, ["train.batch=32"], "5 × 6 × 1 = 30"),
         ({"train_batch_size": "32"}, [], "train_batch_size='32'"),
+        ({"sequence_parallel_size": 2}, [], "sequence_parallel=2"),
+        ({"data_parallel_size": 1}, [], "data_parallel_size"),
     ],
 )
 def test_a_deepspeed_file_in_conflict_is_refused(user_config, settings, word):

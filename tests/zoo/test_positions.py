@@ -18,6 +18,17 @@ def test_line_and_documents() -> None:
     assert Positions.documents(segments).row_index().tolist() == [0, 1, 2, 3, 4]
 
 
+def test_parts_of_a_line_keep_their_places() -> None:
+    segments = torch.tensor([[0, 0, 0, 4, 4, 4]])
+    for part in (Positions.documents(segments).slice(2, 5), Positions.documents(segments).slice(0, 5).tail(3)):
+        assert (part.length, part.offset, part.index().tolist()) == (3, 2, [[2, 0, 1]])
+    for start, stop in ((-1, 2), (2, 2), (0, 7)):
+        with pytest.raises(ValueError, match=rf"\[{start}, {stop}\) of 6"):
+            Positions.line(6).slice(start, stop)
+    with pytest.raises(ValueError, match="of a line"):
+        Positions.grid(2, 3).slice(0, 2)
+
+
 def test_grid_is_row_major_on_a_grid_that_is_not_square() -> None:
     y, x = Positions.grid(2, 3, num_prefix=1).yx()
     assert Positions.grid(2, 3, num_prefix=1).length == 7

@@ -47,6 +47,25 @@ def test_realised_prior_is_the_formula_with_its_gradients(name: str, causal: boo
         torch.testing.assert_close(ours, oracle, atol=1e-8, rtol=1e-7)
 
 
+@pytest.mark.parametrize(("name", "causal"), CASES)
+def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(name: str, causal: bool) -> None:
+    prior, pos, heads = make(name), positions_for(name), slice(1, 3)
+    x = inputs(pos.length).requires_grad_()
+    content, own = prior.content(x), prior.of_heads(heads)
+    all_heads = prior(pos, pos, causal=causal, x=x).dense().expand(-1, prior.num_heads, -1, -1)
+    some = own(pos, pos, causal=causal, x=x if content is None else content[:, heads]).dense()
+    assert own.num_heads == 2 and own.num_lanes == prior.num_lanes
+    torch.testing.assert_close(some.expand(-1, 2, -1, -1), all_heads[:, heads], atol=1e-12, rtol=0)
+    leaves = [p for p in prior.parameters() if p.requires_grad] + [x]
+    weights = torch.randn(pos.length, pos.length, dtype=torch.float64)
+    losses = [(dense * weights).sum() for dense in (some.expand(-1, 2, -1, -1), all_heads[:, heads])]
+    if losses[0].requires_grad:
+        ours, theirs = (torch.autograd.grad(loss, leaves, allow_unused=True) for loss in losses)
+        for one, other in zip(ours, theirs, strict=True):
+            assert (one is None) == (other is None)
+            torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
 @pytest.mark.parametrize("name", [n for n in LINE if n not in ("key_bias", "goat", "cable", "fire", "matrix")])
 def test_relative_priors_do_not_see_a_common_shift(name: str) -> None:
     """Identity 1, for every prior of the distance alone."""

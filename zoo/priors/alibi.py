@@ -68,6 +68,7 @@ class Alibi(Prior):
 
     is_relative = True
     num_lanes = RAMP_LANES
+    by_head = ("raw_slope",)
     raw_slope: nn.Parameter
 
     def __init__(
@@ -94,6 +95,11 @@ class Alibi(Prior):
         if self.fixed is None:
             return alibi_slopes(self.num_heads, device)
         return torch.tensor(self.fixed, dtype=torch.float64, device=device)
+
+    def of_heads(self, heads: slice) -> Prior:
+        own = super().of_heads(heads)
+        own.__dict__["fixed"] = self._start("cpu").tolist()[heads]
+        return own
 
     def slopes(self, device: torch.device | str | None = None) -> Tensor:
         """(H,) float64."""

@@ -8,8 +8,10 @@ A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra hea
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -77,6 +79,16 @@ class PriorTerms:
             _agreed("offset", self.offset, other.offset),
         )
 
+    def of_heads(self, heads: slice) -> PriorTerms:
+        """The terms of some heads."""
+
+        def cut(x: Tensor | None) -> Tensor | None:
+            return x if x is None or x.shape[1] == 1 else x[:, heads]
+
+        table = None if self.table is None else self.table.of_heads(heads)
+        lanes, bias, carry = (cut(self.q_lanes), cut(self.k_lanes)), cut(self.bias), cut(self.carry)
+        return PriorTerms(*lanes, table, bias, carry, self.causal, self.offset)
+
     def dense(self) -> Tensor:
         """(1 or B, H, T, S): K as a matrix, lanes multiplied out."""
         parts = []
@@ -122,7 +134,7 @@ def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
 
     A layer that was put in its place (an adapter, an int8 one) computes as it does, in its own dtype or float32.
     """
-    with torch.autocast(x.device.type, enabled=False):
+    with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):  # which "meta" does not have
         if type(layer) is nn.Linear:
             return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
         own = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
@@ -154,10 +166,12 @@ class Prior(nn.Module):
         num_lanes: head columns it reserves; 0 for a table. Queries and keys then project to head width − num_lanes.
         requires_options: whether it cannot be made without options that no model supplies: models of its name are not listed,
             and made when their options are given.
+        by_head: names of its own parameters with an entry per head, (H, …), where heads differ by nothing else; None: untold.
     """
 
     num_lanes: int = 0
     requires_options: bool = False
+    by_head: tuple[str, ...] | None = None
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -169,6 +183,36 @@ class Prior(nn.Module):
     ) -> PriorTerms:
         """The terms of K for queries at `q_pos` and keys at `k_pos`. x: (B, S, C) the layer's input, for CABLE only."""
         raise NotImplementedError
+
+    def content(self, x: Tensor) -> Tensor | None:
+        """(B, H, L, n) all that K takes from the layer's input x (B, L, C), token by token; None where it takes nothing.
+
+        Raises ValueError for a prior that depends on the input and does not say by what.
+        """
+        if not self.depends_on_content:
+            return None
+        found = [content for part in self.parts() if (content := part.content(x)) is not None]
+        if len(found) != 1:
+            raise ValueError(f"{type(self).__name__} depends on the layer's input and has no `content`")
+        return found[0]
+
+    def of_heads(self, heads: slice) -> Prior:
+        """This prior of some of its heads, with the same parameters; what it takes for x is `content(x)` of those heads.
+
+        It makes their terms alone where `by_head` tells which parameters are whose, else those of all heads, and cuts them.
+
+        Raises ValueError for a prior that depends on the input and does not tell.
+        """
+        if self.by_head is None:
+            if self.depends_on_content:
+                raise ValueError(f"{type(self).__name__} depends on the layer's input and has no `by_head`")
+            return _CutPrior(self, heads)
+        own = copy.copy(self)
+        own.num_heads = len(range(self.num_heads)[heads])
+        cut = {n: p if p is None or n not in self.by_head else p[heads] for n, p in self._parameters.items()}
+        parts = {n: m.of_heads(heads) if isinstance(m, Prior) else m for n, m in self._modules.items()}
+        own.__dict__ |= {"_parameters": cut, "_modules": parts, "content": _given}
+        return own
 
     def require_line(self, q_pos: Positions, k_pos: Positions) -> None:
         """Raise ValueError for positions on a grid, whose patches a prior along a line would treat as tokens of a text."""
@@ -249,6 +293,24 @@ class Prior(nn.Module):
         for part in self.parts():
             flags = flags | part.retrieval_heads().cpu()
         return flags
+
+
+def _given(x: Tensor) -> Tensor:
+    """`Prior.content` of a prior of some heads, whose x is the content already."""
+    return x
+
+
+class _CutPrior(Prior):
+    """Some heads of a prior: the terms of all of them, cut."""
+
+    def __init__(self, whole: Prior, heads: slice) -> None:
+        super().__init__(len(range(whole.num_heads)[heads]))
+        self.whole, self.heads, self.num_lanes = whole, heads, whole.num_lanes
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        return self.whole(q_pos, k_pos, causal=causal, x=x, carry=carry).of_heads(self.heads)
 
 
 def farther(curve: Callable[[Tensor], Tensor], distance: Tensor, horizon: int) -> Tensor:

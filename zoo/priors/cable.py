@@ -44,6 +44,7 @@ class Cable(Prior):
 
     num_lanes = len(_PIECES) + 1
     depends_on_content = True
+    by_head = ()
 
     def __init__(
         self, num_heads: int, *, d_model: int, weighted: bool = True, gate: str = "relu", bias: bool = True
@@ -57,17 +58,22 @@ class Cable(Prior):
         self.decay = nn.Linear(d_model, num_heads, bias=bias)
         self.weight = nn.Linear(d_model, num_heads, bias=False) if weighted else None
 
+    def content(self, x: Tensor) -> Tensor:
+        """(B, H, L, 1 or 2) float32 or wider: the decay of each key, and the weight of each query where there are weights."""
+        wide = x.to(prior_dtype(self))
+        decay = GATES[self.gate](linear_in(self.decay, wide)).transpose(1, 2)
+        if self.weight is None:
+            return decay[..., None]
+        # Contiguous before softplus: torch.compile's gradient of softplus confuses the strides of input and output.
+        weight = F.softplus(linear_in(self.weight, wide).transpose(1, 2).contiguous())
+        return torch.stack([decay, weight], dim=-1)
+
     def rates(self, x: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Decay per key and weight per query, both (B, H, L) in `dtype`."""
         if x is None:
             raise ValueError("CABLE's log-prior depends on the layer's input: pass x (B, L, C)")
-        wide = x.to(prior_dtype(self))
-        decay = GATES[self.gate](linear_in(self.decay, wide))
-        if self.weight is None:
-            return decay.transpose(1, 2).to(dtype), torch.ones_like(decay).transpose(1, 2).to(dtype)
-        # Contiguous before softplus: torch.compile's gradient of softplus confuses the strides of input and output.
-        weight = F.softplus(linear_in(self.weight, wide).transpose(1, 2).contiguous())
-        return decay.transpose(1, 2).to(dtype), weight.to(dtype)
+        decay, *weight = self.content(x).to(dtype).unbind(-1)
+        return decay, weight[0] if weight else torch.ones_like(decay)
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None

@@ -19,6 +19,8 @@ class Compose(Prior):
         ValueError: for parts with different numbers of heads, or no parts.
     """
 
+    by_head = ()
+
     def __init__(self, **parts: Prior) -> None:
         for name, part in parts.items():
             if not isinstance(part, Prior):

@@ -102,6 +102,8 @@ class Ggd(TablePrior):
         train_alpha, train_beta, train_mu: whether each is trained; the others stay as they start.
     """
 
+    by_head = ("theta_alpha", "theta_beta", "theta_mu")
+
     def __init__(
         self,
         num_heads: int,

@@ -46,6 +46,8 @@ class Table(TablePrior):
         ValueError: for numbers of another shape, without a finite value, or weights below 0.
     """
 
+    by_head = ("values",)
+
     def __init__(
         self,
         num_heads: int,
@@ -173,6 +175,7 @@ class Matrix(Prior):
     """
 
     requires_options = True
+    by_head = ("values", "queries", "keys")
 
     def __init__(
         self,

@@ -22,6 +22,8 @@ class Kerple(TablePrior):
         num_heads: H.
     """
 
+    by_head = ("r1", "r2")
+
     def __init__(self, num_heads: int) -> None:
         super().__init__(num_heads)
         self.r1 = nn.Parameter(torch.rand(num_heads) * 2)

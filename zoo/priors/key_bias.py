@@ -55,6 +55,7 @@ class KeyBias(_Sink):
     """
 
     num_lanes = RAMP_LANES
+    by_head = ("gain", "bump", "raw_slope")
 
     def __init__(
         self, num_heads: int, *, train_context: int, rank: int = 8, base: float = 10000.0, init: str = "seeded"

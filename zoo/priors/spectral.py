@@ -31,6 +31,7 @@ class Spectral(Prior):
     """
 
     is_relative = True
+    by_head = ("alpha", "beta")
     omega: Tensor
 
     def __init__(

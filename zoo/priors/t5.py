@@ -24,6 +24,8 @@ class T5(TablePrior):
         max_distance: 128 as published; everything further shares the last bucket.
     """
 
+    by_head = ("bias",)
+
     def __init__(self, num_heads: int, *, num_buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__(num_heads)
         check_whole("num_buckets of t5", num_buckets, 4)

@@ -14,6 +14,7 @@ __all__ = ["Uniform"]
 class Uniform(Prior):
     """K = 0."""
 
+    by_head = ()
     is_zero = True
     is_relative = True
 

@@ -1,0 +1,59 @@
+"""Sequence parallelism by DeepSpeed-Ulysses (arXiv 2309.14509): ranks that hold a line of tokens together.
+
+Outside attention each rank has a part of the line and all heads; inside it some heads and the whole line, so that a prior
+makes its table and lanes for the heads of this rank alone. Tokens and heads change places in an all-to-all exchange, before
+attention and after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from zoo.positions import Positions
+
+__all__ = ["SequenceGroup"]
+
+
+@dataclass(frozen=True)
+class SequenceGroup:
+    """Rank r of N: it has tokens [r·T/N, (r+1)·T/N) of lines of T, and heads [r·H/N, (r+1)·H/N) inside attention.
+
+    Attributes:
+        rank, size: r and N.
+        exchange: (x, cut, joined): all-to-all of x (B, L, H, D), differentiable, by which axis `cut`, 1 or 2, becomes this
+            rank's N-th of it, and the other, `joined`, N times as long, in the order of ranks.
+    """
+
+    rank: int
+    size: int
+    exchange: Callable[[Tensor, int, int], Tensor]
+
+    def _range(self, total: int, what: str) -> slice:
+        if total % self.size:
+            raise ValueError(f"{total} {what} cannot be shared by {self.size} ranks, expected a multiple")
+        each = total // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def heads(self, num_heads: int) -> slice:
+        """The heads of this rank. ValueError where N does not divide them."""
+        return self._range(num_heads, "heads")
+
+    def part(self, x: Tensor) -> Tensor:
+        """This rank's part of x (B, T, …), (B, T/N, …). ValueError where N does not divide T."""
+        return x[:, self._range(x.shape[1], "tokens of a line")]
+
+    def part_of(self, positions: Positions) -> Positions:
+        """The positions of this rank's tokens among those of a whole line."""
+        part = self._range(positions.length, "tokens of a line")
+        return positions.slice(part.start, part.stop)
+
+    def to_heads(self, x: Tensor) -> Tensor:
+        """(B, H, T/N, D) of this rank's tokens → (B, H/N, T, D) of its heads."""
+        return self.exchange(x.transpose(1, 2), 2, 1).transpose(1, 2)
+
+    def to_tokens(self, x: Tensor) -> Tensor:
+        """(B, H/N, T, D) of this rank's heads → (B, H, T/N, D) of its tokens."""
+        return self.exchange(x.transpose(1, 2), 1, 2).transpose(1, 2)

@@ -30,9 +30,7 @@ def draw() -> None:
 
     shown = {
         "alibi, m = 1/256": log_prior("alibi", heads=8),
-        "ggd, θα = −1, θβ = 0.5": log_prior(
-            "ggd", theta_alpha=torch.tensor([-1.0]), theta_beta=torch.tensor([0.5])
-        ),
+        "ggd, θα = −1, θβ = 0.5": log_prior("ggd", theta_alpha=torch.tensor([-1.0]), theta_beta=torch.tensor([0.5])),
         "spectral, R = 2": log_prior("spectral", alpha=torch.tensor([[1.0, 0.5]]), beta=torch.tensor([[0.3, -0.5]])),
     }
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3), layout="constrained")
@@ -48,7 +46,9 @@ def draw() -> None:
 
     matrix, terms = shown["spectral, R = 2"]
     assert terms.q_lanes is not None and terms.k_lanes is not None
-    product("lane", {"query lanes (T × 4)": terms.q_lanes[0, -1], "key lanes, transposed": terms.k_lanes[0, -1].T}, matrix)
+    product(
+        "lane", {"query lanes (T × 4)": terms.q_lanes[0, -1], "key lanes, transposed": terms.k_lanes[0, -1].T}, matrix
+    )
 
     matrix, _ = shown["ggd, θα = −1, θβ = 0.5"]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(7, 3), layout="constrained")

@@ -15,7 +15,11 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = {ROOT / "README.md": "index.md", ROOT / "CONTRIBUTING.md": "CONTRIBUTING.md", ROOT / "CHANGELOG.md": "CHANGELOG.md"}
+PAGES = {
+    ROOT / "README.md": "index.md",
+    ROOT / "CONTRIBUTING.md": "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md": "CHANGELOG.md",
+}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
 
@@ -29,7 +33,9 @@ def place(path: Path) -> str:
     """Where a file of the project lies in the site's sources."""
     if path in PAGES:
         return PAGES[path]
-    return path.relative_to(DOCS).as_posix() if path.is_relative_to(DOCS) else "files/" + path.relative_to(ROOT).as_posix()
+    return (
+        path.relative_to(DOCS).as_posix() if path.is_relative_to(DOCS) else "files/" + path.relative_to(ROOT).as_posix()
+    )
 
 
 def on_files(files: Any, *, config: Any) -> Any:

@@ -288,7 +288,8 @@ def train(
             step, seen = step + 1, seen + round(count)
 
             seconds = time.perf_counter() - tick
-            values = {"step": step, "loss": loss_value, "lr": lr, "grad_norm": norm, unit: seen}
+            values = {"step": step, "loss": loss_value, "lr": lr, unit: seen}
+            values |= {"grad_norm": norm} if engine.knows_gradients else {}
             values |= {f"{unit}_per_s": count / seconds, "seconds": round(time.perf_counter() - begun, 3)}
             record(values)
             show.update(values, unit)

@@ -17,7 +17,7 @@ from typing import Any
 
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.inputs import parse_json, read_json
-from zoo.naming import did_you_mean, nearest
+from zoo.naming import nearest
 from zoo.registry import model_entry
 
 MOST_SAMPLES = 2**22  # of a step, over all ranks
@@ -397,12 +397,6 @@ def load_deepspeed_json(path: str) -> dict[str, Any]:
 def check_deepspeed_json(user_config: dict[str, Any]) -> None:
     """ConfigError for a file written for another trainer, or for what the recipe says."""
     path = "--deepspeed_config"
-    for key, value in _flatten(user_config):
-        if value == "auto":
-            raise ConfigError(
-                f'{path}: {key} is "auto", a word only Hugging Face\'s Trainer fills in; DeepSpeed itself cannot read '
-                f"it. Remove the key (the recipe supplies it) or write a number"
-            )
     for key, reason in {
         "optimizer": "set optim.name, optim.lr, … instead",
         "scheduler": "set optim.schedule, optim.warmup, … instead",
@@ -415,15 +409,12 @@ def check_deepspeed_json(user_config: dict[str, Any]) -> None:
         )
     if user_config.get("fp16", {}).get("enabled") and user_config.get("bf16", {}).get("enabled"):
         raise ConfigError(f"{path}: fp16 and bf16 are both enabled; keep one")
-    for key in user_config:  # DeepSpeed reads past a misspelt key in silence
-        known = [k.split(".")[0] for k in SHARED]
-        if key not in known and (hint := did_you_mean(key, known, cutoff=0.85)):
-            raise ConfigError(f"{path}: unknown key {key!r}; {hint.strip()}")
 
 
 def _apply_user_config(recipe: Recipe, user_config: dict[str, Any], overridden_keys: set[str]) -> None:
-    """Move what the user's file says about shared quantities into the recipe."""
+    """Move what the user's file says about shared quantities into the recipe, and fill in its "auto"."""
     check_deepspeed_json(user_config)
+    _fill_auto(recipe, user_config)
     flat = dict(_flatten(user_config))
     for key, setting in SHARED.items():
         if key not in flat:
@@ -442,6 +433,43 @@ def _apply_user_config(recipe: Recipe, user_config: dict[str, Any], overridden_k
         if isinstance(value, bool) or not isinstance(value, (expected, int)):
             raise ConfigError(f"--deepspeed_config: {key}={value!r}: expected {_type_name(expected)}")
         setattr(getattr(recipe, section), name, value)
+
+
+# What Hugging Face's Trainer writes for "auto" under zero_optimization, for a model of this width.
+BUCKETS: dict[str, Callable[[int], int]] = {
+    "reduce_bucket_size": lambda width: width * width,
+    "stage3_prefetch_bucket_size": lambda width: 9 * width * width // 10,
+    "stage3_param_persistence_threshold": lambda width: 10 * width,
+}
+OWN_AUTO = {"data_types.keep_in_fp32_modules", "pipeline.stages"}  # where DeepSpeed itself reads the word
+
+
+def _fill_auto(recipe: Recipe, user_config: dict[str, Any]) -> None:
+    """Replace "auto": the recipe has the quantities that both name, and the model's width gives the sizes of buckets."""
+    for key, value in list(_flatten(user_config)):
+        if value != "auto" or key in OWN_AUTO:
+            continue
+        *sections, name = key.split(".")
+        section = user_config
+        for part in sections:
+            section = section[part]
+        if key in SHARED:
+            del section[name]
+        elif sections == ["zero_optimization"] and name in BUCKETS and (width := _model_width(recipe)):
+            section[name] = BUCKETS[name](width)
+        else:
+            known = [*SHARED, *(f"zero_optimization.{bucket}" for bucket in BUCKETS)]
+            raise ConfigError(
+                f'--deepspeed_config: {key} is "auto", and the recipe has no value for it: write one, or remove the key for '
+                f"DeepSpeed's default; {nearest(key, known)}"
+            )
+
+
+def _model_width(recipe: Recipe) -> int | None:
+    try:
+        return recipe.model.options.get("dim") or model_entry(recipe.model.name).config.get("dim")
+    except (ImportError, ValueError) as error:
+        raise ConfigError(str(error)) from None
 
 
 def _flatten(tree: Any, prefix: str = "") -> typing.Iterator[tuple[str, Any]]:

@@ -68,9 +68,10 @@ class TrainingDisplay(_Display):
         if self.bar:
             self.bar.update(self.task, completed=self.done, **figures)
         elif self.done % self.log_every == 0 or self.done == self.steps:
+            norm = f"grad {record['grad_norm']:.3g}  " if "grad_norm" in record else ""
             self.print(
                 f"step {self.done}/{self.steps}  loss {figures['loss']}  lr {figures['lr']}  "
-                f"grad {record['grad_norm']:.3g}  {figures['rate']}  left {figures['left']}"
+                f"{norm}{figures['rate']}  left {figures['left']}"
             )
 
     def table(self, title: str, rows: dict[str, str]) -> None:

@@ -287,6 +287,12 @@ class Engine:
         # DeepSpeed's sign of a norm that is not finite is −1.
         return float("nan") if norm is None or norm < 0 else float(norm)
 
+    @property
+    def knows_gradients(self) -> bool:
+        """Whether the norm that `step` returns is of the gradients. From ZeRO stage 1 on DeepSpeed puts Muon's orthogonal
+        updates in their place before it takes the norm."""
+        return self.plan.recipe.optim.name != "muon" or not self.plan.recipe.train.zero_stage
+
     def _uncompiled(self) -> AbstractContextManager[None]:
         """DeepSpeed compiles Muon's update, which from ZeRO stage 1 on is a part of backward; on the CPU that takes a compiler,
         and longer than it saves."""

@@ -33,6 +33,36 @@ def memory_per_rank(parameters: int, plan: Plan, activation_bytes: float) -> dic
     return memory | ({"average": 4 * parameters} if plan.recipe.train.ema else {})
 
 
+def offloaded(memory: dict[str, float], plan: Plan) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """(bytes that stay on the device, bytes by place: "CPU", "NVMe"), by the offload sections of the DeepSpeed file.
+
+    offload_optimizer takes the optimiser's numbers and, to the CPU in either case, the gradients; offload_param, at stage 3,
+    the weights. `ratio` is the share of the optimiser's numbers that goes. DeepSpeed's buffers are not booked.
+    """
+    zero = plan.deepspeed["zero_optimization"]
+    optimizer, weights = zero.get("offload_optimizer") or {}, zero.get("offload_param") or {}
+    stage, names = plan.recipe.train.zero_stage, {"cpu": "CPU", "nvme": "NVMe"}
+    stays = dict(memory)
+    goes: dict[str, dict[str, float]] = {"CPU": {}, "NVMe": {}}
+
+    def move(use: str, place: str, share: float = 1.0) -> None:
+        goes[place][use] = memory[use] * share
+        stays[use] = memory[use] * (1 - share)
+
+    # At stages 1 and 2 DeepSpeed keeps on the CPU what is to go to NVMe.
+    if stage >= 1 and (place := names.get(optimizer.get("device", ""))):
+        move("optimiser", place if stage == 3 else "CPU", optimizer.get("ratio", 1.0))
+        move("gradients", "CPU")
+    if stage == 3 and (place := names.get(weights.get("device", ""))):
+        move("weights", place)
+    return {use: size for use, size in stays.items() if size}, {place: uses for place, uses in goes.items() if uses}
+
+
+def gibibytes(memory: dict[str, float]) -> str:
+    """The sum and its parts."""
+    return f"{sum(memory.values()) / 2**30:.2f} GiB: " + ", ".join(f"{n} {b / 2**30:.2f}" for n, b in memory.items())
+
+
 def build_on_meta(recipe: Recipe) -> Any:
     """The recipe's model with shapes and no storage, whatever its size."""
     import torch
@@ -50,7 +80,7 @@ def describe(plan: Plan) -> dict[str, str]:
     parameters = sum(p.numel() for p in model.parameters())
     cost = modality.cost(model, recipe.data, 4 if train.precision == "fp32" else 2)
     samples = train.batch * train.steps
-    memory = memory_per_rank(parameters, plan, cost.activation_bytes)
+    memory, elsewhere = offloaded(memory_per_rank(parameters, plan, cost.activation_bytes), plan)
     lines = {}
     if (shared := train.sequence_parallel) > 1:
         lines["sequence parallelism"] = (
@@ -66,8 +96,8 @@ def describe(plan: Plan) -> dict[str, str]:
         + (f"ranks {plan.world}" if shared == 1 else f"groups of ranks {plan.groups}"),
         modality.unit: f"{samples * cost.units:,} = {train.steps:,} steps × {train.batch * cost.units:,}",
         "estimated FLOPs": f"{short(samples * cost.flops)} in all, {short(train.batch * cost.flops)} a step",
-        "estimated memory per rank": f"{sum(memory.values()) / 2**30:.2f} GiB: "
-        + ", ".join(f"{name} {size / 2**30:.2f}" for name, size in memory.items()),
+        "estimated memory per rank": gibibytes(memory),
+        **{f"offloaded to {place} per rank": gibibytes(uses) for place, uses in elsewhere.items()},
         "precision, ZeRO": f"{train.precision}, stage {train.zero_stage}",
         **lines,
     }
@@ -98,6 +128,10 @@ def print_plan(
         user_config=user_config,
         overridden_keys=overridden_keys,
     )
+    if user_config:
+        from recipes.deepspeed_check import check_with_deepspeed
+
+        check_with_deepspeed(plan.deepspeed)
     find_monitors(recipe, find_modality(recipe.modality))  # ConfigError for what `evaluate.during` cannot run
     figures = describe(plan)
     if int(os.environ.get("RANK", 0)) == 0:

@@ -105,34 +105,63 @@ class RunFolder:
         return f"{command_name('train').removeprefix('python ')} {shlex.join(words)}"
 
     def plot(self) -> Path | None:
-        """plots/loss.png from metrics.jsonl: training loss, its running mean and the held-out loss."""
+        """plots/loss.png from metrics.jsonl: training loss, its running mean and the held-out loss; below it the gradient norm,
+        the learning rate and the throughput, those that were recorded."""
         import matplotlib
 
         matplotlib.use("Agg")
-        from matplotlib import pyplot
+        from matplotlib import pyplot, ticker
 
         # "held_out_" is of runs before 0.5
         records = [{k.replace("held_out_", "heldout_"): v for k, v in r.items()} for r in self.metrics()]
-        train = [(r["step"], r["loss"]) for r in records if "loss" in r]
-        heldout = [(r["step"], r["heldout_loss"]) for r in records if "heldout_loss" in r]
-        if not train:
+
+        def line(key: str) -> list[tuple[int, float]]:
+            return [(r["step"], r[key]) for r in records if key in r]
+
+        losses, heldout = line("loss"), line("heldout_loss")
+        if not losses:
             return None
-        figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-        steps, losses = zip(*train, strict=True)
-        mean, means = losses[0], []
-        for loss in losses:
-            mean = 0.9 * mean + 0.1 * loss
-            means.append(mean)
-        axes.plot(steps, losses, color="tab:blue", alpha=0.3, label="training")
-        axes.plot(steps, means, color="tab:blue", label="training, running mean")
+        rates = sorted({key for r in records for key in r if key.endswith("_per_s")})
+        small = {"grad_norm": "gradient norm", "lr": "learning rate"} | {key: f"{key[:-6]}/s" for key in rates}
+        small = {key: title for key, title in small.items() if line(key)}
+        rows = [["loss"] * len(small)] * 2 + [list(small)] if small else [["loss"]]
+        figure, axes = pyplot.subplot_mosaic(rows, figsize=(8, 6.4 if small else 4.2), layout="constrained")
+        axes["loss"].plot(*zip(*losses, strict=True), color="tab:blue", alpha=0.3, label="training")
+        axes["loss"].plot(*_running_mean(losses), color="tab:blue", label="training, running mean")
         if heldout:
-            axes.plot(*zip(*heldout, strict=True), "o-", color="tab:orange", label="held out")
-        axes.set(xlabel="step", ylabel="loss (nats)", title=self.path.name)
-        axes.grid(alpha=0.3)
-        axes.legend()
+            axes["loss"].plot(*zip(*heldout, strict=True), "o-", color="tab:orange", label="held out")
+        axes["loss"].set(ylabel="loss (nats)", title=self.path.name)
+        axes["loss"].legend()
+        for key, title in small.items():
+            if key == "lr":
+                axes[key].plot(*zip(*line(key), strict=True), color="tab:blue")
+            else:
+                axes[key].plot(*zip(*line(key), strict=True), color="tab:blue", alpha=0.3)
+                axes[key].plot(*_running_mean(line(key)), color="tab:blue")
+            axes[key].set_title(title, fontsize=10)
+            if key == "grad_norm":
+                axes[key].set_yscale("log")
+                axes[key].yaxis.set_major_formatter("{x:g}")
+                axes[key].yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+                axes[key].yaxis.set_minor_locator(ticker.NullLocator())
+            else:
+                axes[key].set_ylim(bottom=0)
+                axes[key].ticklabel_format(axis="y", scilimits=(-2, 4))
+        for axis in axes.values():
+            axis.grid(alpha=0.3)
+            axis.set_xlabel("step")
         path = self.path / LOSS_CURVE
         save_figure(figure, path)
         return path
+
+
+def _running_mean(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Steps, and of each the mean of the values so far, weighted by 0.9 to the power of their age."""
+    mean, means = points[0][1], []
+    for _, value in points:
+        mean = 0.9 * mean + 0.1 * value
+        means.append(mean)
+    return [step for step, _ in points], means
 
 
 def new_run_dir(recipe_name: str, root: str | Path = "runs") -> Path:

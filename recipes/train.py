@@ -74,7 +74,12 @@ def train_command(
     import_: Import = [],  # noqa: B006
     deepspeed_config: Annotated[
         str | None,
-        typer.Option("--deepspeed_config", metavar="JSON", help="your DeepSpeed file, merged into the recipe's"),
+        typer.Option(
+            "--deepspeed_config",
+            "--deepspeed-config",
+            metavar="JSON",
+            help="your DeepSpeed file, merged into the recipe's",
+        ),
     ] = None,
     run_dir: Annotated[str | None, typer.Option(metavar="DIR", help="default: runs/<recipe>/<time>")] = None,
     resume: Annotated[
@@ -87,6 +92,7 @@ def train_command(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="let DeepSpeed log, and show the trace of an error")
     ] = False,
+    deepspeed: Annotated[bool, typer.Option("--deepspeed", hidden=True)] = False,  # of DeepSpeed's own argument parser
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,  # of launchers
 ) -> int:
     import_named(import_)
@@ -128,7 +134,18 @@ def train_command(
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train.py") -> int:
-    return call(train_command, argv, prog=prog)
+    return call(train_command, launcher_words(sys.argv[1:] if argv is None else argv), prog=prog)
+
+
+def launcher_words(words: Sequence[str]) -> list[str]:
+    """`--deepspeed FILE.json`, as Hugging Face's Trainer has it, as `--deepspeed_config FILE.json`."""
+    found = list(words)
+    for n, word in enumerate(found):
+        if word == "--deepspeed" and n + 1 < len(found) and found[n + 1].endswith(".json"):
+            found[n] = "--deepspeed_config"
+        elif word.startswith("--deepspeed="):
+            found[n] = word.replace("--deepspeed=", "--deepspeed_config=", 1)
+    return found
 
 
 def train(
@@ -151,6 +168,7 @@ def train(
     from recipes import engine as backend
     from recipes.checkpoints import prune
     from recipes.console import TrainingDisplay, clock, short
+    from recipes.deepspeed_check import check_with_deepspeed
     from recipes.during import Monitors
     from recipes.ownership import own_run
     from recipes.runs import load_weights
@@ -162,6 +180,8 @@ def train(
     plan = resolve(
         recipe, world=ranks.world, device=ranks.device.type, user_config=user_config, overridden_keys=overridden_keys
     )
+    if user_config:
+        check_with_deepspeed(plan.deepspeed)
     recipe, settings = plan.recipe, plan.recipe.train
     ranks = replace(ranks, shared=settings.sequence_parallel)
     run, checkpoint = held.enter_context(own_run(plan, ranks, run_dir=run_dir, resume=resume, words=words))
@@ -268,7 +288,8 @@ def train(
             step, seen = step + 1, seen + round(count)
 
             seconds = time.perf_counter() - tick
-            values = {"step": step, "loss": loss_value, "lr": lr, "grad_norm": norm, unit: seen}
+            values = {"step": step, "loss": loss_value, "lr": lr, unit: seen}
+            values |= {"grad_norm": norm} if engine.knows_gradients else {}
             values |= {f"{unit}_per_s": count / seconds, "seconds": round(time.perf_counter() - begun, 3)}
             record(values)
             show.update(values, unit)

@@ -6,6 +6,9 @@ import pytest
 
 from recipes import find_recipe
 from recipes.config import ConfigError, apply_overrides, load_deepspeed_json, resolve, resolve_batch
+from recipes.deepspeed_check import check_with_deepspeed
+from recipes.estimate import memory_per_rank, offloaded
+from recipes.train import launcher_words
 
 
 def changed(*settings):
@@ -122,13 +125,11 @@ def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():
 @pytest.mark.parametrize(
     ("user_config", "settings", "word"),
     [
-        ({"train_batch_size": "auto"}, [], "train_batch_size"),
-        ({"zero_optimization": {"reduce_bucket_size": "auto"}}, [], "zero_optimization.reduce_bucket_size"),
+        ({"zero_optimization": {"reduce_bucket_siz": "auto"}}, [], "'zero_optimization.reduce_bucket_size'"),
         ({"optimizer": {"type": "Adam"}}, [], "optim.name"),
         ({"scheduler": {"type": "WarmupLR"}}, [], "optim.schedule"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, [], "keep one"),
         ({"fp16": {"enabled": True}}, ["train.precision=bf16"], "train.precision=bf16"),
-        ({"zero_optimisation": {"stage": 1}}, [], "zero_optimization"),
         ({"zero_optimization": {"stage": 2}}, ["train.zero_stage=1"], "train.zero_stage=1"),
         ({"train_micro_batch_size_per_gpu": 5}, ["train.batch=32"], "5 × 6 × 1 = 30"),
         ({"train_batch_size": "32"}, [], "train_batch_size='32'"),
@@ -143,9 +144,86 @@ def test_a_deepspeed_file_in_conflict_is_refused(user_config, settings, word):
     assert word in str(error.value), error.value
 
 
+def test_auto_is_the_recipes_value():
+    auto = {
+        "train_batch_size": "auto",
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {
+            "stage": "auto",
+            "reduce_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+        },
+    }
+    plan = resolve(changed("model.options.dim=32", "train.zero_stage=3"), world=1, user_config=auto)
+    assert plan.deepspeed["train_batch_size"] == plan.recipe.train.batch and plan.deepspeed["bf16"] == {
+        "enabled": False
+    }
+    buckets = {"reduce_bucket_size": 1024, "stage3_param_persistence_threshold": 320}
+    assert plan.deepspeed["zero_optimization"].items() >= {"stage": 3, **buckets}.items()
+    assert auto["bf16"] == {"enabled": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("user_config", "words"),
+    [
+        ({"zero_optimization": {"offload_optimzer": {"device": "cpu"}}}, ["offload_optimzer", "'offload_optimizer'"]),
+        ({"zero_optimization": {"offload_optimizer": {"pin_memry": True}}}, ["offload_optimizer.pin_memry", "'pin_memory'"]),
+        ({"zero_optimization": {"reduce_bucket_size": -1}}, ["zero_optimization.reduce_bucket_size=-1"]),
+        ({"wandb": {"projct": "x"}}, ["wandb.projct", "'project'"]),
+        ({"wall_clock_brekdown": True}, ["wall_clock_brekdown", "'wall_clock_breakdown'"]),
+        ({"flops_profiler": {"enabld": True}}, ["flops_profiler.enabld", "'enabled'"]),
+        ({"amp": {"enabled": True}}, ["amp", "bf16"]),
+        ({"aio": 3}, ["aio"]),
+    ],
+)  # fmt: skip
+def test_deepspeeds_own_classes_read_the_whole_file(user_config, words):
+    plan = resolve(changed(), world=4, user_config=user_config)
+    with pytest.raises(ConfigError) as error:
+        check_with_deepspeed(plan.deepspeed)
+    assert all(word in str(error.value) for word in words) and "\n" not in str(error.value), error.value
+
+
+def test_what_deepspeed_knows_passes():
+    user_config = {
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "leaf_module": {"names": []}},
+        "timers": {"throughput": {"enabled": False}},
+        "activation_checkpointing": {"profile": True},
+        "data_types": {"keep_in_fp32_modules": "auto"},
+        "csv_monitor": {"enabled": False, "job_name": "x"},
+        "comms_logger": {"enabled": False},
+        "checkpoint": {"writer": {"io_buffer_size": 1024}},
+        "aio": {"queue_depth": 4},
+    }
+    check_with_deepspeed(resolve(changed(), world=4, user_config=user_config).deepspeed)
+
+
+def test_offload_is_booked_where_it_goes():
+    def booked(**zero):
+        plan = resolve(
+            changed("train.precision=bf16", "train.micro_batch=4"), world=2, user_config={"zero_optimization": zero}
+        )
+        return offloaded(memory_per_rank(1000, plan, 7.0), plan)
+
+    assert booked(stage=2) == ({"weights": 2000, "gradients": 1000, "optimiser": 6000, "activations": 7 * 4}, {})
+    nvme = {"device": "nvme", "nvme_path": "/tmp"}
+    on_cpu = {"CPU": {"optimiser": 6000, "gradients": 1000}}
+    assert booked(stage=2, offload_optimizer=nvme) == ({"weights": 2000, "activations": 7 * 4}, on_cpu)
+    stays, goes = booked(stage=3, offload_optimizer=nvme | {"ratio": 0.25}, offload_param={"device": "cpu"})
+    assert stays == {"optimiser": 4500, "activations": 7 * 4}
+    assert goes == {"CPU": {"gradients": 1000, "weights": 1000}, "NVMe": {"optimiser": 1500}}
+
+
 def test_a_broken_deepspeed_file_is_named(tmp_path):
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     for name in ("bad.json", "list.json", "none.json"):
         with pytest.raises(ConfigError, match=name):
             load_deepspeed_json(str(tmp_path / name))
+
+
+def test_words_of_other_launchers():
+    name = "text.ggd_tiny"
+    assert launcher_words(["--deepspeed", name]) == ["--deepspeed", name]
+    for words in (["--deepspeed", "a.json"], ["--deepspeed_config", "a.json"]):
+        assert launcher_words([name, *words]) == [name, "--deepspeed_config", "a.json"]
+    assert launcher_words(["--deepspeed=a.json"]) == ["--deepspeed_config=a.json"]

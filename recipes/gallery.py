@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,8 +53,8 @@ ERROR = "_standard_error"
 SHARES = ("accuracy", "free_generation", "top1")  # their intervals end at 0 and 1
 FACTS = ("position", "steps", "seed", "tokens", "images", "train_context", "image_size", "data", "license")
 TOLD = {
-    "model": "shipped weights",
-    "seed": "another seed, not shipped",
+    "model": "shipped",
+    "seed": "another seed",
     "baseline": "baseline",
     "control": "control",
 }
@@ -90,8 +91,13 @@ class ScoreTable:
             self.places.append(place)
 
     def ordered(self) -> ScoreTable:
+        """Itself, with numbers in order, and shipped models before what stands beside them."""
         if all(isinstance(place, int | float) for place in self.places):
             self.places.sort()
+        kinds = list(TOLD)
+        self.rows = {
+            label: self.rows[label] for label in sorted(self.rows, key=lambda label: kinds.index(self.kinds[label]))
+        }
         return self
 
 
@@ -194,7 +200,7 @@ def _control(content: Mapping[str, Any], tables: Sequence[ScoreTable]) -> list[S
             kind = "control" if any(word in row["of"] for word in ("mixer", "zpaq")) else "model"
             cell = row["mean"], row.get("low"), row.get("high")
             table.add(row["of"], kind, f"{row['contig']}, {row['part']}", cell)
-        return [table]
+        return [table.ordered()]
     return []
 
 
@@ -243,8 +249,8 @@ def prior_curves(model: Any) -> dict[str, Any]:
 def live_attention(name: str = LIVE, sentence: str = SENTENCE) -> dict[str, Any]:
     """{model, tokens, chosen, heads[n]}: what `attention(head)` of the page needs to find every head's weights in a sentence.
 
-    Content logits are float64, up to a number for each row, rounded to 1e-6. `chosen` is the head whose content says most
-    beside its prior, that of largest KL(p‖π).
+    Content logits are float64, up to a number for each row, rounded to 1e-6. `chosen` is the head in which both say most:
+    that of the largest lesser one of KL(p‖π) and KL(p‖c), means over the queries.
     """
     model: Any = create_model(name).double()
     assert isinstance(model, Reader)
@@ -261,7 +267,10 @@ def live_attention(name: str = LIVE, sentence: str = SENTENCE) -> dict[str, Any]
         assert analysis.content is not None
         for h in range(ggd.num_heads):
             content = analysis.content[0, h].log()
-            moved.append(float(analysis.divergence[0, h].mean()))
+            assert analysis.weights is not None
+            p = analysis.weights[0, h]
+            beside_content = (torch.xlogy(p, p) - torch.xlogy(p, analysis.content[0, h])).nan_to_num().sum(-1)
+            moved.append(min(float(analysis.divergence[0, h].mean()), float(beside_content.mean())))
             heads.append(
                 {
                     "layer": analysis.layer,
@@ -312,7 +321,7 @@ def gallery_page(tables: Sequence[ScoreTable], *, measured: bool) -> str:
         "agree it has no width."
         if measured
         else "The scores are those of the models' cards, which have no intervals.",
-        "tables": "\n".join(_table(table) for table in tables),
+        "tables": "\n".join(_table(n, table) for n, table in enumerate(tables)),
         "version": version("priorzoo"),
         "data": json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
     }
@@ -334,11 +343,11 @@ def _card(
     name: str, entry: Mapping[str, Any], prior: Mapping[str, Any] | None, why: str, tables: Sequence[ScoreTable]
 ) -> str:
     facts = "".join(
-        f"<div><dt>{escape(fact.replace('_', ' '))}</dt><dd>{escape(str(entry[fact]))}</dd></div>"
+        f"<div><dt>{escape(fact.replace('_', ' '))}</dt><dd>{_prose(str(entry[fact]))}</dd></div>"
         for fact in FACTS
         if fact in entry
     )
-    lines = [f'<article class="card" id="{escape(name)}">', f"<h4>{escape(name)}</h4>"]
+    lines = [f'<article class="card" id="{escape(name)}">', f"<h4>{_breakable(name)}</h4>"]
     of = [n for n, table in enumerate(tables) if name in table.rows]
     if of:
         n = max(of, key=lambda n: len(tables[n].rows[name]))
@@ -370,21 +379,30 @@ def _legend(heads: int) -> str:
     return f'<ul class="legend">{"".join(f"<li>{line.format(h % 4, h)}</li>" for h in range(heads))}</ul>'
 
 
-def _table(table: ScoreTable) -> str:
+def _table(n: int, table: ScoreTable) -> str:
     title = f"{table.modality}: {table.title}, {table.score} over {table.axis}"
     heads = ["model", "kind", *(f"{place:,}" if isinstance(place, int) else str(place) for place in table.places)]
     lines = [
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(title)}">',
-        f"<table><caption>{escape(title)}<span>{escape(table.note)}</span></caption>",
+        f'<h3 id="table-{n}">{escape(title)}</h3><p class="soft">{escape(table.note)}</p>',
+        f'<div class="scroll" role="region" tabindex="0" aria-labelledby="table-{n}"><table aria-labelledby="table-{n}">',
         f"<thead><tr>{''.join(_heading(head) for head in heads)}</tr></thead><tbody>",
     ]
     for label, row in table.rows.items():
         kind = table.kinds[label]
         cells = "".join(_cell(row.get(place)) for place in table.places)
         lines.append(
-            f'<tr class="{kind}"><th scope="row">{escape(label)}</th><td class="kind">{TOLD[kind]}</td>{cells}</tr>'
+            f'<tr class="{kind}"><th scope="row">{_breakable(label)}</th><td class="kind">{TOLD[kind]}</td>{cells}</tr>'
         )
     return "\n".join([*lines, "</tbody></table></div>"])
+
+
+def _breakable(name: str) -> str:
+    """A name that may be cut into lines behind its underscores."""
+    return escape(name).replace("_", "_<wbr>")
+
+
+def _prose(text: str) -> str:
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _heading(text: str) -> str:

@@ -114,13 +114,14 @@ function set([name, r], value) { if (r === null) mine[name] = value; else mine[n
 function makeSliders() {
   for (const slider of SLIDERS()) {
     const [name, r, text, min, max, step] = slider, id = name + (r ?? "");
-    const label = document.createElement("label"), input = document.createElement("input"), out = document.createElement("output");
+    const [row, label, out, input] = ["div", "label", "output", "input"].map(tag => document.createElement(tag));
+    row.className = "slider";
     label.htmlFor = input.id = id;
-    label.append(text + " ", out, input);
+    label.textContent = text;
+    row.append(label, out, input);
     Object.assign(input, { type: "range", min, max, step });
-    input.setAttribute("aria-label", text);
     input.addEventListener("input", () => { set(slider, Number(input.value)); show(); });
-    $("sliders").append(label);
+    $("sliders").append(row);
     input.refresh = () => { input.value = get(slider); };
     input.tell = () => { out.textContent = get(slider).toFixed(2); input.setAttribute("aria-valuetext", out.textContent); };
   }
@@ -154,7 +155,7 @@ function show() {
     span.style.setProperty("--p", j <= query ? (12 * Math.sqrt(row[j])).toFixed(1) + "px" : "0px");
     span.classList.toggle("query", j === query);
   });
-  const name = (probabilities) => probabilities.map((v, j) => [v, j]).sort((a, b) => b[0] - a[0]).slice(0, 3)
+  const name = probabilities => probabilities.map((v, j) => [v, j]).sort((a, b) => b[0] - a[0]).slice(0, 3)
     .map(([v, j]) => `“${live.tokens[j].trim()}” ${(100 * v).toFixed(1)}%`).join(", ");
   $("told").textContent = `It attends most to ${name(row)}; as learned to ${name(before)}.`;
 }
@@ -165,9 +166,8 @@ function startLive() {
   for (const token of live.tokens) {
     const span = document.createElement("span");
     span.textContent = token;
-    $("tokens").append(span, document.createElement("wbr"));
+    $("tokens").append(span);
   }
-  $("tokens").querySelectorAll("wbr").forEach(node => node.remove());
   $("query").max = $("query").value = live.tokens.length - 1;
   makeSliders();
   $("query").addEventListener("input", show);

@@ -173,7 +173,9 @@ def _add_result(
             if ERROR not in name or error is None:
                 continue
             score = name.replace(ERROR, "", 1)
-            set_up = f"{evaluator}, version {content['version']}, {content['source'] or 'its own data'}"
+            set_up = f"evaluator's version {content['version']}" + (
+                f"; {content['source']}" if content["source"] else ""
+            )
             table = found.setdefault(
                 (folder, evaluator, score), ScoreTable(modality, evaluator, score, axis, [], set_up)
             )

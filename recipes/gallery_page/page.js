@@ -90,7 +90,7 @@ function sortable(table) {
     const rows = [...body.rows].sort((a, b) => {
       const [x, y] = [key(a), key(b)];
       if (x === "" || y === "") return (x === "") - (y === "");  // what was not measured comes last
-      const order = isNaN(x) || isNaN(y) ? x.localeCompare(y) : x - y;
+      const order = isNaN(x) || isNaN(y) ? x.localeCompare(y, "en", { numeric: true }) : x - y;
       return up ? order : -order;
     });
     body.append(...rows);

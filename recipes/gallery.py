@@ -30,7 +30,6 @@ import torch
 import typer
 from rich.console import Console
 
-from modalities.contract import Reader
 from recipes.commands import CommandError, call
 from zoo.analysis import analyse
 from zoo.files import write_text
@@ -189,7 +188,7 @@ def _control(content: Mapping[str, Any], tables: Sequence[ScoreTable]) -> list[S
     """Put what a control found into the table that it is about, or make one that has models and control."""
     interval = content["settings"].get("interval", "")
     if content["control"] == "reduced":
-        for table in (t for t in tables if (t.modality, t.score, t.axis) == ("vision", "top1", "size")):
+        for table in (t for t in tables if (t.score, t.axis) == ("top1", "size")):
             table.note += f"; reduced, enlarged and averaged pictures: {interval}"
             for row in content["rows"]:
                 if row["read"] != "native":  # the models' own rows
@@ -197,7 +196,7 @@ def _control(content: Mapping[str, Any], tables: Sequence[ScoreTable]) -> list[S
                     table.add(f"{row['method']}: {row['read']}", "control", row["size"], cell)
     if content["control"] == "context_mixer":
         note = f"windows of {content['settings']['length']:,} bases; {interval}; {content['settings']['repeats']}"
-        table = ScoreTable("dna", "beside a context mixer", "bits per base", "contig", [], note)
+        table = ScoreTable("controls", "beside a context mixer", "bits per base", "contig", [], note)
         for row in content["means"]:
             kind = "control" if any(word in row["of"] for word in ("mixer", "zpaq")) else "model"
             cell = row["mean"], row.get("low"), row.get("high")
@@ -255,7 +254,6 @@ def live_attention(name: str = LIVE, sentence: str = SENTENCE) -> dict[str, Any]
     that of the largest lesser one of KL(p‖π) and KL(p‖c), means over the queries.
     """
     model: Any = create_model(name).double()
-    assert isinstance(model, Reader)
     reading = model.read(sentence)
     count, heads, moved = len(reading.names), [], []
     line = Positions.line(count)
@@ -295,20 +293,15 @@ def live_attention(name: str = LIVE, sentence: str = SENTENCE) -> dict[str, Any]
 
 def gallery_page(tables: Sequence[ScoreTable], *, measured: bool) -> str:
     """The HTML of the page, from score tables and the weights that ship."""
-    priors, cards = {}, []
+    priors: dict[str, Any] = {}
+    groups: dict[str, list[str]] = {}
     for name, entry in manifest().items():
+        why = ""
         try:
             priors[name] = prior_curves(create_model(name))
-            why = ""
         except ValueError as error:
             why = str(error)
-        cards.append((_modality(entry), _card(name, entry, priors.get(name), why, tables)))
-    groups = [
-        f'<h3 class="group">{escape(modality)}</h3>\n<div class="cards">\n'
-        + "\n".join(card for of, card in cards if of == modality)
-        + "\n</div>"
-        for modality in dict.fromkeys(of for of, _ in cards)
-    ]
+        groups.setdefault(_modality(entry), []).append(_card(name, entry, priors.get(name), why, tables))
     data = {
         "tables": [_drawn(table) for table in tables],
         "priors": priors,
@@ -317,8 +310,11 @@ def gallery_page(tables: Sequence[ScoreTable], *, measured: bool) -> str:
     parts = {
         "style": (PAGE / "page.css").read_text(encoding="utf-8"),
         "script": "".join((PAGE / name).read_text(encoding="utf-8") for name in ("priors.js", "page.js")),
-        "count": str(len(cards)),
-        "models": "\n".join(groups),
+        "count": str(len(manifest())),
+        "models": "\n".join(
+            f'<h3 class="group">{escape(kind)}</h3>\n<div class="cards">\n{"".join(cards)}</div>'
+            for kind, cards in groups.items()
+        ),
         "told": "Under each score its 95% interval, ±1.96 standard errors unless a table says otherwise; where all samples "
         "agree it has no width."
         if measured

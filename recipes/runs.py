@@ -124,7 +124,7 @@ class RunFolder:
         rates = sorted({key for r in records for key in r if key.endswith("_per_s")})
         small = {"grad_norm": "gradient norm", "lr": "learning rate"} | {key: f"{key[:-6]}/s" for key in rates}
         small = {key: title for key, title in small.items() if line(key)}
-        rows = [["loss"] * len(small)] * 2 + [list(small)] if small else [["loss"]]
+        rows: list[Any] = [["loss"] * len(small)] * 2 + [list(small)] if small else [["loss"]]
         figure, axes = pyplot.subplot_mosaic(rows, figsize=(8, 6.4 if small else 4.2), layout="constrained")
         axes["loss"].plot(*zip(*losses, strict=True), color="tab:blue", alpha=0.3, label="training")
         axes["loss"].plot(*_running_mean(losses), color="tab:blue", label="training, running mean")

@@ -288,7 +288,7 @@ def train(
             step, seen = step + 1, seen + round(count)
 
             seconds = time.perf_counter() - tick
-            values = {"step": step, "loss": loss_value, "lr": lr, unit: seen}
+            values: dict[str, Any] = {"step": step, "loss": loss_value, "lr": lr, unit: seen}
             values |= {"grad_norm": norm} if engine.knows_gradients else {}
             values |= {f"{unit}_per_s": count / seconds, "seconds": round(time.perf_counter() - begun, 3)}
             record(values)

@@ -2,14 +2,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := train,text,vision,dna,genomics,data,hub,hf,lm-eval,test
+EXTRAS := train,text,vision,dna,genomics,data,hub,hf,lm-eval,docs,test
 # `make bench-gpu GPU_PYTHON=python3 MINUTES=8` measures with a Python of your own, and stops in time.
 GPU_PYTHON ?= $(BIN)/python
 MINUTES    ?= 0
 # Test processes, one thread each.
 JOBS       ?= 2
 
-.PHONY: setup demo test test-fast lint bench bench-gpu weights figures far clean
+.PHONY: setup demo test test-fast lint docs bench bench-gpu weights figures far clean
 
 setup: $(VENV)/.ready
 
@@ -22,7 +22,7 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 demo: setup  ## train, evaluate beside shipped weights, print the table, draw the plot
 	$(BIN)/python tools/demo.py
 
-test: setup lint  ## the whole suite
+test: setup lint docs  ## the whole suite
 	$(BIN)/python -m pytest -n $(JOBS)
 
 test-fast: setup  ## without the tests that launch processes, train, or interpret kernels for seconds
@@ -32,6 +32,9 @@ lint: setup  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup  ## the site, in build/site; a broken link or anchor is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: setup  ## attention on this machine, as ratios to plain attention
 	$(BIN)/python tools/bench.py attention

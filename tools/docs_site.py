@@ -1,0 +1,68 @@
+"""MkDocs hook: README, CONTRIBUTING and whatever pages link to outside docs/ become part of the site.
+
+Links stay as they are in the sources, where a reader of the repository follows them; the site gets the same files at other
+places, so they are rewritten here. A link to a file that does not exist is left alone, and MkDocs, strict, refuses it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = {
+    ROOT / "README.md": "index.md",
+    ROOT / "CONTRIBUTING.md": "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md": "CHANGELOG.md",
+}
+LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
+
+
+def linked(source: Path) -> dict[str, Path]:
+    """Files and folders of the project that a page links to, by the link."""
+    targets = {link[2]: (source.parent / link[2]).resolve() for link in LINK.finditer(source.read_text())}
+    return {link: path for link, path in targets.items() if path.is_relative_to(ROOT) and path.exists()}
+
+
+def place(path: Path) -> str:
+    """Where a file of the project lies in the site's sources."""
+    if path in PAGES:
+        return PAGES[path]
+    return (
+        path.relative_to(DOCS).as_posix() if path.is_relative_to(DOCS) else "files/" + path.relative_to(ROOT).as_posix()
+    )
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    todo, seen = [*PAGES, *DOCS.rglob("*.md")], set()
+    while todo:
+        path = todo.pop()
+        if path in seen or path.is_dir():
+            continue
+        seen.add(path)
+        if not path.is_relative_to(DOCS):
+            files.append(File.generated(config, place(path), abs_src_path=str(path)))
+        if path.suffix == ".md":
+            todo += linked(path).values()
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
+    source = Path(page.file.abs_src_path)
+    targets = linked(source)
+    here = PurePosixPath(page.file.src_uri).parent
+
+    def rewrite(link: re.Match[str]) -> str:
+        path = targets.get(link[2])
+        if path is None:
+            return link[0]
+        if path.is_dir():  # a folder has no page
+            return link[1]
+        return f"[{link[1]}]({os.path.relpath(place(path), here)}{link[3] or ''})"
+
+    return LINK.sub(rewrite, markdown)

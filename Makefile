@@ -34,7 +34,7 @@ lint: setup  ## style and types
 	$(BIN)/mypy
 
 docs: setup  ## the site, in build/site; a broken link or anchor is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup  ## attention on this machine, as ratios to plain attention
 	$(BIN)/python tools/bench.py attention

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,11 @@ def server(folder: Path, imports: list[str]) -> Iterator[Server]:
     changed = {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
+    _forkserver._stop()  # a process has one: a server that runs already, of other tests, was begun without the library
     try:
         yield Server(context, folder)
     finally:
+        _forkserver._stop()  # nor are others' processes to have it
         for name, value in before.items():
             os.environ.pop(name)
             if value is not None:

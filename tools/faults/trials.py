@@ -20,7 +20,7 @@ from tools.faults.injector import Fault, Server, Trial
 
 IMPORTS = [
     "recipes.train", "recipes.engine", "recipes.evaluate", "recipes.ownership", "recipes.universal", "modalities.text",
-    "modalities.vision", "modalities.dna", "deepspeed", "matplotlib.pyplot",
+    "modalities.vision.modality", "modalities.dna", "deepspeed", "matplotlib.pyplot", "torch._dynamo", "setuptools",
 ]  # fmt: skip
 SMALL = [
     "model.options.num_layers=1", "model.options.dim=32", "model.options.num_heads=1", "model.options.hidden_dim=32",

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := train,text,vision,dna,genomics,data,hub,hf,lm-eval,docs,test
+EXTRAS := train,track,text,vision,dna,genomics,data,hub,hf,lm-eval,docs,test
 # `make bench-gpu GPU_PYTHON=python3 MINUTES=8` measures with a Python of your own, and stops in time.
 GPU_PYTHON ?= $(BIN)/python
 MINUTES    ?= 0

@@ -73,7 +73,7 @@ class Train:
     log_every: int = bounded(10, 1, 2**40)
     save_every: int = bounded(200, 0, 2**40)  # steps; 0: at the end only
     keep: int = bounded(2, 1, 2**20)  # checkpoints left on disk
-    tensorboard: bool = False
+    report_to: str = ""  # comma-separated: tensorboard, wandb, mlflow (recipes/trackers.py)
 
 
 @dataclass

@@ -5,7 +5,8 @@
       run.lock                                       who writes here, while its process lives
       checkpoints/step_00000200/ …                   see recipes/checkpoints.py; each has a safetensors model/
       model/                                         the final weights (save_pretrained)
-      plots/loss.png  tensorboard/
+      plots/loss.png
+      tensorboard/ wandb/ wandb.txt mlflow.txt       of the trackers in train.report_to
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ import typer
 from recipes.commands import call
 from recipes.config import ConfigError, Recipe, apply_overrides, load_deepspeed_json, resolve
 from recipes.registry import list_recipes, recipe_named
+from recipes.trackers import find_trackers, open_trackers
 from zoo.cli import Import
 from zoo.errors import require
 from zoo.outside import import_named
@@ -103,14 +104,13 @@ def train_command(
         raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
     changed, overridden_keys = apply_overrides(recipe_named(recipe), set_)
     user_config = load_deepspeed_json(deepspeed_config) if deepspeed_config else {}
+    find_trackers(changed.train.report_to)
     if dry_run:
         from recipes.estimate import print_plan
 
         return print_plan(changed, user_config, overridden_keys, world=world)
     require("deepspeed", "training", "train")
     require("matplotlib", "the loss curve", "figures")
-    if changed.train.tensorboard:
-        require("tensorboard", "train.tensorboard=true", "train")
     words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
     words += [word for name in import_ for word in ("--import", name)]
     words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
@@ -209,18 +209,12 @@ def train(
         if source:  # the number of steps, say, may be another one now
             run.describe(plan)
         run.begin(step, settings.keep)
-    board = None
-    if ranks.lead and settings.tensorboard:
-        from torch.utils.tensorboard import SummaryWriter
-
-        board = SummaryWriter(run.path / "tensorboard", purge_step=step)
+    trackers = held.enter_context(open_trackers(settings.report_to if ranks.lead else "", run, plan, step))
 
     def record(values: dict) -> None:
         if ranks.lead:
             run.log(values)
-            if board is not None:
-                for name in values.keys() - {"step"}:
-                    board.add_scalar(name, values[name], values["step"])
+            trackers.log(values)
 
     def evaluate() -> dict[str, float]:
         """Held-out loss and the modality's further metrics, means over all targets."""
@@ -331,8 +325,6 @@ def train(
         if report := str(getattr(loader, "report", "")):
             rows["data"] = report  # of this rank: what was converted, skipped or replaced
         show.table(f"{recipe.name} finished", rows)
-    if board:
-        board.close()
     return 0
 
 

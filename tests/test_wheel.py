@@ -75,7 +75,7 @@ def test_it_has_what_an_index_page_shows(wheel: Path, source: Path, tmp_path: Pa
     )
     assert not [name for name in names if name.startswith(("recipes/", "tools/", "tests/"))]
     assert found["License-Expression"] == "Apache-2.0" and len(found.get_all("Classifier")) > 5
-    assert {"train", "text", "vision", "dna", "data", "hub", "figures"} <= set(found.get_all("Provides-Extra"))
+    assert {"train", "track", "text", "vision", "dna", "data", "hub", "figures"} <= set(found.get_all("Provides-Extra"))
     needed = {word.split(">")[0]: word for word in found.get_all("Requires-Dist") if "extra" not in word}
     assert {"torch", "numpy", "typer", "filelock"} <= set(needed) and "timm" not in needed
     page = found.get_payload()

@@ -109,21 +109,15 @@ class TritonKernel:
         from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
 
         q, k, v, row_scale, segments = _operands(call)
-        table = call.table
+        table, scalars = call.table, _scalars(call)
+        few = call.num_queries <= self.decode_queries and not scalars[3]
+        if few and not needs_grad(q, k, v, None if table is None else table.table, row_scale):
+            decode = decode_op if torch.compiler.is_compiling() else fused_decode
+            return decode(q, k, v, None if table is None else table.table.float(), row_scale, segments, *scalars)
         values = params = jacobian = None
         if table is not None:
-            values = table.table
-            if table.parametric is not None and torch.is_grad_enabled() and values.requires_grad:
-                values, params, jacobian = values.detach(), table.parametric.params.float(), table.jacobian().float()
-            values = values.float()
-        scalars = _scalars(call)
-        few = call.num_queries <= self.decode_queries and not scalars[3]
-        if few and not needs_grad(q, k, v, values, params, row_scale):
-            decode = decode_op if torch.compiler.is_compiling() else fused_decode
-            return decode(q, k, v, values, row_scale, segments, *scalars)
-        if values is not None and table is not None and table.origin is not None:
-            # Without gradients too: recomputation under activation checkpointing must give the same bits.
-            values, jacobian = _centred(values, jacobian, table.center if call.causal else 0)
+            fused = table.fused(causal=call.causal)
+            values, params, jacobian = fused.values, fused.params, fused.jacobian
         skip = _skips() and call.num_keys >= self.least_keys and _may_skip(call)
         return fused_attention(q, k, v, values, row_scale, segments, params, jacobian, *scalars, skip)[0]
 
@@ -147,22 +141,6 @@ def skipping(enabled: bool) -> Iterator[None]:
 @traced_as_constant
 def _skips() -> bool:
     return SKIPS.get()
-
-
-def _centred(values: Tensor, jacobian: Tensor | None, first: int) -> tuple[Tensor, Tensor | None]:
-    """A line's table (H, N) and its Jacobian (P, H, N), minus their entries at the column where the table is largest, from
-    column `first` on.
-
-    Subtracting a constant per head changes neither the softmax nor gradients, since Σ_j dS_ij = 0. In bfloat16 the residual
-    Σ_j dS_ij ≠ 0 (δ uses the rounded output) is multiplied by the table's magnitude, which this keeps small.
-    """
-    first = min(max(first, 0), values.shape[1] - 1)
-    column = values.detach()[:, first:].argmax(dim=1, keepdim=True) + first
-    shift = values.detach().gather(1, column)
-    values = values - shift.where(shift.isfinite(), 0.0)
-    if jacobian is not None:
-        jacobian = jacobian - jacobian.gather(2, column.expand(len(jacobian), -1, 1))
-    return values, jacobian
 
 
 def skipped_share(call: AttentionCall) -> float:

@@ -57,7 +57,8 @@ class TritonKernel:
     """Serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA.
 
     Attributes:
-        least_keys: below this many keys the plan, which reads all queries and keys once, costs more than it saves.
+        least_keys: below this many keys, or a quarter of them with documents, which hide tiles from each other whatever the
+            prior, the plan, which reads all queries and keys once, costs more than it saves.
         decode_queries: up to this many queries without gradients take the decoding kernel.
         capability: compute capability of the device of this name.
         interpreted: whether Triton's interpreter runs the kernels, on the CPU.
@@ -67,7 +68,7 @@ class TritonKernel:
     def __init__(
         self,
         *,
-        least_keys: int = 1024,
+        least_keys: int = 4096,
         decode_queries: int = 8,
         capability: Callable[[str], tuple[int, int]] = cuda_capability,
         interpreted: Callable[[], bool] = _interpreted,
@@ -118,7 +119,8 @@ class TritonKernel:
         if table is not None:
             fused = table.fused(causal=call.causal)
             values, params, jacobian = fused.values, fused.params, fused.jacobian
-        skip = _skips() and call.num_keys >= self.least_keys and _may_skip(call)
+        least = self.least_keys if segments is None else self.least_keys // 4
+        skip = _skips() and call.num_keys >= least and _may_skip(call)
         return fused_attention(q, k, v, values, row_scale, segments, params, jacobian, *scalars, skip)[0]
 
 

@@ -176,7 +176,8 @@ class Modality:
         loader: (data config, *, rank, world, micro_batch) → `Loader` of the training split.
         heldout: (data config, *, samples, rank, world, micro_batch) → the batches of this rank among the first held-out
             samples, the same at every iteration, equally many on every rank.
-        loss: (model, batch) → mean loss over the batch's targets, and a tensor for each of `metrics` (held-out data).
+        loss: (model, batch) → mean loss over the batch's targets, and a tensor for each of `metrics` (held-out data). The batch
+            is where the model is, from `modalities.loading.to_device`.
         weight: batch → (what its targets weigh together, how many there are).
         cost: (model, data config, bytes per number) → `Cost` of one sample.
         evaluators: by name.

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from zoo.attention.base import single_documents
+
 __all__ = [
     "MOST_WORKERS",
     "FirstBatches",
@@ -35,6 +37,7 @@ __all__ = [
     "first_heldout",
     "hash64",
     "permuted",
+    "to_device",
 ]
 
 Row = dict[str, torch.Tensor]
@@ -294,6 +297,15 @@ class RowBatches(Dataset):
         # From a worker, torch would move each tensor into a shared memory of its own, which costs several times what a
         # batch of short rows takes to make; arrays go through a pipe, where few bytes count.
         return (batch if get_worker_info() is None else {k: _narrowed(t.numpy()) for k, t in batch.items()}), []
+
+
+def to_device(batch: Batch, device: torch.device | str) -> dict[str, Any]:
+    """The batch where its model is. Of rows "packed" says whether any has several documents, or one and padding: a loss would
+    have to wait for the device to read it off the segments there."""
+    moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in batch.items()}
+    if "segments" in batch:
+        moved["packed"] = not bool(single_documents(batch["segments"]).all())
+    return moved
 
 
 def collate(rows: list[Row]) -> Batch:

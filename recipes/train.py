@@ -165,6 +165,7 @@ def train(
     import torch
 
     from modalities.contract import find_modality
+    from modalities.loading import to_device
     from recipes import engine as backend
     from recipes.checkpoints import prune
     from recipes.console import TrainingDisplay, clock, short
@@ -224,7 +225,7 @@ def train(
         with torch.no_grad(), engine.averaged():
             for batch in heldout or ():
                 count = modality.weight(batch)[0]
-                batch = {name: tensor.to(ranks.device) for name, tensor in batch.items()}
+                batch = to_device(batch, ranks.device)
                 loss, metrics = modality.loss(engine, batch)  # every rank runs every batch: ZeRO-3 gathers together
                 if count:
                     totals += torch.stack([loss, *(metrics[name] for name in modality.metrics)]).double() * count
@@ -266,7 +267,7 @@ def train(
             # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes the loss, and so
             # the gradient, the mean over the whole batch's targets, however the batch is cut.
             weights, counts = zip(*(modality.weight(batch) for batch in micro), strict=True)
-            micro = [{name: tensor.to(ranks.device) for name, tensor in batch.items()} for batch in micro]
+            micro = [to_device(batch, ranks.device) for batch in micro]
             total, count = engine.sum(sum(weights) / ranks.shared, sum(counts) / ranks.shared)
             summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
             for batch, weight in zip(micro, weights, strict=True):

@@ -7,6 +7,7 @@
     python tools/bench.py decoding                      a token after 4k to 512k, beside a transformers Llama
     python tools/bench.py adapting                      a transformers Llama with priors, beside itself without
     torchrun --nproc-per-node 4 tools/bench.py sharing  memory of ranks that share lines of tokens
+    python tools/bench.py launches                      kernels that a layer would launch on a GPU, and the host's time
     python tools/bench.py training --methods rope,ggd_ssmax --contexts 2048 --out training.json
     python tools/bench.py vision --model tiny --size 96 --seconds 0.5
     python tools/bench.py dna
@@ -35,6 +36,7 @@ COMMANDS = {
     "decoding": ("decoding", "main"),
     "adapting": ("adapting", "main"),
     "sharing": ("sharing", "main"),
+    "launches": ("launches", "main"),
     "training": ("models", "training"),
     "vision": ("models", "vision"),
     "dna": ("models", "dna"),

@@ -254,7 +254,7 @@ class Decoder(ZooModel):
     generate = generate
 
 
-def target_weights(batch: dict[str, Tensor]) -> Tensor:
+def target_weights(batch: Mapping[str, Any]) -> Tensor:
     """(B, L) float32: what each target of a packed batch counts in the loss.
 
     0 where it is padding (segment −1) or in another document than its input; else its entry of "weights", or 1 without.
@@ -264,12 +264,13 @@ def target_weights(batch: dict[str, Tensor]) -> Tensor:
     return counts * batch["weights"][:, 1:] if "weights" in batch else counts.float()
 
 
-def causal_lm_loss(model: ZooModel, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """Weighted mean of the next-token cross-entropy of a packed batch, in nats.
 
     Args:
         model: maps tokens (B, L) and segments to logits (B, L, V).
-        batch: tokens and segments, int64 (B, L+1); optionally weights, float32 (B, L+1). See `target_weights`.
+        batch: tokens and segments, int64 (B, L+1); optionally weights, float32 (B, L+1), see `target_weights`, and packed, a
+            bool, see `modalities.loading.to_device`.
 
     Returns:
         the loss, and {"tokens": how many targets counted}. Where ranks share the rows, of this rank's part of them: the
@@ -277,8 +278,8 @@ def causal_lm_loss(model: ZooModel, batch: dict[str, Tensor]) -> tuple[Tensor, d
     """
     tokens, segments, weights = batch["tokens"], batch["segments"], target_weights(batch)
     # Rows of one document, the usual case, need no document mask.
-    packed = None if bool(single_documents(segments).all()) else segments[:, :-1]
-    logits = model(tokens[:, :-1], segments=packed)
+    packed = batch["packed"] if "packed" in batch else not bool(single_documents(segments).all())
+    logits = model(tokens[:, :-1], segments=segments[:, :-1] if packed else None)
     # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is NaN.
     targets, total = tokens[:, 1:].masked_fill(weights == 0, IGNORED), weights.sum()
     if model.sequence is not None:

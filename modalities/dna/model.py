@@ -193,7 +193,7 @@ class DnaDecoder(Decoder):
         return embed(self, self.read(given), pool=pool, size=size)[: self.config.dim]
 
 
-def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:
+def both_strands(batch: Mapping[str, Any], tokenizer: str) -> dict[str, Any]:
     """The rows of a batch followed by their reverse complements: start first, padding last, weights reversed too.
 
     Args:
@@ -216,10 +216,11 @@ def both_strands(batch: dict[str, Tensor], tokenizer: str) -> dict[str, Tensor]:
     turned = {"tokens": other[tokens.gather(1, source)], "segments": segments}
     if "weights" in batch:
         turned["weights"] = batch["weights"].gather(1, source)
-    return {name: torch.cat([batch[name], rows]) for name, rows in turned.items()}
+    both: dict[str, Any] = {name: torch.cat([batch[name], rows]) for name, rows in turned.items()}
+    return both | ({"packed": batch["packed"]} if "packed" in batch else {})
 
 
-def next_token_loss(model: DnaDecoder, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def next_token_loss(model: DnaDecoder, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """`causal_lm_loss` of a batch, of both its strands where the model's configuration says so, and its bits per base.
 
     bits_per_base is the loss in bits over the mean number of bases of a target. A copy expert in training then keeps the rows.

@@ -1,0 +1,51 @@
+"""What a layer would launch on a GPU: how much, and that nothing waits for the device's values."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from modalities.decoder import causal_lm_loss
+from modalities.dna.model import next_token_loss
+from modalities.loading import to_device
+from tools.benches.launches import WAITING, Launches, count, launching
+from zoo import create_model
+from zoo.attention import dispatch, triton
+
+
+@pytest.mark.parametrize(
+    ("method", "documents", "most"),
+    [("ggd_ssmax", False, 20), ("goat", True, 22), ("kerple", False, 12), ("ggd", False, 16)],
+)
+def test_a_layer_launches_few_kernels(method: str, documents: bool, most: int) -> None:
+    """Forward, torch's and Triton's together, per layer of twelve; with a plan, as from 4,096 keys on."""
+    found = count(method, documents=documents)
+    assert found["forward_torch"] + found["forward_triton"] <= most, found
+    alone = count(method, documents=documents, together=False)
+    assert alone["forward_torch"] > 2 * found["forward_torch"]
+
+
+@pytest.mark.parametrize("name", ["text_ggd_ssmax_tiny", "text_goat_tiny", "text_rope_tiny", "dna_goat_tiny"])
+def test_nothing_in_a_step_waits_for_the_device(name: str) -> None:
+    model = create_model(name, num_layers=2)
+    tokens = torch.randint(0, 4, (2, 33))
+    packed = torch.tensor([[0] * 20 + [1] * 13, [0] * 33])
+    loss_of = next_token_loss if name.startswith("dna") else causal_lm_loss
+    for segments in (packed, torch.zeros_like(packed)):
+        batch = to_device({"tokens": tokens, "segments": segments}, "cpu")
+        seen = Launches(refused=WAITING)
+        with launching(seen), patch.object(dispatch, "choose_kernel", lambda call: "triton"), by_stand_in(), seen:
+            loss, _ = loss_of(model, batch)
+            loss.backward()
+        assert seen.triton and seen.names
+    with pytest.raises(RuntimeError, match="waits for values"), Launches(refused=WAITING):
+        causal_lm_loss(model, {"tokens": tokens, "segments": packed})
+
+
+def by_stand_in():
+    """The fused kernel serves calls on the CPU, its launches being counted and not made."""
+    return patch.object(triton.TRITON, "interpreted", lambda: True)

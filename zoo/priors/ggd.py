@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from zoo.naming import check_flags, nearest
 from zoo.positions import Positions
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import GridPrior, PriorTerms, TablePrior, patch_distance, prior_dtype
-from zoo.priors.tables import ParametricTable
+from zoo.priors.tables import ParametricTable, line_table
 
 __all__ = ["EPSILON", "Ggd", "Ggd2d", "GgdTable"]
 
@@ -41,6 +44,37 @@ def _curve(alpha: Tensor, beta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(steep, there, -alpha.exp() * r.masked_fill(steep, 1.0) ** beta), steep
 
 
+def _with_jacobian(theta: Tensor, distance: Tensor, train_mu: bool) -> tuple[Tensor, Tensor]:
+    """t and ∂t/∂(θα, θβ[, θμ]) (2 or 3, H, …) of theta (3, H, …); see `GgdTable`."""
+    alpha, beta, mu = theta
+    x = -distance - 2 * mu.sinh()
+    r = x.abs() + EPSILON
+    t, steep = _curve(alpha, beta, r)
+    sloped = t.masked_fill(steep, 0.0)
+    rows = [sloped, sloped * r.log()]
+    if train_mu:
+        rows.append(-2 * mu.cosh() * sloped * beta / r * x.sign())
+    return t, torch.stack(rows)
+
+
+class _Curve(torch.autograd.Function):
+    """t and its Jacobian, which gives t's gradient too: of all layers the kernels that autograd would launch are many."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, distance: Tensor, train_mu: bool) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        t, jacobian = _with_jacobian(theta[..., None], distance, train_mu)
+        ctx.save_for_backward(jacobian)
+        ctx.mark_non_differentiable(jacobian)
+        return t, jacobian
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (jacobian,) = ctx.saved_tensors
+        found = (grad * jacobian).sum(-1)
+        return F.pad(found, (0, 0, 0, 3 - len(found))), None, None
+
+
 @dataclass(frozen=True)
 class GgdTable(ParametricTable):
     """table = Σ over axes of t,  t = −exp(θα)·r^θβ,  r = |x| + 1e−5,  x = −d − μ,  μ = 2·sinh θμ,  and so
@@ -51,11 +85,13 @@ class GgdTable(ParametricTable):
         theta: (A, 3, H) θα, θβ, θμ of each axis.
         axes: displacement of each axis: "d" of a line; "y", "x", or "r" = √(y² + x²), of a grid.
         train_mu: whether θμ is one of the params; these are ordered by axis, then (θα, θβ, θμ).
+        known: the Jacobian at the table's columns, where it was made with it.
     """
 
     theta: Tensor
     axes: tuple[str, ...]
     train_mu: bool
+    known: Tensor | None = None
 
     @staticmethod
     def of(priors: Sequence[Ggd], axes: tuple[str, ...]) -> GgdTable:
@@ -70,21 +106,16 @@ class GgdTable(ParametricTable):
         return (self.theta if self.train_mu else self.theta[:, :2]).flatten(0, 1)
 
     def of_heads(self, heads: slice | Tensor) -> GgdTable:
-        return replace(self, theta=self.theta[:, :, heads])
+        return replace(self, theta=self.theta[:, :, heads], known=None if self.known is None else self.known[:, heads])
 
     def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:
+        if self.known is not None:
+            return self.known
         rows = []
         for axis, theta in zip(self.axes, self.theta.detach()[..., None], strict=True):
             distance = torch.hypot(displacements["y"], displacements["x"]) if axis == "r" else displacements[axis]
-            alpha, beta, mu = theta
-            x = -distance - 2 * mu.sinh()
-            r = x.abs() + EPSILON
-            t, steep = _curve(alpha, beta, r)
-            t = t.masked_fill(steep, 0.0)
-            rows += [t, t * r.log()]
-            if self.train_mu:
-                rows.append(-2 * mu.cosh() * t * beta / r * x.sign())
-        return torch.stack(rows)
+            rows.append(_with_jacobian(theta, distance, self.train_mu)[1])
+        return torch.cat(rows)
 
 
 class Ggd(TablePrior):
@@ -103,6 +134,7 @@ class Ggd(TablePrior):
     """
 
     by_head = ("theta_alpha", "theta_beta", "theta_mu")
+    stacked = False  # of several layers
 
     def __init__(
         self,
@@ -129,7 +161,25 @@ class Ggd(TablePrior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
-        return _parametric(super().forward(q_pos, k_pos, causal=causal, x=x), GgdTable.of([self], ("d",)))
+        made = GgdTable.of([self], ("d",))
+        if not (self.stacked and torch.is_grad_enabled()):
+            return _parametric(super().forward(q_pos, k_pos, causal=causal, x=x), made)
+        self.require_line(q_pos, k_pos)
+        jacobians: list[Tensor] = []
+
+        def curve(distance: Tensor) -> Tensor:
+            t, jacobian = _Curve.apply(made.theta[0], distance, made.train_mu)
+            jacobians.append(jacobian)
+            return t
+
+        table = line_table(curve, q_pos, k_pos, device=made.theta.device, dtype=made.theta.dtype)
+        return _parametric(PriorTerms(table=table, causal=causal), replace(made, known=jacobians[0]))
+
+    @classmethod
+    def stack(cls, priors: Sequence[Self]) -> Self:
+        own = super().stack(priors)
+        own.__dict__["stacked"] = True
+        return own
 
     def head_parameters(self) -> dict[str, Tensor]:
         found = {"β = θβ": self.theta_beta, "α = exp θα": self.theta_alpha.exp()}

@@ -68,8 +68,9 @@ class RelativeTable:
     @staticmethod
     def line(table: Tensor, q_pos: Positions, k_pos: Positions, *, center: int) -> RelativeTable:
         """A table over distances of a line; `center` is its column for distance 0."""
-        codes = (q_pos.row_index(table.device), k_pos.row_index(table.device))
-        return RelativeTable(table, *codes, center, origin=center + q_pos.offset - k_pos.offset)
+        q_code = q_pos.row_index(table.device)
+        k_code = q_code if k_pos is q_pos else k_pos.row_index(table.device)
+        return RelativeTable(table, q_code, k_code, center, origin=center + q_pos.offset - k_pos.offset)
 
     @staticmethod
     def grid(table: Tensor, pos: Positions) -> RelativeTable:
@@ -180,11 +181,10 @@ class FusedTable:
             return FusedTable(values, params, jacobian)
         # Without gradients too: recomputation under activation checkpointing must give the same bits.
         first = min(max(table.center if causal else 0, 0), values.shape[1] - 1)
-        column = values.detach()[:, first:].argmax(dim=1, keepdim=True) + first
-        shift = values.detach().gather(1, column)
-        values = values - shift.where(shift.isfinite(), 0.0)
+        shift, column = values.detach()[:, first:].max(dim=1, keepdim=True)
+        values = values - shift.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         if jacobian is not None:
-            jacobian = jacobian - jacobian.gather(2, column.expand(len(jacobian), -1, 1))
+            jacobian = jacobian - jacobian[:, :, first:].gather(2, column.expand(len(jacobian), -1, 1))
         return FusedTable(values, params, jacobian)
 
     def split(self, count: int) -> list[FusedTable]:

@@ -3,7 +3,7 @@
 For query tile m and key tile n of one head, with logits z minus a constant per row (the row's lanes times the middle key
 lanes of its own tile, plus the row's scale times the table's entry for its own key):
 
-    upper(m,n) = max‖q content‖·max‖k content‖ + Σ_lanes sup(q·k) + sup(row_scale·table)         natural-log units
+    upper(m,n) = max‖q content‖·max‖k content‖ + Σ_lanes sup(q·k) + sup(row_scale·table)         natural-log units, q scaled
     lower(m,n) = the same with minus and inf
     floor(m)   = max of: lower over the tiles that hold the own keys of m; lower of any tile with a key visible to every
                  row of m
@@ -75,11 +75,12 @@ def _kernel(fn):
 
 @_kernel
 def tile_extremes(
-    x, scale, segments, stats, ids, batch, heads, tiles, length, width, lanes, offset, inflate,
+    x, scale, segments, stats, ids, batch, heads, tiles, length, width, lanes, offset, factor, inflate,
     x_batch, x_head, x_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
     TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
-    """Extremes of SEVERAL tiles of rows of one head of x. Norms are rounded up, and +∞ if a value is not finite."""
+    """Extremes of SEVERAL tiles of rows of one head of row scale·factor·x. Norms are rounded up, and +∞ if a value is not
+    finite."""
     blocks = (tiles + SEVERAL - 1) // SEVERAL
     head_at = (tl.program_id(0) // blocks).to(tl.int64)
     b, h = head_at // heads, head_at % heads
@@ -101,10 +102,20 @@ def tile_extremes(
         tl.store(place, tl.max(tl.where(real, document, -0x80000000), axis=1), mask=exists & (h == 0))
     squares = tl.zeros((SEVERAL, TILE), tl.float32)
     wrong = tl.zeros((SEVERAL, TILE), tl.int32)
+    row_scale = tl.full((SEVERAL, TILE), 1.0, tl.float32)
+    if SCALED:
+        scale += b * scale_batch + h * scale_head + first_tile.to(tl.int64) * TILE * scale_row
+        row_scale = tl.load(scale + row * scale_row, mask=real, other=0.0).to(tl.float32)
+        wrong |= (~(tl.abs(row_scale) < float("inf"))).to(tl.int32)
+        place = stats + (1 + 2 * lanes) * plane
+        tl.store(place, tl.min(tl.where(real, row_scale, float("inf")), axis=1), mask=exists)
+        tl.store(place + plane, tl.max(tl.where(real, row_scale, -float("inf")), axis=1), mask=exists)
+    row_scale *= factor
     for first in range(0, width, COLUMNS):
         cols = first + tl.arange(0, COLUMNS)
         inside = real[:, :, None] & (cols[None, None, :] < width)
         part = tl.load(x + row[:, :, None] * x_row + cols[None, None, :], mask=inside, other=0.0).to(tl.float32)
+        part *= row_scale[:, :, None]
         wrong |= tl.max((~(tl.abs(part) < float("inf"))).to(tl.int32), axis=2)
         content = tl.where(cols[None, None, :] >= lanes, part, 0.0)
         squares += tl.sum(content * content, axis=2)
@@ -115,13 +126,6 @@ def tile_extremes(
             mask = exists[:, None] & (cols < lanes)[None, :]
             tl.store(places, low, mask=mask)
             tl.store(places + plane, high, mask=mask)
-    if SCALED:
-        scale += b * scale_batch + h * scale_head + first_tile.to(tl.int64) * TILE * scale_row
-        part = tl.load(scale + row * scale_row, mask=real, other=0.0).to(tl.float32)
-        wrong |= (~(tl.abs(part) < float("inf"))).to(tl.int32)
-        place = stats + (1 + 2 * lanes) * plane
-        tl.store(place, tl.min(tl.where(real, part, float("inf")), axis=1), mask=exists)
-        tl.store(place + plane, tl.max(tl.where(real, part, -float("inf")), axis=1), mask=exists)
     # The constant 2^-50 covers squares that underflow.
     norm = tl.sqrt(tl.max(squares, axis=1)) * inflate + 8.8817841970012523e-16
     tl.store(stats, tl.where(tl.max(wrong, axis=1) > 0, float("inf"), norm), mask=exists)
@@ -437,10 +441,10 @@ def make_plan(
     has −∞ while a row scale is not positive.
 
     Args:
-        q: (B, H, T, Dk), lanes first; scaled, so that q·k is in natural-log units. float32 or narrower.
+        q: (B, H, T, Dk), lanes first. float32 or narrower.
         k: (B, G, S, Dk).
         table: (H, N) float32 or None; −∞ hides a distance.
-        row_scale: (1 or B, H, T) float32 or None; multiplies the table.
+        row_scale: (1 or B, H, T) float32 or None; multiplies logits.
         segments: (B, S) int32 ids or None; needs T <= S.
         geometry: the shape of the call.
     """
@@ -457,8 +461,8 @@ def make_plan(
     chunk_count = triton.cdiv(columns, tile)
     grid = g.grid_width > 0
     with on_device(q):
-        q_stats, q_ids = _tile_extremes(q, row_scale, segments, g.offset, g.lanes, tile)
-        k_stats, k_ids = _tile_extremes(k, None, segments, 0, g.lanes, tile)
+        q_stats, q_ids = _tile_extremes(q, row_scale, segments, g.offset, g.lanes, tile, g.softmax_scale)
+        k_stats, k_ids = _tile_extremes(k, None, segments, 0, g.lanes, tile, 1.0)
         chunks = q_stats if table is None else _chunk_extremes(table, tile)
         heads_without_skipping[(count,)](
             no_skip, q_stats, k_stats, chunks, g.heads, g.groups, q_tiles, k_tiles, chunk_count, **flags,
@@ -503,9 +507,9 @@ def _chunks_per_tile(g: Geometry, tile: int) -> int:
 
 
 def _tile_extremes(
-    x: Tensor, scale: Tensor | None, segments: Tensor | None, offset: int, lanes: int, tile: int
+    x: Tensor, scale: Tensor | None, segments: Tensor | None, offset: int, lanes: int, tile: int, factor: float
 ) -> tuple[Tensor, Tensor]:
-    """(1 + 2R + 2, B·heads, tiles) float32: the norm, minimum and maximum of each lane, and of the row scale; and
+    """(1 + 2R + 2, B·heads, tiles) float32 of scale·factor·x: the norm, minimum and maximum of each lane, and of the scale; and
     (2, B, tiles) int32: the smallest and largest document id."""
     batch, heads, length, width = x.shape
     tiles = triton.cdiv(length, tile)
@@ -515,7 +519,7 @@ def _tile_extremes(
     scaled, masked = x if scale is None else scale, x if segments is None else segments
     strides = (0, 0, 0) if scale is None else (scale.stride(0) if scale.shape[0] > 1 else 0, *scale.stride()[1:])
     tile_extremes[(batch * heads * triton.cdiv(tiles, SEVERAL),)](
-        x, scaled, masked, stats, ids, batch, heads, tiles, length, width, lanes, offset, 1.0 + (width + 8) * 2.0**-23,
+        x, scaled, masked, stats, ids, batch, heads, tiles, length, width, lanes, offset, factor, 1.0 + (width + 8) * 2.0**-23,
         *x.stride()[:3], *strides, *((0, 0) if segments is None else segments.stride()),
         TILE=tile, SEVERAL=SEVERAL, COLUMNS=COLUMNS, SCALED=scale is not None, IDS=segments is not None, num_warps=4,
     )  # fmt: skip

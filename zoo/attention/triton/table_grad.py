@@ -21,7 +21,7 @@ from torch import Tensor
 
 from zoo.attention.triton import common
 from zoo.attention.triton.backward import shape_options
-from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous, mm, on_device, padded_width, scale_stride
+from zoo.attention.triton.common import Geometry, last_axis_contiguous, mm, on_device, padded_width, scale_stride
 from zoo.attention.triton.tiles import row_values, tile_at
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _diagonal(
     grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, partial,
     gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, scale_b,
     batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
-    batch_parts, tile_parts, q_tiles,
+    batch_parts, tile_parts, q_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr
 ):  # fmt: skip
@@ -141,12 +141,12 @@ def _diagonal(
                     q_lanes = tile_at(q_head, q_at, qt, q_end, LANES, DL, BLOCK, edges == 1, opaque_zero)
                     k_lanes = tile_at(k_head, k_at, ks, k_end, LANES, DL, BLOCK, edges == 1, opaque_zero)
                     z = mm(q_lanes, tl.trans(k_lanes), z)
-                z *= LOG2E
+                z *= factor
                 lse_rows = row_values(lse + row * queries, rows, q_end, float("inf"), edges == 1)
                 delta_rows = row_values(delta + row * queries, rows, q_end, 0.0, edges == 1)
                 if row_scale is not None:
-                    scale = row_values(row_scale + b * scale_b + h * queries, rows, q_end, 0.0, edges == 1)
-                    p = tl.exp2(z + scale * bias - lse_rows) * scale
+                    scale = row_values(row_scale + b * scale_b + h * queries, rows, q_end, 1.0, edges == 1)
+                    p = tl.exp2(scale * z + (scale * bias - lse_rows)) * scale
                 else:
                     p = tl.exp2(z + bias - lse_rows)
                 if edges == 1:
@@ -240,7 +240,7 @@ def table_gradient(
             None if plan is None or grid else plan.rows, partial, *strides, scale_stride(row_scale),
             g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
-            batch_parts, tile_parts, triton.cdiv(g.queries, common.TILE),
+            batch_parts, tile_parts, triton.cdiv(g.queries, common.TILE), g.factor,
             BLOCK=block, TILE=common.TILE, GRID=grid, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     partial = partial.sum(0)

@@ -29,6 +29,7 @@ from zoo.attention.triton.common import (
     narrow,
     on_device,
     padded_width,
+    same_document,
     scale_stride,
     seen_of,
     shared_limit,
@@ -125,6 +126,10 @@ def _dkdv(
         full_first = tl.maximum(full_first, prefix)
         full_last = tl.where(start < prefix, 0, full_last)
     full_last = tl.where(start + BN > keys, 0, full_last)
+    if IDS:
+        _, near, far, _ = split(first, last, full_first, full_last, BM)
+        near, far = same_document(segments + b * keys + offset, col_ids, start - offset, near, far, BM)
+        full_first, full_last = near * BM, far * BM
     dk_sum = tl.zeros([BN, DK], tl.float32)
     dv_sum = tl.zeros([BN, DV], tl.float32)
     lanes_sum = tl.zeros([BN, DL], tl.float32)
@@ -137,9 +142,7 @@ def _dkdv(
             lo_plan, hi_plan = planned(plan, head_row, batch_rows, k_tiles, start, queries, BN, TILE)
             lo_token, hi_token = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
         lo, full_lo, full_hi, hi = split(lo_token, hi_token, full_first, full_last, BM)
-        if IDS:
-            full_hi = full_lo
-        for part in tl.static_range(2 - IDS):  # 0: masked tiles, 1: tiles wholly inside the mask
+        for part in tl.static_range(2):  # 0: masked tiles, 1: tiles wholly inside the mask
             count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
             opaque_zero = member // share
             for t in tl.range(0, count):
@@ -243,14 +246,16 @@ def _dq(
     if plan is not None:
         lo_plan, hi_plan = planned(plan, row, batch_rows, q_tiles, start, keys, BM, TILE)
         first, last = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
-    lo, full_lo, full_hi, hi = split(first, last, full_first, full_last, BN)
     if IDS:
-        full_hi = full_lo
+        _, near, far, _ = split(first, last, full_first, full_last, BN)
+        near, far = same_document(segments + b * keys, row_ids, start + offset, near, far, BN)
+        full_first, full_last = near * BN, far * BN
+    lo, full_lo, full_hi, hi = split(first, last, full_first, full_last, BN)
     dq_sum = tl.zeros([BM, DK], tl.float32)
     lanes_sum = tl.zeros([BM, DL], tl.float32)
     scale_sum, residue, mean = (tl.zeros([BM], tl.float32),) * 3
     param_sums = (tl.zeros([BM], tl.float32),) * PARAMS
-    for part in tl.static_range(2 - IDS):  # 0: masked tiles, 1: tiles wholly inside the mask
+    for part in tl.static_range(2):  # 0: masked tiles, 1: tiles wholly inside the mask
         count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
         for t in tl.range(0, count):
             n = full_lo + t

@@ -228,7 +228,8 @@ def bias_of(
 @triton.jit
 def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
     """The part of blocks [lo, hi) of BN keys, all inside the call, around position `own` that is in the document of all rows;
-    empty if the rows are of several documents. Reads the ids of [lo, hi) once, four bytes per key."""
+    empty if the rows are of several documents. Reads the ids of [lo, hi) once, four bytes per key. Keys and rows may change
+    places."""
     SPAN: tl.constexpr = 1024
     document = tl.max(row_ids)
     one = tl.min(row_ids) == document

@@ -115,12 +115,10 @@ def _diagonal(
         first = first + tile_part * length
         last = tl.maximum(tl.minimum(last, first + length), first)
         middle = tl.minimum(tl.maximum(edge, first), last)
-        if IDS:
-            middle = first
         q_head, do_head = q + b * qb + h * qh, grad_out + b * gob + h * goh
         k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
         opaque_zero = b_at // batch  # see tile_at
-        for edges in tl.static_range(IDS + 0, 2):  # 0: tiles inside the lines, 1: tiles at their ends
+        for edges in tl.static_range(2):  # 0: tiles inside the lines, 1: tiles at their ends
             begin = middle if edges == 1 else first
             count = last - middle if edges == 1 else middle - first
             walk = count
@@ -150,11 +148,10 @@ def _diagonal(
                 else:
                     p = tl.exp2(z + bias - lse_rows)
                 if edges == 1:
-                    inside = (rows < q_end) & (cols < k_end)
-                    if IDS:
-                        row_ids = row_values(segments + b * keys + offset, rows, q_end, 0, True)
-                        inside &= row_ids == row_values(segments + b * keys, cols, k_end, 0, True)
-                    p = tl.where(inside, p, 0.0)
+                    p = tl.where((rows < q_end) & (cols < k_end), p, 0.0)
+                if IDS:
+                    row_ids = row_values(segments + b * keys + offset, rows, q_end, 0, edges == 1)
+                    p = tl.where(row_ids == row_values(segments + b * keys, cols, k_end, 0, edges == 1), p, 0.0)
                 do_tile = tile_at(do_head, q_at, got, q_end, WIDTH_V, DV, BLOCK, edges == 1, opaque_zero)
                 v_tile = tile_at(v_head, k_at, vs, k_end, WIDTH_V, DV, BLOCK, edges == 1, opaque_zero)
                 total += p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)

@@ -79,7 +79,9 @@ CASES = {
     "documents": Case(documents=(20, 5), batch=2, scale="batch", heads=1, groups=1),
     "documents-offset": Case(queries=19, keys=45, documents=(30,), causal=False, params=1, heads=1, groups=1),
     "documents-of-many-tiles": Case(queries=84, keys=96, documents=(66,), params=1, heads=1, groups=1),
-    "documents-of-many-tiles-bidirectional": Case(70, 70, documents=(17,), causal=False, table=False, heads=1, groups=1),
+    "documents-of-many-tiles-bidirectional": Case(
+        70, 70, documents=(17,), causal=False, table=False, heads=1, groups=1
+    ),
     "window": Case(queries=40, keys=40, window=7, scale="shared", params=1, heads=1, groups=1),
     "window-bidirectional": Case(queries=40, keys=40, window=20, causal=False, heads=1, groups=1),
     "window-of-nothing": Case(queries=45, keys=19, window=4, causal=False, heads=1, groups=1),
@@ -216,7 +218,7 @@ def fused(
     q, k, v, grad_out, out = (x.to(dtype) for x in (inputs.q, inputs.k, inputs.v, inputs.grad_out, want["out"]))
     if not fixed_order:  # heads beside one another in memory, as a model's projections leave them
         q, k, v, grad_out, out = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, grad_out, out))
-    lse2 = (want["lse"] * LOG2E).float()
+    lse2 = (want["lse"] * LOG2E).masked_fill(want["lse"] == -math.inf, math.inf).float()
     table2 = None if inputs.table is None else (inputs.table * LOG2E).float()
     jacobian2 = None if inputs.jacobian is None else (inputs.jacobian * LOG2E).float()
     row_scale = None if inputs.row_scale is None else inputs.row_scale.float()

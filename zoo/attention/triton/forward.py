@@ -178,10 +178,11 @@ def _forward(
         queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
         LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
     )  # fmt: skip
-    total = tl.where(total == 0.0, 1.0, total)  # rows beyond the last query
-    out = narrow(acc / total[:, None], out_ptr.dtype.element_ty)
+    # A row that sees nothing, or −∞ alone, is 0, and so are its weights exp2(z2 − lse2) in the backward pass.
+    lse = tl.where(total == 0.0, float("inf"), top + tl.log2(total))
+    out = narrow(acc / tl.where(total == 0.0, 1.0, total)[:, None], out_ptr.dtype.element_ty)
     tl.store(out_ptr + (r * sot + dv[None, :]), out, mask=valid & (dv[None, :] < width_v))
-    tl.store(lse_ptr + row * queries + rows, top + tl.log2(total), mask=rows < queries)
+    tl.store(lse_ptr + row * queries + rows, lse, mask=rows < queries)
 
 
 def attention_forward(
@@ -203,7 +204,8 @@ def attention_forward(
         geometry: the call's shape.
 
     Returns:
-        out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j 2^z2[i,j].
+        out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j 2^z2[i,j], and +∞ of an empty
+        row.
     """
     g = geometry
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,8 @@ from zoo.attention.base import Kernel, repeat_heads
 from zoo.attention.dispatch import prior_attention
 from zoo.naming import check_flags, check_number, check_options, check_whole, nearest
 from zoo.positions import Positions
-from zoo.priors.base import Prior
+from zoo.priors.base import Prior, PriorTerms
+from zoo.priors.stack import has_whole_parameters, stacked_terms
 from zoo.sequence import SequenceGroup
 
 __all__ = [
@@ -24,11 +26,13 @@ __all__ = [
     "AttentionCache",
     "Block",
     "GeluMLP",
+    "LayerTerms",
     "LogitOptions",
     "PriorGate",
     "SSMax",
     "SwiGLU",
     "init_linear",
+    "layer_terms",
     "share_prior",
 ]
 
@@ -116,7 +120,14 @@ class SSMax(nn.Module):
     def of_counts(self, seen: Tensor) -> Tensor:
         """(1 or B, H, T) float32: s·ln n of n (1 or B, 1 or H, T) float64, at least 1."""
         wide = torch.promote_types(self.s.dtype, torch.float32)
-        return self.s.to(wide)[:, None] * seen.log().to(wide)
+        return self.s.to(wide)[..., None] * seen.log().to(wide)
+
+    @staticmethod
+    def of_layers(layers: Sequence[SSMax], positions: Positions, *, causal: bool) -> list[Tensor]:
+        """(1 or B, H, T) float32 of each of layers with one window: n and its logarithm are counted once."""
+        own = copy.copy(layers[0])
+        own.__dict__["_parameters"] = {"s": torch.stack([layer.s for layer in layers])[:, None]}  # (L, 1, H)
+        return list(own(positions, causal=causal).unbind())
 
 
 class AttentionCache(Protocol):
@@ -230,7 +241,7 @@ class Attention(nn.Module):
             check_whole("window", window, 1)
         if dim % num_heads or num_heads % num_kv_heads:
             raise ValueError(f"heads must divide: dim={dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}")
-        self.head_dim = dim // num_heads
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
         self.lanes = lanes
         self.content_dim = self.head_dim - (prior.num_lanes if lanes == "inside" else 0)
         if self.content_dim < 1:
@@ -263,13 +274,15 @@ class Attention(nn.Module):
         logit_scale: float = 1.0,
         last: int | None = None,
         sequence: SequenceGroup | None = None,
+        made: LayerTerms | None = None,
     ) -> Tensor:
         """x (B, T, C) at `positions` → (B, T, C), or of the `last` tokens alone (B, last, C), without work for the others.
 
         With a cache the T tokens follow those it holds; segments cover all. logit_scale multiplies every logit, the prior's
         too: an inverse temperature for measurements, 1 in the model itself. With a sequence group x and the result are this
-        rank's part of the line, `positions` and `segments` of the whole line.
+        rank's part of the line, `positions` and `segments` of the whole line. `made`: what `layer_terms` made for this call.
         """
+        made = LayerTerms() if made is None else made
         at = positions if sequence is None else sequence.part_of(positions)
         asked, of = (x, at) if last is None else (x[:, -last:], at.tail(last))
         q = self.query(asked).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
@@ -279,7 +292,9 @@ class Attention(nn.Module):
         if self.rotary is not None:
             line = {} if sequence is None else {"length": positions.length}
             q, k = self.rotary(q, of, **line), self.rotary(k, at, **line)
-        scale = None if self.ssmax is None else self.ssmax(of, causal=self.causal)
+        scale = made.row_scale
+        if scale is None and self.ssmax is not None:
+            scale = self.ssmax(of, causal=self.causal)
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None
         if self.temperature != 1.0:
@@ -292,9 +307,9 @@ class Attention(nn.Module):
         if sequence is not None:
             if cache is not None or last is not None or logit_scale != 1.0:
                 raise ValueError("a sequence group shares whole lines: expected no cache, no `last`, and logit_scale 1")
-            out = self._of_own_heads(sequence, x, q, k, v, positions, **options)
+            out = self._of_own_heads(sequence, x, q, k, v, positions, made.terms, **options)
         elif cache is None:
-            terms = self.prior(of, positions, causal=self.causal, x=x)
+            terms = self.prior(of, positions, causal=self.causal, x=x) if made.terms is None else made.terms
             out = prior_attention(q, k, v, terms, causal=self.causal, **options)
         else:
             if not self.causal or logit_scale != 1.0:
@@ -310,19 +325,21 @@ class Attention(nn.Module):
         k: Tensor,
         v: Tensor,
         positions: Positions,
+        terms: PriorTerms | None,
         *,
         query_scale: Tensor | None,
         **options: Any,
     ) -> Tensor:
         """(B, H, T/N, D): this rank computes its heads over the whole line, and the ranks exchange heads for tokens."""
-        prior, content = self.prior.of_heads(sequence.heads(q.shape[1])), self.prior.content(x)
         # Where ranks do not divide the key heads, the least repetition that they do: H is a multiple of both.
         groups = math.lcm(k.shape[1], sequence.size)
         q, k, v = (sequence.to_heads(heads) for heads in (q, repeat_heads(k, groups), repeat_heads(v, groups)))
         if query_scale is not None:
             query_scale = sequence.to_heads(query_scale[..., None])[..., 0]
-        x = x if content is None else sequence.to_heads(content)
-        terms = prior(positions, positions, causal=self.causal, x=x)
+        if terms is None:
+            prior, content = self.prior.of_heads(sequence.heads(self.num_heads)), self.prior.content(x)
+            x = x if content is None else sequence.to_heads(content)
+            terms = prior(positions, positions, causal=self.causal, x=x)
         out = prior_attention(q, k, v, terms, causal=self.causal, query_scale=query_scale, **options)
         return sequence.to_tokens(out)
 
@@ -333,6 +350,60 @@ class Attention(nn.Module):
         return (
             None if self.prior_scale == 1.0 else q.new_full(q.shape[1:3], self.prior_scale, dtype=torch.float32)[None]
         )
+
+
+@dataclass(frozen=True)
+class LayerTerms:
+    """What a layer's attention takes from positions alone, where it was made before: None is made by the layer.
+
+    Attributes:
+        terms: the prior's.
+        row_scale: (1 or B, H, T) SSMax's.
+    """
+
+    terms: PriorTerms | None = None
+    row_scale: Tensor | None = None
+
+
+def costs_launches(x: Tensor) -> bool:
+    """Whether an operation on all layers costs less than one for each: where launching a kernel takes longer than a small one
+    runs. The processor does not launch, and torch.compile fuses what it traces."""
+    return x.device.type != "cpu" and not torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def layer_terms(
+    layers: Sequence[Attention], positions: Positions, x: Tensor, *, sequence: SequenceGroup | None = None
+) -> list[LayerTerms]:
+    """What layers take from the positions of whole lines, made for all of them at once where that pays (`costs_launches`).
+
+    Args:
+        layers: that attend to no cache and give all tokens.
+        x: input of the first, (B, T, C); this rank's part in a sequence group, as in `Attention.forward`.
+    """
+    if not costs_launches(x) or len(layers) < 2:
+        return [LayerTerms()] * len(layers)
+    at = positions if sequence is None else sequence.part_of(positions)
+    terms: list[PriorTerms | None] = [None] * len(layers)
+    scales: list[Tensor | None] = [None] * len(layers)
+    for causal in {layer.causal for layer in layers}:
+        those = [n for n, layer in enumerate(layers) if layer.causal == causal]
+        priors = [layers[n].prior for n in those]
+        if sequence is not None:
+            priors = [
+                prior.of_heads(sequence.heads(layers[n].num_heads)) for n, prior in zip(those, priors, strict=True)
+            ]
+        for n, found in zip(those, stacked_terms(priors, positions, positions, causal=causal, x=x), strict=True):
+            terms[n] = found
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for n in those:
+            ssmax = layers[n].ssmax
+            if ssmax is not None and has_whole_parameters(ssmax):
+                alike.setdefault((ssmax.window, ssmax.s.shape, ssmax.s.dtype), []).append(n)
+        for group in alike.values():
+            made = SSMax.of_layers([cast(SSMax, layers[n].ssmax) for n in group], at, causal=causal)
+            for n, scale in zip(group, made, strict=True):
+                scales[n] = scale
+    return [LayerTerms(*found) for found in zip(terms, scales, strict=True)]
 
 
 def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, Any]]) -> None:
@@ -395,9 +466,12 @@ class Block(nn.Module):
         kernel: str | Kernel = "auto",
         last: int | None = None,
         sequence: SequenceGroup | None = None,
+        made: LayerTerms | None = None,
     ) -> Tensor:
         """(B, T, C), or of the `last` tokens (B, last, C); arguments as in `Attention`."""
-        options: dict[str, Any] = dict(segments=segments, cache=cache, kernel=kernel, last=last, sequence=sequence)
+        options: dict[str, Any] = dict(
+            segments=segments, cache=cache, kernel=kernel, last=last, sequence=sequence, made=made
+        )
         attended = self.attention(self.attention_norm(x), positions, **options)
         x = (x if last is None else x[:, -last:]) + attended
         return x + self.mlp(self.mlp_norm(x))

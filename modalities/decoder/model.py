@@ -15,7 +15,7 @@ from modalities.decoder.generation import generate
 from zoo.attention.base import Kernel, single_documents
 from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
 from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
-from zoo.layers import Attention, Block, GeluMLP, LogitOptions, SSMax, SwiGLU, init_linear, share_prior
+from zoo.layers import Attention, Block, GeluMLP, LogitOptions, SSMax, SwiGLU, init_linear, layer_terms, share_prior
 from zoo.methods import (
     Position,
     check_position,
@@ -218,10 +218,13 @@ class Decoder(ZooModel):
         x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         if self.position_embedding is not None:
             x = x + self.position_embedding(own, x)
+        attentions = [cast(Block, layer).attention for layer in (self.layers if last is None else self.layers[:-1])]
+        made = [] if cache else layer_terms(attentions, positions, x, sequence=self.sequence)
         for n, layer in enumerate(self.layers):
             options: dict[str, Any] = dict(segments=segments, kernel=kernel, sequence=self.sequence)
             options |= {"cache": cache.layers[n]} if cache else {}
             options |= {"last": last} if layer is self.layers[-1] else {}
+            options |= {"made": made[n]} if n < len(made) else {}
             if states is not None:
                 states.append(x)
             if self.gradient_checkpointing and self.training and torch.is_grad_enabled():

@@ -21,7 +21,7 @@ from modalities.contract import Reading
 from modalities.vision.architectures import VisionConfig, not_multiples
 from modalities.vision.transforms import preprocess
 from zoo.attention.base import Kernel
-from zoo.layers import Attention, LogitOptions, SSMax, init_linear, share_prior
+from zoo.layers import Attention, LayerTerms, LogitOptions, SSMax, init_linear, layer_terms, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
 from zoo.positions import Positions
@@ -62,9 +62,16 @@ class VisionBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(
-        self, x: Tensor, positions: Positions, *, kernel: str | Kernel = "auto", logit_scale: float = 1.0
+        self,
+        x: Tensor,
+        positions: Positions,
+        *,
+        kernel: str | Kernel = "auto",
+        logit_scale: float = 1.0,
+        made: LayerTerms | None = None,
     ) -> Tensor:
-        attended = self.attention(self.attention_norm(x), positions, kernel=kernel, logit_scale=logit_scale)
+        options: dict[str, Any] = dict(kernel=kernel, logit_scale=logit_scale, made=made)
+        attended = self.attention(self.attention_norm(x), positions, **options)
         x = x + self.drop_path(self.attention_scale(attended))
         return x + self.drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
 
@@ -225,6 +232,9 @@ class VisionTransformer(ZooModel):
             x = x + self.position_embedding(positions, x)
         return x, positions
 
+    def _terms(self, x: Tensor, positions: Positions) -> list[LayerTerms]:
+        return layer_terms([cast(VisionBlock, layer).attention for layer in self.layers], positions, x)
+
     def _run(self, layer: nn.Module, x: Tensor, positions: Positions, **options: Any) -> Tensor:
         if self.grad_checkpointing and torch.is_grad_enabled() and self.training:
             return checkpoint(layer, x, positions, use_reentrant=False, **options)
@@ -233,8 +243,8 @@ class VisionTransformer(ZooModel):
     def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto", logit_scale: float = 1.0) -> Tensor:
         """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
         x, positions = self.embed(images)
-        for layer in self.layers:
-            x = self._run(layer, x, positions, kernel=kernel, logit_scale=logit_scale)
+        for layer, made in zip(self.layers, self._terms(x, positions), strict=True):
+            x = self._run(layer, x, positions, kernel=kernel, logit_scale=logit_scale, made=made)
         return self.norm(x)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
@@ -339,9 +349,9 @@ class VisionTransformer(ZooModel):
             len(self.layers), indices if indices is None or isinstance(indices, int) else list(indices)
         )
         x, positions = self.embed(images)
-        found = []
+        found, terms = [], self._terms(x, positions)
         for n, layer in enumerate(self.layers[: last + 1] if stop_early else self.layers):
-            x = self._run(layer, x, positions)
+            x = self._run(layer, x, positions, made=terms[n])
             if n in take:
                 found.append(self.norm(x) if norm else x)
         prefix = [y[:, : self.num_prefix_tokens] for y in found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +71,7 @@ class Alibi(Prior):
     num_lanes = RAMP_LANES
     by_head = ("raw_slope",)
     raw_slope: nn.Parameter
+    layers = 1  # that are stacked
 
     def __init__(
         self, num_heads: int, *, learnable: bool = False, mean_lag: float | Sequence[float] | None = None
@@ -93,8 +95,16 @@ class Alibi(Prior):
 
     def _start(self, device: torch.device | str | None) -> Tensor:
         if self.fixed is None:
-            return alibi_slopes(self.num_heads, device)
-        return torch.tensor(self.fixed, dtype=torch.float64, device=device)
+            slopes = alibi_slopes(self.num_heads // self.layers, device)
+        else:
+            slopes = torch.tensor(self.fixed, dtype=torch.float64, device=device)
+        return slopes if self.layers == 1 else slopes.repeat(self.layers)
+
+    @classmethod
+    def stack(cls, priors: Sequence[Self]) -> Self:
+        own = super().stack(priors)
+        own.__dict__["layers"] = len(priors)
+        return own
 
     def of_heads(self, heads: slice) -> Prior:
         own = super().of_heads(heads)

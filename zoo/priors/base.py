@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -89,6 +89,16 @@ class PriorTerms:
         lanes, bias, carry = (cut(self.q_lanes), cut(self.k_lanes)), cut(self.bias), cut(self.carry)
         return PriorTerms(*lanes, table, bias, carry, self.causal, self.offset)
 
+    def split(self, count: int, *, causal: bool) -> list[PriorTerms]:
+        """The terms of each of `count` layers, of those of their heads together (`Prior.stack`)."""
+
+        def cut(x: Tensor | None) -> Sequence[Tensor | None]:
+            return [x] * count if x is None or x.shape[1] == 1 else x.chunk(count, dim=1)
+
+        tables = [None] * count if self.table is None else self.table.split(count, causal=causal)
+        parts = zip(cut(self.q_lanes), cut(self.k_lanes), tables, cut(self.bias), cut(self.carry), strict=True)
+        return [PriorTerms(*part, self.causal, self.offset) for part in parts]
+
     def dense(self) -> Tensor:
         """(1 or B, H, T, S): K as a matrix, lanes multiplied out."""
         parts = []
@@ -116,9 +126,11 @@ def _agreed(what: str, a: _N | None, b: _N | None) -> _N | None:
 
 
 def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Lanes side by side, batch and head axes broadcast to each other."""
+    """Lanes side by side, batch and head axes broadcast to each other; one axis may be of layers, each of some heads."""
     if a is None or b is None:
         return b if a is None else a
+    heads = max(a.shape[1], b.shape[1])
+    a, b = (x if x.shape[1] in (1, heads) else x.repeat_interleave(heads // x.shape[1], 1) for x in (a, b))
     lead = torch.broadcast_shapes(a.shape[:2], b.shape[:2])
     return torch.cat([a.expand(*lead, *a.shape[2:]), b.expand(*lead, *b.shape[2:])], dim=-1)
 
@@ -167,11 +179,13 @@ class Prior(nn.Module):
         requires_options: whether it cannot be made without options that no model supplies: models of its name are not listed,
             and made when their options are given.
         by_head: names of its own parameters with an entry per head, (H, …), where heads differ by nothing else; None: untold.
+        by_layer: names of its own buffers and modules that heads share; its `stack` joins them.
     """
 
     num_lanes: int = 0
     requires_options: bool = False
     by_head: tuple[str, ...] | None = None
+    by_layer: tuple[str, ...] = ()
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -212,6 +226,24 @@ class Prior(nn.Module):
         cut = {n: p if p is None or n not in self.by_head else p[heads] for n, p in self._parameters.items()}
         parts = {n: m.of_heads(heads) if isinstance(m, Prior) else m for n, m in self._modules.items()}
         own.__dict__ |= {"_parameters": cut, "_modules": parts, "content": _given}
+        return own
+
+    @classmethod
+    def stack(cls, priors: Sequence[Self]) -> Self:
+        """A prior of the heads of all of `priors`, with their parameters, whose terms `PriorTerms.split` cuts into theirs.
+
+        They differ by nothing but the values of `by_head` and `by_layer`: see `zoo.priors.stack`.
+        """
+        own = copy.copy(priors[0])
+        heads = {
+            name: None if one is None else torch.cat([prior._parameters[name] for prior in priors])  # type: ignore[misc]
+            for name, one in own._parameters.items()
+        }
+        parts = {
+            name: type(one).stack([prior._modules[name] for prior in priors]) if isinstance(one, Prior) else one  # type: ignore[misc]
+            for name, one in own._modules.items()
+        }
+        own.__dict__ |= {"_parameters": heads, "_modules": parts, "num_heads": sum(prior.num_heads for prior in priors)}
         return own
 
     def require_line(self, q_pos: Positions, k_pos: Positions) -> None:

@@ -156,6 +156,8 @@ class Ggd2d(GridPrior):
             turns an isotropic one into a ring.
     """
 
+    by_head = ()
+
     def __init__(
         self,
         num_heads: int,

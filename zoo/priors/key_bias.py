@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,10 @@ __all__ = ["KeyBias", "KeyBias2d"]
 class _Sink(Prior):
     """Base of both: u_h(j) = g_h·MLP(z_j) + b_h·bump_j."""
 
+    by_head: tuple[str, ...] | None = ("gain", "bump")
+    by_layer = ("mlp",)
+    mlps: Sequence[nn.Module] | None = None  # of layers that are stacked
+
     def __init__(self, num_heads: int, rank: int) -> None:
         super().__init__(num_heads)
         check_whole("rank of a key bias", rank, 0)
@@ -31,11 +37,32 @@ class _Sink(Prior):
         nn.init.zeros_(last.bias)
         self.mlp = nn.Sequential(nn.Linear(2 * rank + 2, 4), nn.SiLU(), last)
 
+    @classmethod
+    def stack(cls, priors: Sequence[Self]) -> Self:
+        own = super().stack(priors)
+        own.__dict__["mlps"] = [prior.mlp for prior in priors]
+        return own
+
     def sink(self, features: Tensor, bump: Tensor) -> Tensor:
-        """(1 or B, H, S) from features (1 or B, S, 2M+2) and bump (1 or B, S)."""
+        """(1 or B, H, S) from features (1 or B, S, 2M+2) and bump (1 or B, S); of L layers (`stack`) with L·H for H."""
         dtype = features.dtype
-        value = linear_in(self.mlp[2], F.silu(linear_in(self.mlp[0], features)))[..., 0]
-        return self.gain.to(dtype)[:, None] * value[:, None] + self.bump.to(dtype)[:, None] * bump[:, None].to(dtype)
+        if self.mlps is None:
+            value = linear_in(self.mlp[2], F.silu(linear_in(self.mlp[0], features)))[..., 0][:, None]
+        else:
+            value = _values(self.mlps, features)
+        gain = self.gain.to(dtype).unflatten(0, (value.shape[1], -1))[..., None]
+        gained = (gain * value[:, :, None]).flatten(1, 2)
+        return gained + self.bump.to(dtype)[:, None] * bump[:, None].to(dtype)
+
+
+def _values(mlps: Sequence[nn.Module], features: Tensor) -> Tensor:
+    """(1 or B, L, S) what L MLPs make of features (1 or B, S, n), in their dtype: matrices side by side."""
+    first, last = ([cast(nn.Linear, cast(nn.Sequential, mlp)[n]) for mlp in mlps] for n in (0, 2))
+    into, out = (torch.cat([layer.weight for layer in layers]).to(features.dtype) for layers in (first, last))
+    biases = (torch.cat([layer.bias for layer in layers]).to(features.dtype) for layers in (first, last))
+    with torch.autocast(features.device.type, enabled=False):
+        hidden = F.silu(F.linear(features, into, next(biases))).unflatten(-1, (len(mlps), -1))
+    return ((hidden * out).sum(-1) + next(biases)).transpose(1, 2)
 
 
 class KeyBias(_Sink):
@@ -90,9 +117,10 @@ class KeyBias(_Sink):
     ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
         dtype = prior_dtype(self)
+        ramp = self.bias(k_pos.index(self.gain.device), causal, dtype)
         with torch.no_grad():
-            at_query = self.bias(q_pos.index(self.gain.device), causal, dtype)
-        q_lanes, k_lanes = ramp_lanes(self.bias(k_pos.index(self.gain.device), causal, dtype), at_query)
+            at_query = ramp if q_pos is k_pos else self.bias(q_pos.index(self.gain.device), causal, dtype)
+        q_lanes, k_lanes = ramp_lanes(ramp, at_query)
         return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), causal=causal, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:

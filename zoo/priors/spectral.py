@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,7 @@ class Spectral(Prior):
 
     is_relative = True
     by_head = ("alpha", "beta")
+    by_layer = ("omega",)
     omega: Tensor
 
     def __init__(
@@ -62,14 +65,24 @@ class Spectral(Prior):
         self.omega = omega.double().to(self.omega.device)
         return self
 
+    @classmethod
+    def stack(cls, priors: Sequence[Self]) -> Self:
+        own = super().stack(priors)
+        own.__dict__["_buffers"] = {"omega": torch.stack([prior.omega for prior in priors])[:, None]}  # (L, 1, R)
+        return own
+
     def lanes(self, q_at: Tensor, k_at: Tensor) -> tuple[Tensor, Tensor]:
-        """q_lanes (1 or B, H, T, 2R), k_lanes (1 or B, 1, S, 2R) at positions (1 or B, T) and (1 or B, S)."""
+        """q_lanes (1 or B, H, T, 2R), k_lanes (1 or B, 1, S, 2R) at positions (1 or B, T) and (1 or B, S).
+
+        Of L layers (`stack`): q_lanes (…, L·H, T, 2R) and k_lanes (…, L, S, 2R).
+        """
         dtype = prior_dtype(self)
-        alpha, beta = self.alpha.to(dtype)[:, None], self.beta.to(dtype)[:, None]
+        layers = 1 if self.omega.ndim == 1 else len(self.omega)
+        alpha, beta = (x.to(dtype).unflatten(0, (layers, -1))[:, :, None] for x in (self.alpha, self.beta))
         q_angle, k_angle = (p.double()[:, None, :, None] * self.omega for p in (q_at, k_at))
-        q_cos, q_sin = q_angle.cos().to(dtype), q_angle.sin().to(dtype)
+        q_cos, q_sin = q_angle.cos().to(dtype)[:, :, None], q_angle.sin().to(dtype)[:, :, None]
         q_lanes = torch.cat([alpha * q_cos + beta * q_sin, alpha * q_sin - beta * q_cos], dim=-1)
-        return q_lanes, torch.cat([k_angle.cos(), k_angle.sin()], dim=-1).to(dtype)
+        return q_lanes.flatten(1, 2), torch.cat([k_angle.cos(), k_angle.sin()], dim=-1).to(dtype)
 
     def series(self, distance: Tensor) -> Tensor:
         """(H, *distance.shape) float64: the sum itself."""
@@ -116,6 +129,8 @@ class Spectral2d(Prior):
         reach: half period of the slowest frequency, in multiples of the training grid's longer side.
         top: the fastest frequency, in radians per patch; where the slowest would be faster than it, all are `top`.
     """
+
+    by_head = ()
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zoo.positions import Positions
 
-__all__ = ["ParametricTable", "RelativeTable", "UnrolledTable", "grid_table", "line_table"]
+__all__ = ["FusedTable", "ParametricTable", "RelativeTable", "UnrolledTable", "grid_table", "line_table"]
 
 
 class ParametricTable:
@@ -122,6 +122,22 @@ class RelativeTable:
             return UnrolledTable(windows.flip(2).transpose(1, 2).contiguous(), self)
         return UnrolledTable(table.flip(1) if self.origin is not None else table, self)
 
+    def fused(self, *, causal: bool) -> FusedTable:
+        """The table as fused kernels read it; of a layer's that was made with others' (`split`), what was made then."""
+        causal_of, made = self.__dict__.get("_fused", (None, None))
+        return made if causal_of == causal else FusedTable.of(self, causal=causal)
+
+    def split(self, count: int, *, causal: bool) -> list[RelativeTable]:
+        """The table of each of `count` layers, of that of their heads together, with its `fused` form."""
+        each, found = self.table.shape[0] // count, []
+        forms = FusedTable.of(self, causal=causal).split(count)
+        for n, (table, form) in enumerate(zip(self.table.chunk(count), forms, strict=True)):
+            heads = slice(n * each, (n + 1) * each)
+            parametric = None if self.parametric is None else self.parametric.of_heads(heads)
+            found.append(replace(self, table=table, parametric=parametric))
+            found[-1].__dict__["_fused"] = causal, form  # no field: `replace` of the table must not keep it
+        return found
+
     def rows(self, start: int, stop: int, last_key: int) -> Tensor:
         """(1, H, stop − start, last_key) the matrix for queries [start, stop) and keys [0, last_key)."""
         return self.unroll().rows(start, stop, last_key)
@@ -135,6 +151,47 @@ class RelativeTable:
         if not same or self.table.shape != other.table.shape:
             raise ValueError("relative tables can only be added over the same positions")
         return replace(self, table=self.table + other.table, parametric=None)
+
+
+@dataclass(frozen=True)
+class FusedTable:
+    """A relative table as a fused kernel reads it, float32; on a line less each head's largest entry, at distances that the
+    call sees.
+
+    A constant per head changes neither the softmax nor gradients, since Σ_j dS_ij = 0. In bfloat16 the residual
+    Σ_j dS_ij ≠ 0 (δ uses the rounded output) is multiplied by the table's magnitude, which this keeps small.
+
+    Attributes:
+        values: (H, N); without gradient where there are `params`.
+        params, jacobian: (P, H) and (P, H, N) of a parametric table whose gradient is needed, else None.
+    """
+
+    values: Tensor
+    params: Tensor | None = None
+    jacobian: Tensor | None = None
+
+    @staticmethod
+    def of(table: RelativeTable, *, causal: bool) -> FusedTable:
+        values, params, jacobian = table.table, None, None
+        if table.parametric is not None and torch.is_grad_enabled() and values.requires_grad:
+            values, params, jacobian = values.detach(), table.parametric.params.float(), table.jacobian().float()
+        values = values.float()
+        if table.origin is None:
+            return FusedTable(values, params, jacobian)
+        # Without gradients too: recomputation under activation checkpointing must give the same bits.
+        first = min(max(table.center if causal else 0, 0), values.shape[1] - 1)
+        column = values.detach()[:, first:].argmax(dim=1, keepdim=True) + first
+        shift = values.detach().gather(1, column)
+        values = values - shift.where(shift.isfinite(), 0.0)
+        if jacobian is not None:
+            jacobian = jacobian - jacobian.gather(2, column.expand(len(jacobian), -1, 1))
+        return FusedTable(values, params, jacobian)
+
+    def split(self, count: int) -> list[FusedTable]:
+        """That of each of `count` layers."""
+        none = [None] * count
+        params, jacobian = (none if x is None else x.chunk(count, dim=1) for x in (self.params, self.jacobian))
+        return [FusedTable(*parts) for parts in zip(self.values.chunk(count), params, jacobian, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class TritonKernel:
     """Serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA.
 
     Attributes:
-        least_keys: below this many keys the plan, which reads all queries and keys once, costs more than it saves.
+        least_keys: below this many keys, or a quarter of them with documents, which hide tiles from each other whatever the
+            prior, the plan, which reads all queries and keys once, costs more than it saves.
         decode_queries: up to this many queries without gradients take the decoding kernel.
         capability: compute capability of the device of this name.
         interpreted: whether Triton's interpreter runs the kernels, on the CPU.
@@ -67,7 +68,7 @@ class TritonKernel:
     def __init__(
         self,
         *,
-        least_keys: int = 1024,
+        least_keys: int = 4096,
         decode_queries: int = 8,
         capability: Callable[[str], tuple[int, int]] = cuda_capability,
         interpreted: Callable[[], bool] = _interpreted,
@@ -109,22 +110,17 @@ class TritonKernel:
         from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
 
         q, k, v, row_scale, segments = _operands(call)
-        table = call.table
+        table, scalars = call.table, _scalars(call)
+        few = call.num_queries <= self.decode_queries and not scalars[3]
+        if few and not needs_grad(q, k, v, None if table is None else table.table, row_scale):
+            decode = decode_op if torch.compiler.is_compiling() else fused_decode
+            return decode(q, k, v, None if table is None else table.table.float(), row_scale, segments, *scalars)
         values = params = jacobian = None
         if table is not None:
-            values = table.table
-            if table.parametric is not None and torch.is_grad_enabled() and values.requires_grad:
-                values, params, jacobian = values.detach(), table.parametric.params.float(), table.jacobian().float()
-            values = values.float()
-        scalars = _scalars(call)
-        few = call.num_queries <= self.decode_queries and not scalars[3]
-        if few and not needs_grad(q, k, v, values, params, row_scale):
-            decode = decode_op if torch.compiler.is_compiling() else fused_decode
-            return decode(q, k, v, values, row_scale, segments, *scalars)
-        if values is not None and table is not None and table.origin is not None:
-            # Without gradients too: recomputation under activation checkpointing must give the same bits.
-            values, jacobian = _centred(values, jacobian, table.center if call.causal else 0)
-        skip = _skips() and call.num_keys >= self.least_keys and _may_skip(call)
+            fused = table.fused(causal=call.causal)
+            values, params, jacobian = fused.values, fused.params, fused.jacobian
+        least = self.least_keys if segments is None else self.least_keys // 4
+        skip = _skips() and call.num_keys >= least and _may_skip(call)
         return fused_attention(q, k, v, values, row_scale, segments, params, jacobian, *scalars, skip)[0]
 
 
@@ -147,22 +143,6 @@ def skipping(enabled: bool) -> Iterator[None]:
 @traced_as_constant
 def _skips() -> bool:
     return SKIPS.get()
-
-
-def _centred(values: Tensor, jacobian: Tensor | None, first: int) -> tuple[Tensor, Tensor | None]:
-    """A line's table (H, N) and its Jacobian (P, H, N), minus their entries at the column where the table is largest, from
-    column `first` on.
-
-    Subtracting a constant per head changes neither the softmax nor gradients, since Σ_j dS_ij = 0. In bfloat16 the residual
-    Σ_j dS_ij ≠ 0 (δ uses the rounded output) is multiplied by the table's magnitude, which this keeps small.
-    """
-    first = min(max(first, 0), values.shape[1] - 1)
-    column = values.detach()[:, first:].argmax(dim=1, keepdim=True) + first
-    shift = values.detach().gather(1, column)
-    values = values - shift.where(shift.isfinite(), 0.0)
-    if jacobian is not None:
-        jacobian = jacobian - jacobian.gather(2, column.expand(len(jacobian), -1, 1))
-    return values, jacobian
 
 
 def skipped_share(call: AttentionCall) -> float:

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.common import Geometry, code_of, last_axis_contiguous, on_device
+from zoo.attention.triton.common import Geometry, code_of, last_axis_contiguous, on_device, scale_stride
 
 __all__ = ["Plan", "make_plan", "skipped_share"]
 
@@ -57,8 +57,8 @@ class Plan:
 
 
 SHAPES = [
-    "batch", "heads", "groups", "tiles", "q_tiles", "k_tiles", "length", "queries", "keys", "columns", "count",
-    "chunk_count", "blocks", "steps", "lanes", "offset", "window", "origin", "grid_width", "prefix",
+    "batch", "heads", "groups", "q_tiles", "k_tiles", "queries", "keys", "columns", "count",
+    "chunk_count", "steps", "lanes", "offset", "window", "origin", "grid_width", "prefix",
     "scale_batch", "scale_head", "ids_batch", "table_head",
 ]  # fmt: skip
 
@@ -73,18 +73,18 @@ def _kernel(fn):
     )
 
 
-@_kernel
-def tile_extremes(
-    x, scale, segments, stats, ids, batch, heads, tiles, length, width, lanes, offset, factor, inflate,
+@triton.jit
+def _tile_extremes(
+    program, x, scale, segments, stats, ids, batch, heads, tiles, length, width, lanes, offset, factor, inflate,
     x_batch, x_head, x_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
     TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
     """Extremes of SEVERAL tiles of rows of one head of row scale·factor·x. Norms are rounded up, and +∞ if a value is not
     finite."""
     blocks = (tiles + SEVERAL - 1) // SEVERAL
-    head_at = (tl.program_id(0) // blocks).to(tl.int64)
+    head_at = (program // blocks).to(tl.int64)
     b, h = head_at // heads, head_at % heads
-    first_tile = tl.program_id(0) % blocks * SEVERAL
+    first_tile = program % blocks * SEVERAL
     tile = first_tile + tl.arange(0, SEVERAL)
     exists = tile < tiles
     row = tl.arange(0, SEVERAL)[:, None] * TILE + tl.arange(0, TILE)[None, :]
@@ -131,14 +131,14 @@ def tile_extremes(
     tl.store(stats, tl.where(tl.max(wrong, axis=1) > 0, float("inf"), norm), mask=exists)
 
 
-@_kernel
-def chunk_extremes(
-    table, chunks, heads, columns, count, blocks, table_head, TILE: tl.constexpr, CHUNKS: tl.constexpr
+@triton.jit
+def _chunk_extremes(
+    program, table, chunks, heads, columns, count, table_head, TILE: tl.constexpr, CHUNKS: tl.constexpr
 ):  # fmt: skip
     """Minimum and maximum of CHUNKS chunks of one head's table; the maximum is +∞ if there is NaN."""
-    at = tl.program_id(0).to(tl.int64)
-    head = at // blocks
-    chunk = at % blocks * CHUNKS + tl.arange(0, CHUNKS)
+    blocks = (count + CHUNKS - 1) // CHUNKS
+    head = (program // blocks).to(tl.int64)
+    chunk = program % blocks * CHUNKS + tl.arange(0, CHUNKS)
     column = chunk[:, None] * TILE + tl.arange(0, TILE)[None, :]
     real = column < columns
     part = tl.load(table + head * table_head + column, mask=real, other=0.0).to(tl.float32)
@@ -149,14 +149,43 @@ def chunk_extremes(
 
 
 @_kernel
-def heads_without_skipping(
-    no_skip, q_stats, k_stats, chunks, heads, groups, q_tiles, k_tiles, chunk_count, lanes,
+def extremes(
+    q, k, scale, segments, table, q_stats, k_stats, q_ids, k_ids, chunks,
+    batch, heads, groups, q_tiles, k_tiles, queries, keys, width, lanes, offset, factor, inflate, columns,
+    chunk_count, table_head, q_batch, q_head, q_row, k_batch, k_head, k_row, scale_batch, scale_head, scale_row,
+    ids_batch, ids_column,
+    TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr,
+    SCALED: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr,
+):  # fmt: skip
+    """Of tiles of queries with their row scale, of tiles of keys, and of chunks of the table, in the order of programs."""
+    program = tl.program_id(0)
+    q_programs = batch * heads * ((q_tiles + SEVERAL - 1) // SEVERAL)
+    k_programs = batch * groups * ((k_tiles + SEVERAL - 1) // SEVERAL)
+    if program < q_programs:
+        _tile_extremes(
+            program, q, scale, segments, q_stats, q_ids, batch, heads, q_tiles, queries, width, lanes, offset, factor,
+            inflate,
+            q_batch, q_head, q_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
+            TILE, SEVERAL, COLUMNS, SCALED, IDS,
+        )  # fmt: skip
+    elif program < q_programs + k_programs:
+        _tile_extremes(
+            program - q_programs, k, k, segments, k_stats, k_ids, batch, groups, k_tiles, keys, width, lanes, 0, 1.0, inflate,
+            k_batch, k_head, k_row, 0, 0, 0, ids_batch, ids_column,
+            TILE, SEVERAL, COLUMNS, False, IDS,
+        )  # fmt: skip
+    elif TABLE:
+        _chunk_extremes(
+            program - q_programs - k_programs, table, chunks, heads, columns, chunk_count, table_head, TILE, CHUNKS
+        )
+
+
+@triton.jit
+def _keeps_all(
+    at, head, heads, groups, q_stats, k_stats, chunks, plane, q_tiles, k_tiles, chunk_count, lanes,
     TABLE: tl.constexpr, SCALED: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """1 where a logit bound may be NaN or +∞, which disables skipping for that head; else 0."""
-    at = tl.program_id(0).to(tl.int64)
-    head = at % heads
-    plane = tl.num_programs(0) * q_tiles
+    """1 where a logit bound of a head may be NaN or +∞, which disables skipping for it; else 0."""
     lane = tl.arange(0, VECTOR)
     norm = tl.zeros((VECTOR,), tl.float32)
     scale = tl.full((VECTOR,), 1.0, tl.float32)
@@ -183,7 +212,7 @@ def heads_without_skipping(
             high = tl.maximum(high, tl.load(high_at, mask=tiles < chunk_count, other=0.0))
         wrong |= tl.max(high, axis=0) == float("inf")
         wrong |= (tl.min(low, axis=0) == -float("inf")) & (tl.min(scale, axis=0) <= 0.0)
-    tl.store(no_skip + at, wrong.to(tl.int32))
+    return wrong.to(tl.int32)
 
 
 @triton.jit
@@ -311,11 +340,11 @@ def _floor(
 
 @_kernel
 def row_intervals(
-    rows, counts, no_skip, q_stats, k_stats, q_ids, k_ids, entries, chunks,
+    rows, counts, q_stats, k_stats, q_ids, k_ids, entries, chunks,
     table_head, columns, chunk_count, steps,
     batch, heads, groups, queries, keys, offset, window, origin, grid_width, prefix, margin, epsilon, lanes,
     IDS: tl.constexpr, TABLE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
-    SCALED: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, VECTOR: tl.constexpr,
+    SCALED: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, VECTOR: tl.constexpr, SCANNED: tl.constexpr,
 ):  # fmt: skip
     """Key intervals of QUERIES query tiles of one head: their floors, then the first and last tile not skipped."""
     q_tiles, k_tiles = (queries + TILE - 1) // TILE, (keys + TILE - 1) // TILE
@@ -373,7 +402,10 @@ def row_intervals(
         stats, table, reach, documents, offset, window, own_bias, has_own, epsilon,
         IDS, TABLE, CAUSAL, WINDOW, GRID, TILE, VECTOR,
     ) - margin  # fmt: skip
-    keep_all = tl.load(no_skip + head_at) > 0
+    keep_all = _keeps_all(
+        head_at, h, heads, groups, q_stats, k_stats, chunks, q_plane, q_tiles, k_tiles, chunk_count, lanes,
+        TABLE, SCALED, SCANNED,
+    ) > 0  # fmt: skip
 
     lo, hi = tl.zeros_like(m) + k_tiles, tl.zeros_like(m)
     for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
@@ -452,29 +484,42 @@ def make_plan(
     q, k = last_axis_contiguous(q), last_axis_contiguous(k)
     table = None if table is None else last_axis_contiguous(table)
     q_tiles, k_tiles, count = triton.cdiv(g.queries, tile), triton.cdiv(g.keys, tile), g.batch * g.heads
+    columns = 0 if table is None else table.shape[1]
+    chunk_count, grid = triton.cdiv(columns, tile), g.grid_width > 0
     rows = torch.empty(2, count, q_tiles, dtype=torch.int32, device=q.device)
     cols = torch.empty(2, count, k_tiles, dtype=torch.int32, device=q.device)
     counts = torch.empty_like(rows)
-    no_skip = torch.empty(count, dtype=torch.int32, device=q.device)
-    flags = {"lanes": g.lanes, "TABLE": table is not None, "SCALED": row_scale is not None}
-    columns = 0 if table is None else table.shape[1]
-    chunk_count = triton.cdiv(columns, tile)
-    grid = g.grid_width > 0
+    # Of each tile the norm, the minimum and maximum of each lane, and of the row scale; the smallest and largest document id.
+    planes = 1 + 2 * g.lanes
+    q_stats = torch.empty(planes + 2 * (row_scale is not None), count, q_tiles, dtype=torch.float32, device=q.device)
+    k_stats = torch.empty(planes, g.batch * g.groups, k_tiles, dtype=torch.float32, device=q.device)
+    q_ids, k_ids = (
+        torch.empty(2, g.batch, 0 if segments is None else tiles, dtype=torch.int32, device=q.device)
+        for tiles in (q_tiles, k_tiles)
+    )
+    # Of each chunk of `tile` columns of the table the minimum and maximum, +∞ for NaN.
+    chunks = torch.empty(2, g.heads, chunk_count, dtype=torch.float32, device=q.device)
+    entries, table_head = (q_stats, 0) if table is None else (table, table.stride(0))
+    flags = {"SCALED": row_scale is not None, "IDS": segments is not None, "TABLE": table is not None, "TILE": tile}
+    programs = [count * triton.cdiv(q_tiles, SEVERAL), g.batch * g.groups * triton.cdiv(k_tiles, SEVERAL)]
+    programs += [g.heads * triton.cdiv(chunk_count, CHUNKS)]
     with on_device(q):
-        q_stats, q_ids = _tile_extremes(q, row_scale, segments, g.offset, g.lanes, tile, g.softmax_scale)
-        k_stats, k_ids = _tile_extremes(k, None, segments, 0, g.lanes, tile, 1.0)
-        chunks = q_stats if table is None else _chunk_extremes(table, tile)
-        heads_without_skipping[(count,)](
-            no_skip, q_stats, k_stats, chunks, g.heads, g.groups, q_tiles, k_tiles, chunk_count, **flags,
-            VECTOR=BLOCK, num_warps=4,
+        extremes[(sum(programs),)](
+            q, k, q if row_scale is None else row_scale, q if segments is None else segments, entries,
+            q_stats, k_stats, q_ids, k_ids, chunks,
+            g.batch, g.heads, g.groups, q_tiles, k_tiles, g.queries, g.keys, g.width_k, g.lanes, g.offset,
+            g.softmax_scale, 1.0 + (g.width_k + 8) * 2.0**-23, columns, chunk_count, table_head,
+            *q.stride()[:3], *k.stride()[:3], scale_stride(row_scale),
+            *((0, 0) if row_scale is None else row_scale.stride()[1:]), *((0, 0) if segments is None else segments.stride()),
+            **flags, SEVERAL=SEVERAL, COLUMNS=COLUMNS, CHUNKS=CHUNKS, num_warps=4,
         )  # fmt: skip
         row_intervals[(count * triton.cdiv(q_tiles, QUERIES),)](
-            rows, counts, no_skip, q_stats, k_stats, q_ids, k_ids, q_stats if table is None else table, chunks,
-            0 if table is None else table.stride(0), columns, chunk_count, _chunks_per_tile(g, tile),
+            rows, counts, q_stats, k_stats, q_ids, k_ids, entries, chunks,
+            table_head, columns, chunk_count, _chunks_per_tile(g, tile),
             g.batch, g.heads, g.groups, g.queries, g.keys, g.offset, g.window, columns // 2 if grid else g.origin,
             max(g.grid_width, 1), g.prefix, 24.0 * math.log(2.0) + math.log(g.keys) + 1e-3, (g.lanes + 16) * 2.0**-23,
-            **flags, CAUSAL=g.causal, WINDOW=g.window > 0, GRID=grid, IDS=segments is not None,
-            TILE=tile, QUERIES=QUERIES, VECTOR=VECTOR, num_warps=4,
+            g.lanes, **flags, CAUSAL=g.causal, WINDOW=g.window > 0, GRID=grid, QUERIES=QUERIES, VECTOR=VECTOR, SCANNED=BLOCK,
+            num_warps=4,
         )  # fmt: skip
         column_intervals[(count * triton.cdiv(k_tiles, BLOCK),)](
             cols, rows, count, q_tiles, k_tiles, g.offset, TILE=tile, BLOCK=BLOCK, num_warps=4
@@ -504,35 +549,3 @@ def _chunks_per_tile(g: Geometry, tile: int) -> int:
     if g.grid_width:
         width += (g.grid_width - 1) * min(g.grid_height - 1, (tile - 1) // g.grid_width + 1)
     return 2 * width // tile + 2
-
-
-def _tile_extremes(
-    x: Tensor, scale: Tensor | None, segments: Tensor | None, offset: int, lanes: int, tile: int, factor: float
-) -> tuple[Tensor, Tensor]:
-    """(1 + 2R + 2, B·heads, tiles) float32 of scale·factor·x: the norm, minimum and maximum of each lane, and of the scale; and
-    (2, B, tiles) int32: the smallest and largest document id."""
-    batch, heads, length, width = x.shape
-    tiles = triton.cdiv(length, tile)
-    planes = 1 + 2 * lanes + (0 if scale is None else 2)
-    stats = torch.empty(planes, batch * heads, tiles, dtype=torch.float32, device=x.device)
-    ids = torch.empty(2, batch, tiles if segments is not None else 0, dtype=torch.int32, device=x.device)
-    scaled, masked = x if scale is None else scale, x if segments is None else segments
-    strides = (0, 0, 0) if scale is None else (scale.stride(0) if scale.shape[0] > 1 else 0, *scale.stride()[1:])
-    tile_extremes[(batch * heads * triton.cdiv(tiles, SEVERAL),)](
-        x, scaled, masked, stats, ids, batch, heads, tiles, length, width, lanes, offset, factor, 1.0 + (width + 8) * 2.0**-23,
-        *x.stride()[:3], *strides, *((0, 0) if segments is None else segments.stride()),
-        TILE=tile, SEVERAL=SEVERAL, COLUMNS=COLUMNS, SCALED=scale is not None, IDS=segments is not None, num_warps=4,
-    )  # fmt: skip
-    return stats, ids
-
-
-def _chunk_extremes(table: Tensor, tile: int) -> Tensor:
-    """(2, H, ceil(N/tile)) float32 minimum and maximum of the table's chunks of `tile` columns; +∞ for NaN."""
-    heads, columns = table.shape
-    count = triton.cdiv(columns, tile)
-    chunks = torch.empty(2, heads, count, dtype=torch.float32, device=table.device)
-    blocks = triton.cdiv(count, CHUNKS)
-    chunk_extremes[(heads * blocks,)](
-        table, chunks, heads, columns, count, blocks, table.stride(0), TILE=tile, CHUNKS=CHUNKS, num_warps=4
-    )
-    return chunks

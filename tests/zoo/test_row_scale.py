@@ -37,17 +37,17 @@ def gradients(seed: int, kernel: str, dtype: torch.dtype) -> tuple[Tensor, Tenso
     return ssmax.s.grad.double(), rows.detach().double().abs().sum(-1)
 
 
-@pytest.mark.parametrize("kernel", ["reference", "sdpa", "toeplitz", "auto"])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "toeplitz", "auto", "triton"])
 def test_the_gradient_is_as_good_as_rounded_queries_allow(kernel: str) -> None:
     """The rows' gradients cancel, to a hundredth of their sum or less: what rounding leaves is a share of that sum, and not of
     the gradient. It is 0.001; with δ of a rounded output it was up to 0.2."""
-    for seed in range(6):
+    for seed in range(1) if kernel == "triton" else range(6):  # its programs are interpreted
         wanted, size = gradients(seed, "reference", torch.float64)
         found, _ = gradients(seed, kernel, torch.bfloat16)
         assert (found - wanted).abs().max() < (1e-4 if kernel == "reference" else 2**-9) * size.max(), seed
 
 
-@pytest.mark.parametrize("kernel", ["reference", "sdpa", "toeplitz", "auto"])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "toeplitz", "auto", "triton"])
 def test_a_row_of_one_key_has_no_gradient_whatever_its_prior(kernel: str) -> None:
     prior, line = create_prior("ggd", num_heads=2), Positions.line(5)
     torch.nn.init.constant_(prior.theta_beta, -8.0)  # −1e30 at the query's own place

@@ -188,6 +188,51 @@ def test_a_flat_prior_has_no_gradient_but_rounding():
     assert alpha.abs().max() < 1e-5 * beta.abs().max()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_see_nothing_but_minus_infinity_are_zero_with_finite_gradients(dtype):
+    """Keys nearer than 3 are −∞: the first rows of a causal call have no others. As with a mask that hides those keys."""
+    line, near = Positions.line(21), 3
+    torch.manual_seed(5)
+    leaves = [torch.randn(1, 2, 21, 16, device=DEVICE, dtype=dtype).requires_grad_() for _ in range(3)]
+    leaves += [torch.randn(2, 41, device=DEVICE).requires_grad_()]
+    hidden = torch.arange(41, device=DEVICE) - 20 < near
+    distance = torch.arange(21, device=DEVICE)[:, None] - torch.arange(21, device=DEVICE)
+    results = []
+    for kernel, options in (("triton", {}), ("reference", {"mask": (distance >= near)[None, None]})):
+        given = [x if kernel == "triton" else x.double() for x in leaves]
+        table = given[3] if options else given[3].masked_fill(hidden, -math.inf)
+        terms = PriorTerms(table=RelativeTable.line(table, line, line, center=20))
+        out = prior_attention(*given[:3], terms, causal=True, kernel=kernel, **options)
+        results.append([out, *torch.autograd.grad((out.float() ** 2).sum(), leaves)])
+    assert not results[0][0][:, :, :near].any()
+    for got, truth in zip(*results, strict=True):
+        scale = max(1.0, float(truth.detach().abs().max()))
+        room = 200 * 2**-24 if dtype == torch.float32 else 2**-6
+        assert float((got.double() - truth.double()).detach().abs().max()) <= room * scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_prior_beyond_float32_at_the_own_key_has_finite_gradients(scaled):
+    """GGD at θβ = −8 is −1e40 there: every gradient is that of float64."""
+    prior, line = make("ggd", num_heads=2).to(DEVICE).float(), Positions.line(21)
+    with torch.no_grad():
+        prior.theta_beta.fill_(-8.0)
+        prior.theta_mu.zero_()
+    torch.manual_seed(6)
+    q, k, v = (torch.randn(1, 2, 21, 16, device=DEVICE, requires_grad=True) for _ in range(3))
+    rows = (0.5 + torch.rand(2, 21, device=DEVICE)).requires_grad_()
+    numbers = [p for p in prior.parameters() if p.requires_grad]
+    results = []
+    for kernel in ("triton", "reference"):
+        terms = prior(line, line, causal=True)
+        out = prior_attention(q, k, v, terms, causal=True, query_scale=rows if scaled else None, kernel=kernel)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), [q, k, v, *numbers, *[rows] * scaled])])
+    for got, truth in zip(*results, strict=True):
+        torch.testing.assert_close(got, truth, rtol=2e-4, atol=2e-5 * max(1.0, float(truth.detach().abs().max())))
+
+
 def test_nothing_is_skipped_of_heads_that_do_not_forget():
     call, _ = decaying(67, slope=1e-4)
     assert triton.skipped_share(call) == 0.0

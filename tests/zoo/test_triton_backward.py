@@ -57,6 +57,7 @@ class Case:
         return Geometry(
             self.batch, self.heads, self.groups, self.queries, self.keys, self.width_k, self.width_v, self.lanes, self.causal,
             window=self.window, origin=0 if self.grid else self.keys - 1, grid_height=height, grid_width=width, prefix=prefix,
+            softmax_scale=0.3,
         )  # fmt: skip
 
 
@@ -68,6 +69,7 @@ def on_grid(height: int, width: int, prefix: int, **options) -> Case:
 CASES = {
     "odd": Case(width_k=19, width_v=24, scale="shared", params=2),
     "no-table": Case(table=False, queries=21, keys=21),
+    "scale-alone": Case(table=False, queries=21, keys=21, scale="shared", lanes=2, width_k=18, heads=1, groups=1),
     "lanes-apart": Case(queries=19, keys=45, width_k=19, lanes=3, groups=1, scale="shared", params=1),
     "one": Case(queries=1, keys=1),
     "grouped-offset": Case(queries=19, keys=45, heads=4),
@@ -76,6 +78,10 @@ CASES = {
     "more-queries": Case(queries=45, keys=19, causal=False, scale="shared", heads=1, groups=1),
     "documents": Case(documents=(20, 5), batch=2, scale="batch", heads=1, groups=1),
     "documents-offset": Case(queries=19, keys=45, documents=(30,), causal=False, params=1, heads=1, groups=1),
+    "documents-of-many-tiles": Case(queries=84, keys=96, documents=(66,), params=1, heads=1, groups=1),
+    "documents-of-many-tiles-bidirectional": Case(
+        70, 70, documents=(17,), causal=False, table=False, heads=1, groups=1
+    ),
     "window": Case(queries=40, keys=40, window=7, scale="shared", params=1, heads=1, groups=1),
     "window-bidirectional": Case(queries=40, keys=40, window=20, causal=False, heads=1, groups=1),
     "window-of-nothing": Case(queries=45, keys=19, window=4, causal=False, heads=1, groups=1),
@@ -112,8 +118,10 @@ def draw(case: Case) -> Inputs:
     if case.documents is not None:
         starts = torch.tensor(case.documents)[:, None]
         segments = (torch.arange(g.keys)[None] >= starts).int()
+        if g.keys > 64:  # the first one comes again within the second
+            segments[:, -6:-4] = 0
     return Inputs(
-        normal(g.batch, g.heads, g.queries, g.width_k, dtype=case.dtype) / 4,
+        normal(g.batch, g.heads, g.queries, g.width_k, dtype=case.dtype),
         normal(g.batch, g.groups, g.keys, g.width_k, dtype=case.dtype),
         normal(g.batch, g.groups, g.keys, g.width_v, dtype=case.dtype),
         normal(g.batch, g.heads, g.queries, g.width_v, dtype=case.dtype),
@@ -154,12 +162,14 @@ def dense(case: Case, inputs: Inputs, table: Tensor | None) -> tuple[Tensor, Ten
     """out (B,H,T,Dv) and the natural log-sum-exp (B,H,T); rows that see nothing give zeros."""
     index, on, seen = index_and_mask(case, inputs.segments)
     repeat = case.heads // case.groups
-    z = inputs.q @ inputs.k.repeat_interleave(repeat, 1).mT
+    z = case.geometry.softmax_scale * inputs.q @ inputs.k.repeat_interleave(repeat, 1).mT
     if table is not None:
         bias = table[:, index][None]
         if on is not None:
             bias = bias * on
-        z = z + (bias if inputs.row_scale is None else bias * inputs.row_scale[..., None])
+        z = z + bias
+    if inputs.row_scale is not None:
+        z = z * inputs.row_scale[..., None]
     z = z.masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(z, -1)
     weights = torch.exp(z - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
@@ -208,7 +218,7 @@ def fused(
     q, k, v, grad_out, out = (x.to(dtype) for x in (inputs.q, inputs.k, inputs.v, inputs.grad_out, want["out"]))
     if not fixed_order:  # heads beside one another in memory, as a model's projections leave them
         q, k, v, grad_out, out = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, grad_out, out))
-    lse2 = (want["lse"] * LOG2E).float()
+    lse2 = (want["lse"] * LOG2E).masked_fill(want["lse"] == -math.inf, math.inf).float()
     table2 = None if inputs.table is None else (inputs.table * LOG2E).float()
     jacobian2 = None if inputs.jacobian is None else (inputs.jacobian * LOG2E).float()
     row_scale = None if inputs.row_scale is None else inputs.row_scale.float()
@@ -275,15 +285,15 @@ def eager(case: Case, inputs: Inputs, want: dict[str, Tensor]) -> dict[str, Tens
         return x.to(torch.bfloat16).double()
 
     k, v = inputs.k.repeat_interleave(repeat, 1), inputs.v.repeat_interleave(repeat, 1)
-    bias, scale = inputs.table[:, index][None], inputs.row_scale[..., None]
-    z = (inputs.q @ k.mT + scale * bias).masked_fill(~seen, -math.inf)
-    p = torch.exp(z - want["lse"][..., None])
+    bias, scale, c = inputs.table[:, index][None], inputs.row_scale[..., None], case.geometry.softmax_scale
+    y = c * inputs.q @ k.mT + bias
+    p = torch.exp((scale * y).masked_fill(~seen, -math.inf) - want["lse"][..., None])
     ds = p * (inputs.grad_out @ v.mT - (inputs.grad_out * rounded(want["out"])).sum(-1, keepdim=True))
     grads = {
-        "q": rounded(ds) @ k,
-        "k": (rounded(ds).mT @ inputs.q).unflatten(1, (-1, repeat)).sum(2),
+        "q": scale * c * rounded(ds) @ k,
+        "k": c * (rounded(scale * ds).mT @ inputs.q).unflatten(1, (-1, repeat)).sum(2),
         "v": (rounded(p).mT @ inputs.grad_out).unflatten(1, (-1, repeat)).sum(2),
-        "row_scale": (ds * bias).sum(-1),
+        "row_scale": (ds * y).sum(-1),
         "params": (ds * scale * inputs.jacobian[:, :, index][:, None]).sum((1, 3, 4)),
     }
     flat = index.expand(case.batch, case.heads, -1, -1).transpose(0, 1).flatten(1)

@@ -18,8 +18,6 @@ from zoo.attention.triton.common import Geometry
 
 pytestmark = pytest.mark.gpu
 
-LOG2E = math.log2(math.e)
-
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -40,16 +38,11 @@ class Case:
     segments: Tensor | None
     g: Geometry
 
-    @property
-    def arguments(self) -> tuple:
-        table2 = None if self.table is None else self.table * LOG2E
-        return table2, self.row_scale
-
     def dense(self, splits: int | None = None) -> Tensor:
-        return decode.decode(self.q, self.k, self.v, *self.arguments, self.segments, self.g, splits=splits)
+        return decode.decode(self.q, self.k, self.v, self.table, self.row_scale, self.segments, self.g, splits=splits)
 
     def paged(self, pages: Pages, splits: int | None = None) -> Tensor:
-        return decode.decode_paged(self.q, pages, *self.arguments, self.g, splits=splits)
+        return decode.decode_paged(self.q, pages, self.table, self.row_scale, self.g, splits=splits)
 
     def excess(self, ours: Tensor, kept: Tensor | None = None) -> float:
         """The largest error, as a share of what float32 may do to it."""
@@ -64,7 +57,8 @@ class Case:
         """
         g = self.g
         k, v = (x.double().repeat_interleave(g.heads // g.groups, 1) for x in (self.k, self.v))
-        logits, terms = self.q.double() @ k.mT, self.q.double().abs() @ k.abs().mT
+        q = g.softmax_scale * self.q.double()
+        logits, terms = q @ k.mT, q.abs() @ k.abs().mT
         i, j = torch.arange(g.queries, device=DEVICE)[:, None], torch.arange(g.keys, device=DEVICE)[None]
         distance = i + g.offset - j
         seen = torch.ones(g.batch, 1, g.queries, g.keys, dtype=torch.bool, device=DEVICE)
@@ -79,9 +73,11 @@ class Case:
             seen = seen & kept.repeat_interleave(g.heads // g.groups, 1)[:, :, None]
         if self.table is not None:
             column = (g.origin + i - j).clamp(0, self.table.shape[1] - 1)
-            scale = 1.0 if self.row_scale is None else self.row_scale.double()[..., None]
-            bias = scale * self.table.double()[:, column]
+            bias = self.table.double()[:, column]
             logits, terms = logits + bias, terms + bias.abs()
+        if self.row_scale is not None:
+            scale = self.row_scale.double()[..., None]
+            logits, terms = logits * scale, terms * scale.abs()
         weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
         rounding = 2.0**-23 * ((g.width_k + 6) * terms.max() + g.keys + 8)
         return weights @ v, rounding * (weights @ v.abs())
@@ -119,12 +115,13 @@ def make(
     v.copy_(numbers(*v.shape))
     if lanes:
         k[..., 0], k[..., 1:lanes] = 1.0, 0.01 * torch.arange(keys, device=DEVICE)[:, None]
-    q = (numbers(batch, queries, heads, lanes + width) / math.sqrt(width)).to(dtype).transpose(1, 2)
+    q = numbers(batch, queries, heads, lanes + width).to(dtype).transpose(1, 2)
     origin = keys - queries + 3
     far = 0 if seen.get("causal", 1) else queries
     g = Geometry(
         batch, heads, groups, queries, keys, lanes + width, width_v, lanes,
         causal=bool(seen.get("causal", 1)), window=seen.get("window", 0), origin=origin + far,
+        softmax_scale=1 / math.sqrt(width),
     )  # fmt: skip
     segments = None
     if documents:
@@ -144,6 +141,7 @@ CASES = {
     "eight, several tiles of rows": make(1, 10, 1, 8, 47, 16, scale=1),
     "window": make(2, 2, 1, 5, 75, window=19, scale=2),
     "no table": make(1, 3, 3, 5, 40, table=False),
+    "no table, scaled rows": make(1, 2, 1, 3, 40, table=False, scale=1),
     "documents": make(2, 4, 2, 5, 50, documents=True),
     "lanes, odd widths": make(1, 4, 2, 2, 37, 19, width_v=21, lanes=2),
     "both directions": make(1, 2, 2, 3, 35, causal=0, window=9),
@@ -252,17 +250,16 @@ def test_splits_fill_the_device_without_needless_ones() -> None:
 
 def test_what_the_kernels_do_not_serve_is_named() -> None:
     case = CASES["one query"]
-    table2, row_scale = case.arguments
     with pytest.raises(ValueError, match="grid of 2 × 3"):
         decode.decode(
             case.q, case.k, case.v, None, None, None, Geometry(2, 2, 2, 1, 49, 8, 8, grid_height=2, grid_width=3)
         )
     with pytest.raises(ValueError, match="k's last stride is 49"):
-        decode.decode(case.q, case.k.mT.contiguous().mT, case.v, table2, row_scale, None, case.g)
+        decode.decode(case.q, case.k.mT.contiguous().mT, case.v, case.table, case.row_scale, None, case.g)
     with pytest.raises(ValueError, match="table of 50 columns: expected columns 3 to 51"):
         decode.decode(case.q, case.k, case.v, torch.zeros(2, 50, device=DEVICE), None, None, case.g)
     with pytest.raises(ValueError, match=r"v's dtype is torch\.float64"):
-        decode.decode(case.q, case.k, case.v.double(), table2, row_scale, None, case.g)
+        decode.decode(case.q, case.k, case.v.double(), case.table, case.row_scale, None, case.g)
     with pytest.raises(ValueError, match="0 splits"):
         case.dense(0)
     pages = store(case, 16, torch.ones(2, 2, 4, dtype=torch.bool))

@@ -25,10 +25,10 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ours(case: Case, planned: bool = False) -> Tensor:
-    table2, row_scale = case.arguments
+    table2 = None if case.table is None else case.table * common.LOG2E.value
     segments = None if case.segments is None else case.segments[:, : case.g.keys].contiguous()
-    plan = make_plan(case.q, case.k, case.table, row_scale, segments, case.g) if planned else None
-    return attention_forward(case.q, case.k, case.v, table2, row_scale, segments, plan, case.g)[0]
+    plan = make_plan(case.q, case.k, case.table, case.row_scale, segments, case.g) if planned else None
+    return attention_forward(case.q, case.k, case.v, table2, case.row_scale, segments, plan, case.g)[0]
 
 
 # Columns of q: lanes, then content. Where the two together would double the padded width, lanes are multiplied apart.
@@ -40,6 +40,7 @@ WIDTHS = {
     "16 + 64, apart, nothing padded": make(1, 1, 1, 20, 34, 64, lanes=16),
     "5 + 60, apart, no column at sixteen": make(1, 1, 1, 34, 34, 60, width_v=48, lanes=5),
     "4 + 64 without a table": make(1, 2, 1, 34, 34, 64, lanes=4, table=False),
+    "scaled rows without a table": make(1, 2, 1, 34, 34, 19, lanes=4, table=False, scale=1),
 }
 
 

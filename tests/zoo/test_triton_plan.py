@@ -50,7 +50,8 @@ class Case:
         height, width, prefix = self.grid or (0, 0, 0)
         batch = len(self.documents) if self.documents else 1
         shape = (batch, HEADS, self.groups, self.queries, self.keys, lanes + WIDTH, WIDTH, lanes)
-        return Geometry(*shape, self.causal, self.window, self.keys - 1 + 3 * (not self.grid), height, width, prefix)
+        origin = self.keys - 1 + 3 * (not self.grid)
+        return Geometry(*shape, self.causal, self.window, origin, height, width, prefix, softmax_scale=0.5)
 
 
 def on_grid(height: int, width: int, prefix: int, **options) -> Case:
@@ -164,7 +165,7 @@ def build(case: Case) -> tuple[list[Tensor | None], Geometry]:
         place = torch.arange(g.keys)
         ids = [(place >= a).int() + (place >= b).int() for a, b in case.documents]
         segments = torch.stack(ids).to(torch.int32)
-    given = [q.to(case.dtype), k.to(case.dtype), table_of(case, g), scale, segments]
+    given = [2.0 * q.to(case.dtype), k.to(case.dtype), table_of(case, g), scale, segments]
     return [None if x is None else x.to(DEVICE) for x in given], g
 
 
@@ -172,7 +173,7 @@ def logits(given: list[Tensor | None], g: Geometry) -> Tensor:
     """(B, H, T, S) float64 logits, −∞ where a key is hidden."""
     q, k, table, scale, segments = (None if x is None else x.double().cpu() for x in given)
     assert q is not None and k is not None
-    z = q @ k.repeat_interleave(g.heads // g.groups, 1).transpose(-1, -2)
+    z = g.softmax_scale * q @ k.repeat_interleave(g.heads // g.groups, 1).transpose(-1, -2)
     rows, cols = torch.arange(g.queries)[:, None], torch.arange(g.keys)[None]
     if table is not None:
         index, placed = g.origin + rows - cols, torch.ones(1, 1, dtype=torch.bool)
@@ -181,8 +182,9 @@ def logits(given: list[Tensor | None], g: Geometry) -> Tensor:
             code = patch.div(g.grid_width, rounding_mode="floor") * (2 * g.grid_width - 1) + patch % g.grid_width
             placed = (patch >= 0)[:, None] & (patch >= 0)[None]
             index = torch.where(placed, code[:, None] - code[None] + table.shape[1] // 2, 0)
-        bias = torch.where(placed, table[:, index], 0.0)
-        z = z + (bias if scale is None else scale[..., None] * bias)
+        z = z + torch.where(placed, table[:, index], 0.0)
+    if scale is not None:
+        z = z * scale[..., None]
     distance = rows + g.offset - cols
     seen = torch.ones_like(distance, dtype=torch.bool)
     if g.causal:
@@ -261,7 +263,7 @@ def test_a_large_constant_of_a_row_changes_nothing() -> None:
     """A lane that all keys share cancels in the softmax; its range over a tile's queries must not blunt the bound."""
     given, g = build(Case(needle=0.0))
     plan = make_plan(*given, g)
-    shared = 1000.0 * torch.rand(1, HEADS, 90, 1, device=DEVICE), torch.ones(1, HEADS, 90, 1, device=DEVICE)
+    shared = 2000.0 * torch.rand(1, HEADS, 90, 1, device=DEVICE), torch.ones(1, HEADS, 90, 1, device=DEVICE)
     q, k = (torch.cat([lane, x], -1) for lane, x in zip(shared, given[:2], strict=True))
     wide = make_plan(q, k, *given[2:], replace(g, width_k=1 + WIDTH, lanes=1))
     assert torch.equal(wide.rows, plan.rows) and skipped_share(plan, g) > 0

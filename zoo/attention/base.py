@@ -136,6 +136,21 @@ class AttentionCall:
         lanes = self.terms.q_lanes if row is None else self.terms.q_lanes * row
         return fold_lanes(content.to(self.q.dtype), lanes)
 
+    @property
+    def softmax_scale(self) -> float:
+        """c, where c·<unscaled, keys> is the logit without row scale, table and bias: 1/sqrt(d_c), or 1 beside lanes."""
+        return 1.0 / math.sqrt(self.q.shape[-1]) if self.terms.q_lanes is None else 1.0
+
+    @property
+    def unscaled(self) -> Tensor:
+        """(B, H, T, R+d_c): queries for a kernel that scales float32 logits; without lanes q itself.
+
+        Lanes and content enter one product, so content is scaled in the copy that puts lanes in front of it.
+        """
+        if self.terms.q_lanes is None:
+            return self.q
+        return fold_lanes(self.q * (1.0 / math.sqrt(self.q.shape[-1])), self.terms.q_lanes)
+
 
 class Kernel(Protocol):
     """One way to compute an `AttentionCall`. Kernels hold no state of a call and may be shared."""

@@ -55,9 +55,8 @@ def _warn_once(reason: str) -> None:
 def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
     from zoo.attention.triton.common import Geometry, last_axis_contiguous
     from zoo.attention.triton.decode import decode_paged
-    from zoo.attention.triton.op import two_based
 
-    q, table = call.queries, call.table
+    q, table = call.unscaled, call.table
     geometry = Geometry(
         *(q.shape[0], q.shape[1], pages.index.shape[1], q.shape[2], pages.length),
         width_k=q.shape[3],
@@ -65,12 +64,11 @@ def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
         lanes=0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[3],
         window=call.window or 0,
         origin=0 if table is None or table.origin is None else table.origin,
+        softmax_scale=call.softmax_scale,
     )
-    if table is None:
-        return decode_paged(q, pages, None, None, geometry)
     scale = None if call.query_scale is None else call.query_scale.float().contiguous()
-    values = last_axis_contiguous(table.table.float())
-    return decode_paged(q, pages, values, two_based(scale, q), geometry)
+    values = None if table is None else last_axis_contiguous(table.table.float())
+    return decode_paged(q, pages, values, scale, geometry)
 
 
 def attend_gathered(

@@ -162,25 +162,25 @@ def _may_skip(call: AttentionCall) -> bool:
 
 
 def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """q, k, v with equal numbers of key heads, the table's row scale, and document ids, as the kernels take them."""
-    q, k, v = call.queries, call.keys, call.v
+    """q, k, v with equal numbers of key heads, the row scale, and document ids, as the kernels take them."""
+    q, k, v = call.unscaled, call.keys, call.v
     if k.shape[1] != v.shape[1]:
         groups = max(k.shape[1], v.shape[1])
         groups = groups if groups % min(k.shape[1], v.shape[1]) == 0 else q.shape[1]
         k, v = repeat_heads(k, groups), repeat_heads(v, groups)
     # A tensor with one column may report any stride as contiguous.
     q, k, v = (x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
-    row_scale = None if call.table is None or call.query_scale is None else call.query_scale.float().contiguous()
+    row_scale = None if call.query_scale is None else call.query_scale.float().contiguous()
     segments = None if call.segments is None else call.segments.to(torch.int32).contiguous()
     return q, k, v, row_scale, segments
 
 
-def _scalars(call: AttentionCall) -> tuple[bool, int, int, list[int], int]:
-    """causal, window, origin, grid and lanes: the operator's scalar arguments."""
+def _scalars(call: AttentionCall) -> tuple[bool, int, int, list[int], int, float]:
+    """causal, window, origin, grid, lanes and the softmax scale: the operator's scalar arguments."""
     origin, grid = 0, []
     if call.table is not None and call.table.shape is not None:
         origin, grid = call.table.center, [*call.table.shape, call.table.num_prefix]
     elif call.table is not None:
         origin = call.table.origin or 0
     lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
-    return call.causal, call.window or 0, origin, grid, lanes
+    return call.causal, call.window or 0, origin, grid, lanes, call.softmax_scale

@@ -1,9 +1,10 @@
 """Gradients of q, k, v, the row scale and a parametric table's params; that of the table itself is in table_grad.py.
 
-With weights p = exp2(z2 − lse2), δ = rowsum(dO ∘ O) and ds = p ∘ (dO·vᵀ − δ), the gradient of the natural-log logits:
+With weights p = exp2(z2 − lse2), δ = rowsum(dO ∘ O) and ds = p ∘ (dO·vᵀ − δ), the gradient of the natural-log logits
+row_scale[i]·(c·q·k + table[index]), c the softmax scale:
 
-    dq = ds·k      dk = dsᵀ·q      dv = pᵀ·dO      d row_scale[i] = Σ_j ds·table[index]
-    d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
+    dq = c·row_scale ∘ (ds·k)      dk = c·(row_scale ∘ ds)ᵀ·q      dv = pᵀ·dO
+    d row_scale[i] = Σ_j ds·(c·q·k + table[index])      d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
 
 (FlashAttention, arXiv:2205.14135, algorithm 4, as two kernels.) One program owns each block of dk and dv and sums over the
 query heads of its key head in registers, another owns each block of dq. Sums have a fixed order without atomic adds, so two
@@ -28,6 +29,7 @@ from zoo.attention.triton.common import (
     narrow,
     on_device,
     padded_width,
+    same_document,
     scale_stride,
     seen_of,
     shared_limit,
@@ -89,7 +91,7 @@ LENGTHS = [
 def _dkdv(
     grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, dk, dv,
     gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dkb, dkg, dks, dvb, dvg, dvs, scale_b, table_h,
-    heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles,
+    heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr
@@ -124,6 +126,10 @@ def _dkdv(
         full_first = tl.maximum(full_first, prefix)
         full_last = tl.where(start < prefix, 0, full_last)
     full_last = tl.where(start + BN > keys, 0, full_last)
+    if IDS:
+        _, near, far, _ = split(first, last, full_first, full_last, BM)
+        near, far = same_document(segments + b * keys + offset, col_ids, start - offset, near, far, BM)
+        full_first, full_last = near * BM, far * BM
     dk_sum = tl.zeros([BN, DK], tl.float32)
     dv_sum = tl.zeros([BN, DV], tl.float32)
     lanes_sum = tl.zeros([BN, DL], tl.float32)
@@ -136,9 +142,7 @@ def _dkdv(
             lo_plan, hi_plan = planned(plan, head_row, batch_rows, k_tiles, start, queries, BN, TILE)
             lo_token, hi_token = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
         lo, full_lo, full_hi, hi = split(lo_token, hi_token, full_first, full_last, BM)
-        if IDS:
-            full_hi = full_lo
-        for part in tl.static_range(2 - IDS):  # 0: masked tiles, 1: tiles wholly inside the mask
+        for part in tl.static_range(2):  # 0: masked tiles, 1: tiles wholly inside the mask
             count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
             opaque_zero = member // share
             for t in tl.range(0, count):
@@ -155,7 +159,7 @@ def _dkdv(
                 z = mm(k_tile, tl.trans(q_tile))
                 if LANES > 0:
                     z = mm(k_lanes, tl.trans(q_lanes), z)
-                z *= LOG2E
+                z *= factor
                 seen = rows < queries
                 if part == 0:
                     row_ids = rows
@@ -164,24 +168,30 @@ def _dkdv(
                     seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
                 if table is not None:
                     q_place = place_of(rows, grid_width, prefix, GRID)
-                    entry = entries(
+                    z += entries(
                         table + h * table_h, at, start, rows, cols, q_place, k_place, seen, origin, prefix,
                         GRID, PREFIX, part == 0,
                     )  # fmt: skip
-                    if row_scale is not None:
-                        entry *= row_values(row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0)
-                    z += entry
+                scale = 1.0
+                if row_scale is not None:
+                    scale = row_values(row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0)
+                    z *= scale
                 p = tl.exp2(z - row_values(lse + head_row * queries, rows, queries, float("inf"), part == 0))
                 if part == 0:
                     p = tl.where(seen, p, 0.0)
                 dv_sum += mm(narrow(p, do_tile.dtype), do_tile)
                 dp = mm(v_tile, tl.trans(do_tile))
                 ds = p * (dp - row_values(delta + head_row * queries, rows, queries, 0.0, part == 0))
+                if row_scale is not None:
+                    ds *= scale
                 dk_sum += mm(narrow(ds, q_tile.dtype), q_tile)
                 if LANES > 0:
                     lanes_sum += mm(narrow(ds, q_tile.dtype), q_lanes)
     opaque_zero = start // (start + keys)
+    softmax_scale = factor / LOG2E
+    dk_sum *= softmax_scale
     if LANES > 0:
+        lanes_sum *= softmax_scale
         store_tile(dk + b * dkb + g * dkg, lanes_sum, start, dks, keys, LANES, DL, BN, opaque_zero)
     store_tile(dk + b * dkb + g * dkg + LANES, dk_sum, start, dks, keys, WIDTH_K, DK, BN, opaque_zero)
     store_tile(dv + b * dvb + g * dvg, dv_sum, start, dvs, keys, WIDTH_V, DV, BN, opaque_zero)
@@ -191,7 +201,7 @@ def _dkdv(
 def _dq(
     grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, jacobian, dq, d_scale, d_params,
     gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dqb, dqh, dqt, scale_b, table_h, jacobian_p,
-    heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles,
+    heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PARAMS: tl.constexpr
@@ -236,14 +246,16 @@ def _dq(
     if plan is not None:
         lo_plan, hi_plan = planned(plan, row, batch_rows, q_tiles, start, keys, BM, TILE)
         first, last = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
-    lo, full_lo, full_hi, hi = split(first, last, full_first, full_last, BN)
     if IDS:
-        full_hi = full_lo
+        _, near, far, _ = split(first, last, full_first, full_last, BN)
+        near, far = same_document(segments + b * keys, row_ids, start + offset, near, far, BN)
+        full_first, full_last = near * BN, far * BN
+    lo, full_lo, full_hi, hi = split(first, last, full_first, full_last, BN)
     dq_sum = tl.zeros([BM, DK], tl.float32)
     lanes_sum = tl.zeros([BM, DL], tl.float32)
-    scale_sum = tl.zeros([BM], tl.float32)
+    scale_sum, residue, mean = (tl.zeros([BM], tl.float32),) * 3
     param_sums = (tl.zeros([BM], tl.float32),) * PARAMS
-    for part in tl.static_range(2 - IDS):  # 0: masked tiles, 1: tiles wholly inside the mask
+    for part in tl.static_range(2):  # 0: masked tiles, 1: tiles wholly inside the mask
         count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
         for t in tl.range(0, count):
             n = full_lo + t
@@ -259,7 +271,7 @@ def _dq(
             z = mm(q_tile, tl.trans(k_tile))
             if LANES > 0:
                 z = mm(q_lanes, tl.trans(k_lanes), z)
-            z *= LOG2E
+            z *= factor
             seen = rows < queries
             if part == 0:
                 col_ids = cols
@@ -267,19 +279,19 @@ def _dq(
                     col_ids = row_values(segments + b * keys, cols, keys, 0, True)
                 seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
             k_place = place_of(cols, grid_width, prefix, GRID)
-            entry = z
             if table is not None:
-                entry = entries(
+                z += entries(
                     table + h * table_h, start, at, rows, cols, q_place, k_place, seen, origin, prefix,
                     GRID, PREFIX, part == 0,
                 )  # fmt: skip
-                z += scale * entry
-            p = tl.exp2(z - lse_rows)
+            p = tl.exp2(z * scale - lse_rows)
             if part == 0:
                 p = tl.where(seen, p, 0.0)
             ds = p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
             if d_scale is not None:
-                scale_sum += tl.sum(ds * entry, 1)
+                scale_sum += tl.sum(ds * z, 1)
+                residue += tl.sum(ds, 1)
+                mean += tl.sum(p * z, 1)
             if PARAMS > 0:
                 new_sums = ()
                 for param in tl.static_range(PARAMS):
@@ -293,12 +305,16 @@ def _dq(
             if LANES > 0:
                 lanes_sum += mm(narrow(ds, k_tile.dtype), k_lanes)
     opaque_zero = start // (start + queries)
+    outer = scale * (factor / LOG2E)
+    dq_sum *= outer
     if LANES > 0:
+        lanes_sum *= outer
         store_tile(dq + b * dqb + h * dqh, lanes_sum, start, dqt, queries, LANES, DL, BM, opaque_zero)
     store_tile(dq + b * dqb + h * dqh + LANES, dq_sum, start, dqt, queries, WIDTH_K, DK, BM, opaque_zero)
     tokens = start + tl.arange(0, BM)
     if d_scale is not None:
-        tl.store(d_scale + row * queries + tokens, scale_sum / LOG2E, mask=tokens < queries)
+        # δ of a rounded output leaves Σ_j ds ≠ 0, by which what the row's logits have in common would enter.
+        tl.store(d_scale + row * queries + tokens, (scale_sum - residue * mean) / LOG2E, mask=tokens < queries)
     for param in tl.static_range(PARAMS):
         sum_rows = param_sums[param][:, None] * scale / LOG2E
         tl.store(d_params + (param * batch_rows + row) * blocks + block, tl.sum(sum_rows))
@@ -317,12 +333,13 @@ def block_sizes(
     return sides[0], sides[1], warps, stages
 
 
-def shape_arguments(g: Geometry, table2: Tensor | None) -> tuple[int, ...]:
-    """The integers named in LENGTHS, in that order."""
+def shape_arguments(g: Geometry, table2: Tensor | None) -> tuple[int | float, ...]:
+    """The integers named in LENGTHS from `heads` on, in the kernels' order, and the factor of q·k."""
     tiles = triton.cdiv(g.queries, common.TILE), triton.cdiv(g.keys, common.TILE)
     origin = g.origin if table2 is None or not g.grid_width else table2.shape[-1] // 2
     return (
-        g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window, origin, max(g.grid_width, 1), g.prefix, *tiles
+        g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window, origin, max(g.grid_width, 1), g.prefix, *tiles,
+        g.factor,
     )  # fmt: skip
 
 
@@ -413,7 +430,7 @@ def attention_backward(
         parts, params = triton.cdiv(g.queries, bm), 0 if jacobian2 is None else jacobian2.shape[0]
         if params:  # their sums and gathers use the registers of half the keys
             bn = max(16, bn // (2 if params <= 2 else 4))
-        d_scale = None if row_scale is None or table2 is None else torch.empty_like(lse2)
+        d_scale = None if row_scale is None else torch.empty_like(lse2)
         partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
         _dq[(parts * g.batch * g.heads,)](
             grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.rows, jacobian2,

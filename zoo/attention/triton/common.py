@@ -1,6 +1,7 @@
 """Shared by the kernels: the geometry of a call, and the parts of a tile of logits.
 
-Kernels work in base 2: z2 = (q·k)·log2 e + row_scale·table2 with table2 = table·log2 e, and weights are exp2(z2 − lse2).
+Kernels work in base 2: z2 = row_scale·(softmax_scale·log2 e·(q·k) + table2) with table2 = table·log2 e, and weights are
+exp2(z2 − lse2). All of it is float32: q is not scaled, and so not rounded, before its product with k.
 A tile of BM × BN logits reads BM + BN − 1 entries of a line's table, which stay in the L1 cache.
 """
 
@@ -57,6 +58,7 @@ class Geometry:
         origin: on a line the table's column of (first query, first key).
         grid_height, grid_width: patches of the grid; 0 on a line.
         prefix: leading tokens of a grid call that are not on the grid.
+        softmax_scale: the factor of q·k, lanes included.
     """
 
     batch: int
@@ -73,6 +75,12 @@ class Geometry:
     grid_height: int = 0
     grid_width: int = 0
     prefix: int = 0
+    softmax_scale: float = 1.0
+
+    @property
+    def factor(self) -> float:
+        """Of q·k in base-2 logits."""
+        return self.softmax_scale * LOG2E.value
 
     @property
     def offset(self) -> int:
@@ -193,10 +201,9 @@ def table_load(at, seen, MASKED: tl.constexpr):
 
 @triton.jit
 def bias_of(
-    table, rows, cols, scale, seen, origin, grid_width, prefix,
-    SCALE: tl.constexpr, GRID: tl.constexpr, PREFIX: tl.constexpr, MASKED: tl.constexpr
-):  # fmt: skip
-    """(BM, BN) float32: row_scale·table[index] of one head, in the base of `table`; 0 where not `seen`, if MASKED.
+    table, rows, cols, seen, origin, grid_width, prefix, GRID: tl.constexpr, PREFIX: tl.constexpr, MASKED: tl.constexpr
+):
+    """(BM, BN) float32: table[index] of one head, in the base of `table`; 0 where not `seen`, if MASKED.
 
     A tile that is not MASKED lies wholly inside the call and off the prefix tokens, so its loads need no bounds.
 
@@ -215,16 +222,14 @@ def bias_of(
         at = row_at[:, None] - first_col.to(tl.int64)[None, :] - tl.arange(BN, 2 * BN).to(tl.int64)[None, :]
     if PREFIX and MASKED:
         seen = seen & placed_of(rows, cols, prefix)
-    bias = table_load(at, seen, MASKED)
-    if SCALE:
-        bias *= scale[:, None]
-    return bias
+    return table_load(at, seen, MASKED)
 
 
 @triton.jit
 def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
     """The part of blocks [lo, hi) of BN keys, all inside the call, around position `own` that is in the document of all rows;
-    empty if the rows are of several documents. Reads the ids of [lo, hi) once, four bytes per key."""
+    empty if the rows are of several documents. Reads the ids of [lo, hi) once, four bytes per key. Keys and rows may change
+    places."""
     SPAN: tl.constexpr = 1024
     document = tl.max(row_ids)
     one = tl.min(row_ids) == document

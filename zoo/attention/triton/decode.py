@@ -82,7 +82,7 @@ LENGTHS = [
 def _partial(
     q_ptr, k_ptr, v_ptr, index_ptr, start_ptr, count_ptr, table, scale_ptr, ids_ptr, out_ptr, lse_ptr,
     sqb, sqh, sqt, skb, skg, sks, svb, svg, svs, sob, soh, sot, ssb, ssh, sth, sib,
-    groups, group, queries, keys, offset, window, origin, listed, splits, fewest,
+    groups, group, queries, keys, offset, window, origin, listed, splits, fewest, softmax_scale,
     WK: tl.constexpr, WV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     UNIT: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr,
     TABLE: tl.constexpr, SCALE: tl.constexpr, WHOLE: tl.constexpr
@@ -104,11 +104,12 @@ def _partial(
     )  # fmt: skip
     table += (h * sth)[:, None]
     ids_ptr += b * sib
-    row_ids, scale = t, t.to(tl.float32)
+    # The table is in natural units, so that one that is as long as a cache is not copied for every token.
+    row_ids, scale = t, tl.full([BM], LOG2E, tl.float32)
     if IDS:
         row_ids = tl.load(ids_ptr + offset + t, mask=held, other=-2)
     if SCALE:
-        scale = tl.load(scale_ptr + b * ssb + h * ssh + t, mask=held, other=0.0)
+        scale *= tl.load(scale_ptr + b * ssb + h * ssh + t, mask=held, other=0.0)
 
     last = tl.minimum((first_row + BM - 1) // group, queries - 1)
     lo, hi = _span(first_row // group, last, keys, offset, window, CAUSAL, WINDOW)
@@ -146,12 +147,10 @@ def _partial(
         k = tl.load(k_ptr + k_row[:, None] + dk[None, :], mask=valid & (dk[None, :] < WK), other=0.0)
         v = tl.load(v_ptr + v_row[:, None] + dv[None, :], mask=valid & (dv[None, :] < WV), other=0.0)
         seen = visible_of(t, cols, t, cols, queries, keys, offset, window, CAUSAL, WINDOW, False)
-        z = mm(q, tl.trans(k)) * LOG2E
+        z = mm(q, tl.trans(k)) * softmax_scale
         if TABLE:
-            bias = tl.load(table + (t[:, None] - cols[None, :] + origin), mask=seen, other=0.0)
-            if SCALE:
-                bias *= scale[:, None]
-            z += bias
+            z += tl.load(table + (t[:, None] - cols[None, :] + origin), mask=seen, other=0.0)
+        z *= scale[:, None]
         if IDS:  # after the table loads, which would otherwise wait for the ids
             col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
             seen &= row_ids[:, None] == col_ids[None, :]
@@ -236,20 +235,20 @@ def decode(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    table2: Tensor | None,
+    table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
     geometry: Geometry,
     *,
     splits: int | None = None,
 ) -> Tensor:
-    """Attention of few queries,  z2[i,j] = <q_i, k_j>·log2 e + row_scale[h,i]·table2[h, origin + i − j],  on a line.
+    """Attention of few queries,  z[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j> + table[h, origin + i − j]),  on a line.
 
     Keys are read once per 64 rows of T·H/G, in float32 per 32. No gradient. The result is the same from run to run.
 
     Args:
         q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv) of one dtype; k and v may be views into a cache, last axis contiguous.
-        table2: (H, N) float32, the table times log2 e; row_scale: (1 or B, H, T) float32; segments: (B, S) int32.
+        table, row_scale: (H, N) and (1 or B, H, T) float32, in natural units; segments: (B, S) int32.
         geometry: the call's shape.
         splits: number of splits of the keys; None chooses for the device.
 
@@ -260,18 +259,18 @@ def decode(
         ValueError: on a grid; for other shapes, dtypes or strides; for a table that is too short.
     """
     g = geometry
-    _check(q, table2, row_scale, segments, g, splits)
+    _check(q, table, row_scale, segments, g, splits)
     for name, x, width in (("k", k, g.width_k), ("v", v, g.width_v)):
         _expect(f"{name}'s shape", tuple(x.shape), (g.batch, g.groups, g.keys, width))
         _expect(f"{name}'s dtype", x.dtype, q.dtype)
         _expect(f"{name}'s last stride", x.stride(-1), 1)
-    return _launch(q, k, v, None, table2, row_scale, segments, g, splits, k.stride()[:3], v.stride()[:3])
+    return _launch(q, k, v, None, table, row_scale, segments, g, splits, k.stride()[:3], v.stride()[:3])
 
 
 def decode_paged(
     q: Tensor,
     pages: Pages,
-    table2: Tensor | None,
+    table: Tensor | None,
     row_scale: Tensor | None,
     geometry: Geometry,
     *,
@@ -284,13 +283,13 @@ def decode_paged(
     Args:
         q: (B,H,T,Dk), any T: chunks of a prompt too.
         pages: keys (P, block, Dk), values (P, block, Dv), index, start (B,G,n), count (B,G), segments (B, ≥ S) or None.
-        table2, row_scale, geometry, splits, and the result: as for `decode`.
+        table, row_scale, geometry, splits, and the result: as for `decode`.
 
     Raises:
         ValueError: as `decode`; for a block that is no power of two ≥ 16.
     """
     g = geometry
-    _check(q, table2, row_scale, pages.segments, g, splits)
+    _check(q, table, row_scale, pages.segments, g, splits)
     block, listed = pages.keys.shape[1], pages.index.shape[2]
     if block < 16 or block & (block - 1):
         raise ValueError(f"pages of {block} keys: expected a power of two, at least 16")
@@ -308,11 +307,11 @@ def decode_paged(
         _expect(f"the dtype of pages.{name}", x.dtype, torch.int32)
     k_strides, v_strides = ((x.stride(0), 0, x.stride(1)) for x in (pages.keys, pages.values))
     return _launch(
-        q, pages.keys, pages.values, pages, table2, row_scale, pages.segments, g, splits, k_strides, v_strides
+        q, pages.keys, pages.values, pages, table, row_scale, pages.segments, g, splits, k_strides, v_strides
     )
 
 
-def _launch(q, k, v, pages, table2, row_scale, segments, g: Geometry, splits, k_strides, v_strides) -> Tensor:
+def _launch(q, k, v, pages, table, row_scale, segments, g: Geometry, splits, k_strides, v_strides) -> Tensor:
     """Both kernels, or only the first for one split."""
     q = common.last_axis_contiguous(q)
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
@@ -339,15 +338,16 @@ def _launch(q, k, v, pages, table2, row_scale, segments, g: Geometry, splits, k_
         lse = q.new_empty(g.batch * g.groups, splits, rows, dtype=torch.float32)
     with on_device(q):
         _partial[g.batch * g.groups * triton.cdiv(rows, bm), splits](
-            q, k, v, index, start, count, q if table2 is None else table2, q if row_scale is None else row_scale,
+            q, k, v, index, start, count, q if table is None else table, q if row_scale is None else row_scale,
             q if segments is None else segments, part, lse,
             *q.stride()[:3], *(n // unit for n in (*k_strides, *v_strides)), *out.stride()[:3],
             scale_stride(row_scale),
-            0 if row_scale is None else row_scale.stride(1), 0 if table2 is None else table2.stride(0),
+            0 if row_scale is None else row_scale.stride(1), 0 if table is None else table.stride(0),
             0 if segments is None else segments.stride(0),
             g.groups, group, g.queries, g.keys, g.offset, g.window, g.origin, listed, splits, fewest,
+            g.softmax_scale,
             WK=g.width_k, WV=g.width_v, DK=dk, DV=dv, BM=bm, BN=bn, UNIT=unit, PAGE=block, CAUSAL=g.causal, WINDOW=g.window > 0,
-            IDS=segments is not None, TABLE=table2 is not None, SCALE=row_scale is not None, WHOLE=splits == 1,
+            IDS=segments is not None, TABLE=table is not None, SCALE=row_scale is not None, WHOLE=splits == 1,
             num_warps=warps, num_stages=STAGES,
         )  # fmt: skip
         if splits > 1:
@@ -364,7 +364,7 @@ def _expect(what: str, found: object, wanted: object) -> None:
 
 
 def _check(
-    q: Tensor, table2: Tensor | None, row_scale: Tensor | None, segments: Tensor | None, g: Geometry, splits: int | None
+    q: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None, g: Geometry, splits: int | None
 ) -> None:
     """Checks shared by contiguous and paged keys."""
     if g.grid_width:
@@ -374,16 +374,16 @@ def _check(
         raise ValueError(f"{splits} splits: expected 1 to {MOST_SPLITS}")
     if g.causal and g.offset < 0:
         raise ValueError(f"{g.queries} causal queries of {g.keys} keys: expected at least as many keys")
-    if table2 is not None:
+    if table is not None:
         near = -g.offset if g.causal else max(1 - g.keys, -g.offset - g.window + 1 if g.window else 1 - g.keys)
         far = g.queries - 1 if not g.window else min(g.queries - 1, g.window - 1 - g.offset)
-        if g.origin + near < 0 or g.origin + far >= table2.shape[1]:
+        if g.origin + near < 0 or g.origin + far >= table.shape[1]:
             raise ValueError(
-                f"a table of {table2.shape[1]} columns: expected columns {g.origin + near} to {g.origin + far} of origin "
+                f"a table of {table.shape[1]} columns: expected columns {g.origin + near} to {g.origin + far} of origin "
                 f"{g.origin} to lie inside"
             )
-        _expect("table2's dtype and last stride", (table2.dtype, table2.stride(-1)), (torch.float32, 1))
-        _expect("table2's rows", table2.shape[0], g.heads)
+        _expect("table's dtype and last stride", (table.dtype, table.stride(-1)), (torch.float32, 1))
+        _expect("table's rows", table.shape[0], g.heads)
     if row_scale is not None:
         _expect("row_scale's dtype and last stride", (row_scale.dtype, row_scale.stride(-1)), (torch.float32, 1))
         _expect("row_scale's shape", tuple(row_scale.shape[1:]), (g.heads, g.queries))

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from zoo.attention.triton import common
 from zoo.attention.triton.common import (
-    LOG2E,
     Geometry,
     bias_of,
     key_range,
@@ -61,7 +60,7 @@ def block_sizes(
 
 @triton.jit
 def _attend(
-    acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, lo, hi, sks, svs,
+    acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, lo, hi, sks, svs,
     queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
@@ -96,12 +95,14 @@ def _attend(
                 col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
             seen = visible_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
         if TABLE:
-            z *= LOG2E
-            z += bias_of(table, rows, cols, scale, seen, origin, grid_width, prefix, SCALE, GRID, PREFIX, MASKED)
+            z *= factor
+            z += bias_of(table, rows, cols, seen, origin, grid_width, prefix, GRID, PREFIX, MASKED)
+        if SCALE:
+            z *= scale[:, None]
         if MASKED:
             z = tl.where(seen, z, float("-inf"))
-        # Without a table z stays in natural units until the exponent, where the factor log2 e is free.
-        unit = 1.0 if TABLE else LOG2E
+        # Content alone is not scaled until the exponent, where the factor is free.
+        unit = 1.0 if TABLE or SCALE else factor
         new_top = tl.maximum(top, tl.max(z, 1) * unit)
         # Keep the pivot finite for rows without a visible key so far: −∞ − (−∞) = NaN.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -123,7 +124,7 @@ LENGTHS = [
 def _forward(
     q_ptr, k_ptr, v_ptr, table, scale_ptr, ids_ptr, plan, out_ptr, lse_ptr,
     sqb, sqh, sqt, skb, skg, sks, svb, svg, svs, sob, soh, sot, ssb, sth,
-    heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+    heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, factor, lanes, width_k, width_v,
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PLAN: tl.constexpr, EVEN: tl.constexpr
@@ -153,6 +154,8 @@ def _forward(
         row_ids = tl.load(ids_ptr + offset + rows, mask=rows < queries, other=-2)
     if SCALE:
         scale = tl.load(scale_ptr + b * ssb + h * queries + rows, mask=rows < queries, other=0.0)
+        if not TABLE:
+            scale *= factor
     lo, full_lo, full_hi, hi = key_range(
         first, plan + row * tiles, (tl.num_programs(0) // blocks).to(tl.int64) * tiles, ids_ptr, row_ids,
         queries, keys, offset, window, prefix, BM, BN, TILE, CAUSAL, WINDOW, IDS, PLAN, PREFIX, DK + DV <= 256,
@@ -161,24 +164,25 @@ def _forward(
     total = tl.zeros([BM], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, lo, full_lo, sks, svs,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, lo, full_lo, sks, svs,
         queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
         LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
     )  # fmt: skip
     acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, full_lo, full_hi, sks, svs,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, full_lo, full_hi, sks, svs,
         queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
         LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, False,
     )  # fmt: skip
     acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, scale, full_hi, hi, sks, svs,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, full_hi, hi, sks, svs,
         queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
         LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
     )  # fmt: skip
-    total = tl.where(total == 0.0, 1.0, total)  # rows beyond the last query
-    out = narrow(acc / total[:, None], out_ptr.dtype.element_ty)
+    # A row that sees nothing, or −∞ alone, is 0, and so are its weights exp2(z2 − lse2) in the backward pass.
+    lse = tl.where(total == 0.0, float("inf"), top + tl.log2(total))
+    out = narrow(acc / tl.where(total == 0.0, 1.0, total)[:, None], out_ptr.dtype.element_ty)
     tl.store(out_ptr + (r * sot + dv[None, :]), out, mask=valid & (dv[None, :] < width_v))
-    tl.store(lse_ptr + row * queries + rows, top + tl.log2(total), mask=rows < queries)
+    tl.store(lse_ptr + row * queries + rows, lse, mask=rows < queries)
 
 
 def attention_forward(
@@ -191,16 +195,17 @@ def attention_forward(
     plan: Plan | None,
     geometry: Geometry,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of base-2 logits  z2[i,j] = <q_i, k_j>·log2 e + row_scale[h,i]·table2[h, index(i, j)].
+    """Attention of base-2 logits  z2[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j>·log2 e + table2[h, index(i, j)]).
 
     Args:
-        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), last axis contiguous; lanes first, all scales inside q.
+        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), last axis contiguous; lanes first.
         table2: (H, N) float32, the table times log2 e; row_scale: (1 or B, H, T) float32; segments: (B, S) int32.
         plan: tiles to compute; None for every visible one.
         geometry: the call's shape.
 
     Returns:
-        out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j 2^z2[i,j].
+        out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j 2^z2[i,j], and +∞ of an empty
+        row.
     """
     g = geometry
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
@@ -225,7 +230,7 @@ def attention_forward(
             scale_stride(row_scale),
             0 if table2 is None else table2.stride(0),
             g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window, g.origin,
-            max(g.grid_width, 1), g.prefix, lanes, g.width_k, g.width_v,
+            max(g.grid_width, 1), g.prefix, g.factor, lanes, g.width_k, g.width_v,
             LANES=padded_lanes, DK=dk, DV=dv, BM=bm, BN=bn, TILE=common.TILE, CAUSAL=g.causal, WINDOW=g.window > 0,
             IDS=segments is not None, TABLE=table2 is not None, SCALE=row_scale is not None, GRID=g.grid_width > 0,
             PREFIX=g.prefix > 0, PLAN=plan is not None, EVEN=dk + padded_lanes == g.width_k and dv == g.width_v,

@@ -16,13 +16,21 @@ from zoo.attention.triton.forward import attention_forward
 from zoo.attention.triton.plan import Plan, make_plan
 from zoo.attention.triton.table_grad import table_gradient
 
-__all__ = ["fused_attention", "fused_decode", "geometry_of", "two_based"]
+__all__ = ["fused_attention", "fused_decode", "geometry_of"]
 
 _LOG2E = LOG2E.value
 
 
 def geometry_of(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, origin: int, grid: list[int], lanes: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: int,
+    origin: int,
+    grid: list[int],
+    lanes: int,
+    softmax_scale: float,
 ) -> Geometry:
     """q (B,H,T,Dk), k (B,G,S,Dk), v (B,G,S,Dv); grid [height, width, prefix], or [] on a line."""
     height, width, prefix = grid or (0, 0, 0)
@@ -41,6 +49,7 @@ def geometry_of(
         grid_height=height,
         grid_width=width,
         prefix=prefix,
+        softmax_scale=softmax_scale,
     )
 
 
@@ -59,22 +68,23 @@ def fused_attention(
     origin: int,
     grid: list[int],
     lanes: int,
+    softmax_scale: float,
     skip: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """softmax( q·kᵀ + row_scale ∘ table[index] ) v over the visible keys.
+    """softmax( row_scale ∘ (softmax_scale·q·kᵀ + table[index]) ) v over the visible keys.
 
     Args:
-        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first, all scales inside q.
+        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first.
         table: (H, N) float32. row_scale: (1 or B, H, T) float32. segments: (B, S) int32.
         params, jacobian: (P, H) and (P, H, N) float32 of a parametric table: params then get the gradient
             Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none.
-        causal, window (0: none), origin, grid, lanes: see `geometry_of`.
+        causal, window (0: none), origin, grid, lanes, softmax_scale: see `Geometry`.
         skip: skip tiles whose weight the plan bounds as negligible.
 
     Returns:
         out (B,H,T,Dv); log2-sum-exp (B,H,T); the plan's rows and columns, empty without a plan.
     """
-    g = geometry_of(q, k, v, causal, window, origin, grid, lanes)
+    g = geometry_of(q, k, v, causal, window, origin, grid, lanes, softmax_scale)
     plan = make_plan(q, k, table, row_scale, segments, g) if skip else None
     table2 = None if table is None else (table * _LOG2E).contiguous()
     out, lse2 = attention_forward(q, k, v, table2, row_scale, segments, plan, g)
@@ -103,10 +113,11 @@ def _backward_op(
     origin: int,
     grid: list[int],
     lanes: int,
+    softmax_scale: float,
     needs_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, table, row_scale and params; empty tensors for absent ones."""
-    g = geometry_of(q, k, v, causal, window, origin, grid, lanes)
+    g = geometry_of(q, k, v, causal, window, origin, grid, lanes, softmax_scale)
     plan = Plan(rows, cols) if rows.numel() else None
     table2 = None if table is None else (table * _LOG2E).contiguous()
     grad_out = last_axis_contiguous(grad_out)
@@ -132,7 +143,7 @@ def _tiles(length: int) -> int:
 
 
 @fused_attention.register_fake
-def _(q, k, v, table, row_scale, segments, params, jacobian, causal, window, origin, grid, lanes, skip):
+def _(q, k, v, table, row_scale, segments, params, jacobian, causal, window, origin, grid, lanes, scale, skip):
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     lse2 = q.new_empty(q.shape[:3], dtype=torch.float32)
     heads = q.shape[0] * q.shape[1]
@@ -166,7 +177,7 @@ def _gradients(ctx, grad_out, *_):
         g if need else None
         for g, need in zip((d_table, d_scale, d_params), (needs[3], needs[4], needs[6]), strict=True)
     )
-    return (dq, dk, dv, d_table, d_scale, None, d_params, None, *[None] * 6)
+    return (dq, dk, dv, d_table, d_scale, None, d_params, None, *[None] * 7)
 
 
 def _no_second_derivative(ctx, *_):
@@ -175,16 +186,6 @@ def _no_second_derivative(ctx, *_):
 
 fused_attention.register_autograd(_gradients, setup_context=_setup_context)
 _backward_op.register_autograd(_no_second_derivative)
-
-
-def two_based(row_scale: Tensor | None, q: Tensor) -> Tensor:
-    """(1 or B, H, T) float32 row scale times log2 e, for a table in natural units.
-
-    A cache's table is as long as the cache: scaling the row scale is free, scaling the table would be repeated every token.
-    """
-    if row_scale is None:
-        return q.new_full((1, q.shape[1], q.shape[2]), _LOG2E, dtype=torch.float32)
-    return row_scale * _LOG2E
 
 
 def fused_decode(
@@ -199,12 +200,12 @@ def fused_decode(
     origin: int,
     grid: list[int],
     lanes: int,
+    softmax_scale: float,
 ) -> Tensor:
     """`fused_attention` of few queries on a line, without gradients; arguments as there."""
-    scale = None
-    if table is not None:
-        table, scale = last_axis_contiguous(table), two_based(row_scale, q)
-    return decode(q, k, v, table, scale, segments, geometry_of(q, k, v, causal, window, origin, grid, lanes))
+    table = None if table is None else last_axis_contiguous(table)
+    g = geometry_of(q, k, v, causal, window, origin, grid, lanes, softmax_scale)
+    return decode(q, k, v, table, row_scale, segments, g)
 
 
 # The operator is for torch.compile; eager decoding calls the function directly and saves the operator's host overhead.

@@ -3,7 +3,7 @@
 For query tile m and key tile n of one head, with logits z minus a constant per row (the row's lanes times the middle key
 lanes of its own tile, plus the row's scale times the table's entry for its own key):
 
-    upper(m,n) = max‖q content‖·max‖k content‖ + Σ_lanes sup(q·k) + sup(row_scale·table)         natural-log units
+    upper(m,n) = max‖q content‖·max‖k content‖ + Σ_lanes sup(q·k) + sup(row_scale·table)         natural-log units, q scaled
     lower(m,n) = the same with minus and inf
     floor(m)   = max of: lower over the tiles that hold the own keys of m; lower of any tile with a key visible to every
                  row of m
@@ -75,11 +75,12 @@ def _kernel(fn):
 
 @triton.jit
 def _tile_extremes(
-    program, x, scale, segments, stats, ids, batch, heads, tiles, length, width, lanes, offset, inflate,
+    program, x, scale, segments, stats, ids, batch, heads, tiles, length, width, lanes, offset, factor, inflate,
     x_batch, x_head, x_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
     TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr, IDS: tl.constexpr,
 ):  # fmt: skip
-    """Extremes of SEVERAL tiles of rows of one head of x. Norms are rounded up, and +∞ if a value is not finite."""
+    """Extremes of SEVERAL tiles of rows of one head of row scale·factor·x. Norms are rounded up, and +∞ if a value is not
+    finite."""
     blocks = (tiles + SEVERAL - 1) // SEVERAL
     head_at = (program // blocks).to(tl.int64)
     b, h = head_at // heads, head_at % heads
@@ -101,10 +102,20 @@ def _tile_extremes(
         tl.store(place, tl.max(tl.where(real, document, -0x80000000), axis=1), mask=exists & (h == 0))
     squares = tl.zeros((SEVERAL, TILE), tl.float32)
     wrong = tl.zeros((SEVERAL, TILE), tl.int32)
+    row_scale = tl.full((SEVERAL, TILE), 1.0, tl.float32)
+    if SCALED:
+        scale += b * scale_batch + h * scale_head + first_tile.to(tl.int64) * TILE * scale_row
+        row_scale = tl.load(scale + row * scale_row, mask=real, other=0.0).to(tl.float32)
+        wrong |= (~(tl.abs(row_scale) < float("inf"))).to(tl.int32)
+        place = stats + (1 + 2 * lanes) * plane
+        tl.store(place, tl.min(tl.where(real, row_scale, float("inf")), axis=1), mask=exists)
+        tl.store(place + plane, tl.max(tl.where(real, row_scale, -float("inf")), axis=1), mask=exists)
+    row_scale *= factor
     for first in range(0, width, COLUMNS):
         cols = first + tl.arange(0, COLUMNS)
         inside = real[:, :, None] & (cols[None, None, :] < width)
         part = tl.load(x + row[:, :, None] * x_row + cols[None, None, :], mask=inside, other=0.0).to(tl.float32)
+        part *= row_scale[:, :, None]
         wrong |= tl.max((~(tl.abs(part) < float("inf"))).to(tl.int32), axis=2)
         content = tl.where(cols[None, None, :] >= lanes, part, 0.0)
         squares += tl.sum(content * content, axis=2)
@@ -115,13 +126,6 @@ def _tile_extremes(
             mask = exists[:, None] & (cols < lanes)[None, :]
             tl.store(places, low, mask=mask)
             tl.store(places + plane, high, mask=mask)
-    if SCALED:
-        scale += b * scale_batch + h * scale_head + first_tile.to(tl.int64) * TILE * scale_row
-        part = tl.load(scale + row * scale_row, mask=real, other=0.0).to(tl.float32)
-        wrong |= (~(tl.abs(part) < float("inf"))).to(tl.int32)
-        place = stats + (1 + 2 * lanes) * plane
-        tl.store(place, tl.min(tl.where(real, part, float("inf")), axis=1), mask=exists)
-        tl.store(place + plane, tl.max(tl.where(real, part, -float("inf")), axis=1), mask=exists)
     # The constant 2^-50 covers squares that underflow.
     norm = tl.sqrt(tl.max(squares, axis=1)) * inflate + 8.8817841970012523e-16
     tl.store(stats, tl.where(tl.max(wrong, axis=1) > 0, float("inf"), norm), mask=exists)
@@ -147,8 +151,9 @@ def _chunk_extremes(
 @_kernel
 def extremes(
     q, k, scale, segments, table, q_stats, k_stats, q_ids, k_ids, chunks,
-    batch, heads, groups, q_tiles, k_tiles, queries, keys, width, lanes, offset, inflate, columns, chunk_count, table_head,
-    q_batch, q_head, q_row, k_batch, k_head, k_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
+    batch, heads, groups, q_tiles, k_tiles, queries, keys, width, lanes, offset, factor, inflate, columns,
+    chunk_count, table_head, q_batch, q_head, q_row, k_batch, k_head, k_row, scale_batch, scale_head, scale_row,
+    ids_batch, ids_column,
     TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr,
     SCALED: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
@@ -158,13 +163,14 @@ def extremes(
     k_programs = batch * groups * ((k_tiles + SEVERAL - 1) // SEVERAL)
     if program < q_programs:
         _tile_extremes(
-            program, q, scale, segments, q_stats, q_ids, batch, heads, q_tiles, queries, width, lanes, offset, inflate,
+            program, q, scale, segments, q_stats, q_ids, batch, heads, q_tiles, queries, width, lanes, offset, factor,
+            inflate,
             q_batch, q_head, q_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
             TILE, SEVERAL, COLUMNS, SCALED, IDS,
         )  # fmt: skip
     elif program < q_programs + k_programs:
         _tile_extremes(
-            program - q_programs, k, k, segments, k_stats, k_ids, batch, groups, k_tiles, keys, width, lanes, 0, inflate,
+            program - q_programs, k, k, segments, k_stats, k_ids, batch, groups, k_tiles, keys, width, lanes, 0, 1.0, inflate,
             k_batch, k_head, k_row, 0, 0, 0, ids_batch, ids_column,
             TILE, SEVERAL, COLUMNS, False, IDS,
         )  # fmt: skip
@@ -467,10 +473,10 @@ def make_plan(
     has −∞ while a row scale is not positive.
 
     Args:
-        q: (B, H, T, Dk), lanes first; scaled, so that q·k is in natural-log units. float32 or narrower.
+        q: (B, H, T, Dk), lanes first. float32 or narrower.
         k: (B, G, S, Dk).
         table: (H, N) float32 or None; −∞ hides a distance.
-        row_scale: (1 or B, H, T) float32 or None; multiplies the table.
+        row_scale: (1 or B, H, T) float32 or None; multiplies logits.
         segments: (B, S) int32 ids or None; needs T <= S.
         geometry: the shape of the call.
     """
@@ -502,7 +508,7 @@ def make_plan(
             q, k, q if row_scale is None else row_scale, q if segments is None else segments, entries,
             q_stats, k_stats, q_ids, k_ids, chunks,
             g.batch, g.heads, g.groups, q_tiles, k_tiles, g.queries, g.keys, g.width_k, g.lanes, g.offset,
-            1.0 + (g.width_k + 8) * 2.0**-23, columns, chunk_count, table_head,
+            g.softmax_scale, 1.0 + (g.width_k + 8) * 2.0**-23, columns, chunk_count, table_head,
             *q.stride()[:3], *k.stride()[:3], scale_stride(row_scale),
             *((0, 0) if row_scale is None else row_scale.stride()[1:]), *((0, 0) if segments is None else segments.stride()),
             **flags, SEVERAL=SEVERAL, COLUMNS=COLUMNS, CHUNKS=CHUNKS, num_warps=4,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from zoo.attention.triton import common
 from zoo.attention.triton.backward import shape_options
-from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous, mm, on_device, padded_width, scale_stride
+from zoo.attention.triton.common import Geometry, last_axis_contiguous, mm, on_device, padded_width, scale_stride
 from zoo.attention.triton.tiles import row_values, tile_at
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _diagonal(
     grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, partial,
     gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, scale_b,
     batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
-    batch_parts, tile_parts, q_tiles,
+    batch_parts, tile_parts, q_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr
 ):  # fmt: skip
@@ -115,12 +115,10 @@ def _diagonal(
         first = first + tile_part * length
         last = tl.maximum(tl.minimum(last, first + length), first)
         middle = tl.minimum(tl.maximum(edge, first), last)
-        if IDS:
-            middle = first
         q_head, do_head = q + b * qb + h * qh, grad_out + b * gob + h * goh
         k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
         opaque_zero = b_at // batch  # see tile_at
-        for edges in tl.static_range(IDS + 0, 2):  # 0: tiles inside the lines, 1: tiles at their ends
+        for edges in tl.static_range(2):  # 0: tiles inside the lines, 1: tiles at their ends
             begin = middle if edges == 1 else first
             count = last - middle if edges == 1 else middle - first
             walk = count
@@ -141,20 +139,19 @@ def _diagonal(
                     q_lanes = tile_at(q_head, q_at, qt, q_end, LANES, DL, BLOCK, edges == 1, opaque_zero)
                     k_lanes = tile_at(k_head, k_at, ks, k_end, LANES, DL, BLOCK, edges == 1, opaque_zero)
                     z = mm(q_lanes, tl.trans(k_lanes), z)
-                z *= LOG2E
+                z *= factor
                 lse_rows = row_values(lse + row * queries, rows, q_end, float("inf"), edges == 1)
                 delta_rows = row_values(delta + row * queries, rows, q_end, 0.0, edges == 1)
                 if row_scale is not None:
-                    scale = row_values(row_scale + b * scale_b + h * queries, rows, q_end, 0.0, edges == 1)
-                    p = tl.exp2(z + scale * bias - lse_rows) * scale
+                    scale = row_values(row_scale + b * scale_b + h * queries, rows, q_end, 1.0, edges == 1)
+                    p = tl.exp2(scale * z + (scale * bias - lse_rows)) * scale
                 else:
                     p = tl.exp2(z + bias - lse_rows)
                 if edges == 1:
-                    inside = (rows < q_end) & (cols < k_end)
-                    if IDS:
-                        row_ids = row_values(segments + b * keys + offset, rows, q_end, 0, True)
-                        inside &= row_ids == row_values(segments + b * keys, cols, k_end, 0, True)
-                    p = tl.where(inside, p, 0.0)
+                    p = tl.where((rows < q_end) & (cols < k_end), p, 0.0)
+                if IDS:
+                    row_ids = row_values(segments + b * keys + offset, rows, q_end, 0, edges == 1)
+                    p = tl.where(row_ids == row_values(segments + b * keys, cols, k_end, 0, edges == 1), p, 0.0)
                 do_tile = tile_at(do_head, q_at, got, q_end, WIDTH_V, DV, BLOCK, edges == 1, opaque_zero)
                 v_tile = tile_at(v_head, k_at, vs, k_end, WIDTH_V, DV, BLOCK, edges == 1, opaque_zero)
                 total += p * (mm(do_tile, tl.trans(v_tile)) - delta_rows)
@@ -240,7 +237,7 @@ def table_gradient(
             None if plan is None or grid else plan.rows, partial, *strides, scale_stride(row_scale),
             g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
-            batch_parts, tile_parts, triton.cdiv(g.queries, common.TILE),
+            batch_parts, tile_parts, triton.cdiv(g.queries, common.TILE), g.factor,
             BLOCK=block, TILE=common.TILE, GRID=grid, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     partial = partial.sum(0)

@@ -22,7 +22,6 @@ LARGEST = 1 << 23
 TORCHS = frozenset(vars(nn.Module())) - {
     "training"
 }  # attributes of any module; all others are what a class made of its options
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def stacked_terms(
@@ -63,10 +62,13 @@ def has_whole_parameters(module: nn.Module) -> bool:
 
     Sharding engines (ZeRO-3, FSDP) gather them in hooks before it; elsewhere one may be empty, or no plain tensor.
     """
-    tensors = chain(module.parameters(), module.buffers())
-    return not any(getattr(m, hooks) for m in module.modules() for hooks in HOOKS) and all(
-        type(t) in (nn.Parameter, Tensor) and t.numel() > 0 for t in tensors
-    )
+    for part in module.modules():
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            return False
+        for tensor in chain(part._parameters.values(), part._buffers.values()):
+            if tensor is not None and (type(tensor) not in (nn.Parameter, Tensor) or not tensor.numel()):
+                return False
+    return True
 
 
 def _kind(prior: Prior) -> object:

@@ -26,7 +26,10 @@ class ParametricTable:
 
     Attributes:
         params: (P, H) float32 or float64, differentiable with respect to the prior's parameters.
+        known: the Jacobian at the columns of the table, where it was made with the table.
     """
+
+    known: Tensor | None = None
 
     @property
     def params(self) -> Tensor:
@@ -111,7 +114,8 @@ class RelativeTable:
         if self.parametric is None:
             raise ValueError("this table is not parametric and has no Jacobian: use the gradient of the table itself")
         with torch.no_grad():
-            return self.parametric.jacobian(self.displacements())
+            found = self.parametric.known
+            return self.parametric.jacobian(self.displacements()) if found is None else found
 
     def unroll(self, dtype: torch.dtype | None = None) -> UnrolledTable:
         """The layout whose rows are windows, in `dtype`. On a grid 2·H·width·S elements, on a line as many as the table."""

@@ -464,6 +464,11 @@ def column_intervals(cols, rows, count, q_tiles, k_tiles, offset, TILE: tl.const
     tl.store(cols + tl.cast(count, tl.int64) * k_tiles, last, mask=n < k_tiles)
 
 
+def _cdiv(a: int, b: int) -> int:
+    """⌈a/b⌉: `triton.cdiv`, which unwraps constants of kernels, takes longer than an empty tensor."""
+    return -(-a // b)
+
+
 def make_plan(
     q: Tensor, k: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None, geometry: Geometry
 ) -> Plan:
@@ -483,9 +488,9 @@ def make_plan(
     g, tile = geometry, common.TILE
     q, k = last_axis_contiguous(q), last_axis_contiguous(k)
     table = None if table is None else last_axis_contiguous(table)
-    q_tiles, k_tiles, count = triton.cdiv(g.queries, tile), triton.cdiv(g.keys, tile), g.batch * g.heads
+    q_tiles, k_tiles, count = _cdiv(g.queries, tile), _cdiv(g.keys, tile), g.batch * g.heads
     columns = 0 if table is None else table.shape[1]
-    chunk_count, grid = triton.cdiv(columns, tile), g.grid_width > 0
+    chunk_count, grid = _cdiv(columns, tile), g.grid_width > 0
     rows = torch.empty(2, count, q_tiles, dtype=torch.int32, device=q.device)
     cols = torch.empty(2, count, k_tiles, dtype=torch.int32, device=q.device)
     counts = torch.empty_like(rows)
@@ -501,8 +506,8 @@ def make_plan(
     chunks = torch.empty(2, g.heads, chunk_count, dtype=torch.float32, device=q.device)
     entries, table_head = (q_stats, 0) if table is None else (table, table.stride(0))
     flags = {"SCALED": row_scale is not None, "IDS": segments is not None, "TABLE": table is not None, "TILE": tile}
-    programs = [count * triton.cdiv(q_tiles, SEVERAL), g.batch * g.groups * triton.cdiv(k_tiles, SEVERAL)]
-    programs += [g.heads * triton.cdiv(chunk_count, CHUNKS)]
+    programs = [count * _cdiv(q_tiles, SEVERAL), g.batch * g.groups * _cdiv(k_tiles, SEVERAL)]
+    programs += [g.heads * _cdiv(chunk_count, CHUNKS)]
     with on_device(q):
         extremes[(sum(programs),)](
             q, k, q if row_scale is None else row_scale, q if segments is None else segments, entries,
@@ -513,7 +518,7 @@ def make_plan(
             *((0, 0) if row_scale is None else row_scale.stride()[1:]), *((0, 0) if segments is None else segments.stride()),
             **flags, SEVERAL=SEVERAL, COLUMNS=COLUMNS, CHUNKS=CHUNKS, num_warps=4,
         )  # fmt: skip
-        row_intervals[(count * triton.cdiv(q_tiles, QUERIES),)](
+        row_intervals[(count * _cdiv(q_tiles, QUERIES),)](
             rows, counts, q_stats, k_stats, q_ids, k_ids, entries, chunks,
             table_head, columns, chunk_count, _chunks_per_tile(g, tile),
             g.batch, g.heads, g.groups, g.queries, g.keys, g.offset, g.window, columns // 2 if grid else g.origin,
@@ -521,7 +526,7 @@ def make_plan(
             g.lanes, **flags, CAUSAL=g.causal, WINDOW=g.window > 0, GRID=grid, QUERIES=QUERIES, VECTOR=VECTOR, SCANNED=BLOCK,
             num_warps=4,
         )  # fmt: skip
-        column_intervals[(count * triton.cdiv(k_tiles, BLOCK),)](
+        column_intervals[(count * _cdiv(k_tiles, BLOCK),)](
             cols, rows, count, q_tiles, k_tiles, g.offset, TILE=tile, BLOCK=BLOCK, num_warps=4
         )
     return Plan(rows, cols, tile, counts)
@@ -535,7 +540,7 @@ def skipped_share(plan: Plan, geometry: Geometry) -> float:
     Raises:
         ValueError: for a plan of another shape, or without counts.
     """
-    wanted = (2, geometry.batch * geometry.heads, triton.cdiv(geometry.queries, plan.tile))
+    wanted = (2, geometry.batch * geometry.heads, _cdiv(geometry.queries, plan.tile))
     if plan.counts is None or tuple(plan.counts.shape) != wanted:
         found = None if plan.counts is None else tuple(plan.counts.shape)
         raise ValueError(f"the plan's counts must be {wanted} for this call, got {found}; use the plan of make_plan")

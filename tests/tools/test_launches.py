@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from itertools import product
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 pytest.importorskip("triton")
 
 from modalities.decoder import causal_lm_loss
 from modalities.dna.model import next_token_loss
 from modalities.loading import to_device
+from tools import bench
 from tools.benches.launches import WAITING, Launches, count, launching
 from zoo import create_model
 from zoo.attention import dispatch, triton
@@ -44,6 +49,17 @@ def test_nothing_in_a_step_waits_for_the_device(name: str) -> None:
         assert seen.triton and seen.names
     with pytest.raises(RuntimeError, match="waits for values"), Launches(refused=WAITING):
         causal_lm_loss(model, {"tokens": tokens, "segments": packed})
+
+
+def test_the_command_writes_what_it_counts(tmp_path: Path) -> None:
+    out = tmp_path / "launches.json"
+    done = CliRunner().invoke(
+        bench.application("launches"), ["launches", "--methods", "alibi", "--seconds", "0", "--out", str(out)]
+    )
+    assert done.exit_code == 0, done.output
+    rows = json.loads(out.read_text())["results"]
+    assert [(row["documents"], row["together"]) for row in rows] == list(product((False, True), repeat=2))
+    assert all(row["host_us"] > 0 for row in rows)
 
 
 def by_stand_in():

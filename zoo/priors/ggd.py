@@ -66,6 +66,10 @@ class GgdTable(ParametricTable):
         )
 
     @property
+    def log_factor(self) -> bool:  # type: ignore[override]
+        return len(self.axes) == 1
+
+    @property
     def params(self) -> Tensor:
         return (self.theta if self.train_mu else self.theta[:, :2]).flatten(0, 1)
 
@@ -129,7 +133,7 @@ class Ggd(TablePrior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
-        return _parametric(super().forward(q_pos, k_pos, causal=causal, x=x), GgdTable.of([self], ("d",)))
+        return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(GgdTable.of([self], ("d",)))
 
     def head_parameters(self) -> dict[str, Tensor]:
         found = {"β = θβ": self.theta_beta, "α = exp θα": self.theta_alpha.exp()}
@@ -189,7 +193,7 @@ class Ggd2d(GridPrior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         axes = ("r",) if self.form == "isotropic" else ("y", "x")
-        return _parametric(super().forward(q_pos, k_pos, causal=causal, x=x), GgdTable.of(self.axes(), axes))
+        return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(GgdTable.of(self.axes(), axes))
 
 
 def _starts(init: str | Mapping[str, float | str]) -> Mapping[str, float | str]:
@@ -219,8 +223,3 @@ def _start(name: str, start: Mapping[str, float | str], num_heads: int) -> Tenso
     if value == "sampled":
         return torch.randn(num_heads)
     return alibi_slopes(num_heads).log().float() if value == "slope" else torch.linspace(0, 1, num_heads)
-
-
-def _parametric(terms: PriorTerms, table: GgdTable) -> PriorTerms:
-    assert terms.table is not None
-    return replace(terms, table=replace(terms.table, parametric=table))

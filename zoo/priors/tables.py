@@ -26,7 +26,11 @@ class ParametricTable:
 
     Attributes:
         params: (P, H) float32 or float64, differentiable with respect to the prior's parameters.
+        log_factor: whether the first of params is the logarithm of a factor of the table, which then is its own derivative by
+            it; but for entries below −1e4, which may be taken for constants.
     """
+
+    log_factor: bool = False
 
     @property
     def params(self) -> Tensor:
@@ -163,7 +167,8 @@ class FusedTable:
 
     Attributes:
         values: (H, N); without gradient where there are `params`.
-        params, jacobian: (P, H) and (P, H, N) of a parametric table whose gradient is needed, else None.
+        params: (P, H) of a parametric table whose gradient is needed, else None.
+        jacobian: (P or P − 1, H, N): without the first row where that is `values`.
     """
 
     values: Tensor
@@ -175,6 +180,7 @@ class FusedTable:
         values, params, jacobian = table.table, None, None
         if table.parametric is not None and torch.is_grad_enabled() and values.requires_grad:
             values, params, jacobian = values.detach(), table.parametric.params.float(), table.jacobian().float()
+            jacobian = jacobian[1:] if table.parametric.log_factor else jacobian
         values = values.float()
         if table.origin is None:
             return FusedTable(values, params, jacobian)

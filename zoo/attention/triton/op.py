@@ -77,7 +77,8 @@ def fused_attention(
         q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first.
         table: (H, N) float32. row_scale: (1 or B, H, T) float32. segments: (B, S) int32.
         params, jacobian: (P, H) and (P, H, N) float32 of a parametric table: params then get the gradient
-            Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none.
+            Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none. A jacobian of P − 1 rows lacks the
+            first, which is the table.
         causal, window (0: none), origin, grid, lanes, softmax_scale: see `Geometry`.
         skip: skip tiles whose weight the plan bounds as negligible.
 
@@ -103,6 +104,7 @@ def _backward_op(
     table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
+    params: Tensor | None,
     jacobian: Tensor | None,
     out: Tensor,
     lse2: Tensor,
@@ -123,8 +125,9 @@ def _backward_op(
     grad_out = last_axis_contiguous(grad_out)
     delta = row_delta(grad_out, out, g)
     jacobian2 = None if jacobian is None else (jacobian * _LOG2E).contiguous()
+    log_factor = params is not None and jacobian is not None and len(params) > len(jacobian)
     dq, dk, dv, d_scale, d_params = attention_backward(
-        grad_out, q, k, v, table2, row_scale, segments, out, lse2, plan, g, jacobian2, delta
+        grad_out, q, k, v, table2, row_scale, segments, out, lse2, plan, g, jacobian2, delta, log_factor
     )
     d_table = None
     if needs_table and table2 is not None:
@@ -153,19 +156,18 @@ def _(q, k, v, table, row_scale, segments, params, jacobian, causal, window, ori
 
 
 @_backward_op.register_fake
-def _(grad_out, q, k, v, table, row_scale, segments, jacobian, *rest):
+def _(grad_out, q, k, v, table, row_scale, segments, params, jacobian, *rest):
     def like(x: Tensor | None) -> Tensor:
         return q.new_empty(0 if x is None else x.shape, dtype=torch.float32)
 
     needs_table = rest[-1]
     d_table = like(table if needs_table else None)
-    params = q.new_empty(0 if jacobian is None else jacobian.shape[:2], dtype=torch.float32)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, like(row_scale), params
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, like(row_scale), like(params)
 
 
 def _setup_context(ctx, inputs, output):
     q, k, v, table, row_scale, segments, params, jacobian, *scalars, _ = inputs
-    ctx.save_for_backward(q, k, v, table, row_scale, segments, jacobian if params is not None else None, *output)
+    ctx.save_for_backward(q, k, v, table, row_scale, segments, params, jacobian, *output)
     ctx.scalars = scalars
     ctx.mark_non_differentiable(*output[1:])
 

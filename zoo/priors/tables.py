@@ -58,6 +58,8 @@ class RelativeTable:
         shape: (height, width) of the grid that queries and keys share, N = (2·height − 1)·(2·width − 1); None on a line.
         parametric: the table as a function of a few parameters per head, or None. A function of the column, so it holds at
             other positions; a sum of tables has None.
+        constant_from: the distance i − j on a line from which on all columns of a head are one number of the prior, so that
+            their gradient may be in any of them; None: there is no such distance.
     """
 
     table: Tensor
@@ -68,6 +70,7 @@ class RelativeTable:
     origin: int | None = None
     shape: tuple[int, int] | None = None
     parametric: ParametricTable | None = None
+    constant_from: int | None = None
 
     @staticmethod
     def line(table: Tensor, q_pos: Positions, k_pos: Positions, *, center: int) -> RelativeTable:
@@ -154,7 +157,7 @@ class RelativeTable:
         same = self.shape == other.shape and self.center == other.center and self.num_prefix == other.num_prefix
         if not same or self.table.shape != other.table.shape:
             raise ValueError("relative tables can only be added over the same positions")
-        return replace(self, table=self.table + other.table, parametric=None)
+        return replace(self, table=self.table + other.table, parametric=None, constant_from=None)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ def fused_attention(
     grid: list[int],
     lanes: int,
     softmax_scale: float,
+    constant_from: int,
     skip: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """softmax( row_scale ∘ (softmax_scale·q·kᵀ + table[index]) ) v over the visible keys.
@@ -80,6 +81,7 @@ def fused_attention(
             Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none. A jacobian of P − 1 rows lacks the
             first, which is the table.
         causal, window (0: none), origin, grid, lanes, softmax_scale: see `Geometry`.
+        constant_from: the distance from which on the table's gradient may be in one column (0: none), see `table_gradient`.
         skip: skip tiles whose weight the plan bounds as negligible.
 
     Returns:
@@ -116,6 +118,7 @@ def _backward_op(
     grid: list[int],
     lanes: int,
     softmax_scale: float,
+    constant_from: int,
     needs_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, table, row_scale and params; empty tensors for absent ones."""
@@ -131,7 +134,7 @@ def _backward_op(
     )
     d_table = None
     if needs_table and table2 is not None:
-        d_table = table_gradient(grad_out, q, k, v, table2, row_scale, segments, lse2, delta, plan, g)
+        d_table = table_gradient(grad_out, q, k, v, table2, row_scale, segments, lse2, delta, plan, g, constant_from)
     if d_scale is not None and row_scale is not None and row_scale.shape[0] == 1 != g.batch:
         d_scale = d_scale.sum(0, keepdim=True)
     none = torch.empty(0, device=q.device)
@@ -146,7 +149,9 @@ def _tiles(length: int) -> int:
 
 
 @fused_attention.register_fake
-def _(q, k, v, table, row_scale, segments, params, jacobian, causal, window, origin, grid, lanes, scale, skip):
+def _(
+    q, k, v, table, row_scale, segments, params, jacobian, causal, window, origin, grid, lanes, scale, constant, skip
+):
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     lse2 = q.new_empty(q.shape[:3], dtype=torch.float32)
     heads = q.shape[0] * q.shape[1]
@@ -179,7 +184,7 @@ def _gradients(ctx, grad_out, *_):
         g if need else None
         for g, need in zip((d_table, d_scale, d_params), (needs[3], needs[4], needs[6]), strict=True)
     )
-    return (dq, dk, dv, d_table, d_scale, None, d_params, None, *[None] * 7)
+    return (dq, dk, dv, d_table, d_scale, None, d_params, None, *[None] * 8)
 
 
 def _no_second_derivative(ctx, *_):

@@ -122,7 +122,8 @@ def launches(
     tiles = torch.zeros(2, BATCH * HEADS, -(-length // common.TILE), dtype=torch.int32)
     plan = SimpleNamespace(rows=tiles, cols=tiles, tile=common.TILE) if "plan" in has else None
     lse = torch.empty(BATCH, HEADS, length)
-    jacobian = None if table is None else torch.empty(2, *table.shape)
+    log_factor = table is not None and "grid" not in has  # two params a head, as of GGD, and of it along two axes
+    jacobian = None if table is None else torch.empty(2 - log_factor, *table.shape)
 
     def of(module: str, name: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(f"zoo.attention.triton.{module}"), name)
@@ -130,7 +131,7 @@ def launches(
     calls = {
         "forward": lambda: of("forward", "attention_forward")(q, k, v, table, scale, segments, plan, geometry),
         "backward": lambda: of("backward", "attention_backward")(
-            out, q, k, v, table, scale, segments, out, lse, plan, geometry, jacobian
+            out, q, k, v, table, scale, segments, out, lse, plan, geometry, jacobian, log_factor=log_factor
         ),
         "plan": lambda: of("plan", "make_plan")(q, k, table, scale, segments, geometry),
     }

@@ -15,7 +15,7 @@ from tests.zoo.test_attention import CASES, HEADS, LOW_PRECISION, Case, build, e
 from zoo import KVCache, Positions, prior_attention
 from zoo.attention import KERNELS, triton
 from zoo.attention.base import AttentionCall
-from zoo.attention.triton import TritonKernel, common
+from zoo.attention.triton import TritonKernel, common, table_grad
 from zoo.methods import list_positions
 from zoo.priors import Prior
 from zoo.priors.base import PriorTerms, RelativeTable
@@ -231,6 +231,46 @@ def test_a_prior_beyond_float32_at_the_own_key_has_finite_gradients(scaled):
         results.append([out, *torch.autograd.grad(out.sin().sum(), [q, k, v, *numbers, *[rows] * scaled])])
     for got, truth in zip(*results, strict=True):
         torch.testing.assert_close(got, truth, rtol=2e-4, atol=2e-5 * max(1.0, float(truth.detach().abs().max())))
+
+
+def biased(queries: int, dtype: torch.dtype = torch.float32, scaled: bool = False, **options) -> AttentionCall:
+    """A call of T5 over 45 keys, all farther than 6 in one bucket."""
+    prior, line = make("t5", num_heads=1, num_buckets=8, max_distance=7).to(DEVICE).float(), Positions.line(45)
+    torch.manual_seed(4)
+    q, k, v = (torch.randn(1, 1, n, 16, device=DEVICE, dtype=dtype) for n in (queries, 45, 45))
+    rows = 0.5 + torch.rand(1, 1, queries, device=DEVICE) if scaled else None
+    causal = options.pop("causal", True)
+    return AttentionCall(q, k, v, prior(line.tail(queries), line, causal=causal), causal, rows, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "room"), [(torch.float32, 200 * 2**-24), (torch.bfloat16, 2**-6)])
+@pytest.mark.parametrize("options", [dict(scaled=True, queries=45), dict(queries=30), dict(queries=45, window=30)])
+def test_the_last_of_t5s_numbers_is_minus_the_others(options, dtype, room):
+    """The gradient of the bucket of far keys follows from the others', as exactly as if its diagonals were walked."""
+    call = biased(**options, dtype=dtype)
+    assert triton._constant_from(call) == 7 and call.table is not None
+    exact = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
+    of, found = call.table.table, []
+    for kernel, given in ((PLANNING, call), (KERNELS["reference"], exact)):
+        out = kernel.run(given).double() * torch.arange(16.0, device=DEVICE).sin()
+        (columns,) = torch.autograd.grad(out.sum(), of, retain_graph=True)
+        at = call.table.displacements()["d"].long()
+        found.append(torch.cat([columns[0, (at >= 0) & (at < 7)], columns[0, at >= 7].sum()[None]]))
+    assert (found[0] - found[1]).abs().max() <= room * found[1].abs().max().clamp(min=1.0)
+
+
+def test_numbers_that_do_not_sum_to_zero_are_summed_one_by_one():
+    """Where far keys are hidden the bucket's gradient is 0, and not rounding; to both sides there are two such buckets."""
+    ids = (torch.arange(45, device=DEVICE) // 17)[None]
+    for options in (dict(window=7), dict(segments=ids), dict(causal=False)):
+        assert triton._constant_from(biased(45, **options)) == 0
+
+
+def test_a_table_that_is_constant_far_away_is_walked_near_by():
+    g = common.Geometry(1, 1, 1, 4096, 4096, 64, 64, origin=4095)
+    assert table_grad._diagonal_range(g, 4096, 4096, 64) == (0, 65)
+    assert table_grad._diagonal_range(g, 4096, 4096, 64, 128) == (0, 3)
 
 
 def test_nothing_is_skipped_of_heads_that_do_not_forget():

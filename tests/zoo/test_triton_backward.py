@@ -47,6 +47,7 @@ class Case:
     scale: str | None = None
     table: bool = True
     params: int = 0
+    log_factor: bool = False  # the first param's derivative is the table
     grid: tuple[int, int, int] | None = None  # height, width, prefix
     planned: bool = False
     dtype: torch.dtype = torch.float32
@@ -67,7 +68,7 @@ def on_grid(height: int, width: int, prefix: int, **options) -> Case:
 
 
 CASES = {
-    "odd": Case(width_k=19, width_v=24, scale="shared", params=2),
+    "odd": Case(width_k=19, width_v=24, scale="shared", params=2, log_factor=True),
     "no-table": Case(table=False, queries=21, keys=21),
     "scale-alone": Case(table=False, queries=21, keys=21, scale="shared", lanes=2, width_k=18, heads=1, groups=1),
     "lanes-apart": Case(queries=19, keys=45, width_k=19, lanes=3, groups=1, scale="shared", params=1),
@@ -86,7 +87,7 @@ CASES = {
     "window-bidirectional": Case(queries=40, keys=40, window=20, causal=False, heads=1, groups=1),
     "window-of-nothing": Case(queries=45, keys=19, window=4, causal=False, heads=1, groups=1),
     "grid": on_grid(2, 5, 0, batch=2),
-    "grid-prefix": on_grid(2, 18, 3, heads=1, groups=1, scale="shared", params=2),
+    "grid-prefix": on_grid(2, 18, 3, heads=1, groups=1, scale="shared", params=2, log_factor=True),
     "planned": Case(queries=70, keys=80, planned=True, scale="shared", params=1, heads=1, groups=1),
 }
 
@@ -120,7 +121,7 @@ def draw(case: Case) -> Inputs:
         segments = (torch.arange(g.keys)[None] >= starts).int()
         if g.keys > 64:  # the first one comes again within the second
             segments[:, -6:-4] = 0
-    return Inputs(
+    given = Inputs(
         normal(g.batch, g.heads, g.queries, g.width_k, dtype=case.dtype),
         normal(g.batch, g.groups, g.keys, g.width_k, dtype=case.dtype),
         normal(g.batch, g.groups, g.keys, g.width_v, dtype=case.dtype),
@@ -131,6 +132,9 @@ def draw(case: Case) -> Inputs:
         None if scale is None else normal(*scale).abs() + 0.25,
         segments,
     )
+    if case.log_factor:
+        given.jacobian[0] = given.table
+    return given
 
 
 def index_and_mask(case: Case, segments: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -220,11 +224,11 @@ def fused(
         q, k, v, grad_out, out = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, grad_out, out))
     lse2 = (want["lse"] * LOG2E).masked_fill(want["lse"] == -math.inf, math.inf).float()
     table2 = None if inputs.table is None else (inputs.table * LOG2E).float()
-    jacobian2 = None if inputs.jacobian is None else (inputs.jacobian * LOG2E).float()
+    jacobian2 = None if inputs.jacobian is None else (inputs.jacobian[case.log_factor :] * LOG2E).float()
     row_scale = None if inputs.row_scale is None else inputs.row_scale.float()
     delta = row_delta(grad_out, out, g)
     shared = (grad_out, q, k, v, table2, row_scale, inputs.segments)
-    grads = attention_backward(*shared, out, lse2, plan, g, jacobian2, delta)
+    grads = attention_backward(*shared, out, lse2, plan, g, jacobian2, delta, case.log_factor)
     got = dict(zip(("q", "k", "v", "row_scale", "params"), grads, strict=True))
     if table2 is not None:
         got["table"] = table_gradient(*shared, lse2, delta, plan, g)

@@ -70,14 +70,14 @@ def operands(
     q = leaf(2, heads, length, 8 + lanes, dtype=dtype)
     k, v = (leaf(2, length, groups, width, dtype=dtype).transpose(1, 2) for width in (8 + lanes, 8))
     ids = (torch.arange(length, device=DEVICE) // 9).int().expand(2, -1).contiguous()
-    params, jacobian = (leaf(2, heads), leaf(2, heads, columns)) if parametric else (None, None)
+    params, jacobian = (leaf(2, heads), leaf(1, heads, columns)) if parametric else (None, None)
     tensors = [q, k, v, leaf(heads, columns) if table else None, leaf(1, heads, length), ids, params]
     for tensor in tensors:
         if grad and tensor is not None and tensor.is_floating_point():
             tensor.requires_grad_()
     if parametric:
         tensors[3].requires_grad_(False)
-    return (*tensors, jacobian, True, 0, length - 1, [], lanes, 0.3, table)
+    return (*tensors, jacobian, True, 0, length - 1, [], lanes, 0.3, 0, table)
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_operators_keep_the_rules_of_torch(case: dict) -> None:
     given = operands(**case, grad=False)
     out, *saved = op.fused_attention(*given)
     sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(out)  # a sum's gradient has no memory of its own
-    backward = (sums, *given[:6], given[7], out, *saved, *given[8:14], case["table"] and not case["parametric"])
+    backward = (sums, *given[:8], out, *saved, *given[8:15], case["table"] and not case["parametric"])
     torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
     few = (given[0][:, :, -2:], *given[1:4], None, None, True, 0, 25, [], case["lanes"], 0.3)
     torch.library.opcheck(op.decode_op, few, test_utils=tests[::2])

@@ -225,7 +225,7 @@ def by_prior(
         leaves |= {name: p for name, p in prior.named_parameters() if p.requires_grad}
     elif terms.table is not None:
         leaves["table"] = terms.table.table.detach().requires_grad_()
-        terms = replace(terms, table=replace(terms.table, table=leaves["table"], parametric=None))
+        terms = replace(terms, table=replace(terms.table, table=leaves["table"], parametric=None, constant_from=None))
     else:
         lanes = {name: getattr(terms, name).detach().requires_grad_() for name in ("q_lanes", "k_lanes")}
         leaves, terms = leaves | lanes, replace(terms, **lanes)

@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from zoo.naming import check_whole
 from zoo.positions import Positions
-from zoo.priors.tables import RelativeTable, grid_table, line_table
+from zoo.priors.tables import ParametricTable, RelativeTable, grid_table, line_table
 
 __all__ = [
     "GridPrior",
@@ -88,6 +88,11 @@ class PriorTerms:
         table = None if self.table is None else self.table.of_heads(heads)
         lanes, bias, carry = (cut(self.q_lanes), cut(self.k_lanes)), cut(self.bias), cut(self.carry)
         return PriorTerms(*lanes, table, bias, carry, self.causal, self.offset)
+
+    def with_parametric(self, parametric: ParametricTable) -> PriorTerms:
+        """These terms, whose table is that function of a few parameters."""
+        assert self.table is not None
+        return replace(self, table=replace(self.table, parametric=parametric))
 
     def split(self, count: int, *, causal: bool) -> list[PriorTerms]:
         """The terms of each of `count` layers, of those of their heads together (`Prior.stack`)."""

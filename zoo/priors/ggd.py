@@ -109,6 +109,10 @@ class GgdTable(ParametricTable):
         )
 
     @property
+    def log_factor(self) -> bool:  # type: ignore[override]
+        return len(self.axes) == 1
+
+    @property
     def params(self) -> Tensor:
         return (self.theta if self.train_mu else self.theta[:, :2]).flatten(0, 1)
 
@@ -170,8 +174,7 @@ class Ggd(TablePrior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         if self.stacked is None or not torch.is_grad_enabled():
-            terms = super().forward(q_pos, k_pos, causal=causal, x=x)
-            return _parametric(terms, GgdTable.of([self], ("d",)))
+            return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(GgdTable.of([self], ("d",)))
         self.require_line(q_pos, k_pos)
         theta, train_mu = self.stacked.to(prior_dtype(self)), self.theta_mu.requires_grad
         jacobians: list[Tensor] = []
@@ -182,8 +185,9 @@ class Ggd(TablePrior):
             return t
 
         table = line_table(curve, q_pos, k_pos, device=theta.device, dtype=theta.dtype)
-        parametric = GgdTable(theta[None], ("d",), train_mu, *jacobians)
-        return _parametric(PriorTerms(table=table, causal=causal), parametric)
+        return PriorTerms(table=table, causal=causal).with_parametric(
+            GgdTable(theta[None], ("d",), train_mu, *jacobians)
+        )
 
     @classmethod
     def stack(cls, priors: Sequence[Self]) -> Self:
@@ -256,7 +260,7 @@ class Ggd2d(GridPrior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         axes = ("r",) if self.form == "isotropic" else ("y", "x")
-        return _parametric(super().forward(q_pos, k_pos, causal=causal, x=x), GgdTable.of(self.axes(), axes))
+        return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(GgdTable.of(self.axes(), axes))
 
 
 def _starts(init: str | Mapping[str, float | str]) -> Mapping[str, float | str]:
@@ -286,8 +290,3 @@ def _start(name: str, start: Mapping[str, float | str], num_heads: int) -> Tenso
     if value == "sampled":
         return torch.randn(num_heads)
     return alibi_slopes(num_heads).log().float() if value == "slope" else torch.linspace(0, 1, num_heads)
-
-
-def _parametric(terms: PriorTerms, table: GgdTable) -> PriorTerms:
-    assert terms.table is not None
-    return replace(terms, table=replace(terms.table, parametric=table))

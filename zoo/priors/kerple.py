@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor, nn
 
-from zoo.priors.base import IsotropicPrior, TablePrior
+from zoo.positions import Positions
+from zoo.priors.base import IsotropicPrior, PriorTerms, TablePrior, patch_distance, prior_dtype
+from zoo.priors.tables import ParametricTable
 
-__all__ = ["Kerple", "Kerple2d"]
+__all__ = ["Kerple", "Kerple2d", "KerpleTable"]
 
 _MINIMUM = 1e-2
+
+
+@dataclass(frozen=True)
+class KerpleTable(ParametricTable):
+    """t = −r1·log(1 + r2·d), d = |i − j| or √(dy² + dx²), and so ∂t/∂log r1 = t, ∂t/∂r2 = −r1·d/(1 + r2·d).
+
+    Attributes:
+        theta: (2, H) log r1 and r2.
+    """
+
+    theta: Tensor
+    log_factor = True
+
+    @property
+    def params(self) -> Tensor:
+        return self.theta
+
+    @staticmethod
+    def of(prior: Kerple) -> KerpleTable:
+        r1, r2 = (r.to(prior_dtype(prior)).clamp(min=_MINIMUM) for r in (prior.r1, prior.r2))
+        return KerpleTable(torch.stack([r1.log(), r2]))
+
+    def of_heads(self, heads: slice | Tensor) -> KerpleTable:
+        return replace(self, theta=self.theta[:, heads])
+
+    def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:
+        line = "d" in displacements
+        distance = displacements["d"].abs() if line else patch_distance(displacements["y"], displacements["x"])
+        log_r1, r2 = self.theta.detach()[..., None]
+        along = r2 * distance
+        return torch.stack([torch.log1p(along), distance / (1 + along)]) * -log_r1.exp()
 
 
 class Kerple(TablePrior):
@@ -34,6 +69,11 @@ class Kerple(TablePrior):
         r1, r2 = (r.to(distance.dtype).clamp(min=_MINIMUM).view(lead) for r in (self.r1, self.r2))
         return -r1 * torch.log1p(r2 * distance.abs())
 
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(KerpleTable.of(self))
+
     def head_parameters(self) -> dict[str, Tensor]:
         return {"r1": self.r1, "r2": self.r2}
 
@@ -44,3 +84,8 @@ class Kerple2d(IsotropicPrior, Kerple):
     Args:
         num_heads: H.
     """
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(KerpleTable.of(self))

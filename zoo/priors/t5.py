@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from zoo.naming import check_grid, check_whole
-from zoo.priors.base import GridPrior, TablePrior
+from zoo.positions import Positions
+from zoo.priors.base import GridPrior, PriorTerms, TablePrior
 
 __all__ = ["T5", "T52d"]
 
@@ -42,6 +44,13 @@ class T5(TablePrior):
         if causal:
             return one_sided_bucket(distance.clamp(min=0), self.num_buckets, self.max_distance)
         return two_sided_bucket(distance, self.num_buckets, self.max_distance)
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
+    ) -> PriorTerms:
+        terms = super().forward(q_pos, k_pos, causal=causal, x=x)
+        assert terms.table is not None
+        return replace(terms, table=replace(terms.table, constant_from=self.max_distance))
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         return self.bias.to(distance.dtype)[:, self.bucket(distance, causal=causal)]

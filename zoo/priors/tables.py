@@ -26,9 +26,12 @@ class ParametricTable:
 
     Attributes:
         params: (P, H) float32 or float64, differentiable with respect to the prior's parameters.
+        log_factor: whether the first of params is the logarithm of a factor of the table, which then is its own derivative by
+            it; but for entries below −1e4, which may be taken for constants.
         known: the Jacobian at the columns of the table, where it was made with the table.
     """
 
+    log_factor: bool = False
     known: Tensor | None = None
 
     @property
@@ -57,6 +60,8 @@ class RelativeTable:
         shape: (height, width) of the grid that queries and keys share, N = (2·height − 1)·(2·width − 1); None on a line.
         parametric: the table as a function of a few parameters per head, or None. A function of the column, so it holds at
             other positions; a sum of tables has None.
+        constant_from: the distance i − j on a line from which on all columns of a head are one number of the prior, so that
+            their gradient may be in any of them; None: there is no such distance.
     """
 
     table: Tensor
@@ -67,6 +72,7 @@ class RelativeTable:
     origin: int | None = None
     shape: tuple[int, int] | None = None
     parametric: ParametricTable | None = None
+    constant_from: int | None = None
 
     @staticmethod
     def line(table: Tensor, q_pos: Positions, k_pos: Positions, *, center: int) -> RelativeTable:
@@ -155,7 +161,7 @@ class RelativeTable:
         same = self.shape == other.shape and self.center == other.center and self.num_prefix == other.num_prefix
         if not same or self.table.shape != other.table.shape:
             raise ValueError("relative tables can only be added over the same positions")
-        return replace(self, table=self.table + other.table, parametric=None)
+        return replace(self, table=self.table + other.table, parametric=None, constant_from=None)
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,8 @@ class FusedTable:
 
     Attributes:
         values: (H, N); without gradient where there are `params`.
-        params, jacobian: (P, H) and (P, H, N) of a parametric table whose gradient is needed, else None.
+        params: (P, H) of a parametric table whose gradient is needed, else None.
+        jacobian: (P or P − 1, H, N): without the first row where that is `values`.
     """
 
     values: Tensor
@@ -180,6 +187,7 @@ class FusedTable:
         values, params, jacobian = table.table, None, None
         if table.parametric is not None and torch.is_grad_enabled() and values.requires_grad:
             values, params, jacobian = values.detach(), table.parametric.params.float(), table.jacobian().float()
+            jacobian = jacobian[1:] if table.parametric.log_factor else jacobian
         values = values.float()
         if table.origin is None:
             return FusedTable(values, params, jacobian)

@@ -121,7 +121,9 @@ class TritonKernel:
             values, params, jacobian = fused.values, fused.params, fused.jacobian
         least = self.least_keys if segments is None else self.least_keys // 4
         skip = _skips() and call.num_keys >= least and _may_skip(call)
-        return fused_attention(q, k, v, values, row_scale, segments, params, jacobian, *scalars, skip)[0]
+        return fused_attention(
+            q, k, v, values, row_scale, segments, params, jacobian, *scalars, _constant_from(call), skip
+        )[0]
 
 
 TRITON = TritonKernel()  # the one that `prior_attention(kernel="triton")` runs
@@ -159,6 +161,21 @@ def skipped_share(call: AttentionCall) -> float:
 def _may_skip(call: AttentionCall) -> bool:
     """Whether a bound on logits can vary between tiles: content alone has none that decreases with distance."""
     return call.table is not None or call.terms.q_lanes is not None or call.segments is not None
+
+
+def _constant_from(call: AttentionCall) -> int:
+    """The distance from which on the table's gradient may be left to the last of its numbers, which is minus the sum of the
+    others; 0 where it may not.
+
+    The gradients of a row's logits sum to 0, whatever the row scale: so do those of all numbers. In half precision they sum to
+    rounding, which is not to be the gradient where documents or a window hide all keys that are so far. A bidirectional call
+    has two such ends.
+    """
+    table = call.table
+    if table is None or table.origin is None or table.constant_from is None or not call.causal:
+        return 0
+    farthest = call.num_keys if call.window is None else min(call.num_keys, call.window)
+    return table.constant_from if call.segments is None and table.constant_from < farthest else 0
 
 
 def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:

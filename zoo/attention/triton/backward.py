@@ -23,6 +23,7 @@ from torch import Tensor
 from zoo.attention.triton import common
 from zoo.attention.triton.common import (
     LOG2E,
+    STEEP,
     Geometry,
     last_axis_contiguous,
     mm,
@@ -204,9 +205,10 @@ def _dq(
     heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
-    PREFIX: tl.constexpr, PARAMS: tl.constexpr
+    PREFIX: tl.constexpr, PARAMS: tl.constexpr, LOG_FACTOR: tl.constexpr
 ):  # fmt: skip
-    """One block of queries of one head: dq, the row scale's gradient, and this block's part of the params' gradients."""
+    """One block of queries of one head: dq, the row scale's gradient, and this block's part of the params' gradients. With
+    LOG_FACTOR the derivative by the first param is the table itself."""
     IDS: tl.constexpr = segments is not None
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -279,11 +281,13 @@ def _dq(
                     col_ids = row_values(segments + b * keys, cols, keys, 0, True)
                 seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
             k_place = place_of(cols, grid_width, prefix, GRID)
+            entry = z
             if table is not None:
-                z += entries(
+                entry = entries(
                     table + h * table_h, start, at, rows, cols, q_place, k_place, seen, origin, prefix,
                     GRID, PREFIX, part == 0,
                 )  # fmt: skip
+                z += entry
             p = tl.exp2(z * scale - lse_rows)
             if part == 0:
                 p = tl.where(seen, p, 0.0)
@@ -295,10 +299,13 @@ def _dq(
             if PARAMS > 0:
                 new_sums = ()
                 for param in tl.static_range(PARAMS):
-                    derivative = entries(
-                        jacobian + param * tl.cast(jacobian_p, tl.int64) + h * table_h,
-                        start, at, rows, cols, q_place, k_place, seen, origin, prefix, GRID, PREFIX, part == 0,
-                    )  # fmt: skip
+                    if LOG_FACTOR and param == 0:
+                        derivative = tl.where(entry > STEEP, entry, 0.0)
+                    else:
+                        derivative = entries(
+                            jacobian + (param - LOG_FACTOR) * tl.cast(jacobian_p, tl.int64) + h * table_h,
+                            start, at, rows, cols, q_place, k_place, seen, origin, prefix, GRID, PREFIX, part == 0,
+                        )  # fmt: skip
                     new_sums = new_sums + (param_sums[param] + tl.sum(ds * derivative, 1),)  # type: ignore[assignment]  # noqa: RUF005
                 param_sums = new_sums
             dq_sum += mm(narrow(ds, k_tile.dtype), k_tile)
@@ -383,6 +390,7 @@ def attention_backward(
     geometry: Geometry,
     jacobian2: Tensor | None = None,
     delta: Tensor | None = None,
+    log_factor: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of all but the table.
 
@@ -391,6 +399,7 @@ def attention_backward(
         lse2: (B, H, T) float32 from the forward pass.
         jacobian2: (P, H, N) float32, ∂table2/∂params, that is ∂table/∂params times log2 e; same columns as table2.
         delta: `row_delta(grad_out, out)`, if already computed.
+        log_factor: table2 is the derivative by the first of one param more than jacobian2 has, see `ParametricTable`.
 
     Returns:
         dq (B,H,T,Dk), dk (B,G,S,Dk), dv (B,G,S,Dv) in the dtypes of q, k, v; d_row_scale (B,H,T) float32, not yet summed
@@ -427,7 +436,7 @@ def attention_backward(
         )  # fmt: skip
         blocks = (DQ_16 if small else DQ_32)[width]
         bm, bn, warps, stages = block_sizes(blocks, 0, columns_read, q.element_size(), limit)
-        parts, params = triton.cdiv(g.queries, bm), 0 if jacobian2 is None else jacobian2.shape[0]
+        parts, params = triton.cdiv(g.queries, bm), 0 if jacobian2 is None else jacobian2.shape[0] + log_factor
         if params:  # their sums and gathers use the registers of half the keys
             bn = max(16, bn // (2 if params <= 2 else 4))
         d_scale = None if row_scale is None else torch.empty_like(lse2)
@@ -436,7 +445,7 @@ def attention_backward(
             grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.rows, jacobian2,
             dq, d_scale, partial,
             *strides, *dq.stride()[:3], scale_stride(row_scale), columns, g.heads * columns, *shared,
-            BM=bm, BN=bn, PARAMS=params, num_warps=warps, num_stages=stages, **options,
+            BM=bm, BN=bn, PARAMS=params, LOG_FACTOR=log_factor, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     d_params = None if partial is None else partial.sum((1, 3), dtype=torch.float64).float()
     return dq, dk, dv, d_scale, d_params

@@ -41,6 +41,9 @@ __all__ = [
 INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
 
+# Table entries below it, −1e4 in natural units, are constants: a key there has a weight only where its row sees no other.
+STEEP = tl.constexpr(-1e4 * 1.4426950408889634)
+
 # Rows and keys of the smallest block and of a tile of the plan. Tests lower it, so that short calls have several tiles.
 TILE = 64
 

@@ -69,6 +69,7 @@ def fused_attention(
     grid: list[int],
     lanes: int,
     softmax_scale: float,
+    constant_from: int,
     skip: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """softmax( row_scale ∘ (softmax_scale·q·kᵀ + table[index]) ) v over the visible keys.
@@ -77,8 +78,10 @@ def fused_attention(
         q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first.
         table: (H, N) float32. row_scale: (1 or B, H, T) float32. segments: (B, S) int32.
         params, jacobian: (P, H) and (P, H, N) float32 of a parametric table: params then get the gradient
-            Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none.
+            Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none. A jacobian of P − 1 rows lacks the
+            first, which is the table.
         causal, window (0: none), origin, grid, lanes, softmax_scale: see `Geometry`.
+        constant_from: the distance from which on the table's gradient may be in one column (0: none), see `table_gradient`.
         skip: skip tiles whose weight the plan bounds as negligible.
 
     Returns:
@@ -103,6 +106,7 @@ def _backward_op(
     table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
+    params: Tensor | None,
     jacobian: Tensor | None,
     out: Tensor,
     lse2: Tensor,
@@ -114,6 +118,7 @@ def _backward_op(
     grid: list[int],
     lanes: int,
     softmax_scale: float,
+    constant_from: int,
     needs_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, table, row_scale and params; empty tensors for absent ones."""
@@ -123,12 +128,13 @@ def _backward_op(
     grad_out = last_axis_contiguous(grad_out)
     delta = row_delta(grad_out, out, g)
     jacobian2 = None if jacobian is None else (jacobian * _LOG2E).contiguous()
+    log_factor = params is not None and jacobian is not None and len(params) > len(jacobian)
     dq, dk, dv, d_scale, d_params = attention_backward(
-        grad_out, q, k, v, table2, row_scale, segments, out, lse2, plan, g, jacobian2, delta
+        grad_out, q, k, v, table2, row_scale, segments, out, lse2, plan, g, jacobian2, delta, log_factor
     )
     d_table = None
     if needs_table and table2 is not None:
-        d_table = table_gradient(grad_out, q, k, v, table2, row_scale, segments, lse2, delta, plan, g)
+        d_table = table_gradient(grad_out, q, k, v, table2, row_scale, segments, lse2, delta, plan, g, constant_from)
     if d_scale is not None and row_scale is not None and row_scale.shape[0] == 1 != g.batch:
         d_scale = d_scale.sum(0, keepdim=True)
     none = torch.empty(0, device=q.device)
@@ -143,7 +149,9 @@ def _tiles(length: int) -> int:
 
 
 @fused_attention.register_fake
-def _(q, k, v, table, row_scale, segments, params, jacobian, causal, window, origin, grid, lanes, scale, skip):
+def _(
+    q, k, v, table, row_scale, segments, params, jacobian, causal, window, origin, grid, lanes, scale, constant, skip
+):
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     lse2 = q.new_empty(q.shape[:3], dtype=torch.float32)
     heads = q.shape[0] * q.shape[1]
@@ -153,19 +161,18 @@ def _(q, k, v, table, row_scale, segments, params, jacobian, causal, window, ori
 
 
 @_backward_op.register_fake
-def _(grad_out, q, k, v, table, row_scale, segments, jacobian, *rest):
+def _(grad_out, q, k, v, table, row_scale, segments, params, jacobian, *rest):
     def like(x: Tensor | None) -> Tensor:
         return q.new_empty(0 if x is None else x.shape, dtype=torch.float32)
 
     needs_table = rest[-1]
     d_table = like(table if needs_table else None)
-    params = q.new_empty(0 if jacobian is None else jacobian.shape[:2], dtype=torch.float32)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, like(row_scale), params
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, like(row_scale), like(params)
 
 
 def _setup_context(ctx, inputs, output):
     q, k, v, table, row_scale, segments, params, jacobian, *scalars, _ = inputs
-    ctx.save_for_backward(q, k, v, table, row_scale, segments, jacobian if params is not None else None, *output)
+    ctx.save_for_backward(q, k, v, table, row_scale, segments, params, jacobian, *output)
     ctx.scalars = scalars
     ctx.mark_non_differentiable(*output[1:])
 
@@ -177,7 +184,7 @@ def _gradients(ctx, grad_out, *_):
         g if need else None
         for g, need in zip((d_table, d_scale, d_params), (needs[3], needs[4], needs[6]), strict=True)
     )
-    return (dq, dk, dv, d_table, d_scale, None, d_params, None, *[None] * 7)
+    return (dq, dk, dv, d_table, d_scale, None, d_params, None, *[None] * 8)
 
 
 def _no_second_derivative(ctx, *_):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
@@ -165,14 +166,17 @@ def _diagonal(
     tl.store(at + BLOCK, tl.sum(tl.where(r < c, 0.0, sheared), 0))
 
 
-def _diagonal_range(g: Geometry, line_q: int, line_k: int, block: int) -> tuple[int, int]:
-    """First diagonal of blocks and their count, of those with a visible pair. On a grid only the lines' ends bound them."""
+def _diagonal_range(g: Geometry, line_q: int, line_k: int, block: int, constant_from: int = 0) -> tuple[int, int]:
+    """First diagonal of blocks and their count, of those with a visible pair at a distance below `constant_from`, if any.
+    On a grid only the lines' ends bound them."""
     low, high = 1 - line_k, line_q - 1  # of i − j
     if not g.grid_width:
         if g.causal:
             low = max(low, -g.offset)
         if g.window:
             low, high = max(low, 1 - g.window - g.offset), min(high, g.window - 1 - g.offset)
+        if constant_from:
+            high = min(high, constant_from - 1 - g.offset)
     # Block diagonal d holds differences d·block ± (block − 1).
     first, last = -((block - 1 - low) // block), (high + block - 1) // block
     return first, max(last - first + 1, 1)
@@ -202,6 +206,7 @@ def table_gradient(
     delta: Tensor,
     plan: Plan | None,
     geometry: Geometry,
+    constant_from: int = 0,
 ) -> Tensor:
     """(H, N) float32: the gradient of the table in natural units, summed over the batch.
 
@@ -209,6 +214,8 @@ def table_gradient(
         grad_out: (B, H, T, Dv); q, k, v, table2 (H, N), row_scale, segments, plan, geometry: as in the forward pass.
         lse2, delta: (B, H, T) float32 from the forward pass and from `row_delta`.
         plan: on a line, the ends of a diagonal outside all tiles of the plan are not walked; unused on a grid.
+        constant_from: on a line, causal; the sum over the columns of this distance or more stands in its column, and is minus
+            that of all others, since Σ_j ds_ij = 0: no diagonals are walked for it. 0: every column for itself.
     """
     g = geometry
     grad_out, q, k, v = (last_axis_contiguous(x) for x in (grad_out, q, k, v))
@@ -222,7 +229,7 @@ def table_gradient(
     block = max(16, block * common.TILE // 64)
     if grid:
         block = min(block, padded_width(g.grid_width))
-    low, diagonals = _diagonal_range(g, line_q, line_k, block)
+    low, diagonals = _diagonal_range(g, line_q, line_k, block, constant_from)
     programs = g.heads * (2 * lines - 1) * diagonals
     parts = min(MOST_PARTS, triton.cdiv(PROGRAMS, programs))
     batch_parts = min(parts, g.batch)
@@ -243,4 +250,9 @@ def table_gradient(
     partial = partial.sum(0)
     if grid:
         return _assemble(partial, low, g.grid_width - 1, 2 * g.grid_width - 1).flatten(1)
-    return _assemble(partial[:, 0], low, g.origin, columns)
+    gradient = _assemble(partial[:, 0], low, g.origin, columns)
+    if constant_from:
+        first = g.origin - g.offset + constant_from
+        gradient[:, first:] = 0.0
+        gradient[:, first] = -gradient.sum(1, dtype=torch.float64)
+    return gradient

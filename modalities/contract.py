@@ -179,6 +179,8 @@ class Modality:
         loss: (model, batch) → mean loss over the batch's targets, and a tensor for each of `metrics` (held-out data).
         weight: batch → (what its targets weigh together, how many there are).
         cost: (model, data config, bytes per number) → `Cost` of one sample.
+        example: (model, data config, samples) → a random batch of the shapes that training has, for timing where there are no
+            data; None: there is none.
         evaluators: by name.
         baselines: by name, (train_context) → a module that stands beside models in evaluators, such as a Markov chain.
         outside: by prefix, models that are not the zoo's.
@@ -200,6 +202,7 @@ class Modality:
     evaluators: Mapping[str, type[Evaluator]]
     baselines: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
     outside: Mapping[str, Outside] = field(default_factory=dict)
+    example: Callable[[Any, Any, int], Batch] | None = None
     metrics: tuple[str, ...] = ()
     recipes: str = ""
     task: str = ""

@@ -1,16 +1,17 @@
-"""What training asks of every modality whose models are causal decoders: agreement on a tokenizer, weight and cost."""
+"""What training asks of every modality whose models are causal decoders: one tokenizer, weight, cost, random rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from modalities.contract import Cost
 from modalities.decoder.model import Decoder, target_weights
 
-__all__ = ["check_tokenizer", "decoder_cost", "target_weight"]
+__all__ = ["check_tokenizer", "decoder_cost", "random_rows", "target_weight"]
 
 
 def check_tokenizer(options: Mapping[str, Any], spec: str) -> None:
@@ -25,6 +26,12 @@ def target_weight(batch: dict[str, Tensor]) -> tuple[float, int]:
     """(Σ of the weights of a batch's targets, by which its mean loss is weighted; number of targets that count)."""
     weights = target_weights(batch)
     return float(weights.sum()), int((weights > 0).sum())
+
+
+def random_rows(ids: int, context: int, rows: int) -> dict[str, Tensor]:
+    """A packed batch of `rows` documents, as long as a row each, of ids below `ids`."""
+    tokens = torch.randint(ids, (rows, context + 1))
+    return {"tokens": tokens, "segments": torch.zeros_like(tokens)}
 
 
 def decoder_cost(model: Decoder, data: Any, width: int) -> Cost:

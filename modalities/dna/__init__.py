@@ -3,7 +3,7 @@
 from functools import partial
 
 from modalities.contract import Modality
-from modalities.decoder.training import decoder_cost, target_weight
+from modalities.decoder.training import decoder_cost, random_rows, target_weight
 from modalities.dna.baselines import BASELINES
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.data import build_loader
@@ -27,6 +27,7 @@ MODALITY = Modality(
     loss=next_token_loss,
     weight=target_weight,
     cost=decoder_cost,
+    example=lambda model, data, rows: random_rows(model.config.num_targets, data.context, rows),
     evaluators=EVALUATORS,
     baselines=BASELINES,
     outside={"hf": OUTSIDE},

@@ -8,7 +8,7 @@ from typing import Any
 
 from modalities.contract import Modality
 from modalities.decoder.model import causal_lm_loss
-from modalities.decoder.training import check_tokenizer, decoder_cost, target_weight
+from modalities.decoder.training import check_tokenizer, decoder_cost, random_rows, target_weight
 from modalities.loading import first_heldout
 from modalities.text.config import TextDataConfig
 from modalities.text.data import build_loader
@@ -52,6 +52,7 @@ MODALITY = Modality(
     loss=causal_lm_loss,
     weight=target_weight,
     cost=decoder_cost,
+    example=lambda model, data, rows: random_rows(model.config.vocab_size, data.context, rows),
     evaluators=EVALUATORS,
     outside={"hf": OUTSIDE},
     recipes="recipes.text",

@@ -12,7 +12,7 @@ from modalities.vision.data import build_loader
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.model import VisionTransformer
 from modalities.vision.outside import OUTSIDE
-from modalities.vision.training import build, cost, loss, weight
+from modalities.vision.training import build, cost, example, loss, weight
 
 __all__ = ["MODALITY"]
 
@@ -27,6 +27,7 @@ MODALITY = Modality(
     loss=loss,
     weight=weight,
     cost=cost,
+    example=example,
     evaluators=EVALUATORS,
     outside={"timm": OUTSIDE},
     metrics=("top1", "top5"),

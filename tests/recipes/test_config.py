@@ -8,7 +8,7 @@ from recipes import find_recipe
 from recipes.config import ConfigError, apply_overrides, load_deepspeed_json, resolve, resolve_batch
 from recipes.deepspeed_check import check_with_deepspeed
 from recipes.estimate import memory_per_rank, offloaded
-from recipes.train import launcher_words
+from recipes.train import CALIBRATION_STEPS, launcher_words
 
 
 def changed(*settings):
@@ -222,7 +222,9 @@ def test_a_broken_deepspeed_file_is_named(tmp_path):
 
 def test_words_of_other_launchers():
     name = "text.ggd_tiny"
-    assert launcher_words(["--deepspeed", name]) == ["--deepspeed", name]
+    assert launcher_words(["--deepspeed", name]) == [name]
+    assert launcher_words(["--calibrate", name]) == ["--calibrate", str(CALIBRATION_STEPS), name]
+    assert launcher_words([name, "--calibrate", "9"]) == [name, "--calibrate", "9"]
     for words in (["--deepspeed", "a.json"], ["--deepspeed_config", "a.json"]):
         assert launcher_words([name, *words]) == [name, "--deepspeed_config", "a.json"]
     assert launcher_words(["--deepspeed=a.json"]) == ["--deepspeed_config=a.json"]

@@ -181,6 +181,8 @@ class Modality:
         cost: (model, data config, bytes per number) → `Cost` of one sample.
         example: (model, data config, samples) → a random batch of the shapes that training has, for timing where there are no
             data; None: there is none.
+        prompts: (data config, count) → what `Writer.stream_text` continues, of the first held-out samples; None where models
+            write nothing.
         evaluators: by name.
         baselines: by name, (train_context) → a module that stands beside models in evaluators, such as a Markov chain.
         outside: by prefix, models that are not the zoo's.
@@ -203,6 +205,7 @@ class Modality:
     baselines: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
     outside: Mapping[str, Outside] = field(default_factory=dict)
     example: Callable[[Any, Any, int], Batch] | None = None
+    prompts: Callable[[Any, int], list[str]] | None = None
     metrics: tuple[str, ...] = ()
     recipes: str = ""
     task: str = ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from modalities.contract import Modality
 from modalities.evaluation import Evaluator, Listing
 from recipes.config import ConfigError, Recipe
+from recipes.samples import GENERATE, Sample, Sampler, SampleSettings
 from zoo.model import ZooModel
 from zoo.naming import nearest
 
@@ -20,55 +21,67 @@ __all__ = ["Monitors", "find_monitors"]
 
 
 class Monitors:
-    """The evaluators of a recipe's `evaluate.during`, each with its settings and its number of steps between runs.
+    """The evaluators of a recipe's `evaluate.during`, each with its settings and its number of steps between runs, and the
+    samples of "generate".
 
     They measure on rank 0 what would be exported at that step (averaged weights where they are kept, the optimiser's
     float32 copies in bf16), while the other ranks wait: keep their settings small.
     """
 
     def __init__(self, recipe: Recipe, modality: Modality, model: ZooModel) -> None:
-        self.evaluators = find_monitors(recipe, modality)
-        for _, evaluator in self.evaluators:
-            evaluator.cells(model)  # ValueError now for what cannot be measured
+        self.monitors = find_monitors(recipe, modality)
+        for _, monitor in self.monitors:  # ValueError now for what cannot be measured
+            if isinstance(monitor, Sampler):
+                monitor.prepare(model)
+            else:
+                monitor.cells(model)
 
-    def measure(self, engine: Engine, step: int, *, last: bool) -> dict[str, float]:
-        """What is due after this step, as {"passkey/free_generation@512": 0.98}; on rank 0, elsewhere empty. Every rank must
-        call."""
-        due = [evaluator for every, evaluator in self.evaluators if step % every == 0 or last]
+    def measure(self, engine: Engine, step: int, *, last: bool) -> tuple[dict[str, float], list[Sample]]:
+        """What is due after this step, as {"passkey/free_generation@512": 0.98}, and samples; on rank 0, elsewhere empty. Every
+        rank must call."""
+        due = [monitor for every, monitor in self.monitors if step % every == 0 or last]
+        figures: dict[str, float] = {}
+        samples: list[Sample] = []
         if not due:
-            return {}
-        found: dict[str, float] = {}
+            return figures, samples
         model = engine.exported_model()
         if model is not None:
-            for evaluator in due:
-                found |= _flat(evaluator, evaluator.rows(dict(evaluator.run(model))))
+            for monitor in due:
+                if isinstance(monitor, Sampler):
+                    samples += monitor.write(model)
+                else:
+                    figures |= _flat(monitor, monitor.rows(dict(monitor.run(model))))
         engine.barrier()
-        return found
+        return figures, samples
 
 
-def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Evaluator]]:
-    """The evaluators of `evaluate.during` with the number of steps between their runs; ConfigError for what cannot be."""
-    return [_evaluator(name, given, recipe, modality) for name, given in recipe.evaluate.during.items()]
+def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Evaluator | Sampler]]:
+    """What `evaluate.during` names, with the number of steps between its runs; ConfigError for what cannot be."""
+    return [_monitor(name, given, recipe, modality) for name, given in recipe.evaluate.during.items()]
 
 
-def _evaluator(name: str, given: Any, recipe: Recipe, modality: Modality) -> tuple[int, Evaluator]:
-    """(number of steps between its runs, evaluator) of an entry of `evaluate.during`."""
+def _monitor(name: str, given: Any, recipe: Recipe, modality: Modality) -> tuple[int, Evaluator | Sampler]:
+    """(number of steps between its runs, evaluator or sampler) of an entry of `evaluate.during`."""
     known = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
-    if name not in known:
-        raise ConfigError(f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, known)}")
+    if name not in (*known, GENERATE):
+        raise ConfigError(
+            f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, [*known, GENERATE])}"
+        )
     settings = {**given} if isinstance(given, Mapping) else {"every": given}
     every = settings.pop("every", None)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"evaluate.during: {name}={given!r}: expected a number of steps, or settings with 'every'")
-    kind = known[name]
-    names = [field.name for field in fields(kind.settings_class)]
+    kind = SampleSettings if name == GENERATE else known[name].settings_class
+    names = [field.name for field in fields(kind)]
     for key in settings:
         if key not in names:
             raise ConfigError(f"evaluate.during: {name} has no setting {key!r}; {nearest(key, names)}")
-    parse = {field.name: field.metadata.get("parse") for field in fields(kind.settings_class)}
+    parse = {field.name: field.metadata.get("parse") for field in fields(kind)}
     try:
-        values: dict[str, Any] = {k: _value(v, parse[k]) for k, v in settings.items()}
-        return every, kind(kind.settings_class(**values), asdict(recipe.data))
+        chosen: Any = kind(**{k: _value(v, parse[k]) for k, v in settings.items()})
+        if name == GENERATE:
+            return every, Sampler(chosen, recipe, modality)
+        return every, known[name](chosen, asdict(recipe.data))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"evaluate.during: {name}={given!r}: {error}") from error
 

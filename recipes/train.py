@@ -38,6 +38,7 @@ import typer
 from recipes.commands import call
 from recipes.config import ConfigError, Recipe, apply_overrides, load_deepspeed_json, resolve
 from recipes.registry import list_recipes, recipe_named
+from recipes.samples import sample_page
 from recipes.step import Step, TrainingFailure, take_step
 from recipes.trackers import find_trackers, open_trackers
 from zoo.cli import Import
@@ -292,11 +293,16 @@ def train(
             record(values)
             show.update(values, unit)
             figures = evaluate() if heldout and (step % recipe.evaluate.every == 0 or step == settings.steps) else {}
-            figures |= monitors.measure(engine, step, last=step == settings.steps)
+            found, written = monitors.measure(engine, step, last=step == settings.steps)
+            figures |= found
             if figures:
                 measured |= figures
                 record({"step": step, **figures})
                 show.print(f"step {step}: " + ", ".join(f"{display_name(k)} {v:.4f}" for k, v in figures.items()))
+            if written:
+                run.write_samples(step, text := sample_page(written))
+                trackers.log_text("samples", text, step)
+                show.print(f"step {step} writes: {written[0].line()}")
             if step == settings.steps or done.stop or (settings.save_every and step % settings.save_every == 0):
                 save()
                 saved_at = step

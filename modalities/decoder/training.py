@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 from modalities.contract import Cost
 from modalities.decoder.model import Decoder, target_weights
 
-__all__ = ["check_tokenizer", "decoder_cost", "random_rows", "target_weight"]
+__all__ = ["check_tokenizer", "decoder_cost", "heldout_prompts", "random_rows", "target_weight"]
+
+PROMPT_TOKENS = 32
 
 
 def check_tokenizer(options: Mapping[str, Any], spec: str) -> None:
@@ -32,6 +34,30 @@ def random_rows(ids: int, context: int, rows: int) -> dict[str, Tensor]:
     """A packed batch of `rows` documents, as long as a row each, of ids below `ids`."""
     tokens = torch.randint(ids, (rows, context + 1))
     return {"tokens": tokens, "segments": torch.zeros_like(tokens)}
+
+
+def heldout_prompts(
+    heldout: Callable[..., Iterable[Mapping[str, Tensor]]],
+    decoder: Callable[[Any], Callable[[list[int]], str]],
+    data: Any,
+    count: int,
+) -> list[str]:
+    """The beginnings of the first `count` held-out rows, a quarter of the context and at most `PROMPT_TOKENS` each.
+
+    Args:
+        heldout: as a modality has it.
+        decoder: data config → ids to text, or bases.
+    """
+    decode, most = decoder(data), max(1, min(PROMPT_TOKENS, data.context // 4))
+    found = []
+    for batch in heldout(data, samples=count, rank=0, world=1, micro_batch=count):
+        for tokens, segments in zip(batch["tokens"], batch["segments"], strict=True):
+            document = tokens[
+                (segments == segments[0]) & (segments >= 0)
+            ]  # the first of the row; a padding row has none
+            text = decode(document[:most].tolist()).strip("\ufffd")  # characters that the cut goes through
+            found += [text] if text else []
+    return found[:count]
 
 
 def decoder_cost(model: Decoder, data: Any, width: int) -> Cost:

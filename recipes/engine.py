@@ -198,14 +198,17 @@ def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
 def lr_factor(step: int, optim: Optim, steps: int) -> float:
     """Learning rate of step `step` (from 0) as a fraction of `optim.lr`.
 
-    (step + 1) / warmup during warm-up, then floor + (1 − floor)·(1 + cos π·t)/2, t from 0 at its end to 1 at the last
-    step. A pure function of the step, so that a resumed run and a run of another length need no stored schedule.
+    (step + 1) / warmup during warm-up, then floor + (1 − floor)·(1 + cos π·t)/2, or linear floor + (1 − floor)·(1 − t), t from
+    0 at its end to 1 at the last step. A pure function of the step, so that a resumed run and a run of another length need no
+    stored schedule.
     """
     if step < optim.warmup:
         return (step + 1) / optim.warmup
     if optim.schedule == "constant":
         return 1.0
     t = min(1.0, (step - optim.warmup) / max(1, steps - 1 - optim.warmup))
+    if optim.schedule == "linear":
+        return optim.floor + (1 - optim.floor) * (1 - t)
     return optim.floor + (1 - optim.floor) * 0.5 * (1 + math.cos(math.pi * t))
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modalities.contract import find_modality
-from recipes.config import Plan, Recipe, resolve
+from recipes.config import Optim, Plan, Recipe, resolve
 from recipes.console import facts_table, short
 from recipes.during import find_monitors
 from recipes.sequence import check_sequence
@@ -99,6 +99,7 @@ def describe(plan: Plan, calibrate: Callable[[Plan], Calibration] | None = None)
         "batch": f"{train.batch} = micro-batch {train.micro_batch} × accumulation {train.accumulation} × "
         + (f"ranks {plan.world}" if shared == 1 else f"groups of ranks {plan.groups}"),
         modality.unit: f"{samples * cost.units:,} = {train.steps:,} steps × {train.batch * cost.units:,}",
+        "optimiser": schedule_in_words(recipe.optim, train.steps),
         "precision, ZeRO": f"{train.precision}, stage {train.zero_stage}",
         **lines,
         "estimated FLOPs": f"{short(samples * cost.flops)} in all, {short(train.batch * cost.flops)} a step",
@@ -106,6 +107,17 @@ def describe(plan: Plan, calibrate: Callable[[Plan], Calibration] | None = None)
         **{f"offloaded to {place} per rank": gibibytes(uses) for place, uses in elsewhere.items()},
         **(calibrate(plan).lines(plan, train.batch * cost.flops) if calibrate else {}),
     }
+
+
+def schedule_in_words(optim: Optim, steps: int) -> str:
+    """ "adamw, learning rate 0.002: linear warm-up over 50 steps, then cosine to 0.0002 at step 800"."""
+    warmup = f"linear warm-up over {optim.warmup:,} steps, then " if optim.warmup else ""
+    then = (
+        "constant"
+        if optim.schedule == "constant"
+        else f"{optim.schedule} to {optim.lr * optim.floor:g} at step {steps:,}"
+    )
+    return f"{optim.name}, learning rate {optim.lr:g}: {warmup}{then}"
 
 
 def longest_line(memory: Mapping[str, float], units: int, room: float) -> int:

@@ -25,7 +25,7 @@ WARM_UP = 2  # steps before those that are timed: moments are allocated, kernels
 
 # Dense FLOP/s in bf16 and fp16, and in fp32 without TF32, by what CUDA calls the device; NVIDIA's data sheets, which count
 # sparsity twice. https://resources.nvidia.com/en-us-tensor-core (H100, H200), https://www.nvidia.com/en-us/data-center/ (a100,
-# a10, l4, l40s, v100, dgx-b200). The first match counts.
+# a10, l4, l40s, dgx-b200). The first match counts.
 PEAKS: dict[str, tuple[float, float | None]] = {
     r"B200": (2250e12, None),
     r"H200 NVL": (835e12, 60e12),
@@ -94,11 +94,13 @@ def time_steps(plan: Plan, ranks: Ranks, steps: int) -> Calibration:
         with Meter(ranks.device) as meter:
             engine = Engine(modality.build(recipe.model.name, recipe.model.options, recipe.data), plan, ranks)
             engine.train()
-            for number in range(WARM_UP + steps):
-                begun = time.perf_counter()
-                count = take_step(engine, modality, batches, number + 1).targets
-                _wait_for(ranks)
-                seconds.append(time.perf_counter() - begun)
+            for number in range(WARM_UP):
+                take_step(engine, modality, batches, number + 1)
+        for number in range(WARM_UP, WARM_UP + steps):  # without the meter, which takes time itself on the CPU
+            begun = time.perf_counter()
+            count = take_step(engine, modality, batches, number + 1).targets
+            _wait_for(ranks)
+            seconds.append(time.perf_counter() - begun)
     except (RuntimeError, MemoryError) as error:
         if not ran_out_of_memory(error):
             raise
@@ -108,7 +110,7 @@ def time_steps(plan: Plan, ranks: Ranks, steps: int) -> Calibration:
         ) from error
     peaks = [peak for peak in engine.gather(meter.peak_bytes) if peak is not None]
     peak_flops, source = find_peak(ranks, recipe.train.precision)
-    return Calibration(tuple(seconds[WARM_UP:]), count, max(peaks, default=None), peak_flops, source, data)
+    return Calibration(tuple(seconds), count, max(peaks, default=None), peak_flops, source, data)
 
 
 def _batches(plan: Plan, ranks: Ranks, modality: Modality) -> tuple[Iterator[Batch], str]:

@@ -183,6 +183,8 @@ class Modality:
             data; None: there is none.
         prompts: (data config, count) → what `Writer.stream_text` continues, of the first held-out samples; None where models
             write nothing.
+        draw: (model, data config, count) → a matplotlib figure of the first held-out samples with what the model makes of them;
+            None: there is none. Raises ValueError for data that it does not show.
         evaluators: by name.
         baselines: by name, (train_context) → a module that stands beside models in evaluators, such as a Markov chain.
         outside: by prefix, models that are not the zoo's.
@@ -206,6 +208,7 @@ class Modality:
     outside: Mapping[str, Outside] = field(default_factory=dict)
     example: Callable[[Any, Any, int], Batch] | None = None
     prompts: Callable[[Any, int], list[str]] | None = None
+    draw: Callable[[Any, Any, int], Any] | None = None
     metrics: tuple[str, ...] = ()
     recipes: str = ""
     task: str = ""

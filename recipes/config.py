@@ -84,7 +84,8 @@ class Evaluate:
     every, samples: held-out loss over `samples` samples every `every` steps (0: never) and at the end.
     during: evaluators of `recipes/evaluate.py` by name, each with the number of steps between its runs, or with its
         settings and "every": {"passkey": 200}, {"passkey": {"every": 200, "lengths": [128, 512], "samples": 1}}. "generate"
-        continues prompts (recipes/samples.py): {"generate": {"every": 200, "prompts": ["Fellow citizens"]}}.
+        continues prompts, "predict" draws images with their classes (recipes/samples.py):
+        {"generate": {"every": 200, "prompts": ["Fellow citizens"]}}.
     """
 
     every: int = bounded(100, 0, 2**40)

@@ -1,28 +1,36 @@
-"""Evaluators that run during training: `evaluate.during` of a recipe."""
+"""Evaluators that run during training, and samples: `evaluate.during` of a recipe."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modalities.contract import Modality
 from modalities.evaluation import Evaluator, Listing
 from recipes.config import ConfigError, Recipe
-from recipes.samples import GENERATE, Sample, Sampler, SampleSettings
+from recipes.samples import SAMPLERS, Painter, Sample, Sampler
 from zoo.model import ZooModel
 from zoo.naming import nearest
 
 if TYPE_CHECKING:
     from recipes.engine import Engine
 
-__all__ = ["Monitors", "find_monitors"]
+__all__ = ["Findings", "Monitors", "find_monitors"]
+
+
+class Findings(NamedTuple):
+    """Numbers by name, such as {"passkey/free_generation@512": 0.98}, samples, and matplotlib figures."""
+
+    numbers: dict[str, float]
+    samples: list[Sample]
+    pictures: list[Any]
 
 
 class Monitors:
-    """The evaluators of a recipe's `evaluate.during`, each with its settings and its number of steps between runs, and the
-    samples of "generate".
+    """What a recipe's `evaluate.during` names, each with its settings and its number of steps between runs: evaluators, and
+    the samples of `recipes.samples`.
 
     They measure on rank 0 what would be exported at that step (averaged weights where they are kept, the optimiser's
     float32 copies in bf16), while the other ranks wait: keep their settings small.
@@ -31,56 +39,56 @@ class Monitors:
     def __init__(self, recipe: Recipe, modality: Modality, model: ZooModel) -> None:
         self.monitors = find_monitors(recipe, modality)
         for _, monitor in self.monitors:  # ValueError now for what cannot be measured
-            if isinstance(monitor, Sampler):
-                monitor.prepare(model)
-            else:
+            if isinstance(monitor, Evaluator):
                 monitor.cells(model)
+            else:
+                monitor.prepare(model)
 
-    def measure(self, engine: Engine, step: int, *, last: bool) -> tuple[dict[str, float], list[Sample]]:
-        """What is due after this step, as {"passkey/free_generation@512": 0.98}, and samples; on rank 0, elsewhere empty. Every
-        rank must call."""
+    def measure(self, engine: Engine, step: int, *, last: bool) -> Findings:
+        """What is due after this step, on rank 0; elsewhere nothing. Every rank must call."""
         due = [monitor for every, monitor in self.monitors if step % every == 0 or last]
-        figures: dict[str, float] = {}
-        samples: list[Sample] = []
+        found = Findings({}, [], [])
         if not due:
-            return figures, samples
+            return found
         model = engine.exported_model()
         if model is not None:
             for monitor in due:
                 if isinstance(monitor, Sampler):
-                    samples += monitor.write(model)
+                    found.samples.extend(monitor.write(model))
+                elif isinstance(monitor, Painter):
+                    found.pictures.append(monitor.draw(model))
                 else:
-                    figures |= _flat(monitor, monitor.rows(dict(monitor.run(model))))
+                    found.numbers.update(_flat(monitor, monitor.rows(dict(monitor.run(model)))))
         engine.barrier()
-        return figures, samples
+        return found
 
 
-def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Evaluator | Sampler]]:
+def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Evaluator | Sampler | Painter]]:
     """What `evaluate.during` names, with the number of steps between its runs; ConfigError for what cannot be."""
     return [_monitor(name, given, recipe, modality) for name, given in recipe.evaluate.during.items()]
 
 
-def _monitor(name: str, given: Any, recipe: Recipe, modality: Modality) -> tuple[int, Evaluator | Sampler]:
-    """(number of steps between its runs, evaluator or sampler) of an entry of `evaluate.during`."""
-    known = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
-    if name not in (*known, GENERATE):
-        raise ConfigError(
-            f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, [*known, GENERATE])}"
-        )
+def _monitor(name: str, given: Any, recipe: Recipe, modality: Modality) -> tuple[int, Evaluator | Sampler | Painter]:
+    """(number of steps between its runs, what runs) of an entry of `evaluate.during`."""
+    known: dict[str, Any] = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
+    samplers = {n: kind for n, kind in SAMPLERS.items() if kind.serves(modality)}
+    known |= samplers
+    if name not in known:
+        raise ConfigError(f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, known)}")
     settings = {**given} if isinstance(given, Mapping) else {"every": given}
     every = settings.pop("every", None)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"evaluate.during: {name}={given!r}: expected a number of steps, or settings with 'every'")
-    kind = SampleSettings if name == GENERATE else known[name].settings_class
+    kind = known[name].settings_class
     names = [field.name for field in fields(kind)]
     for key in settings:
         if key not in names:
             raise ConfigError(f"evaluate.during: {name} has no setting {key!r}; {nearest(key, names)}")
     parse = {field.name: field.metadata.get("parse") for field in fields(kind)}
     try:
-        chosen: Any = kind(**{k: _value(v, parse[k]) for k, v in settings.items()})
-        if name == GENERATE:
-            return every, Sampler(chosen, recipe, modality)
+        chosen = kind(**{k: _value(v, parse[k]) for k, v in settings.items()})
+        if name in samplers:
+            return every, known[name](chosen, recipe, modality)
         return every, known[name](chosen, asdict(recipe.data))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"evaluate.during: {name}={given!r}: {error}") from error

@@ -6,7 +6,7 @@
       checkpoints/step_00000200/ …                   see recipes/checkpoints.py; each has a safetensors model/
       model/                                         the final weights (save_pretrained)
       plots/loss.png
-      samples/step_00000200.txt …                    what the model wrote then, where `evaluate.during` asks for it
+      samples/step_00000200.txt .png …               what the model wrote or saw then, where `evaluate.during` asks for it
       tensorboard/ wandb/ wandb.txt mlflow.txt       of the trackers in train.report_to
 """
 
@@ -91,6 +91,12 @@ class RunFolder:
         path.parent.mkdir(exist_ok=True)
         write_text(path, text)
 
+    def write_picture(self, step: int, figure: Any) -> Path:
+        path = self.path / "samples" / f"step_{step:08d}.png"
+        path.parent.mkdir(exist_ok=True)
+        save_figure(figure, path)
+        return path
+
     def begin(self, step: int, keep: int) -> None:
         """Make the folder that of a run which has come to `step`: without what a run that was killed left, and without
         records, samples and checkpoints of later steps, which come again."""
@@ -101,7 +107,7 @@ class RunFolder:
         for path in self.checkpoints():
             if checkpoint_step(path) > step:
                 set_aside(path)
-        for path in (self.path / "samples").glob("step_*.txt"):
+        for path in (self.path / "samples").glob("step_*"):
             if checkpoint_step(path) > step:
                 path.unlink()
         tidy(self.checkpoint_root, keep)

@@ -1,4 +1,4 @@
-"""Samples that a model writes while it trains: "generate" in `evaluate.during` of a recipe."""
+"""What a model makes of a few held-out samples while it trains: "generate" and "predict" in `evaluate.during` of a recipe."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from recipes.config import Recipe
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.model import ZooModel
 
-__all__ = ["GENERATE", "Sample", "SampleSettings", "Sampler", "sample_page"]
-
-GENERATE = "generate"
+__all__ = ["SAMPLERS", "Painter", "Sample", "Sampler", "Writing", "sample_page"]
 
 
 @dataclass(frozen=True)
-class SampleSettings:
+class Writing:
     """What is written, as `priorzoo generate` has it.
 
     prompts: of your own; none: the beginnings of the first `count` held-out samples.
@@ -53,17 +51,17 @@ class Sample:
 
 
 class Sampler:
-    """Continues prompts with a model.
+    """Continues prompts, with models that write."""
 
-    Raises:
-        ValueError: for a modality whose models write nothing.
-    """
+    settings_class = Writing
 
-    def __init__(self, settings: SampleSettings, recipe: Recipe, modality: Modality) -> None:
-        if not issubclass(modality.model, Writer) or modality.prompts is None:
-            raise ValueError(f"{modality.name} models write nothing; expected an evaluator")
+    def __init__(self, settings: Writing, recipe: Recipe, modality: Modality) -> None:
         self.settings, self.recipe, self.modality = settings, recipe, modality
         self.prompts: tuple[str, ...] = settings.prompts
+
+    @staticmethod
+    def serves(modality: Modality) -> bool:
+        return issubclass(modality.model, Writer) and modality.prompts is not None
 
     def prepare(self, model: ZooModel) -> None:
         """Find the prompts. Raises ValueError or OSError where the held-out data cannot be read, ValueError for a prompt or
@@ -87,6 +85,43 @@ class Sampler:
         s = self.settings
         sampling = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "seed": s.seed + number}
         return model.stream_text(prompt, max_new_tokens=s.max_new_tokens, **sampling)
+
+
+@dataclass(frozen=True)
+class Showing:
+    """How many held-out samples a picture shows."""
+
+    count: int = bounded(8, 1, 256)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class Painter:
+    """Draws held-out samples with what the model makes of them, where a modality has a picture of that."""
+
+    settings_class = Showing
+
+    def __init__(self, settings: Showing, recipe: Recipe, modality: Modality) -> None:
+        self.settings, self.recipe, self.modality = settings, recipe, modality
+
+    @staticmethod
+    def serves(modality: Modality) -> bool:
+        return modality.draw is not None
+
+    def prepare(self, model: ZooModel) -> None:
+        """Raises ValueError or OSError for what cannot be drawn: it is, once."""
+        from matplotlib import pyplot
+
+        pyplot.close(self.draw(model))
+
+    def draw(self, model: ZooModel) -> Any:
+        """A matplotlib figure."""
+        assert self.modality.draw is not None
+        return self.modality.draw(model, self.recipe.data, self.settings.count)
+
+
+SAMPLERS: dict[str, type[Sampler] | type[Painter]] = {"generate": Sampler, "predict": Painter}
 
 
 def sample_page(samples: Sequence[Sample]) -> str:

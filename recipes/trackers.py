@@ -1,8 +1,9 @@
 """Where a run's records go besides metrics.jsonl: `train.report_to` of a recipe, such as "tensorboard,wandb".
 
-A tracker's `log` gets every record, and `log_text` the samples. Each reads its own environment variables, as its users know
-them: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE (offline: nothing is sent), MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME. A
-resumed run goes on in the tracker's same run: its number there is the run folder's file `<tracker>.txt`.
+A tracker's `log` gets every record, `log_text` and `log_picture` the samples. Each reads its own environment variables, as its
+users know them: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE (offline: nothing is sent), MLFLOW_TRACKING_URI,
+MLFLOW_EXPERIMENT_NAME. A resumed run goes on in the tracker's same run: its number there is the run folder's file
+`<tracker>.txt`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ class TensorBoard:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        import numpy as np
+        from PIL import Image
+
+        self.writer.add_image(name, np.asarray(Image.open(path).convert("RGB")), step, dataformats="HWC")
+
     def log_text(self, name: str, text: str, step: int) -> None:
         self.writer.add_text(name, textwrap.indent(text, "    "), step)  # Markdown's mark of text to be left as it is
 
@@ -68,6 +75,11 @@ class WeightsAndBiases:
     def log(self, values: Mapping[str, Any], step: int) -> None:
         # Of a step it has already it keeps what came first: a resumed run measures the same again.
         self.run.log(dict(values), step=step)
+
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        import wandb
+
+        self.run.log({name: wandb.Image(str(path))}, step=step)
 
     def log_text(self, name: str, text: str, step: int) -> None:
         import wandb
@@ -108,6 +120,9 @@ class MLflow:
         metrics = [Metric(name.replace("@", "/"), float(value), now, step) for name, value in values.items()]
         self.client.log_batch(self.id, metrics=metrics)
 
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        self.client.log_artifact(self.id, str(path), name)
+
     def log_text(self, name: str, text: str, step: int) -> None:
         self.client.log_text(self.id, text, f"{name}/step_{step:08d}.txt")
 
@@ -142,6 +157,10 @@ class Trackers:
     def log_text(self, name: str, text: str, step: int) -> None:
         for tracker in self.opened:
             tracker.log_text(name, text, step)
+
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        for tracker in self.opened:
+            tracker.log_picture(name, path, step)
 
     def __enter__(self) -> Trackers:
         return self

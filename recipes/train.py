@@ -293,16 +293,20 @@ def train(
             record(values)
             show.update(values, unit)
             figures = evaluate() if heldout and (step % recipe.evaluate.every == 0 or step == settings.steps) else {}
-            found, written = monitors.measure(engine, step, last=step == settings.steps)
-            figures |= found
+            found = monitors.measure(engine, step, last=step == settings.steps)
+            figures |= found.numbers
             if figures:
                 measured |= figures
                 record({"step": step, **figures})
                 show.print(f"step {step}: " + ", ".join(f"{display_name(k)} {v:.4f}" for k, v in figures.items()))
-            if written:
-                run.write_samples(step, text := sample_page(written))
+            if found.samples:
+                run.write_samples(step, text := sample_page(found.samples))
                 trackers.log_text("samples", text, step)
-                show.print(f"step {step} writes: {written[0].line()}")
+                show.print(f"step {step} writes: {found.samples[0].line()}")
+            for picture in found.pictures:
+                path = run.write_picture(step, picture)
+                trackers.log_picture("samples", path, step)
+                show.print(f"step {step} draws {path}")
             if step == settings.steps or done.stop or (settings.save_every and step % settings.save_every == 0):
                 save()
                 saved_at = step

@@ -12,6 +12,7 @@ from modalities.vision.data import build_loader
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.model import VisionTransformer
 from modalities.vision.outside import OUTSIDE
+from modalities.vision.pictures import draw_predictions
 from modalities.vision.training import build, cost, example, loss, weight
 
 __all__ = ["MODALITY"]
@@ -28,6 +29,7 @@ MODALITY = Modality(
     weight=weight,
     cost=cost,
     example=example,
+    draw=draw_predictions,
     evaluators=EVALUATORS,
     outside={"timm": OUTSIDE},
     metrics=("top1", "top5"),

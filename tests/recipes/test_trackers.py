@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from recipes.config import ConfigError, resolve
 from recipes.registry import find_recipe
@@ -92,6 +93,7 @@ def mlflow_texts(run: Path) -> list[str]:
 
 
 TEXTS = {"tensorboard": tensorboard_texts, "wandb": wandb_texts, "mlflow": mlflow_texts}
+IMAGES = {"tensorboard": 0, "wandb": 2, "mlflow": 2}  # files; TensorBoard's are in its events
 READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
 
 
@@ -110,12 +112,15 @@ def test_records_arrive_and_a_resumed_run_goes_on(name, tmp_path):
     run.path.mkdir()
     plan = resolve(find_recipe("text.ggd_ssmax_tiny"), world=1, device="cpu")
     for step, record in enumerate(RECORDS):
+        Image.new("RGB", (4, 4)).save(tmp_path / f"step_{step}.png")
         with open_trackers(name, run, plan, step) as trackers:
             trackers.log(record)
             trackers.log_text("samples", f"[1] <once> {record['step']}", record["step"])
+            trackers.log_picture("pictures", tmp_path / f"step_{step}.png", record["step"])
     found = READERS[name](run.path)
     assert found["loss"] == {1: 2.0, 2: 1.5} and found["passkey/free@512"] == {2: 0.5}
     assert found["lr"][1] == pytest.approx(0.1)
+    assert sum("picture" in str(path) and path.suffix == ".png" for path in tmp_path.rglob("*")) == IMAGES[name]
     assert [text.strip() for text in TEXTS[name](run.path)] == ["[1] <once> 1", "[1] <once> 2"]
 
 

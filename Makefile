@@ -22,7 +22,8 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 demo: setup  ## train, evaluate beside shipped weights, print the table, draw the plot
 	$(BIN)/python tools/demo.py
 
-test: setup lint docs  ## the whole suite
+test: setup  ## the whole suite
+	$(MAKE) --jobs $(JOBS) --output-sync=target lint docs
 	$(BIN)/python -m pytest -n $(JOBS)
 
 test-fast: setup  ## without the tests that launch processes, train, or interpret kernels for seconds

@@ -6,7 +6,7 @@ EXTRAS := train,track,text,vision,dna,genomics,data,hub,hf,lm-eval,docs,test
 # `make bench-gpu GPU_PYTHON=python3 MINUTES=8` measures with a Python of your own, and stops in time.
 GPU_PYTHON ?= $(BIN)/python
 MINUTES    ?= 0
-# Test processes, one thread each.
+# Test processes, one thread each. They take tests that follow each other, so that few fixtures are made twice.
 JOBS       ?= 2
 
 .PHONY: setup demo test test-fast lint docs bench bench-gpu weights figures far clean
@@ -22,11 +22,12 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 demo: setup  ## train, evaluate beside shipped weights, print the table, draw the plot
 	$(BIN)/python tools/demo.py
 
-test: setup lint docs  ## the whole suite
-	$(BIN)/python -m pytest -n $(JOBS)
+test: setup  ## the whole suite
+	$(MAKE) --jobs $(JOBS) --output-sync=target lint docs
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-fast: setup  ## without the tests that launch processes, train, or interpret kernels for seconds
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 lint: setup  ## style and types
 	$(BIN)/ruff check .

@@ -180,6 +180,12 @@ class Modality:
             is where the model is, from `modalities.loading.to_device`.
         weight: batch → (what its targets weigh together, how many there are).
         cost: (model, data config, bytes per number) → `Cost` of one sample.
+        example: (model, data config, samples) → a random batch of the shapes that training has, for timing where there are no
+            data; None: there is none.
+        prompts: (data config, count) → what `Writer.stream_text` continues, of the first held-out samples; None where models
+            write nothing.
+        draw: (model, data config, count) → a matplotlib figure of the first held-out samples with what the model makes of them;
+            None: there is none. Raises ValueError for data that it does not show.
         evaluators: by name.
         baselines: by name, (train_context) → a module that stands beside models in evaluators, such as a Markov chain.
         outside: by prefix, models that are not the zoo's.
@@ -201,6 +207,9 @@ class Modality:
     evaluators: Mapping[str, type[Evaluator]]
     baselines: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
     outside: Mapping[str, Outside] = field(default_factory=dict)
+    example: Callable[[Any, Any, int], Batch] | None = None
+    prompts: Callable[[Any, int], list[str]] | None = None
+    draw: Callable[[Any, Any, int], Any] | None = None
     metrics: tuple[str, ...] = ()
     recipes: str = ""
     task: str = ""

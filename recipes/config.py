@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from recipes.deepspeed_optim import SECTIONS, Claim, claims
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.inputs import parse_json, read_json
 from zoo.naming import nearest
@@ -40,7 +41,7 @@ class Model:
 
 @dataclass
 class Optim:
-    """Optimiser and learning-rate schedule: linear warm-up, then cosine from `lr` to `floor * lr`."""
+    """Optimiser and learning-rate schedule: linear warm-up, then cosine or linear from `lr` to `floor * lr`, or constant."""
 
     name: str = "adamw"  # or radam; or muon, of the layers' matrices, beside AdamW for all else
     lr: float = 2e-3
@@ -82,7 +83,9 @@ class Evaluate:
 
     every, samples: held-out loss over `samples` samples every `every` steps (0: never) and at the end.
     during: evaluators of `recipes/evaluate.py` by name, each with the number of steps between its runs, or with its
-        settings and "every": {"passkey": 200}, {"passkey": {"every": 200, "lengths": [128, 512], "samples": 1}}.
+        settings and "every": {"passkey": 200}, {"passkey": {"every": 200, "lengths": [128, 512], "samples": 1}}. "generate"
+        continues prompts, "predict" draws images with their classes (recipes/samples.py):
+        {"generate": {"every": 200, "prompts": ["Fellow citizens"]}}.
     """
 
     every: int = bounded(100, 0, 2**40)
@@ -280,7 +283,7 @@ def resolve_batch(
 _CHOICES = {
     "train.precision": ("auto", "fp32", "bf16", "fp16"),
     "optim.name": ("adamw", "radam", "muon"),
-    "optim.schedule": ("cosine", "constant"),
+    "optim.schedule": ("cosine", "linear", "constant"),
 }
 
 
@@ -331,8 +334,9 @@ def resolve(
 ) -> Plan:
     """Settle a recipe for `world` ranks on `device` ("cpu" or "cuda") and write its DeepSpeed configuration.
 
-    `user_config` is the user's DeepSpeed JSON. Where it and the recipe name the same quantity the file wins over the recipe's
-    default; against a `--set` of the same quantity (`overridden_keys`) it is a ConfigError. `recipe` is not changed.
+    `user_config` is the user's DeepSpeed JSON. Where it and the recipe name the same quantity, also in its `optimizer` and
+    `scheduler`, the file wins over the recipe's default; against a `--set` of the same quantity (`overridden_keys`) it is a
+    ConfigError. `recipe` is not changed.
     """
     recipe, user_config = copy.deepcopy(recipe), copy.deepcopy(user_config or {})
     _apply_user_config(recipe, user_config, overridden_keys or set())
@@ -395,25 +399,20 @@ def load_deepspeed_json(path: str) -> dict[str, Any]:
 
 
 def check_deepspeed_json(user_config: dict[str, Any]) -> None:
-    """ConfigError for a file written for another trainer, or for what the recipe says."""
+    """ConfigError for what no recipe can run."""
     path = "--deepspeed_config"
-    for key, reason in {
-        "optimizer": "set optim.name, optim.lr, … instead",
-        "scheduler": "set optim.schedule, optim.warmup, … instead",
-    }.items():
-        if key in user_config:
-            raise ConfigError(f"{path}: {key!r} belongs to the recipe, which also sets the decay groups; {reason}")
     if "data_parallel_size" in user_config:  # with it DeepSpeed would sum gradients over some ranks alone
         raise ConfigError(
             f"{path}: 'data_parallel_size' follows from the ranks and train.sequence_parallel; remove the key"
         )
-    if user_config.get("fp16", {}).get("enabled") and user_config.get("bf16", {}).get("enabled"):
+    if all(user_config.get(name, {}).get("enabled") not in (None, False, "auto") for name in ("fp16", "bf16")):
         raise ConfigError(f"{path}: fp16 and bf16 are both enabled; keep one")
 
 
 def _apply_user_config(recipe: Recipe, user_config: dict[str, Any], overridden_keys: set[str]) -> None:
     """Move what the user's file says about shared quantities into the recipe, and fill in its "auto"."""
     check_deepspeed_json(user_config)
+    _apply_claims(recipe, user_config, overridden_keys)
     _fill_auto(recipe, user_config)
     flat = dict(_flatten(user_config))
     for key, setting in SHARED.items():
@@ -433,6 +432,36 @@ def _apply_user_config(recipe: Recipe, user_config: dict[str, Any], overridden_k
         if isinstance(value, bool) or not isinstance(value, (expected, int)):
             raise ConfigError(f"--deepspeed_config: {key}={value!r}: expected {_type_name(expected)}")
         setattr(getattr(recipe, section), name, value)
+
+
+def _apply_claims(recipe: Recipe, user_config: dict[str, Any], overridden_keys: set[str]) -> None:
+    """Move `optimizer` and `scheduler` of the user's file into the recipe, whose own optimiser and schedule they describe."""
+    made: dict[str, Claim] = {}
+    for name in SECTIONS:
+        if name not in user_config:
+            continue
+        try:
+            found = list(claims(name, user_config.pop(name)))
+        except ValueError as error:
+            raise ConfigError(f"--deepspeed_config: {error}") from None
+        for claim in found:
+            key, setting, value = claim
+            section, field_name = setting.split(".")
+            old, before = attrgetter(setting)(recipe), made.setdefault(setting, claim)
+            if before.value != value:
+                raise ConfigError(
+                    f"--deepspeed_config: {before.key}={before.value} and {key}={value} disagree; keep one"
+                )
+            if setting in overridden_keys and old != value:
+                raise ConfigError(
+                    f"--set {setting}={old} and {key} of --deepspeed_config, which means {setting}={value}, disagree; keep one"
+                )
+            changed = dataclasses.replace(getattr(recipe, section), **{field_name: value})
+            try:
+                check_fields(changed, f"{section}.")
+            except ValueError as error:
+                raise ConfigError(f"--deepspeed_config: {key}: {error}") from None
+            setattr(recipe, section, changed)
 
 
 # What Hugging Face's Trainer writes for "auto" under zero_optimization, for a model of this width.

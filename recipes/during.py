@@ -1,74 +1,95 @@
-"""Evaluators that run during training: `evaluate.during` of a recipe."""
+"""Evaluators that run during training, and samples: `evaluate.during` of a recipe."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modalities.contract import Modality
 from modalities.evaluation import Evaluator, Listing
 from recipes.config import ConfigError, Recipe
+from recipes.samples import SAMPLERS, Painter, Sample, Sampler
 from zoo.model import ZooModel
 from zoo.naming import nearest
 
 if TYPE_CHECKING:
     from recipes.engine import Engine
 
-__all__ = ["Monitors", "find_monitors"]
+__all__ = ["Findings", "Monitors", "find_monitors"]
+
+
+class Findings(NamedTuple):
+    """Numbers by name, such as {"passkey/free_generation@512": 0.98}, samples, and matplotlib figures."""
+
+    numbers: dict[str, float]
+    samples: list[Sample]
+    pictures: list[Any]
 
 
 class Monitors:
-    """The evaluators of a recipe's `evaluate.during`, each with its settings and its number of steps between runs.
+    """What a recipe's `evaluate.during` names, each with its settings and its number of steps between runs: evaluators, and
+    the samples of `recipes.samples`.
 
     They measure on rank 0 what would be exported at that step (averaged weights where they are kept, the optimiser's
     float32 copies in bf16), while the other ranks wait: keep their settings small.
     """
 
     def __init__(self, recipe: Recipe, modality: Modality, model: ZooModel) -> None:
-        self.evaluators = find_monitors(recipe, modality)
-        for _, evaluator in self.evaluators:
-            evaluator.cells(model)  # ValueError now for what cannot be measured
+        self.monitors = find_monitors(recipe, modality)
+        for _, monitor in self.monitors:  # ValueError now for what cannot be measured
+            if isinstance(monitor, Evaluator):
+                monitor.cells(model)
+            else:
+                monitor.prepare(model)
 
-    def measure(self, engine: Engine, step: int, *, last: bool) -> dict[str, float]:
-        """What is due after this step, as {"passkey/free_generation@512": 0.98}; on rank 0, elsewhere empty. Every rank must
-        call."""
-        due = [evaluator for every, evaluator in self.evaluators if step % every == 0 or last]
+    def measure(self, engine: Engine, step: int, *, last: bool) -> Findings:
+        """What is due after this step, on rank 0; elsewhere nothing. Every rank must call."""
+        due = [monitor for every, monitor in self.monitors if step % every == 0 or last]
+        found = Findings({}, [], [])
         if not due:
-            return {}
-        found: dict[str, float] = {}
+            return found
         model = engine.exported_model()
         if model is not None:
-            for evaluator in due:
-                found |= _flat(evaluator, evaluator.rows(dict(evaluator.run(model))))
+            for monitor in due:
+                if isinstance(monitor, Sampler):
+                    found.samples.extend(monitor.write(model))
+                elif isinstance(monitor, Painter):
+                    found.pictures.append(monitor.draw(model))
+                else:
+                    found.numbers.update(_flat(monitor, monitor.rows(dict(monitor.run(model)))))
         engine.barrier()
         return found
 
 
-def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Evaluator]]:
-    """The evaluators of `evaluate.during` with the number of steps between their runs; ConfigError for what cannot be."""
-    return [_evaluator(name, given, recipe, modality) for name, given in recipe.evaluate.during.items()]
+def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Evaluator | Sampler | Painter]]:
+    """What `evaluate.during` names, with the number of steps between its runs; ConfigError for what cannot be."""
+    return [_monitor(name, given, recipe, modality) for name, given in recipe.evaluate.during.items()]
 
 
-def _evaluator(name: str, given: Any, recipe: Recipe, modality: Modality) -> tuple[int, Evaluator]:
-    """(number of steps between its runs, evaluator) of an entry of `evaluate.during`."""
-    known = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
+def _monitor(name: str, given: Any, recipe: Recipe, modality: Modality) -> tuple[int, Evaluator | Sampler | Painter]:
+    """(number of steps between its runs, what runs) of an entry of `evaluate.during`."""
+    known: dict[str, Any] = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
+    samplers = {n: kind for n, kind in SAMPLERS.items() if kind.serves(modality)}
+    known |= samplers
     if name not in known:
         raise ConfigError(f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, known)}")
     settings = {**given} if isinstance(given, Mapping) else {"every": given}
     every = settings.pop("every", None)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"evaluate.during: {name}={given!r}: expected a number of steps, or settings with 'every'")
-    kind = known[name]
-    names = [field.name for field in fields(kind.settings_class)]
+    kind = known[name].settings_class
+    names = [field.name for field in fields(kind)]
     for key in settings:
         if key not in names:
             raise ConfigError(f"evaluate.during: {name} has no setting {key!r}; {nearest(key, names)}")
-    parse = {field.name: field.metadata.get("parse") for field in fields(kind.settings_class)}
+    parse = {field.name: field.metadata.get("parse") for field in fields(kind)}
     try:
-        values: dict[str, Any] = {k: _value(v, parse[k]) for k, v in settings.items()}
-        return every, kind(kind.settings_class(**values), asdict(recipe.data))
+        chosen = kind(**{k: _value(v, parse[k]) for k, v in settings.items()})
+        if name in samplers:
+            return every, known[name](chosen, recipe, modality)
+        return every, known[name](chosen, asdict(recipe.data))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"evaluate.during: {name}={given!r}: {error}") from error
 

@@ -16,10 +16,11 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
 from safetensors import SafetensorError
@@ -79,10 +80,16 @@ def start(*, verbose: bool = False) -> Ranks:
     if not verbose:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed|torch\.distributed")
-    import deepspeed
+    with _without("mlflow"):
+        import deepspeed
     from deepspeed.ops import __compatible_ops__
 
     __compatible_ops__["deepspeed_shm_comm"] = False  # or the first CPU run compiles it, for a minute and more
+    if not cuda:  # nor does it compile Muon's update, which takes longer than it saves
+        from deepspeed.runtime import compiler
+
+        with patch.object(compiler, "compile", lambda: compiler.dummy_decorator):
+            import deepspeed.runtime.zero.muon.muon_optimizer
     if not verbose:
         deepspeed.utils.logger.setLevel("ERROR")
     if not torch.distributed.is_initialized():
@@ -91,6 +98,19 @@ def start(*, verbose: bool = False) -> Ranks:
     if cuda:
         torch.cuda.set_device(device)
     return Ranks(rank, world, local_rank, device)
+
+
+@contextmanager
+def _without(name: str) -> Iterator[None]:
+    """As if module `name` were not installed: DeepSpeed's autotuner imports mlflow where it is, and that takes seconds."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def stop() -> None:
@@ -198,14 +218,17 @@ def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
 def lr_factor(step: int, optim: Optim, steps: int) -> float:
     """Learning rate of step `step` (from 0) as a fraction of `optim.lr`.
 
-    (step + 1) / warmup during warm-up, then floor + (1 − floor)·(1 + cos π·t)/2, t from 0 at its end to 1 at the last
-    step. A pure function of the step, so that a resumed run and a run of another length need no stored schedule.
+    (step + 1) / warmup during warm-up, then floor + (1 − floor)·(1 + cos π·t)/2, or linear floor + (1 − floor)·(1 − t), t from
+    0 at its end to 1 at the last step. A pure function of the step, so that a resumed run and a run of another length need no
+    stored schedule.
     """
     if step < optim.warmup:
         return (step + 1) / optim.warmup
     if optim.schedule == "constant":
         return 1.0
     t = min(1.0, (step - optim.warmup) / max(1, steps - 1 - optim.warmup))
+    if optim.schedule == "linear":
+        return optim.floor + (1 - optim.floor) * (1 - t)
     return optim.floor + (1 - optim.floor) * 0.5 * (1 + math.cos(math.pi * t))
 
 
@@ -264,8 +287,7 @@ class Engine:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add this micro-batch's gradients; averaged over micro-batches and ranks when the last one is in."""
-        with self._uncompiled():
-            self._deepspeed.backward(loss)
+        self._deepspeed.backward(loss)
 
     def step(self) -> float | None:
         """End a micro-batch. After the step's last one: clip, update, and return the norm before clipping.
@@ -274,8 +296,7 @@ class Engine:
         """
         last = self._deepspeed.is_gradient_accumulation_boundary()
         norm = self._own_norm() if last else None
-        with self._uncompiled():
-            self._deepspeed.step()
+        self._deepspeed.step()
         if not last:
             return None
         if self.average is not None:
@@ -292,12 +313,6 @@ class Engine:
         """Whether the norm that `step` returns is of the gradients. From ZeRO stage 1 on DeepSpeed puts Muon's orthogonal
         updates in their place before it takes the norm."""
         return self.plan.recipe.optim.name != "muon" or not self.plan.recipe.train.zero_stage
-
-    def _uncompiled(self) -> AbstractContextManager[None]:
-        """DeepSpeed compiles Muon's update, which from ZeRO stage 1 on is a part of backward; on the CPU that takes a compiler,
-        and longer than it saves."""
-        eager = self.plan.recipe.optim.name == "muon" and self.ranks.device.type == "cpu"
-        return torch.compiler.set_stance("force_eager") if eager else nullcontext()
 
     def _own_norm(self) -> torch.Tensor | None:
         # At stage 0 in fp32 DeepSpeed keeps none, and every rank holds the whole averaged gradient at this point.

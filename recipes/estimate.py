@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from modalities.contract import find_modality
-from recipes.config import Plan, Recipe, resolve
+from recipes.config import Optim, Plan, Recipe, resolve
 from recipes.console import facts_table, short
 from recipes.during import find_monitors
 from recipes.sequence import check_sequence
+
+if TYPE_CHECKING:
+    from recipes.calibrate import Calibration
 
 GPUS = (24, 80, 139)  # GiB of memory
 
@@ -71,8 +75,8 @@ def build_on_meta(recipe: Recipe) -> Any:
         return find_modality(recipe.modality).build(recipe.model.name, recipe.model.options, recipe.data)
 
 
-def describe(plan: Plan) -> dict[str, str]:
-    """The figures of a plan as text, by name."""
+def describe(plan: Plan, calibrate: Callable[[Plan], Calibration] | None = None) -> dict[str, str]:
+    """The figures of a plan as text, by name; those that `calibrate` measures come last."""
     recipe, train = plan.recipe, plan.recipe.train
     modality = find_modality(recipe.modality)
     model = build_on_meta(recipe)
@@ -95,12 +99,25 @@ def describe(plan: Plan) -> dict[str, str]:
         "batch": f"{train.batch} = micro-batch {train.micro_batch} × accumulation {train.accumulation} × "
         + (f"ranks {plan.world}" if shared == 1 else f"groups of ranks {plan.groups}"),
         modality.unit: f"{samples * cost.units:,} = {train.steps:,} steps × {train.batch * cost.units:,}",
+        "optimiser": schedule_in_words(recipe.optim, train.steps),
+        "precision, ZeRO": f"{train.precision}, stage {train.zero_stage}",
+        **lines,
         "estimated FLOPs": f"{short(samples * cost.flops)} in all, {short(train.batch * cost.flops)} a step",
         "estimated memory per rank": gibibytes(memory),
         **{f"offloaded to {place} per rank": gibibytes(uses) for place, uses in elsewhere.items()},
-        "precision, ZeRO": f"{train.precision}, stage {train.zero_stage}",
-        **lines,
+        **(calibrate(plan).lines(plan, train.batch * cost.flops) if calibrate else {}),
     }
+
+
+def schedule_in_words(optim: Optim, steps: int) -> str:
+    """ "adamw, learning rate 0.002: linear warm-up over 50 steps, then cosine to 0.0002 at step 800"."""
+    warmup = f"linear warm-up over {optim.warmup:,} steps, then " if optim.warmup else ""
+    then = (
+        "constant"
+        if optim.schedule == "constant"
+        else f"{optim.schedule} to {optim.lr * optim.floor:g} at step {steps:,}"
+    )
+    return f"{optim.name}, learning rate {optim.lr:g}: {warmup}{then}"
 
 
 def longest_line(memory: Mapping[str, float], units: int, room: float) -> int:
@@ -113,18 +130,27 @@ def longest_line(memory: Mapping[str, float], units: int, room: float) -> int:
 
 
 def print_plan(
-    recipe: Recipe, user_config: dict[str, Any], overridden_keys: set[str], *, world: int | None = None
+    recipe: Recipe,
+    user_config: dict[str, Any],
+    overridden_keys: set[str],
+    *,
+    world: int | None = None,
+    calibrate: int = 0,
+    verbose: bool = False,
 ) -> int:
-    """Print the resolved recipe, the DeepSpeed configuration and the figures; the lead rank only. Returns 0."""
+    """Print the resolved recipe, the DeepSpeed configuration and the figures; the lead rank only. Returns 0.
+
+    calibrate: real steps to time, whose figures come last; every rank must call then.
+    """
     from rich.console import Console
 
-    from recipes.engine import wants_cuda
+    from recipes import engine
 
     world = world or int(os.environ.get("WORLD_SIZE", 1))
     plan = resolve(
         recipe,
         world=world,
-        device="cuda" if wants_cuda() else "cpu",
+        device="cuda" if engine.wants_cuda() else "cpu",
         user_config=user_config,
         overridden_keys=overridden_keys,
     )
@@ -133,7 +159,13 @@ def print_plan(
 
         check_with_deepspeed(plan.deepspeed)
     find_monitors(recipe, find_modality(recipe.modality))  # ConfigError for what `evaluate.during` cannot run
-    figures = describe(plan)
+    if calibrate:
+        from recipes.calibrate import time_steps
+
+        ranks = replace(engine.start(verbose=verbose), shared=plan.recipe.train.sequence_parallel)
+        figures = describe(plan, lambda plan: time_steps(plan, ranks, calibrate))
+    else:
+        figures = describe(plan)
     if int(os.environ.get("RANK", 0)) == 0:
         console = Console(highlight=False)
         for title, section in {"recipe": plan.to_dict(), "DeepSpeed": plan.deepspeed}.items():

@@ -6,6 +6,7 @@
       checkpoints/step_00000200/ …                   see recipes/checkpoints.py; each has a safetensors model/
       model/                                         the final weights (save_pretrained)
       plots/loss.png
+      samples/step_00000200.txt .png …               what the model wrote or saw then, where `evaluate.during` asks for it
       tensorboard/ wandb/ wandb.txt mlflow.txt       of the trackers in train.report_to
 """
 
@@ -85,9 +86,20 @@ class RunFolder:
                     lost += 1
         return records, lost
 
+    def write_samples(self, step: int, text: str) -> None:
+        path = self.path / "samples" / f"step_{step:08d}.txt"
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, text)
+
+    def write_picture(self, step: int, figure: Any) -> Path:
+        path = self.path / "samples" / f"step_{step:08d}.png"
+        path.parent.mkdir(exist_ok=True)
+        save_figure(figure, path)
+        return path
+
     def begin(self, step: int, keep: int) -> None:
         """Make the folder that of a run which has come to `step`: without what a run that was killed left, and without
-        records and checkpoints of later steps, which come again."""
+        records, samples and checkpoints of later steps, which come again."""
         records, lost = self._metrics()
         if lost:
             say(f"{self.metrics_path}: {lost} unreadable {'line is' if lost == 1 else 'lines are'} left out")
@@ -95,6 +107,9 @@ class RunFolder:
         for path in self.checkpoints():
             if checkpoint_step(path) > step:
                 set_aside(path)
+        for path in (self.path / "samples").glob("step_*"):
+            if checkpoint_step(path) > step:
+                path.unlink()
         tidy(self.checkpoint_root, keep)
         for name in (*DESCRIPTION, self.metrics_path.name, LOSS_CURVE):
             remove_abandoned(self.path / name, 0)

@@ -1,13 +1,16 @@
 """Where a run's records go besides metrics.jsonl: `train.report_to` of a recipe, such as "tensorboard,wandb".
 
-A tracker is a context manager of which `log` gets every record. Each reads its own environment variables, as its users know
-them: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE (offline: nothing is sent), MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME. A
-resumed run goes on in the tracker's same run: its number there is the run folder's file `<tracker>.txt`.
+A tracker's `log` gets every record, `log_text` and `log_picture` the samples. Each reads its own environment variables, as its
+users know them: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE (offline: nothing is sent), MLFLOW_TRACKING_URI,
+MLFLOW_EXPERIMENT_NAME. A resumed run goes on in the tracker's same run: its number there is the run folder's file
+`<tracker>.txt`.
 """
 
 from __future__ import annotations
 
+import html
 import os
+import textwrap
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -38,6 +41,15 @@ class TensorBoard:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        import numpy as np
+        from PIL import Image
+
+        self.writer.add_image(name, np.asarray(Image.open(path).convert("RGB")), step, dataformats="HWC")
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        self.writer.add_text(name, textwrap.indent(text, "    "), step)  # Markdown's mark of text to be left as it is
+
     def close(self, *, failed: bool) -> None:
         self.writer.close()
 
@@ -63,6 +75,16 @@ class WeightsAndBiases:
     def log(self, values: Mapping[str, Any], step: int) -> None:
         # Of a step it has already it keeps what came first: a resumed run measures the same again.
         self.run.log(dict(values), step=step)
+
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        import wandb
+
+        self.run.log({name: wandb.Image(str(path))}, step=step)
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        import wandb
+
+        self.run.log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
 
     def close(self, *, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))
@@ -98,6 +120,12 @@ class MLflow:
         metrics = [Metric(name.replace("@", "/"), float(value), now, step) for name, value in values.items()]
         self.client.log_batch(self.id, metrics=metrics)
 
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        self.client.log_artifact(self.id, str(path), name)
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        self.client.log_text(self.id, text, f"{name}/step_{step:08d}.txt")
+
     def close(self, *, failed: bool) -> None:
         self.client.set_terminated(self.id, status="FAILED" if failed else "FINISHED")
 
@@ -125,6 +153,14 @@ class Trackers:
         values = {name: value for name, value in record.items() if name != "step"}
         for tracker in self.opened:
             tracker.log(values, record["step"])
+
+    def log_text(self, name: str, text: str, step: int) -> None:
+        for tracker in self.opened:
+            tracker.log_text(name, text, step)
+
+    def log_picture(self, name: str, path: Path, step: int) -> None:
+        for tracker in self.opened:
+            tracker.log_picture(name, path, step)
 
     def __enter__(self) -> Trackers:
         return self

@@ -18,7 +18,6 @@ then exits with 1, whatever its ranks returned.
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -39,10 +38,14 @@ import typer
 from recipes.commands import call
 from recipes.config import ConfigError, Recipe, apply_overrides, load_deepspeed_json, resolve
 from recipes.registry import list_recipes, recipe_named
+from recipes.samples import sample_page
+from recipes.step import Step, TrainingFailure, take_step
 from recipes.trackers import find_trackers, open_trackers
 from zoo.cli import Import
 from zoo.errors import require
 from zoo.outside import import_named
+
+CALIBRATION_STEPS = 5
 
 
 @contextmanager
@@ -61,10 +64,6 @@ def stop_signals():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class TrainingFailure(RuntimeError):
-    """The loss or the gradient is not a finite number."""
 
 
 def train_command(
@@ -90,10 +89,17 @@ def train_command(
         bool, typer.Option("--dry-run", help="print what would run; touch neither data nor disk")
     ] = False,
     world: Annotated[int | None, typer.Option(metavar="N", help="with --dry-run: plan for N ranks")] = None,
+    calibrate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="[STEPS]",
+            min=1,
+            help=f"a dry run with so many real steps, {CALIBRATION_STEPS} unless told: speed, memory and time to the end",
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="let DeepSpeed log, and show the trace of an error")
     ] = False,
-    deepspeed: Annotated[bool, typer.Option("--deepspeed", hidden=True)] = False,  # of DeepSpeed's own argument parser
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,  # of launchers
 ) -> int:
     import_named(import_)
@@ -105,16 +111,23 @@ def train_command(
     changed, overridden_keys = apply_overrides(recipe_named(recipe), set_)
     user_config = load_deepspeed_json(deepspeed_config) if deepspeed_config else {}
     find_trackers(changed.train.report_to)
-    if dry_run:
-        from recipes.estimate import print_plan
-
-        return print_plan(changed, user_config, overridden_keys, world=world)
-    require("deepspeed", "training", "train")
-    require("matplotlib", "the loss curve", "figures")
+    if calibrate:
+        require("deepspeed", "calibration", "train")
+        if world is not None:
+            raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
+    if not (dry_run or calibrate):
+        require("deepspeed", "training", "train")
+        require("matplotlib", "the loss curve", "figures")
     words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
     words += [word for name in import_ for word in ("--import", name)]
     words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
     try:
+        if dry_run or calibrate:
+            from recipes.estimate import print_plan
+
+            return print_plan(
+                changed, user_config, overridden_keys, world=world, calibrate=calibrate or 0, verbose=verbose
+            )
         with stop_signals() as signals, ExitStack() as held:
             return train(
                 changed,
@@ -138,13 +151,16 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train.py") -
 
 
 def launcher_words(words: Sequence[str]) -> list[str]:
-    """`--deepspeed FILE.json`, as Hugging Face's Trainer has it, as `--deepspeed_config FILE.json`."""
-    found = list(words)
-    for n, word in enumerate(found):
-        if word == "--deepspeed" and n + 1 < len(found) and found[n + 1].endswith(".json"):
-            found[n] = "--deepspeed_config"
-        elif word.startswith("--deepspeed="):
-            found[n] = word.replace("--deepspeed=", "--deepspeed_config=", 1)
+    """The options as this command has them: `--deepspeed FILE.json`, as Hugging Face's Trainer writes it, is
+    `--deepspeed_config FILE.json`, the flag of DeepSpeed's own parser says nothing, and `--calibrate` has a number."""
+    found = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--deepspeed":
+            found += ["--deepspeed_config"] * following.endswith(".json")
+        elif word == "--calibrate" and not following.isdigit():
+            found += [word, str(CALIBRATION_STEPS)]
+        else:
+            found.append(word.replace("--deepspeed=", "--deepspeed_config=", 1))
     return found
 
 
@@ -257,47 +273,45 @@ def train(
             show.print(f"resuming after step {step} from {source}")
         batches = iter(loader)
         engine.train()
-        loss_value = float("nan")
+        done: Step | None = None
         measured: dict[str, float] = {}
         while step < settings.steps:
             tick = time.perf_counter()
-            # A seed per step and rank, so that dropout resumes exactly with no stored random state.
-            torch.manual_seed((settings.seed * 1_000_003 + step) * ranks.world + ranks.rank)
-            micro = [next(batches) for _ in range(settings.accumulation or 1)]
-            # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes the loss, and so
-            # the gradient, the mean over the whole batch's targets, however the batch is cut.
-            weights, counts = zip(*(modality.weight(batch) for batch in micro), strict=True)
-            micro = [to_device(batch, ranks.device) for batch in micro]
-            total, count = engine.sum(sum(weights) / ranks.shared, sum(counts) / ranks.shared)
-            summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
-            for batch, weight in zip(micro, weights, strict=True):
-                loss, _ = modality.loss(engine, batch)
-                engine.backward(loss * (weight / total * ranks.world * settings.accumulation))
-                summed += loss.detach().double() * weight
-                if batch is micro[-1]:
-                    loss_value, stop = engine.sum(summed / total, float(signals[0] if signals else 0))
-                    check_finite("loss", loss_value, step + 1, run)
-                lr = engine.lr
-                norm = engine.step()
-            check_finite("gradient norm", norm, step + 1, run)
-            step, seen = step + 1, seen + round(count)
+            try:
+                done = take_step(engine, modality, batches, step + 1, signals)
+            except TrainingFailure as error:
+                good = run.checkpoints()
+                raise TrainingFailure(
+                    f"{error}; last good checkpoint: {good[-1] if good else 'none yet'}. A lower optim.lr, a longer "
+                    "optim.warmup or train.precision=fp32 may help"
+                ) from error
+            step, seen = step + 1, seen + round(done.targets)
 
             seconds = time.perf_counter() - tick
-            values: dict[str, Any] = {"step": step, "loss": loss_value, "lr": lr, unit: seen}
-            values |= {"grad_norm": norm} if engine.knows_gradients else {}
-            values |= {f"{unit}_per_s": count / seconds, "seconds": round(time.perf_counter() - begun, 3)}
+            values: dict[str, Any] = {"step": step, "loss": done.loss, "lr": done.lr, unit: seen}
+            values |= {"grad_norm": done.norm} if engine.knows_gradients else {}
+            values |= {f"{unit}_per_s": done.targets / seconds, "seconds": round(time.perf_counter() - begun, 3)}
             record(values)
             show.update(values, unit)
             figures = evaluate() if heldout and (step % recipe.evaluate.every == 0 or step == settings.steps) else {}
-            figures |= monitors.measure(engine, step, last=step == settings.steps)
+            found = monitors.measure(engine, step, last=step == settings.steps)
+            figures |= found.numbers
             if figures:
                 measured |= figures
                 record({"step": step, **figures})
                 show.print(f"step {step}: " + ", ".join(f"{display_name(k)} {v:.4f}" for k, v in figures.items()))
-            if step == settings.steps or stop or (settings.save_every and step % settings.save_every == 0):
+            if found.samples:
+                run.write_samples(step, text := sample_page(found.samples))
+                trackers.log_text("samples", text, step)
+                show.print(f"step {step} writes: {found.samples[0].line()}")
+            for picture in found.pictures:
+                path = run.write_picture(step, picture)
+                trackers.log_picture("samples", path, step)
+                show.print(f"step {step} draws {path}")
+            if step == settings.steps or done.stop or (settings.save_every and step % settings.save_every == 0):
                 save()
                 saved_at = step
-            if stop and step < settings.steps:
+            if done.stop and step < settings.steps:
                 number = signals[0] if signals else signal.SIGTERM
                 show.print(
                     f"stopped by signal {number} after step {step}, saved as {run.checkpoint(step)}. Continue with: "
@@ -314,7 +328,7 @@ def train(
         rows = {
             "steps": f"{step:,}",
             unit: f"{seen:,}",
-            "training loss": f"{loss_value:.4f}" if math.isfinite(loss_value) else "(nothing left to train)",
+            "training loss": f"{done.loss:.4f}" if done else "(nothing left to train)",
             **(
                 {display_name(name): f"{value:.4f}" for name, value in measured.items()}
                 or {"held-out loss": "not measured"}
@@ -343,16 +357,6 @@ def rank_state(states: list, ranks):
             f"Resume with {len(states)}, or tokenise the data first"
         )
     return states[0] if len(states) == 1 else states[ranks.group]
-
-
-def check_finite(what: str, value: float | None, step: int, run) -> None:
-    """Stop at the first loss or gradient that is not a number, before it reaches a checkpoint."""
-    if value is not None and not math.isfinite(value):
-        good = run.checkpoints()
-        raise TrainingFailure(
-            f"{what} is {value} at step {step}; last good checkpoint: "
-            f"{good[-1] if good else 'none yet'}. A lower optim.lr, a longer optim.warmup or train.precision=fp32 may help"
-        )
 
 
 def run(argv: Sequence[str] | None = None, **named: str) -> int:

@@ -30,7 +30,7 @@ def section(title: str) -> list[tuple[str, str]]:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     for folder in ("zoo", "modalities", "recipes", "tests"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 

@@ -139,7 +139,7 @@ def copied(tmp_path_factory):
     """A copy of the project with one more file, and a run of it with that evaluator on the way."""
     root = tmp_path_factory.mktemp("project")
     for folder in ("zoo", "modalities", "recipes"):
-        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("*.safetensors"))
     shutil.copy(ROOT / "pyproject.toml", root)
     (root / "modalities" / "text" / "evaluators" / "vowels.py").write_text(VOWELS)
     small = [f"model.options.{name}={value}" for name, value in SHAPES["text_ggd_tiny"].items()]

@@ -1,4 +1,4 @@
-"""MkDocs hook: README, CONTRIBUTING and whatever pages link to outside docs/ become part of the site.
+"""MkDocs hook: README, CONTRIBUTING and whatever pages link to outside docs/ become part of the site, and so does the gallery.
 
 Links stay as they are in the sources, where a reader of the repository follows them; the site gets the same files at other
 places, so they are rewritten here. A link to a file that does not exist is left alone, and MkDocs, strict, refuses it.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -49,6 +51,9 @@ def on_files(files: Any, *, config: Any) -> Any:
             files.append(File.generated(config, place(path), abs_src_path=str(path)))
         if path.suffix == ".md":
             todo += linked(path).values()
+    gallery = ROOT / "build/gallery.html"
+    subprocess.run([sys.executable, ROOT / "recipes/gallery.py", "--out", gallery], cwd=ROOT, check=True)
+    files.append(File.generated(config, "gallery.html", abs_src_path=str(gallery)))
     return files
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from zoo.attention.base import AttentionCall, repeat_heads, visible
 from zoo.attention.dispatch import Observer
 from zoo.model import ZooModel
+from zoo.priors.blocked import bias_block
 
 __all__ = ["Analysis", "analyse", "analyse_call"]
 
@@ -199,7 +200,7 @@ def _logits(call: AttentionCall, heads: Tensor, start: int, stop: int) -> tuple[
     if call.table is not None:
         prior = prior + call.table.of_heads(heads).rows(start, stop, call.num_keys).double()
     if call.terms.bias is not None:
-        prior = prior + call.terms.bias[:, heads, start:stop].double()
+        prior = prior + bias_block(call.terms.bias, heads, slice(start, stop), call.num_keys).double()
     if call.query_scale is not None:
         scale = call.query_scale[:, heads, start:stop, None].double()
         content, prior = content * scale, prior * scale

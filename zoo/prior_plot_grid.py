@@ -15,6 +15,7 @@ from torch import Tensor
 from zoo.positions import Positions
 from zoo.prior_plot import FLOOR, RETRIEVAL, layer_priors, save_figure
 from zoo.priors.base import Prior, PriorTerms
+from zoo.priors.blocked import bias_block
 
 __all__ = ["centre_log_prior", "draw_grid_priors"]
 
@@ -54,7 +55,7 @@ def query_row(terms: PriorTerms, query: int, positions: Positions) -> Tensor:
         values = table.table[:, table.q_code[query] - table.k_code + table.center].cpu()
         row = row + torch.where(torch.arange(positions.length) >= table.num_prefix, values, 0.0)
     if terms.bias is not None:
-        row = row + terms.bias[0, :, query].cpu()
+        row = row + bias_block(terms.bias, slice(None), slice(query, query + 1), positions.length)[0, :, 0].cpu()
     return row
 
 

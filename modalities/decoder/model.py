@@ -138,7 +138,7 @@ class Decoder(ZooModel):
             try:
                 prior.of_heads(slice(0, 1))
                 prior.content(self.embedding.weight.new_zeros(1, 1, config.dim))
-                dense = prior.dense_bias(one, one, causal=True) is not None
+                dense = isinstance(prior.dense_bias(one, one, causal=True), Tensor)
             except ValueError as error:
                 return str(error)
             if dense:

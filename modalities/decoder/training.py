@@ -1,16 +1,19 @@
-"""What training asks of every modality whose models are causal decoders: agreement on a tokenizer, weight and cost."""
+"""What training asks of every modality whose models are causal decoders: one tokenizer, weight, cost, random rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from modalities.contract import Cost
 from modalities.decoder.model import Decoder, target_weights
 
-__all__ = ["check_tokenizer", "decoder_cost", "target_weight"]
+__all__ = ["check_tokenizer", "decoder_cost", "heldout_prompts", "random_rows", "target_weight"]
+
+PROMPT_TOKENS = 32
 
 
 def check_tokenizer(options: Mapping[str, Any], spec: str) -> None:
@@ -25,6 +28,36 @@ def target_weight(batch: dict[str, Tensor]) -> tuple[float, int]:
     """(Σ of the weights of a batch's targets, by which its mean loss is weighted; number of targets that count)."""
     weights = target_weights(batch)
     return float(weights.sum()), int((weights > 0).sum())
+
+
+def random_rows(ids: int, context: int, rows: int) -> dict[str, Tensor]:
+    """A packed batch of `rows` documents, as long as a row each, of ids below `ids`."""
+    tokens = torch.randint(ids, (rows, context + 1))
+    return {"tokens": tokens, "segments": torch.zeros_like(tokens)}
+
+
+def heldout_prompts(
+    heldout: Callable[..., Iterable[Mapping[str, Tensor]]],
+    decoder: Callable[[Any], Callable[[list[int]], str]],
+    data: Any,
+    count: int,
+) -> list[str]:
+    """The beginnings of the first `count` held-out rows, a quarter of the context and at most `PROMPT_TOKENS` each.
+
+    Args:
+        heldout: as a modality has it.
+        decoder: data config → ids to text, or bases.
+    """
+    decode, most = decoder(data), max(1, min(PROMPT_TOKENS, data.context // 4))
+    found = []
+    for batch in heldout(data, samples=count, rank=0, world=1, micro_batch=count):
+        for tokens, segments in zip(batch["tokens"], batch["segments"], strict=True):
+            document = tokens[
+                (segments == segments[0]) & (segments >= 0)
+            ]  # the first of the row; a padding row has none
+            text = decode(document[:most].tolist()).strip("\ufffd")  # characters that the cut goes through
+            found += [text] if text else []
+    return found[:count]
 
 
 def decoder_cost(model: Decoder, data: Any, width: int) -> Cost:

@@ -8,7 +8,7 @@ from typing import Any
 
 from modalities.contract import Modality
 from modalities.decoder.model import causal_lm_loss
-from modalities.decoder.training import check_tokenizer, decoder_cost, target_weight
+from modalities.decoder.training import check_tokenizer, decoder_cost, heldout_prompts, random_rows, target_weight
 from modalities.loading import first_heldout
 from modalities.text.config import TextDataConfig
 from modalities.text.data import build_loader
@@ -41,6 +41,8 @@ def build(name: str, options: Mapping[str, Any], data: TextDataConfig) -> ZooMod
     return create_model(name, **given | dict(options))
 
 
+_heldout = partial(first_heldout, build_loader)
+
 MODALITY = Modality(
     name="text",
     unit="tokens",
@@ -48,10 +50,12 @@ MODALITY = Modality(
     config=TextDataConfig,
     build=build,
     loader=build_loader,
-    heldout=partial(first_heldout, build_loader),
+    heldout=_heldout,
     loss=causal_lm_loss,
     weight=target_weight,
     cost=decoder_cost,
+    example=lambda model, data, rows: random_rows(model.config.vocab_size, data.context, rows),
+    prompts=partial(heldout_prompts, _heldout, lambda data: load_tokenizer(data.tokenizer).decode),
     evaluators=EVALUATORS,
     outside={"hf": OUTSIDE},
     recipes="recipes.text",

@@ -314,9 +314,12 @@ def _why_empty(source: Source, split: str) -> str:
     if total == 0:
         return f"source {source.spec!r} has no document: every file or row is empty"
     counted = f"{total} document{'s' * (total > 1)}" if total < 1000 else "many documents"
+    advice = "data.heldout_source names other text to hold out, evaluate.every=0 measures none on the way"
+    if split == "train":
+        advice = "'?split=train' behind it trains on all of it"
     return (
         f"source {source.spec!r} has {counted} and none in the {split!r} split "
-        "(5% are held out, by hash of their text); use more documents, or split='all'"
+        f"(5% are held out, by hash of their text); {advice}"
     )
 
 

@@ -214,7 +214,10 @@ def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Held
             break
         texts.append(document.text)
     if not texts:
-        raise ValueError(f"source {spec!r} has no held-out document (5% are held out, by hash of their text)")
+        raise ValueError(
+            f"source {spec!r} has no held-out document (5% are held out, by hash of their text; '?split=heldout' behind it "
+            "holds out all of it)"
+        )
     documents = tuple(
         EncodedDocument(text, tokens, tokenizer.count_bytes(text))
         for text, tokens in zip(texts, tokenizer.encode_many(texts), strict=True)

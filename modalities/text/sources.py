@@ -12,6 +12,7 @@ Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
     field=text           the field that holds the text (JSONL, Parquet, hf)
     id_field=id          the field that names the document; rows without it are named file:row
     split_field=NAME     a field that says "train", "heldout" or "unused", instead of the split by hash
+    split=heldout        or "train": of every document, instead of the split by hash
     errors=strict        or "replace": what to do with invalid UTF-8 in .txt and .jsonl
     data_files=GLOB      hf only: handed to load_dataset, as in "hf:json?data_files=shards/*.jsonl"
     data_dir, revision   hf only: handed to load_dataset
@@ -51,7 +52,7 @@ _FETCHED: dict[str, tuple[str, dict[str, str]]] = {
 }
 # name -> corpora, and every how many documents of each
 _MIXES: dict[str, dict[str, int]] = {"english": {"sotu": 1, "poetry": 2, "rfc": 10}}
-_OPTIONS = ("field", "id_field", "split_field", "errors", "data_files", "data_dir", "revision")
+_OPTIONS = ("field", "id_field", "split_field", "split", "errors", "data_files", "data_dir", "revision")
 _SUFFIXES = (".txt", ".jsonl", ".parquet", ".txt.gz", ".jsonl.gz")
 LONGEST_TEXT = 1 << 26  # characters that a document is held with as a whole; longer files are read piece by piece
 LONGEST_ROW = 1 << 28  # bytes of a row of JSONL
@@ -156,8 +157,8 @@ class FileSource(Source):
             pieces.append(piece)
             size += len(piece)
             if size > LONGEST_TEXT:
-                return LongDocument(path.name, pieces[0], read=lambda: self._pieces(path))
-        return Document(path.name, "".join(pieces))
+                return LongDocument(path.name, pieces[0], self.options.get("split"), read=lambda: self._pieces(path))
+        return Document(path.name, "".join(pieces), self.options.get("split"))
 
     def _pieces(self, path: Path) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")(self.options.get("errors", "strict"))
@@ -322,6 +323,10 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
         options[key] = unquote(value)
     if options.get("errors", "strict") not in ("strict", "replace"):
         raise ValueError(f"source {spec!r}: errors={options['errors']!r}, expected 'strict' or 'replace'")
+    if (split := options.get("split", SPLITS[0])) not in SPLITS:
+        raise ValueError(f"source {spec!r}: split={split!r}, expected {' or '.join(map(repr, SPLITS))}")
+    if "split" in options and "split_field" in options:
+        raise ValueError(f"source {spec!r}: split= is of every document, split_field= of each; give one of them")
     return place, options
 
 
@@ -369,7 +374,7 @@ def row_document(row: Any, default_id: str, where: str, options: dict[str, str])
         text = ""
     if not isinstance(text, str):
         raise ValueError(f"{where}: field {field!r} is {type(text).__name__}, expected a string")
-    split = None
+    split = options.get("split")
     if "split_field" in options:
         split = _field(row, options["split_field"], where)
         if split not in (*SPLITS, "unused"):

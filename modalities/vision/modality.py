@@ -12,7 +12,8 @@ from modalities.vision.data import build_loader
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.model import VisionTransformer
 from modalities.vision.outside import OUTSIDE
-from modalities.vision.training import build, cost, loss, weight
+from modalities.vision.pictures import draw_predictions
+from modalities.vision.training import build, cost, example, loss, weight
 
 __all__ = ["MODALITY"]
 
@@ -27,6 +28,8 @@ MODALITY = Modality(
     loss=loss,
     weight=weight,
     cost=cost,
+    example=example,
+    draw=draw_predictions,
     evaluators=EVALUATORS,
     outside={"timm": OUTSIDE},
     metrics=("top1", "top5"),

@@ -17,7 +17,7 @@ from modalities.vision.sources import class_names
 from zoo.model import ZooModel
 from zoo.registry import create_model
 
-__all__ = ["build", "cost", "loss", "weight"]
+__all__ = ["build", "cost", "example", "loss", "weight"]
 
 MAP_WEIGHT = 4.0  # of a map's loss beside a picture's: most patches are background, soon known
 
@@ -94,6 +94,14 @@ def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
         targets = targets.flatten(1).amax(1)
     count = len(targets) if targets.is_floating_point() else int((targets >= 0).sum())
     return float(count), count
+
+
+def example(model: VisionTransformer, data: VisionDataConfig, images: int) -> dict[str, Tensor]:
+    """A random batch of the largest training shape, with a label, a map or both, as `data.target` says."""
+    shape = max(data.train_shapes, key=lambda sides: sides[0] * sides[1])
+    labels, maps = (torch.randint(model.config.num_classes, size) for size in ((images,), (images, *shape)))
+    batch = {"images": torch.randn(images, 3, *shape), "targets": maps if data.target == "map" else labels}
+    return batch | ({"maps": maps} if data.target.endswith("+map") else {})
 
 
 def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:

@@ -7,8 +7,8 @@ import pytest
 from recipes import find_recipe
 from recipes.config import ConfigError, apply_overrides, load_deepspeed_json, resolve, resolve_batch
 from recipes.deepspeed_check import check_with_deepspeed
-from recipes.estimate import memory_per_rank, offloaded
-from recipes.train import launcher_words
+from recipes.estimate import memory_per_rank, offloaded, schedule_in_words
+from recipes.train import CALIBRATION_STEPS, launcher_words
 
 
 def changed(*settings):
@@ -125,8 +125,35 @@ def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():
     ("user_config", "settings", "word"),
     [
         ({"zero_optimization": {"reduce_bucket_siz": "auto"}}, [], "'zero_optimization.reduce_bucket_size'"),
-        ({"optimizer": {"type": "Adam"}}, [], "optim.name"),
-        ({"scheduler": {"type": "WarmupLR"}}, [], "optim.schedule"),
+        ({"optimizer": {"type": "Lamb"}}, [], "optimizer.type='Lamb' has no counterpart in the recipe"),
+        ({"optimizer": {"type": "Muon"}}, [], "optim.name (adamw, radam or muon)"),
+        ({"optimizer": {"type": "AdamW", "params": {"weight_decy": 0}}}, [], "'weight_decay'"),
+        ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, [], "adam_w_mode=False"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": "1e-3"}}}, [], "optimizer.params.lr: optim.lr='1e-3'"),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}},
+            ["optim.lr=0.2"],
+            "--set optim.lr=0.2 and optimizer.params.lr",
+        ),
+        ({"optimizer": {"type": "AdamW"}}, ["optim.name=radam"], "--set optim.name=radam and optimizer.type"),
+        ({"optimizer": {"typ": "AdamW"}}, [], "optimizer.typ"),
+        ({"optimizer": []}, [], "expected an object"),
+        ({"scheduler": {"type": "OneCycle"}}, [], "optim.schedule"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "log"}}}, [], "has 'linear' alone"),
+        (
+            {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9}}},
+            ["train.steps=8"],
+            "train.steps=8",
+        ),
+        ({"scheduler": {"type": "WarmupDecayLR"}}, ["optim.floor=0.5"], "means optim.floor=0.0"),
+        (
+            {
+                "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+                "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.2}},
+            },
+            [],
+            "optimizer.params.lr=0.1 and scheduler.params.warmup_max_lr=0.2 disagree",
+        ),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, [], "keep one"),
         ({"fp16": {"enabled": True}}, ["train.precision=bf16"], "train.precision=bf16"),
         ({"zero_optimization": {"stage": 2}}, ["train.zero_stage=1"], "train.zero_stage=1"),
@@ -141,6 +168,73 @@ def test_a_deepspeed_file_in_conflict_is_refused(user_config, settings, word):
     with pytest.raises(ConfigError) as error:
         resolve(recipe, world=1, user_config=user_config, overridden_keys=overridden_keys)
     assert word in str(error.value), error.value
+
+
+HUGGING_FACE = {  # the example of its documentation for ZeRO-3
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2},
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "warmup_min_lr": "auto",
+            "warmup_max_lr": "auto",
+            "warmup_num_steps": "auto",
+            "total_num_steps": "auto",
+        },
+    },
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "sub_group_size": 1e9,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "steps_per_print": 2000,
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": False,
+}
+
+
+def test_a_file_of_hugging_face_runs_as_it_is():
+    plan = resolve(changed(), world=2, user_config=HUGGING_FACE)
+    check_with_deepspeed(plan.deepspeed)
+    own, optim = find_recipe("text.ggd_ssmax_tiny").optim, plan.recipe.optim
+    assert (optim.name, optim.schedule, optim.floor) == ("adamw", "linear", 0)
+    assert (optim.lr, optim.betas, optim.warmup) == (own.lr, own.betas, own.warmup)
+    assert not {"optimizer", "scheduler"} & set(plan.deepspeed) and HUGGING_FACE["scheduler"]
+
+
+def test_numbers_of_a_deepspeed_optimizer_and_scheduler_are_the_recipes():
+    user_config = {
+        "optimizer": {
+            "type": "Adam",
+            "params": {"lr": 3e-4, "betas": [0.8, 0.999], "eps": 1e-6, "weight_decay": 0, "torch_adam": True},
+        },
+        "scheduler": {
+            "type": "WarmupCosineLR",
+            "params": {"total_num_steps": 70, "warmup_num_steps": 7, "cos_min_ratio": 0.25, "warmup_type": "linear"},
+        },
+    }
+    recipe = resolve(changed(), world=1, user_config=user_config).recipe
+    optim = recipe.optim
+    assert (optim.name, optim.lr, optim.betas, optim.eps, optim.weight_decay) == ("adamw", 3e-4, (0.8, 0.999), 1e-6, 0)
+    assert (optim.schedule, optim.warmup, optim.floor, recipe.train.steps) == ("cosine", 7, 0.25, 70)
+    assert schedule_in_words(optim, 70) == (
+        "adamw, learning rate 0.0003: linear warm-up over 7 steps, then cosine to 7.5e-05 at step 70"
+    )
+    given = changed("optim.lr=3e-4")
+    same = resolve(given, world=1, user_config=user_config, overridden_keys={"optim.lr"})  # said twice alike
+    assert same.recipe.optim == optim
+    constant = resolve(changed(), world=1, user_config={"scheduler": {"type": "WarmupLR"}}).recipe.optim
+    assert constant.schedule == "constant" and constant.name == find_recipe("text.ggd_ssmax_tiny").optim.name
 
 
 def test_auto_is_the_recipes_value():
@@ -222,7 +316,9 @@ def test_a_broken_deepspeed_file_is_named(tmp_path):
 
 def test_words_of_other_launchers():
     name = "text.ggd_tiny"
-    assert launcher_words(["--deepspeed", name]) == ["--deepspeed", name]
+    assert launcher_words(["--deepspeed", name]) == [name]
+    assert launcher_words(["--calibrate", name]) == ["--calibrate", str(CALIBRATION_STEPS), name]
+    assert launcher_words([name, "--calibrate", "9"]) == [name, "--calibrate", "9"]
     for words in (["--deepspeed", "a.json"], ["--deepspeed_config", "a.json"]):
         assert launcher_words([name, *words]) == [name, "--deepspeed_config", "a.json"]
     assert launcher_words(["--deepspeed=a.json"]) == ["--deepspeed_config=a.json"]

@@ -173,6 +173,8 @@ def test_warm_up_then_cosine_to_the_floor():
     assert factors[10] == 1.0 and factors[60] == pytest.approx(0.55) and factors[-1] == pytest.approx(0.1)
     assert all(a >= b for a, b in itertools.pairwise(factors[10:]))
     assert engine.lr_factor(50, Optim(warmup=10, schedule="constant"), 100) == 1.0
+    line = [engine.lr_factor(step, Optim(warmup=10, floor=0.1, schedule="linear"), 111) for step in range(111)]
+    assert line[:11] == factors[:11] and line[35] == pytest.approx(0.775) and line[-1] == pytest.approx(0.1)
     assert math.isfinite(engine.lr_factor(0, Optim(warmup=0), 1))
 
 

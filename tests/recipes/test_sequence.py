@@ -32,7 +32,6 @@ LENGTH = 48
 SMALL: dict[str, Any] = dict(
     vocab_size=64, dim=32, num_layers=2, num_heads=4, hidden_dim=48, train_context=LENGTH, lanes="beside"
 )
-REFUSED = {"fire"}
 
 
 class Untold(TablePrior):
@@ -49,7 +48,7 @@ class Untold(TablePrior):
 
 
 CASES: dict[str, dict[str, Any]] = {
-    **{name: {"position": name} for name in list_positions() if name not in REFUSED},
+    **{name: {"position": name} for name in list_positions()},
     "ggd, ssmax": {"position": "ggd", "ssmax": True, "position_options": {"train_mu": True}},
     "goat, ssmax of the content": {
         "position": "goat",
@@ -187,26 +186,30 @@ def test_activation_memory_falls_with_the_ranks(position, four):
 
 
 def measure(out: Path) -> None:
-    sharing.main("text_ggd_tiny,text_fire_tiny", "64", out)
+    sharing.main("text_ggd_tiny", "64,66", out)
 
 
 def test_the_benchmark_measures_every_number_of_ranks(four, tmp_path):
     four(measure, tmp_path / "out.json")
     found = json.loads((tmp_path / "out.json").read_text())
-    shares = {row["share"]: row["of_one"] for row in found["results"] if row["model"] == "text_ggd_tiny"}
+    shares = {row["share"]: row["of_one"] for row in found["results"] if row["length"] == 64}
     assert shares[1] == 1 and 0.5 <= shares[2] < 0.55 and 0.25 <= shares[4] < 0.3
-    assert [row["share"] for row in found["results"] if row["model"] == "text_fire_tiny"] == [1]
-    assert "T × T" in found["left_out"]["text_fire_tiny at 64"]
+    assert [row["share"] for row in found["results"] if row["length"] == 66] == [1, 2]
+    assert "no multiple of 4" in found["left_out"]["text_ggd_tiny at 66"]
 
 
 def test_terms_of_some_heads_are_made_alone():
-    """Every prior on a line that ships says which of its parameters are whose, or is refused."""
+    """Every prior on a line that ships says which of its parameters are whose, but FIRE, which makes no more than asked for."""
     for name in list_positions():
         model = build(**SMALL | {"position": name})
-        if name in REFUSED:
-            assert "T × T matrix" in model.refuses_sequence(2)
-        else:
-            assert model.refuses_sequence(2) is None and model.layers[0].attention.prior.by_head is not None
+        assert model.refuses_sequence(2) is None
+        assert (model.layers[0].attention.prior.by_head is None) == (name == "fire")
+
+
+def test_a_matrix_is_refused():
+    rows = torch.randn(4, LENGTH, LENGTH).tolist()
+    model = build(**SMALL | {"position": "matrix", "position_options": {"values": rows}})
+    assert "T × T matrix" in model.refuses_sequence(2)
 
 
 class Reads(Untold):
@@ -247,8 +250,6 @@ def test_what_cannot_be_planned(settings, world, words):
 @pytest.mark.parametrize(
     ("recipe", "settings", "words"),
     [
-        ("text.fire_tiny", [], ["Fire", "T × T"]),
-        ("text.cable+fire_tiny", [], ["T × T"]),
         ("text.ggd_tiny", ["model.options.num_heads=6", "model.options.dim=96"], ["num_heads=6", "4"]),
         ("text.ggd_tiny", ["data.context=130"], ["train_context=130", "4"]),
         ("dna.ggd_copy_tiny", [], ["copy expert"]),

@@ -15,11 +15,13 @@ from safetensors.torch import load_file
 
 from modalities import contract
 from modalities.text import MODALITY, CausalLM
+from modalities.text.data import open_heldout
 from modalities.text.tokenizers import load_tokenizer
 from recipes import engine, find_recipe
 from recipes.config import ConfigError
 from recipes.ownership import own_run
 from recipes.runs import RunFolder, load_run, load_weights, model_folder, newest_model, newest_weights
+from recipes.samples import Sample, sample_page
 from recipes.train import display_name, main
 from tests.launching import ROOT, command, deepspeed_launcher, torchrun_launcher
 from zoo import create_model, pretrained
@@ -544,6 +546,38 @@ def test_a_resumed_run_measures_again_what_was_rewound(tmp_path):
     assert measured[0] == measured[1] and [step for step, _ in measured[0]] == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
+def test_samples_are_written_on_the_way_and_training_does_not_move(whole, tmp_path, capsys):
+    folder = tmp_path / "run"
+    asked = during(generate={"every": 2, "prompts": ["the "], "max_new_tokens": 6}), "train.ema=0.5"
+    assert run(folder, *asked) == 0
+    assert curve(folder)[0] == curve(whole)[0] and curve(folder)[2] == curve(whole)[2]
+    pages = {path.name: path.read_text() for path in (folder / "samples").iterdir()}
+    assert sorted(pages) == ["step_00000002.txt", "step_00000004.txt"]
+    model = CausalLM.from_pretrained(folder / "model").eval()  # the averaged weights
+    written = "".join(model.stream_text("the ", max_new_tokens=6, temperature=0.8, top_p=0.95, seed=0))
+    assert pages["step_00000004.txt"] == sample_page([Sample("the ", written)])
+    assert "step 4 writes: the → " in capsys.readouterr().out
+    shutil.rmtree(folder / "checkpoints/step_00000004")
+    (folder / "samples/step_00000009.txt").write_text("of a step that is gone")
+    assert run(folder, *asked, resume="auto") == 0
+    assert {path.name: path.read_text() for path in (folder / "samples").iterdir()} == pages
+
+
+def test_prompts_are_of_held_out_data():
+    recipe = find_recipe("text.ggd_tiny")
+    prompts = MODALITY.prompts(recipe.data, 3)
+    texts = [document.text for document in open_heldout(recipe.data.source, recipe.data.tokenizer).items]
+    assert len(set(prompts)) == 3 and all(any(prompt in text for text in texts) for prompt in prompts)
+    dna = contract.find_modality("dna").prompts(replace(find_recipe("dna.ggd_tiny").data, source="yeast-chr01"), 2)
+    assert [len(prompt) for prompt in dna] == [31, 31] and set("".join(dna)) <= set("ACGT")
+
+
+def test_samples_read_well():
+    samples = [Sample("two\nlines", " and more\nof it"), Sample("a", "", "no room")]
+    assert sample_page(samples) == ("[1] two\n    lines\n →   and more\n    of it\n\n[2] a\n →  (nothing: no room)\n")
+    assert samples[0].line() == "two lines → and more of it" and samples[1].line() == "a → no room"
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -558,6 +592,9 @@ def test_a_resumed_run_measures_again_what_was_rewound(tmp_path):
         ({"passkey": {"every": 2, "lengths": "96,1x"}}, ["'1x'"]),
         ({"passkey": {"every": 2, "samples": "two"}}, ["passkey", "two"]),
         ({"perplexity": {"every": 2, "lengths": [9000000]}}, ["9000000"]),
+        ({"generat": 2}, ["'generat'", "'generate'"]),
+        ({"generate": {"every": 2, "prompt": ["a"]}}, ["'prompt'", "'prompts'"]),
+        ({"generate": {"every": 2, "top_p": 0}}, ["top_p"]),
     ],
 )
 def test_what_cannot_be_measured_on_the_way_stops_before_training(asked, words, tmp_path, capsys):

@@ -9,6 +9,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from modalities import contract
+from modalities.vision.config import VisionDataConfig
+from modalities.vision.pictures import draw_predictions
+from modalities.vision.sources import class_names
 from recipes.ema import WeightAverage
 from recipes.runs import RunFolder, load_run
 from recipes.train import main
@@ -131,3 +135,33 @@ def test_the_average_follows_its_formula() -> None:
         torch.testing.assert_close(model.weight.detach(), expected)
     assert torch.equal(model.weight.detach(), own)
     assert math.isclose(decay, 4 / 13)
+
+
+def test_pictures_show_what_the_model_takes_held_out_images_for(whole, tmp_path, capsys) -> None:
+    folder = tmp_path / "run"
+    assert run(folder, 'evaluate.during={"predict": {"every": 4, "count": 5}}', "train.report_to=tensorboard") == 0
+    (picture,) = (folder / "samples").iterdir()
+    assert picture.name == "step_00000004.png" and f"step 4 draws {picture}" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    losses = [[r["loss"] for r in RunFolder(path).metrics() if "loss" in r] for path in (folder, whole)]
+    assert losses[0] == losses[1]
+    model, recipe = load_run(folder)
+    data = VisionDataConfig(**recipe["data"])
+    figure = draw_predictions(model.eval(), data, 5)
+    titles = [axis.get_title() for axis in figure.axes if axis.images]
+    (batch,) = contract.find_modality("vision").heldout(data, samples=5, rank=0, world=1, micro_batch=5)
+    found = model(batch["images"]).argmax(-1).tolist()
+    names = class_names(data.source)
+    for title, guess, label in zip(titles, found, batch["targets"].tolist(), strict=True):
+        assert title.startswith(f"{names[guess]} ") and (guess == label or title.endswith(f"is {names[label]}"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert "samples" in EventAccumulator(str(folder / "tensorboard")).Reload().Tags()["images"]
+
+
+def test_what_has_no_picture_is_refused(tmp_path, capsys) -> None:
+    with pytest.raises(ValueError, match=r"data\.target is 'count'"):
+        draw_predictions(nn.Identity(), VisionDataConfig(target="count", augment="window"), 2)
+    assert run(tmp_path / "run", 'evaluate.during={"generate": 2}') == 2
+    assert "no evaluator 'generate' for vision models" in capsys.readouterr().err and not list(tmp_path.iterdir())

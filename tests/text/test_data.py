@@ -159,6 +159,21 @@ def test_a_source_can_bring_its_own_split(tmp_path):
         list(open_source(spec))
 
 
+def test_all_documents_of_a_source_may_be_of_one_split(tmp_path):
+    path = tmp_path / "one.txt"
+    path.write_text("One text alone.")
+    rows = write_jsonl(tmp_path / "a.jsonl", [{"text": f"t{i}", "s": "train"} for i in range(30)])
+    for place, count in ((path, 1), (rows, 30)):
+        for split, other in (("train", "heldout"), ("heldout", "train")):
+            source = open_source(f"{place}?split={split}")
+            assert len(tokenize_corpus(source, BYTES, split=split)) == count
+            with pytest.raises(ValueError, match=r"none in the 'train'.*\?split=train|none in.*data\.heldout_source"):
+                tokenize_corpus(source, BYTES, split=other)
+    for wrong, said in (("split=test", "'train' or 'heldout'"), ("split=train&split_field=s", "one of them")):
+        with pytest.raises(ValueError, match=said):
+            open_source(f"{rows}?{wrong}")
+
+
 def test_unseen_speeches_are_all_but_those_that_the_excerpt_trains_on(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     (tmp_path / "sotu").mkdir()

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from zoo import Positions, PriorTerms, create_prior, prior_attention
+from zoo.priors.blocked import whole_bias
 
 BATCH, HEADS, QUERIES, KEYS, WIDTH = 2, 4, 5, 9, 8
 PRIORS: dict[str, dict[str, Any]] = {"ggd": {}, "goat": {"train_context": 8}, "fire": {"train_context": 8}}
@@ -41,6 +42,11 @@ def of(name: str, change: Callable[[Any], Any]) -> Callable[[Call], Any]:
 def part(name: str, change: Callable[[Any], Any]) -> Callable[[Call], Any]:
     """The call's terms with a part changed."""
     return lambda call: replace(call["terms"], **{name: change(getattr(call["terms"], name))})
+
+
+def matrix(change: Callable[[Any], Any]) -> Callable[[Call], Any]:
+    """The call's terms with their bias as a matrix, changed."""
+    return part("bias", lambda bias: change(whole_bias(bias)))
 
 
 def told(
@@ -107,14 +113,14 @@ WRONG: list[tuple[str | None, str, Callable[[Call], Any], str]] = [
     (None, "mask", constant(torch.ones(1, 3, QUERIES, KEYS, dtype=torch.bool)), "mask must be"),
     (None, "mask", constant(torch.ones(1, 1, QUERIES, KEYS)), "mask must be bool"),
     (None, "mask", constant(np.ones((1, 1, QUERIES, KEYS), dtype=bool)), "mask must be a tensor"),
-    ("fire", "terms", part("bias", lambda x: x[:, :3]), "bias must be"),
-    ("fire", "terms", part("bias", lambda x: x[:, :1]), "bias must be"),
-    ("fire", "terms", part("bias", lambda x: x.expand(3, -1, -1, -1)), "bias must be"),
-    ("fire", "terms", part("bias", lambda x: x[:, :, 1:]), "bias must be"),
-    ("fire", "terms", part("bias", lambda x: x[..., 1:]), "bias must be"),
-    ("fire", "terms", part("bias", lambda x: x[0]), "bias must be"),
-    ("fire", "terms", part("bias", whole), "bias must be floating"),
-    ("fire", "terms", part("bias", lambda x: x.to("meta")), "on the device of x"),
+    ("fire", "terms", matrix(lambda x: x[:, :3]), "bias must be"),
+    ("fire", "terms", matrix(lambda x: x[:, :1]), "bias must be"),
+    ("fire", "terms", matrix(lambda x: x.expand(3, -1, -1, -1)), "bias must be"),
+    ("fire", "terms", matrix(lambda x: x[:, :, 1:]), "bias must be"),
+    ("fire", "terms", matrix(lambda x: x[..., 1:]), "bias must be"),
+    ("fire", "terms", matrix(lambda x: x[0]), "bias must be"),
+    ("fire", "terms", matrix(whole), "bias must be floating"),
+    ("fire", "terms", matrix(lambda x: x.to("meta")), "on the device of x"),
     *(("goat", "terms", part(lanes, lambda x: x[:, :3].expand(-1, 3, -1, -1)), "lanes must be") for lanes in LANES),
     *(("goat", "terms", part(lanes, lambda x: x[:, :, :-1]), "lanes must be") for lanes in LANES),
     *(("goat", "terms", part(lanes, lambda x: x.expand(3, -1, -1, -1)), "lanes must be") for lanes in LANES),

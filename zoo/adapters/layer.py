@@ -17,6 +17,7 @@ from zoo.layers import SSMax
 from zoo.methods import create_grid_position, create_position, uniform_options
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
+from zoo.priors.blocked import whole_bias
 
 __all__ = ["RECORD", "Grid", "LayerPrior", "attending_by", "create_layer", "has_priors", "prior_parameters"]
 
@@ -184,7 +185,8 @@ def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
         if terms.q_lanes is not None and terms.k_lanes is not None:
             most = [x.abs().amax((0, 1, 2)).double() for x in (terms.q_lanes, _varying(terms.k_lanes, prefixed))]
             spread = (most[0] * most[1]).sum()
-        for values in (terms.table.table if terms.table is not None else None, terms.bias):
+        bias = None if terms.bias is None else whole_bias(terms.bias)
+        for values in (terms.table.table if terms.table is not None else None, bias):
             if values is not None:
                 spread = spread + (values.abs().amax() if prefixed else (values.amax(-1) - values.amin(-1)).amax())
     return bool(spread <= UNIFORM)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms, RelativeTable
+from zoo.priors.blocked import padded_bias
 
 __all__ = [
     "AttentionCall",
@@ -217,7 +218,7 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
             q_lanes=F.pad(terms.q_lanes, queries),
             k_lanes=None if terms.k_lanes is None else F.pad(terms.k_lanes, keys),
             table=table,
-            bias=None if terms.bias is None else F.pad(terms.bias, (0, after, before, after)),
+            bias=None if terms.bias is None else padded_bias(terms.bias, before, after),
         ),
         query_scale=None if row_scale is None else F.pad(row_scale, (before, after), value=1.0),
         segments=None if segments is None else torch.cat([segments, segments[:, -1:].expand(-1, after)], dim=1),

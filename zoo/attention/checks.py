@@ -11,6 +11,7 @@ from torch import Tensor
 from zoo.attention.base import AttentionCall
 from zoo.naming import check_whole
 from zoo.priors.base import PriorTerms
+from zoo.priors.blocked import BlockedBias
 from zoo.priors.tables import RelativeTable
 
 __all__ = ["check_call"]
@@ -135,8 +136,9 @@ def _check(
     free: int = 0,
     dtypes: Collection[torch.dtype] = FLOATS,
 ) -> None:
-    """ValueError unless `given` is a tensor of `shape`, whose first `free` axes may be 1, of one of `dtypes` on `device`."""
-    if not isinstance(given, Tensor):
+    """ValueError unless `given` is a tensor (or a bias made by blocks) of `shape`, whose first `free` axes may be 1, of one of
+    `dtypes` on `device`."""
+    if not isinstance(given, Tensor | BlockedBias):
         raise ValueError(f"{what} must be a tensor, got {_brief(given)}")
     got = given.shape
     if got != shape:

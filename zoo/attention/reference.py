@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall, repeat_heads, visible
+from zoo.priors.blocked import whole_bias
 
 __all__ = ["ReferenceKernel", "attend"]
 
@@ -37,7 +38,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     if call.table is not None:
         logits = logits + call.table.dense().to(wide)
     if call.terms.bias is not None:
-        logits = logits + call.terms.bias.to(wide)
+        logits = logits + whole_bias(call.terms.bias).to(wide)
     if call.query_scale is not None:
         logits = logits * call.query_scale.to(wide)[..., None]
     mask = visible(call)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from zoo.attention.base import (
     ALIGNMENT,
@@ -21,6 +24,7 @@ from zoo.attention.base import (
     repeat_heads,
     visible,
 )
+from zoo.priors.blocked import Bias, BlockedBias, bias_block
 from zoo.priors.tables import UnrolledTable
 from zoo.slices import slices
 
@@ -39,7 +43,7 @@ class SdpaKernel:
     on them.
 
     Attributes:
-        mask_limit: logits per head of a block: 64 MiB of float32.
+        mask_limit: logits per head of a block, of all heads where the bias is made by blocks: 64 MiB of float32.
         small_limit: of bidirectional calls on the CPU (images), which keep memory small at any size: mask elements of a
             block over all its heads and batch rows, 26 MiB of float32.
         block_rows: from this many queries on torch's fused CPU attention processes 256 at a time, 10% faster than fewer:
@@ -102,6 +106,7 @@ class SdpaKernel:
         space = None if tracked or call.table is None or call.table.shape is None else Workspace(wide, k.device)
         out = None if tracked else torch.empty_like(q)
         rows, heads = self.block_size(call)
+        remade = tracked and isinstance(call.terms.bias, BlockedBias) and rows < call.num_queries
         columns = []
         for group in slices(q.shape[1], heads):
             kg, vg = k[:, group].to(wide), v[:, group].to(wide)
@@ -109,16 +114,10 @@ class SdpaKernel:
             parts = []
             for block in slices(q.shape[2], rows):
                 last = block.stop + call.offset if call.causal else call.num_keys
-                mask = _mask(call, table, block, group, last, space)
-                with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias to half precision
-                    part = F.scaled_dot_product_attention(
-                        q[:, group, block].to(wide),
-                        kg[:, :, :last],
-                        vg[:, :, :last],
-                        attn_mask=mask,
-                        dropout_p=call.dropout,
-                        scale=1.0,
-                    )
+                mask = partial(_mask, call, table, block, group, last, space)
+                given = q[:, group, block].to(wide), kg[:, :, :last], vg[:, :, :last], mask, call.dropout
+                # A bias made by blocks is made again in the backward pass, and so are the weights.
+                part = checkpoint(_one_block, *given, use_reentrant=False) if remade else _one_block(*given)
                 if out is None:
                     parts.append(part.to(dtype))
                 else:
@@ -131,7 +130,10 @@ class SdpaKernel:
         """(queries, heads) of a block."""
         num_heads = call.q.shape[1]
         if call.causal or call.q.device.type != "cpu":
-            rows = self.mask_limit // call.num_keys
+            made = isinstance(
+                call.terms.bias, BlockedBias
+            )  # and made again with its weights: smaller blocks cost nothing
+            rows = self.mask_limit // (call.num_keys * (num_heads if made else 1))
             return max(rows - rows % ALIGNMENT, rows % ALIGNMENT, 1), num_heads
         batched = call.segments is not None or any(
             t.shape[0] > 1 for t in (call.terms.bias, call.query_scale, call.mask) if t is not None
@@ -141,6 +143,11 @@ class SdpaKernel:
         whole = call.num_queries * num_heads * row <= self.small_limit
         heads = num_heads if whole else min(max(self.small_limit // (row * rows), 1), num_heads)
         return max(self.small_limit // (row * heads), 1), heads
+
+
+def _one_block(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Tensor | None], dropout: float) -> Tensor:
+    with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias to half precision
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask(), dropout_p=dropout, scale=1.0)
 
 
 def _shown(call: AttentionCall, q: Tensor, causal: bool) -> Tensor | None:
@@ -164,7 +171,7 @@ def _sums_in_rows(call: AttentionCall) -> bool:
     return call.q.device.type == "cpu" and needs_grad(call.query_scale)
 
 
-def _biases(call: AttentionCall) -> list[Tensor]:
+def _biases(call: AttentionCall) -> list[Bias]:
     found = (None if call.table is None else call.table.table, call.terms.bias, call.query_scale)
     return [t for t in found if t is not None]
 
@@ -182,8 +189,8 @@ def _mask(
             out = space.view(1, heads.stop - heads.start, block.stop - block.start, call.num_keys)
         bias = table.rows(block.start, block.stop, last, out=out)
     if call.terms.bias is not None:
-        dense = call.terms.bias[:, heads, block, :last]
-        bias = dense if bias is None else bias + dense
+        made = bias_block(call.terms.bias, heads, block, last)
+        bias = made if bias is None else bias + made
     if bias is None:
         return shown
     if call.query_scale is not None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from zoo.naming import check_whole
 from zoo.positions import Positions
+from zoo.priors.blocked import Bias, BlockedBias, whole_bias
 from zoo.priors.tables import ParametricTable, RelativeTable, grid_table, line_table
 
 __all__ = [
@@ -51,7 +52,7 @@ class PriorTerms:
         q_lanes: (1 or B, 1 or H, T, R) head columns; K += <q_lanes, k_lanes>.
         k_lanes: (1 or B, 1 or H, S, R); None beside q_lanes means that the keys hold them already (a KV cache).
         table: a relative table.
-        bias: (1 or B, H, T, S) dense log-prior, for the one prior (FIRE) that is neither lanes nor a table.
+        bias: (1 or B, H, T, S) log-prior that is neither lanes nor a table: a matrix, or what is made by blocks of rows (FIRE).
         carry: (B, H, S) state after each key (CABLE's running sum), or None; that after the last is passed to the next chunk.
         causal: whether they are for causal attention alone (True) or for bidirectional attention alone (False); None: for both.
         offset: the first query's row less the first key's, which lanes do not tell; None where any will do, or a table tells.
@@ -60,7 +61,7 @@ class PriorTerms:
     q_lanes: Tensor | None = None
     k_lanes: Tensor | None = None
     table: RelativeTable | None = None
-    bias: Tensor | None = None
+    bias: Bias | None = None
     carry: Tensor | None = None
     causal: bool | None = None
     offset: int | None = None
@@ -86,7 +87,8 @@ class PriorTerms:
             return x if x is None or x.shape[1] == 1 else x[:, heads]
 
         table = None if self.table is None else self.table.of_heads(heads)
-        lanes, bias, carry = (cut(self.q_lanes), cut(self.k_lanes)), cut(self.bias), cut(self.carry)
+        lanes, carry = (cut(self.q_lanes), cut(self.k_lanes)), cut(self.carry)
+        bias = self.bias.of_heads(heads) if isinstance(self.bias, BlockedBias) else cut(self.bias)
         return PriorTerms(*lanes, table, bias, carry, self.causal, self.offset)
 
     def with_parametric(self, parametric: ParametricTable) -> PriorTerms:
@@ -100,6 +102,7 @@ class PriorTerms:
         def cut(x: Tensor | None) -> Sequence[Tensor | None]:
             return [x] * count if x is None or x.shape[1] == 1 else x.chunk(count, dim=1)
 
+        assert not isinstance(self.bias, BlockedBias)  # no such prior is stacked
         tables = [None] * count if self.table is None else self.table.split(count, causal=causal)
         parts = zip(cut(self.q_lanes), cut(self.k_lanes), tables, cut(self.bias), cut(self.carry), strict=True)
         return [PriorTerms(*part, self.causal, self.offset) for part in parts]
@@ -114,7 +117,7 @@ class PriorTerms:
         if self.table is not None:
             parts.append(self.table.dense())
         if self.bias is not None:
-            parts.append(self.bias)
+            parts.append(whole_bias(self.bias))
         return sum(parts[1:], parts[0]) if parts else torch.zeros(1, 1, 1, 1)
 
 
@@ -277,8 +280,8 @@ class Prior(nn.Module):
         it over all keys."""
         return None if self._only_lanes() else self(q_pos, k_pos, causal=causal).table
 
-    def dense_bias(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> Tensor | None:
-        """The dense bias of `forward` alone, for a KV cache as well."""
+    def dense_bias(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> Bias | None:
+        """The bias of `forward` alone, for a KV cache as well."""
         return None if self._only_lanes() else self(q_pos, k_pos, causal=causal).bias
 
     def _only_lanes(self) -> bool:

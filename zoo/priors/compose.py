@@ -6,6 +6,7 @@ from torch import Tensor
 
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
+from zoo.priors.blocked import Bias
 from zoo.priors.key_bias import KeyBias, KeyBias2d
 from zoo.priors.spectral import Spectral, Spectral2d
 
@@ -45,7 +46,7 @@ class Compose(Prior):
         tables = [part.relative_table(q_pos, k_pos, causal=causal) for part in self.parts()]
         return sum((PriorTerms(table=table) for table in tables), PriorTerms()).table
 
-    def dense_bias(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> Tensor | None:
+    def dense_bias(self, q_pos: Positions, k_pos: Positions, *, causal: bool) -> Bias | None:
         biases = [part.dense_bias(q_pos, k_pos, causal=causal) for part in self.parts()]
         return sum((PriorTerms(bias=bias) for bias in biases), PriorTerms()).bias
 

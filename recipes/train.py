@@ -37,7 +37,7 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
 import typer
 
 from recipes.commands import call
-from recipes.config import ConfigError, Recipe, apply_overrides, load_deepspeed_json, resolve
+from recipes.config import ConfigError, Recipe, apply_overrides, has_deepspeed, load_deepspeed_json, resolve
 from recipes.registry import list_recipes, recipe_named
 from recipes.trackers import find_trackers, open_trackers
 from zoo.cli import Import
@@ -109,7 +109,10 @@ def train_command(
         from recipes.estimate import print_plan
 
         return print_plan(changed, user_config, overridden_keys, world=world)
-    require("deepspeed", "training", "train")
+    from recipes.plain import needs_deepspeed
+
+    if needing := needs_deepspeed(changed, user_config):
+        require("deepspeed", needing, "train")
     require("matplotlib", "the loss curve", "figures")
     words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
     words += [word for name in import_ for word in ("--import", name)]
@@ -171,6 +174,7 @@ def train(
     from recipes.deepspeed_check import check_with_deepspeed
     from recipes.during import Monitors
     from recipes.ownership import own_run
+    from recipes.plain import PlainEngine
     from recipes.runs import load_weights
     from recipes.sequence import check_sequence
     from zoo.files import sync
@@ -199,7 +203,7 @@ def train(
     loader = modality.loader(recipe.data, **share)
     samples = recipe.evaluate.samples
     heldout = modality.heldout(recipe.data, samples=samples, **share) if recipe.evaluate.every else None
-    engine = backend.Engine(model, plan, ranks, universal=universal)
+    engine = (backend.Engine if has_deepspeed() else PlainEngine)(model, plan, ranks, universal=universal)
     step, seen = 0, 0  # finished steps; targets the loss was taken over
     if source:
         state = engine.load(source)

@@ -9,7 +9,11 @@ MINUTES    ?= 0
 # Test processes, one thread each. They take tests that follow each other, so that few fixtures are made twice.
 JOBS       ?= 2
 
-.PHONY: setup demo test test-fast lint docs bench bench-gpu weights figures far clean
+# The oldest Triton that is served, in front of the environment's own; its interpreter needs an older numpy.
+TRITON_OLD := build/triton-3.6.0
+WITH_OLD   := PYTHONPATH=$(TRITON_OLD)
+
+.PHONY: setup demo test test-fast lint docs kernels old-triton bench bench-gpu weights figures far clean
 
 setup: $(VENV)/.ready
 
@@ -23,7 +27,7 @@ demo: setup  ## train, evaluate beside shipped weights, print the table, draw th
 	$(BIN)/python tools/demo.py
 
 test: setup  ## the whole suite
-	$(MAKE) --jobs $(JOBS) --output-sync=target lint docs
+	$(MAKE) --jobs $(JOBS) --output-sync=target lint docs $(if $(filter Linux,$(shell uname)),old-triton)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-fast: setup  ## without the tests that launch processes, train, or interpret kernels for seconds
@@ -36,6 +40,18 @@ lint: setup  ## style and types
 
 docs: setup  ## the site, in build/site; a broken link or anchor is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(TRITON_OLD)/.ready: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(TRITON_OLD) triton==3.6.0 "numpy<2.4"
+	@touch $@
+
+kernels: setup $(TRITON_OLD)/.ready  ## every Triton kernel compiled for compute capability 9.0, by both versions: about ten minutes
+	$(BIN)/python tools/compile_kernels.py
+	$(WITH_OLD) $(BIN)/python tools/compile_kernels.py --lenient
+
+old-triton: setup $(TRITON_OLD)/.ready  ## a few kernels compiled and interpreted by the oldest Triton
+	$(WITH_OLD) $(BIN)/python tools/compile_kernels.py --modules forward,backward,table_grad --widths 64 --dtypes bfloat16 --variants table
+	$(WITH_OLD) $(BIN)/python -m pytest -n 0 -m "not slow" tests/zoo/test_triton_forward.py tests/zoo/test_triton_backward.py
 
 bench: setup  ## attention on this machine, as ratios to plain attention
 	$(BIN)/python tools/bench.py attention

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from platformdirs import user_data_path
-
 from zoo.files import remove_abandoned, replacing
 
 __all__ = ["command_name", "data_folder", "fetch_command", "file_safe", "new_folder", "opened", "write_table"]
@@ -27,7 +25,11 @@ def data_folder() -> Path:
     if given := os.environ.get("PRIORZOO_DATA"):
         return Path(given)
     here = Path("data")
-    return here if _CHECKOUT or here.is_dir() else user_data_path("priorzoo", appauthor=False)
+    if _CHECKOUT or here.is_dir():
+        return here
+    from platformdirs import user_data_path  # a checkout does without: tools/gpu runs where nothing is installed
+
+    return user_data_path("priorzoo", appauthor=False)
 
 
 def command_name(name: str) -> str:

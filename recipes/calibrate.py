@@ -15,7 +15,8 @@ from modalities.contract import Batch, Modality, find_modality
 from modalities.cost import Meter, device_name
 from recipes.config import ConfigError, Plan
 from recipes.console import clock, short
-from recipes.engine import Engine, Ranks
+from recipes.engine import Ranks
+from recipes.plain import create_engine
 from recipes.step import take_step
 from zoo.errors import one_line, ran_out_of_memory
 
@@ -92,7 +93,7 @@ def time_steps(plan: Plan, ranks: Ranks, steps: int) -> Calibration:
     try:
         batches, data = _batches(plan, ranks, modality)
         with Meter(ranks.device) as meter:
-            engine = Engine(modality.build(recipe.model.name, recipe.model.options, recipe.data), plan, ranks)
+            engine = create_engine(modality.build(recipe.model.name, recipe.model.options, recipe.data), plan, ranks)
             engine.train()
             for number in range(WARM_UP):
                 take_step(engine, modality, batches, number + 1)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recipes.config import ConfigError
+from recipes.config import ConfigError, has_deepspeed
 from zoo.files import find_damage, remove_abandoned, sync, write_text
 from zoo.inputs import read_object
 
@@ -152,7 +152,9 @@ def _latest(root: Path) -> str:
 
 
 def allow_deepspeed_classes() -> None:
-    """Name to torch the classes, of plain values, that DeepSpeed's checkpoints hold beside tensors."""
+    """Name to torch the classes, of plain values, that DeepSpeed's checkpoints hold beside tensors; where it is installed."""
+    if not has_deepspeed():
+        return
     import torch
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum

@@ -12,6 +12,7 @@ import math
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any
 
@@ -22,6 +23,11 @@ from zoo.naming import nearest
 from zoo.registry import model_entry
 
 MOST_SAMPLES = 2**22  # of a step, over all ranks
+
+
+def has_deepspeed() -> bool:
+    """Whether DeepSpeed is installed."""
+    return find_spec("deepspeed") is not None
 
 
 class ConfigError(ValueError):
@@ -347,7 +353,8 @@ def resolve(
     asked_stage = "train.zero_stage" in (overridden_keys or set()) or "zero_optimization.stage" in dict(
         _flatten(user_config)
     )
-    if train.precision != "fp32" and train.zero_stage == 0 and not asked_stage:
+    # One rank without DeepSpeed stays at stage 0: plain torch.
+    if train.precision != "fp32" and train.zero_stage == 0 and not asked_stage and (world > 1 or has_deepspeed()):
         train.zero_stage = 1  # the optimiser's float32 copies shared out; stage 0 keeps them whole on every rank
     if train.precision == "fp16" and train.zero_stage == 0:
         raise ConfigError("train.zero_stage=0 is not served in fp16; expected 1, 2 or 3")

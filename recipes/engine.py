@@ -1,6 +1,7 @@
 """A thin wrapper around DeepSpeed: start the ranks, initialise, step, save, resume, export.
 
-The loop in train.py and the tests use `start` and `Engine` and never DeepSpeed itself. It works around, on a CPU: a
+The loop in train.py and the tests use `start` and `Engine` and never DeepSpeed itself; where it is not installed,
+plain.py's engine takes the place of this one. It works around, on a CPU: a
 shared-memory operator and an Adam that would be compiled on first use, no gradient norm at stage 0 in fp32, a `latest`
 file written in place, and checkpoints that load only at the number of ranks that wrote them.
 """
@@ -26,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 
 from recipes.checkpoints import COMPLETE, checkpoint_facts, complete_checkpoints, damage, data_only, seal, set_aside
-from recipes.config import ConfigError, Optim, Plan
+from recipes.config import ConfigError, Optim, Plan, has_deepspeed
 from recipes.ema import WeightAverage
 from recipes.sequence import sequence_group
 from zoo.files import file_digests, sync, sync_tree, write_json, write_text
@@ -80,20 +81,21 @@ def start(*, verbose: bool = False) -> Ranks:
     if not verbose:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed|torch\.distributed")
-    with _without("mlflow"):
-        import deepspeed
-    from deepspeed.ops import __compatible_ops__
+    if has_deepspeed():
+        with _without("mlflow"):
+            import deepspeed
+        from deepspeed.ops import __compatible_ops__
 
-    __compatible_ops__["deepspeed_shm_comm"] = False  # or the first CPU run compiles it, for a minute and more
-    if not cuda:  # nor does it compile Muon's update, which takes longer than it saves
-        from deepspeed.runtime import compiler
+        __compatible_ops__["deepspeed_shm_comm"] = False  # or the first CPU run compiles it, for a minute and more
+        if not cuda:  # nor does it compile Muon's update, which takes longer than it saves
+            from deepspeed.runtime import compiler
 
-        with patch.object(compiler, "compile", lambda: compiler.dummy_decorator):
-            import deepspeed.runtime.zero.muon.muon_optimizer
-    if not verbose:
-        deepspeed.utils.logger.setLevel("ERROR")
-    if not torch.distributed.is_initialized():
-        deepspeed.init_distributed("nccl" if cuda else "gloo", verbose=verbose)
+            with patch.object(compiler, "compile", lambda: compiler.dummy_decorator):
+                import deepspeed.runtime.zero.muon.muon_optimizer
+        if not verbose:
+            deepspeed.utils.logger.setLevel("ERROR")
+        if not torch.distributed.is_initialized():
+            deepspeed.init_distributed("nccl" if cuda else "gloo", verbose=verbose)
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
@@ -239,19 +241,31 @@ class Engine:
     """A model under DeepSpeed. Call it like the model; `backward` and `step` once per micro-batch, in this order."""
 
     def __init__(self, model: ZooModel, plan: Plan, ranks: Ranks, *, universal: bool = False):
-        import deepspeed
-
         self.plan, self.ranks = plan, ranks
         optim, steps = plan.recipe.optim, plan.recipe.train.steps
-        config = dict(plan.deepspeed)
-        if universal:
-            config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
         model = model.to(ranks.device)
         if ranks.shared > 1:
             model.sequence = sequence_group(ranks.shared)
         optimizer = create_optimizer(model, optim)
-        self._decay = [group["weight_decay"] for group in optimizer.param_groups]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, optim, steps))
+        self._prepare(model, optimizer, schedule, universal=universal)
+        self.average = WeightAverage(self.model, plan.recipe.train.ema) if plan.recipe.train.ema else None
+
+    def _prepare(
+        self,
+        model: ZooModel,
+        optimizer: torch.optim.Optimizer,
+        schedule: torch.optim.lr_scheduler.LRScheduler,
+        *,
+        universal: bool,
+    ) -> None:
+        import deepspeed
+
+        plan = self.plan
+        config = dict(plan.deepspeed)
+        if universal:
+            config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
+        self._decay = [group["weight_decay"] for group in optimizer.param_groups]
         if plan.recipe.train.zero_stage == 3 and any(isinstance(m, Attention) for m in model.modules()):
             # A prior returns terms and no tensor, so DeepSpeed cannot tell when backward needs its parameters again.
             # An attention layer returns one: it gathers its own and its prior's together.
@@ -263,7 +277,6 @@ class Engine:
             # To allocate Adam's moments DeepSpeed took a step with zero gradients: undo its decay and its count.
             self._deepspeed.optimizer.refresh_fp32_params()
             self._deepspeed.optimizer.optimizer.state.clear()
-        self.average = WeightAverage(self.model, plan.recipe.train.ema) if plan.recipe.train.ema else None
 
     @property
     def model(self) -> ZooModel:
@@ -280,7 +293,7 @@ class Engine:
     def __getattr__(self, name: str) -> Any:  # a loss function may read model.config
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._deepspeed.module, name)
+        return getattr(self.model, name)
 
     def train(self, mode: bool = True) -> None:
         self._deepspeed.train(mode)
@@ -389,9 +402,7 @@ class Engine:
         if self.ranks.lead:
             shutil.rmtree(partial, ignore_errors=True)
         self.barrier()
-        self._deepspeed.save_checkpoint(
-            str(folder.parent), tag=partial.name, client_state={"priorzoo": state}, save_latest=False
-        )
+        self._write(partial, state)
         self.export(partial / "model")
         if self.average is not None and self.ranks.lead:
             self.average.save(partial)
@@ -419,15 +430,23 @@ class Engine:
     def load(self, folder: Path) -> dict[str, Any]:
         """Model, optimiser and schedule from a checkpoint made by `save`; returns the loop's state."""
         with data_only(folder):
-            path, state = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
+            state = self._read(folder)
+        if self.average is not None:
+            # A universal checkpoint is a converted copy; the average stays in the one it was made from.
+            self.average.load(folder.with_name(folder.name.removesuffix(".universal")), steps=state["step"])
+        return state
+
+    def _write(self, folder: Path, state: dict[str, Any]) -> None:
+        client = {"priorzoo": state}
+        self._deepspeed.save_checkpoint(str(folder.parent), tag=folder.name, client_state=client, save_latest=False)
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        path, state = self._deepspeed.load_checkpoint(str(folder.parent), tag=folder.name)
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
         # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.
         for group, decay in zip(self._deepspeed.optimizer.param_groups, self._decay, strict=True):
             group["weight_decay"] = decay
-        if self.average is not None:
-            # A universal checkpoint is a converted copy; the average stays in the one it was made from.
-            self.average.load(folder.with_name(folder.name.removesuffix(".universal")), steps=state["priorzoo"]["step"])
         return state["priorzoo"]
 
     def exported_model(self) -> ZooModel | None:

@@ -111,12 +111,14 @@ def train_command(
     changed, overridden_keys = apply_overrides(recipe_named(recipe), set_)
     user_config = load_deepspeed_json(deepspeed_config) if deepspeed_config else {}
     find_trackers(changed.train.report_to)
-    if calibrate:
-        require("deepspeed", "calibration", "train")
-        if world is not None:
-            raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
+    if calibrate and world is not None:
+        raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
+    if calibrate or not dry_run:
+        from recipes.plain import needs_deepspeed
+
+        if needing := needs_deepspeed(changed, user_config):
+            require("deepspeed", needing, "train")
     if not (dry_run or calibrate):
-        require("deepspeed", "training", "train")
         require("matplotlib", "the loss curve", "figures")
     words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
     words += [word for name in import_ for word in ("--import", name)]
@@ -188,6 +190,7 @@ def train(
     from recipes.deepspeed_check import check_with_deepspeed
     from recipes.during import Monitors
     from recipes.ownership import own_run
+    from recipes.plain import create_engine
     from recipes.runs import load_weights
     from recipes.sequence import check_sequence
     from zoo.files import sync
@@ -216,7 +219,7 @@ def train(
     loader = modality.loader(recipe.data, **share)
     samples = recipe.evaluate.samples
     heldout = modality.heldout(recipe.data, samples=samples, **share) if recipe.evaluate.every else None
-    engine = backend.Engine(model, plan, ranks, universal=universal)
+    engine = create_engine(model, plan, ranks, universal=universal)
     step, seen = 0, 0  # finished steps; targets the loss was taken over
     if source:
         state = engine.load(source)

@@ -31,7 +31,6 @@ from recipes.commands import CommandError, call
 from recipes.config import apply_overrides
 from recipes.registry import recipe_named
 from zoo.cli import Import
-from zoo.errors import require
 from zoo.outside import import_named
 
 __all__ = ["Run", "seed_settings", "train_all"]
@@ -111,7 +110,6 @@ def train_seeds_command(
         for run in queue:
             console.print(f"{run.folder}: {' '.join([run.recipe, *run.settings])}", soft_wrap=True, markup=False)
         return 0
-    require("deepspeed", "training", "train")
     train_all(queue, jobs)
     return subprocess.run([sys.executable, *command]).returncode if words else 0
 

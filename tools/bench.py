@@ -9,6 +9,7 @@
     torchrun --nproc-per-node 4 tools/bench.py sharing  memory of ranks that share lines of tokens
     python tools/bench.py launches                      kernels that a layer would launch on a GPU, and the host's time
     python tools/bench.py training --methods rope,ggd_ssmax --contexts 2048 --out training.json
+    python tools/bench.py loss --tokens 16384 --vocabulary 32768
     python tools/bench.py vision --model tiny --size 96 --seconds 0.5
     python tools/bench.py dna
     python tools/bench.py dna-data --source human.fa --tokenizers bases,kmer:6
@@ -38,6 +39,7 @@ COMMANDS = {
     "sharing": ("sharing", "main"),
     "launches": ("launches", "main"),
     "training": ("models", "training"),
+    "loss": ("models", "loss"),
     "vision": ("models", "vision"),
     "dna": ("models", "dna"),
     "dna-data": ("dna_data", "main"),

@@ -5,13 +5,17 @@
     python tools/compile_kernels.py --modules forward --widths 64 --dtypes bfloat16 --variants table --out report.json
 
 Needs triton and torch; no GPU, no CUDA. Launch functions are called with tensors on the CPU, and every kernel they launch
-is compiled and not run. Exit code 1 if a kernel spills registers, needs more shared memory than a block may have, or
-fails to compile. Registers and counts of instructions say what may bind; times they are not.
+is compiled and not run. Exit code 1 if a kernel spills registers, has its matrix products serialised (ptxas C7510 to
+C7515), touches a register that a product in flight reads or adds to (tools/gpu/hazard.py), needs more shared memory than a
+block may have, or fails to compile; --lenient lets the first two, which are slow and not wrong, pass. Registers and counts of
+instructions say what may bind; times they are not. `make kernels` does this with the oldest Triton too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import itertools
 import os
 import re
@@ -31,6 +35,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
 from tools.benches.harness import console, numbers, one_of, words
+from tools.gpu.hazard import hazards
 from zoo.attention.triton import WIDEST
 from zoo.files import write_json
 
@@ -54,7 +59,8 @@ MODULES = ("forward", "backward", "table_grad", "plan", "decode")
 @dataclass(frozen=True)
 class Row:
     """A compiled kernel. spill: bytes of its stack, where registers go that do not fit; shared: bytes; table_loads: loads
-    from the table in all of its loops; unit: the instruction that multiplies matrices, empty if none does."""
+    from the table in all of its loops; unit: the instruction that multiplies matrices, empty if none does; serialised:
+    whether ptxas lets each wait for the one before; hazards: instructions that touch a register of one in flight."""
 
     module: str
     kernel: str
@@ -68,10 +74,15 @@ class Row:
     blocks: int
     table_loads: int
     unit: str
+    serialised: bool
+    hazards: int
 
 
 def compile_only(capability: str) -> list[tuple[str, Any]]:
-    """From here on launches compile for `capability` and do not run; they add (name, compiled kernel) to the list returned."""
+    """From here on launches compile for `capability` and do not run; they add (name, compiled kernel) to the list returned.
+
+    A compiled kernel has `ptxas_log`, what ptxas said of it."""
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -87,9 +98,14 @@ def compile_only(capability: str) -> list[tuple[str, Any]]:
     )
     driver.set_active(nowhere)
     launch, found = JITFunction.run, []
+    knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = (
+        True  # from the cache on disk it comes without a log
+    )
 
     def compile_it(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = launch(self, *args, **{**kwargs, "warmup": True})
+        with contextlib.redirect_stdout(io.StringIO()) as log:
+            kernel = launch(self, *args, **{**kwargs, "warmup": True})
+        kernel.ptxas_log = getattr(kernel, "ptxas_log", "") + log.getvalue()
         found.append((self.__name__, kernel))
         return kernel
 
@@ -146,7 +162,8 @@ def launches(
 
 
 def examine(kernel: Any, capability: str) -> dict[str, Any]:
-    """Of a compiled kernel: warps, registers, spill, shared, blocks that fit on a multiprocessor, table_loads, unit."""
+    """Of a compiled kernel: warps, registers, spill, shared, blocks that fit on a multiprocessor, table_loads, unit,
+    serialised, hazards."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -173,7 +190,15 @@ def examine(kernel: Any, capability: str) -> dict[str, Any]:
         unit = "FFMA"
     loads = len(re.findall(r"\bLDG\.E\.CONSTANT\b", code))
     return dict(
-        warps=warps, registers=registers, spill=spill, shared=shared, blocks=min(fits), table_loads=loads, unit=unit
+        warps=warps,
+        registers=registers,
+        spill=spill,
+        shared=shared,
+        blocks=min(fits),
+        table_loads=loads,
+        unit=unit,
+        serialised=re.search(r"\(C751[0-5]\)", kernel.ptxas_log) is not None,
+        hazards=len(hazards(code)[2]) if unit == "HGMMA" else 0,
     )
 
 
@@ -182,14 +207,19 @@ def shown(rows: list[Row], capability: str) -> Table:
     names = [name for name in Row.__dataclass_fields__ if name != "module"]
     table = Table(*(name.replace("_", " ") for name in names), title=f"compute capability {capability}")
     for row in rows:
-        style = "red" if wrong(row, capability) else None
+        style = "red" if wrong(row, capability) else "yellow" if slow(row) else None
         table.add_row(*(str(getattr(row, name)) for name in names), style=style)
     return table
 
 
+def slow(row: Row) -> bool:
+    """Whether the kernel spills, or waits for each of its products."""
+    return row.spill > 0 or row.serialised
+
+
 def wrong(row: Row, capability: str) -> bool:
-    """Whether the kernel spills, or asks for more shared memory than a block may have."""
-    return row.spill > 0 or row.shared > SHARED[capability][0]
+    """Whether the kernel asks for more shared memory than a block may have, or touches a register of a product in flight."""
+    return row.shared > SHARED[capability][0] or row.hazards > 0
 
 
 def main(
@@ -198,6 +228,7 @@ def main(
     widths: Annotated[str, typer.Option(help="columns of q, k and v")] = "32,64,128,256",
     dtypes: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "bfloat16,float32",
     variants: Annotated[str, typer.Option(help=", ".join(VARIANTS))] = ",".join(VARIANTS),
+    lenient: Annotated[bool, typer.Option("--lenient", help="spills and serialised products are no error")] = False,
     out: Annotated[Path | None, typer.Option(help="write the rows as JSON")] = None,
 ) -> None:
     """Compile, tabulate, and exit with 1 if anything is amiss."""
@@ -229,13 +260,17 @@ def main(
     console.print(shown(rows, capability))
     for line in failures:
         console.print(line, style="red", markup=False)
+    import triton
+
     if out is not None:
-        write_json(out, {"capability": capability, "rows": [asdict(row) for row in rows], "failures": failures})
-    amiss = sum(wrong(row, capability) for row in rows)
+        about = {"capability": capability, "triton": triton.__version__}
+        write_json(out, {**about, "rows": [asdict(row) for row in rows], "failures": failures})
+    amiss, waiting = sum(wrong(row, capability) for row in rows), sum(slow(row) for row in rows)
     console.print(
-        f"{len(rows)} kernels, {amiss} that spill or need too much shared memory, {len(failures)} calls that failed"
+        f"Triton {triton.__version__}: {len(rows)} kernels, {waiting} that spill or have serialised products, {amiss} with "
+        f"register hazards or too much shared memory, {len(failures)} calls that failed"
     )
-    raise typer.Exit(1 if amiss or failures or not rows else 0)
+    raise typer.Exit(1 if amiss or failures or not rows or (waiting and not lenient) else 0)
 
 
 if __name__ == "__main__":

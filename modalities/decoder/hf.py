@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -23,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.trainer import Trainer
 from transformers.utils.generic import can_return_tuple
@@ -263,6 +265,11 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         """Labels (B, T) with −100 where the model cannot predict them."""
         return labels
 
+    def _chunks(self, labels: Tensor, *, whole: bool) -> bool:
+        """Whether the loss is computed in chunks: in training, where it is transformers' own and of whole rows."""
+        own = self.loss_function is ForCausalLMLoss
+        return self.training and own and whole and self.model.chunks_losses(labels.numel())
+
     @can_return_tuple
     def forward(
         self,
@@ -277,7 +284,8 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V) float32 of the next token. Arguments and errors as in `PriorzooModel.forward`, and
+        """Logits (B, T, V) float32 of the next token; None in training with labels where they would take more than
+        `LOGIT_BYTES`, and the loss is computed in chunks. Arguments and errors as in `PriorzooModel.forward`, and
 
         Args:
             labels: (B, T), the tokens themselves; −100 is ignored. The loss is of predicting each from those before, in nats.
@@ -297,13 +305,17 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         )
         features = cast(Tensor, read.last_hidden_state)
         features = features[:, -tail:] if isinstance(logits_to_keep, int) else features[:, logits_to_keep]
-        logits = self.model.forward_head(features)
-        loss = None
-        if labels is not None:
-            # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch stays 0.
-            loss = self.loss_function(
-                logits, self.targets(labels), logits.shape[-1], num_items_in_batch, ignore_index=IGNORED
-            )
+        logits, loss = None, None
+        if labels is not None and self._chunks(labels, whole=features.shape[:2] == labels.shape):
+            targets = F.pad(self.targets(labels)[:, 1:], (0, 1), value=IGNORED)
+            count = (targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+            loss = self.model.token_losses(features, targets).sum() / count
+        else:
+            logits = self.model.forward_head(features)
+            if labels is not None:
+                # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch stays 0.
+                own = self.targets(labels)
+                loss = self.loss_function(logits, own, logits.shape[-1], num_items_in_batch, ignore_index=IGNORED)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=cast(Any, logits),

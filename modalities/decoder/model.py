@@ -33,6 +33,7 @@ from zoo.registry import ModelFamily, register_family
 __all__ = ["Decoder", "DecoderConfig", "causal_lm_loss", "register_decoders", "target_weights"]
 
 IGNORED = -100  # in place of a target that does not count
+LOGIT_BYTES = 1 << 29  # of float32 logits that a loss has at a time
 PAGE = 64  # tokens on a page of a paged cache
 PAGED_FROM = 1 << 15  # least capacity of a cache that is paged automatically
 
@@ -247,9 +248,34 @@ class Decoder(ZooModel):
         segments: Tensor | None = None,
         cache: Cache | None = None,
         kernel: str | Kernel = "auto",
+        targets: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, V) float32 logits. With a cache, `tokens` and `segments` are the new ones only."""
-        return self.forward_head(self.forward_features(tokens, segments=segments, cache=cache, kernel=kernel))
+        """(B, T, V) float32 logits, or `token_losses` (B, T) of targets. With a cache, `tokens` and `segments` are the new ones
+        only."""
+        features = self.forward_features(tokens, segments=segments, cache=cache, kernel=kernel)
+        return self.forward_head(features) if targets is None else self.token_losses(features, targets)
+
+    def token_losses(self, features: Tensor, targets: Tensor) -> Tensor:
+        """−ln softmax(logits)[target], (B, T) float32, of features (B, T, C) and targets (B, T); 0 where a target is −100.
+
+        What would take more than `LOGIT_BYTES` is cut into chunks of tokens, whose logits are computed again in the backward
+        pass: the logits of all are never there at once.
+        """
+        if not self.chunks_losses(targets.numel()):
+            return self._losses(features, targets)
+        rows = max(1, LOGIT_BYTES // (4 * self.config.vocab_size))
+        parts = zip(features.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
+        again: dict[str, Any] = dict(use_reentrant=False, preserve_rng_state=False)  # nothing here is random
+        return torch.cat([checkpoint(self._losses, *part, **again) for part in parts]).view(targets.shape)
+
+    def chunks_losses(self, tokens: int) -> bool:
+        """Whether the losses of so many tokens are computed in chunks."""
+        return 4 * tokens * self.config.vocab_size > LOGIT_BYTES
+
+    def _losses(self, features: Tensor, targets: Tensor) -> Tensor:
+        logits = self.forward_head(features).flatten(0, -2)
+        losses = F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=IGNORED)
+        return losses.view(targets.shape)
 
     generate = generate
 
@@ -268,7 +294,7 @@ def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, d
     """Weighted mean of the next-token cross-entropy of a packed batch, in nats.
 
     Args:
-        model: maps tokens (B, L) and segments to logits (B, L, V).
+        model: maps tokens (B, L), segments and targets (B, L) to the targets' losses (B, L), as `Decoder.forward`.
         batch: tokens and segments, int64 (B, L+1); optionally weights, float32 (B, L+1), see `target_weights`, and packed, a
             bool, see `modalities.loading.to_device`.
 
@@ -279,13 +305,12 @@ def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, d
     tokens, segments, weights = batch["tokens"], batch["segments"], target_weights(batch)
     # Rows of one document, the usual case, need no document mask.
     packed = batch["packed"] if "packed" in batch else not bool(single_documents(segments).all())
-    logits = model(tokens[:, :-1], segments=segments[:, :-1] if packed else None)
     # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is NaN.
     targets, total = tokens[:, 1:].masked_fill(weights == 0, IGNORED), weights.sum()
     if model.sequence is not None:
         targets, weights = model.sequence.part(targets), model.sequence.part(weights)
-    nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
-    return (nll * weights.flatten()).sum() / total, {"tokens": (weights > 0).sum()}
+    losses = model(tokens[:, :-1], segments=segments[:, :-1] if packed else None, targets=targets)
+    return (losses.flatten() * weights.flatten()).sum() / total, {"tokens": (weights > 0).sum()}
 
 
 def _position(config: DecoderConfig, method: str, options: dict[str, Any]) -> Position:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from modalities.contract import Cost
-from modalities.decoder.model import Decoder, target_weights
+from modalities.decoder.model import LOGIT_BYTES, Decoder, target_weights
 
 __all__ = ["check_tokenizer", "decoder_cost", "heldout_prompts", "random_rows", "target_weight"]
 
@@ -65,7 +65,7 @@ def decoder_cost(model: Decoder, data: Any, width: int) -> Cost:
 
     (Attention's two products are 4·C forward and 8·C backward a pair, and half of the L² pairs are visible.) Activations,
     in numbers of `width` bytes a token: per layer 10·C + 4·hidden (norms, q, k, v, output, residuals, SwiGLU), or 2·C where
-    blocks are recomputed, and then those of one block; at the head three float32 copies of the logits.
+    blocks are recomputed, and then those of one block; at the head three float32 copies of the logits, or of a chunk of them.
     """
     config, length = model.config, data.context
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and name != "embedding.weight")
@@ -74,4 +74,5 @@ def decoder_cost(model: Decoder, data: Any, width: int) -> Cost:
     block = 10 * config.dim + 4 * config.hidden_dim
     recomputed = config.activation_checkpointing
     layers = config.num_layers * 2 * config.dim + block if recomputed else config.num_layers * block
-    return Cost(length, flops, length * (width * layers + 3 * 4 * config.vocab_size))
+    logits = min(4.0 * config.vocab_size * length, LOGIT_BYTES)
+    return Cost(length, flops, length * width * layers + 3 * logits)

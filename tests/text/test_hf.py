@@ -293,6 +293,24 @@ def test_accumulation_changes_neither_loss_nor_gradient(tmp_path) -> None:
     assert found[1:] == [pytest.approx(found[0], rel=1e-6)] * 2
 
 
+def test_chunks_change_neither_loss_nor_gradient(tokens, monkeypatch) -> None:
+    """In training the logits are then None; with a loss function from outside, and in evaluation, they are not."""
+    labels = tokens.masked_fill(tokens % 5 == 0, -100)
+    for items in (None, torch.tensor(40)):
+        found = []
+        for limit in (10**9, 4 * 264 * 7):
+            monkeypatch.setattr("modalities.decoder.model.LOGIT_BYTES", limit)
+            wrapped = hf.wrap(small()).train()
+            out = wrapped(tokens, labels=labels, num_items_in_batch=items)
+            assert (out.logits is None) == (limit < 10**9)
+            out.loss.backward()
+            found.append([out.loss.detach(), *(p.grad for p in wrapped.parameters())])
+        torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
+    assert wrapped.eval()(tokens, labels=labels).logits is not None
+    wrapped.train().loss_function = lambda logits, labels, *_, **__: logits.sum()
+    assert wrapped(tokens, labels=labels).logits is not None
+
+
 def test_rows_padded_on_the_right_are_accumulated_alike(tmp_path) -> None:
     tokenizer = hf.fast_tokenizer("bytes")
     tokenizer.padding_side = "right"

@@ -164,6 +164,25 @@ def test_activation_checkpointing_changes_nothing(tokens: torch.Tensor) -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("options", [{}, {"tied": False}, {"activation_checkpointing": True}], ids=str)
+def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(options, tokens: torch.Tensor, monkeypatch) -> None:
+    """Documents, padding and weights, in float32; chunks of 5 of 64 tokens, whose logits alone are ever there."""
+    model = small("text_ggd_ssmax_tiny", **options).float().train()
+    segments = torch.tensor([[0] * 14 + [1] * 19, [0] * 30 + [-1] * 3])
+    batch = {"tokens": tokens, "segments": segments, "weights": torch.rand(2, 33)}
+    found, sizes, head = [], [], model.forward_head
+    model.forward_head = lambda features: sizes.append(features.flatten(0, -2).shape[0]) or head(features)
+    for limit in (10**9, 4 * 5 * model.config.vocab_size + 3):
+        monkeypatch.setattr("modalities.decoder.model.LOGIT_BYTES", limit)
+        model.zero_grad()
+        loss, _ = causal_lm_loss(model, batch)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    assert sizes[0] == 64 and len(sizes) == 1 + 2 * 13 and max(sizes[1:]) == 5  # each chunk again in backward
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(a.abs().max()) + 2e-8)
+
+
 def test_padding_and_document_borders_are_no_targets(tokens: torch.Tensor) -> None:
     model = small("text_rope_tiny")
     segments = torch.tensor([[0] * 20 + [-1] * 13, [0] * 33])

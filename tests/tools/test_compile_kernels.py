@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tools.gpu.hazard import hazards
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -38,6 +40,7 @@ def test_the_forward_kernel_fits_and_loads_its_table_as_it_should(tmp_path: Path
     assert [bare["variant"], table["variant"]] == ["bare", "table"]
     for row in (bare, table):
         assert row["spill"] == 0 and row["unit"] == "HGMMA" and row["blocks"] >= 2
+        assert row["serialised"] is False and row["hazards"] == 0
     # The table goes past shared memory, and a thread's 64 elements of a tile take 34 loads where nothing is masked.
     assert bare["table_loads"] == 0 and 64 < table["table_loads"] <= 64 + 36
     assert table["shared"] == bare["shared"]
@@ -47,6 +50,23 @@ def test_the_forward_kernel_fits_and_loads_its_table_as_it_should(tmp_path: Path
 def test_an_unknown_capability_is_named() -> None:
     done = compile_kernels("--capability", "7.0")
     assert done.returncode == 2 and "--capability '7.0'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("between", "after", "found"),
+    [
+        ("MOV R5, R9", "EXIT", ["writes A operand in flight"]),
+        ("FADD R24, R24, R9", "EXIT", ["reads accumulator in flight", "writes accumulator in flight"]),
+        ("MOV R9, R5", "EXIT", []),
+        ("WARPGROUP.DEPBAR.LE gsb0, 0x0", "MOV R5, R9", []),
+    ],
+)
+def test_a_register_of_a_product_in_flight_is_not_touched(between: str, after: str, found: list[str]) -> None:
+    product = "HGMMA.64x8x16.F32.BF16 R24, R4, gdesc[UR4], R24, gsb0"
+    code = [product, between, after, "EXIT"]
+    listing = "\n".join(f"/*{16 * n:04x}*/ {instruction} ;" for n, instruction in enumerate(code))
+    products, in_registers, touched = hazards(listing)
+    assert (products, in_registers) == (1, 1) and sorted(what for _, what, *_ in touched) == found
 
 
 EVERY_LENGTH = """

@@ -242,6 +242,63 @@ def flops_per_token(model: Any, context: int) -> float:
     return 6.0 * (matrices + config.vocab_size * config.dim) + 6.0 * config.num_layers * config.dim * (context + 1)
 
 
+def loss(
+    device: harness.Device = "cpu",
+    tokens: Annotated[int, typer.Option(help="targets of a pass")] = 16384,
+    vocabulary: Annotated[int, typer.Option(help="entries of the vocabulary")] = 32768,
+    dim: Annotated[int, typer.Option(help="width of the features")] = 256,
+    seconds: harness.Seconds = 8.0,
+    out: harness.Out = None,
+    commit: harness.Commit = "",
+) -> None:
+    """The loss of a decoder's features and its gradients, in chunks of tokens as models take it, beside all logits at once.
+
+    Memory is what a pass adds at its peak, on the CPU in a process of its own for each; float32 there, bfloat16 on CUDA.
+    """
+    place = harness.device_of(device)
+    about = {"device": device_name(place), "dim": dim, "plain": "at once"}
+    record = Record(about, out=out, commit=commit)
+    cell = f"{tokens} × {vocabulary}"
+
+    def make(name: str) -> Subject:
+        given = (loss_bytes, name, tokens, vocabulary, dim, place)
+        memory = loss_bytes(*given[1:]) if place.type == "cuda" else harness.in_fresh_process(*given)
+        run = loss_pass(name, tokens, vocabulary, dim, place)
+        return Subject({PASSES[1]: run}, tokens, 6.0 * tokens * vocabulary * dim, memory)
+
+    makers = {name: lambda name=name: make(name) for name in ("at once", "in chunks")}
+    record.about["matmul_tflops"] = harness.matmul_ceiling(place, torch.float32, harness.by_clock(place))
+    with record.status:
+        record.measure([(cell, "losses", lambda: compare(record, makers, cell, seconds, place))])
+    finish(record, f"loss of tokens × vocabulary on {about['device']}; ratios to all logits at once", "tokens/s")
+
+
+def loss_pass(name: str, tokens: int, vocabulary: int, dim: int, device: torch.device) -> Callable[[], object]:
+    """The mean loss of random features, and its gradients with respect to them and the unembedding."""
+    from modalities.text.model import build
+
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = build(vocab_size=vocabulary, dim=dim, num_layers=1, num_heads=1, position="nope").to(device, dtype)
+    features = torch.randn(1, tokens, dim, device=device, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (1, tokens), device=device)
+
+    def losses() -> torch.Tensor:
+        if name == "in chunks":
+            return model.token_losses(features, targets)
+        return torch.nn.functional.cross_entropy(model.forward_head(features)[0], targets[0], reduction="none")
+
+    return lambda: torch.autograd.grad(losses().mean(), [features, model.embedding.weight])
+
+
+def loss_bytes(name: str, tokens: int, vocabulary: int, dim: int, device: torch.device) -> int | None:
+    """What `loss_pass` adds at its peak, in bytes."""
+    run = loss_pass(name, tokens, vocabulary, dim, device)
+    with Meter(device) as meter:
+        run()
+    return meter.peak_bytes
+
+
 # ---------------------------------------------------------------------------------------------------------- vision
 
 

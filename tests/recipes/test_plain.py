@@ -1,0 +1,106 @@
+"""Training without DeepSpeed: what it finds is what DeepSpeed finds, either continues the other, and the rest is refused."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import contextmanager
+
+import pytest
+from safetensors.torch import load_file
+
+from recipes.plain import needs_deepspeed
+from recipes.registry import find_recipe
+from recipes.runs import RunFolder
+from recipes.train import main
+
+MODEL = {"num_layers": 1, "dim": 16, "num_heads": 2, "hidden_dim": 32}
+SETTINGS = (
+    *(f"model.options.{name}={value}" for name, value in MODEL.items()),
+    *("data.context=32", "data.tokenizer=bytes", "data.facts_fraction=0", "data.copies_fraction=0"),
+    *(
+        "train.batch=8",
+        "train.accumulation=2",
+        "train.steps=4",
+        "train.save_every=2",
+        "train.clip=0.5",
+        "train.ema=0.9",
+    ),
+    *("train.zero_stage=0", "optim.name=adamw", "optim.warmup=1", "evaluate.every=2", "evaluate.samples=8"),
+)
+
+
+@contextmanager
+def hidden():
+    """DeepSpeed is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "deepspeed", None)
+        yield
+
+
+def run(folder, *settings, resume=None):
+    words = [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
+    return main(["text.ggd_ssmax_tiny", "--run-dir", str(folder), *words, *(["--resume", resume] if resume else [])])
+
+
+def found(folder):
+    """Losses, gradient norms and rates by step, and the weights, averaged."""
+    kept = ("step", "loss", "grad_norm", "lr", "heldout_loss")
+    records = [{k: r[k] for k in kept if k in r} for r in RunFolder(folder).metrics()]
+    return records, load_file(folder / "model" / "model.safetensors")
+
+
+def half(folder, to):
+    """A copy of a run that ended after half of its steps."""
+    shutil.copytree(folder, to)
+    shutil.rmtree(to / "checkpoints" / "step_00000004")
+    shutil.rmtree(to / "model")
+    return to
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_finds_what_deepspeed_finds(tmp_path, precision):
+    """In fp32 to the bit, also where one continues the other; in bf16 the clipped gradients are rounded otherwise."""
+    chosen = f"train.precision={precision}"
+    assert run(tmp_path / "deepspeed", chosen) == 0
+    with hidden():
+        assert run(tmp_path / "plain", chosen) == 0
+        assert run(half(tmp_path / "deepspeed", tmp_path / "taken over"), chosen, resume="auto") == 0
+    assert run(half(tmp_path / "plain", tmp_path / "given back"), chosen, resume="auto") == 0
+    records, weights = found(tmp_path / "deepspeed")
+    assert len(records) == 6 and max(r.get("grad_norm", 0) for r in records) > 0.5  # clipped
+    for name in ("plain", "taken over", "given back"):
+        ours, theirs = found(tmp_path / name)
+        if precision == "fp32":
+            assert [r | {"grad_norm": 0} for r in ours] == [r | {"grad_norm": 0} for r in records]
+        for mine, its in zip(ours, records, strict=True):
+            assert mine == pytest.approx(its, rel=2e-3)
+        for key, weight in weights.items():
+            bound = 0.0 if precision == "fp32" else 1e-4
+            assert (theirs[key] - weight).abs().max() <= bound, (name, key)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["train.zero_stage=1"], "train.zero_stage=1 needs"),
+        (["train.sequence_parallel=2"], "train.sequence_parallel=2 needs"),
+        (["train.precision=fp16"], "train.precision=fp16 needs"),
+        (["optim.name=muon"], "optim.name=muon, unlike adamw and radam, needs"),
+    ],
+)
+def test_what_needs_deepspeed_is_named(tmp_path, capsys, settings, said):
+    with hidden():
+        assert run(tmp_path / "run", *settings) == 2
+    error = capsys.readouterr().err
+    assert said in error and "pip install 'priorzoo[train]'" in error and not (tmp_path / "run").exists()
+
+
+def test_ranks_and_files_need_deepspeed(monkeypatch):
+    recipe = find_recipe("text.ggd_ssmax_tiny")
+    recipe.optim.name = "adamw"
+    assert needs_deepspeed(recipe, {}) is None
+    assert needs_deepspeed(recipe, {"zero_optimization": {}}) == "--deepspeed_config"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert needs_deepspeed(recipe, {}) == "training by 2 ranks"

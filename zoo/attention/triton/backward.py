@@ -22,6 +22,7 @@ from torch import Tensor
 
 from zoo.attention.triton import common
 from zoo.attention.triton.common import (
+    INTERPRET,
     LOG2E,
     STEEP,
     Geometry,
@@ -95,7 +96,7 @@ def _dkdv(
     heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
-    PREFIX: tl.constexpr
+    PREFIX: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """One block of keys of one key head. Tiles are keys × queries, so that p and ds enter their products from registers."""
     IDS: tl.constexpr = segments is not None
@@ -127,7 +128,9 @@ def _dkdv(
         full_first = tl.maximum(full_first, prefix)
         full_last = tl.where(start < prefix, 0, full_last)
     full_last = tl.where(start + BN > keys, 0, full_last)
-    if IDS:
+    if PARTS == 1:
+        full_last = 0 * start
+    elif IDS:
         _, near, far, _ = split(first, last, full_first, full_last, BM)
         near, far = same_document(segments + b * keys + offset, col_ids, start - offset, near, far, BM)
         full_first, full_last = near * BM, far * BM
@@ -143,7 +146,7 @@ def _dkdv(
             lo_plan, hi_plan = planned(plan, head_row, batch_rows, k_tiles, start, queries, BN, TILE)
             lo_token, hi_token = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
         lo, full_lo, full_hi, hi = split(lo_token, hi_token, full_first, full_last, BM)
-        for part in tl.static_range(2):  # 0: masked tiles, 1: tiles wholly inside the mask
+        for part in tl.static_range(PARTS):  # 0: masked tiles, 1: tiles wholly inside the mask
             count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
             opaque_zero = member // share
             for t in tl.range(0, count):
@@ -205,7 +208,7 @@ def _dq(
     heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
-    PREFIX: tl.constexpr, PARAMS: tl.constexpr, LOG_FACTOR: tl.constexpr
+    PREFIX: tl.constexpr, PARTS: tl.constexpr, PARAMS: tl.constexpr, LOG_FACTOR: tl.constexpr
 ):  # fmt: skip
     """One block of queries of one head: dq, the row scale's gradient, and this block's part of the params' gradients. With
     LOG_FACTOR the derivative by the first param is the table itself."""
@@ -248,7 +251,9 @@ def _dq(
     if plan is not None:
         lo_plan, hi_plan = planned(plan, row, batch_rows, q_tiles, start, keys, BM, TILE)
         first, last = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
-    if IDS:
+    if PARTS == 1:
+        full_last = 0 * start
+    elif IDS:
         _, near, far, _ = split(first, last, full_first, full_last, BN)
         near, far = same_document(segments + b * keys, row_ids, start + offset, near, far, BN)
         full_first, full_last = near * BN, far * BN
@@ -257,7 +262,7 @@ def _dq(
     lanes_sum = tl.zeros([BM, DL], tl.float32)
     scale_sum, residue, mean = (tl.zeros([BM], tl.float32),) * 3
     param_sums = (tl.zeros([BM], tl.float32),) * PARAMS
-    for part in tl.static_range(2):  # 0: masked tiles, 1: tiles wholly inside the mask
+    for part in tl.static_range(PARTS):  # 0: masked tiles, 1: tiles wholly inside the mask
         count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
         for t in tl.range(0, count):
             n = full_lo + t
@@ -370,6 +375,12 @@ def shape_options(g: Geometry) -> dict[str, int | bool]:
     }
 
 
+def loops(q: Tensor, segments: Tensor | None) -> int:
+    """Loops of a kernel over tiles: 2, masked ones and those wholly inside the mask; or 1, for documents in float32, where
+    the second spills registers (the interpreter has none)."""
+    return 1 if segments is not None and q.element_size() == 4 and not INTERPRET.value else 2
+
+
 def _empty_like(x: Tensor) -> Tensor:
     """An empty tensor with the memory order of `x` and a contiguous last axis."""
     like = torch.empty_like(x)
@@ -418,6 +429,7 @@ def attention_backward(
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     shared = (*shape_arguments(g, table2),)
     options = shape_options(g) | {"TILE": common.TILE, "GRID": g.grid_width > 0, "PREFIX": g.prefix > 0}
+    options["PARTS"] = loops(q, segments)
     columns = 0 if table2 is None else table2.shape[-1]
     width = max(options["DK"], options["DV"])
     small = q.element_size() == 2

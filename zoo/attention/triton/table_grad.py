@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.backward import shape_options
+from zoo.attention.triton.backward import loops, shape_options
 from zoo.attention.triton.common import Geometry, last_axis_contiguous, mm, on_device, padded_width, scale_stride
 from zoo.attention.triton.tiles import row_values, tile_at
 
@@ -68,7 +68,8 @@ def _diagonal(
     batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
     batch_parts, tile_parts, q_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr
+    BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
+    PARTS: tl.constexpr
 ):  # fmt: skip
     """One part of the walk down one diagonal of blocks, of one head and, on a grid, one difference of rows of patches.
 
@@ -119,7 +120,9 @@ def _diagonal(
         q_head, do_head = q + b * qb + h * qh, grad_out + b * gob + h * goh
         k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
         opaque_zero = b_at // batch  # see tile_at
-        for edges in tl.static_range(2):  # 0: tiles inside the lines, 1: tiles at their ends
+        if PARTS == 1:
+            middle = first
+        for edges in tl.static_range(2 - PARTS, 2):  # 0: tiles inside the lines, 1: tiles at their ends
             begin = middle if edges == 1 else first
             count = last - middle if edges == 1 else middle - first
             walk = count
@@ -245,7 +248,7 @@ def table_gradient(
             g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
             batch_parts, tile_parts, triton.cdiv(g.queries, common.TILE), g.factor,
-            BLOCK=block, TILE=common.TILE, GRID=grid, num_warps=warps, num_stages=stages, **options,
+            BLOCK=block, TILE=common.TILE, GRID=grid, PARTS=loops(q, segments), num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     partial = partial.sum(0)
     if grid:

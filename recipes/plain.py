@@ -16,9 +16,10 @@ import torch
 
 from recipes.config import Plan, Recipe, has_deepspeed
 from recipes.engine import Engine, Ranks
+from zoo.errors import require
 from zoo.model import ZooModel
 
-__all__ = ["PlainEngine", "create_engine", "needs_deepspeed"]
+__all__ = ["PlainEngine", "create_engine", "needs_deepspeed", "require_packages"]
 
 STATES = "mp_rank_00_model_states.pt"  # DeepSpeed's name
 
@@ -35,6 +36,13 @@ def needs_deepspeed(recipe: Recipe, user_config: Mapping[str, Any]) -> str | Non
         "optim.name=muon, unlike adamw and radam,": recipe.optim.name == "muon",
     }
     return next((what for what, is_asked in asked.items() if is_asked), None)
+
+
+def require_packages(recipe: Recipe, user_config: Mapping[str, Any]) -> None:
+    """Say what training needs and is not installed, with the pip command, before anything starts: an error of one line."""
+    if needing := needs_deepspeed(recipe, user_config):
+        require("deepspeed", needing, "train")
+    require("matplotlib", "the loss curve", "figures")
 
 
 def create_engine(model: ZooModel, plan: Plan, ranks: Ranks, *, universal: bool = False) -> Engine:

@@ -42,7 +42,6 @@ from recipes.samples import sample_page
 from recipes.step import Step, TrainingFailure, take_step
 from recipes.trackers import find_trackers, open_trackers
 from zoo.cli import Import
-from zoo.errors import require
 from zoo.outside import import_named
 
 CALIBRATION_STEPS = 5
@@ -114,12 +113,9 @@ def train_command(
     if calibrate and world is not None:
         raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
     if calibrate or not dry_run:
-        from recipes.plain import needs_deepspeed
+        from recipes.plain import require_packages
 
-        if needing := needs_deepspeed(changed, user_config):
-            require("deepspeed", needing, "train")
-    if not (dry_run or calibrate):
-        require("matplotlib", "the loss curve", "figures")
+        require_packages(changed, user_config)
     words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
     words += [word for name in import_ for word in ("--import", name)]
     words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []

@@ -90,6 +90,8 @@ def train_seeds_command(
     import_: Import = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and run nothing")] = False,
 ) -> int:
+    from recipes.plain import require_packages
+
     import_named(import_)
     try:
         numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
@@ -99,7 +101,11 @@ def train_seeds_command(
     for recipe in dict.fromkeys(recipes):
         for seed in numbers:
             settings = (*set_, *seed_settings(seed))
-            apply_overrides(recipe_named(recipe), list(settings))  # what cannot run is said before anything does
+            changed, _ = apply_overrides(
+                recipe_named(recipe), list(settings)
+            )  # what cannot run is said before anything does
+            if not dry_run:
+                require_packages(changed, {})
             name = file_safe(Path(recipe).name if ".py" in recipe else recipe)
             queue.append(Run(recipe, out / f"{name}-s{seed}", settings, tuple(import_)))
     words = shlex.split(evaluate)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import random
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,12 +27,34 @@ def free_port() -> str:
                 return str(port)
 
 
-def command(words: list[str], *, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command on the CPU with one thread; returns the finished process."""
+def command(
+    words: list[str], *, timeout: int = 240, folder: str | Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command on the CPU with one thread, in `folder`; returns the finished process. Python's scripts start in a fork
+    that has the packages they import (tests/forked.py)."""
     settings = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} | environment
     for name in RANKS:
         settings.pop(name, None)
-    return subprocess.run(words, env=settings, capture_output=True, text=True, timeout=timeout)
+    if words[0] != sys.executable or not words[1].endswith(".py"):
+        return subprocess.run(words, env=settings, cwd=folder, capture_output=True, text=True, timeout=timeout)
+    with tempfile.TemporaryDirectory() as place:
+        out, err = Path(place, "out"), Path(place, "err")
+        asked = {"words": words[1:], "folder": str(folder or Path.cwd()), "environment": settings, "seconds": timeout}
+        server = _server()
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps(asked | {"out": str(out), "err": str(err)}) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        return subprocess.CompletedProcess(words, code, *(p.read_text() if p.exists() else "" for p in (out, err)))
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    settings = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    for name in RANKS:
+        settings.pop(name, None)
+    program = [sys.executable, str(ROOT / "tests" / "forked.py")]
+    return subprocess.Popen(program, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def deepspeed_launcher(ranks: int = 2) -> list[str]:

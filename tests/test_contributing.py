@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import shlex
 import shutil
@@ -12,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.launching import command
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -45,8 +46,7 @@ def write(project: Path, source: str) -> str:
 
 def run(project: Path, *words: str) -> str:
     # PYTHONPATH puts the copy before the installed package.
-    environment = os.environ | {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run([sys.executable, *words], cwd=project, env=environment, capture_output=True, text=True)
+    result = command([sys.executable, *words], folder=project, PYTHONPATH=str(project))
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
     return result.stdout
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.launching import command
 
 ROOT = Path(__file__).parent.parent
 SHORTER = {  # of the first page, for the test
@@ -29,13 +30,7 @@ def test_code_of_a_page(page: Path, tmp_path: Path) -> None:
         text = text.replace(long, short)
     blocks = re.findall(r"```(\w+)\n(.*?)```", text, flags=re.DOTALL)
     assert {kind for kind, _ in blocks} <= {"python", "bash"}
-    scripts = Path(sys.executable).parent
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     # The blocks of one language that follow each other share a process: importing the libraries is what takes long.
     joined: list[tuple[str, str]] = []
     for kind, code in blocks:
@@ -45,6 +40,17 @@ def test_code_of_a_page(page: Path, tmp_path: Path) -> None:
             joined.append((kind, code))
     assert joined
     for kind, code in joined:
-        command = [sys.executable, "-c", code] if kind == "python" else ["bash", "-euo", "pipefail", "-c", code]
-        result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-3000:]
+        for words in [["-c", code]] if kind == "python" else commands(code):
+            done = command([sys.executable, *words], folder=tmp_path, **environment)
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+
+
+def commands(code: str) -> list[list[str]]:
+    """Words behind `python` of each line of a block: of the console command, and of files that are looked at."""
+    found = []
+    for line in code.replace("\\\n", " ").splitlines():
+        program, *words = shlex.split(line)
+        look = "import pathlib, sys; assert pathlib.Path(sys.argv[1]).read_text()"
+        assert program in ("priorzoo", "cat"), line
+        found.append([str(ROOT / "priorzoo/__main__.py"), *words] if program == "priorzoo" else ["-c", look, *words])
+    return found

@@ -24,9 +24,9 @@ class Meter:
     """`with Meter(device) as meter: …` adds the block's wall time to `seconds` and raises `peak_bytes` to its peak.
 
     One meter serves many blocks. On CUDA the peak is that of torch's allocator, exact. On the CPU it is that of the
-    resident set, which a thread looks at every 2 ms, so a block shorter than that may be missed; pages that the C library
-    kept from earlier are given back first where it can. `peak_bytes` is None where there is nothing to read: on the CPU of
-    systems without /proc.
+    resident set without mapped files, which the system may drop and read again whenever it likes; a thread looks every
+    2 ms, so a block shorter than that may be missed; pages that the C library kept from earlier are given back first where
+    it can. `peak_bytes` is None where there is nothing to read: on the CPU of systems without /proc.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -94,7 +94,8 @@ def device_memory(device: torch.device | str) -> int:
 
 def _resident_bytes() -> int:
     with open(_STATM, "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident, files = map(int, file.read().split()[1:3])
+    return (resident - files) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _trim() -> None:

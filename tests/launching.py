@@ -28,18 +28,21 @@ def free_port() -> str:
 
 
 def command(
-    words: list[str], *, timeout: int = 240, folder: str | Path | None = None, **environment: str
+    words: list[str], *, ranks: int = 1, timeout: int = 240, folder: str | Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command on the CPU with one thread, in `folder`; returns the finished process. Python's scripts start in a fork
-    that has the packages they import (tests/forked.py)."""
+    """Run a command on the CPU with one thread, in `folder`; returns the finished process. Python's scripts, modules and code
+    start in a fork that has the packages they import (tests/forked.py), or in one for each of several `ranks`."""
     settings = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} | environment
     for name in RANKS:
         settings.pop(name, None)
-    if words[0] != sys.executable or not words[1].endswith(".py"):
+    if ranks > 1:
+        settings |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    if words[0] != sys.executable:
         return subprocess.run(words, env=settings, cwd=folder, capture_output=True, text=True, timeout=timeout)
     with tempfile.TemporaryDirectory() as place:
         out, err = Path(place, "out"), Path(place, "err")
         asked = {"words": words[1:], "folder": str(folder or Path.cwd()), "environment": settings, "seconds": timeout}
+        asked |= {"ranks": ranks}
         server = _server()
         assert server.stdin is not None and server.stdout is not None
         server.stdin.write(json.dumps(asked | {"out": str(out), "err": str(err)}) + "\n")

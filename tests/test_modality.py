@@ -182,10 +182,15 @@ def points(monkeypatch):
     def install(**values):
         found = [EntryPoint(name, value, registry.GROUP) for name, value in values.items()]
         monkeypatch.setattr(registry, "entry_points", lambda group: found if group == registry.GROUP else [])
+        forget()
+
+    def forget():
+        registry._points.cache_clear()
         registry.load_modality.cache_clear()
 
     yield install
-    registry.load_modality.cache_clear()
+    monkeypatch.undo()
+    forget()
 
 
 def test_what_ships_is_found_without_installation(points):

@@ -140,8 +140,10 @@ def register_family(family: ModelFamily) -> None:
     _FAMILIES.append(family)
 
 
+@cache
 def _points() -> dict[str, EntryPoint]:
-    """Entry points of all modalities by name; those that ship win over installed ones of the same name."""
+    """Entry points of all modalities by name, looked up once, as that reads the metadata of every installed package; those
+    that ship win over installed ones of the same name."""
     return {point.name: point for point in entry_points(group=GROUP)} | SHIPPED
 
 

@@ -46,9 +46,10 @@ def run(folder, *settings, resume=None):
     return main(arguments + [part for setting in settings for part in ("--set", setting)])
 
 
-def launch(launcher, folder, *more, recipe=SMALL[0], settings=tuple(SMALL[1:])):
-    """Train in a process of its own; returns the finished process."""
-    return command([*launcher, str(ROOT / "recipes/train.py"), recipe, *settings, "--run-dir", str(folder), *more])
+def launch(launcher, folder, *more, recipe=SMALL[0], settings=tuple(SMALL[1:]), ranks=1):
+    """Train in processes of its own: a launcher's, or as many ranks of Python's; returns the finished process."""
+    words = [str(ROOT / "recipes/train.py"), recipe, *settings, "--run-dir", str(folder), *more]
+    return command([*launcher, *words], ranks=ranks)
 
 
 @pytest.fixture
@@ -440,7 +441,7 @@ def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
     # Adam with this eps moves a number in proportion to its gradient, and rounding stays rounding.
     settings = ["--set", "model.options.dim=32", "--set", "evaluate.every=0", "--set", "optim.eps=1e-2"]
     name = "text.goat_ssmax_tiny"
-    done = launch(deepspeed_launcher(), tmp_path / "cut", *settings, "--deepspeed_config", str(own), recipe=name)
+    done = launch([sys.executable], tmp_path / "cut", *settings, "--deepspeed_config", str(own), recipe=name, ranks=2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert main([name, *SMALL[1:], *settings, "--run-dir", str(tmp_path / "whole")]) == 0
     same(tmp_path / "cut", tmp_path / "whole")

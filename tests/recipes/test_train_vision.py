@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from modalities.vision.sources import class_names
 from recipes.ema import WeightAverage
 from recipes.runs import RunFolder, load_run
 from recipes.train import main
-from tests.recipes.test_train import deepspeed_launcher, launch
+from tests.recipes.test_train import launch
 
 SMALL = [
     *["--set", "model.options.num_layers=1", "--set", "model.options.dim=32", "--set", "model.options.num_heads=1"],
@@ -82,9 +83,8 @@ def test_bf16_and_the_average_through_another_number_of_ranks(tmp_path) -> None:
     """Two ranks in bf16 at ZeRO-1 save; one rank goes on from the converted checkpoint, average included."""
     folder = tmp_path / "run"
     more = ["--set", "train.precision=bf16", "--set", "model.options.class_token=true", "--set", "train.save_every=4"]
-    done = launch(
-        deepspeed_launcher(2), folder, *more, "--set", "train.steps=2", recipe="vision.learned_tiny", settings=SMALL
-    )
+    two, recipe = ["--set", "train.steps=2"], "vision.learned_tiny"
+    done = launch([sys.executable], folder, *more, *two, recipe=recipe, settings=SMALL, ranks=2)
     assert done.returncode == 0, done.stderr[-2000:]
     before = load_file(folder / "checkpoints" / "step_00000002" / WeightAverage.FILE)
     resumed = ["vision.learned_tiny", *SMALL, *more, "--run-dir", str(folder), "--resume", "auto"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +13,7 @@ import torch.nn.functional as F
 
 from modalities.text.model import CausalLM
 from modalities.text.tokenizers import load_tokenizer
+from tests.launching import ROOT, command
 from zoo import create_model
 from zoo.analysis import analyse
 from zoo.methods import list_positions
@@ -23,7 +22,6 @@ from zoo.priors import Prior
 transformers = pytest.importorskip("transformers")
 from modalities.text import hf  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
 FEW = ["goat", "cable", "ggd", "fire", "rope"]  # lanes, a running sum, a table, a dense bias, a rotation
 GREEDY = dict(max_new_tokens=6, do_sample=False, eos_token_id=None)
 BOS, PAD = 256, 258
@@ -417,13 +415,7 @@ def test_a_fresh_process_reads_the_folder(ours, tmp_path) -> None:
     more = {} if ours else {"trust_remote_code": True}
     code = ("import modalities.text.hf" if ours else "") + READ.format(imported=ours, more=more)
     where = {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        cwd=tmp_path,
-        env=os.environ | where,
-        text=True,
-        capture_output=True,
-    )
+    done = command([sys.executable, "-c", code, str(tmp_path)], folder=tmp_path, **where)
     assert done.returncode == 0, done.stderr
     tokenizer = load_tokenizer("bytes")
     prompts = ["The people", "a"]

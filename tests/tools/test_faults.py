@@ -71,5 +71,5 @@ def test_ranks_conversion_and_evaluation(broken, whole, tmp_path):
     expected = trials.both_ranks(broken, "dna", tmp_path / "ranks")
     for kind, rank, place in (("kill", 0, 75), ("no space", 1, 4)):
         nothing_lost(trials.two_ranks(broken, "dna", kind, rank, [place], expected, tmp_path))
-    nothing_lost(trials.conversions(broken, "dna", tmp_path / "ranks", ["kill"], 60, tmp_path))
-    nothing_lost(trials.evaluations(broken, "dna", whole["dna"][0], ["half", "no space"], 20, tmp_path))
+    nothing_lost(trials.conversions(broken, "dna", tmp_path / "ranks", ["kill"], 300, tmp_path))
+    nothing_lost(trials.evaluations(broken, "dna", whole["dna"][0], ["half", "no space"], 40, tmp_path))

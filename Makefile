@@ -6,8 +6,8 @@ EXTRAS := train,track,text,vision,dna,genomics,data,hub,hf,lm-eval,docs,test
 # `make bench-gpu GPU_PYTHON=python3 MINUTES=8` measures with a Python of your own, and stops in time.
 GPU_PYTHON ?= $(BIN)/python
 MINUTES    ?= 0
-# Test processes, one thread each. They take tests that follow each other, so that few fixtures are made twice.
-JOBS       ?= 2
+# Test processes, one thread each: one more than two cores, as some wait for files and for processes of their own. They take tests that follow each other, so that few fixtures are made twice.
+JOBS       ?= 3
 
 # The oldest Triton that is served, in front of the environment's own; its interpreter needs an older numpy.
 TRITON_OLD := build/triton-3.6.0

@@ -105,8 +105,13 @@ def test_a_cache_is_copied_whole_and_freed_at_once(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["alibi", "goat", "cable", "ggd", "kerple"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *[(name, torch.float32) for name in ("alibi", "goat", "cable", "ggd")],
+        *[(name, torch.bfloat16) for name in ("goat", "cable", "kerple")],
+    ],
+)
 @torch.no_grad()
 def test_decoding_a_million_tokens_in_is_precise(name: str, dtype: torch.dtype) -> None:
     """One decoded token at position 2^20 − 2 against a float64 oracle over the same stored keys and values.

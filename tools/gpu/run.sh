@@ -8,6 +8,7 @@
 #   a fresh machine has no compiled kernels: bring cache.tgz back from the earlier $OUT (see restore)
 #   call 5  (8 min)   bash tools/gpu/run.sh tests sanitize     the project's own tests on CUDA; memcheck and racecheck
 #   call 6            what the results ask for
+#   rehearsal         DEVICE=cpu bash tools/gpu/run.sh smoke check bench train        each phase in small, kernels interpreted: minutes
 #
 # Every phase has its own time limit, appends to files in $OUT as it goes, and its failure does not stop the next.
 set -u
@@ -16,9 +17,12 @@ HERE=$(cd "$(dirname "$0")" && pwd)
 PROJECT=${PROJECT:-$(cd "$HERE/../.." && pwd)}
 OUT=${OUT:-$PROJECT/gpu-out}; mkdir -p "$OUT"
 PY=${PY:-python3}
+DEVICE=${DEVICE:-cuda}
 CORES=$(nproc 2>/dev/null || echo 8); JOBS=$(( CORES > 12 ? 12 : CORES ))
 export TRITON_CACHE_DIR=/tmp/triton-cache TRITON_STORE_BINARY_ONLY=1 TORCHINDUCTOR_CACHE_DIR=/tmp/inductor-cache
 unset TRITON_INTERPRET
+SMALL=()  # check.py's options where Triton interprets
+[ "$DEVICE" = cpu ] && export TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 && SMALL=(--length 70 --tile 16 --repeat 1)
 cd "$PROJECT" || exit 9
 say() { printf '\n=== %s  [%ds]\n' "$*" "$SECONDS" | tee -a "$OUT/log.txt"; }
 # phase LIMIT command…: with a limit in seconds, its output to the log and the screen, its exit code told and forgotten
@@ -44,7 +48,8 @@ smoke() {
 import importlib, os, platform, shutil, subprocess, sys, torch, triton
 from triton import knobs
 print(platform.python_version(), "torch", torch.__version__, "triton", triton.__version__, "cuda", torch.version.cuda, "cudnn", torch.backends.cudnn.version())
-print(torch.cuda.get_device_name(), torch.cuda.get_device_capability(), "cc:", shutil.which("gcc") or shutil.which("cc"), "ptxas", knobs.nvidia.ptxas.path, knobs.nvidia.ptxas.version)
+gpu = torch.cuda.is_available()
+print(*((torch.cuda.get_device_name(), torch.cuda.get_device_capability()) if gpu else ("no GPU",)), "cc:", shutil.which("gcc") or shutil.which("cc"), "ptxas", knobs.nvidia.ptxas.path, knobs.nvidia.ptxas.version)
 print({k: v for k, v in os.environ.items() if k.startswith(("TRITON", "PTXAS", "TORCH", "CUDA"))})
 for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text", "tools.bench", "tools.benches.models"):
     try:
@@ -55,6 +60,8 @@ for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text"
         print("FAIL", name, type(error).__name__, error)
 import zoo
 print(len(zoo.list_models("text_*_125m")), "text models of 125M; flags:", {n: importlib.util.find_spec(n) is not None for n in ("deepspeed", "fla", "goat", "flash_attn", "timm", "pytest", "xdist")})
+if not gpu:
+    sys.exit()
 # two ceilings: a large product, a large copy
 a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
 from triton.testing import do_bench
@@ -63,14 +70,19 @@ x = torch.empty(2**32, dtype=torch.int8, device="cuda")
 print("copy", round(2 * x.numel() / do_bench(lambda: x.clone(), return_mode="median") / 1e9, 2), "TB/s")
 P
   say "one forward and backward of each kernel against float64, seven processes"
+  if [ "$DEVICE" = cpu ]; then
+    phase 150 $PY "$HERE/check.py" --quick "${SMALL[@]}" --out "$OUT/check.jsonl"
+    return
+  fi
   local i; for i in 0 1 2 3 4 5 6; do timeout -k 5 150 $PY "$HERE/check.py" --quick --part $i/7 --out "$OUT/check.jsonl" & done 2>&1; wait
 }
 check() {  # all cases; processes share the GPU, compile side by side and leave their kernels for everything after
-  say "check: bfloat16 at 64 and 128, float16 at 64, float32 at 64"
-  local i
+  local i first=64,128 second=float16,float32 limit=200
+  [ "$DEVICE" = cpu ] && first=16 second=float32 limit=400
+  say "check: bfloat16 at $first, $second at ${first%%,*}"
   for i in $(seq 0 $((JOBS-1))); do
-    ( timeout -k 5 200 $PY "$HERE/check.py" --widths 64,128 --dtypes bfloat16 --part $i/$JOBS --out "$OUT/check.jsonl"
-      timeout -k 5 60 $PY "$HERE/check.py" --widths 64 --dtypes float16,float32 --part $i/$JOBS --out "$OUT/check.jsonl" ) 2>&1 | grep -v '^ok' &
+    ( timeout -k 5 $limit $PY "$HERE/check.py" --widths $first --dtypes bfloat16 --part $i/$JOBS "${SMALL[@]}" --out "$OUT/check.jsonl"
+      timeout -k 5 $limit $PY "$HERE/check.py" --widths ${first%%,*} --dtypes $second --part $i/$JOBS "${SMALL[@]}" --out "$OUT/check.jsonl" ) 2>&1 | grep -v '^ok' &
   done; wait
   $PY - "$OUT/check.jsonl" <<'P' | tee -a "$OUT/log.txt"
 import collections, json, sys
@@ -88,6 +100,10 @@ P
   keep_cache
 }
 bench() {
+  if [ "$DEVICE" = cpu ]; then
+    phase 300 $PY tools/bench.py attention --device cpu --lengths 64,256 --decode 512 --without flex,dense --seconds 0.01 --minutes 3 --commit "${COMMIT:-unknown}" --out "$OUT/attention.json"
+    return
+  fi
   say "bench: without FlexAttention, which compiles for seconds at every shape, then it alone at two"
   phase 330 $PY tools/bench.py attention --device cuda --lengths 2048,4096,8192,16384,65536 --decode 32768,524288 --without flex,dense --minutes 5 --commit "${COMMIT:-unknown}" --out "$OUT/attention.json"
   phase 190 $PY tools/bench.py attention --device cuda --lengths 4096,16384 --width 64 --decode none --minutes 3 --commit "${COMMIT:-unknown}" --out "$OUT/attention_flex.json"
@@ -101,6 +117,11 @@ sweep() {
 }
 train() {
   say train
+  if [ "$DEVICE" = cpu ]; then
+    phase 80 $PY tools/bench.py training --engine torch --device cpu --model tiny --contexts 64 --seconds 0.1 --methods rope,ggd_ssmax --commit "${COMMIT:-unknown}" --out "$OUT/training.json"
+    phase 340 $PY "$HERE/train.py" --models text_rope_tiny,text_ggd_ssmax_tiny --seconds 5 --context 64 --tokens 256 --lengths 64,128 --megabytes 1 --out "$OUT/train.jsonl"
+    return
+  fi
   for context in 2048 16384; do
     phase 80 $PY tools/bench.py training --engine torch --contexts $context --seconds 4 --methods rope,alibi,goat,ggd_ssmax,kerple --commit "${COMMIT:-unknown}" --out "$OUT/training_$context.json"
   done

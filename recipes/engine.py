@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from recipes.checkpoints import COMPLETE, checkpoint_facts, complete_checkpoints, damage, data_only, seal, set_aside
 from recipes.config import ConfigError, Optim, Plan, has_deepspeed
 from recipes.ema import WeightAverage
+from recipes.muon import MuonAndAdamW
 from recipes.sequence import sequence_group
 from zoo.files import file_digests, sync, sync_tree, write_json, write_text
 from zoo.layers import Attention
@@ -183,6 +184,7 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
             groups.append({"params": mine, "weight_decay": decay, "lr": optim.lr * scale})
     if optim.name == "muon":
         scale, hidden = optim.muon_lr_scale, [p for name, p in named if name in muon]
+        hidden.sort(key=lambda p: p.shape, reverse=True)  # as DeepSpeed does, so that states of either are in its order
         groups = [group | {"use_muon": False} for group in groups]
         groups.append(
             {"params": hidden, "weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale, "use_muon": True}
@@ -208,10 +210,13 @@ def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
     """AdamW, RAdam or Muon, all with decoupled weight decay, on `parameter_groups`."""
     groups = parameter_groups(model, optim)
     if optim.name == "muon":
+        adam = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
+        groups = [group if group["use_muon"] else adam | group for group in groups]
+        if not has_deepspeed():
+            return MuonAndAdamW(groups)
         from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
-        adam = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
-        return MuonWithAuxAdam([group if group["use_muon"] else adam | group for group in groups])
+        return MuonWithAuxAdam(groups)
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
     return torch.optim.RAdam(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, decoupled_weight_decay=True)

@@ -1,8 +1,8 @@
 """Training by plain torch, one process, where DeepSpeed is not installed: the losses and weights of its one rank at ZeRO 0.
 
-In float32 they are equal to the bit. In bfloat16 there are float32 copies of the weights, as in DeepSpeed's optimiser,
-which rounds otherwise where it clips. Checkpoints have the form of DeepSpeed's at stage 0: either engine continues the
-other's.
+In float32 they are equal to the bit, but for Muon (`recipes.muon`). In bfloat16 there are float32 copies of the weights, as in
+DeepSpeed's optimiser, which rounds otherwise where it clips. Checkpoints have the form of DeepSpeed's at stage 0: either
+engine continues the other's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ def needs_deepspeed(recipe: Recipe, user_config: Mapping[str, Any]) -> str | Non
         f"train.zero_stage={train.zero_stage}": train.zero_stage != 0,
         f"train.sequence_parallel={train.sequence_parallel}": train.sequence_parallel != 1,
         "train.precision=fp16": train.precision == "fp16",
-        "optim.name=muon, unlike adamw and radam,": recipe.optim.name == "muon",
     }
     return next((what for what, is_asked in asked.items() if is_asked), None)
 

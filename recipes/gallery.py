@@ -10,6 +10,7 @@ command runs in one, else from the models' cards, which have no intervals. Exit 
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -158,7 +159,28 @@ def stored_scores(folders: Sequence[Path]) -> list[ScoreTable]:
     tables = [table.ordered() for table in found.values()]
     for content in controls:
         tables += _control(content, tables)
+    for folder in folders:
+        for path in sorted(folder.glob("*.paired.csv")):
+            tables += _paired(path)
     return tables
+
+
+def _paired(path: Path) -> list[ScoreTable]:
+    """Differences to the model that others were compared with, score by score."""
+    found: dict[str, ScoreTable] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(file)
+        axis = (rows.fieldnames or [])[3]
+        for row in rows:
+            name, evaluator = row["model"], path.name.partition(".")[0]
+            title = f"{evaluator}, difference to {row['against']}"
+            note = f"paired over the same {row['units']} samples or documents, each the mean of a model's seeds"
+            empty = ScoreTable(name.partition("_")[0], title, row["score"], axis, [], note)
+            place = float(row[axis])
+            cell = float(row["difference"]), float(row["low"]), float(row["high"])
+            kind = "model" if name in manifest() else "baseline"
+            found.setdefault(row["score"], empty).add(name, kind, int(place) if place.is_integer() else place, cell)
+    return [table.ordered() for table in found.values()]
 
 
 def _add_result(
@@ -366,7 +388,8 @@ def _card(
             lines += [
                 f'<figure><svg viewBox="0 0 340 170" role="img" aria-label="Log-prior of the heads of layer {layer} of '
                 f'{escape(name)} over distance" data-prior="{escape(name)}" data-layer="{layer}"></svg>',
-                f"<figcaption>layer {layer}: K − max K in nats, over the distance in {prior['unit']}</figcaption></figure>",
+                f"<figcaption>layer {layer}: K − max K in nats, over the distance in {prior['unit']}"
+                f"{', the mean over all patches at it' if prior['unit'] == 'patches' else ''}</figcaption></figure>",
             ]
         lines.append("</details>")
     return "\n".join([*lines, "</article>"])

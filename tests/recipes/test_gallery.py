@@ -101,6 +101,20 @@ def test_stored_scores_have_intervals_and_controls_stand_beside_models() -> None
     assert "<small>0.875 to 0.927</small>" in page
 
 
+def test_paired_differences_are_tables_too() -> None:
+    [paired] = [
+        table
+        for table in stored_scores([BENCHMARKS / "text_tiny"])
+        if (table.title, table.score) == ("perplexity, difference to text_ggd_goat_ssmax_tiny.facts", "bits_per_byte")
+    ]
+    assert paired.places == [256, 1024, 4096, 16384] and not paired.is_share
+    difference, low, high = paired.rows["text_ggd_goat_tiny.facts"][256]
+    assert low < difference < high and difference == pytest.approx(0.00466, abs=1e-5)
+    shown = gallery_page([paired], measured=True)
+    Checked(shown)
+    assert f"<small>{low:.3f} to {high:.3f}</small>" in shown
+
+
 @pytest.mark.parametrize("folder", ["missing", "."])
 def test_a_folder_without_results_is_said_and_nothing_is_written(tmp_path, monkeypatch, capsys, folder) -> None:
     monkeypatch.chdir(tmp_path)

@@ -62,10 +62,11 @@ def test_what_cannot_run_is_said_before_anything_does(started, tmp_path, capsys,
 
 def test_missing_packages_are_said_before_work_starts(monkeypatch, tmp_path, capsys):
     out = ["--out", str(tmp_path / "out")]
+    sharded = ["text.ggd_tiny", "--set", "train.zero_stage=1", "--set", "train.steps=1"]
     for package, extra, words in (
-        ("deepspeed", "train", ["train", "text.ggd_tiny", "--run-dir", str(tmp_path / "out")]),
-        ("deepspeed", "train", ["train-seeds", "text.ggd_tiny", *out]),
-        ("matplotlib", "figures", ["train", "text.ggd_tiny", "--run-dir", str(tmp_path / "out")]),
+        ("deepspeed", "train", ["train", *sharded, "--run-dir", str(tmp_path / "out")]),
+        ("deepspeed", "train", ["train-seeds", *sharded, *out]),
+        ("matplotlib", "figures", ["train", *sharded, "--run-dir", str(tmp_path / "out")]),
         ("matplotlib", "figures", ["evaluate", "text_ggd_tiny.facts", "perplexity", *out]),
         ("matplotlib", "figures", ["attention", "text_ggd_tiny.facts", "a", *out]),
         ("matplotlib", "figures", ["plot-prior", "text_ggd_tiny.facts", *out]),

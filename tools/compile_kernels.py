@@ -141,23 +141,25 @@ def launches(
     log_factor = table is not None and "grid" not in has  # two params a head, as of GGD, and of it along two axes
     jacobian = None if table is None else torch.empty(2 - log_factor, *table.shape)
 
+    call = common.Operands(q, k, v, table, scale, segments, geometry)
+
     def of(module: str, name: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(f"zoo.attention.triton.{module}"), name)
 
     calls = {
-        "forward": lambda: of("forward", "attention_forward")(q, k, v, table, scale, segments, plan, geometry),
+        "forward": lambda: of("forward", "attention_forward")(call, plan),
         "backward": lambda: of("backward", "attention_backward")(
-            out, q, k, v, table, scale, segments, out, lse, plan, geometry, jacobian, log_factor=log_factor
+            call, of("backward", "output_gradient")(out, out, lse, geometry), plan, jacobian, log_factor
         ),
-        "plan": lambda: of("plan", "make_plan")(q, k, table, scale, segments, geometry),
+        "plan": lambda: of("plan", "make_plan")(call),
     }
     if table is not None:
-        calls["table_grad"] = lambda: of("table_grad", "table_gradient")(
-            out, q, k, v, table, scale, segments, lse, lse, plan, geometry
-        )
+        upstream = of("backward", "OutputGradient")(out, lse, lse)
+        calls["table_grad"] = lambda: of("table_grad", "table_gradient")(call, upstream, plan)
     if "grid" not in has:
         one = None if scale is None else scale[..., -step:]
-        calls["decode"] = lambda: of("decode", "decode")(new, k, v, table, one, segments, few, splits=4)
+        step_call = common.Operands(new, k, v, table, one, segments, few)
+        calls["decode"] = lambda: of("decode", "decode")(step_call, splits=4)
     return calls
 
 

@@ -53,7 +53,7 @@ def _warn_once(reason: str) -> None:
 
 
 def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
-    from zoo.attention.triton.common import Geometry, last_axis_contiguous
+    from zoo.attention.triton.common import Geometry, Operands, last_axis_contiguous
     from zoo.attention.triton.decode import decode_paged
 
     q, table = call.unscaled, call.table
@@ -68,7 +68,7 @@ def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
     )
     scale = None if call.query_scale is None else call.query_scale.float().contiguous()
     values = None if table is None else last_axis_contiguous(table.table.float())
-    return decode_paged(q, pages, values, scale, geometry)
+    return decode_paged(Operands(q, pages.keys, pages.values, values, scale, pages.segments, geometry), pages)
 
 
 def attend_gathered(

@@ -150,12 +150,12 @@ def _skips() -> bool:
 def skipped_share(call: AttentionCall) -> float:
     """Fraction of the visible tiles of this call that are skipped. Synchronises with the device."""
     from zoo.attention.triton import plan
-    from zoo.attention.triton.op import geometry_of
+    from zoo.attention.triton.op import operands
 
     q, k, v, row_scale, segments = _operands(call)
-    geometry = geometry_of(q, k, v, *_scalars(call))
     table = None if call.table is None else call.table.table.float()
-    return plan.skipped_share(plan.make_plan(q, k, table, row_scale, segments, geometry), geometry)
+    given = operands(q, k, v, table, row_scale, segments, *_scalars(call))
+    return plan.skipped_share(plan.make_plan(given), given.geometry)
 
 
 def _may_skip(call: AttentionCall) -> bool:

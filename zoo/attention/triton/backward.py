@@ -13,7 +13,7 @@ runs agree to the bit. Tiles wholly inside the mask take a path without comparis
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -26,22 +26,29 @@ from zoo.attention.triton.common import (
     LOG2E,
     STEEP,
     Geometry,
+    Operands,
+    entries,
     last_axis_contiguous,
     mm,
     narrow,
     on_device,
     padded_width,
+    place_of,
+    planned,
+    row_values,
     same_document,
     scale_stride,
     seen_of,
     shared_limit,
+    split,
+    store_tile,
+    tile_at,
 )
-from zoo.attention.triton.tiles import entries, place_of, planned, row_values, split, store_tile, tile_at
 
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-__all__ = ["attention_backward", "row_delta"]
+__all__ = ["OutputGradient", "attention_backward", "output_gradient"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on
 # CUDA cores. None spills registers on compute capability 9.0, and all two-byte ones use its matrix instructions for 64 rows
@@ -68,8 +75,16 @@ def _delta(
     tl.store(delta + row * queries + rows, tl.sum(do.to(tl.float32) * o.to(tl.float32), 1), mask=rows < queries)
 
 
-def row_delta(grad_out: Tensor, out: Tensor, geometry: Geometry) -> Tensor:
-    """(B, H, T) float32 δ = Σ_d dO·O, the softmax term of every ds of a row; both arguments (B, H, T, Dv)."""
+class OutputGradient(NamedTuple):
+    """What gives ds of a call: dO (B,H,T,Dv), its last axis contiguous; lse2 and δ (B,H,T) float32."""
+
+    grad_out: Tensor
+    lse2: Tensor
+    delta: Tensor
+
+
+def output_gradient(grad_out: Tensor, out: Tensor, lse2: Tensor, geometry: Geometry) -> OutputGradient:
+    """dO with δ = Σ_d dO·O, the softmax term of every ds of a row; `out` (B,H,T,Dv) and lse2 are of the forward pass."""
     g = geometry
     grad_out, out = last_axis_contiguous(grad_out), last_axis_contiguous(out)
     delta = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=out.device)
@@ -79,7 +94,7 @@ def row_delta(grad_out: Tensor, out: Tensor, geometry: Geometry) -> Tensor:
             grad_out, out, delta, *grad_out.stride()[:3], *out.stride()[:3], g.heads, g.queries,
             WIDTH=g.width_v, DV=padded_width(g.width_v), BM=block, num_warps=4,
         )  # fmt: skip
-    return delta
+    return OutputGradient(grad_out, lse2, delta)
 
 
 # Sizes change from call to call and must not trigger recompilation.
@@ -388,44 +403,31 @@ def _empty_like(x: Tensor) -> Tensor:
 
 
 def attention_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table2: Tensor | None,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    out: Tensor,
-    lse2: Tensor,
-    plan: Plan | None,
-    geometry: Geometry,
-    jacobian2: Tensor | None = None,
-    delta: Tensor | None = None,
+    call: Operands,
+    upstream: OutputGradient,
+    plan: Plan | None = None,
+    jacobian: Tensor | None = None,
     log_factor: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of all but the table.
 
     Args:
-        grad_out, out: (B, H, T, Dv); q, k, v, table2, row_scale, segments, plan, geometry: as in the forward pass.
-        lse2: (B, H, T) float32 from the forward pass.
-        jacobian2: (P, H, N) float32, ∂table2/∂params, that is ∂table/∂params times log2 e; same columns as table2.
-        delta: `row_delta(grad_out, out)`, if already computed.
-        log_factor: table2 is the derivative by the first of one param more than jacobian2 has, see `ParametricTable`.
+        call, plan: as in the forward pass.
+        jacobian: (P, H, N) float32, ∂table/∂params; same columns as the table.
+        log_factor: the table is the derivative by the first of one param more than the jacobian has, see `ParametricTable`.
 
     Returns:
         dq (B,H,T,Dk), dk (B,G,S,Dk), dv (B,G,S,Dv) in the dtypes of q, k, v; d_row_scale (B,H,T) float32, not yet summed
-        over a batch that shares its scales, or None without row_scale; d_params (P,H) float32, or None without jacobian2.
-        The last two are gradients with respect to natural units.
+        over a batch that shares its scales, or None without row_scale; d_params (P,H) float32, or None without jacobian.
     """
-    g = geometry
-    if jacobian2 is not None and (table2 is None or jacobian2.shape[1:] != table2.shape):
+    g, table2 = call.geometry, call.table2
+    if jacobian is not None and (table2 is None or jacobian.shape[1:] != table2.shape):
         have = None if table2 is None else tuple(table2.shape)
-        raise ValueError(f"jacobian2 must be (P, H, N) over a table2 (H, N), got {tuple(jacobian2.shape)} over {have}")
-    grad_out, q, k, v = (last_axis_contiguous(x) for x in (grad_out, q, k, v))
-    table2, row_scale, segments, jacobian2 = (
-        None if x is None else x.contiguous() for x in (table2, row_scale, segments, jacobian2)
-    )
-    delta = row_delta(grad_out, out, g) if delta is None else delta
+        raise ValueError(f"the jacobian must be (P, H, N) over a table (H, N), got {tuple(jacobian.shape)} over {have}")
+    q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
+    row_scale, segments = (None if x is None else x.contiguous() for x in (call.row_scale, call.segments))
+    jacobian2 = None if jacobian is None else (jacobian * LOG2E.value).contiguous()
+    grad_out, lse2, delta = upstream
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     shared = (*shape_arguments(g, table2),)
     options = shape_options(g) | {"TILE": common.TILE, "GRID": g.grid_width > 0, "PREFIX": g.prefix > 0}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.attention.triton import common
 from zoo.attention.triton.common import (
-    Geometry,
+    Operands,
     bias_of,
     key_range,
     mm,
@@ -185,29 +185,19 @@ def _forward(
     tl.store(lse_ptr + row * queries + rows, lse, mask=rows < queries)
 
 
-def attention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table2: Tensor | None,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    plan: Plan | None,
-    geometry: Geometry,
-) -> tuple[Tensor, Tensor]:
-    """Attention of base-2 logits  z2[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j>·log2 e + table2[h, index(i, j)]).
+def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
+    """The softmax of a call's logits, times v.
 
     Args:
-        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), last axis contiguous; lanes first.
-        table2: (H, N) float32, the table times log2 e; row_scale: (1 or B, H, T) float32; segments: (B, S) int32.
+        call: its q, k, v with a contiguous last axis.
         plan: tiles to compute; None for every visible one.
-        geometry: the call's shape.
 
     Returns:
-        out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j 2^z2[i,j], and +∞ of an empty
+        out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j exp z[i,j], and +∞ of an empty
         row.
     """
-    g = geometry
+    q, k, v, row_scale, segments, g = call.q, call.k, call.v, call.row_scale, call.segments, call.geometry
+    table2 = call.table2
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     lse2 = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=q.device)
     dk, dv, lanes = padded_width(g.width_k), padded_width(g.width_v), 0

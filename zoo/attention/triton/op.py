@@ -9,32 +9,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.attention.triton.backward import attention_backward, row_delta
-from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous
+from zoo.attention.triton.backward import attention_backward, output_gradient
+from zoo.attention.triton.common import Geometry, Operands, last_axis_contiguous
 from zoo.attention.triton.decode import decode
 from zoo.attention.triton.forward import attention_forward
 from zoo.attention.triton.plan import Plan, make_plan
 from zoo.attention.triton.table_grad import table_gradient
 
-__all__ = ["fused_attention", "fused_decode", "geometry_of"]
-
-_LOG2E = LOG2E.value
+__all__ = ["fused_attention", "fused_decode", "operands"]
 
 
-def geometry_of(
+def operands(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    table: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
     causal: bool,
     window: int,
     origin: int,
     grid: list[int],
     lanes: int,
     softmax_scale: float,
-) -> Geometry:
-    """q (B,H,T,Dk), k (B,G,S,Dk), v (B,G,S,Dv); grid [height, width, prefix], or [] on a line."""
+) -> Operands:
+    """An operator's flat arguments, which torch asks for, as one object; grid [height, width, prefix], or [] on a line."""
     height, width, prefix = grid or (0, 0, 0)
-    return Geometry(
+    geometry = Geometry(
         batch=q.shape[0],
         heads=q.shape[1],
         groups=k.shape[1],
@@ -51,6 +52,7 @@ def geometry_of(
         prefix=prefix,
         softmax_scale=softmax_scale,
     )
+    return Operands(q, k, v, table, row_scale, segments, geometry)
 
 
 @torch.library.custom_op("priorzoo::attention", mutates_args=())
@@ -87,10 +89,9 @@ def fused_attention(
     Returns:
         out (B,H,T,Dv); log2-sum-exp (B,H,T); the plan's rows and columns, empty without a plan.
     """
-    g = geometry_of(q, k, v, causal, window, origin, grid, lanes, softmax_scale)
-    plan = make_plan(q, k, table, row_scale, segments, g) if skip else None
-    table2 = None if table is None else (table * _LOG2E).contiguous()
-    out, lse2 = attention_forward(q, k, v, table2, row_scale, segments, plan, g)
+    call = operands(q, k, v, table, row_scale, segments, causal, window, origin, grid, lanes, softmax_scale)
+    plan = make_plan(call) if skip else None
+    out, lse2 = attention_forward(call, plan)
     if plan is None:
         none = torch.empty(2, 0, 0, dtype=torch.int32, device=q.device)
         return out, lse2, none, none.clone()
@@ -122,20 +123,15 @@ def _backward_op(
     needs_table: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, table, row_scale and params; empty tensors for absent ones."""
-    g = geometry_of(q, k, v, causal, window, origin, grid, lanes, softmax_scale)
+    call = operands(q, k, v, table, row_scale, segments, causal, window, origin, grid, lanes, softmax_scale)
     plan = Plan(rows, cols) if rows.numel() else None
-    table2 = None if table is None else (table * _LOG2E).contiguous()
-    grad_out = last_axis_contiguous(grad_out)
-    delta = row_delta(grad_out, out, g)
-    jacobian2 = None if jacobian is None else (jacobian * _LOG2E).contiguous()
+    upstream = output_gradient(grad_out, out, lse2, call.geometry)
     log_factor = params is not None and jacobian is not None and len(params) > len(jacobian)
-    dq, dk, dv, d_scale, d_params = attention_backward(
-        grad_out, q, k, v, table2, row_scale, segments, out, lse2, plan, g, jacobian2, delta, log_factor
-    )
+    dq, dk, dv, d_scale, d_params = attention_backward(call, upstream, plan, jacobian, log_factor)
     d_table = None
-    if needs_table and table2 is not None:
-        d_table = table_gradient(grad_out, q, k, v, table2, row_scale, segments, lse2, delta, plan, g, constant_from)
-    if d_scale is not None and row_scale is not None and row_scale.shape[0] == 1 != g.batch:
+    if needs_table and table is not None:
+        d_table = table_gradient(call, upstream, plan, constant_from)
+    if d_scale is not None and row_scale is not None and row_scale.shape[0] == 1 != q.shape[0]:
         d_scale = d_scale.sum(0, keepdim=True)
     none = torch.empty(0, device=q.device)
     d_table, d_scale, d_params = (none.clone() if x is None else x for x in (d_table, d_scale, d_params))
@@ -211,8 +207,7 @@ def fused_decode(
 ) -> Tensor:
     """`fused_attention` of few queries on a line, without gradients; arguments as there."""
     table = None if table is None else last_axis_contiguous(table)
-    g = geometry_of(q, k, v, causal, window, origin, grid, lanes, softmax_scale)
-    return decode(q, k, v, table, row_scale, segments, g)
+    return decode(operands(q, k, v, table, row_scale, segments, causal, window, origin, grid, lanes, softmax_scale))
 
 
 # The operator is for torch.compile; eager decoding calls the function directly and saves the operator's host overhead.

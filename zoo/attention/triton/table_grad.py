@@ -21,9 +21,18 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.backward import loops, shape_options
-from zoo.attention.triton.common import Geometry, last_axis_contiguous, mm, on_device, padded_width, scale_stride
-from zoo.attention.triton.tiles import row_values, tile_at
+from zoo.attention.triton.backward import OutputGradient, loops, shape_options
+from zoo.attention.triton.common import (
+    Geometry,
+    Operands,
+    last_axis_contiguous,
+    mm,
+    on_device,
+    padded_width,
+    row_values,
+    scale_stride,
+    tile_at,
+)
 
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
@@ -198,32 +207,21 @@ def _assemble(partial: Tensor, low: int, origin: int, columns: int) -> Tensor:
 
 
 def table_gradient(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table2: Tensor,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    lse2: Tensor,
-    delta: Tensor,
-    plan: Plan | None,
-    geometry: Geometry,
-    constant_from: int = 0,
+    call: Operands, upstream: OutputGradient, plan: Plan | None = None, constant_from: int = 0
 ) -> Tensor:
-    """(H, N) float32: the gradient of the table in natural units, summed over the batch.
+    """(H, N) float32: the gradient of the table of a call that has one, summed over the batch.
 
     Args:
-        grad_out: (B, H, T, Dv); q, k, v, table2 (H, N), row_scale, segments, plan, geometry: as in the forward pass.
-        lse2, delta: (B, H, T) float32 from the forward pass and from `row_delta`.
+        call, upstream: as in `attention_backward`.
         plan: on a line, the ends of a diagonal outside all tiles of the plan are not walked; unused on a grid.
         constant_from: on a line, causal; the sum over the columns of this distance or more stands in its column, and is minus
             that of all others, since Σ_j ds_ij = 0: no diagonals are walked for it. 0: every column for itself.
     """
-    g = geometry
-    grad_out, q, k, v = (last_axis_contiguous(x) for x in (grad_out, q, k, v))
-    table2 = table2.contiguous()
-    row_scale, segments = (None if x is None else x.contiguous() for x in (row_scale, segments))
+    g, table2 = call.geometry, call.table2
+    assert table2 is not None
+    q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
+    row_scale, segments = (None if x is None else x.contiguous() for x in (call.row_scale, call.segments))
+    grad_out, lse2, delta = upstream
     grid = g.grid_width > 0
     line_q, line_k, lines = (g.grid_width, g.grid_width, g.grid_height) if grid else (g.queries, g.keys, 1)
     options = shape_options(g)

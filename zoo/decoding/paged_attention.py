@@ -41,6 +41,8 @@ def _refuses_pages(call: AttentionCall, block: int) -> str | None:
     """What reading pages in place requires beyond `TritonKernel.refuses`."""
     if block < 16 or block & (block - 1):
         return f"a page must hold a power of two of keys, at least 16, got {block}"
+    if call.terms.bias is not None:
+        return "its bias is of pairs, not of keys"
     table = None if call.table is None else call.table.table
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (call.q, table, call.query_scale)):
         return "it has no gradient; decode under torch.no_grad()"

@@ -1,10 +1,11 @@
-"""Gradients of q, k, v, the row scale and a parametric table's params; that of the table itself is in table_grad.py.
+"""Gradients of q, k, v, the row scale and a parametric table's params; those of the table itself and of a bias are in
+table_grad.py and bias_grad.py.
 
 With weights p = exp2(z2 − lse2), δ = rowsum(dO ∘ O) and ds = p ∘ (dO·vᵀ − δ), the gradient of the natural-log logits
-row_scale[i]·(c·q·k + table[index]), c the softmax scale:
+row_scale[i]·(c·q·k + table[index] + bias[i,j]), c the softmax scale:
 
     dq = c·row_scale ∘ (ds·k)      dk = c·(row_scale ∘ ds)ᵀ·q      dv = pᵀ·dO
-    d row_scale[i] = Σ_j ds·(c·q·k + table[index])      d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
+    d row_scale[i] = Σ_j ds·(c·q·k + table[index] + bias)      d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
 
 (FlashAttention, arXiv:2205.14135, algorithm 4, as two kernels.) One program owns each block of dk and dv and sums over the
 query heads of its key head in registers, another owns each block of dq. Sums have a fixed order without atomic adds, so two
@@ -33,6 +34,7 @@ from zoo.attention.triton.common import (
     narrow,
     on_device,
     padded_width,
+    pair_bias,
     place_of,
     planned,
     row_values,
@@ -55,6 +57,7 @@ __all__ = ["OutputGradient", "attention_backward", "output_gradient"]
 # (tools/compile_kernels.py); not yet timed. Masked tiles are pipelined too: loads staged through registers cost more registers.
 DKDV_16 = {**dict.fromkeys((16, 32, 64), (64, 128, 8, 2)), 128: (32, 128, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_PLAIN_128 = (64, 128, 8, 2)  # on a line without lanes, documents or row scales
+DKDV_BIAS_16 = {**dict.fromkeys((16, 32, 64, 128), (32, 128, 8, 2)), 256: (16, 64, 8, 1)}
 DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
 DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
 DQ_32 = {16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 16, 8, 1), 256: (32, 16, 8, 1)}
@@ -106,7 +109,7 @@ LENGTHS = [
 
 @triton.jit(do_not_specialize=LENGTHS[:-1])
 def _dkdv(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, dk, dv,
+    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, dk, dv,
     gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dkb, dkg, dks, dvb, dvg, dvs, scale_b, table_h,
     heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -191,6 +194,8 @@ def _dkdv(
                         table + h * table_h, at, start, rows, cols, q_place, k_place, seen, origin, prefix,
                         GRID, PREFIX, part == 0,
                     )  # fmt: skip
+                if pairs is not None:
+                    z += pair_bias(pairs, b, h, at, start, rows - at, cols - start, seen, part == 0)
                 scale = 1.0
                 if row_scale is not None:
                     scale = row_values(row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0)
@@ -218,7 +223,7 @@ def _dkdv(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _dq(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, jacobian, dq, d_scale, d_params,
+    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, jacobian, dq, d_scale, d_params,
     gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dqb, dqh, dqt, scale_b, table_h, jacobian_p,
     heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -308,6 +313,8 @@ def _dq(
                     GRID, PREFIX, part == 0,
                 )  # fmt: skip
                 z += entry
+            if pairs is not None:
+                z += pair_bias(pairs, b, h, start, at, rows - start, cols - at, seen, part == 0)
             p = tl.exp2(z * scale - lse_rows)
             if part == 0:
                 p = tl.where(seen, p, 0.0)
@@ -409,7 +416,7 @@ def attention_backward(
     jacobian: Tensor | None = None,
     log_factor: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of all but the table.
+    """Gradients of all but the table and the bias.
 
     Args:
         call, plan: as in the forward pass.
@@ -440,11 +447,14 @@ def attention_backward(
         limit = shared_limit(q.device.index or 0)
         columns_read = options["DK"] + options["DV"] + (options["DL"] if options["LANES"] else 0)
         blocks = (DKDV_16 if small else DKDV_32)[width]
-        if small and width == 128 and not (options["LANES"] or options["GRID"]) and row_scale is None is segments:
+        if call.bias is not None:
+            blocks = (DKDV_BIAS_16 if small else DKDV_32)[width]
+        elif small and width == 128 and not (options["LANES"] or options["GRID"]) and row_scale is None is segments:
             blocks = DKDV_PLAIN_128
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
         _dkdv[(triton.cdiv(g.keys, bn) * g.batch * g.groups,)](
-            grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.cols, dk, dv,
+            grad_out, q, k, v, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.cols, dk,
+            dv,
             *strides, *dk.stride()[:3], *dv.stride()[:3], scale_stride(row_scale), columns, *shared,
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
@@ -456,8 +466,8 @@ def attention_backward(
         d_scale = None if row_scale is None else torch.empty_like(lse2)
         partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
         _dq[(parts * g.batch * g.heads,)](
-            grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.rows, jacobian2,
-            dq, d_scale, partial,
+            grad_out, q, k, v, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.rows,
+            jacobian2, dq, d_scale, partial,
             *strides, *dq.stride()[:3], scale_stride(row_scale), columns, g.heads * columns, *shared,
             BM=bm, BN=bn, PARAMS=params, LOG_FACTOR=log_factor, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip

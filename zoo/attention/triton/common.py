@@ -27,10 +27,13 @@ __all__ = [
     "entries",
     "key_range",
     "last_axis_contiguous",
+    "located",
     "mm",
     "narrow",
     "on_device",
     "padded_width",
+    "pair_bias",
+    "pairs_at",
     "place_of",
     "placed_of",
     "planned",
@@ -41,8 +44,8 @@ __all__ = [
     "shared_limit",
     "split",
     "store_tile",
-    "table_load",
     "tile_at",
+    "unstaged_load",
     "visible_of",
 ]
 
@@ -103,12 +106,13 @@ class Geometry:
 class Operands:
     """What every host function of this folder is handed: the tensors of a call, and its shape.
 
-    Logits are  z[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j> + table[h, index(i, j)]).
+    Logits are  z[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j> + table[h, index(i, j)] + bias[b,h,i,j]).
 
     Attributes:
         q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv) of one dtype, lanes first.
         table: (H, N) float32. row_scale: (1 or B, H, T) float32. segments: (B, S) int32 document ids.
         geometry: the shape of the call and its mask.
+        bias: (1 or B, 1 or H, T, S) of any floating dtype and strides: a bias of pairs.
     """
 
     q: Tensor
@@ -118,11 +122,23 @@ class Operands:
     row_scale: Tensor | None
     segments: Tensor | None
     geometry: Geometry
+    bias: Tensor | None = None
+
+    @property
+    def pairs(self) -> tuple[Tensor | int, ...] | None:
+        """The bias as kernels take it (`pair_bias`), or None: no copy of it is made."""
+        return None if self.bias is None else located(self.bias)
 
     @cached_property
     def table2(self) -> Tensor | None:
         """(H, N) contiguous: the table in base 2, times log2 e."""
         return None if self.table is None else (self.table * LOG2E.value).contiguous()
+
+
+def located(pairs: Tensor) -> tuple[Tensor | int, ...]:
+    """A tensor (1 or B, 1 or H, T, S) with its four strides, 0 along batch rows or heads that share it."""
+    batch, head = (0 if pairs.shape[axis] == 1 else pairs.stride(axis) for axis in (0, 1))
+    return pairs, batch, head, pairs.stride(2), pairs.stride(3)
 
 
 def padded_width(width: int) -> int:
@@ -219,16 +235,23 @@ def placed_of(rows, cols, prefix):
 
 
 @triton.jit
-def table_load(at, seen, MASKED: tl.constexpr):
-    """float32 at the pointers `at`, 0 where not `seen`, if MASKED.
+def unstaged_load(at, seen, MASKED: tl.constexpr):
+    """What is at the pointers `at`, 0 where not `seen`, if MASKED.
 
-    On the device the load is inline assembly: Triton would pipeline the gather through shared memory, four bytes at a time,
-    because the logits feed a matrix product, and double the shared memory of a block.
+    On the device the load is inline assembly: Triton would pipeline it through shared memory because the logits feed a matrix
+    product, a table's gather four bytes at a time, and double the shared memory of a block.
     """
-    if INTERPRET:
+    TYPE: tl.constexpr = at.dtype.scalar.element_ty
+    if INTERPRET or tl.float64 == TYPE:
         if MASKED:
             return tl.load(at, mask=seen, other=0.0)
         return tl.load(at)
+    if tl.float32 != TYPE:
+        if MASKED:
+            return tl.inline_asm_elementwise(
+                "mov.b16 $0, 0; @$2 ld.global.nc.b16 $0, [$1];", "=&h,l,b", [at, seen], TYPE, is_pure=False, pack=1
+            )
+        return tl.inline_asm_elementwise("ld.global.nc.b16 $0, [$1];", "=h,l", [at], TYPE, is_pure=False, pack=1)
     if MASKED:
         return tl.inline_asm_elementwise(
             "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];", "=&r,l,b", [at, seen], tl.float32, is_pure=False, pack=1
@@ -259,7 +282,24 @@ def bias_of(
         at = row_at[:, None] - first_col.to(tl.int64)[None, :] - tl.arange(BN, 2 * BN).to(tl.int64)[None, :]
     if PREFIX and MASKED:
         seen = seen & placed_of(rows, cols, prefix)
-    return table_load(at, seen, MASKED)
+    return unstaged_load(at, seen, MASKED)
+
+
+@triton.jit
+def pairs_at(pairs, b, h, row_start, col_start, r, c):
+    """Pointers to the pairs of batch row b, head h, queries row_start + r and keys col_start + c, whose offsets pass 2^31."""
+    pointer, per_batch, per_head, per_row, per_col = pairs
+    pointer += tl.cast(b, tl.int64) * per_batch + tl.cast(h, tl.int64) * per_head
+    pointer += tl.cast(row_start, tl.int64) * per_row + tl.cast(col_start, tl.int64) * per_col
+    return pointer + r.to(tl.int64) * per_row + c.to(tl.int64) * per_col
+
+
+@triton.jit
+def pair_bias(pairs, b, h, row_start, col_start, r, c, seen, MASKED: tl.constexpr):
+    """float32, in base 2: the bias of a tile whose first query and key are row_start and col_start, in the shape that ranges r
+    and c broadcast to; 0 where not `seen`, if MASKED."""
+    at = pairs_at(pairs, b, h, row_start, col_start, r, c)
+    return unstaged_load(at, seen, MASKED).to(tl.float32) * LOG2E
 
 
 @triton.jit
@@ -394,7 +434,7 @@ def entries(
         at = table + (origin + C - R) + (row_start - col_start) + r - c
     if PREFIX and MASKED:
         seen = seen & (rows >= prefix) & (cols >= prefix)
-    return table_load(at, seen, MASKED)
+    return unstaged_load(at, seen, MASKED)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from zoo.attention.triton.common import (
     narrow,
     on_device,
     padded_width,
+    pair_bias,
     scale_stride,
     shared_limit,
     visible_of,
@@ -30,8 +31,8 @@ __all__ = ["attention_forward"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on CUDA
 # cores. None spills registers on compute capability 9.0 (tools/compile_kernels.py); not yet timed. On a grid the codes of a
-# tile's keys take registers, beside 256 columns document ids do too, and widths that are no multiple of 16 load one column
-# at a time.
+# tile's keys take registers, beside 128 columns a bias and beside 256 document ids do too, and widths that are no multiple of
+# 16 load one column at a time.
 BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
 GRID_BLOCKS_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 3)}
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
@@ -43,7 +44,7 @@ def block_sizes(
 ) -> tuple[int, int, int, int]:
     """(queries, keys, warps, stages) for padded widths of `size`-byte elements, within `limit` bytes of shared memory.
 
-    `crowded`: on a grid, or documents beside 256 columns; `even`: widths before padding are multiples of 16.
+    `crowded`: on a grid, a bias beside 128 columns, documents beside 256; `even`: widths before padding are multiples of 16.
     """
     blocks = BLOCKS_32 if size == 4 else UNEVEN_BLOCKS_16 if not even else GRID_BLOCKS_16 if crowded else BLOCKS_16
     bm, bn, warps, stages = blocks[max(dk, dv)]
@@ -60,8 +61,8 @@ def block_sizes(
 
 @triton.jit
 def _attend(
-    acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, lo, hi, sks, svs,
-    queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+    acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale, lo, hi, sks,
+    svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, EVEN: tl.constexpr, MASKED: tl.constexpr
@@ -94,15 +95,20 @@ def _attend(
             if IDS:
                 col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
             seen = visible_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
-        if TABLE:
+        ADDED: tl.constexpr = TABLE or pairs is not None
+        if ADDED:
             z *= factor
+        if TABLE:
             z += bias_of(table, rows, cols, seen, origin, grid_width, prefix, GRID, PREFIX, MASKED)
+        if pairs is not None:
+            r, c = tl.arange(0, q.shape[0])[:, None], tl.arange(0, BN)[None, :]
+            z += pair_bias(pairs, b, h, first, n * BN, r, c, seen, MASKED)
         if SCALE:
             z *= scale[:, None]
         if MASKED:
             z = tl.where(seen, z, float("-inf"))
         # Content alone is not scaled until the exponent, where the factor is free.
-        unit = 1.0 if TABLE or SCALE else factor
+        unit = 1.0 if ADDED or SCALE else factor
         new_top = tl.maximum(top, tl.max(z, 1) * unit)
         # Keep the pivot finite for rows without a visible key so far: −∞ − (−∞) = NaN.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -122,7 +128,7 @@ LENGTHS = [
 
 @triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "scale_ptr", "ids_ptr"])
 def _forward(
-    q_ptr, k_ptr, v_ptr, table, scale_ptr, ids_ptr, plan, out_ptr, lse_ptr,
+    q_ptr, k_ptr, v_ptr, table, pairs, scale_ptr, ids_ptr, plan, out_ptr, lse_ptr,
     sqb, sqh, sqt, skb, skg, sks, svb, svg, svs, sob, soh, sot, ssb, sth,
     heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, factor, lanes, width_k, width_v,
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
@@ -154,7 +160,7 @@ def _forward(
         row_ids = tl.load(ids_ptr + offset + rows, mask=rows < queries, other=-2)
     if SCALE:
         scale = tl.load(scale_ptr + b * ssb + h * queries + rows, mask=rows < queries, other=0.0)
-        if not TABLE:
+        if not TABLE and pairs is None:
             scale *= factor
     lo, full_lo, full_hi, hi = key_range(
         first, plan + row * tiles, (tl.num_programs(0) // blocks).to(tl.int64) * tiles, ids_ptr, row_ids,
@@ -164,18 +170,18 @@ def _forward(
     total = tl.zeros([BM], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, lo, full_lo, sks, svs,
-        queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale,
+        lo, full_lo, sks, svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
         LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
     )  # fmt: skip
     acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, full_lo, full_hi, sks, svs,
-        queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale,
+        full_lo, full_hi, sks, svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
         LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, False,
     )  # fmt: skip
     acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, full_hi, hi, sks, svs,
-        queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale,
+        full_hi, hi, sks, svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
         LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
     )  # fmt: skip
     # A row that sees nothing, or −∞ alone, is 0, and so are its weights exp2(z2 − lse2) in the backward pass.
@@ -210,11 +216,13 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0
-        crowded = g.grid_width > 0 or (segments is not None and dk + dv > 256)
+        crowded = (
+            g.grid_width > 0 or (segments is not None and dk + dv > 256) or (call.bias is not None and dk + dv > 128)
+        )
         bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
         _forward[(triton.cdiv(g.queries, bm) * g.batch * g.heads,)](
-            q, k, v, empty if table2 is None else table2, empty if row_scale is None else row_scale,
+            q, k, v, empty if table2 is None else table2, call.pairs, empty if row_scale is None else row_scale,
             q if segments is None else segments, q if plan is None else plan.rows, out, lse2,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
             scale_stride(row_scale),

@@ -29,6 +29,7 @@ from zoo.attention.triton.common import (
     mm,
     on_device,
     padded_width,
+    pair_bias,
     row_values,
     scale_stride,
     tile_at,
@@ -72,7 +73,7 @@ def _needed(plan, row, all_rows, q_tiles, diagonal, lo, hi, BLOCK: tl.constexpr,
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _diagonal(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, partial,
+    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, partial,
     gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, scale_b,
     batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
     batch_parts, tile_parts, q_tiles, factor,
@@ -153,6 +154,9 @@ def _diagonal(
                     k_lanes = tile_at(k_head, k_at, ks, k_end, LANES, DL, BLOCK, edges == 1, opaque_zero)
                     z = mm(q_lanes, tl.trans(k_lanes), z)
                 z *= factor
+                if pairs is not None:
+                    inside = (rows < q_end) & (cols < k_end)
+                    z += pair_bias(pairs, b, h, q_at, k_at, r, c, inside, edges == 1)
                 lse_rows = row_values(lse + row * queries, rows, q_end, float("inf"), edges == 1)
                 delta_rows = row_values(delta + row * queries, rows, q_end, 0.0, edges == 1)
                 if row_scale is not None:
@@ -241,7 +245,7 @@ def table_gradient(
     columns = table2.shape[-1]
     with on_device(q):
         _diagonal[(parts * programs,)](
-            grad_out, q, k, v, table2, row_scale, segments, lse2, delta,
+            grad_out, q, k, v, table2, call.pairs, row_scale, segments, lse2, delta,
             None if plan is None or grid else plan.rows, partial, *strides, scale_stride(row_scale),
             g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,

@@ -57,7 +57,7 @@ __all__ = ["OutputGradient", "attention_backward", "output_gradient"]
 # (tools/compile_kernels.py); not yet timed. Masked tiles are pipelined too: loads staged through registers cost more registers.
 DKDV_16 = {**dict.fromkeys((16, 32, 64), (64, 128, 8, 2)), 128: (32, 128, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_PLAIN_128 = (64, 128, 8, 2)  # on a line without lanes, documents or row scales
-DKDV_BIAS_16 = {**dict.fromkeys((16, 32, 64, 128), (32, 128, 8, 2)), 256: (16, 64, 8, 1)}
+DKDV_BIAS_16 = {**dict.fromkeys((16, 32, 64, 128), (32, 128, 8, 2)), 256: (16, 64, 8, 2)}
 DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
 DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
 DQ_32 = {16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 16, 8, 1), 256: (32, 16, 8, 1)}
@@ -195,7 +195,7 @@ def _dkdv(
                         GRID, PREFIX, part == 0,
                     )  # fmt: skip
                 if pairs is not None:
-                    z += pair_bias(pairs, b, h, at, start, rows - at, cols - start, seen, part == 0)
+                    z += pair_bias(pairs, b, h, at, start, rows - at + opaque_zero, cols - start, seen, part == 0)
                 scale = 1.0
                 if row_scale is not None:
                     scale = row_values(row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0)

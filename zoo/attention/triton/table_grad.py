@@ -156,7 +156,7 @@ def _diagonal(
                 z *= factor
                 if pairs is not None:
                     inside = (rows < q_end) & (cols < k_end)
-                    z += pair_bias(pairs, b, h, q_at, k_at, r, c, inside, edges == 1)
+                    z += pair_bias(pairs, b, h, q_at, k_at, r + opaque_zero, c, inside, edges == 1)
                 lse_rows = row_values(lse + row * queries, rows, q_end, float("inf"), edges == 1)
                 delta_rows = row_values(delta + row * queries, rows, q_end, 0.0, edges == 1)
                 if row_scale is not None:

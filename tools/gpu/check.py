@@ -216,7 +216,17 @@ def check(name, width, dtype, seed=0):
     same = all(torch.equal(a[n], runs[0][n]) for a in runs[1:] for n in a)
     bound = BOUND[dtype]
     # Sums for a table and its parameters cancel: errors are relative to the size of the summands, hence × 4.
-    loose = {"theta_alpha", "theta_beta", "theta_mu", "table", "bias", "query_scale", "q_lanes", "k_lanes", "out, worst row"}
+    loose = {
+        "theta_alpha",
+        "theta_beta",
+        "theta_mu",
+        "table",
+        "bias",
+        "query_scale",
+        "q_lanes",
+        "k_lanes",
+        "out, worst row",
+    }
     bad = {n: e for n, e in errors.items() if not e <= bound * (4 if n in loose else 1)}
     return errors, same, bad
 

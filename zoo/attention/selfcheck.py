@@ -46,7 +46,8 @@ class Case:
     Attributes:
         prior: its name, with `options`; empty: none. trained: compare gradients of its parameters too.
         queries: the last ones, of `keys` (or of a grid of `shape` behind one prefix token).
-        groups: key heads, of four.  scaled: with a row scale.  biased: with a dense bias that all share.  documents: where the second one begins; 0: one alone.
+        groups: key heads, of four.  scaled: with a row scale.  biased: with a dense bias that all share.
+        documents: where the second one begins; 0: one alone.
         gradients: forward and backward, or forward alone, which a decoding kernel serves.
     """
 

@@ -44,6 +44,7 @@ from zoo.attention.triton.common import (
     shared_limit,
     split,
     store_tile,
+    strided,
     tile_at,
 )
 
@@ -100,23 +101,29 @@ def output_gradient(grad_out: Tensor, out: Tensor, lse2: Tensor, geometry: Geome
     return OutputGradient(grad_out, lse2, delta)
 
 
-# Sizes change from call to call and must not trigger recompilation.
+# Sizes change from call to call and must not trigger recompilation. Inside a tuple Triton would specialise them: a tensor comes
+# with its strides in a tuple, sizes come one by one.
 LENGTHS = [
-    "heads", "share", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix", "q_tiles", "k_tiles",
-    "scale_b", "table_h", "jacobian_p",
+    "scale_b", "table_h", "heads", "share", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix", "q_tiles",
+    "k_tiles", "jacobian_p",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=LENGTHS[:-1])
 def _dkdv(
     grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, dk, dv,
-    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dkb, dkg, dks, dvb, dvg, dvs, scale_b, table_h,
-    heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
+    scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """One block of keys of one key head. Tiles are keys × queries, so that p and ds enter their products from registers."""
+    grad_out, gob, goh, got = grad_out
+    q, qb, qh, qt = q
+    k, kb, kg, ks = k
+    v, vb, vg, vs = v
+    dk, dkb, dkg, dks = dk
+    dv, dvb, dvg, dvs = dv
     IDS: tl.constexpr = segments is not None
     blocks = tl.cdiv(keys, BN)
     groups = heads // share
@@ -223,15 +230,19 @@ def _dkdv(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _dq(
-    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, jacobian, dq, d_scale, d_params,
-    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dqb, dqh, dqt, scale_b, table_h, jacobian_p,
-    heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
+    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, jacobian, dq, d_scale, d_params, jacobian_p,
+    scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PARTS: tl.constexpr, PARAMS: tl.constexpr, LOG_FACTOR: tl.constexpr
 ):  # fmt: skip
     """One block of queries of one head: dq, the row scale's gradient, and this block's part of the params' gradients. With
     LOG_FACTOR the derivative by the first param is the table itself."""
+    grad_out, gob, goh, got = grad_out
+    q, qb, qh, qt = q
+    k, kb, kg, ks = k
+    v, vb, vg, vs = v
+    dq, dqb, dqh, dqt = dq
     IDS: tl.constexpr = segments is not None
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -367,11 +378,13 @@ def block_sizes(
     return sides[0], sides[1], warps, stages
 
 
-def shape_arguments(g: Geometry, table2: Tensor | None) -> tuple[int | float, ...]:
-    """The integers named in LENGTHS from `heads` on, in the kernels' order, and the factor of q·k."""
+def shape_arguments(call: Operands) -> tuple[int | float, ...]:
+    """The integers named in LENGTHS, in the kernels' order, but the last, and the factor of q·k."""
+    g, table2 = call.geometry, call.table2
     tiles = triton.cdiv(g.queries, common.TILE), triton.cdiv(g.keys, common.TILE)
     origin = g.origin if table2 is None or not g.grid_width else table2.shape[-1] // 2
     return (
+        scale_stride(call.row_scale), 0 if table2 is None else table2.shape[-1],
         g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window, origin, max(g.grid_width, 1), g.prefix, *tiles,
         g.factor,
     )  # fmt: skip
@@ -436,13 +449,12 @@ def attention_backward(
     jacobian2 = None if jacobian is None else (jacobian * LOG2E.value).contiguous()
     grad_out, lse2, delta = upstream
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
-    shared = (*shape_arguments(g, table2),)
+    shape = shape_arguments(call)
     options = shape_options(g) | {"TILE": common.TILE, "GRID": g.grid_width > 0, "PREFIX": g.prefix > 0}
     options["PARTS"] = loops(q, segments)
-    columns = 0 if table2 is None else table2.shape[-1]
     width = max(options["DK"], options["DV"])
     small = q.element_size() == 2
-    strides = [s for x in (grad_out, q, k, v) for s in x.stride()[:3]]
+    given = tuple(strided(x) for x in (grad_out, q, k, v))
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         columns_read = options["DK"] + options["DV"] + (options["DL"] if options["LANES"] else 0)
@@ -453,9 +465,8 @@ def attention_backward(
             blocks = DKDV_PLAIN_128
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
         _dkdv[(triton.cdiv(g.keys, bn) * g.batch * g.groups,)](
-            grad_out, q, k, v, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.cols, dk,
-            dv,
-            *strides, *dk.stride()[:3], *dv.stride()[:3], scale_stride(row_scale), columns, *shared,
+            *given, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.cols, strided(dk),
+            strided(dv), *shape,
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
         blocks = (DQ_16 if small else DQ_32)[width]
@@ -466,9 +477,8 @@ def attention_backward(
         d_scale = None if row_scale is None else torch.empty_like(lse2)
         partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
         _dq[(parts * g.batch * g.heads,)](
-            grad_out, q, k, v, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.rows,
-            jacobian2, dq, d_scale, partial,
-            *strides, *dq.stride()[:3], scale_stride(row_scale), columns, g.heads * columns, *shared,
+            *given, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.rows, jacobian2,
+            strided(dq), d_scale, partial, 0 if jacobian2 is None else jacobian2.stride(0), *shape,
             BM=bm, BN=bn, PARAMS=params, LOG_FACTOR=log_factor, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     d_params = None if partial is None else partial.sum((1, 3), dtype=torch.float64).float()

@@ -26,9 +26,9 @@ from zoo.attention.triton.common import (
     pairs_at,
     place_of,
     row_values,
-    scale_stride,
     seen_of,
     shared_limit,
+    strided,
     tile_at,
 )
 
@@ -41,13 +41,16 @@ BLOCKS_32 = {**dict.fromkeys((16, 32), (32, 32, 8, 2)), **dict.fromkeys((64, 128
 
 @triton.jit(do_not_specialize=[*LENGTHS[:-1], "batch_sum", "head_sum"])
 def _bias_tile(
-    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, d_bias,
-    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, scale_b, table_h, batch_sum, head_sum,
-    heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
+    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, d_bias, batch_sum, head_sum,
+    scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr, PREFIX: tl.constexpr
 ):  # fmt: skip
     """One tile of queries × keys of the gradient: the sum over `batch_sum` batch rows and `head_sum` heads, all or one."""
+    grad_out, gob, goh, got = grad_out
+    q, qb, qh, qt = q
+    k, kb, kg, ks = k
+    v, vb, vg, vs = v
     IDS: tl.constexpr = segments is not None
     row_blocks, col_blocks = tl.cdiv(queries, BM), tl.cdiv(keys, BN)
     tile = tl.program_id(0) % (row_blocks * col_blocks)
@@ -102,7 +105,7 @@ def _bias_tile(
 
 def bias_gradient(call: Operands, upstream: OutputGradient) -> Tensor:
     """The gradient of the bias of a call that has one, in its shape and dtype: summed over what shares it."""
-    g, table2, bias = call.geometry, call.table2, call.bias
+    g, bias = call.geometry, call.bias
     assert bias is not None
     q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
     row_scale, segments = (None if x is None else x.contiguous() for x in (call.row_scale, call.segments))
@@ -111,15 +114,13 @@ def bias_gradient(call: Operands, upstream: OutputGradient) -> Tensor:
     options = shape_options(g) | {"GRID": g.grid_width > 0, "PREFIX": g.prefix > 0}
     blocks = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[max(options["DK"], options["DV"])]
     columns_read = options["DK"] + options["DV"] + (options["DL"] if options["LANES"] else 0)
-    columns = 0 if table2 is None else table2.shape[-1]
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         bm, bn, warps, stages = block_sizes(blocks, 0, columns_read, q.element_size(), limit)
         tiles = triton.cdiv(g.queries, bm) * triton.cdiv(g.keys, bn)
         _bias_tile[(tiles * bias.shape[0] * bias.shape[1],)](
-            upstream.grad_out, q, k, v, table2, call.pairs, row_scale, segments, upstream.lse2, upstream.delta,
-            located(gradient), *(s for x in (upstream.grad_out, q, k, v) for s in x.stride()[:3]), scale_stride(row_scale),
-            columns, batch_sum, head_sum, *shape_arguments(g, table2),
+            *(strided(x) for x in (upstream.grad_out, q, k, v)), call.table2, call.pairs, row_scale, segments, upstream.lse2,
+            upstream.delta, located(gradient), batch_sum, head_sum, *shape_arguments(call),
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     return gradient

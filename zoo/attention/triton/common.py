@@ -44,6 +44,7 @@ __all__ = [
     "shared_limit",
     "split",
     "store_tile",
+    "strided",
     "tile_at",
     "unstaged_load",
     "visible_of",
@@ -133,6 +134,11 @@ class Operands:
     def table2(self) -> Tensor | None:
         """(H, N) contiguous: the table in base 2, times log2 e."""
         return None if self.table is None else (self.table * LOG2E.value).contiguous()
+
+
+def strided(x: Tensor) -> tuple[Tensor | int, ...]:
+    """A tensor (B, heads, length, columns) with its strides but the last, which is 1: one argument of a kernel."""
+    return x, *x.stride()[:3]
 
 
 def located(pairs: Tensor) -> tuple[Tensor | int, ...]:

@@ -21,6 +21,7 @@ from zoo.attention.triton.common import (
     pair_bias,
     scale_stride,
     shared_limit,
+    strided,
     visible_of,
 )
 
@@ -128,13 +129,16 @@ LENGTHS = [
 
 @triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "scale_ptr", "ids_ptr"])
 def _forward(
-    q_ptr, k_ptr, v_ptr, table, pairs, scale_ptr, ids_ptr, plan, out_ptr, lse_ptr,
-    sqb, sqh, sqt, skb, skg, sks, svb, svg, svs, sob, soh, sot, ssb, sth,
+    q, k, v, table, pairs, scale_ptr, ids_ptr, plan, out, lse_ptr, ssb, sth,
     heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, factor, lanes, width_k, width_v,
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PLAN: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
+    q_ptr, sqb, sqh, sqt = q
+    k_ptr, skb, skg, sks = k
+    v_ptr, svb, svg, svs = v
+    out_ptr, sob, soh, sot = out
     # One grid axis, since the others are limited to 65535. The last queries of a causal call have the most keys and start
     # first, so that no long program runs last.
     blocks = tl.cdiv(queries, BM)
@@ -220,10 +224,9 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
         bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
         _forward[(triton.cdiv(g.queries, bm) * g.batch * g.heads,)](
-            q, k, v, empty if table2 is None else table2, call.pairs, empty if row_scale is None else row_scale,
-            q if segments is None else segments, q if plan is None else plan.rows, out, lse2,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-            scale_stride(row_scale),
+            strided(q), strided(k), strided(v), empty if table2 is None else table2, call.pairs,
+            empty if row_scale is None else row_scale, q if segments is None else segments,
+            q if plan is None else plan.rows, strided(out), lse2, scale_stride(row_scale),
             0 if table2 is None else table2.stride(0),
             g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window, g.origin,
             max(g.grid_width, 1), g.prefix, g.factor, lanes, g.width_k, g.width_v,

@@ -32,6 +32,7 @@ from zoo.attention.triton.common import (
     pair_bias,
     row_values,
     scale_stride,
+    strided,
     tile_at,
 )
 
@@ -74,8 +75,7 @@ def _needed(plan, row, all_rows, q_tiles, diagonal, lo, hi, BLOCK: tl.constexpr,
 @triton.jit(do_not_specialize=LENGTHS)
 def _diagonal(
     grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, partial,
-    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, scale_b,
-    batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
+    scale_b, batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
     batch_parts, tile_parts, q_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
@@ -85,6 +85,10 @@ def _diagonal(
 
     `partial` is (batch parts, tile parts, H, differences, diagonals, 2·BLOCK): columns BLOCK·diagonal + (−BLOCK … BLOCK−1).
     """
+    grad_out, gob, goh, got = grad_out
+    q, qb, qh, qt = q
+    k, kb, kg, ks = k
+    v, vb, vg, vs = v
     IDS: tl.constexpr = segments is not None
     turn = tl.program_id(0) % diagonals
     rest = tl.program_id(0) // diagonals
@@ -241,12 +245,11 @@ def table_gradient(
     tile_parts = 1 if grid else max(1, min(parts // batch_parts, triton.cdiv(min(line_q, line_k), block)))
     parts = batch_parts * tile_parts
     partial = lse2.new_empty(parts, g.heads, 2 * lines - 1, diagonals, 2 * block)
-    strides = [s for x in (grad_out, q, k, v) for s in x.stride()[:3]]
     columns = table2.shape[-1]
     with on_device(q):
         _diagonal[(parts * programs,)](
-            grad_out, q, k, v, table2, call.pairs, row_scale, segments, lse2, delta,
-            None if plan is None or grid else plan.rows, partial, *strides, scale_stride(row_scale),
+            *(strided(x) for x in (grad_out, q, k, v)), table2, call.pairs, row_scale, segments, lse2, delta,
+            None if plan is None or grid else plan.rows, partial, scale_stride(row_scale),
             g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
             batch_parts, tile_parts, triton.cdiv(g.queries, common.TILE), g.factor,

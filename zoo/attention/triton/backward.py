@@ -102,7 +102,7 @@ def output_gradient(grad_out: Tensor, out: Tensor, lse2: Tensor, geometry: Geome
 
 
 # Sizes change from call to call and must not trigger recompilation. Inside a tuple Triton would specialise them: a tensor comes
-# with its strides in a tuple, sizes come one by one.
+# with its strides in a tuple, sizes come one by one. The order of arguments decides a few registers.
 LENGTHS = [
     "scale_b", "table_h", "heads", "share", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix", "q_tiles",
     "k_tiles", "jacobian_p",
@@ -111,8 +111,8 @@ LENGTHS = [
 
 @triton.jit(do_not_specialize=LENGTHS[:-1])
 def _dkdv(
-    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, dk, dv,
-    scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
+    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan,
+    scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor, dk, dv,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PARTS: tl.constexpr
@@ -465,8 +465,8 @@ def attention_backward(
             blocks = DKDV_PLAIN_128
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
         _dkdv[(triton.cdiv(g.keys, bn) * g.batch * g.groups,)](
-            *given, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.cols, strided(dk),
-            strided(dv), *shape,
+            *given, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.cols,
+            *shape, strided(dk), strided(dv),
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
         blocks = (DQ_16 if small else DQ_32)[width]

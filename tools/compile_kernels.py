@@ -52,8 +52,9 @@ VARIANTS: dict[str, set[str]] = {
     "table": {"table"},
     "all": {"table", "row_scale", "segments", "window", "plan"},
     "grid": {"table", "row_scale", "grid", "plan"},
+    "bias": {"bias"},
 }
-MODULES = ("forward", "backward", "table_grad", "plan", "decode")
+MODULES = ("forward", "backward", "table_grad", "bias_grad", "plan", "decode")
 
 
 @dataclass(frozen=True)
@@ -141,23 +142,28 @@ def launches(
     log_factor = table is not None and "grid" not in has  # two params a head, as of GGD, and of it along two axes
     jacobian = None if table is None else torch.empty(2 - log_factor, *table.shape)
 
+    bias = torch.empty(BATCH, HEADS, length, length) if "bias" in has else None
+    call = common.Operands(q, k, v, table, scale, segments, geometry, bias)
+
     def of(module: str, name: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(f"zoo.attention.triton.{module}"), name)
 
+    upstream = of("backward", "OutputGradient")(out, lse, lse)
     calls = {
-        "forward": lambda: of("forward", "attention_forward")(q, k, v, table, scale, segments, plan, geometry),
+        "forward": lambda: of("forward", "attention_forward")(call, plan),
         "backward": lambda: of("backward", "attention_backward")(
-            out, q, k, v, table, scale, segments, out, lse, plan, geometry, jacobian, log_factor=log_factor
+            call, of("backward", "output_gradient")(out, out, lse, geometry), plan, jacobian, log_factor
         ),
-        "plan": lambda: of("plan", "make_plan")(q, k, table, scale, segments, geometry),
+        "plan": lambda: of("plan", "make_plan")(call),
     }
     if table is not None:
-        calls["table_grad"] = lambda: of("table_grad", "table_gradient")(
-            out, q, k, v, table, scale, segments, lse, lse, plan, geometry
-        )
-    if "grid" not in has:
+        calls["table_grad"] = lambda: of("table_grad", "table_gradient")(call, upstream, plan)
+    if bias is not None:
+        calls["bias_grad"] = lambda: of("bias_grad", "bias_gradient")(call, upstream)
+    if "grid" not in has and bias is None:
         one = None if scale is None else scale[..., -step:]
-        calls["decode"] = lambda: of("decode", "decode")(new, k, v, table, one, segments, few, splits=4)
+        step_call = common.Operands(new, k, v, table, one, segments, few)
+        calls["decode"] = lambda: of("decode", "decode")(step_call, splits=4)
     return calls
 
 

@@ -114,7 +114,7 @@ def build(case: Case, realised: str, seed: int = 0, heads: int = HEADS) -> tuple
 
 
 def terms_of(leaves: dict[str, Tensor], grid: tuple[int, int, int] | None = None) -> PriorTerms:
-    terms = PriorTerms(leaves.get("q_lanes"), leaves.get("k_lanes"))
+    terms = PriorTerms(leaves.get("q_lanes"), leaves.get("k_lanes"), bias=leaves.get("bias"))
     if "table" in leaves and grid is not None:
         height, width, prefix = grid
         pos = Positions.grid(height, width, num_prefix=prefix)
@@ -229,6 +229,8 @@ def eager_in(
         logits = logits + low["q_lanes"] @ low["k_lanes"].transpose(-1, -2)
     if "table" in low:
         logits = logits + terms_of(low, grid).table.dense()
+    if "bias" in low:
+        logits = logits + low["bias"]
     if "query_scale" in low:
         logits = logits * low["query_scale"][..., None]
     mask = visible(call)

@@ -27,6 +27,7 @@ from zoo.attention.dispatch import MaskWarning, choose_kernel
 from zoo.attention.flash import FlashKernel, find_package, find_runs
 from zoo.attention.triton import TritonKernel
 from zoo.priors.base import PriorTerms, RelativeTable
+from zoo.priors.blocked import _Sum
 
 MISSING = "the flash-attn package is not installed"
 
@@ -68,7 +69,7 @@ def claimed(monkeypatch):
 
 
 def cuda_call(
-    *, dtype=torch.bfloat16, queries=16, keys=16, width=64, lanes=0, table=False, bias=False, window=None, causal=True
+    *, dtype=torch.bfloat16, queries=16, keys=16, width=64, lanes=0, table=False, bias="", window=None, causal=True
 ) -> AttentionCall:
     """Inside FakeTensorMode: a call on CUDA that holds no data."""
     q, k, v = (torch.empty(2, 4, n, width, dtype=dtype, device="cuda") for n in (queries, keys, keys))
@@ -80,7 +81,8 @@ def cuda_call(
         places = Positions.line(queries, offset=keys - queries), Positions.line(keys)
         terms += PriorTerms(table=RelativeTable.line(numbers, *places, center=queries - 1))
     if bias:
-        terms += PriorTerms(bias=torch.empty(1, 4, queries, keys, device="cuda"))
+        matrix = torch.empty(1, 4, queries, keys, device="cuda")
+        terms += PriorTerms(bias=matrix if bias == "matrix" else _Sum((matrix, matrix)))
     return AttentionCall(q, k, v, terms, causal, window=window)
 
 
@@ -100,6 +102,7 @@ CHOICES = {
     "window-float32": ({"window": 5, "dtype": SINGLE}, "triton", "triton"),
     "table": ({"table": True}, "triton", "triton"),
     "table-float32": ({"table": True, "dtype": SINGLE}, "triton", "triton"),
+    "bias": ({"bias": "matrix", "causal": False}, "triton", "triton"),
     "table-lanes-window": ({"table": True, "lanes": 4, "window": 3}, "triton", "triton"),
     "table-decode": ({"table": True, "queries": 1}, "triton", "triton"),
     "table-few-queries": ({"table": True, "queries": 8, "keys": 40}, "triton", "triton"),
@@ -132,7 +135,7 @@ SLOW = {
     "table-float64": ({"table": True, "dtype": DOUBLE}, "float64"),
     "table-wide": ({"table": True, "width": 256, "lanes": 8}, "256"),
     "window-wide": ({"window": 5, "width": 264}, "256"),
-    "bias": ({"bias": True}, "relative table or lanes"),
+    "bias-by-blocks": ({"bias": "blocks"}, "relative table or lanes"),
 }
 
 

@@ -19,6 +19,7 @@ from zoo.attention.triton import TritonKernel, common, table_grad
 from zoo.methods import list_positions
 from zoo.priors import Prior
 from zoo.priors.base import PriorTerms, RelativeTable
+from zoo.priors.blocked import BlockedBias
 from zoo.registry import create_model
 
 pytestmark = pytest.mark.gpu
@@ -121,7 +122,7 @@ def test_low_precision_error_is_that_of_an_eager_reference(name, dtype):
     [(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID],
 )
 def test_every_prior_with_gradients_of_its_parameters(name, causal):
-    """A prior registered today is covered today, GGD as a parametric table; dense ones are refused with the reason."""
+    """A prior registered today is covered today, GGD as a parametric table; FIRE's blocks are refused with the reason."""
     prior = make(name, num_heads=2).to(DEVICE).float()
     pos = Positions.grid(4, 5, num_prefix=2) if name in GRID else Positions.line(21)
     torch.manual_seed(3)
@@ -130,8 +131,8 @@ def test_every_prior_with_gradients_of_its_parameters(name, causal):
     results = []
     for kernel in ("reference", "triton"):
         terms = prior(pos, pos, causal=causal, x=x)
-        if terms.bias is not None:
-            with pytest.raises(ValueError, match="dense bias"):
+        if isinstance(terms.bias, BlockedBias):
+            with pytest.raises(ValueError, match="a block of rows at a time"):
                 prior_attention(q, k, v, terms, causal=causal, kernel="triton")
             return
         out = prior_attention(q, k, v, terms, causal=causal, kernel=kernel)

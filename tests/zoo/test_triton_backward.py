@@ -15,8 +15,8 @@ if not triton.knobs.runtime.interpret:
     pytest.skip("its blocks of 16 and its budgets are for the interpreter", allow_module_level=True)
 
 from zoo.attention.triton import common, table_grad  # noqa: E402
-from zoo.attention.triton.backward import DQ_16, attention_backward, block_sizes, row_delta  # noqa: E402
-from zoo.attention.triton.common import Geometry  # noqa: E402
+from zoo.attention.triton.backward import DQ_16, attention_backward, block_sizes, output_gradient  # noqa: E402
+from zoo.attention.triton.common import Geometry, Operands  # noqa: E402
 from zoo.attention.triton.table_grad import table_gradient  # noqa: E402
 
 LOG2E = math.log2(math.e)
@@ -223,15 +223,14 @@ def fused(
     if not fixed_order:  # heads beside one another in memory, as a model's projections leave them
         q, k, v, grad_out, out = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v, grad_out, out))
     lse2 = (want["lse"] * LOG2E).masked_fill(want["lse"] == -math.inf, math.inf).float()
-    table2 = None if inputs.table is None else (inputs.table * LOG2E).float()
-    jacobian2 = None if inputs.jacobian is None else (inputs.jacobian[case.log_factor :] * LOG2E).float()
-    row_scale = None if inputs.row_scale is None else inputs.row_scale.float()
-    delta = row_delta(grad_out, out, g)
-    shared = (grad_out, q, k, v, table2, row_scale, inputs.segments)
-    grads = attention_backward(*shared, out, lse2, plan, g, jacobian2, delta, case.log_factor)
+    table, row_scale = (None if x is None else x.float() for x in (inputs.table, inputs.row_scale))
+    jacobian = None if inputs.jacobian is None else inputs.jacobian[case.log_factor :].float()
+    call = Operands(q, k, v, table, row_scale, inputs.segments, g)
+    upstream = output_gradient(grad_out, out, lse2, g)
+    grads = attention_backward(call, upstream, plan, jacobian, case.log_factor)
     got = dict(zip(("q", "k", "v", "row_scale", "params"), grads, strict=True))
-    if table2 is not None:
-        got["table"] = table_gradient(*shared, lse2, delta, plan, g)
+    if table is not None:
+        got["table"] = table_gradient(call, upstream, plan)
     return {name: x for name, x in got.items() if x is not None}
 
 
@@ -325,10 +324,9 @@ def test_strided_operands_and_a_broadcast_gradient():
     inputs.grad_out = torch.ones(1, 1, 1, 1, dtype=torch.float64).expand_as(inputs.grad_out)
     want = oracle(case, inputs)
     q, k, v, out = (x.float().mT.contiguous().mT for x in (inputs.q, inputs.k, inputs.v, want["out"]))
-    grads = attention_backward(
-        inputs.grad_out.float(), q, k, v, (inputs.table * LOG2E).float(), None, None, out, (want["lse"] * LOG2E).float(),
-        None, case.geometry,
-    )  # fmt: skip
+    call = Operands(q, k, v, inputs.table.float(), None, None, case.geometry)
+    upstream = output_gradient(inputs.grad_out.float(), out, (want["lse"] * LOG2E).float(), case.geometry)
+    grads = attention_backward(call, upstream)
     wanted = {name: want[name] for name in "qkv"}
     assert_close(dict(zip("qkv", grads[:3], strict=True)), wanted, 80 * 2.0**-24)
     assert grads[3] is None and grads[4] is None
@@ -339,7 +337,7 @@ def test_a_jacobian_needs_its_table():
     inputs = draw(case)
     inputs.table = None
     with pytest.raises(
-        ValueError, match=r"jacobian2 must be \(P, H, N\) over a table2 \(H, N\), got \(1, 2, 5\) over None"
+        ValueError, match=r"the jacobian must be \(P, H, N\) over a table \(H, N\), got \(1, 2, 5\) over None"
     ):
         fused(case, inputs, {"out": inputs.grad_out, "lse": torch.zeros(1, 2, 3)})
 

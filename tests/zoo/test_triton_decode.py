@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from tests.device import DEVICE
 from zoo.attention.triton import common, decode
-from zoo.attention.triton.common import Geometry
+from zoo.attention.triton.common import Geometry, Operands
 
 pytestmark = pytest.mark.gpu
 
@@ -38,11 +38,16 @@ class Case:
     segments: Tensor | None
     g: Geometry
 
+    @property
+    def call(self) -> Operands:
+        return Operands(self.q, self.k, self.v, self.table, self.row_scale, self.segments, self.g)
+
     def dense(self, splits: int | None = None) -> Tensor:
-        return decode.decode(self.q, self.k, self.v, self.table, self.row_scale, self.segments, self.g, splits=splits)
+        return decode.decode(self.call, splits=splits)
 
     def paged(self, pages: Pages, splits: int | None = None) -> Tensor:
-        return decode.decode_paged(self.q, pages, self.table, self.row_scale, self.g, splits=splits)
+        call = replace(self.call, k=pages.keys, v=pages.values, segments=pages.segments)
+        return decode.decode_paged(call, pages, splits=splits)
 
     def excess(self, ours: Tensor, kept: Tensor | None = None) -> float:
         """The largest error, as a share of what float32 may do to it."""
@@ -251,15 +256,13 @@ def test_splits_fill_the_device_without_needless_ones() -> None:
 def test_what_the_kernels_do_not_serve_is_named() -> None:
     case = CASES["one query"]
     with pytest.raises(ValueError, match="grid of 2 × 3"):
-        decode.decode(
-            case.q, case.k, case.v, None, None, None, Geometry(2, 2, 2, 1, 49, 8, 8, grid_height=2, grid_width=3)
-        )
+        decode.decode(replace(case.call, geometry=Geometry(2, 2, 2, 1, 49, 8, 8, grid_height=2, grid_width=3)))
     with pytest.raises(ValueError, match="k's last stride is 49"):
-        decode.decode(case.q, case.k.mT.contiguous().mT, case.v, case.table, case.row_scale, None, case.g)
+        decode.decode(replace(case.call, k=case.k.mT.contiguous().mT))
     with pytest.raises(ValueError, match="table of 50 columns: expected columns 3 to 51"):
-        decode.decode(case.q, case.k, case.v, torch.zeros(2, 50, device=DEVICE), None, None, case.g)
+        decode.decode(replace(case.call, table=torch.zeros(2, 50, device=DEVICE)))
     with pytest.raises(ValueError, match=r"v's dtype is torch\.float64"):
-        decode.decode(case.q, case.k, case.v.double(), case.table, case.row_scale, None, case.g)
+        decode.decode(replace(case.call, v=case.v.double()))
     with pytest.raises(ValueError, match="0 splits"):
         case.dense(0)
     pages = store(case, 16, torch.ones(2, 2, 4, dtype=torch.bool))

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from tests.device import DEVICE
 from tests.zoo.test_triton_decode import Case, make
 from zoo.attention.triton import common, decode, forward
-from zoo.attention.triton.common import Geometry
+from zoo.attention.triton.common import Geometry, Operands
 from zoo.attention.triton.forward import attention_forward
 from zoo.attention.triton.plan import make_plan
 
@@ -25,10 +25,9 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ours(case: Case, planned: bool = False) -> Tensor:
-    table2 = None if case.table is None else case.table * common.LOG2E.value
     segments = None if case.segments is None else case.segments[:, : case.g.keys].contiguous()
-    plan = make_plan(case.q, case.k, case.table, case.row_scale, segments, case.g) if planned else None
-    return attention_forward(case.q, case.k, case.v, table2, case.row_scale, segments, plan, case.g)[0]
+    call = Operands(case.q, case.k, case.v, case.table, case.row_scale, segments, case.g)
+    return attention_forward(call, make_plan(call) if planned else None)[0]
 
 
 # Columns of q: lanes, then content. Where the two together would double the padded width, lanes are multiplied apart.
@@ -141,10 +140,11 @@ def test_no_axis_but_the_first_counts_heads_or_rows(monkeypatch: pytest.MonkeyPa
     many, long = x.expand(70000, 2, 3, 16), x.expand(1, 2, 1 << 22, 16)
     for q, rows in ((many, 70000 * 2), (long, (1 << 22) // 64)):
         g = Geometry(q.shape[0], 2, 2, q.shape[2], q.shape[2], 16, 16)
-        attention_forward(q, q, q, None, None, None, None, g)
-        decode.decode(q, q, q, None, None, None, g, splits=1)
+        call = Operands(q, q, q, None, None, None, g)
+        attention_forward(call)
+        decode.decode(call, splits=1)
         if q is many:
-            decode.decode(q, q, q, None, None, None, g, splits=5)
+            decode.decode(call, splits=5)
         for grid in grids.asked:
             assert grid[0] >= rows and all(size <= 65535 for size in grid[1:])
         assert len(grids.asked) >= 2

@@ -13,7 +13,7 @@ from tests.device import DEVICE
 from zoo import Positions, create_prior
 
 common = pytest.importorskip("zoo.attention.triton.common", reason="needs Triton")
-from zoo.attention.triton.common import Geometry  # noqa: E402
+from zoo.attention.triton.common import Geometry, Operands  # noqa: E402
 from zoo.attention.triton.plan import Plan, make_plan, skipped_share  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -196,6 +196,11 @@ def logits(given: list[Tensor | None], g: Geometry) -> Tensor:
     return z.masked_fill(~seen, -math.inf)
 
 
+def plan_of(q: Tensor, k: Tensor, table: Tensor | None, scale: Tensor | None, ids: Tensor | None, g: Geometry) -> Plan:
+    """The plan of a call; values do not matter to it."""
+    return make_plan(Operands(q, k, k, table, scale, ids, g))
+
+
 def by_tile(mask: Tensor) -> Tensor:
     """(B·H, tiles of queries, tiles of keys): whether any element of a tile is True."""
     mask = mask.flatten(0, 1)
@@ -224,7 +229,7 @@ def check_columns(plan: Plan) -> None:
 def test_what_is_left_out_is_below_the_budget(name: str) -> None:
     case = CASES[name]
     given, g = build(case)
-    plan = make_plan(*given, g)
+    plan = plan_of(*given, g)
     z, inside = logits(given, g).flatten(0, 1), kept(plan)
     elements = inside.repeat_interleave(TILE, 1).repeat_interleave(TILE, 2)[:, : g.queries, : g.keys]
     weights = z.softmax(-1).nan_to_num()  # rows that see no key weigh nothing
@@ -247,7 +252,7 @@ def test_the_share_of_alibi_is_that_of_its_slopes() -> None:
     zero = torch.zeros(1, HEADS, 128, WIDTH, device=DEVICE)
     distance = torch.arange(255, device=DEVICE) - 127.0
     table = -torch.tensor([[1.0], [0.5]], device=DEVICE) * distance.abs()
-    plan = make_plan(zero, zero, table, None, None, g)
+    plan = plan_of(zero, zero, table, None, None, g)
     assert (plan.rows[1] - plan.rows[0]).tolist() == [[1, 2, 3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 4, 4, 4, 4]]
     assert skipped_share(plan, g) == (15 + 10) / 72
 
@@ -255,23 +260,23 @@ def test_the_share_of_alibi_is_that_of_its_slopes() -> None:
     terms = create_prior("alibi", num_heads=HEADS)(Positions.line(128), Positions.line(128), causal=True)
     q, k = (torch.cat([x.to(DEVICE), zero], -1) for x in (16.0 * terms.q_lanes, terms.k_lanes))
     g = replace(g, width_k=5 + WIDTH, lanes=5)
-    plan = make_plan(q.bfloat16(), k.bfloat16(), None, None, None, g)
+    plan = plan_of(q.bfloat16(), k.bfloat16(), None, None, None, g)
     assert (plan.rows[1] - plan.rows[0]).tolist() == [[1, 2, 3, 3, 3, 3, 3, 3], [1, 2, 3, 4, 5, 6, 7, 8]]
 
 
 def test_a_large_constant_of_a_row_changes_nothing() -> None:
     """A lane that all keys share cancels in the softmax; its range over a tile's queries must not blunt the bound."""
     given, g = build(Case(needle=0.0))
-    plan = make_plan(*given, g)
+    plan = plan_of(*given, g)
     shared = 2000.0 * torch.rand(1, HEADS, 90, 1, device=DEVICE), torch.ones(1, HEADS, 90, 1, device=DEVICE)
     q, k = (torch.cat([lane, x], -1) for lane, x in zip(shared, given[:2], strict=True))
-    wide = make_plan(q, k, *given[2:], replace(g, width_k=1 + WIDTH, lanes=1))
+    wide = plan_of(q, k, *given[2:], replace(g, width_k=1 + WIDTH, lanes=1))
     assert torch.equal(wide.rows, plan.rows) and skipped_share(plan, g) > 0
 
 
 def test_tiles_of_other_documents_are_outside() -> None:
     given, g = build(Case(96, 96, causal=False, table=None, documents=((32, 64), (20, 96))))
-    plan = make_plan(*given, g)
+    plan = plan_of(*given, g)
     first, second = [[0, 0, 2, 2, 4, 4], [2, 2, 4, 4, 6, 6]], [[0, 0, 1, 1, 1, 1], [2, 6, 6, 6, 6, 6]]
     assert plan.rows[:, 0].tolist() == first and plan.rows[:, HEADS].tolist() == second
     assert torch.equal(plan.rows, plan.cols) and skipped_share(plan, g) == 0.0
@@ -283,20 +288,20 @@ def test_tiles_of_other_documents_are_outside() -> None:
 def test_a_head_with_nan_or_infinity_skips_nothing(where: str, value: float) -> None:
     given, g = build(Case(40, 70, scale="positive", needle=0.0))
     given[2] *= 6.0
-    clean = make_plan(*given, g)
+    clean = plan_of(*given, g)
     assert (clean.counts[1].sum(-1) > 0).all()  # both heads skip
     at = ["q", "k", "table", "row_scale"].index(where)
     given[at] = given[at].clone()
     place = {"table": (0, 2), "row_scale": (0, 0, 5)}.get(where, (0, 0, 5, 2))
     given[at][place] = value
-    plan = make_plan(*given, g)
+    plan = plan_of(*given, g)
     assert plan.rows[:, 0].tolist() == [[0, 0, 0], [3, 4, 5]]
     assert torch.equal(plan.rows[:, 1], clean.rows[:, 1])
 
 
 def test_a_plan_without_its_counts_has_no_share() -> None:
     given, g = build(Case())
-    plan = make_plan(*given, g)
+    plan = plan_of(*given, g)
     with pytest.raises(ValueError, match="counts"):
         skipped_share(Plan(plan.rows, plan.cols), g)
     with pytest.raises(ValueError, match=r"\(2, 2, 3\)"):

@@ -58,7 +58,13 @@ def loss(run, ids: Tensor) -> Tensor:
 
 
 def operands(
-    *, table: bool, parametric: bool, lanes: int, dtype: torch.dtype = torch.float32, grad: bool = True
+    *,
+    table: bool,
+    parametric: bool,
+    lanes: int,
+    dtype: torch.dtype = torch.float32,
+    grad: bool = True,
+    biased: bool = False,
 ) -> tuple:
     """Arguments of the operator: grouped heads whose keys and values are views, documents and a shared row scale."""
     torch.manual_seed(0)
@@ -71,7 +77,8 @@ def operands(
     k, v = (leaf(2, length, groups, width, dtype=dtype).transpose(1, 2) for width in (8 + lanes, 8))
     ids = (torch.arange(length, device=DEVICE) // 9).int().expand(2, -1).contiguous()
     params, jacobian = (leaf(2, heads), leaf(1, heads, columns)) if parametric else (None, None)
-    tensors = [q, k, v, leaf(heads, columns) if table else None, leaf(1, heads, length), ids, params]
+    bias = leaf(2, 1, length, length, dtype=dtype) if biased else None
+    tensors = [q, k, v, leaf(heads, columns) if table else None, leaf(1, heads, length), ids, bias, params]
     for tensor in tensors:
         if grad and tensor is not None and tensor.is_floating_point():
             tensor.requires_grad_()
@@ -86,9 +93,9 @@ def operands(
     [
         dict(table=True, parametric=False, lanes=3),
         dict(table=True, parametric=True, lanes=0, dtype=torch.bfloat16),
-        dict(table=False, parametric=False, lanes=0),
+        dict(table=False, parametric=False, lanes=0, biased=True),
     ],
-    ids=["table-lanes", "parametric-bfloat16", "none"],
+    ids=["table-lanes", "parametric-bfloat16", "bias"],
 )
 def test_operators_keep_the_rules_of_torch(case: dict) -> None:
     """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd has its place."""
@@ -97,7 +104,8 @@ def test_operators_keep_the_rules_of_torch(case: dict) -> None:
     given = operands(**case, grad=False)
     out, *saved = op.fused_attention(*given)
     sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(out)  # a sum's gradient has no memory of its own
-    backward = (sums, *given[:8], out, *saved, *given[8:15], case["table"] and not case["parametric"])
+    needs = (case["table"] and not case["parametric"], case.get("biased", False))
+    backward = (sums, *given[:9], out, *saved, *given[9:16], *needs)
     torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
     few = (given[0][:, :, -2:], *given[1:4], None, None, True, 0, 25, [], case["lanes"], 0.3)
     torch.library.opcheck(op.decode_op, few, test_utils=tests[::2])

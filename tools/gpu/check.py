@@ -79,9 +79,11 @@ CASES = {
         table="random", lanes=5, scale=True, documents=True, window=300, groups=2, queries=700, skip=True
     ),
     "packed-qkv": dict(table="random", packed=True),
+    "bias": dict(bias=(1, 1), causal=False),
+    "bias-everything": dict(bias=(2, 4), table="random", lanes=5, scale=True, documents=True, groups=2, queries=700),
     "plus-infinity-hidden": dict(table="hidden"),
 }
-QUICK = ["bare", "lanes", "table", "parametric-scale-skip", "documents", "grouped", "grid"]
+QUICK = ["bare", "lanes", "table", "parametric-scale-skip", "documents", "grouped", "grid", "bias"]
 
 
 def build(name, width, dtype, seed):
@@ -146,6 +148,8 @@ def build(name, width, dtype, seed):
         leaves["table"] = table.clone().requires_grad_()
     if o.get("scale"):
         leaves["query_scale"] = (0.5 + torch.rand(H, T, device=device)).requires_grad_()
+    if "bias" in o:
+        leaves["bias"] = leaf(*o["bias"], T, S, d=torch.float32)
     segments = None
     if o.get("documents"):
         cut = torch.tensor([[S // 5], [S // 2]], device=device)
@@ -157,7 +161,7 @@ def build(name, width, dtype, seed):
     )
 
     def call(leaves, kernel, prior):
-        terms = PriorTerms(leaves.get("q_lanes"), leaves.get("k_lanes"))
+        terms = PriorTerms(leaves.get("q_lanes"), leaves.get("k_lanes"), bias=leaves.get("bias"))
         if prior is not None:
             terms = replace(terms, table=prior(*pos, causal=causal).table)
         elif "grid" in o:
@@ -212,7 +216,17 @@ def check(name, width, dtype, seed=0):
     same = all(torch.equal(a[n], runs[0][n]) for a in runs[1:] for n in a)
     bound = BOUND[dtype]
     # Sums for a table and its parameters cancel: errors are relative to the size of the summands, hence × 4.
-    loose = {"theta_alpha", "theta_beta", "theta_mu", "table", "query_scale", "q_lanes", "k_lanes", "out, worst row"}
+    loose = {
+        "theta_alpha",
+        "theta_beta",
+        "theta_mu",
+        "table",
+        "bias",
+        "query_scale",
+        "q_lanes",
+        "k_lanes",
+        "out, worst row",
+    }
     bad = {n: e for n, e in errors.items() if not e <= bound * (4 if n in loose else 1)}
     return errors, same, bad
 

@@ -57,7 +57,8 @@ if a.part:  # compile and do not launch
 import triton  # noqa: E402
 
 from zoo.attention.triton import backward, forward, table_grad  # noqa: E402
-from zoo.attention.triton.backward import row_delta  # noqa: E402
+from zoo.attention.triton.backward import OutputGradient, output_gradient  # noqa: E402
+from zoo.attention.triton.common import Operands  # noqa: E402
 from zoo.attention.triton.common import Geometry  # noqa: E402
 
 device = torch.device("cuda")
@@ -201,13 +202,12 @@ def baselines(width):
 
 def one(kernel, width, variant, candidates):
     q, k, v, do, table, scale, jacobian, g = inputs(width, variant)
+    call = Operands(q, k, v, table, scale, None, g)
     rows, wanted = [], None
     out, lse = (
-        forward.attention_forward(q, k, v, table, scale, None, None, g)
-        if not a.part
-        else (torch.zeros_like(q), torch.zeros(B, H, L, device=device))
+        forward.attention_forward(call) if not a.part else (torch.zeros_like(q), torch.zeros(B, H, L, device=device))
     )
-    delta = row_delta(do, out, g) if not a.part else lse
+    upstream = output_gradient(do, out, lse, g) if not a.part else OutputGradient(do, lse, lse)
     keep = {n: getattr(backward, n) for n in ("_dkdv", "_dq")}
     products = {"forward": 2, "dkdv": 4, "dq": 3, "diagonal": 2}[kernel]
     for number, blocks in enumerate(candidates):
@@ -217,17 +217,17 @@ def one(kernel, width, variant, candidates):
         try:
             if kernel == "forward":
                 forward.BLOCKS_16[width] = blocks
-                run = lambda: forward.attention_forward(q, k, v, table, scale, None, None, g)[0]  # noqa: E731
+                run = lambda: forward.attention_forward(call)[0]  # noqa: E731
             elif kernel == "diagonal":
                 table_grad.BLOCKS_16[width] = blocks
-                run = lambda: table_grad.table_gradient(do, q, k, v, table, scale, None, lse, delta, None, g)  # noqa: E731
+                run = lambda: table_grad.table_gradient(call, upstream)  # noqa: E731
             else:
                 backward.DKDV_16[width] = backward.DQ_16[width] = backward.DKDV_PLAIN_128 = blocks
                 other = {"dkdv": "_dq", "dq": "_dkdv"}[kernel]
                 setattr(backward, other, Off())
                 index = 1 if kernel == "dkdv" else 0
                 run = lambda at=index: backward.attention_backward(  # noqa: E731
-                    do, q, k, v, table, scale, None, out, lse, None, g, jacobian, delta
+                    call, upstream, jacobian=jacobian
                 )[at]
             if a.part:
                 run()

@@ -86,7 +86,7 @@ def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
         if k_lanes is not None:
             _check("the prior's key lanes", k_lanes, (batch, heads, keys, *lanes), device, free=2)
     if terms.bias is not None:
-        _check("the prior's bias", terms.bias, (batch, heads, queries, keys), device, free=1)
+        _check("the prior's bias", terms.bias, (batch, heads, queries, keys), device, free=2)
     offset = terms.offset
     if table is not None:
         _check_table(call, table, heads)

@@ -21,6 +21,7 @@ from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.attention.triton import TRITON
 from zoo.naming import did_you_mean
 from zoo.priors.base import PriorTerms
+from zoo.priors.blocked import BlockedBias
 
 __all__ = ["KERNELS", "MaskWarning", "Observer", "choose_kernel", "prior_attention", "skipped_share", "skipping"]
 
@@ -52,8 +53,8 @@ def choose_kernel(
     """The kernel of `kernels` that `kernel="auto"` selects. `warned`: the warnings given so far, not to be repeated.
 
     On CUDA the first that serves the call: without a mask `flash`, then `sdpa`; with documents, windows or causal offsets
-    but no table `flash` (its package), then `triton`; with a table `triton`. If none does, `sdpa` with a T × S mask and a
-    `MaskWarning`. A mask and dropout are served by `sdpa` everywhere.
+    but no table `flash` (its package), then `triton`; with a table or a dense bias `triton`. If none does, `sdpa` with a
+    T × S mask and a `MaskWarning`. A mask and dropout are served by `sdpa` everywhere.
 
     Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S), and which long calls with
     lanes take too: it leaves out keys that a prior hides, where there are any. What `toeplitz` refuses (a
@@ -126,7 +127,7 @@ def _choose_on_cuda(call: AttentionCall, kernels: Mapping[str, Kernel], warned: 
 
 def _advice(call: AttentionCall) -> str:
     """How a user avoids the mask on CUDA."""
-    if call.terms.bias is not None:
+    if isinstance(call.terms.bias, BlockedBias):
         return "A prior with a relative table or lanes has no such bias."
     if call.mask is not None:
         return "Causality, windows and documents (segments=) need no such mask."

@@ -46,7 +46,8 @@ class Case:
     Attributes:
         prior: its name, with `options`; empty: none. trained: compare gradients of its parameters too.
         queries: the last ones, of `keys` (or of a grid of `shape` behind one prefix token).
-        groups: key heads, of four.  scaled: with a row scale.  documents: where the second one begins; 0: one alone.
+        groups: key heads, of four.  scaled: with a row scale.  biased: with a dense bias that all share.
+        documents: where the second one begins; 0: one alone.
         gradients: forward and backward, or forward alone, which a decoding kernel serves.
     """
 
@@ -58,6 +59,7 @@ class Case:
     shape: tuple[int, int] | None = None
     groups: int = 4
     scaled: bool = False
+    biased: bool = False
     documents: int = 0
     gradients: bool = True
 
@@ -68,6 +70,7 @@ CASES = {
     "table": Case("t5", trained=True, queries=133, groups=2),
     "parametric table": Case("ggd", {"init": "alibi"}, trained=True, scaled=True, documents=77),
     "grid": Case("ggd2d", {"init": "alibi"}, shape=(12, 16), queries=193, keys=193),
+    "dense bias": Case(queries=133, groups=2, biased=True),
     "decoding": Case("ggd", {"init": "alibi"}, queries=1, gradients=False, groups=2),
 }
 HEADS = 4
@@ -160,6 +163,8 @@ def _inputs(case: Case, dtype: torch.dtype, width: int) -> tuple[dict[str, Tenso
     wide = torch.promote_types(dtype, torch.float32)
     if case.scaled:
         leaves["row scale"] = torch.rand(HEADS, case.queries).to(wide) + 0.5
+    if case.biased:
+        leaves["bias"] = torch.randn(1, 1, case.queries, case.keys).to(wide)
     prior = create_prior(case.prior, num_heads=HEADS, **case.options) if case.prior else torch.nn.Module()
     for parameter in prior.parameters():  # which start alike in all heads, or at 0
         parameter.add_(0.1 * torch.randn_like(parameter)).requires_grad_(case.trained)
@@ -181,7 +186,7 @@ def _run(
     if case.documents:
         segments = (torch.arange(case.keys, device=q.device) >= case.documents).long().expand(2, -1)
     with torch.set_grad_enabled(case.gradients):
-        terms = prior(*places, causal=causal) if case.prior else PriorTerms()
+        terms = prior(*places, causal=causal) if case.prior else PriorTerms(bias=leaves.get("bias"))
         scale = leaves.get("row scale")
         call = AttentionCall(q, k, v, terms, causal, None if scale is None else scale[None], segments)
         if kernel.refuses(call):

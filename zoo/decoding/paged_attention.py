@@ -41,6 +41,8 @@ def _refuses_pages(call: AttentionCall, block: int) -> str | None:
     """What reading pages in place requires beyond `TritonKernel.refuses`."""
     if block < 16 or block & (block - 1):
         return f"a page must hold a power of two of keys, at least 16, got {block}"
+    if call.terms.bias is not None:
+        return "its bias is of pairs, not of keys"
     table = None if call.table is None else call.table.table
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (call.q, table, call.query_scale)):
         return "it has no gradient; decode under torch.no_grad()"
@@ -53,7 +55,7 @@ def _warn_once(reason: str) -> None:
 
 
 def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
-    from zoo.attention.triton.common import Geometry, last_axis_contiguous
+    from zoo.attention.triton.common import Geometry, Operands, last_axis_contiguous
     from zoo.attention.triton.decode import decode_paged
 
     q, table = call.unscaled, call.table
@@ -68,7 +70,7 @@ def _decode_paged(call: AttentionCall, pages: Pages) -> Tensor:
     )
     scale = None if call.query_scale is None else call.query_scale.float().contiguous()
     values = None if table is None else last_axis_contiguous(table.table.float())
-    return decode_paged(q, pages, values, scale, geometry)
+    return decode_paged(Operands(q, pages.keys, pages.values, values, scale, pages.segments, geometry), pages)
 
 
 def attend_gathered(

@@ -52,7 +52,8 @@ class PriorTerms:
         q_lanes: (1 or B, 1 or H, T, R) head columns; K += <q_lanes, k_lanes>.
         k_lanes: (1 or B, 1 or H, S, R); None beside q_lanes means that the keys hold them already (a KV cache).
         table: a relative table.
-        bias: (1 or B, H, T, S) log-prior that is neither lanes nor a table: a matrix, or what is made by blocks of rows (FIRE).
+        bias: (1 or B, 1 or H, T, S) log-prior that is neither lanes nor a table: a matrix, or what is made by blocks of rows
+            (FIRE).
         carry: (B, H, S) state after each key (CABLE's running sum), or None; that after the last is passed to the next chunk.
         causal: whether they are for causal attention alone (True) or for bidirectional attention alone (False); None: for both.
         offset: the first query's row less the first key's, which lanes do not tell; None where any will do, or a table tells.

@@ -53,10 +53,10 @@ Bias: TypeAlias = Tensor | BlockedBias
 
 
 def bias_block(bias: Bias, heads: slice | Tensor, rows: slice, num_keys: int) -> Tensor:
-    """`BlockedBias.block`, also of a matrix."""
+    """`BlockedBias.block`, also of a matrix, which the heads may share."""
     if isinstance(bias, BlockedBias):
         return bias.block(heads, rows, num_keys)
-    return bias[:, heads, rows, :num_keys]
+    return bias[:, heads if bias.shape[1] > 1 else slice(None), rows, :num_keys]
 
 
 def whole_bias(bias: Bias) -> Tensor:
@@ -80,8 +80,8 @@ class _Sum(BlockedBias):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        batch, *rest = torch.broadcast_shapes(*(tuple(part.shape) for part in self.parts))
-        return (batch, *rest)
+        batch, heads, queries, keys = torch.broadcast_shapes(*(tuple(part.shape) for part in self.parts))
+        return batch, heads, queries, keys
 
     @property
     def device(self) -> torch.device:
@@ -100,7 +100,16 @@ class _Sum(BlockedBias):
         return sum(rest, first)
 
     def of_heads(self, heads: slice) -> BlockedBias:
-        return _Sum(tuple(p.of_heads(heads) if isinstance(p, BlockedBias) else p[:, heads] for p in self.parts))
+        def cut(part: Bias) -> Bias:
+            return (
+                part.of_heads(heads)
+                if isinstance(part, BlockedBias)
+                else part
+                if part.shape[1] == 1
+                else part[:, heads]
+            )
+
+        return _Sum(tuple(cut(part) for part in self.parts))
 
     def padded(self, before: int, after: int) -> BlockedBias:
         return _Sum(tuple(padded_bias(part, before, after) for part in self.parts))

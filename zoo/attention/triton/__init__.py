@@ -28,6 +28,7 @@ from zoo.attention.base import (
     traced_as_constant,
 )
 from zoo.attention.reach import SKIPS
+from zoo.priors.blocked import BlockedBias
 
 __all__ = ["TRITON", "TritonKernel", "skipped_share", "skipping"]
 
@@ -54,7 +55,7 @@ def _find_distrust(device: str, dtype: torch.dtype) -> str | None:
 
 
 class TritonKernel:
-    """Serves tables on lines and grids, lanes, documents and windows, in float32, bfloat16 and float16, on CUDA.
+    """Serves tables on lines and grids, lanes, dense biases, documents and windows, in float32, bfloat16 and float16, on CUDA.
 
     Attributes:
         least_keys: below this many keys, or a quarter of them with documents, which hide tiles from each other whatever the
@@ -89,8 +90,8 @@ class TritonKernel:
             return f"it runs on CUDA devices, and the queries are on {call.q.device}"
         if device == "cuda" and self.capability(str(call.q.device)) < (8, 0):
             return "it needs an NVIDIA GPU of compute capability 8.0 or later"
-        if call.terms.bias is not None:
-            return "a dense bias takes T × S memory"
+        if isinstance(call.terms.bias, BlockedBias):
+            return "its bias is made a block of rows at a time, by a function that a kernel cannot call"
         if len({call.q.dtype, call.k.dtype, call.v.dtype}) > 1:
             return f"q, k and v must be of one dtype, got {call.q.dtype}, {call.k.dtype} and {call.v.dtype}"
         if call.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -110,8 +111,9 @@ class TritonKernel:
         from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
 
         q, k, v, row_scale, segments = _operands(call)
-        table, scalars = call.table, _scalars(call)
-        few = call.num_queries <= self.decode_queries and not scalars[3]
+        table, bias, scalars = call.table, call.terms.bias, _scalars(call)
+        assert not isinstance(bias, BlockedBias)  # refused
+        few = call.num_queries <= self.decode_queries and not scalars[3] and bias is None
         if few and not needs_grad(q, k, v, None if table is None else table.table, row_scale):
             decode = decode_op if torch.compiler.is_compiling() else fused_decode
             return decode(q, k, v, None if table is None else table.table.float(), row_scale, segments, *scalars)
@@ -122,7 +124,7 @@ class TritonKernel:
         least = self.least_keys if segments is None else self.least_keys // 4
         skip = _skips() and call.num_keys >= least and _may_skip(call)
         return fused_attention(
-            q, k, v, values, row_scale, segments, params, jacobian, *scalars, _constant_from(call), skip
+            q, k, v, values, row_scale, segments, bias, params, jacobian, *scalars, _constant_from(call), skip
         )[0]
 
 
@@ -150,16 +152,21 @@ def _skips() -> bool:
 def skipped_share(call: AttentionCall) -> float:
     """Fraction of the visible tiles of this call that are skipped. Synchronises with the device."""
     from zoo.attention.triton import plan
-    from zoo.attention.triton.op import geometry_of
+    from zoo.attention.triton.op import operands
 
+    if call.terms.bias is not None:
+        return 0.0
     q, k, v, row_scale, segments = _operands(call)
-    geometry = geometry_of(q, k, v, *_scalars(call))
     table = None if call.table is None else call.table.table.float()
-    return plan.skipped_share(plan.make_plan(q, k, table, row_scale, segments, geometry), geometry)
+    given = operands(q, k, v, table, row_scale, segments, None, *_scalars(call))
+    return plan.skipped_share(plan.make_plan(given), given.geometry)
 
 
 def _may_skip(call: AttentionCall) -> bool:
-    """Whether a bound on logits can vary between tiles: content alone has none that decreases with distance."""
+    """Whether a bound on logits can vary between tiles: content alone has none that decreases with distance. Of a bias the plan
+    would have to read all pairs, as much as the kernel itself reads."""
+    if call.terms.bias is not None:
+        return False
     return call.table is not None or call.terms.q_lanes is not None or call.segments is not None
 
 

@@ -1,10 +1,11 @@
-"""Gradients of q, k, v, the row scale and a parametric table's params; that of the table itself is in table_grad.py.
+"""Gradients of q, k, v, the row scale and a parametric table's params; those of the table itself and of a bias are in
+table_grad.py and bias_grad.py.
 
 With weights p = exp2(z2 − lse2), δ = rowsum(dO ∘ O) and ds = p ∘ (dO·vᵀ − δ), the gradient of the natural-log logits
-row_scale[i]·(c·q·k + table[index]), c the softmax scale:
+row_scale[i]·(c·q·k + table[index] + bias[i,j]), c the softmax scale:
 
     dq = c·row_scale ∘ (ds·k)      dk = c·(row_scale ∘ ds)ᵀ·q      dv = pᵀ·dO
-    d row_scale[i] = Σ_j ds·(c·q·k + table[index])      d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
+    d row_scale[i] = Σ_j ds·(c·q·k + table[index] + bias)      d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
 
 (FlashAttention, arXiv:2205.14135, algorithm 4, as two kernels.) One program owns each block of dk and dv and sums over the
 query heads of its key head in registers, another owns each block of dq. Sums have a fixed order without atomic adds, so two
@@ -13,7 +14,7 @@ runs agree to the bit. Tiles wholly inside the mask take a path without comparis
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -26,28 +27,38 @@ from zoo.attention.triton.common import (
     LOG2E,
     STEEP,
     Geometry,
+    Operands,
+    entries,
     last_axis_contiguous,
     mm,
     narrow,
     on_device,
     padded_width,
+    pair_bias,
+    place_of,
+    planned,
+    row_values,
     same_document,
     scale_stride,
     seen_of,
     shared_limit,
+    split,
+    store_tile,
+    strided,
+    tile_at,
 )
-from zoo.attention.triton.tiles import entries, place_of, planned, row_values, split, store_tile, tile_at
 
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
 
-__all__ = ["attention_backward", "row_delta"]
+__all__ = ["OutputGradient", "attention_backward", "output_gradient"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on
 # CUDA cores. None spills registers on compute capability 9.0, and all two-byte ones use its matrix instructions for 64 rows
 # (tools/compile_kernels.py); not yet timed. Masked tiles are pipelined too: loads staged through registers cost more registers.
 DKDV_16 = {**dict.fromkeys((16, 32, 64), (64, 128, 8, 2)), 128: (32, 128, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_PLAIN_128 = (64, 128, 8, 2)  # on a line without lanes, documents or row scales
+DKDV_BIAS_16 = {**dict.fromkeys((16, 32, 64, 128), (32, 128, 8, 2)), 256: (16, 64, 8, 2)}
 DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
 DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
 DQ_32 = {16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 16, 8, 1), 256: (32, 16, 8, 1)}
@@ -68,8 +79,16 @@ def _delta(
     tl.store(delta + row * queries + rows, tl.sum(do.to(tl.float32) * o.to(tl.float32), 1), mask=rows < queries)
 
 
-def row_delta(grad_out: Tensor, out: Tensor, geometry: Geometry) -> Tensor:
-    """(B, H, T) float32 δ = Σ_d dO·O, the softmax term of every ds of a row; both arguments (B, H, T, Dv)."""
+class OutputGradient(NamedTuple):
+    """What gives ds of a call: dO (B,H,T,Dv), its last axis contiguous; lse2 and δ (B,H,T) float32."""
+
+    grad_out: Tensor
+    lse2: Tensor
+    delta: Tensor
+
+
+def output_gradient(grad_out: Tensor, out: Tensor, lse2: Tensor, geometry: Geometry) -> OutputGradient:
+    """dO with δ = Σ_d dO·O, the softmax term of every ds of a row; `out` (B,H,T,Dv) and lse2 are of the forward pass."""
     g = geometry
     grad_out, out = last_axis_contiguous(grad_out), last_axis_contiguous(out)
     delta = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=out.device)
@@ -79,26 +98,32 @@ def row_delta(grad_out: Tensor, out: Tensor, geometry: Geometry) -> Tensor:
             grad_out, out, delta, *grad_out.stride()[:3], *out.stride()[:3], g.heads, g.queries,
             WIDTH=g.width_v, DV=padded_width(g.width_v), BM=block, num_warps=4,
         )  # fmt: skip
-    return delta
+    return OutputGradient(grad_out, lse2, delta)
 
 
-# Sizes change from call to call and must not trigger recompilation.
+# Sizes change from call to call and must not trigger recompilation. Inside a tuple Triton would specialise them: a tensor comes
+# with its strides in a tuple, sizes come one by one. The order of arguments decides a few registers.
 LENGTHS = [
-    "heads", "share", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix", "q_tiles", "k_tiles",
-    "scale_b", "table_h", "jacobian_p",
+    "scale_b", "table_h", "heads", "share", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix", "q_tiles",
+    "k_tiles", "jacobian_p",
 ]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=LENGTHS[:-1])
 def _dkdv(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, dk, dv,
-    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dkb, dkg, dks, dvb, dvg, dvs, scale_b, table_h,
-    heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
+    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan,
+    scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor, dk, dv,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """One block of keys of one key head. Tiles are keys × queries, so that p and ds enter their products from registers."""
+    grad_out, gob, goh, got = grad_out
+    q, qb, qh, qt = q
+    k, kb, kg, ks = k
+    v, vb, vg, vs = v
+    dk, dkb, dkg, dks = dk
+    dv, dvb, dvg, dvs = dv
     IDS: tl.constexpr = segments is not None
     blocks = tl.cdiv(keys, BN)
     groups = heads // share
@@ -176,6 +201,8 @@ def _dkdv(
                         table + h * table_h, at, start, rows, cols, q_place, k_place, seen, origin, prefix,
                         GRID, PREFIX, part == 0,
                     )  # fmt: skip
+                if pairs is not None:
+                    z += pair_bias(pairs, b, h, at, start, rows - at + opaque_zero, cols - start, seen, part == 0)
                 scale = 1.0
                 if row_scale is not None:
                     scale = row_values(row_scale + b * scale_b + h * queries, rows, queries, 0.0, part == 0)
@@ -203,15 +230,19 @@ def _dkdv(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _dq(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, jacobian, dq, d_scale, d_params,
-    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, dqb, dqh, dqt, scale_b, table_h, jacobian_p,
-    heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
+    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, jacobian, dq, d_scale, d_params, jacobian_p,
+    scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PARTS: tl.constexpr, PARAMS: tl.constexpr, LOG_FACTOR: tl.constexpr
 ):  # fmt: skip
     """One block of queries of one head: dq, the row scale's gradient, and this block's part of the params' gradients. With
     LOG_FACTOR the derivative by the first param is the table itself."""
+    grad_out, gob, goh, got = grad_out
+    q, qb, qh, qt = q
+    k, kb, kg, ks = k
+    v, vb, vg, vs = v
+    dq, dqb, dqh, dqt = dq
     IDS: tl.constexpr = segments is not None
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -293,6 +324,8 @@ def _dq(
                     GRID, PREFIX, part == 0,
                 )  # fmt: skip
                 z += entry
+            if pairs is not None:
+                z += pair_bias(pairs, b, h, start, at, rows - start, cols - at, seen, part == 0)
             p = tl.exp2(z * scale - lse_rows)
             if part == 0:
                 p = tl.where(seen, p, 0.0)
@@ -345,11 +378,13 @@ def block_sizes(
     return sides[0], sides[1], warps, stages
 
 
-def shape_arguments(g: Geometry, table2: Tensor | None) -> tuple[int | float, ...]:
-    """The integers named in LENGTHS from `heads` on, in the kernels' order, and the factor of q·k."""
+def shape_arguments(call: Operands) -> tuple[int | float, ...]:
+    """The integers named in LENGTHS, in the kernels' order, but the last, and the factor of q·k."""
+    g, table2 = call.geometry, call.table2
     tiles = triton.cdiv(g.queries, common.TILE), triton.cdiv(g.keys, common.TILE)
     origin = g.origin if table2 is None or not g.grid_width else table2.shape[-1] // 2
     return (
+        scale_stride(call.row_scale), 0 if table2 is None else table2.shape[-1],
         g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window, origin, max(g.grid_width, 1), g.prefix, *tiles,
         g.factor,
     )  # fmt: skip
@@ -388,62 +423,50 @@ def _empty_like(x: Tensor) -> Tensor:
 
 
 def attention_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table2: Tensor | None,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    out: Tensor,
-    lse2: Tensor,
-    plan: Plan | None,
-    geometry: Geometry,
-    jacobian2: Tensor | None = None,
-    delta: Tensor | None = None,
+    call: Operands,
+    upstream: OutputGradient,
+    plan: Plan | None = None,
+    jacobian: Tensor | None = None,
     log_factor: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of all but the table.
+    """Gradients of all but the table and the bias.
 
     Args:
-        grad_out, out: (B, H, T, Dv); q, k, v, table2, row_scale, segments, plan, geometry: as in the forward pass.
-        lse2: (B, H, T) float32 from the forward pass.
-        jacobian2: (P, H, N) float32, ∂table2/∂params, that is ∂table/∂params times log2 e; same columns as table2.
-        delta: `row_delta(grad_out, out)`, if already computed.
-        log_factor: table2 is the derivative by the first of one param more than jacobian2 has, see `ParametricTable`.
+        call, plan: as in the forward pass.
+        jacobian: (P, H, N) float32, ∂table/∂params; same columns as the table.
+        log_factor: the table is the derivative by the first of one param more than the jacobian has, see `ParametricTable`.
 
     Returns:
         dq (B,H,T,Dk), dk (B,G,S,Dk), dv (B,G,S,Dv) in the dtypes of q, k, v; d_row_scale (B,H,T) float32, not yet summed
-        over a batch that shares its scales, or None without row_scale; d_params (P,H) float32, or None without jacobian2.
-        The last two are gradients with respect to natural units.
+        over a batch that shares its scales, or None without row_scale; d_params (P,H) float32, or None without jacobian.
     """
-    g = geometry
-    if jacobian2 is not None and (table2 is None or jacobian2.shape[1:] != table2.shape):
+    g, table2 = call.geometry, call.table2
+    if jacobian is not None and (table2 is None or jacobian.shape[1:] != table2.shape):
         have = None if table2 is None else tuple(table2.shape)
-        raise ValueError(f"jacobian2 must be (P, H, N) over a table2 (H, N), got {tuple(jacobian2.shape)} over {have}")
-    grad_out, q, k, v = (last_axis_contiguous(x) for x in (grad_out, q, k, v))
-    table2, row_scale, segments, jacobian2 = (
-        None if x is None else x.contiguous() for x in (table2, row_scale, segments, jacobian2)
-    )
-    delta = row_delta(grad_out, out, g) if delta is None else delta
+        raise ValueError(f"the jacobian must be (P, H, N) over a table (H, N), got {tuple(jacobian.shape)} over {have}")
+    q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
+    row_scale, segments = (None if x is None else x.contiguous() for x in (call.row_scale, call.segments))
+    jacobian2 = None if jacobian is None else (jacobian * LOG2E.value).contiguous()
+    grad_out, lse2, delta = upstream
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
-    shared = (*shape_arguments(g, table2),)
+    shape = shape_arguments(call)
     options = shape_options(g) | {"TILE": common.TILE, "GRID": g.grid_width > 0, "PREFIX": g.prefix > 0}
     options["PARTS"] = loops(q, segments)
-    columns = 0 if table2 is None else table2.shape[-1]
     width = max(options["DK"], options["DV"])
     small = q.element_size() == 2
-    strides = [s for x in (grad_out, q, k, v) for s in x.stride()[:3]]
+    given = tuple(strided(x) for x in (grad_out, q, k, v))
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         columns_read = options["DK"] + options["DV"] + (options["DL"] if options["LANES"] else 0)
         blocks = (DKDV_16 if small else DKDV_32)[width]
-        if small and width == 128 and not (options["LANES"] or options["GRID"]) and row_scale is None is segments:
+        if call.bias is not None:
+            blocks = (DKDV_BIAS_16 if small else DKDV_32)[width]
+        elif small and width == 128 and not (options["LANES"] or options["GRID"]) and row_scale is None is segments:
             blocks = DKDV_PLAIN_128
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
         _dkdv[(triton.cdiv(g.keys, bn) * g.batch * g.groups,)](
-            grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.cols, dk, dv,
-            *strides, *dk.stride()[:3], *dv.stride()[:3], scale_stride(row_scale), columns, *shared,
+            *given, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.cols,
+            *shape, strided(dk), strided(dv),
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
         blocks = (DQ_16 if small else DQ_32)[width]
@@ -454,9 +477,8 @@ def attention_backward(
         d_scale = None if row_scale is None else torch.empty_like(lse2)
         partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
         _dq[(parts * g.batch * g.heads,)](
-            grad_out, q, k, v, table2, row_scale, segments, lse2, delta, None if plan is None else plan.rows, jacobian2,
-            dq, d_scale, partial,
-            *strides, *dq.stride()[:3], scale_stride(row_scale), columns, g.heads * columns, *shared,
+            *given, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.rows, jacobian2,
+            strided(dq), d_scale, partial, 0 if jacobian2 is None else jacobian2.stride(0), *shape,
             BM=bm, BN=bn, PARAMS=params, LOG_FACTOR=log_factor, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     d_params = None if partial is None else partial.sum((1, 3), dtype=torch.float64).float()

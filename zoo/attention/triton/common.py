@@ -1,4 +1,4 @@
-"""Shared by the kernels: the geometry of a call, and the parts of a tile of logits.
+"""Shared by the kernels: a call as data, and the parts of a tile of logits.
 
 Kernels work in base 2: z2 = row_scale·(softmax_scale·log2 e·(q·k) + table2) with table2 = table·log2 e, and weights are
 exp2(z2 − lse2). All of it is float32: q is not scaled, and so not rounded, before its product with k.
@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 import triton
@@ -21,20 +21,32 @@ from triton.runtime import driver
 
 __all__ = [
     "Geometry",
+    "Operands",
     "bias_of",
     "code_of",
+    "entries",
     "key_range",
     "last_axis_contiguous",
+    "located",
     "mm",
     "narrow",
     "on_device",
     "padded_width",
+    "pair_bias",
+    "pairs_at",
+    "place_of",
     "placed_of",
+    "planned",
+    "row_values",
     "same_document",
     "scale_stride",
     "seen_of",
     "shared_limit",
-    "table_load",
+    "split",
+    "store_tile",
+    "strided",
+    "tile_at",
+    "unstaged_load",
     "visible_of",
 ]
 
@@ -89,6 +101,50 @@ class Geometry:
     def offset(self) -> int:
         """Position of the first query; queries are the last T of the S positions."""
         return self.keys - self.queries
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What every host function of this folder is handed: the tensors of a call, and its shape.
+
+    Logits are  z[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j> + table[h, index(i, j)] + bias[b,h,i,j]).
+
+    Attributes:
+        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv) of one dtype, lanes first.
+        table: (H, N) float32. row_scale: (1 or B, H, T) float32. segments: (B, S) int32 document ids.
+        geometry: the shape of the call and its mask.
+        bias: (1 or B, 1 or H, T, S) of any floating dtype and strides: a bias of pairs.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor | None
+    row_scale: Tensor | None
+    segments: Tensor | None
+    geometry: Geometry
+    bias: Tensor | None = None
+
+    @property
+    def pairs(self) -> tuple[Tensor | int, ...] | None:
+        """The bias as kernels take it (`pair_bias`), or None: no copy of it is made."""
+        return None if self.bias is None else located(self.bias)
+
+    @cached_property
+    def table2(self) -> Tensor | None:
+        """(H, N) contiguous: the table in base 2, times log2 e."""
+        return None if self.table is None else (self.table * LOG2E.value).contiguous()
+
+
+def strided(x: Tensor) -> tuple[Tensor | int, ...]:
+    """A tensor (B, heads, length, columns) with its strides but the last, which is 1: one argument of a kernel."""
+    return x, *x.stride()[:3]
+
+
+def located(pairs: Tensor) -> tuple[Tensor | int, ...]:
+    """A tensor (1 or B, 1 or H, T, S) with its four strides, 0 along batch rows or heads that share it."""
+    batch, head = (0 if pairs.shape[axis] == 1 else pairs.stride(axis) for axis in (0, 1))
+    return pairs, batch, head, pairs.stride(2), pairs.stride(3)
 
 
 def padded_width(width: int) -> int:
@@ -185,16 +241,23 @@ def placed_of(rows, cols, prefix):
 
 
 @triton.jit
-def table_load(at, seen, MASKED: tl.constexpr):
-    """float32 at the pointers `at`, 0 where not `seen`, if MASKED.
+def unstaged_load(at, seen, MASKED: tl.constexpr):
+    """What is at the pointers `at`, 0 where not `seen`, if MASKED.
 
-    On the device the load is inline assembly: Triton would pipeline the gather through shared memory, four bytes at a time,
-    because the logits feed a matrix product, and double the shared memory of a block.
+    On the device the load is inline assembly: Triton would pipeline it through shared memory because the logits feed a matrix
+    product, a table's gather four bytes at a time, and double the shared memory of a block.
     """
-    if INTERPRET:
+    TYPE: tl.constexpr = at.dtype.scalar.element_ty
+    if INTERPRET or tl.float64 == TYPE:
         if MASKED:
             return tl.load(at, mask=seen, other=0.0)
         return tl.load(at)
+    if tl.float32 != TYPE:
+        if MASKED:
+            return tl.inline_asm_elementwise(
+                "mov.b16 $0, 0; @$2 ld.global.nc.b16 $0, [$1];", "=&h,l,b", [at, seen], TYPE, is_pure=False, pack=1
+            )
+        return tl.inline_asm_elementwise("ld.global.nc.b16 $0, [$1];", "=h,l", [at], TYPE, is_pure=False, pack=1)
     if MASKED:
         return tl.inline_asm_elementwise(
             "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];", "=&r,l,b", [at, seen], tl.float32, is_pure=False, pack=1
@@ -225,7 +288,24 @@ def bias_of(
         at = row_at[:, None] - first_col.to(tl.int64)[None, :] - tl.arange(BN, 2 * BN).to(tl.int64)[None, :]
     if PREFIX and MASKED:
         seen = seen & placed_of(rows, cols, prefix)
-    return table_load(at, seen, MASKED)
+    return unstaged_load(at, seen, MASKED)
+
+
+@triton.jit
+def pairs_at(pairs, b, h, row_start, col_start, r, c):
+    """Pointers to the pairs of batch row b, head h, queries row_start + r and keys col_start + c, whose offsets pass 2^31."""
+    pointer, per_batch, per_head, per_row, per_col = pairs
+    pointer += tl.cast(b, tl.int64) * per_batch + tl.cast(h, tl.int64) * per_head
+    pointer += tl.cast(row_start, tl.int64) * per_row + tl.cast(col_start, tl.int64) * per_col
+    return pointer + r.to(tl.int64) * per_row + c.to(tl.int64) * per_col
+
+
+@triton.jit
+def pair_bias(pairs, b, h, row_start, col_start, r, c, seen, MASKED: tl.constexpr):
+    """float32, in base 2: the bias of a tile whose first query and key are row_start and col_start, in the shape that ranges r
+    and c broadcast to; 0 where not `seen`, if MASKED."""
+    at = pairs_at(pairs, b, h, row_start, col_start, r, c)
+    return unstaged_load(at, seen, MASKED).to(tl.float32) * LOG2E
 
 
 @triton.jit
@@ -286,3 +366,98 @@ def key_range(
             full_hi = 0
     none = full_lo >= full_hi
     return lo, tl.where(none, lo, full_lo), tl.where(none, lo, full_hi), hi
+
+
+# ------------------------------------------------------------ tiles of the backward pass
+
+
+@triton.jit
+def tile_at(
+    matrix, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    opaque_zero=0
+):  # fmt: skip
+    """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column and, if MASKED, row.
+
+    `opaque_zero`: a runtime 0 that the compiler cannot fold; it stops it from hoisting the address arithmetic out of earlier
+    loops and spilling it.
+    """
+    r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
+    # The first row's offset may pass 2^31, offsets inside the tile do not.
+    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
+    if MASKED and WIDTH < PADDED:
+        return tl.load(at, mask=(start + r[:, None] < count) & (c[None, :] < WIDTH), other=0.0)
+    if MASKED:
+        return tl.load(at, mask=start + r[:, None] < count, other=0.0)
+    if WIDTH < PADDED:
+        return tl.load(at, mask=c[None, :] < WIDTH, other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
+def row_values(vector, rows, count, beyond: tl.constexpr, MASKED: tl.constexpr):
+    """One value per row, in the shape of `rows`; `beyond` for rows from `count` on, if MASKED."""
+    if MASKED:
+        return tl.load(vector + rows, mask=rows < count, other=beyond)
+    return tl.load(vector + rows)
+
+
+@triton.jit
+def store_tile(
+    matrix, tile, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, opaque_zero=0
+):
+    """Store the rows of `tile` inside a (count, WIDTH) matrix, rounded to its dtype. `opaque_zero`: as for `tile_at`."""
+    r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
+    at = matrix + start * tl.cast(stride, tl.int64) + (r[:, None] * stride + c[None, :])
+    tl.store(at, narrow(tile, matrix.dtype.element_ty), mask=(start + r[:, None] < count) & (c[None, :] < WIDTH))
+
+
+@triton.jit
+def place_of(tokens, grid_width, prefix, GRID: tl.constexpr):
+    """The value whose query − key difference indexes the table: the token's index on a line, its code on a grid."""
+    if GRID:
+        return code_of(tokens, grid_width, prefix)
+    return tokens
+
+
+@triton.jit
+def entries(
+    table, row_start, col_start, rows, cols, q_place, k_place, seen, origin, prefix,
+    GRID: tl.constexpr, PREFIX: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
+    """Table entries of the tile whose first query and key are `row_start` and `col_start`, in the shape that `rows` and `cols`
+    broadcast to; if MASKED, 0 outside the table's reach: for hidden pairs, and for tokens off the grid.
+
+    On a line the address is one shared by the tile plus constant ranges used nowhere else, so that the compiler loads each
+    distinct entry of a thread once (see `bias_of`).
+    """
+    if GRID:
+        at = table + (q_place - k_place + origin)
+    else:
+        R: tl.constexpr = rows.numel
+        C: tl.constexpr = cols.numel
+        r = tl.reshape(tl.arange(R, 2 * R), rows.shape).to(tl.int64)
+        c = tl.reshape(tl.arange(C, 2 * C), cols.shape).to(tl.int64)
+        at = table + (origin + C - R) + (row_start - col_start) + r - c
+    if PREFIX and MASKED:
+        seen = seen & (rows >= prefix) & (cols >= prefix)
+    return unstaged_load(at, seen, MASKED)
+
+
+@triton.jit
+def planned(plan, row, all_rows, tiles, start, other, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """[lo, hi) in tokens of the other axis, of length `other`, that the plan requires for the block at `start`."""
+    COUNT: tl.constexpr = (BLOCK + TILE - 1) // TILE
+    tile = start // TILE + tl.arange(0, COUNT)
+    lo = tl.min(tl.load(plan + row * tiles + tile, mask=tile < tiles, other=2147483647), 0)
+    hi = tl.max(tl.load(plan + (all_rows + row) * tiles + tile, mask=tile < tiles, other=0), 0)
+    return tl.minimum(lo, other) * TILE, hi * TILE
+
+
+@triton.jit
+def split(first, last, full_first, full_last, BLOCK: tl.constexpr):
+    """Blocks [lo, hi) that hold tokens [first, last), and [full_lo, full_hi) of them wholly in [full_first, full_last)."""
+    lo = tl.maximum(first, 0) // BLOCK
+    hi = tl.maximum(tl.cdiv(tl.maximum(last, 0), BLOCK), lo)
+    full_lo = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(full_first, 0), BLOCK), lo), hi)
+    full_hi = tl.minimum(tl.maximum(tl.maximum(full_last, 0) // BLOCK, full_lo), hi)
+    return lo, full_lo, full_hi, hi

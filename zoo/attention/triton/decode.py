@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.common import LOG2E, Geometry, mm, narrow, on_device, padded_width, scale_stride, visible_of
+from zoo.attention.triton.common import LOG2E, Operands, mm, narrow, on_device, padded_width, scale_stride, visible_of
 
 if TYPE_CHECKING:
     from zoo.attention.base import Pages
@@ -231,25 +231,13 @@ def _slots_of(device: torch.device, warps: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count * (2 if warps == 4 else 1)
 
 
-def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    geometry: Geometry,
-    *,
-    splits: int | None = None,
-) -> Tensor:
+def decode(call: Operands, *, splits: int | None = None) -> Tensor:
     """Attention of few queries,  z[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j> + table[h, origin + i − j]),  on a line.
 
     Keys are read once per 64 rows of T·H/G, in float32 per 32. No gradient. The result is the same from run to run.
 
     Args:
-        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv) of one dtype; k and v may be views into a cache, last axis contiguous.
-        table, row_scale: (H, N) and (1 or B, H, T) float32, in natural units; segments: (B, S) int32.
-        geometry: the call's shape.
+        call: its k and v may be views into a cache, last axis contiguous; segments (B, ≥ S).
         splits: number of splits of the keys; None chooses for the device.
 
     Returns:
@@ -258,45 +246,37 @@ def decode(
     Raises:
         ValueError: on a grid; for other shapes, dtypes or strides; for a table that is too short.
     """
-    g = geometry
-    _check(q, table, row_scale, segments, g, splits)
-    for name, x, width in (("k", k, g.width_k), ("v", v, g.width_v)):
+    g = call.geometry
+    _check(call, splits)
+    for name, x, width in (("k", call.k, g.width_k), ("v", call.v, g.width_v)):
         _expect(f"{name}'s shape", tuple(x.shape), (g.batch, g.groups, g.keys, width))
-        _expect(f"{name}'s dtype", x.dtype, q.dtype)
+        _expect(f"{name}'s dtype", x.dtype, call.q.dtype)
         _expect(f"{name}'s last stride", x.stride(-1), 1)
-    return _launch(q, k, v, None, table, row_scale, segments, g, splits, k.stride()[:3], v.stride()[:3])
+    return _launch(call, None, splits)
 
 
-def decode_paged(
-    q: Tensor,
-    pages: Pages,
-    table: Tensor | None,
-    row_scale: Tensor | None,
-    geometry: Geometry,
-    *,
-    splits: int | None = None,
-) -> Tensor:
+def decode_paged(call: Operands, pages: Pages, *, splits: int | None = None) -> Tensor:
     """`decode` over the pages a cache holds; evicted keys are not attended to.
 
     The S positions include those of evicted keys. The queries' own keys are on pages, the newest page last.
 
     Args:
-        q: (B,H,T,Dk), any T: chunks of a prompt too.
+        call: any T, chunks of a prompt too; its k, v and segments are those of `pages`.
         pages: keys (P, block, Dk), values (P, block, Dv), index, start (B,G,n), count (B,G), segments (B, ≥ S) or None.
-        table, row_scale, geometry, splits, and the result: as for `decode`.
+        splits, and the result: as for `decode`.
 
     Raises:
         ValueError: as `decode`; for a block that is no power of two ≥ 16.
     """
-    g = geometry
-    _check(q, table, row_scale, pages.segments, g, splits)
+    g = call.geometry
+    _check(call, splits)
     block, listed = pages.keys.shape[1], pages.index.shape[2]
     if block < 16 or block & (block - 1):
         raise ValueError(f"pages of {block} keys: expected a power of two, at least 16")
     _expect("pages.length", pages.length, g.keys)
     for name, x, width in (("keys", pages.keys, g.width_k), ("values", pages.values, g.width_v)):
         _expect(f"the width of pages.{name}", x.shape[2], width)
-        _expect(f"the dtype of pages.{name}", x.dtype, q.dtype)
+        _expect(f"the dtype of pages.{name}", x.dtype, call.q.dtype)
         _expect(f"the last stride of pages.{name}", x.stride(-1), 1)
     for name, x, shape in (
         ("index", pages.index, (listed,)),
@@ -305,15 +285,14 @@ def decode_paged(
     ):
         _expect(f"the shape of pages.{name}", tuple(x.shape), (g.batch, g.groups, *shape))
         _expect(f"the dtype of pages.{name}", x.dtype, torch.int32)
-    k_strides, v_strides = ((x.stride(0), 0, x.stride(1)) for x in (pages.keys, pages.values))
-    return _launch(
-        q, pages.keys, pages.values, pages, table, row_scale, pages.segments, g, splits, k_strides, v_strides
-    )
+    return _launch(call, pages, splits)
 
 
-def _launch(q, k, v, pages, table, row_scale, segments, g: Geometry, splits, k_strides, v_strides) -> Tensor:
+def _launch(call: Operands, pages: Pages | None, splits: int | None) -> Tensor:
     """Both kernels, or only the first for one split."""
-    q = common.last_axis_contiguous(q)
+    q, table, row_scale, segments, g = call.q, call.table, call.row_scale, call.segments, call.geometry
+    q, k, v = common.last_axis_contiguous(q), call.k, call.v
+    k_strides, v_strides = ((x.stride(0), 0, x.stride(1)) if pages else x.stride()[:3] for x in (k, v))
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     group, block, listed = g.heads // g.groups, 0, 0
     index = start = count = q  # unused pointers, like those below
@@ -363,10 +342,9 @@ def _expect(what: str, found: object, wanted: object) -> None:
         raise ValueError(f"{what} is {found}, expected {wanted}")
 
 
-def _check(
-    q: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None, g: Geometry, splits: int | None
-) -> None:
+def _check(call: Operands, splits: int | None) -> None:
     """Checks shared by contiguous and paged keys."""
+    q, table, row_scale, segments, g = call.q, call.table, call.row_scale, call.segments, call.geometry
     if g.grid_width:
         raise ValueError(f"a grid of {g.grid_height} × {g.grid_width}: decoding kernels serve lines only")
     _expect("q's shape", tuple(q.shape), (g.batch, g.heads, g.queries, g.width_k))

@@ -11,15 +11,17 @@ from torch import Tensor
 
 from zoo.attention.triton import common
 from zoo.attention.triton.common import (
-    Geometry,
+    Operands,
     bias_of,
     key_range,
     mm,
     narrow,
     on_device,
     padded_width,
+    pair_bias,
     scale_stride,
     shared_limit,
+    strided,
     visible_of,
 )
 
@@ -30,8 +32,8 @@ __all__ = ["attention_forward"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on CUDA
 # cores. None spills registers on compute capability 9.0 (tools/compile_kernels.py); not yet timed. On a grid the codes of a
-# tile's keys take registers, beside 256 columns document ids do too, and widths that are no multiple of 16 load one column
-# at a time.
+# tile's keys take registers, a bias does too, document ids beside 256 columns, and widths that are no multiple of 16 load
+# one column at a time.
 BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
 GRID_BLOCKS_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 3)}
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
@@ -43,7 +45,7 @@ def block_sizes(
 ) -> tuple[int, int, int, int]:
     """(queries, keys, warps, stages) for padded widths of `size`-byte elements, within `limit` bytes of shared memory.
 
-    `crowded`: on a grid, or documents beside 256 columns; `even`: widths before padding are multiples of 16.
+    `crowded`: on a grid, with a bias, or documents beside 256 columns; `even`: widths before padding are multiples of 16.
     """
     blocks = BLOCKS_32 if size == 4 else UNEVEN_BLOCKS_16 if not even else GRID_BLOCKS_16 if crowded else BLOCKS_16
     bm, bn, warps, stages = blocks[max(dk, dv)]
@@ -60,8 +62,8 @@ def block_sizes(
 
 @triton.jit
 def _attend(
-    acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, lo, hi, sks, svs,
-    queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+    acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale, lo, hi, sks,
+    svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, EVEN: tl.constexpr, MASKED: tl.constexpr
@@ -94,15 +96,20 @@ def _attend(
             if IDS:
                 col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
             seen = visible_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
-        if TABLE:
+        ADDED: tl.constexpr = TABLE or pairs is not None
+        if ADDED:
             z *= factor
+        if TABLE:
             z += bias_of(table, rows, cols, seen, origin, grid_width, prefix, GRID, PREFIX, MASKED)
+        if pairs is not None:
+            r, c = tl.arange(0, q.shape[0])[:, None], tl.arange(0, BN)[None, :]
+            z += pair_bias(pairs, b, h, first, n * BN, r, c, seen, MASKED)
         if SCALE:
             z *= scale[:, None]
         if MASKED:
             z = tl.where(seen, z, float("-inf"))
         # Content alone is not scaled until the exponent, where the factor is free.
-        unit = 1.0 if TABLE or SCALE else factor
+        unit = 1.0 if ADDED or SCALE else factor
         new_top = tl.maximum(top, tl.max(z, 1) * unit)
         # Keep the pivot finite for rows without a visible key so far: −∞ − (−∞) = NaN.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -122,13 +129,16 @@ LENGTHS = [
 
 @triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "scale_ptr", "ids_ptr"])
 def _forward(
-    q_ptr, k_ptr, v_ptr, table, scale_ptr, ids_ptr, plan, out_ptr, lse_ptr,
-    sqb, sqh, sqt, skb, skg, sks, svb, svg, svs, sob, soh, sot, ssb, sth,
+    q, k, v, table, pairs, scale_ptr, ids_ptr, plan, out, lse_ptr, ssb, sth,
     heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, factor, lanes, width_k, width_v,
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
     PREFIX: tl.constexpr, PLAN: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
+    q_ptr, sqb, sqh, sqt = q
+    k_ptr, skb, skg, sks = k
+    v_ptr, svb, svg, svs = v
+    out_ptr, sob, soh, sot = out
     # One grid axis, since the others are limited to 65535. The last queries of a causal call have the most keys and start
     # first, so that no long program runs last.
     blocks = tl.cdiv(queries, BM)
@@ -154,7 +164,7 @@ def _forward(
         row_ids = tl.load(ids_ptr + offset + rows, mask=rows < queries, other=-2)
     if SCALE:
         scale = tl.load(scale_ptr + b * ssb + h * queries + rows, mask=rows < queries, other=0.0)
-        if not TABLE:
+        if not TABLE and pairs is None:
             scale *= factor
     lo, full_lo, full_hi, hi = key_range(
         first, plan + row * tiles, (tl.num_programs(0) // blocks).to(tl.int64) * tiles, ids_ptr, row_ids,
@@ -164,18 +174,18 @@ def _forward(
     total = tl.zeros([BM], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, lo, full_lo, sks, svs,
-        queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale,
+        lo, full_lo, sks, svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
         LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
     )  # fmt: skip
     acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, full_lo, full_hi, sks, svs,
-        queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale,
+        full_lo, full_hi, sks, svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
         LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, False,
     )  # fmt: skip
     acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, ids_ptr, rows, row_ids, factor, scale, full_hi, hi, sks, svs,
-        queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
+        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale,
+        full_hi, hi, sks, svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
         LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
     )  # fmt: skip
     # A row that sees nothing, or −∞ alone, is 0, and so are its weights exp2(z2 − lse2) in the backward pass.
@@ -185,29 +195,19 @@ def _forward(
     tl.store(lse_ptr + row * queries + rows, lse, mask=rows < queries)
 
 
-def attention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table2: Tensor | None,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    plan: Plan | None,
-    geometry: Geometry,
-) -> tuple[Tensor, Tensor]:
-    """Attention of base-2 logits  z2[i,j] = row_scale[h,i]·(softmax_scale·<q_i, k_j>·log2 e + table2[h, index(i, j)]).
+def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
+    """The softmax of a call's logits, times v.
 
     Args:
-        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), last axis contiguous; lanes first.
-        table2: (H, N) float32, the table times log2 e; row_scale: (1 or B, H, T) float32; segments: (B, S) int32.
+        call: its q, k, v with a contiguous last axis.
         plan: tiles to compute; None for every visible one.
-        geometry: the call's shape.
 
     Returns:
-        out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j 2^z2[i,j], and +∞ of an empty
+        out (B,H,T,Dv) in q's dtype, in memory (B,T,H,Dv); lse2 (B,H,T) float32, log2 Σ_j exp z[i,j], and +∞ of an empty
         row.
     """
-    g = geometry
+    q, k, v, row_scale, segments, g = call.q, call.k, call.v, call.row_scale, call.segments, call.geometry
+    table2 = call.table2
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     lse2 = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=q.device)
     dk, dv, lanes = padded_width(g.width_k), padded_width(g.width_v), 0
@@ -220,14 +220,13 @@ def attention_forward(
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0
-        crowded = g.grid_width > 0 or (segments is not None and dk + dv > 256)
+        crowded = g.grid_width > 0 or call.bias is not None or (segments is not None and dk + dv > 256)
         bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
         _forward[(triton.cdiv(g.queries, bm) * g.batch * g.heads,)](
-            q, k, v, empty if table2 is None else table2, empty if row_scale is None else row_scale,
-            q if segments is None else segments, q if plan is None else plan.rows, out, lse2,
-            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-            scale_stride(row_scale),
+            strided(q), strided(k), strided(v), empty if table2 is None else table2, call.pairs,
+            empty if row_scale is None else row_scale, q if segments is None else segments,
+            q if plan is None else plan.rows, strided(out), lse2, scale_stride(row_scale),
             0 if table2 is None else table2.stride(0),
             g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window, g.origin,
             max(g.grid_width, 1), g.prefix, g.factor, lanes, g.width_k, g.width_v,

@@ -1,7 +1,7 @@
 """The fused kernels as operators of torch: shapes for its compiler, gradients for autograd.
 
 `priorzoo::attention` is opaque to torch.compile, so a whole model compiles without a graph break. It saves O(T + S) for the
-backward pass: the output, one log-sum-exp per row, and the plan's intervals of tiles.
+backward pass beside its inputs: the output, one log-sum-exp per row, and the plan's intervals of tiles.
 """
 
 from __future__ import annotations
@@ -9,32 +9,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.attention.triton.backward import attention_backward, row_delta
-from zoo.attention.triton.common import LOG2E, Geometry, last_axis_contiguous
+from zoo.attention.triton.backward import attention_backward, output_gradient
+from zoo.attention.triton.bias_grad import bias_gradient
+from zoo.attention.triton.common import Geometry, Operands, last_axis_contiguous
 from zoo.attention.triton.decode import decode
 from zoo.attention.triton.forward import attention_forward
 from zoo.attention.triton.plan import Plan, make_plan
 from zoo.attention.triton.table_grad import table_gradient
 
-__all__ = ["fused_attention", "fused_decode", "geometry_of"]
-
-_LOG2E = LOG2E.value
+__all__ = ["fused_attention", "fused_decode", "operands"]
 
 
-def geometry_of(
+def operands(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    table: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    bias: Tensor | None,
     causal: bool,
     window: int,
     origin: int,
     grid: list[int],
     lanes: int,
     softmax_scale: float,
-) -> Geometry:
-    """q (B,H,T,Dk), k (B,G,S,Dk), v (B,G,S,Dv); grid [height, width, prefix], or [] on a line."""
+) -> Operands:
+    """An operator's flat arguments, which torch asks for, as one object; grid [height, width, prefix], or [] on a line."""
     height, width, prefix = grid or (0, 0, 0)
-    return Geometry(
+    geometry = Geometry(
         batch=q.shape[0],
         heads=q.shape[1],
         groups=k.shape[1],
@@ -51,6 +54,7 @@ def geometry_of(
         prefix=prefix,
         softmax_scale=softmax_scale,
     )
+    return Operands(q, k, v, table, row_scale, segments, geometry, bias)
 
 
 @torch.library.custom_op("priorzoo::attention", mutates_args=())
@@ -61,6 +65,7 @@ def fused_attention(
     table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
+    bias: Tensor | None,
     params: Tensor | None,
     jacobian: Tensor | None,
     causal: bool,
@@ -72,11 +77,11 @@ def fused_attention(
     constant_from: int,
     skip: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """softmax( row_scale ∘ (softmax_scale·q·kᵀ + table[index]) ) v over the visible keys.
+    """softmax( row_scale ∘ (softmax_scale·q·kᵀ + table[index] + bias) ) v over the visible keys.
 
     Args:
         q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first.
-        table: (H, N) float32. row_scale: (1 or B, H, T) float32. segments: (B, S) int32.
+        table, row_scale, segments, bias: see `Operands`.
         params, jacobian: (P, H) and (P, H, N) float32 of a parametric table: params then get the gradient
             Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none. A jacobian of P − 1 rows lacks the
             first, which is the table.
@@ -87,10 +92,9 @@ def fused_attention(
     Returns:
         out (B,H,T,Dv); log2-sum-exp (B,H,T); the plan's rows and columns, empty without a plan.
     """
-    g = geometry_of(q, k, v, causal, window, origin, grid, lanes, softmax_scale)
-    plan = make_plan(q, k, table, row_scale, segments, g) if skip else None
-    table2 = None if table is None else (table * _LOG2E).contiguous()
-    out, lse2 = attention_forward(q, k, v, table2, row_scale, segments, plan, g)
+    call = operands(q, k, v, table, row_scale, segments, bias, causal, window, origin, grid, lanes, softmax_scale)
+    plan = make_plan(call) if skip else None
+    out, lse2 = attention_forward(call, plan)
     if plan is None:
         none = torch.empty(2, 0, 0, dtype=torch.int32, device=q.device)
         return out, lse2, none, none.clone()
@@ -106,6 +110,7 @@ def _backward_op(
     table: Tensor | None,
     row_scale: Tensor | None,
     segments: Tensor | None,
+    bias: Tensor | None,
     params: Tensor | None,
     jacobian: Tensor | None,
     out: Tensor,
@@ -120,26 +125,25 @@ def _backward_op(
     softmax_scale: float,
     constant_from: int,
     needs_table: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, table, row_scale and params; empty tensors for absent ones."""
-    g = geometry_of(q, k, v, causal, window, origin, grid, lanes, softmax_scale)
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, table, row_scale, bias and params; empty tensors for absent ones."""
+    call = operands(q, k, v, table, row_scale, segments, bias, causal, window, origin, grid, lanes, softmax_scale)
     plan = Plan(rows, cols) if rows.numel() else None
-    table2 = None if table is None else (table * _LOG2E).contiguous()
-    grad_out = last_axis_contiguous(grad_out)
-    delta = row_delta(grad_out, out, g)
-    jacobian2 = None if jacobian is None else (jacobian * _LOG2E).contiguous()
+    upstream = output_gradient(grad_out, out, lse2, call.geometry)
     log_factor = params is not None and jacobian is not None and len(params) > len(jacobian)
-    dq, dk, dv, d_scale, d_params = attention_backward(
-        grad_out, q, k, v, table2, row_scale, segments, out, lse2, plan, g, jacobian2, delta, log_factor
-    )
+    dq, dk, dv, d_scale, d_params = attention_backward(call, upstream, plan, jacobian, log_factor)
     d_table = None
-    if needs_table and table2 is not None:
-        d_table = table_gradient(grad_out, q, k, v, table2, row_scale, segments, lse2, delta, plan, g, constant_from)
-    if d_scale is not None and row_scale is not None and row_scale.shape[0] == 1 != g.batch:
+    if needs_table and table is not None:
+        d_table = table_gradient(call, upstream, plan, constant_from)
+    d_bias = bias_gradient(call, upstream) if needs_bias and bias is not None else None
+    if d_scale is not None and row_scale is not None and row_scale.shape[0] == 1 != q.shape[0]:
         d_scale = d_scale.sum(0, keepdim=True)
     none = torch.empty(0, device=q.device)
-    d_table, d_scale, d_params = (none.clone() if x is None else x for x in (d_table, d_scale, d_params))
-    return dq, dk, dv, d_table, d_scale, d_params
+    d_table, d_scale, d_bias, d_params = (
+        none.clone() if x is None else x for x in (d_table, d_scale, d_bias, d_params)
+    )
+    return dq, dk, dv, d_table, d_scale, d_bias, d_params
 
 
 def _tiles(length: int) -> int:
@@ -150,7 +154,23 @@ def _tiles(length: int) -> int:
 
 @fused_attention.register_fake
 def _(
-    q, k, v, table, row_scale, segments, params, jacobian, causal, window, origin, grid, lanes, scale, constant, skip
+    q,
+    k,
+    v,
+    table,
+    row_scale,
+    segments,
+    bias,
+    params,
+    jacobian,
+    causal,
+    window,
+    origin,
+    grid,
+    lanes,
+    scale,
+    constant,
+    skip,
 ):
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
     lse2 = q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -161,30 +181,29 @@ def _(
 
 
 @_backward_op.register_fake
-def _(grad_out, q, k, v, table, row_scale, segments, params, jacobian, *rest):
+def _(grad_out, q, k, v, table, row_scale, segments, bias, params, jacobian, *rest):
     def like(x: Tensor | None) -> Tensor:
         return q.new_empty(0 if x is None else x.shape, dtype=torch.float32)
 
-    needs_table = rest[-1]
+    needs_table, needs_bias = rest[-2:]
     d_table = like(table if needs_table else None)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, like(row_scale), like(params)
+    d_bias = torch.empty_like(bias) if needs_bias and bias is not None else like(None)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, like(row_scale), d_bias, like(params)
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, v, table, row_scale, segments, params, jacobian, *scalars, _ = inputs
-    ctx.save_for_backward(q, k, v, table, row_scale, segments, params, jacobian, *output)
-    ctx.scalars = scalars
+    *tensors, causal, window, origin, grid, lanes, softmax_scale, constant_from, _ = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.scalars = (causal, window, origin, grid, lanes, softmax_scale, constant_from)
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _gradients(ctx, grad_out, *_):
     needs = ctx.needs_input_grad
-    dq, dk, dv, d_table, d_scale, d_params = _backward_op(grad_out, *ctx.saved_tensors, *ctx.scalars, needs[3])
-    d_table, d_scale, d_params = (
-        g if need else None
-        for g, need in zip((d_table, d_scale, d_params), (needs[3], needs[4], needs[6]), strict=True)
-    )
-    return (dq, dk, dv, d_table, d_scale, None, d_params, None, *[None] * 8)
+    dq, dk, dv, *grads = _backward_op(grad_out, *ctx.saved_tensors, *ctx.scalars, needs[3], needs[6])
+    of = (needs[3], needs[4], needs[6], needs[7])
+    d_table, d_scale, d_bias, d_params = (g if need else None for g, need in zip(grads, of, strict=True))
+    return (dq, dk, dv, d_table, d_scale, None, d_bias, d_params, None, *[None] * 8)
 
 
 def _no_second_derivative(ctx, *_):
@@ -211,8 +230,9 @@ def fused_decode(
 ) -> Tensor:
     """`fused_attention` of few queries on a line, without gradients; arguments as there."""
     table = None if table is None else last_axis_contiguous(table)
-    g = geometry_of(q, k, v, causal, window, origin, grid, lanes, softmax_scale)
-    return decode(q, k, v, table, row_scale, segments, g)
+    return decode(
+        operands(q, k, v, table, row_scale, segments, None, causal, window, origin, grid, lanes, softmax_scale)
+    )
 
 
 # The operator is for torch.compile; eager decoding calls the function directly and saves the operator's host overhead.

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.common import Geometry, code_of, last_axis_contiguous, on_device, scale_stride
+from zoo.attention.triton.common import Geometry, Operands, code_of, last_axis_contiguous, on_device, scale_stride
 
 __all__ = ["Plan", "make_plan", "skipped_share"]
 
@@ -469,25 +469,15 @@ def _cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def make_plan(
-    q: Tensor, k: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None, geometry: Geometry
-) -> Plan:
+def make_plan(call: Operands) -> Plan:
     """The tiles that a call needs, without a device synchronisation.
 
     A head skips only invisible tiles if its queries, keys or row scales have NaN or ±∞, its table has NaN or +∞, or its table
-    has −∞ while a row scale is not positive.
-
-    Args:
-        q: (B, H, T, Dk), lanes first. float32 or narrower.
-        k: (B, G, S, Dk).
-        table: (H, N) float32 or None; −∞ hides a distance.
-        row_scale: (1 or B, H, T) float32 or None; multiplies logits.
-        segments: (B, S) int32 ids or None; needs T <= S.
-        geometry: the shape of the call.
+    has −∞ while a row scale is not positive; −∞ hides a distance. Document ids need T <= S.
     """
-    g, tile = geometry, common.TILE
-    q, k = last_axis_contiguous(q), last_axis_contiguous(k)
-    table = None if table is None else last_axis_contiguous(table)
+    g, tile, row_scale, segments = call.geometry, common.TILE, call.row_scale, call.segments
+    q, k = last_axis_contiguous(call.q), last_axis_contiguous(call.k)
+    table = None if call.table is None else last_axis_contiguous(call.table)
     q_tiles, k_tiles, count = _cdiv(g.queries, tile), _cdiv(g.keys, tile), g.batch * g.heads
     columns = 0 if table is None else table.shape[1]
     chunk_count, grid = _cdiv(columns, tile), g.grid_width > 0

@@ -21,9 +21,20 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.backward import loops, shape_options
-from zoo.attention.triton.common import Geometry, last_axis_contiguous, mm, on_device, padded_width, scale_stride
-from zoo.attention.triton.tiles import row_values, tile_at
+from zoo.attention.triton.backward import OutputGradient, loops, shape_options
+from zoo.attention.triton.common import (
+    Geometry,
+    Operands,
+    last_axis_contiguous,
+    mm,
+    on_device,
+    padded_width,
+    pair_bias,
+    row_values,
+    scale_stride,
+    strided,
+    tile_at,
+)
 
 if TYPE_CHECKING:
     from zoo.attention.triton.plan import Plan
@@ -63,9 +74,8 @@ def _needed(plan, row, all_rows, q_tiles, diagonal, lo, hi, BLOCK: tl.constexpr,
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _diagonal(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, partial,
-    gob, goh, got, qb, qh, qt, kb, kg, ks, vb, vg, vs, scale_b,
-    batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
+    grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, partial,
+    scale_b, batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
     batch_parts, tile_parts, q_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
@@ -75,6 +85,10 @@ def _diagonal(
 
     `partial` is (batch parts, tile parts, H, differences, diagonals, 2·BLOCK): columns BLOCK·diagonal + (−BLOCK … BLOCK−1).
     """
+    grad_out, gob, goh, got = grad_out
+    q, qb, qh, qt = q
+    k, kb, kg, ks = k
+    v, vb, vg, vs = v
     IDS: tl.constexpr = segments is not None
     turn = tl.program_id(0) % diagonals
     rest = tl.program_id(0) // diagonals
@@ -144,6 +158,9 @@ def _diagonal(
                     k_lanes = tile_at(k_head, k_at, ks, k_end, LANES, DL, BLOCK, edges == 1, opaque_zero)
                     z = mm(q_lanes, tl.trans(k_lanes), z)
                 z *= factor
+                if pairs is not None:
+                    inside = (rows < q_end) & (cols < k_end)
+                    z += pair_bias(pairs, b, h, q_at, k_at, r + opaque_zero, c, inside, edges == 1)
                 lse_rows = row_values(lse + row * queries, rows, q_end, float("inf"), edges == 1)
                 delta_rows = row_values(delta + row * queries, rows, q_end, 0.0, edges == 1)
                 if row_scale is not None:
@@ -198,32 +215,21 @@ def _assemble(partial: Tensor, low: int, origin: int, columns: int) -> Tensor:
 
 
 def table_gradient(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table2: Tensor,
-    row_scale: Tensor | None,
-    segments: Tensor | None,
-    lse2: Tensor,
-    delta: Tensor,
-    plan: Plan | None,
-    geometry: Geometry,
-    constant_from: int = 0,
+    call: Operands, upstream: OutputGradient, plan: Plan | None = None, constant_from: int = 0
 ) -> Tensor:
-    """(H, N) float32: the gradient of the table in natural units, summed over the batch.
+    """(H, N) float32: the gradient of the table of a call that has one, summed over the batch.
 
     Args:
-        grad_out: (B, H, T, Dv); q, k, v, table2 (H, N), row_scale, segments, plan, geometry: as in the forward pass.
-        lse2, delta: (B, H, T) float32 from the forward pass and from `row_delta`.
+        call, upstream: as in `attention_backward`.
         plan: on a line, the ends of a diagonal outside all tiles of the plan are not walked; unused on a grid.
         constant_from: on a line, causal; the sum over the columns of this distance or more stands in its column, and is minus
             that of all others, since Σ_j ds_ij = 0: no diagonals are walked for it. 0: every column for itself.
     """
-    g = geometry
-    grad_out, q, k, v = (last_axis_contiguous(x) for x in (grad_out, q, k, v))
-    table2 = table2.contiguous()
-    row_scale, segments = (None if x is None else x.contiguous() for x in (row_scale, segments))
+    g, table2 = call.geometry, call.table2
+    assert table2 is not None
+    q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
+    row_scale, segments = (None if x is None else x.contiguous() for x in (call.row_scale, call.segments))
+    grad_out, lse2, delta = upstream
     grid = g.grid_width > 0
     line_q, line_k, lines = (g.grid_width, g.grid_width, g.grid_height) if grid else (g.queries, g.keys, 1)
     options = shape_options(g)
@@ -239,12 +245,11 @@ def table_gradient(
     tile_parts = 1 if grid else max(1, min(parts // batch_parts, triton.cdiv(min(line_q, line_k), block)))
     parts = batch_parts * tile_parts
     partial = lse2.new_empty(parts, g.heads, 2 * lines - 1, diagonals, 2 * block)
-    strides = [s for x in (grad_out, q, k, v) for s in x.stride()[:3]]
     columns = table2.shape[-1]
     with on_device(q):
         _diagonal[(parts * programs,)](
-            grad_out, q, k, v, table2, row_scale, segments, lse2, delta,
-            None if plan is None or grid else plan.rows, partial, *strides, scale_stride(row_scale),
+            *(strided(x) for x in (grad_out, q, k, v)), table2, call.pairs, row_scale, segments, lse2, delta,
+            None if plan is None or grid else plan.rows, partial, scale_stride(row_scale),
             g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
             batch_parts, tile_parts, triton.cdiv(g.queries, common.TILE), g.factor,

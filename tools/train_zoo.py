@@ -22,7 +22,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -398,13 +398,14 @@ def precision_setting(precision: str) -> tuple[str, ...]:
 
 
 Jobs = Annotated[int, typer.Option(help="models at a time, one thread each")]
+Methods = Annotated[str, typer.Option(help="comma-separated; default all")]
 Precision = Annotated[str, typer.Option(help="bf16 is faster on CPUs with AMX; default: the recipe's")]
 
 
 @app.command()
 def train(
     family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
-    methods: Annotated[str, typer.Option(help="comma-separated; default all")] = "",
+    methods: Methods = "",
     seeds: Annotated[str, typer.Option(help="comma-separated; default all")] = "",
     jobs: Jobs = 2,
     precision: Precision = "",
@@ -412,7 +413,7 @@ def train(
     """Train each method by its recipe; an interrupted run continues from its last checkpoint."""
     kind = _family(family)
     chosen = [int(seed) for seed in seeds.split(",")] if seeds else kind.seeds
-    queue = [(seed, method) for seed in chosen for method in (methods.split(",") if methods else kind.methods)]
+    queue = [(seed, method) for seed in chosen for method in _chosen(kind, methods)]
     same = precision_setting(precision)
     runs = [Run(kind.recipe(method), kind.run(method, seed), seed_settings(seed) + same) for seed, method in queue]
     train_all(runs, jobs)
@@ -510,11 +511,12 @@ def variants(
 @app.command()
 def publish(
     family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
+    methods: Methods = "",
     source: Annotated[str, typer.Option(help="where release/ will be: http(s)://… or hf:OWNER/NAME")] = "",
 ) -> None:
     """Put the trained weights into the package: bf16 safetensors and the manifest with their digests.
 
-    Files above `BUNDLED` bytes go to release/, which is put on a server or into a hub repository as it is.
+    Files above `BUNDLED` bytes go to release/, where a checkout finds them.
     """
     import torch
     from safetensors.torch import save
@@ -526,7 +528,7 @@ def publish(
     WEIGHTS.mkdir(exist_ok=True)
     path = WEIGHTS / "manifest.json"
     manifest: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for method in kind.methods:
+    for method in _chosen(kind, methods):
         name, run = kind.weights(method), kind.run(method, kind.seeds[0])
         model, recipe = load_run(run)
         registered = model_entry(name).build(**model_entry(name).config).config
@@ -565,14 +567,16 @@ def publish(
 
 
 @app.command()
-def measure(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))], jobs: Jobs = 1) -> None:
+def measure(
+    family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))], methods: Methods = "", jobs: Jobs = 1
+) -> None:
     """All published weights, and the runs of further seeds that exist here; then `draw`.
 
     Results are one file per model, seed and evaluator, so those of further seeds without a run here stay as they are.
     """
     kind = _family(family)
     for each in kind.calls:
-        chosen = [method for method in kind.methods if each.concerns(method)]
+        chosen = [method for method in _chosen(kind, methods) if each.concerns(method)]
         models = [kind.weights(method) for method in chosen]
         further = [kind.run(method, seed) for seed in kind.seeds[1:] for method in chosen]
         models += [str(run) for run in further if each.every_seed and (run / "model" / "config.json").is_file()]
@@ -700,6 +704,14 @@ def card(kind: Family, name: str, entry: dict[str, Any]) -> str:
         if not each.part and set(each.evaluators.split(",")) & kind.evaluators.keys()
     ]
     return published_card(name, entry, notes=[kind.explain, "", "```bash", *commands, "```"])
+
+
+def _chosen(kind: Family, methods: str) -> Sequence[str]:
+    """The methods of an option, by default all."""
+    chosen = methods.split(",") if methods else list(kind.methods)
+    if unknown := [method for method in chosen if method not in kind.methods]:
+        raise typer.BadParameter(f"methods {', '.join(unknown)}: expected some of {', '.join(kind.methods)}")
+    return chosen
 
 
 def _family(name: str) -> Family:

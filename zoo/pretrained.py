@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 WEIGHTS = Path(__file__).parent / "weights"
+RELEASE = Path(__file__).parents[1] / "release"  # of a checkout: what is too large for the package
 BUNDLED = 2_000_000  # bytes of the largest file in the package; others are in a release folder or a hub repository
 
 
@@ -69,9 +70,10 @@ def resolve_tag(name: str, folder: Path | None = None) -> str:
 def verified_file(name: str, folder: Path | None = None) -> Path:
     """The weights file of a tagged name, after its digest matched.
 
-    Weights that are not in the package (those above `BUNDLED` bytes are not) come from the place that $PRIORZOO_WEIGHTS or the
-    manifest's entry `source` names: a folder, which needs no network; an http(s) address; or `hf:OWNER/NAME[@REVISION]`, a
-    repository of the hub. What was fetched is kept in `cache_folder()`, and nothing is fetched twice.
+    Weights that are not in the package (those above `BUNDLED` bytes are not) are in a checkout's folder `release`, or come from
+    the place that $PRIORZOO_WEIGHTS or the manifest's entry `source` names: a folder, which needs no network; an http(s)
+    address; or `hf:OWNER/NAME[@REVISION]`, a repository of the hub. What was fetched is kept in `cache_folder()`, and
+    nothing is fetched twice.
 
     Raises:
         OSError: if the file is nowhere, or does not come; one line says what to set.
@@ -103,12 +105,14 @@ def _from_elsewhere(name: str, entry: Mapping[str, Any]) -> Path:
         if not (place := Path(source) / file).is_file():
             raise FileNotFoundError(f"the weights of {name} should be at {place}, by PRIORZOO_WEIGHTS")
         return place
+    if not os.environ.get("PRIORZOO_WEIGHTS") and (RELEASE / file).is_file():
+        return RELEASE / file
     if cached.is_file() and (not source or file_sha256(cached) == entry["sha256"]):
         return cached
     if not source:
         raise FileNotFoundError(
-            f"the weights of {name} ({file}, {entry['bytes'] / 1e6:.1f} MB) are neither in the package nor in "
-            f"{cached.parent}: set PRIORZOO_WEIGHTS to a folder, an http(s) address or hf:OWNER/NAME that has the file"
+            f"the weights of {name} ({file}, {entry['bytes'] / 1e6:.1f} MB) are neither in the package nor in a checkout's "
+            f"release/ nor in {cached.parent}: set PRIORZOO_WEIGHTS to a folder, an http(s) address or hf:OWNER/NAME that has it"
         )
     if source.startswith("hf:"):
         return _from_hub(name, source.removeprefix("hf:"), file)

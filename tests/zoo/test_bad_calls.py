@@ -114,7 +114,7 @@ WRONG: list[tuple[str | None, str, Callable[[Call], Any], str]] = [
     (None, "mask", constant(torch.ones(1, 1, QUERIES, KEYS)), "mask must be bool"),
     (None, "mask", constant(np.ones((1, 1, QUERIES, KEYS), dtype=bool)), "mask must be a tensor"),
     ("fire", "terms", matrix(lambda x: x[:, :3]), "bias must be"),
-    ("fire", "terms", matrix(lambda x: x[:, :1]), "bias must be"),
+    ("fire", "terms", matrix(lambda x: x[:, :2]), "bias must be"),
     ("fire", "terms", matrix(lambda x: x.expand(3, -1, -1, -1)), "bias must be"),
     ("fire", "terms", matrix(lambda x: x[:, :, 1:]), "bias must be"),
     ("fire", "terms", matrix(lambda x: x[..., 1:]), "bias must be"),

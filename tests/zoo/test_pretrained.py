@@ -45,7 +45,8 @@ def test_the_promised_methods_ship() -> None:
 @torch.no_grad()
 def test_weights_load_and_have_a_card(name: str) -> None:
     entry, file = pretrained.manifest()[name], pretrained.verified_file(name)
-    assert file.stat().st_size == entry["bytes"] <= pretrained.BUNDLED
+    assert file.stat().st_size == entry["bytes"]
+    assert file.parent == (pretrained.WEIGHTS if entry["bytes"] <= pretrained.BUNDLED else pretrained.RELEASE)
     assert f"\n# {name}\n" in (pretrained.WEIGHTS / f"{name}.md").read_text()
     assert {"data", "recipe", "seed", "commit", "license", "measured"} <= set(entry)
     with safe_open(file, "pt") as tensors:
@@ -100,18 +101,22 @@ def test_weights_that_are_not_there(call, message: str) -> None:
 
 def test_damaged_and_missing_files(tmp_path, monkeypatch) -> None:
     name = "text_ggd_ssmax_tiny.facts"
-    content = bytearray(pretrained.verified_file(name).read_bytes())
-    content[-1] ^= 1
+    file, content = pretrained.manifest()[name]["file"], bytearray(pretrained.verified_file(name).read_bytes())
     (tmp_path / "manifest.json").write_text(json.dumps(pretrained.manifest()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(pretrained, "RELEASE", tmp_path / "release")  # of a checkout
+    pretrained.RELEASE.mkdir()
+    (pretrained.RELEASE / file).write_bytes(content)
+    assert pretrained.verified_file(name, tmp_path) == pretrained.RELEASE / file
+    (pretrained.RELEASE / file).unlink()
+    content[-1] ^= 1
     with pytest.raises(FileNotFoundError, match=r"neither in the package nor in .*: set PRIORZOO_WEIGHTS to a folder"):
         pretrained.verified_file(name, tmp_path)
-    (tmp_path / pretrained.manifest()[name]["file"]).write_bytes(content)
+    (tmp_path / file).write_bytes(content)
     with pytest.raises(ValueError, match="is damaged: its SHA-256 is"):
         pretrained.verified_file(name, tmp_path)
 
 
 def test_every_digest_of_the_manifest_is_right() -> None:
-    manifest = json.loads((pretrained.WEIGHTS / "manifest.json").read_text())
-    for entry in manifest.values():
-        assert file_sha256(pretrained.WEIGHTS / entry["file"]) == entry["sha256"]
+    for name, entry in pretrained.manifest().items():
+        assert file_sha256(pretrained.verified_file(name)) == entry["sha256"]

@@ -112,7 +112,7 @@ def _from_elsewhere(name: str, entry: Mapping[str, Any]) -> Path:
     if not source:
         raise FileNotFoundError(
             f"the weights of {name} ({file}, {entry['bytes'] / 1e6:.1f} MB) are neither in the package nor in a checkout's "
-            f"release/ nor in {cached.parent}: set PRIORZOO_WEIGHTS to a folder, an http(s) address or hf:OWNER/NAME that has it"
+            f"release/ nor in {cached.parent}: set PRIORZOO_WEIGHTS to a folder, http(s) address or hf:OWNER/NAME that has it"
         )
     if source.startswith("hf:"):
         return _from_hub(name, source.removeprefix("hf:"), file)

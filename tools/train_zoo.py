@@ -1,6 +1,7 @@
 """Train the shipped tiny models again, measure them, and publish them into the package.
 
     python tools/train_zoo.py train text           every method, one run folder each under runs/zoo; finished ones are kept
+    python tools/train_zoo.py extend text          train the published weights on at a longer context, measured before and after
     python tools/train_zoo.py publish text         weights in bf16 and manifest into zoo/weights, those above 2 MB into release/
     python tools/train_zoo.py measure text         all published weights, and further seeds whose runs exist; then draw
     python tools/train_zoo.py draw text            tables, figures and cards from the stored results of all seeds
@@ -506,6 +507,33 @@ def variants(
             _evaluate(
                 [str(folder) for folder in folders.values()], call_, kind.measured / "variants" / call_.part, jobs=jobs
             )
+
+
+@app.command()
+def extend(
+    family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
+    methods: Methods = "",
+    jobs: Jobs = 2,
+    precision: Precision = "",
+) -> None:
+    """Train the published weights on at a longer context, by the recipes that end in _extend; measure them before and after.
+
+    In a folder `extended` with a folder a method, where `.paired.csv` has the differences prompt by prompt.
+    """
+    kind, same = _family(family), precision_setting(precision)
+    chosen = _chosen(kind, methods)
+    folders = {method: RUNS / f"{kind.run_prefix}extend_{method}" for method in chosen}
+    queue = [
+        Run(f"{kind.recipe(method)}_extend", folder, (f"model.init_from={kind.weights(method)}", *same))
+        for method, folder in folders.items()
+    ]
+    for run in queue:
+        find_recipe(run.recipe)  # an error names the nearest before anything starts
+    train_all(queue, jobs)
+    for method, folder in folders.items():
+        for each in kind.calls:
+            if each.every_seed and not each.part:
+                _evaluate([str(folder)], each, kind.measured / "extended" / method, ("--against", kind.weights(method)))
 
 
 @app.command()

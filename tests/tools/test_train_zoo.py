@@ -7,6 +7,7 @@ import dataclasses
 import json
 
 import pytest
+import typer
 
 from recipes.registry import find_recipe
 from tools import train_zoo
@@ -189,3 +190,21 @@ def test_weights_go_into_the_package_or_where_they_are_larger_into_the_release_f
     monkeypatch.setattr(pretrained, "WEIGHTS", tmp_path / "package")
     monkeypatch.setenv("PRIORZOO_WEIGHTS", str(tmp_path / "release"))
     assert pretrained.verified_file(name).stat().st_size == entry["bytes"]
+
+
+def test_published_weights_are_trained_on_and_compared_with_themselves(monkeypatch):
+    queue, calls = [], []
+    monkeypatch.setattr(train_zoo, "train_all", lambda runs, jobs: queue.extend(runs))
+    monkeypatch.setattr(train_zoo, "_evaluate", lambda *words: calls.append(words))
+    train_zoo.extend("text", "alibi")
+    [run], name = queue, "text_alibi_tiny.facts"
+    assert run.recipe == "text.alibi_tiny_extend" and run.settings == (f"model.init_from={name}",)
+    assert [each.evaluators for _, each, *_ in calls] == ["passkey", "perplexity", "niah"]
+    for models, _, out, against in calls:
+        assert models == [str(run.folder)] and out.parts[-2:] == ("extended", "alibi") and against == ("--against", name)
+    with pytest.raises(ValueError, match=r"dna\.goat_tiny_extend"):  # no such recipe
+        train_zoo.extend("dna", "goat")
+    for command in (train_zoo.extend, train_zoo.publish, train_zoo.measure):
+        with pytest.raises(typer.BadParameter, match="'?ggdd'?: expected some of ggd_goat,"):
+            command("text", methods="ggdd")
+    assert len(queue) == 1

@@ -201,10 +201,12 @@ def test_published_weights_are_trained_on_and_compared_with_themselves(monkeypat
     assert run.recipe == "text.alibi_tiny_extend" and run.settings == (f"model.init_from={name}",)
     assert [each.evaluators for _, each, *_ in calls] == ["passkey", "perplexity", "niah"]
     for models, _, out, against in calls:
-        assert models == [str(run.folder)] and out.parts[-2:] == ("extended", "alibi") and against == ("--against", name)
+        assert (
+            models == [str(run.folder)] and out.parts[-2:] == ("extended", "alibi") and against == ("--against", name)
+        )
     with pytest.raises(ValueError, match=r"dna\.goat_tiny_extend"):  # no such recipe
         train_zoo.extend("dna", "goat")
     for command in (train_zoo.extend, train_zoo.publish, train_zoo.measure):
-        with pytest.raises(typer.BadParameter, match="'?ggdd'?: expected some of ggd_goat,"):
+        with pytest.raises(typer.BadParameter, match=r"'?ggdd'?: expected some of ggd_goat,"):
             command("text", methods="ggdd")
     assert len(queue) == 1

@@ -30,9 +30,9 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_tree_names_what_exists() -> None:
-    [tree] = re.findall(r"```\n(zoo/.*?)```", README, flags=re.DOTALL)
+    trees = [re.findall(r"```\n(zoo/.*?)```", text, flags=re.DOTALL) for text in (README, PAGES[ROOT / "docs/LAYOUT.md"])]
     top, missing = "", []
-    for line in tree.splitlines():
+    for line in "\n".join(tree for [tree] in trees).splitlines():
         top = line.split("/")[0] if not line.startswith(" ") else top
         for word in re.findall(r"(?<!\S)[\w/]+(?:/|\.py)(?!\S)", line):
             places = [ROOT, ROOT / top, *(ROOT / top).iterdir()]

@@ -155,6 +155,9 @@ class Evaluator(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]  # one line, for --help and error messages
     version: ClassVar[int] = 1  # raised when prompts or scoring change, so that earlier cells are not reused
+    readable: ClassVar[
+        tuple[int, ...]
+    ] = ()  # earlier versions whose stored results lack columns, and mean the same by others
     scores: tuple[Score, ...]  # what tables show and figures draw; of an instance where settings decide
     overview: Score | None = None  # what represents it in overview.png, beside other evaluators of its axis
     settings_class: ClassVar[type[Settings]] = LengthSettings

@@ -56,25 +56,34 @@ def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
     """What `write_results` stored in a folder, without cells, in the order of the files' names.
 
     Raises:
-        ValueError: where models were measured with different settings, or by another version of the evaluator.
+        ValueError: where models were measured with different settings, or by a version of the evaluator that it does not read.
     """
     results, settings = [], {}
     for path in sorted((out / evaluator.name).glob("*.json")):
         content = json.loads(path.read_text())
-        settings[path.name] = content.pop("version"), content.pop("settings")
+        version, stored = content.pop("version"), content.pop("settings")
+        if version not in (evaluator.version, *evaluator.readable):
+            raise ValueError(
+                f"{path} was measured by version {version} of {evaluator.name}; expected {evaluator.version}"
+            )
+        settings[path] = dataclasses.asdict(_settings(evaluator, stored))
         content["trained_at"] = content.pop(evaluator.axis.trained)
         names = {field.name for field in dataclasses.fields(ModelResult)}
         results.append(ModelResult(**{name: value for name, value in content.items() if name in names}))
-    for name, found in settings.items():
-        if found != next(iter(settings.values())) or found[0] != evaluator.version:
-            raise ValueError(f"{out / evaluator.name / name} was measured otherwise: version and settings {found}")
+    for path, found in settings.items():
+        if found != (first := next(iter(settings.values()))):
+            differing = ", ".join(f"{n} {value!r}, not {first[n]!r}" for n, value in found.items() if value != first[n])
+            raise ValueError(f"{path} was measured otherwise than others of its folder: {differing}")
     return results
 
 
 def stored_settings(evaluator: type[Evaluator], out: Path) -> Any:
     """The settings with which the results in a folder were measured; `load_results` checks that they are the same for all."""
     path = next(iter(sorted((out / evaluator.name).glob("*.json"))))
-    stored = json.loads(path.read_text())["settings"]
+    return _settings(evaluator, json.loads(path.read_text())["settings"])
+
+
+def _settings(evaluator: type[Evaluator], stored: dict[str, Any]) -> Any:
     fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in stored.items()}
     return evaluator.settings_class(**fields)
 

@@ -30,7 +30,9 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_tree_names_what_exists() -> None:
-    trees = [re.findall(r"```\n(zoo/.*?)```", text, flags=re.DOTALL) for text in (README, PAGES[ROOT / "docs/LAYOUT.md"])]
+    trees = [
+        re.findall(r"```\n(zoo/.*?)```", text, flags=re.DOTALL) for text in (README, PAGES[ROOT / "docs/LAYOUT.md"])
+    ]
     top, missing = "", []
     for line in "\n".join(tree for [tree] in trees).splitlines():
         top = line.split("/")[0] if not line.startswith(" ") else top

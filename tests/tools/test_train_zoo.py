@@ -210,3 +210,20 @@ def test_published_weights_are_trained_on_and_compared_with_themselves(monkeypat
         with pytest.raises(typer.BadParameter, match=r"'?ggdd'?: expected some of ggd_goat,"):
             command("text", methods="ggdd")
     assert len(queue) == 1
+
+
+@pytest.mark.parametrize("name", [name for name, kind in train_zoo.FAMILIES.items() if kind.measured.is_dir()])
+def test_the_stored_results_can_be_drawn_again(name):
+    """Every evaluator that the family calls, in the folder where its call puts results."""
+    from modalities.contract import find_modality
+
+    kind = train_zoo.FAMILIES[name]
+    known, read = find_modality(kind.modality).evaluators, 0
+    for call in kind.calls:
+        for evaluator in call.evaluators.split(","):
+            folder = kind.measured / call.part
+            if (folder / evaluator).is_dir():
+                results = train_zoo.load_results(known[evaluator], folder)
+                assert results and train_zoo.stored_settings(known[evaluator], folder)
+                read += 1
+    assert read

@@ -116,6 +116,7 @@ class Resolution(ImageEvaluator):
 
     name = "resolution"
     version = 3
+    readable = (2,)  # before balanced accuracy, calibration and recalls
     summary = "top-1 and top-5 of held-out images against their size, without fine-tuning"
     scores = (
         Score("top1", "top-1 accuracy", linear=True),

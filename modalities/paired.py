@@ -43,9 +43,10 @@ def paired_rows(
     """The seeds of one model minus those of another: a row for each score and place that all have, places in column `axis`.
 
     Each side's score of a unit is the mean of its seeds; d_u is the difference at unit u, over the n units that all seeds of
-    both have. Columns: `score`; `units` = n; `value` and `against_value`, means over these units; `difference` = mean
-    d_u with its two-sided 95% interval `low` to `high`, mean ± t(0.975, n − 1)·s_d/√n, NaN where s_d is 0 or n is 1; `seeds`,
-    `against_seeds`, and `seed_deviation`, `against_seed_deviation`: the sample standard deviation over a side's seeds of their
+    both have. Columns: `score`; `units` = n; `value` and `against_value`, means over these units; `difference` = mean d_u with
+    its two-sided 95% interval `low` to `high`, mean ± t(0.975, n − 1)·s_d/√n, NaN where s_d is 0 or n is 1; `lower_in`, the
+    share of the units with d_u < 0; `seeds`, `against_seeds`, and `seed_deviation`, `against_seed_deviation`: the sample
+    standard deviation over a side's seeds of their
     means, NaN for one seed. The interval is of the units; it says nothing of other seeds.
     """
     sides, rows = [*model, *against], []
@@ -66,6 +67,7 @@ def paired_rows(
         row = {"score": column, axis: point, "units": len(units)}
         row |= {"value": float(mine.mean()), "against_value": float(theirs.mean())}
         row |= {"difference": middle, "low": middle - half, "high": middle + half}
+        row["lower_in"] = float((gap < 0).mean())
         for name, side in (("", mine), ("against_", theirs)):
             means = side.mean(1).tolist()
             row[f"{name}seeds"] = len(means)

@@ -144,12 +144,18 @@ def print_paired(evaluator: Evaluator, rows: list[dict[str, Any]]) -> None:
         over = f"95% interval over {evaluator.paired_over}{note}"
         table = _table(f"{evaluator.name}: {score} minus that of {rows[0]['against']}, {over}")
         table.add_column("model", overflow="fold", min_width=7)
-        columns = [axis.column, "difference", "95% interval", evaluator.paired_over]
+        columns = [axis.column, "difference", "95% interval", "lower in", evaluator.paired_over]
         for name in columns + ["seeds", "against seeds"] * seeds:
             table.add_column(name, justify="right", no_wrap=name != "against seeds")
         for row in (row for row in rows if row["score"] == score):
             interval = "–" if math.isnan(row["low"]) else f"{row['low']:+.4f} to {row['high']:+.4f}"
-            shown = [axis.tick(row[axis.column]), f"{row['difference']:+.4f}", interval, str(row["units"])]
+            shown = [
+                axis.tick(row[axis.column]),
+                f"{row['difference']:+.4f}",
+                interval,
+                f"{row['lower_in']:.0%}",
+                str(row["units"]),
+            ]
             table.add_row(row["model"], *shown, *([_seeds(row, ""), _seeds(row, "against_")] if seeds else []))
         console.print(table)
 

@@ -133,6 +133,10 @@ def test_a_paired_difference_is_of_seed_means_over_shared_units():
     assert (row["length"], row["score"], row["units"]) == (16, "x", 3)
     assert (row["value"], row["against_value"], row["difference"]) == (3.0, 1.0, 2.0)
     assert (row["low"], row["high"]) == pytest.approx((2 - half, 2 + half), abs=1e-3)
+    assert (
+        row["lower_in"] == 0.0
+        and paired_rows([table(a=0.0, b=1.0, c=4.0)], [table(a=1.0, b=2.0, c=1.0)])[0]["lower_in"] == 2 / 3
+    )
     assert (row["seeds"], row["against_seeds"]) == (2, 1) and math.isnan(row["against_seed_deviation"])
     assert row["seed_deviation"] == pytest.approx(np.std([7 / 3, 11 / 3], ddof=1))
     assert equal["difference"] == 0 and math.isnan(equal["low"])  # nothing varies, nothing is known of other units

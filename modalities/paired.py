@@ -46,8 +46,8 @@ def paired_rows(
     both have. Columns: `score`; `units` = n; `value` and `against_value`, means over these units; `difference` = mean d_u with
     its two-sided 95% interval `low` to `high`, mean ± t(0.975, n − 1)·s_d/√n, NaN where s_d is 0 or n is 1; `lower_in`, the
     share of the units with d_u < 0; `seeds`, `against_seeds`, and `seed_deviation`, `against_seed_deviation`: the sample
-    standard deviation over a side's seeds of their
-    means, NaN for one seed. The interval is of the units; it says nothing of other seeds.
+    standard deviation over a side's seeds of their means, NaN for one seed. The interval is of the units; it says
+    nothing of other seeds.
     """
     sides, rows = [*model, *against], []
     shared = [key for key in sides[0] if all(key in side for side in sides)]

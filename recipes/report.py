@@ -140,30 +140,17 @@ def print_paired(evaluator: Evaluator, rows: list[dict[str, Any]]) -> None:
     """A table for each score: every model's difference at every place, its 95% interval, and how many units it is over."""
     axis, seeds = evaluator.axis, any(max(row["seeds"], row["against_seeds"]) > 1 for row in rows)
     for score in dict.fromkeys(row["score"] for row in rows):
-        note = "; seeds: how many, ± the standard deviation of their means" if seeds else ""
-        over = f"95% interval over {evaluator.paired_over}{note}"
+        over = f"95% interval over n {evaluator.paired_over}; lower: in what share of them"
         table = _table(f"{evaluator.name}: {score} minus that of {rows[0]['against']}, {over}")
-        table.add_column("model", overflow="fold", min_width=7)
-        columns = [axis.column, "difference", "95% interval", "lower in", evaluator.paired_over]
-        for name in columns + ["seeds", "against seeds"] * seeds:
-            table.add_column(name, justify="right", no_wrap=name != "against seeds")
+        table.add_column("model", overflow="fold", min_width=14)  # a terminal of 80 has room for all columns
+        for name in [axis.column, "difference", "95% interval", "lower", "n"] + ["seeds"] * seeds:
+            table.add_column(name, justify="right", no_wrap=name != axis.column, overflow="fold")
         for row in (row for row in rows if row["score"] == score):
             interval = "–" if math.isnan(row["low"]) else f"{row['low']:+.4f} to {row['high']:+.4f}"
-            shown = [
-                axis.tick(row[axis.column]),
-                f"{row['difference']:+.4f}",
-                interval,
-                f"{row['lower_in']:.0%}",
-                str(row["units"]),
-            ]
-            table.add_row(row["model"], *shown, *([_seeds(row, ""), _seeds(row, "against_")] if seeds else []))
+            shown = [axis.tick(row[axis.column]), f"{row['difference']:+.4f}", interval, f"{row['lower_in']:.0%}"]
+            shown += [str(row["units"])] + [f"{row['seeds']}, {row['against_seeds']}"] * seeds
+            table.add_row(row["model"], *shown)
         console.print(table)
-
-
-def _seeds(row: dict[str, Any], side: str) -> str:
-    """ "3 (±0.012)": how many, and the standard deviation of their means."""
-    deviation = row[f"{side}seed_deviation"]
-    return f"{row[f'{side}seeds']}" + ("" if math.isnan(deviation) else f" (±{deviation:.4f})")
 
 
 def _table(title: str) -> Table:

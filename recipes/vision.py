@@ -1,6 +1,6 @@
 """Vision recipes by name.
 
-`vision.<method>_tiny`, `_photos`, `_scenes`, `_scenes_shapes` and `_count` exist for every method in the registry
+`vision.<method>_tiny`, `_photos`, `_solar`, `_scenes`, `_scenes_shapes` and `_count` exist for every method in the registry
 (`python recipes/train.py --list`); the other functions below are the papers' own set-ups. A new recipe is one decorated
 function.
 
@@ -79,23 +79,26 @@ def scene(task: str, method: str) -> Recipe:
     )
 
 
-def photos(method: str) -> Recipe:
-    """0.5M parameters, 96 pixels: 675 photographs of fruit, 14 kinds, stored at 348 pixels and more.
+PHOTOGRAPHS = {"photos": 14, "solar": 2}  # sources and their classes
 
-    deepspeed --num_gpus 1 recipes/train.py vision.<method>_photos
+
+def photographs(source: str, method: str) -> Recipe:
+    """0.5M parameters, 96 pixels: photographs of fruit (photos, 14 kinds, 348 pixels and more) or of solar cells (solar, 300).
+
+    deepspeed --num_gpus 1 recipes/train.py vision.<method>_photos        or _solar
     python recipes/evaluate.py RUN_DIR resolution --sizes 96,144,192,288 --recalibrate
 
     Any set of class folders in their place: --set data.source=folder:PATH --set data.num_classes=N. The pictures are those of
-    `python recipes/fetch_data.py vision photos`. Hardware: one CPU core.
+    `python recipes/fetch_data.py vision photos solar`. Hardware: one CPU core.
     """
     return Recipe(
-        name=f"vision.{method}_photos",
+        name=f"vision.{method}_{source}",
         modality="vision",
         model=Model(f"vision_{method}_tiny_patch8"),
         data=VisionDataConfig(
-            source="photos",
+            source=source,
             image_size=96,
-            num_classes=14,
+            num_classes=PHOTOGRAPHS[source],
             crop_scale=(0.35, 1.0),
             hflip=0.5,
             color_jitter=0.2,
@@ -190,6 +193,7 @@ def ggd2d_imagenet_vitb16() -> Recipe:
 for _method in GOAT_IMAGENET:
     RECIPES[f"goat_imagenet_{_method}_vits16"] = partial(goat_imagenet, _method)
 RECIPES.add_methods("tiny", tiny, model_size="tiny_patch8")
-RECIPES.add_methods("photos", photos, model_size="tiny_patch8")
+for _source in PHOTOGRAPHS:
+    RECIPES.add_methods(_source, partial(photographs, _source), model_size="tiny_patch8")
 for _task in SCENE_TASKS:
     RECIPES.add_methods(_task, partial(scene, _task), model_size="scene_patch8")

@@ -20,7 +20,7 @@ def test_the_python_example_runs() -> None:
     names: dict = {}
     exec(compile(example, "README.md", "exec"), names)
     assert names["out"].shape == names["q"].shape
-    assert names["model"].config.position == "ggd"
+    assert names["model"].config.position == "ggd_goat" and names["piece"]
 
 
 def test_links_lead_somewhere() -> None:

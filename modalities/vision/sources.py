@@ -1,6 +1,6 @@
 """Where images come from: a spec string in, a map-style `ImageSet` or a `ShardSet` out.
 
-    "glyphs" | "photos"             shards that `python recipes/fetch_data.py vision NAME` puts into the data folder
+    "glyphs" | "photos" | "solar"   shards that `python recipes/fetch_data.py vision NAME` puts into the data folder
     "scenes" | "scenes-count"       the same, of pictures with boxes (`vision scenes`)
     "glyphs-builtin"                the capitals of 19 fonts in small scenes, and of 4 others held out; ships with the package
     "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and PATH/val/CLASS/… (or heldout,
@@ -41,7 +41,7 @@ from zoo.naming import did_you_mean
 
 __all__ = ["BUILTIN", "BUILTIN_SIZES", "FETCHED", "class_names", "open_images", "open_shard_source"]
 
-FETCHED = ("glyphs", "photos", "scenes", "scenes-count")
+FETCHED = ("glyphs", "photos", "solar", "scenes", "scenes-count")
 BUILTIN = Path(__file__).with_name("assets") / "glyphs"
 BUILTIN_SIZES = {"train": (64,), "heldout": (64, 384)}  # pixels
 _FORMS = (*FETCHED, "glyphs-builtin", "folder:PATH", "wds:PATTERN", "hf:NAME")

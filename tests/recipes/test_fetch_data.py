@@ -372,7 +372,7 @@ def test_shards_are_counted_hashed_and_the_same_again(tmp_path):
     ]
     assert all(hashlib.sha256(written[0][s["file"]]).hexdigest() == s["sha256"] for s in index["shards"])
     read = TarImages(open_shards("x", str(tmp_path / "one")))
-    assert [read[number]["jpg"] for number in range(7)] == [sample(number).jpeg for number in range(7)]
+    assert [read[number]["jpg"] for number in range(7)] == [sample(number).picture for number in range(7)]
     assert read[5] == {"__key__": "000005", "cls": b"2", "jpg": b"picture 5", "json": b'{"number": 5}'}
 
 
@@ -407,6 +407,26 @@ def test_photos_are_kept_as_they_are_and_once(tmp_path):
     assert shards.classes == ("Apple-x", "Pear-x")
     read = TarImages(shards)
     assert {(read[n]["jpg"], read[n]["cls"]) for n in range(2)} == {(b"a1", b"0"), (b"p1", b"1")}
+
+
+@pytest.mark.slow
+def test_solar_cells_are_held_out_by_blocks_and_labelled_by_probability(tmp_path):
+    labels = [(f"images/cell{n:04d}.png", (0.0, 1 / 3, 2 / 3, 1.0)[n % 4], "mono") for n in range(300)]
+    with zipfile.ZipFile(tmp_path / "elpv.whl", "w") as archive:
+        archive.writestr("elpv_dataset/data/labels.csv", "".join(f"{n} {p}  {kind}\n" for n, p, kind in labels))
+        for name, *_ in labels:
+            archive.writestr(f"elpv_dataset/data/{name}", f"picture {name}".encode())
+    with common.scratch(tmp_path) as folder:
+        said = vision.write_solar_set(tmp_path / "elpv.whl", tmp_path, folder)
+    assert said.endswith("240 train, 60 heldout")
+    shards = open_shards("solar", str(tmp_path / "vision/solar/heldout"))
+    read = TarImages(shards)
+    about = [json.loads(read[n]["json"]) for n in range(60)]
+    assert {one["file"] for one in about} == {name for name, *_ in labels[180:240]}  # the fourth block
+    assert shards.classes == ("functional", "defective")
+    for n, one in enumerate(about):
+        assert read[n]["cls"] == (b"1" if one["probability"] > 0.5 else b"0")
+        assert read[n]["png"] == f"picture {one['file']}".encode()
 
 
 # ---- fonts ----

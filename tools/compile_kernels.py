@@ -154,7 +154,7 @@ def launches(
         "backward": lambda: of("backward", "attention_backward")(
             call, of("backward", "output_gradient")(out, out, lse, geometry), plan, jacobian, log_factor
         ),
-        "plan": lambda: of("plan", "make_plan")(call),
+        "plan": lambda: of("plan", "make_plan")(call).cols,
     }
     if table is not None:
         calls["table_grad"] = lambda: of("table_grad", "table_gradient")(call, upstream, plan)

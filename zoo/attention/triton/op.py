@@ -14,6 +14,7 @@ from zoo.attention.triton.bias_grad import bias_gradient
 from zoo.attention.triton.common import Geometry, Operands, last_axis_contiguous
 from zoo.attention.triton.decode import decode
 from zoo.attention.triton.forward import attention_forward
+from zoo.attention.triton.lanes import fold, unfold_keys, unfold_queries
 from zoo.attention.triton.plan import Plan, make_plan
 from zoo.attention.triton.table_grad import table_gradient
 
@@ -68,6 +69,8 @@ def fused_attention(
     bias: Tensor | None,
     params: Tensor | None,
     jacobian: Tensor | None,
+    q_lanes: Tensor | None,
+    k_lanes: Tensor | None,
     causal: bool,
     window: int,
     origin: int,
@@ -76,29 +79,34 @@ def fused_attention(
     softmax_scale: float,
     constant_from: int,
     skip: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """softmax( row_scale ∘ (softmax_scale·q·kᵀ + table[index] + bias) ) v over the visible keys.
 
     Args:
-        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first.
+        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first; less their lanes where those are given apart.
         table, row_scale, segments, bias: see `Operands`.
         params, jacobian: (P, H) and (P, H, N) float32 of a parametric table: params then get the gradient
             Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none. A jacobian of P − 1 rows lacks the
             first, which is the table.
+        q_lanes, k_lanes: lanes as a prior gives them, to be put in front of q, scaled, and k (`fold`); None where they are there.
         causal, window (0: none), origin, grid, lanes, softmax_scale: see `Geometry`.
         constant_from: the distance from which on the table's gradient may be in one column (0: none), see `table_gradient`.
         skip: skip tiles whose weight the plan bounds as negligible.
 
     Returns:
-        out (B,H,T,Dv); log2-sum-exp (B,H,T); the plan's rows and columns, empty without a plan.
+        out (B,H,T,Dv); log2-sum-exp (B,H,T); the plan's rows, empty without a plan; q and k with the lanes that
+        were apart, empty where none were.
     """
+    folded_q = folded_k = None
+    if q_lanes is not None:
+        q, folded_k = fold(q, k, q_lanes, k_lanes)
+        folded_q, k = q, k if folded_k is None else folded_k
     call = operands(q, k, v, table, row_scale, segments, bias, causal, window, origin, grid, lanes, softmax_scale)
     plan = make_plan(call) if skip else None
     out, lse2 = attention_forward(call, plan)
-    if plan is None:
-        none = torch.empty(2, 0, 0, dtype=torch.int32, device=q.device)
-        return out, lse2, none, none.clone()
-    return out, lse2, plan.rows, plan.cols
+    rows = torch.empty(2, 0, 0, dtype=torch.int32, device=q.device) if plan is None else plan.rows
+    folded = (q.new_empty(0) if x is None else x for x in (folded_q, folded_k))
+    return out, lse2, rows, *folded
 
 
 @torch.library.custom_op("priorzoo::attention_backward", mutates_args=())
@@ -116,7 +124,6 @@ def _backward_op(
     out: Tensor,
     lse2: Tensor,
     rows: Tensor,
-    cols: Tensor,
     causal: bool,
     window: int,
     origin: int,
@@ -129,7 +136,7 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, table, row_scale, bias and params; empty tensors for absent ones."""
     call = operands(q, k, v, table, row_scale, segments, bias, causal, window, origin, grid, lanes, softmax_scale)
-    plan = Plan(rows, cols) if rows.numel() else None
+    plan = Plan(rows, call.geometry) if rows.numel() else None
     upstream = output_gradient(grad_out, out, lse2, call.geometry)
     log_factor = params is not None and jacobian is not None and len(params) > len(jacobian)
     dq, dk, dv, d_scale, d_params = attention_backward(call, upstream, plan, jacobian, log_factor)
@@ -163,6 +170,8 @@ def _(
     bias,
     params,
     jacobian,
+    q_lanes,
+    k_lanes,
     causal,
     window,
     origin,
@@ -176,8 +185,10 @@ def _(
     lse2 = q.new_empty(q.shape[:3], dtype=torch.float32)
     heads = q.shape[0] * q.shape[1]
     rows = q.new_empty((2, heads, _tiles(q.shape[2])) if skip else (2, 0, 0), dtype=torch.int32)
-    cols = q.new_empty((2, heads, _tiles(k.shape[2])) if skip else (2, 0, 0), dtype=torch.int32)
-    return out, lse2, rows, cols
+    wide_q = q.new_empty(0 if q_lanes is None else (*q.shape[:3], q.shape[3] + lanes))
+    groups = k.shape[1] if k_lanes is None else max(k.shape[1], k_lanes.shape[1])
+    wide_k = k.new_empty(0 if k_lanes is None else (k.shape[0], groups, k.shape[2], k.shape[3] + lanes))
+    return out, lse2, rows, wide_q, wide_k
 
 
 @_backward_op.register_fake
@@ -192,18 +203,28 @@ def _(grad_out, q, k, v, table, row_scale, segments, bias, params, jacobian, *re
 
 
 def _setup_context(ctx, inputs, output):
-    *tensors, causal, window, origin, grid, lanes, softmax_scale, constant_from, _ = inputs
-    ctx.save_for_backward(*tensors, *output)
+    q, k, *others, q_lanes, k_lanes, causal, window, origin, grid, lanes, softmax_scale, constant_from, _ = inputs
+    *outputs, folded_q, folded_k = output
+    q_saved, k_saved = q if q_lanes is None else folded_q, k if k_lanes is None else folded_k
+    ctx.save_for_backward(q_saved, k_saved, *others, *outputs)
     ctx.scalars = (causal, window, origin, grid, lanes, softmax_scale, constant_from)
+    ctx.groups, ctx.apart = k.shape[1], [None if x is None else (x.shape, x.dtype) for x in (q_lanes, k_lanes)]
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _gradients(ctx, grad_out, *_):
-    needs = ctx.needs_input_grad
+    needs, lanes = ctx.needs_input_grad, ctx.scalars[4]
     dq, dk, dv, *grads = _backward_op(grad_out, *ctx.saved_tensors, *ctx.scalars, needs[3], needs[6])
     of = (needs[3], needs[4], needs[6], needs[7])
     d_table, d_scale, d_bias, d_params = (g if need else None for g, need in zip(grads, of, strict=True))
-    return (dq, dk, dv, d_table, d_scale, None, d_bias, d_params, None, *[None] * 8)
+    of_lanes: list[Tensor | None] = [None, None]
+    if ctx.apart[0] is not None:
+        dq, of_lanes[0] = unfold_queries(dq, lanes)
+    if ctx.apart[1] is not None:
+        dk, of_lanes[1] = unfold_keys(dk, lanes, ctx.groups)
+    for n, given in enumerate(ctx.apart):
+        of_lanes[n] = of_lanes[n].sum_to_size(given[0]).to(given[1]) if needs[9 + n] else None
+    return (dq, dk, dv, d_table, d_scale, None, d_bias, d_params, None, *of_lanes, *[None] * 8)
 
 
 def _no_second_derivative(ctx, *_):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 import triton
@@ -43,17 +44,29 @@ class Plan:
     """The tiles to compute, as intervals [lo, hi); any superset is also correct.
 
     Attributes:
-        rows: (2, B·H, ceil(T/tile)) int32, key tiles that each query tile needs.
-        cols: (2, B·H, ceil(S/tile)) int32, query tiles that need each key tile. An empty interval has lo = hi.
+        rows: (2, B·H, ceil(T/tile)) int32, key tiles that each query tile needs. An empty interval has lo = hi.
+        geometry: the shape of the call.
         tile: rows and keys of a tile.
         counts: (2, B·H, ceil(T/tile)) int32, key tiles that each query tile sees, and skips; read only by
             `skipped_share`.
     """
 
     rows: Tensor
-    cols: Tensor
+    geometry: Geometry
     tile: int = field(default_factory=lambda: common.TILE)
     counts: Tensor | None = None
+
+    @cached_property
+    def cols(self) -> Tensor:
+        """(2, B·H, ceil(S/tile)) int32, query tiles that need each key tile, as the backward pass reads them."""
+        count, q_tiles = self.rows.shape[1:]
+        k_tiles = _cdiv(self.geometry.keys, self.tile)
+        cols = torch.empty(2, count, k_tiles, dtype=torch.int32, device=self.rows.device)
+        with on_device(cols):
+            column_intervals[(count * _cdiv(k_tiles, BLOCK),)](
+                cols, self.rows, count, q_tiles, k_tiles, self.geometry.offset, TILE=self.tile, BLOCK=BLOCK, num_warps=4
+            )
+        return cols
 
 
 SHAPES = [
@@ -482,7 +495,6 @@ def make_plan(call: Operands) -> Plan:
     columns = 0 if table is None else table.shape[1]
     chunk_count, grid = _cdiv(columns, tile), g.grid_width > 0
     rows = torch.empty(2, count, q_tiles, dtype=torch.int32, device=q.device)
-    cols = torch.empty(2, count, k_tiles, dtype=torch.int32, device=q.device)
     counts = torch.empty_like(rows)
     # Of each tile the norm, the minimum and maximum of each lane, and of the row scale; the smallest and largest document id.
     planes = 1 + 2 * g.lanes
@@ -516,10 +528,7 @@ def make_plan(call: Operands) -> Plan:
             g.lanes, **flags, CAUSAL=g.causal, WINDOW=g.window > 0, GRID=grid, QUERIES=QUERIES, VECTOR=VECTOR, SCANNED=BLOCK,
             num_warps=4,
         )  # fmt: skip
-        column_intervals[(count * _cdiv(k_tiles, BLOCK),)](
-            cols, rows, count, q_tiles, k_tiles, g.offset, TILE=tile, BLOCK=BLOCK, num_warps=4
-        )
-    return Plan(rows, cols, tile, counts)
+    return Plan(rows, g, tile, counts)
 
 
 def skipped_share(plan: Plan, geometry: Geometry) -> float:

@@ -66,6 +66,6 @@ def test_gradients_are_those_of_what_torch_joins(name: str) -> None:
     v = random(2, call.keys.shape[1], 20, WIDTH, dtype=torch.bfloat16)
     results = []
     for first, apart in (((call.unscaled, call.keys), (None, None)), ((q, k), (q_lanes, k_lanes))):
-        out = fused_attention(*first, v, *[None] * 6, *apart, True, 0, 0, [], 3, 1.0, 0, False)[0]
+        out = fused_attention(*first, v, *[None] * 7, *apart, True, 0, 0, [], 3, 1.0, 0, False)
         results.append([out, *torch.autograd.grad(out.float().sin().sum(), (*leaves, v))])
     assert all(torch.equal(own, wanted) for own, wanted in zip(*results, strict=True))

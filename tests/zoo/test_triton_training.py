@@ -82,7 +82,7 @@ def operands(
     params, jacobian = (leaf(2, heads), leaf(1, heads, columns)) if parametric else (None, None)
     bias = leaf(2, 1, length, length, dtype=dtype) if biased else None
     tensors = [q, k, v, leaf(heads, columns) if table else None, leaf(1, heads, length), ids, bias, params, jacobian]
-    tensors += [q_lanes, k_lanes]
+    tensors += [None, q_lanes, k_lanes]
     for tensor in tensors:
         if grad and tensor is not None and tensor.is_floating_point():
             tensor.requires_grad_()
@@ -106,13 +106,13 @@ def operands(
 def test_operators_keep_the_rules_of_torch(case: dict) -> None:
     """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd has its place."""
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(op.fused_attention, operands(**case), test_utils=tests)
+    torch.library.opcheck(op.attention_op, operands(**case), test_utils=tests)
     given = operands(**case, grad=False)
-    out, *saved, q, k = op.fused_attention(*given)
+    out, *saved, q, k = op.attention_op(*given)
     folded = (q, k) if case.get("apart") else given[:2]
     sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(out)  # a sum's gradient has no memory of its own
     needs = (case["table"] and not case["parametric"], case.get("biased", False))
-    backward = (sums, *folded, *given[2:9], out, *saved, *given[11:18], *needs)
+    backward = (sums, *folded, *given[2:9], out, *saved, *given[12:19], *needs)
     torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
     few = (folded[0][:, :, -2:], folded[1], *given[2:4], None, None, True, 0, 25, [], case["lanes"], 0.3)
     torch.library.opcheck(op.decode_op, few, test_utils=tests[::2])

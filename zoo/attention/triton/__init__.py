@@ -118,17 +118,17 @@ class TritonKernel:
             q, k, v, row_scale, segments = _operands(call)
             decode = decode_op if torch.compiler.is_compiling() else fused_decode
             return decode(q, k, v, None if table is None else table.table.float(), row_scale, segments, *scalars)
-        values = params = jacobian = None
+        values = params = jacobian = values2 = None
         if table is not None:
             fused = table.fused(causal=call.causal)
-            values, params, jacobian = fused.values, fused.params, fused.jacobian
+            values, params, jacobian, values2 = fused.values, fused.params, fused.jacobian, fused.values2
         q, k, v, row_scale, segments = _operands(call, apart=True)
         least = self.least_keys if segments is None else self.least_keys // 4
         skip = _skips() and call.num_keys >= least and _may_skip(call)
         return fused_attention(
-            q, k, v, values, row_scale, segments, bias, params, jacobian, terms.q_lanes, terms.k_lanes,
+            q, k, v, values, row_scale, segments, bias, params, jacobian, values2, terms.q_lanes, terms.k_lanes,
             *scalars, _constant_from(call), skip,
-        )[0]  # fmt: skip
+        )  # fmt: skip
 
 
 TRITON = TritonKernel()  # the one that `prior_attention(kernel="triton")` runs

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from zoo.attention.triton.common import located, narrow, on_device
+from zoo.attention.triton.common import cdiv, located, narrow, on_device, power_of_two
 
 __all__ = ["fold", "unfold_keys", "unfold_queries"]
 
@@ -48,14 +47,16 @@ def _fold(
         blocks = tl.cdiv(queries, ROWS)
         row = (at // blocks).to(tl.int64)
         _fold_rows(
-            q, q_lanes, q_out, row, at % blocks * ROWS, q_heads, queries, 1, scale, LANES, WIDTH, PADDED_LANES, PADDED, ROWS
-        )
+            q, q_lanes, q_out, row, at % blocks * ROWS, q_heads, queries, 1, scale,
+            LANES, WIDTH, PADDED_LANES, PADDED, ROWS,
+        )  # fmt: skip
     elif k_out is not None:
         blocks, at = tl.cdiv(keys, ROWS), at - programs
         row = (at // blocks).to(tl.int64)
         _fold_rows(
-            k, k_lanes, k_out, row, at % blocks * ROWS, k_heads, keys, share, 1.0, LANES, WIDTH, PADDED_LANES, PADDED, ROWS
-        )
+            k, k_lanes, k_out, row, at % blocks * ROWS, k_heads, keys, share, 1.0,
+            LANES, WIDTH, PADDED_LANES, PADDED, ROWS,
+        )  # fmt: skip
 
 
 def fold(q: Tensor, k: Tensor, q_lanes: Tensor, k_lanes: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -74,12 +75,12 @@ def fold(q: Tensor, k: Tensor, q_lanes: Tensor, k_lanes: Tensor | None) -> tuple
     if k_lanes is not None:
         groups = max(groups, k_lanes.shape[1])
         k_out, at_k = k.new_empty(batch, groups, keys, lanes + width), located(k_lanes)
-    of_q, of_k = (-(-length // ROWS) * batch * count for length, count in ((queries, heads), (keys, groups)))
+    of_q, of_k = (cdiv(length, ROWS) * batch * count for length, count in ((queries, heads), (keys, groups)))
     with on_device(q):
         _fold[(of_q + (0 if k_out is None else of_k),)](
             located(q), located(q_lanes), q_out, located(k), at_k, k_out, of_q, heads, groups, queries, keys,
             groups // k.shape[1], 1.0 / math.sqrt(width), LANES=lanes, WIDTH=width,
-            PADDED_LANES=triton.next_power_of_2(lanes), PADDED=triton.next_power_of_2(width), ROWS=ROWS, num_warps=4,
+            PADDED_LANES=power_of_two(lanes), PADDED=power_of_two(width), ROWS=ROWS, num_warps=4,
         )  # fmt: skip
     return q_out, k_out
 

@@ -165,8 +165,8 @@ def _tiles(length: int) -> int:
     return cdiv(length, common.TILE)
 
 
-# The operator is for torch.compile; an eager call takes `_Attention`: the operator's bookkeeping takes the host as long as all
-# launches.
+# The operator is for torch.compile; an eager call takes `_Attention`: the operator's bookkeeping takes the host longer than all
+# that it launches.
 attention_op = torch.library.custom_op("priorzoo::attention", mutates_args=())(_attention)
 
 

@@ -54,7 +54,7 @@ VARIANTS: dict[str, set[str]] = {
     "grid": {"table", "row_scale", "grid", "plan"},
     "bias": {"bias"},
 }
-MODULES = ("forward", "backward", "table_grad", "bias_grad", "plan", "decode")
+MODULES = ("forward", "lanes", "backward", "table_grad", "bias_grad", "plan", "decode")
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,13 @@ def launches(
         "backward": lambda: of("backward", "attention_backward")(
             call, of("backward", "output_gradient")(out, out, lse, geometry), plan, jacobian, log_factor
         ),
-        "plan": lambda: of("plan", "make_plan")(call),
+        "plan": lambda: of("plan", "make_plan")(call).cols,
     }
     if table is not None:
         calls["table_grad"] = lambda: of("table_grad", "table_gradient")(call, upstream, plan)
+    if lanes:
+        apart = torch.empty(1, HEADS, length, lanes), torch.empty(1, 1, length, lanes)
+        calls["lanes"] = lambda: of("lanes", "fold")(q[..., lanes:], k[..., lanes:], *apart)
     if bias is not None:
         calls["bias_grad"] = lambda: of("bias_grad", "bias_gradient")(call, upstream)
     if "grid" not in has and bias is None:

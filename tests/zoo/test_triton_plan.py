@@ -303,6 +303,6 @@ def test_a_plan_without_its_counts_has_no_share() -> None:
     given, g = build(Case())
     plan = plan_of(*given, g)
     with pytest.raises(ValueError, match="counts"):
-        skipped_share(Plan(plan.rows, plan.cols), g)
+        skipped_share(Plan(plan.rows, g), g)
     with pytest.raises(ValueError, match=r"\(2, 2, 3\)"):
         skipped_share(plan, replace(g, queries=40))

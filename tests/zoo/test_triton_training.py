@@ -65,6 +65,7 @@ def operands(
     dtype: torch.dtype = torch.float32,
     grad: bool = True,
     biased: bool = False,
+    apart: bool = False,
 ) -> tuple:
     """Arguments of the operator: grouped heads whose keys and values are views, documents and a shared row scale."""
     torch.manual_seed(0)
@@ -73,18 +74,22 @@ def operands(
     def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(*shape, dtype=dtype, device=DEVICE)
 
-    q = leaf(2, heads, length, 8 + lanes, dtype=dtype)
-    k, v = (leaf(2, length, groups, width, dtype=dtype).transpose(1, 2) for width in (8 + lanes, 8))
+    width = 8 if apart else 8 + lanes
+    q = leaf(2, heads, length, width, dtype=dtype)
+    k, v = (leaf(2, length, groups, columns, dtype=dtype).transpose(1, 2) for columns in (width, 8))
+    q_lanes, k_lanes = (leaf(1, count, length, lanes) for count in (heads, 1)) if apart else (None, None)
     ids = (torch.arange(length, device=DEVICE) // 9).int().expand(2, -1).contiguous()
     params, jacobian = (leaf(2, heads), leaf(1, heads, columns)) if parametric else (None, None)
     bias = leaf(2, 1, length, length, dtype=dtype) if biased else None
-    tensors = [q, k, v, leaf(heads, columns) if table else None, leaf(1, heads, length), ids, bias, params]
+    tensors = [q, k, v, leaf(heads, columns) if table else None, leaf(1, heads, length), ids, bias, params, jacobian]
+    tensors += [None, q_lanes, k_lanes]
     for tensor in tensors:
         if grad and tensor is not None and tensor.is_floating_point():
             tensor.requires_grad_()
     if parametric:
         tensors[3].requires_grad_(False)
-    return (*tensors, jacobian, True, 0, length - 1, [], lanes, 0.3, 0, table)
+        jacobian.requires_grad_(False)
+    return (*tensors, True, 0, length - 1, [], lanes, 0.3, 0, table)
 
 
 @pytest.mark.slow
@@ -92,22 +97,24 @@ def operands(
     "case",
     [
         dict(table=True, parametric=False, lanes=3),
+        dict(table=True, parametric=False, lanes=3, apart=True),
         dict(table=True, parametric=True, lanes=0, dtype=torch.bfloat16),
         dict(table=False, parametric=False, lanes=0, biased=True),
     ],
-    ids=["table-lanes", "parametric-bfloat16", "bias"],
+    ids=["table-lanes", "table-lanes-apart", "parametric-bfloat16", "bias"],
 )
 def test_operators_keep_the_rules_of_torch(case: dict) -> None:
     """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd has its place."""
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(op.fused_attention, operands(**case), test_utils=tests)
+    torch.library.opcheck(op.attention_op, operands(**case), test_utils=tests)
     given = operands(**case, grad=False)
-    out, *saved = op.fused_attention(*given)
+    out, *saved, q, k = op.attention_op(*given)
+    folded = (q, k) if case.get("apart") else given[:2]
     sums = torch.ones((), dtype=out.dtype, device=DEVICE).expand_as(out)  # a sum's gradient has no memory of its own
     needs = (case["table"] and not case["parametric"], case.get("biased", False))
-    backward = (sums, *given[:9], out, *saved, *given[9:16], *needs)
+    backward = (sums, *folded, *given[2:9], out, *saved, *given[12:19], *needs)
     torch.library.opcheck(op._backward_op, backward, test_utils=tests[::2])
-    few = (given[0][:, :, -2:], *given[1:4], None, None, True, 0, 25, [], case["lanes"], 0.3)
+    few = (folded[0][:, :, -2:], folded[1], *given[2:4], None, None, True, 0, 25, [], case["lanes"], 0.3)
     torch.library.opcheck(op.decode_op, few, test_utils=tests[::2])
 
 

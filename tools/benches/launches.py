@@ -51,7 +51,7 @@ WAITING = {
     "_unique2",
     "masked_select",
 }  # for values of a device
-OPERATORS = {"attention": op.fused_attention, "attention_backward": op._backward_op}
+OPERATORS = {"attention": op.attention_op, "attention_backward": op._backward_op}
 LAYERS, HEADS, WIDTH = 12, 12, 8  # heads so narrow that their products take no time beside their launch
 
 

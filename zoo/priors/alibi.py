@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zoo.naming import check_flags, check_number
 from zoo.positions import Positions
-from zoo.priors.base import IsotropicPrior, Prior, PriorTerms, line_table, prior_dtype, split_bf16
+from zoo.priors.base import IsotropicPrior, Prior, PriorTerms, bf16_pieces, line_table, prior_dtype
 
 __all__ = ["RAMP_LANES", "Alibi", "Alibi2d", "alibi_slopes", "inverse_softplus", "ramp_lanes"]
 
@@ -39,20 +39,21 @@ def inverse_softplus(value: Tensor) -> Tensor:
     return value + torch.log(-torch.expm1(-value))
 
 
-def ramp_lanes(ramp: Tensor, at_query: Tensor) -> tuple[Tensor, Tensor]:
+def ramp_lanes(ramp: Tensor, at_query: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Lanes of K[i,j] = ramp[j], exact to bfloat16 pieces, less a row constant near ramp at the query.
 
     Args:
         ramp: (1 or B, H, S) float64, differentiable; it may grow without bound.
         at_query: (1 or B, H, T) float64, the ramp's value at each query.
     Returns:
-        q_lanes (1 or B, H, T, RAMP_LANES), k_lanes (1 or B, H, S, RAMP_LANES), float64.
+        q_lanes (1 or B, H, T, RAMP_LANES), k_lanes (1 or B, H, S, RAMP_LANES), in `dtype`.
     """
-    bulk = -at_query.detach().to(torch.bfloat16).to(ramp.dtype)[..., None]
-    pieces = split_bf16(ramp, RAMP_PIECES)
+    pieces = bf16_pieces(ramp, RAMP_PIECES, dtype)
+    bulk = -(pieces[0] if at_query is ramp else at_query.to(torch.bfloat16).to(dtype)).detach()
+    ones = torch.ones_like(bulk)
     # Largest first: bulk cancels the leading piece before the smaller ones are summed.
-    q_lanes = torch.cat([bulk, torch.ones_like(bulk).expand(*bulk.shape[:-1], RAMP_PIECES)], dim=-1)
-    return q_lanes, torch.cat([torch.ones_like(pieces[..., :1]), pieces], dim=-1)
+    q_lanes = torch.stack([bulk, *[ones] * RAMP_PIECES], dim=-1)
+    return q_lanes, torch.stack([ones if at_query is ramp else torch.ones_like(pieces[0]), *pieces], dim=-1)
 
 
 class Alibi(Prior):
@@ -101,8 +102,8 @@ class Alibi(Prior):
         return slopes if self.layers == 1 else slopes.repeat(self.layers)
 
     @classmethod
-    def stack(cls, priors: Sequence[Self]) -> Self:
-        own = super().stack(priors)
+    def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
+        own = super().stack(priors, values)
         own.__dict__["layers"] = len(priors)
         return own
 
@@ -129,9 +130,11 @@ class Alibi(Prior):
         if not causal:
             curve = partial(self.curve, causal=causal)
             return PriorTerms(table=line_table(curve, q_pos, k_pos, device=slopes.device, dtype=dtype))
-        i, j = q_pos.index(slopes.device).double(), k_pos.index(slopes.device).double()
-        q_lanes, k_lanes = ramp_lanes(slopes[:, None] * j[:, None], slopes[:, None] * i[:, None])
-        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), causal=True, offset=q_pos.offset - k_pos.offset)
+        j = k_pos.index(slopes.device).double()
+        i = j if q_pos is k_pos else q_pos.index(slopes.device).double()
+        ramp = slopes[:, None] * j[:, None]
+        q_lanes, k_lanes = ramp_lanes(ramp, ramp if i is j else slopes[:, None] * i[:, None], dtype)
+        return PriorTerms(q_lanes, k_lanes, causal=True, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         slopes = self.slopes()

@@ -32,6 +32,7 @@ __all__ = [
     "PriorTerms",
     "RelativeTable",
     "TablePrior",
+    "bf16_pieces",
     "farther",
     "grid_table",
     "line_table",
@@ -39,6 +40,7 @@ __all__ = [
     "patch_distance",
     "prior_dtype",
     "split_bf16",
+    "values_in",
 ]
 
 _N = TypeVar("_N", bound=int)
@@ -138,10 +140,10 @@ def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Lanes side by side, batch and head axes broadcast to each other; one axis may be of layers, each of some heads."""
     if a is None or b is None:
         return b if a is None else a
-    heads = max(a.shape[1], b.shape[1])
-    a, b = (x if x.shape[1] in (1, heads) else x.repeat_interleave(heads // x.shape[1], 1) for x in (a, b))
-    lead = torch.broadcast_shapes(a.shape[:2], b.shape[:2])
-    return torch.cat([a.expand(*lead, *a.shape[2:]), b.expand(*lead, *b.shape[2:])], dim=-1)
+    layers = min(a.shape[1], b.shape[1])
+    a, b = (x.unflatten(1, (layers, -1)) for x in (a, b))
+    lead = torch.broadcast_shapes(a.shape[:3], b.shape[:3])
+    return torch.cat([x.expand(*lead, *x.shape[3:]) for x in (a, b)], dim=-1).flatten(1, 2)
 
 
 def prior_dtype(module: nn.Module) -> torch.dtype:
@@ -163,7 +165,12 @@ def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def split_bf16(value: Tensor, pieces: int) -> Tensor:
-    """`value` (float64) as (..., pieces) summands, all but the last exact in bfloat16, the last the remainder.
+    """`value` (float64) as (..., pieces) summands, see `bf16_pieces`."""
+    return torch.stack(bf16_pieces(value, pieces, value.dtype), dim=-1)
+
+
+def bf16_pieces(value: Tensor, pieces: int, dtype: torch.dtype) -> list[Tensor]:
+    """`value` (float64) as summands in `dtype`, all but the last exact in bfloat16, the last the remainder.
 
     Each piece adds 8 significant bits, so in bfloat16 the error of the sum is at most 2^(−9·pieces)·abs(value). The
     gradient reaches `value` through the first piece alone: its lanes multiply the same partner as all the others.
@@ -171,13 +178,26 @@ def split_bf16(value: Tensor, pieces: int) -> Tensor:
     rest = value.detach()
     parts = []
     for _ in range(pieces - 1):
-        part = rest.to(torch.bfloat16).to(value.dtype)
-        parts.append(part)
+        part = rest.to(torch.bfloat16)
+        parts.append(part.to(dtype))
         rest = rest - part
-    parts.append(rest)
+    parts.append(rest.to(dtype))
     if value.requires_grad:
-        parts[0] = parts[0] + (value - value.detach())
-    return torch.stack(parts, dim=-1)
+        parts[0] = _Standing.apply(parts[0], value)
+    return parts
+
+
+class _Standing(torch.autograd.Function):
+    """A number that stands for `value`: the number, with the gradient of the other."""
+
+    @staticmethod
+    def forward(ctx: Any, number: Tensor, value: Tensor) -> Tensor:
+        ctx.dtype = value.dtype
+        return number.view_as(number)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, grad.to(ctx.dtype)
 
 
 class Prior(nn.Module):
@@ -238,18 +258,19 @@ class Prior(nn.Module):
         return own
 
     @classmethod
-    def stack(cls, priors: Sequence[Self]) -> Self:
+    def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
         """A prior of the heads of all of `priors`, with their parameters, whose terms `PriorTerms.split` cuts into theirs.
 
         They differ by nothing but the values of `by_head` and `by_layer`: see `zoo.priors.stack`.
+
+        values: the parameters of all of them by name, one after the other along the first axis.
         """
         own = copy.copy(priors[0])
-        heads = {
-            name: None if one is None else torch.cat([prior._parameters[name] for prior in priors])  # type: ignore[misc]
-            for name, one in own._parameters.items()
-        }
+        heads = {name: None if one is None else values[name] for name, one in own._parameters.items()}
         parts = {
-            name: type(one).stack([prior._modules[name] for prior in priors]) if isinstance(one, Prior) else one  # type: ignore[misc]
+            name: type(one).stack([prior._modules[name] for prior in priors], values_in(values, name))  # type: ignore[misc]
+            if isinstance(one, Prior)
+            else one
             for name, one in own._modules.items()
         }
         own.__dict__ |= {"_parameters": heads, "_modules": parts, "num_heads": sum(prior.num_heads for prior in priors)}
@@ -334,6 +355,11 @@ class Prior(nn.Module):
         for part in self.parts():
             flags = flags | part.retrieval_heads().cpu()
         return flags
+
+
+def values_in(values: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
+    """Those of a module's parameters, by their names in it."""
+    return {name.removeprefix(f"{module}."): value for name, value in values.items() if name.startswith(f"{module}.")}
 
 
 def _given(x: Tensor) -> Tensor:

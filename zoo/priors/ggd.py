@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -190,16 +189,9 @@ class Ggd(TablePrior):
         )
 
     @classmethod
-    def stack(cls, priors: Sequence[Self]) -> Self:
-        """One copy of all parameters, of which those by name are parts."""
-        own = copy.copy(priors[0])
-        theta = torch.cat([prior._parameters[name] for name in cls.by_head for prior in priors]).unflatten(0, (3, -1))  # type: ignore[misc]
-        parts = [
-            part if priors[0]._parameters[name].requires_grad else part.detach()  # type: ignore[union-attr]
-            for name, part in zip(cls.by_head, theta, strict=True)
-        ]
-        parameters = dict(zip(cls.by_head, parts, strict=True))
-        own.__dict__ |= {"stacked": theta, "_parameters": parameters, "num_heads": theta.shape[1]}
+    def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
+        own = super().stack(priors, values)
+        own.__dict__["stacked"] = torch.stack([values[name] for name in cls.by_head])
         return own
 
     def head_parameters(self) -> dict[str, Tensor]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Self, cast
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo.naming import check_number, check_whole
 from zoo.positions import Positions
 from zoo.priors.alibi import RAMP_LANES, alibi_slopes, inverse_softplus, ramp_lanes
-from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype
+from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, values_in
 
 __all__ = ["KeyBias", "KeyBias2d"]
 
@@ -23,7 +23,7 @@ class _Sink(Prior):
 
     by_head: tuple[str, ...] | None = ("gain", "bump")
     by_layer = ("mlp",)
-    mlps: Sequence[nn.Module] | None = None  # of layers that are stacked
+    mlps: Mapping[str, Tensor] | None = None  # parameters of those of layers that are stacked
 
     def __init__(self, num_heads: int, rank: int) -> None:
         super().__init__(num_heads)
@@ -38,9 +38,9 @@ class _Sink(Prior):
         self.mlp = nn.Sequential(nn.Linear(2 * rank + 2, 4), nn.SiLU(), last)
 
     @classmethod
-    def stack(cls, priors: Sequence[Self]) -> Self:
-        own = super().stack(priors)
-        own.__dict__["mlps"] = [prior.mlp for prior in priors]
+    def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
+        own = super().stack(priors, values)
+        own.__dict__["mlps"] = values_in(values, "mlp")
         return own
 
     def sink(self, features: Tensor, bump: Tensor) -> Tensor:
@@ -55,14 +55,13 @@ class _Sink(Prior):
         return gained + self.bump.to(dtype)[:, None] * bump[:, None].to(dtype)
 
 
-def _values(mlps: Sequence[nn.Module], features: Tensor) -> Tensor:
+def _values(mlps: Mapping[str, Tensor], features: Tensor) -> Tensor:
     """(1 or B, L, S) what L MLPs make of features (1 or B, S, n), in their dtype: matrices side by side."""
-    first, last = ([cast(nn.Linear, cast(nn.Sequential, mlp)[n]) for mlp in mlps] for n in (0, 2))
-    into, out = (torch.cat([layer.weight for layer in layers]).to(features.dtype) for layers in (first, last))
-    biases = (torch.cat([layer.bias for layer in layers]).to(features.dtype) for layers in (first, last))
+    parts = (mlps[name].to(features.dtype) for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
+    into, into_bias, out, out_bias = parts
     with torch.autocast(features.device.type, enabled=False):
-        hidden = F.silu(F.linear(features, into, next(biases))).unflatten(-1, (len(mlps), -1))
-    return ((hidden * out).sum(-1) + next(biases)).transpose(1, 2)
+        hidden = F.silu(F.linear(features, into, into_bias)).unflatten(-1, (len(out), -1))
+    return ((hidden * out).sum(-1) + out_bias).transpose(1, 2)
 
 
 class KeyBias(_Sink):
@@ -103,14 +102,15 @@ class KeyBias(_Sink):
     def features(self, at: Tensor) -> Tensor:
         """(1 or B, S, 2M+2) float64 z_j at positions (1 or B, S)."""
         j = at.double()[..., None]
-        omega = self.base ** (-torch.arange(self.rank, device=at.device, dtype=torch.float64) / max(self.rank - 1, 1))
-        ramps = [j / self.train_context, torch.log1p(j) / math.log1p(self.train_context)]
-        return torch.cat([(j * omega).cos(), (j * omega).sin(), *ramps], dim=-1)
+        omega = self.base ** (torch.arange(self.rank, device=at.device, dtype=torch.float64) / -max(self.rank - 1, 1))
+        ramps, angle = [j / self.train_context, torch.log1p(j) / math.log1p(self.train_context)], j * omega
+        return torch.cat([angle.cos(), angle.sin(), *ramps], dim=-1)
 
     def bias(self, at: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
         """(1 or B, H, S) float64 u_h at positions (1 or B, S); the MLP runs in `dtype`."""
+        at = at.double()
         value = self.sink(self.features(at).to(dtype), at == 0).double()
-        return value + self.slopes()[:, None] * at.double()[:, None] if causal else value
+        return value + self.slopes()[:, None] * at[:, None] if causal else value
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
@@ -120,8 +120,8 @@ class KeyBias(_Sink):
         ramp = self.bias(k_pos.index(self.gain.device), causal, dtype)
         with torch.no_grad():
             at_query = ramp if q_pos is k_pos else self.bias(q_pos.index(self.gain.device), causal, dtype)
-        q_lanes, k_lanes = ramp_lanes(ramp, at_query)
-        return PriorTerms(q_lanes.to(dtype), k_lanes.to(dtype), causal=causal, offset=q_pos.offset - k_pos.offset)
+        q_lanes, k_lanes = ramp_lanes(ramp, at_query, dtype)
+        return PriorTerms(q_lanes, k_lanes, causal=causal, offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         bias = self.bias(k_pos.index(self.gain.device), causal, torch.float64)

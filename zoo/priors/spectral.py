@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import torch
@@ -66,8 +66,8 @@ class Spectral(Prior):
         return self
 
     @classmethod
-    def stack(cls, priors: Sequence[Self]) -> Self:
-        own = super().stack(priors)
+    def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
+        own = super().stack(priors, values)
         own.__dict__["_buffers"] = {"omega": torch.stack([prior.omega for prior in priors])[:, None]}  # (L, 1, R)
         return own
 
@@ -79,10 +79,16 @@ class Spectral(Prior):
         dtype = prior_dtype(self)
         layers = 1 if self.omega.ndim == 1 else len(self.omega)
         alpha, beta = (x.to(dtype).unflatten(0, (layers, -1))[:, :, None] for x in (self.alpha, self.beta))
-        q_angle, k_angle = (p.double()[:, None, :, None] * self.omega for p in (q_at, k_at))
-        q_cos, q_sin = q_angle.cos().to(dtype)[:, :, None], q_angle.sin().to(dtype)[:, :, None]
-        q_lanes = torch.cat([alpha * q_cos + beta * q_sin, alpha * q_sin - beta * q_cos], dim=-1)
-        return q_lanes.flatten(1, 2), torch.cat([k_angle.cos(), k_angle.sin()], dim=-1).to(dtype)
+        k_lanes = self._waves(k_at).to(dtype)
+        waves = k_lanes if q_at is k_at else self._waves(q_at).to(dtype)
+        cos, sin = waves[:, :, None].chunk(2, dim=-1)
+        q_lanes = torch.cat([alpha * cos + beta * sin, alpha * sin - beta * cos], dim=-1)
+        return q_lanes.flatten(1, 2), k_lanes
+
+    def _waves(self, at: Tensor) -> Tensor:
+        """(1 or B, 1, L, 2R) float64: cosine and sine of ω·position, of L layers (1 or B, L, S, 2R)."""
+        angle = at.double()[:, None, :, None] * self.omega
+        return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
     def series(self, distance: Tensor) -> Tensor:
         """(H, *distance.shape) float64: the sum itself."""
@@ -95,8 +101,9 @@ class Spectral(Prior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
-        lanes = self.lanes(q_pos.index(self.omega.device), k_pos.index(self.omega.device))
-        return PriorTerms(*lanes, offset=q_pos.offset - k_pos.offset)
+        k_at = k_pos.index(self.omega.device)
+        q_at = k_at if q_pos is k_pos else q_pos.index(self.omega.device)
+        return PriorTerms(*self.lanes(q_at, k_at), offset=q_pos.offset - k_pos.offset)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         i, j = q_pos.row_index(self.omega.device), k_pos.row_index(self.omega.device)

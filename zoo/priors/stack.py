@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
+import torch
 from torch import Tensor, nn
 
 from zoo.positions import Positions
@@ -42,11 +43,29 @@ def stacked_terms(
         own = list({id(prior): prior for prior in group}.values())
         if kind is None or len(group) == 1 or (len(own) > 1 and not _small(own, q_pos, k_pos)):
             continue
-        prior = own[0] if len(own) == 1 else type(own[0]).stack(own)
+        prior = own[0] if len(own) == 1 else type(own[0]).stack(own, _values(own))
         terms = prior(q_pos, k_pos, causal=causal, x=x)
         parts = [terms] if len(own) == 1 else terms.split(len(own), causal=causal)
         found |= {id(prior): part for prior, part in zip(own, parts, strict=True)}
     return [found.get(id(prior)) for prior in priors]
+
+
+def _values(priors: Sequence[Prior]) -> dict[str, Tensor]:
+    """The parameters of all priors by name, those of one name after each other, in the dtype of a prior's arithmetic: one copy
+    of all those of a dtype."""
+    named = [dict(prior.named_parameters(remove_duplicate=False)) for prior in priors]
+    alike: dict[torch.dtype, list[str]] = {}
+    for name, one in named[0].items():
+        alike.setdefault(one.dtype, []).append(name)
+    found: dict[str, Tensor] = {}
+    for dtype, names in alike.items():
+        every = torch.cat([own[name].flatten() for name in names for own in named])
+        every = every.to(torch.promote_types(dtype, torch.float32))
+        parts = every.split([len(named) * named[0][name].numel() for name in names])
+        for name, part in zip(names, parts, strict=True):
+            one = named[0][name]
+            found[name] = (part if one.requires_grad else part.detach()).view(-1, *one.shape[1:])
+    return found
 
 
 def _small(priors: Sequence[Prior], q_pos: Positions, k_pos: Positions) -> bool:

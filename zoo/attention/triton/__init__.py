@@ -110,22 +110,25 @@ class TritonKernel:
         """(B, H, T, D) in q's dtype; logits and sums in float32. Few queries without gradients use the decoding kernel."""
         from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
 
-        q, k, v, row_scale, segments = _operands(call)
-        table, bias, scalars = call.table, call.terms.bias, _scalars(call)
+        table, bias, scalars, terms = call.table, call.terms.bias, _scalars(call), call.terms
         assert not isinstance(bias, BlockedBias)  # refused
         few = call.num_queries <= self.decode_queries and not scalars[3] and bias is None
-        if few and not needs_grad(q, k, v, None if table is None else table.table, row_scale):
+        leaves = (call.q, call.k, call.v, terms.q_lanes, terms.k_lanes, call.query_scale)
+        if few and not needs_grad(*leaves, None if table is None else table.table):
+            q, k, v, row_scale, segments = _operands(call)
             decode = decode_op if torch.compiler.is_compiling() else fused_decode
             return decode(q, k, v, None if table is None else table.table.float(), row_scale, segments, *scalars)
-        values = params = jacobian = None
+        values = params = jacobian = values2 = None
         if table is not None:
             fused = table.fused(causal=call.causal)
-            values, params, jacobian = fused.values, fused.params, fused.jacobian
+            values, params, jacobian, values2 = fused.values, fused.params, fused.jacobian, fused.values2
+        q, k, v, row_scale, segments = _operands(call, apart=True)
         least = self.least_keys if segments is None else self.least_keys // 4
         skip = _skips() and call.num_keys >= least and _may_skip(call)
         return fused_attention(
-            q, k, v, values, row_scale, segments, bias, params, jacobian, *scalars, _constant_from(call), skip
-        )[0]
+            q, k, v, values, row_scale, segments, bias, params, jacobian, values2, terms.q_lanes, terms.k_lanes,
+            *scalars, _constant_from(call), skip,
+        )  # fmt: skip
 
 
 TRITON = TritonKernel()  # the one that `prior_attention(kernel="triton")` runs
@@ -185,13 +188,18 @@ def _constant_from(call: AttentionCall) -> int:
     return table.constant_from if call.segments is None and table.constant_from < farthest else 0
 
 
-def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """q, k, v with equal numbers of key heads, the row scale, and document ids, as the kernels take them."""
-    q, k, v = call.unscaled, call.keys, call.v
-    if k.shape[1] != v.shape[1]:
-        groups = max(k.shape[1], v.shape[1])
-        groups = groups if groups % min(k.shape[1], v.shape[1]) == 0 else q.shape[1]
-        k, v = repeat_heads(k, groups), repeat_heads(v, groups)
+def _operands(
+    call: AttentionCall, *, apart: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """q, k, v with equal numbers of key heads, the row scale, and document ids, as the kernels take them; `apart`: q and k
+    without the lanes that the terms hold."""
+    q, k, v = (call.q, call.k, call.v) if apart else (call.unscaled, call.keys, call.v)
+    k_lanes = call.terms.k_lanes if apart else None
+    held = k.shape[1] if k_lanes is None else max(k.shape[1], k_lanes.shape[1])
+    if held != v.shape[1]:
+        groups = max(held, v.shape[1])
+        groups = groups if groups % min(held, v.shape[1]) == 0 else q.shape[1]
+        k, v = k if held == groups else repeat_heads(k, groups), repeat_heads(v, groups)
     # A tensor with one column may report any stride as contiguous.
     q, k, v = (x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
     row_scale = None if call.query_scale is None else call.query_scale.float().contiguous()

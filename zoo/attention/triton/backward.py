@@ -28,6 +28,7 @@ from zoo.attention.triton.common import (
     STEEP,
     Geometry,
     Operands,
+    cdiv,
     entries,
     last_axis_contiguous,
     mm,
@@ -94,7 +95,7 @@ def output_gradient(grad_out: Tensor, out: Tensor, lse2: Tensor, geometry: Geome
     delta = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=out.device)
     block = common.TILE
     with on_device(out):
-        _delta[(triton.cdiv(g.queries, block) * g.batch * g.heads,)](
+        _delta[(cdiv(g.queries, block) * g.batch * g.heads,)](
             grad_out, out, delta, *grad_out.stride()[:3], *out.stride()[:3], g.heads, g.queries,
             WIDTH=g.width_v, DV=padded_width(g.width_v), BM=block, num_warps=4,
         )  # fmt: skip
@@ -381,7 +382,7 @@ def block_sizes(
 def shape_arguments(call: Operands) -> tuple[int | float, ...]:
     """The integers named in LENGTHS, in the kernels' order, but the last, and the factor of q·k."""
     g, table2 = call.geometry, call.table2
-    tiles = triton.cdiv(g.queries, common.TILE), triton.cdiv(g.keys, common.TILE)
+    tiles = cdiv(g.queries, common.TILE), cdiv(g.keys, common.TILE)
     origin = g.origin if table2 is None or not g.grid_width else table2.shape[-1] // 2
     return (
         scale_stride(call.row_scale), 0 if table2 is None else table2.shape[-1],
@@ -464,14 +465,14 @@ def attention_backward(
         elif small and width == 128 and not (options["LANES"] or options["GRID"]) and row_scale is None is segments:
             blocks = DKDV_PLAIN_128
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
-        _dkdv[(triton.cdiv(g.keys, bn) * g.batch * g.groups,)](
+        _dkdv[(cdiv(g.keys, bn) * g.batch * g.groups,)](
             *given, table2, call.pairs, row_scale, segments, lse2, delta, None if plan is None else plan.cols,
             *shape, strided(dk), strided(dv),
             BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
         blocks = (DQ_16 if small else DQ_32)[width]
         bm, bn, warps, stages = block_sizes(blocks, 0, columns_read, q.element_size(), limit)
-        parts, params = triton.cdiv(g.queries, bm), 0 if jacobian2 is None else jacobian2.shape[0] + log_factor
+        parts, params = cdiv(g.queries, bm), 0 if jacobian2 is None else jacobian2.shape[0] + log_factor
         if params:  # their sums and gathers use the registers of half the keys
             bn = max(16, bn // (2 if params <= 2 else 4))
         d_scale = None if row_scale is None else torch.empty_like(lse2)

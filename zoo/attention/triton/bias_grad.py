@@ -16,6 +16,7 @@ from torch import Tensor
 from zoo.attention.triton.backward import LENGTHS, OutputGradient, block_sizes, shape_arguments, shape_options
 from zoo.attention.triton.common import (
     Operands,
+    cdiv,
     entries,
     last_axis_contiguous,
     located,
@@ -117,7 +118,7 @@ def bias_gradient(call: Operands, upstream: OutputGradient) -> Tensor:
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         bm, bn, warps, stages = block_sizes(blocks, 0, columns_read, q.element_size(), limit)
-        tiles = triton.cdiv(g.queries, bm) * triton.cdiv(g.keys, bn)
+        tiles = cdiv(g.queries, bm) * cdiv(g.keys, bn)
         _bias_tile[(tiles * bias.shape[0] * bias.shape[1],)](
             *(strided(x) for x in (upstream.grad_out, q, k, v)), call.table2, call.pairs, row_scale, segments, upstream.lse2,
             upstream.delta, located(gradient), batch_sum, head_sum, *shape_arguments(call),

@@ -23,6 +23,7 @@ __all__ = [
     "Geometry",
     "Operands",
     "bias_of",
+    "cdiv",
     "code_of",
     "entries",
     "key_range",
@@ -37,6 +38,7 @@ __all__ = [
     "place_of",
     "placed_of",
     "planned",
+    "power_of_two",
     "row_values",
     "same_document",
     "scale_stride",
@@ -114,6 +116,7 @@ class Operands:
         table: (H, N) float32. row_scale: (1 or B, H, T) float32. segments: (B, S) int32 document ids.
         geometry: the shape of the call and its mask.
         bias: (1 or B, 1 or H, T, S) of any floating dtype and strides: a bias of pairs.
+        scaled_table: `table2`, where it was made before.
     """
 
     q: Tensor
@@ -124,6 +127,7 @@ class Operands:
     segments: Tensor | None
     geometry: Geometry
     bias: Tensor | None = None
+    scaled_table: Tensor | None = None
 
     @property
     def pairs(self) -> tuple[Tensor | int, ...] | None:
@@ -133,7 +137,9 @@ class Operands:
     @cached_property
     def table2(self) -> Tensor | None:
         """(H, N) contiguous: the table in base 2, times log2 e."""
-        return None if self.table is None else (self.table * LOG2E.value).contiguous()
+        if self.table is None or self.scaled_table is not None:
+            return self.scaled_table
+        return (self.table * LOG2E.value).contiguous()
 
 
 def strided(x: Tensor) -> tuple[Tensor | int, ...]:
@@ -147,9 +153,19 @@ def located(pairs: Tensor) -> tuple[Tensor | int, ...]:
     return pairs, batch, head, pairs.stride(2), pairs.stride(3)
 
 
+def cdiv(a: int, b: int) -> int:
+    """⌈a/b⌉. `triton.cdiv`, which unwraps constants of kernels, takes longer than an empty tensor."""
+    return -(-a // b)
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is at least `least`."""
+    return 1 << (least - 1).bit_length()
+
+
 def padded_width(width: int) -> int:
     """Columns of a tile that holds `width`: the next power of two, at least 16, as tensor cores require."""
-    return max(16, triton.next_power_of_2(width))
+    return max(16, power_of_two(width))
 
 
 def last_axis_contiguous(x: Tensor) -> Tensor:

@@ -16,7 +16,18 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.common import LOG2E, Operands, mm, narrow, on_device, padded_width, scale_stride, visible_of
+from zoo.attention.triton.common import (
+    LOG2E,
+    Operands,
+    cdiv,
+    mm,
+    narrow,
+    on_device,
+    padded_width,
+    power_of_two,
+    scale_stride,
+    visible_of,
+)
 
 if TYPE_CHECKING:
     from zoo.attention.base import Pages
@@ -218,7 +229,7 @@ def split_count(programs: int, keys: int, slots: int) -> int:
 
 def _blocks(rows: int, width: int, size: int) -> tuple[int, int, int]:
     """Rows and keys of a step, and warps, for heads padded to `width` elements of `size` bytes."""
-    bm = min(64 if size == 2 else 32, max(16, triton.next_power_of_2(rows)))
+    bm = min(64 if size == 2 else 32, max(16, power_of_two(rows)))
     bn = max(16, min(common.TILE if bm == 64 else 2 * common.TILE, STEP_BYTES // (width * size)))
     return bm, bn, 4 if bm == 16 and size == 2 else 8
 
@@ -303,7 +314,7 @@ def _launch(call: Operands, pages: Pages | None, splits: int | None) -> Tensor:
     dk, dv = padded_width(g.width_k), padded_width(g.width_v)
     bm, bn, warps = _blocks(rows, max(dk, dv), q.element_size())
     bn = min(bn, block) if block else bn
-    programs = g.batch * g.groups * triton.cdiv(rows, bm)
+    programs = g.batch * g.groups * cdiv(rows, bm)
     fewest = bn
     if splits is None:
         held = min(listed * block, g.keys) if block else g.keys
@@ -316,7 +327,7 @@ def _launch(call: Operands, pages: Pages | None, splits: int | None) -> Tensor:
         part = q.new_empty(g.batch * g.groups, splits, rows, g.width_v, dtype=torch.float32)
         lse = q.new_empty(g.batch * g.groups, splits, rows, dtype=torch.float32)
     with on_device(q):
-        _partial[g.batch * g.groups * triton.cdiv(rows, bm), splits](
+        _partial[g.batch * g.groups * cdiv(rows, bm), splits](
             q, k, v, index, start, count, q if table is None else table, q if row_scale is None else row_scale,
             q if segments is None else segments, part, lse,
             *q.stride()[:3], *(n // unit for n in (*k_strides, *v_strides)), *out.stride()[:3],
@@ -332,7 +343,7 @@ def _launch(call: Operands, pages: Pages | None, splits: int | None) -> Tensor:
         if splits > 1:
             _combine[g.batch * g.groups * rows,](
                 part, lse, out, *out.stride()[:3], g.groups, group, g.queries, splits,
-                WV=g.width_v, DV=dv, SPLITS=triton.next_power_of_2(splits), num_warps=4,
+                WV=g.width_v, DV=dv, SPLITS=power_of_two(splits), num_warps=4,
             )  # fmt: skip
     return out
 

@@ -13,6 +13,7 @@ from zoo.attention.triton import common
 from zoo.attention.triton.common import (
     Operands,
     bias_of,
+    cdiv,
     key_range,
     mm,
     narrow,
@@ -223,7 +224,7 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
         crowded = g.grid_width > 0 or call.bias is not None or (segments is not None and dk + dv > 256)
         bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
-        _forward[(triton.cdiv(g.queries, bm) * g.batch * g.heads,)](
+        _forward[(cdiv(g.queries, bm) * g.batch * g.heads,)](
             strided(q), strided(k), strided(v), empty if table2 is None else table2, call.pairs,
             empty if row_scale is None else row_scale, q if segments is None else segments,
             q if plan is None else plan.rows, strided(out), lse2, scale_stride(row_scale),

@@ -6,18 +6,21 @@ backward pass beside its inputs: the output, one log-sum-exp per row, and the pl
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from zoo.attention.triton.backward import attention_backward, output_gradient
 from zoo.attention.triton.bias_grad import bias_gradient
-from zoo.attention.triton.common import Geometry, Operands, last_axis_contiguous
+from zoo.attention.triton.common import Geometry, Operands, cdiv, last_axis_contiguous
 from zoo.attention.triton.decode import decode
 from zoo.attention.triton.forward import attention_forward
+from zoo.attention.triton.lanes import fold, unfold_keys, unfold_queries
 from zoo.attention.triton.plan import Plan, make_plan
 from zoo.attention.triton.table_grad import table_gradient
 
-__all__ = ["fused_attention", "fused_decode", "operands"]
+__all__ = ["attention_op", "fused_attention", "fused_decode", "operands"]
 
 
 def operands(
@@ -34,6 +37,7 @@ def operands(
     grid: list[int],
     lanes: int,
     softmax_scale: float,
+    table2: Tensor | None = None,
 ) -> Operands:
     """An operator's flat arguments, which torch asks for, as one object; grid [height, width, prefix], or [] on a line."""
     height, width, prefix = grid or (0, 0, 0)
@@ -54,11 +58,10 @@ def operands(
         prefix=prefix,
         softmax_scale=softmax_scale,
     )
-    return Operands(q, k, v, table, row_scale, segments, geometry, bias)
+    return Operands(q, k, v, table, row_scale, segments, geometry, bias, table2)
 
 
-@torch.library.custom_op("priorzoo::attention", mutates_args=())
-def fused_attention(
+def _attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -68,6 +71,9 @@ def fused_attention(
     bias: Tensor | None,
     params: Tensor | None,
     jacobian: Tensor | None,
+    table2: Tensor | None,
+    q_lanes: Tensor | None,
+    k_lanes: Tensor | None,
     causal: bool,
     window: int,
     origin: int,
@@ -76,29 +82,37 @@ def fused_attention(
     softmax_scale: float,
     constant_from: int,
     skip: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """softmax( row_scale ∘ (softmax_scale·q·kᵀ + table[index] + bias) ) v over the visible keys.
 
     Args:
-        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first.
+        q, k, v: (B,H,T,Dk), (B,G,S,Dk), (B,G,S,Dv), lanes first; less their lanes where those are given apart.
         table, row_scale, segments, bias: see `Operands`.
         params, jacobian: (P, H) and (P, H, N) float32 of a parametric table: params then get the gradient
             Σ_ij dS_ij·row_scale_i·jacobian[p, h, index(i, j)], and the table gets none. A jacobian of P − 1 rows lacks the
             first, which is the table.
+        table2: the table in base 2, see `Operands`; None: made here. The backward pass makes its own, whose memory is aligned.
+        q_lanes, k_lanes: lanes as a prior gives them, to be put in front of q, scaled, and k (`fold`), or None.
         causal, window (0: none), origin, grid, lanes, softmax_scale: see `Geometry`.
         constant_from: the distance from which on the table's gradient may be in one column (0: none), see `table_gradient`.
         skip: skip tiles whose weight the plan bounds as negligible.
 
     Returns:
-        out (B,H,T,Dv); log2-sum-exp (B,H,T); the plan's rows and columns, empty without a plan.
+        out (B,H,T,Dv); log2-sum-exp (B,H,T); the plan's rows, empty without a plan; q and k with the lanes that
+        were apart, empty where none were.
     """
-    call = operands(q, k, v, table, row_scale, segments, bias, causal, window, origin, grid, lanes, softmax_scale)
+    folded_q = folded_k = None
+    if q_lanes is not None:
+        q, folded_k = fold(q, k, q_lanes, k_lanes)
+        folded_q, k = q, k if folded_k is None else folded_k
+    call = operands(
+        q, k, v, table, row_scale, segments, bias, causal, window, origin, grid, lanes, softmax_scale, table2
+    )
     plan = make_plan(call) if skip else None
     out, lse2 = attention_forward(call, plan)
-    if plan is None:
-        none = torch.empty(2, 0, 0, dtype=torch.int32, device=q.device)
-        return out, lse2, none, none.clone()
-    return out, lse2, plan.rows, plan.cols
+    rows = torch.empty(2, 0, 0, dtype=torch.int32, device=q.device) if plan is None else plan.rows
+    folded_q, folded_k = (q.new_empty(0) if x is None else x for x in (folded_q, folded_k))
+    return out, lse2, rows, folded_q, folded_k
 
 
 @torch.library.custom_op("priorzoo::attention_backward", mutates_args=())
@@ -116,7 +130,6 @@ def _backward_op(
     out: Tensor,
     lse2: Tensor,
     rows: Tensor,
-    cols: Tensor,
     causal: bool,
     window: int,
     origin: int,
@@ -129,7 +142,7 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, table, row_scale, bias and params; empty tensors for absent ones."""
     call = operands(q, k, v, table, row_scale, segments, bias, causal, window, origin, grid, lanes, softmax_scale)
-    plan = Plan(rows, cols) if rows.numel() else None
+    plan = Plan(rows, call.geometry) if rows.numel() else None
     upstream = output_gradient(grad_out, out, lse2, call.geometry)
     log_factor = params is not None and jacobian is not None and len(params) > len(jacobian)
     dq, dk, dv, d_scale, d_params = attention_backward(call, upstream, plan, jacobian, log_factor)
@@ -149,10 +162,15 @@ def _backward_op(
 def _tiles(length: int) -> int:
     from zoo.attention.triton import common
 
-    return -(-length // common.TILE)
+    return cdiv(length, common.TILE)
 
 
-@fused_attention.register_fake
+# The operator is for torch.compile; an eager call takes `_Attention`: the operator's bookkeeping takes the host longer than all
+# that it launches.
+attention_op = torch.library.custom_op("priorzoo::attention", mutates_args=())(_attention)
+
+
+@attention_op.register_fake
 def _(
     q,
     k,
@@ -163,6 +181,9 @@ def _(
     bias,
     params,
     jacobian,
+    table2,
+    q_lanes,
+    k_lanes,
     causal,
     window,
     origin,
@@ -176,8 +197,10 @@ def _(
     lse2 = q.new_empty(q.shape[:3], dtype=torch.float32)
     heads = q.shape[0] * q.shape[1]
     rows = q.new_empty((2, heads, _tiles(q.shape[2])) if skip else (2, 0, 0), dtype=torch.int32)
-    cols = q.new_empty((2, heads, _tiles(k.shape[2])) if skip else (2, 0, 0), dtype=torch.int32)
-    return out, lse2, rows, cols
+    wide_q = q.new_empty(0 if q_lanes is None else (*q.shape[:3], q.shape[3] + lanes))
+    groups = k.shape[1] if k_lanes is None else max(k.shape[1], k_lanes.shape[1])
+    wide_k = k.new_empty(0 if k_lanes is None else (k.shape[0], groups, k.shape[2], k.shape[3] + lanes))
+    return out, lse2, rows, wide_q, wide_k
 
 
 @_backward_op.register_fake
@@ -192,26 +215,60 @@ def _(grad_out, q, k, v, table, row_scale, segments, bias, params, jacobian, *re
 
 
 def _setup_context(ctx, inputs, output):
-    *tensors, causal, window, origin, grid, lanes, softmax_scale, constant_from, _ = inputs
-    ctx.save_for_backward(*tensors, *output)
+    q, k, *others, _, q_lanes, k_lanes, causal, window, origin, grid, lanes, softmax_scale, constant_from, _ = inputs
+    *outputs, folded_q, folded_k = output
+    q_saved, k_saved = q if q_lanes is None else folded_q, k if k_lanes is None else folded_k
+    ctx.save_for_backward(q_saved, k_saved, *others, *outputs)
     ctx.scalars = (causal, window, origin, grid, lanes, softmax_scale, constant_from)
+    ctx.groups, ctx.apart = k.shape[1], [None if x is None else (x.shape, x.dtype) for x in (q_lanes, k_lanes)]
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _of_shared(grad: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """The gradient of lanes that batch rows or heads share, from those of each."""
+    return grad.sum_to_size(shape).to(dtype)
 
 
 def _gradients(ctx, grad_out, *_):
-    needs = ctx.needs_input_grad
+    needs, lanes = ctx.needs_input_grad, ctx.scalars[4]
     dq, dk, dv, *grads = _backward_op(grad_out, *ctx.saved_tensors, *ctx.scalars, needs[3], needs[6])
     of = (needs[3], needs[4], needs[6], needs[7])
     d_table, d_scale, d_bias, d_params = (g if need else None for g, need in zip(grads, of, strict=True))
-    return (dq, dk, dv, d_table, d_scale, None, d_bias, d_params, None, *[None] * 8)
+    of_lanes: list[Tensor | None] = [None, None]
+    if ctx.apart[0] is not None:
+        dq, found = unfold_queries(dq, lanes)
+        of_lanes[0] = _of_shared(found, *ctx.apart[0]) if needs[10] else None
+    if ctx.apart[1] is not None:
+        dk, found = unfold_keys(dk, lanes, ctx.groups)
+        of_lanes[1] = _of_shared(found, *ctx.apart[1]) if needs[11] else None
+    return (dq, dk, dv, d_table, d_scale, None, d_bias, d_params, None, None, *of_lanes, *[None] * 8)
 
 
 def _no_second_derivative(ctx, *_):
     raise RuntimeError("kernel 'triton' has no second derivative; use kernel='reference' with create_graph=True")
 
 
-fused_attention.register_autograd(_gradients, setup_context=_setup_context)
+attention_op.register_autograd(_gradients, setup_context=_setup_context)
 _backward_op.register_autograd(_no_second_derivative)
+
+
+class _Attention(torch.autograd.Function):
+    """`attention_op` of an eager call; the same functions in both directions."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = _attention(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients)
+
+
+def fused_attention(*arguments: Any) -> Tensor:
+    """The attention of `attention_op`, with its arguments; differentiable."""
+    attend = attention_op if torch.compiler.is_compiling() else _Attention.apply
+    return attend(*arguments)[0]
 
 
 def fused_decode(
@@ -228,7 +285,7 @@ def fused_decode(
     lanes: int,
     softmax_scale: float,
 ) -> Tensor:
-    """`fused_attention` of few queries on a line, without gradients; arguments as there."""
+    """`attention_op` of few queries on a line, without gradients; arguments as there."""
     table = None if table is None else last_axis_contiguous(table)
     return decode(
         operands(q, k, v, table, row_scale, segments, None, causal, window, origin, grid, lanes, softmax_scale)

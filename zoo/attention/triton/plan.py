@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 import triton
@@ -25,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton import common
-from zoo.attention.triton.common import Geometry, Operands, code_of, last_axis_contiguous, on_device, scale_stride
+from zoo.attention.triton.common import Geometry, Operands, cdiv, code_of, last_axis_contiguous, on_device, scale_stride
 
 __all__ = ["Plan", "make_plan", "skipped_share"]
 
@@ -43,17 +44,29 @@ class Plan:
     """The tiles to compute, as intervals [lo, hi); any superset is also correct.
 
     Attributes:
-        rows: (2, B·H, ceil(T/tile)) int32, key tiles that each query tile needs.
-        cols: (2, B·H, ceil(S/tile)) int32, query tiles that need each key tile. An empty interval has lo = hi.
+        rows: (2, B·H, ceil(T/tile)) int32, key tiles that each query tile needs. An empty interval has lo = hi.
+        geometry: the shape of the call.
         tile: rows and keys of a tile.
         counts: (2, B·H, ceil(T/tile)) int32, key tiles that each query tile sees, and skips; read only by
             `skipped_share`.
     """
 
     rows: Tensor
-    cols: Tensor
+    geometry: Geometry
     tile: int = field(default_factory=lambda: common.TILE)
     counts: Tensor | None = None
+
+    @cached_property
+    def cols(self) -> Tensor:
+        """(2, B·H, ceil(S/tile)) int32, query tiles that need each key tile, as the backward pass reads them."""
+        count, q_tiles = self.rows.shape[1:]
+        k_tiles = cdiv(self.geometry.keys, self.tile)
+        cols = torch.empty(2, count, k_tiles, dtype=torch.int32, device=self.rows.device)
+        with on_device(cols):
+            column_intervals[(count * cdiv(k_tiles, BLOCK),)](
+                cols, self.rows, count, q_tiles, k_tiles, self.geometry.offset, TILE=self.tile, BLOCK=BLOCK, num_warps=4
+            )
+        return cols
 
 
 SHAPES = [
@@ -464,11 +477,6 @@ def column_intervals(cols, rows, count, q_tiles, k_tiles, offset, TILE: tl.const
     tl.store(cols + tl.cast(count, tl.int64) * k_tiles, last, mask=n < k_tiles)
 
 
-def _cdiv(a: int, b: int) -> int:
-    """⌈a/b⌉: `triton.cdiv`, which unwraps constants of kernels, takes longer than an empty tensor."""
-    return -(-a // b)
-
-
 def make_plan(call: Operands) -> Plan:
     """The tiles that a call needs, without a device synchronisation.
 
@@ -478,11 +486,10 @@ def make_plan(call: Operands) -> Plan:
     g, tile, row_scale, segments = call.geometry, common.TILE, call.row_scale, call.segments
     q, k = last_axis_contiguous(call.q), last_axis_contiguous(call.k)
     table = None if call.table is None else last_axis_contiguous(call.table)
-    q_tiles, k_tiles, count = _cdiv(g.queries, tile), _cdiv(g.keys, tile), g.batch * g.heads
+    q_tiles, k_tiles, count = cdiv(g.queries, tile), cdiv(g.keys, tile), g.batch * g.heads
     columns = 0 if table is None else table.shape[1]
-    chunk_count, grid = _cdiv(columns, tile), g.grid_width > 0
+    chunk_count, grid = cdiv(columns, tile), g.grid_width > 0
     rows = torch.empty(2, count, q_tiles, dtype=torch.int32, device=q.device)
-    cols = torch.empty(2, count, k_tiles, dtype=torch.int32, device=q.device)
     counts = torch.empty_like(rows)
     # Of each tile the norm, the minimum and maximum of each lane, and of the row scale; the smallest and largest document id.
     planes = 1 + 2 * g.lanes
@@ -496,8 +503,8 @@ def make_plan(call: Operands) -> Plan:
     chunks = torch.empty(2, g.heads, chunk_count, dtype=torch.float32, device=q.device)
     entries, table_head = (q_stats, 0) if table is None else (table, table.stride(0))
     flags = {"SCALED": row_scale is not None, "IDS": segments is not None, "TABLE": table is not None, "TILE": tile}
-    programs = [count * _cdiv(q_tiles, SEVERAL), g.batch * g.groups * _cdiv(k_tiles, SEVERAL)]
-    programs += [g.heads * _cdiv(chunk_count, CHUNKS)]
+    programs = [count * cdiv(q_tiles, SEVERAL), g.batch * g.groups * cdiv(k_tiles, SEVERAL)]
+    programs += [g.heads * cdiv(chunk_count, CHUNKS)]
     with on_device(q):
         extremes[(sum(programs),)](
             q, k, q if row_scale is None else row_scale, q if segments is None else segments, entries,
@@ -508,7 +515,7 @@ def make_plan(call: Operands) -> Plan:
             *((0, 0) if row_scale is None else row_scale.stride()[1:]), *((0, 0) if segments is None else segments.stride()),
             **flags, SEVERAL=SEVERAL, COLUMNS=COLUMNS, CHUNKS=CHUNKS, num_warps=4,
         )  # fmt: skip
-        row_intervals[(count * _cdiv(q_tiles, QUERIES),)](
+        row_intervals[(count * cdiv(q_tiles, QUERIES),)](
             rows, counts, q_stats, k_stats, q_ids, k_ids, entries, chunks,
             table_head, columns, chunk_count, _chunks_per_tile(g, tile),
             g.batch, g.heads, g.groups, g.queries, g.keys, g.offset, g.window, columns // 2 if grid else g.origin,
@@ -516,10 +523,7 @@ def make_plan(call: Operands) -> Plan:
             g.lanes, **flags, CAUSAL=g.causal, WINDOW=g.window > 0, GRID=grid, QUERIES=QUERIES, VECTOR=VECTOR, SCANNED=BLOCK,
             num_warps=4,
         )  # fmt: skip
-        column_intervals[(count * _cdiv(k_tiles, BLOCK),)](
-            cols, rows, count, q_tiles, k_tiles, g.offset, TILE=tile, BLOCK=BLOCK, num_warps=4
-        )
-    return Plan(rows, cols, tile, counts)
+    return Plan(rows, g, tile, counts)
 
 
 def skipped_share(plan: Plan, geometry: Geometry) -> float:
@@ -530,7 +534,7 @@ def skipped_share(plan: Plan, geometry: Geometry) -> float:
     Raises:
         ValueError: for a plan of another shape, or without counts.
     """
-    wanted = (2, geometry.batch * geometry.heads, _cdiv(geometry.queries, plan.tile))
+    wanted = (2, geometry.batch * geometry.heads, cdiv(geometry.queries, plan.tile))
     if plan.counts is None or tuple(plan.counts.shape) != wanted:
         found = None if plan.counts is None else tuple(plan.counts.shape)
         raise ValueError(f"the plan's counts must be {wanted} for this call, got {found}; use the plan of make_plan")

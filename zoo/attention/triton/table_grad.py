@@ -25,6 +25,7 @@ from zoo.attention.triton.backward import OutputGradient, loops, shape_options
 from zoo.attention.triton.common import (
     Geometry,
     Operands,
+    cdiv,
     last_axis_contiguous,
     mm,
     on_device,
@@ -240,9 +241,9 @@ def table_gradient(
         block = min(block, padded_width(g.grid_width))
     low, diagonals = _diagonal_range(g, line_q, line_k, block, constant_from)
     programs = g.heads * (2 * lines - 1) * diagonals
-    parts = min(MOST_PARTS, triton.cdiv(PROGRAMS, programs))
+    parts = min(MOST_PARTS, cdiv(PROGRAMS, programs))
     batch_parts = min(parts, g.batch)
-    tile_parts = 1 if grid else max(1, min(parts // batch_parts, triton.cdiv(min(line_q, line_k), block)))
+    tile_parts = 1 if grid else max(1, min(parts // batch_parts, cdiv(min(line_q, line_k), block)))
     parts = batch_parts * tile_parts
     partial = lse2.new_empty(parts, g.heads, 2 * lines - 1, diagonals, 2 * block)
     columns = table2.shape[-1]
@@ -252,7 +253,7 @@ def table_gradient(
             None if plan is None or grid else plan.rows, partial, scale_stride(row_scale),
             g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
-            batch_parts, tile_parts, triton.cdiv(g.queries, common.TILE), g.factor,
+            batch_parts, tile_parts, cdiv(g.queries, common.TILE), g.factor,
             BLOCK=block, TILE=common.TILE, GRID=grid, PARTS=loops(q, segments), num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
     partial = partial.sum(0)

@@ -608,7 +608,9 @@ def measure(
         models = [kind.weights(method) for method in chosen]
         further = [kind.run(method, seed) for seed in kind.seeds[1:] for method in chosen]
         models += [str(run) for run in further if each.every_seed and (run / "model" / "config.json").is_file()]
-        against = ("--against", kind.weights(kind.against)) if kind.against and not each.part else ()
+        reference = kind.weights(kind.against) if kind.against and not each.part else ""
+        alone = {*models, *each.beside} <= {reference}  # nothing is compared with itself
+        against = ("--against", reference) if reference and not alone else ()
         _evaluate(models, each, kind.measured / each.part, against, jobs)
     draw(family)
 

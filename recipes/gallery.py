@@ -108,7 +108,9 @@ def gallery_command(
         list[Path], typer.Option(help="a folder of results or of controls; default: the checkout's, else the cards'")
     ] = [],  # noqa: B006
 ) -> None:
-    folders = results or sorted([*Path("benchmarks").glob("*_tiny"), *Path("benchmarks").glob("controls")])
+    folders = results or sorted(
+        path for name in ("text_*", "vision_*", "dna_*", "controls") for path in Path("benchmarks").glob(name)
+    )
     tables = stored_scores(folders) if folders else card_scores()
     page = gallery_page(tables, measured=bool(folders))
     write_text(out, page)
@@ -176,11 +178,19 @@ def _paired(path: Path) -> list[ScoreTable]:
             title = f"{evaluator}, difference to {row['against']}"
             note = f"paired over the same {row['units']} samples or documents, each the mean of a model's seeds"
             empty = ScoreTable(name.partition("_")[0], title, row["score"], axis, [], note)
-            place = float(row[axis])
             cell = float(row["difference"]), float(row["low"]), float(row["high"])
             kind = "model" if name in manifest() else "baseline"
-            found.setdefault(row["score"], empty).add(name, kind, int(place) if place.is_integer() else place, cell)
+            found.setdefault(row["score"], empty).add(name, kind, _place(row[axis]), cell)
     return [table.ordered() for table in found.values()]
+
+
+def _place(written: str) -> int | float | str:
+    """A place of an axis out of a table: a length, a size, or a name."""
+    try:
+        number = float(written)
+    except ValueError:
+        return written
+    return int(number) if number.is_integer() else number
 
 
 def _add_result(

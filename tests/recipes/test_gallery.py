@@ -113,6 +113,12 @@ def test_paired_differences_are_tables_too() -> None:
     shown = gallery_page([paired], measured=True)
     Checked(shown)
     assert f"<small>{low:.3f} to {high:.3f}</small>" in shown
+    named = [
+        table
+        for table in stored_scores([BENCHMARKS / "dna_copy_tiny"])
+        if table.title.startswith("contigs, difference")
+    ]
+    assert named and all(table.places == ["zymoseptoria_chr01", "yeast_chr04"] for table in named)
 
 
 @pytest.mark.parametrize("folder", ["missing", "."])

@@ -605,6 +605,8 @@ def measure(
     kind = _family(family)
     for each in kind.calls:
         chosen = [method for method in _chosen(kind, methods) if each.concerns(method)]
+        if not chosen:
+            continue
         models = [kind.weights(method) for method in chosen]
         further = [kind.run(method, seed) for seed in kind.seeds[1:] for method in chosen]
         models += [str(run) for run in further if each.every_seed and (run / "model" / "config.json").is_file()]
@@ -645,10 +647,13 @@ def draw(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> No
         folder, stored, evaluators = kind.measured / part, {}, {}
         for each in kind.calls:
             for name in each.evaluators.split(",") if each.part == part else ():
-                stored[name] = _in_order(kind, load_results(known[name], folder))
+                if not (found := load_results(known[name], folder)):  # of methods that are not measured yet
+                    continue
+                stored[name] = _in_order(kind, found)
                 evaluators[name] = known[name](stored_settings(known[name], folder))
                 draw_results(evaluators[name], stored[name], folder)
-        write_overview(evaluators, stored, folder)
+        if stored:
+            write_overview(evaluators, stored, folder)
     if kind.summary:
         write_text(kind.measured / "summary.md", summary(kind))
     console.print(f"drawn in {kind.measured}", soft_wrap=True)

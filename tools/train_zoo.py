@@ -189,9 +189,10 @@ def describe_vision(recipe: dict[str, Any]) -> dict[str, Any]:
 
 def describe_dna(recipe: dict[str, Any]) -> dict[str, Any]:
     data = recipe["data"]
+    held_out = "human_chr20 is" if data["source"] == "genomes:human" else "yeast_chr04 and zymoseptoria_chr01 are"
     return {
         "data": f"{data['source']} (`priorzoo fetch-data dna genomes --offline`), either strand with probability "
-        f"{data['reverse_complement']:g}; yeast_chr04 and zymoseptoria_chr01 are held out whole",
+        f"{data['reverse_complement']:g}; {held_out} held out whole",
         "tokens": recipe["train"]["steps"] * recipe["train"]["batch"] * data["context"],
         "train_context": data["context"],
         "tokenizer": f"{data['tokenizer']}: one token a base; N and IUPAC codes are read, and never a target",
@@ -249,6 +250,30 @@ EXPLAIN_DNA = (
     "Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any length. nll: nats "
     "a base; bits_per_base: uniform is 2; accuracy: of the likeliest next base."
 )
+
+
+def copy_family(run_prefix: str, recipe_size: str, tag: str, methods: tuple[str, ...]) -> Family:
+    """DNA models with a copy expert, on different genomes."""
+    return Family(
+        modality="dna",
+        run_prefix=run_prefix,
+        methods=methods,
+        size="copy_tiny",
+        tag=tag,
+        evaluators={"bits": ("nll", "bits_per_base", "accuracy")},
+        axis="length",
+        calls=(
+            Call("bits", ("--lengths", "256,1024,4096,16384,65536"), ("markov-12", "mixer", "uniform")),
+            Call("contigs,parts", ("--lengths", "4096", "--samples", "187"), ("markov-12", "mixer", "uniform")),
+        ),
+        describe=describe_dna,
+        explain=EXPLAIN_DNA,
+        seeds=(0, 1, 2),
+        recipe_size=recipe_size,
+        against="goat",
+    )
+
+
 INSIDE = 'model.options.lanes="inside"'
 THREE, UP_TO_16 = "256,1024,4096", "256,512,1024,2048,4096"  # lengths of the text models, in training lengths
 FAMILIES = {
@@ -373,24 +398,8 @@ FAMILIES = {
         explain=EXPLAIN_DNA,
         seeds=(0, 1, 2),
     ),
-    "dna_copy": Family(
-        modality="dna",
-        run_prefix="dna_copy_",
-        methods=("goat", "rope"),
-        size="copy_tiny",
-        tag="genomes",
-        evaluators={"bits": ("nll", "bits_per_base", "accuracy")},
-        axis="length",
-        calls=(
-            Call("bits", ("--lengths", "256,1024,4096,16384,65536"), ("markov-12", "mixer", "uniform")),
-            Call("contigs,parts", ("--lengths", "4096", "--samples", "187"), ("markov-12", "mixer", "uniform")),
-        ),
-        describe=describe_dna,
-        explain=EXPLAIN_DNA,
-        seeds=(0, 1, 2),
-        recipe_size="copy_tiny",
-        against="goat",
-    ),
+    "dna_copy": copy_family("dna_copy_", "copy_tiny", "genomes", ("goat", "rope")),
+    "dna_human": copy_family("dna_human_", "human_tiny", "human", ("goat", "ggd_goat", "rope")),
 }  # fmt: skip
 
 

@@ -160,7 +160,11 @@ def launches(
         calls["table_grad"] = lambda: of("table_grad", "table_gradient")(call, upstream, plan)
     if lanes:
         apart = torch.empty(1, HEADS, length, lanes), torch.empty(1, 1, length, lanes)
-        calls["lanes"] = lambda: of("lanes", "fold")(q[..., lanes:], k[..., lanes:], *apart)
+        ramp = torch.empty(1, HEADS, length, dtype=torch.float64)
+        calls["lanes"] = lambda: (
+            of("lanes", "ramp_lanes")(ramp, ramp, 5, torch.float32),
+            of("lanes", "fold")(q[..., lanes:], k[..., lanes:], *apart),
+        )
     if bias is not None:
         calls["bias_grad"] = lambda: of("bias_grad", "bias_gradient")(call, upstream)
     if "grid" not in has and bias is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +11,10 @@ from torch import Tensor
 pytest.importorskip("triton")
 from tests.device import DEVICE
 from zoo.attention.base import AttentionCall
-from zoo.attention.triton import lanes
+from zoo.attention.triton import TRITON, lanes
 from zoo.attention.triton.op import fused_attention
+from zoo.positions import Positions
+from zoo.priors import alibi, create_prior
 from zoo.priors.base import PriorTerms
 
 pytestmark = pytest.mark.gpu
@@ -69,3 +73,56 @@ def test_gradients_are_those_of_what_torch_joins(name: str) -> None:
         out = fused_attention(*first, v, *[None] * 7, *apart, True, 0, 0, [], 3, 1.0, 0, False)
         results.append([out, *torch.autograd.grad(out.float().sin().sum(), (*leaves, v))])
     assert all(torch.equal(own, wanted) for own, wanted in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 3, 300), (2, 1, 7), (1, 1, 256)])
+@pytest.mark.parametrize("fewer", [0, 5])
+def test_lanes_of_a_ramp_are_those_of_torch(shape: tuple[int, int, int], fewer: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    ramp = torch.randn(shape, dtype=torch.float64, device=DEVICE) * 2.0 ** torch.randint(-30, 40, shape, device=DEVICE)
+    ramp[0, 0, :4] = torch.tensor([0.0, float("inf"), float("nan"), 1e300], device=DEVICE)
+    ramp.requires_grad_()
+    at_query = ramp if not fewer else ramp.detach()[..., fewer:]
+    wanted = alibi.ramp_lanes(ramp, at_query, dtype)
+    found = lanes.ramp_lanes(ramp, at_query, alibi.RAMP_LANES, dtype)
+    weights = torch.randn_like(wanted[1])
+    for own, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own, theirs, rtol=0, atol=0, equal_nan=True)
+    of_found, of_wanted = (torch.autograd.grad((x[1].nan_to_num() * weights).sum(), ramp)[0] for x in (found, wanted))
+    assert torch.equal(of_found, of_wanted) and not found[0].requires_grad
+
+
+@pytest.mark.parametrize("name", ["alibi", "goat"])
+def test_a_prior_makes_its_ramp_by_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Positions.documents(torch.tensor([[0] * 5 + [1] * 6], device=DEVICE))
+    prior = create_prior(name, num_heads=4, **({"train_context": 8} if name == "goat" else {"learnable": True})).to(
+        DEVICE
+    )
+    made = []
+    for by_kernel in (False, True):
+        monkeypatch.setattr(alibi, "launches_ramp", lambda ramp, yes=by_kernel: yes)
+        terms = prior(at, at, causal=True)
+        terms.k_lanes.square().sum().backward()
+        made.append([terms.q_lanes, terms.k_lanes, *(p.grad for p in prior.parameters())])
+        prior.zero_grad()
+    for own, theirs in zip(*made, strict=True):
+        torch.testing.assert_close(own, theirs, rtol=0, atol=0)
+
+
+def test_where_no_kernel_is_trusted_torch_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None before compute capability 8.0, none that computes what it should not, and none while torch.compile traces."""
+    monkeypatch.setattr(TRITON, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(TRITON, "distrust", lambda device, dtype: None)
+    on_gpu = SimpleNamespace(device=torch.device("cuda", 0))
+    monkeypatch.setattr(alibi, "Tensor", SimpleNamespace)
+    assert alibi.launches_ramp(on_gpu)
+    assert not alibi.launches_ramp(SimpleNamespace(device=torch.device("cpu")))
+    with monkeypatch.context() as patch:
+        patch.setattr(TRITON, "capability", lambda device: (7, 5))
+        assert not alibi.launches_ramp(on_gpu)
+    with monkeypatch.context() as patch:
+        patch.setattr(TRITON, "distrust", lambda device, dtype: "it does not compute what it should")
+        assert not alibi.launches_ramp(on_gpu)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not alibi.launches_ramp(on_gpu)

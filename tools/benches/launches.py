@@ -29,6 +29,7 @@ from zoo.attention.triton import TritonKernel, op
 from zoo.attention.triton.common import shared_limit
 from zoo.layers import Attention, Block, layer_terms
 from zoo.positions import Positions
+from zoo.priors import alibi
 from zoo.registry import create_model
 
 # Operations that launch nothing: memory without values, and numbers of the host. Views are known by their schema.
@@ -102,6 +103,7 @@ def launching(seen: Launches | None = None, *, together: bool = True) -> Iterato
             patch.object(InterpretedFunction, "run", launch),
             patch.object(driver, "_active", device),
             patch.object(zoo_layers, "costs_launches", lambda x: together),
+            patch.object(alibi, "launches_ramp", lambda ramp: True),
             patch.object(dispatch, "_hides_nothing", lambda segments: False),  # which looks at values on the CPU alone
         ):
             yield

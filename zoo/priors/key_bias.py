@@ -44,7 +44,7 @@ class _Sink(Prior):
         return own
 
     def sink(self, features: Tensor, bump: Tensor) -> Tensor:
-        """(1 or B, H, S) from features (1 or B, S, 2M+2) and bump (1 or B, S); of L layers (`stack`) with L·H for H."""
+        """(1 or B, H, S) from features (1 or B, S, 2M+2) and bump, (1 or B, S) bool; of L layers (`stack`) with L·H for H."""
         dtype = features.dtype
         if self.mlps is None:
             value = linear_in(self.mlp[2], F.silu(linear_in(self.mlp[0], features)))[..., 0][:, None]
@@ -52,7 +52,7 @@ class _Sink(Prior):
             value = _values(self.mlps, features)
         gain = self.gain.to(dtype).unflatten(0, (value.shape[1], -1))[..., None]
         gained = (gain * value[:, :, None]).flatten(1, 2)
-        return gained + self.bump.to(dtype)[:, None] * bump[:, None].to(dtype)
+        return gained + self.bump.to(dtype)[:, None] * bump[:, None]
 
 
 def _values(mlps: Mapping[str, Tensor], features: Tensor) -> Tensor:
@@ -60,8 +60,9 @@ def _values(mlps: Mapping[str, Tensor], features: Tensor) -> Tensor:
     parts = (mlps[name].to(features.dtype) for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
     into, into_bias, out, out_bias = parts
     with torch.autocast(features.device.type, enabled=False):
-        hidden = F.silu(F.linear(features, into, into_bias)).unflatten(-1, (len(out), -1))
-    return ((hidden * out).sum(-1) + out_bias).transpose(1, 2)
+        hidden = F.silu(F.linear(features, into, into_bias)).unflatten(-1, (len(out), -1))  # (1 or B, S, L, 4)
+        values = torch.baddbmm(out_bias[:, None, None], hidden.flatten(0, 1).transpose(0, 1), out[..., None])
+    return values.view(len(out), *features.shape[:2]).transpose(0, 1)
 
 
 class KeyBias(_Sink):
@@ -109,8 +110,8 @@ class KeyBias(_Sink):
     def bias(self, at: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
         """(1 or B, H, S) float64 u_h at positions (1 or B, S); the MLP runs in `dtype`."""
         at = at.double()
-        value = self.sink(self.features(at).to(dtype), at == 0).double()
-        return value + self.slopes()[:, None] * at[:, None] if causal else value
+        value = self.sink(self.features(at).to(dtype), at == 0)
+        return value + self.slopes()[:, None] * at[:, None] if causal else value.double()
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
@@ -164,7 +165,7 @@ class KeyBias2d(_Sink):
         for coordinate, size in ((y, height), (x, width)):
             c = (2 * coordinate / max(size - 1, 1) - (1 if size > 1 else 0))[:, None]
             parts += [(c * harmonics).cos(), (c * harmonics).sin(), c]
-        patches = self.sink(torch.cat(parts, dim=-1)[None], torch.zeros_like(y)[None])
+        patches = self.sink(torch.cat(parts, dim=-1)[None], torch.zeros_like(y, dtype=torch.bool)[None])
         prefix = self.bump.to(dtype)[None, :, None].expand(1, -1, k_pos.num_prefix)
         return torch.cat([prefix, patches], dim=-1)
 

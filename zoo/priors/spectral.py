@@ -87,7 +87,7 @@ class Spectral(Prior):
 
     def _waves(self, at: Tensor) -> Tensor:
         """(1 or B, 1, L, 2R) float64: cosine and sine of ω·position, of L layers (1 or B, L, S, 2R)."""
-        angle = at.double()[:, None, :, None] * self.omega
+        angle = at[:, None, :, None] * self.omega
         return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
     def series(self, distance: Tensor) -> Tensor:

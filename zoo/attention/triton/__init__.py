@@ -82,14 +82,19 @@ class TritonKernel:
         why = self._cannot_serve(call)
         return self.distrust(str(call.q.device), call.q.dtype) if why is None and call.on_cuda else why
 
-    def _cannot_serve(self, call: AttentionCall) -> str | None:
+    def cannot_run_on(self, device: torch.device) -> str | None:
+        """Why no kernel of this folder runs on a device; None if they do."""
         if not _installed():
             return "the package triton is not installed"
-        device = call.q.device.type
-        if device != "cuda" and not (device == "cpu" and self.interpreted()):
-            return f"it runs on CUDA devices, and the queries are on {call.q.device}"
-        if device == "cuda" and self.capability(str(call.q.device)) < (8, 0):
+        if device.type != "cuda" and not (device.type == "cpu" and self.interpreted()):
+            return f"it runs on CUDA devices, and the queries are on {device}"
+        if device.type == "cuda" and self.capability(str(device)) < (8, 0):
             return "it needs an NVIDIA GPU of compute capability 8.0 or later"
+        return None
+
+    def _cannot_serve(self, call: AttentionCall) -> str | None:
+        if why := self.cannot_run_on(call.q.device):
+            return why
         if isinstance(call.terms.bias, BlockedBias):
             return "its bias is made a block of rows at a time, by a function that a kernel cannot call"
         if len({call.q.dtype, call.k.dtype, call.v.dtype}) > 1:

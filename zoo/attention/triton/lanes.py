@@ -1,18 +1,21 @@
-"""Lanes put in front of the columns of q and k: one launch, which casts, scales and repeats on the way."""
+"""Lanes put in front of the columns of q and k: one launch, which casts, scales and repeats. Lanes of a ramp: another."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from zoo.attention.triton.common import cdiv, located, narrow, on_device, power_of_two
 
-__all__ = ["fold", "unfold_keys", "unfold_queries"]
+__all__ = ["fold", "ramp_lanes", "unfold_keys", "unfold_queries"]
 
 ROWS = 64  # of a program
+NUMBERS = 256  # of a ramp, of a program
 
 
 @triton.jit
@@ -96,3 +99,60 @@ def unfold_keys(grad: Tensor, lanes: int, groups: int) -> tuple[Tensor, Tensor]:
     if groups != grad.shape[1]:
         content = content.unflatten(1, (groups, -1)).sum(2)
     return content, grad[..., :lanes]
+
+
+@triton.jit(do_not_specialize=["programs", "queries", "keys"])
+def _ramp(at_query, q_lanes, ramp, k_lanes, programs, queries, keys, LANES: tl.constexpr, NUMBERS: tl.constexpr):
+    """The first `programs` programs write the lanes of queries, the others those of keys."""
+    program = tl.program_id(0)
+    of_query = program < programs
+    count = tl.where(of_query, queries, keys)
+    n = tl.where(of_query, program, program - programs) * NUMBERS + tl.arange(0, NUMBERS)
+    inside = n < count
+    far = n.to(tl.int64) * LANES
+    if of_query:
+        rest = tl.load(at_query + n, mask=inside, other=0.0)
+        bulk = narrow(rest.to(tl.float32), tl.bfloat16).to(q_lanes.dtype.element_ty)
+        tl.store(q_lanes + far, -bulk, mask=inside)
+        for lane in tl.static_range(1, LANES):
+            tl.store(q_lanes + far + lane, 1.0, mask=inside)
+    else:
+        rest = tl.load(ramp + n, mask=inside, other=0.0)
+        tl.store(k_lanes + far, 1.0, mask=inside)
+        for lane in tl.static_range(1, LANES - 1):
+            piece = narrow(rest.to(tl.float32), tl.bfloat16)
+            tl.store(k_lanes + far + lane, piece.to(k_lanes.dtype.element_ty), mask=inside)
+            rest -= piece.to(tl.float64)
+        tl.store(k_lanes + far + (LANES - 1), rest.to(k_lanes.dtype.element_ty), mask=inside)
+
+
+class _RampLanes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ramp: Tensor, at_query: Tensor, lanes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        ramp, at_query = ramp.contiguous(), at_query.contiguous()
+        q_lanes, k_lanes = (x.new_empty(*x.shape, lanes, dtype=dtype) for x in (at_query, ramp))
+        programs, of_keys = (cdiv(x.numel(), NUMBERS) for x in (at_query, ramp))
+        with on_device(ramp):
+            _ramp[(programs + of_keys,)](
+                at_query, q_lanes, ramp, k_lanes, programs, at_query.numel(), ramp.numel(), LANES=lanes, NUMBERS=NUMBERS,
+                num_warps=4,
+            )  # fmt: skip
+        ctx.mark_non_differentiable(q_lanes)
+        ctx.dtype = ramp.dtype
+        return q_lanes, k_lanes
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return grad[..., 1].to(ctx.dtype), None, None, None
+
+
+def ramp_lanes(ramp: Tensor, at_query: Tensor, lanes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What `zoo.priors.alibi.ramp_lanes` makes by torch, to the bit, with its gradient.
+
+    Args:
+        ramp, at_query: (1 or B, H, S) and (1 or B, H, T) float64.
+
+    Returns:
+        (1 or B, H, T, `lanes`), (1 or B, H, S, `lanes`) in `dtype`: float32 or float64.
+    """
+    return _RampLanes.apply(ramp, at_query.detach(), lanes, dtype)

@@ -153,8 +153,10 @@ def count(method: str, *, documents: bool = False, plan: bool = True, together: 
 def host_us(
     method: str, *, documents: bool = False, plan: bool = True, together: bool = True, seconds: float = 2.0
 ) -> float:
-    """Microseconds of the processor for a layer's forward pass, the tenth percentile of at least ten runs."""
-    forward = forward_of(attention_layers(method), documents=documents, plan=plan)
+    """Microseconds of the processor for a layer's forward pass, the tenth percentile of at least ten runs.
+
+    In float32: its four products here take about as long as to launch them, those of bfloat16 three times as long."""
+    forward = forward_of(attention_layers(method, dtype=torch.float32), documents=documents, plan=plan)
     times: list[float] = []
     with launching(together=together):
         forward()
@@ -175,7 +177,7 @@ def main(
     commit: harness.Commit = "",
 ) -> None:
     """Kernels and launches of an attention layer, per layer of twelve, with the terms of layers made by each and together."""
-    about = {"layers": LAYERS, "heads": HEADS, "dtype": "bfloat16"}
+    about = {"layers": LAYERS, "heads": HEADS, "dtype": "bfloat16", "host_dtype": "float32"}
     record = Record({"benchmark": "launches", **about}, out=out, commit=commit)
 
     def measured(method: str, documents: bool, together: bool) -> list[Row]:

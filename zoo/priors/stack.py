@@ -6,7 +6,7 @@ into those of the layers. Others, among them all that read the layer's input, ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import torch
@@ -53,7 +53,7 @@ def stacked_terms(
 def _values(priors: Sequence[Prior]) -> dict[str, Tensor]:
     """The parameters of all priors by name, those of one name after each other, in the dtype of a prior's arithmetic: one copy
     of all those of a dtype."""
-    named = [dict(prior.named_parameters(remove_duplicate=False)) for prior in priors]
+    named = [_named(prior) for prior in priors]
     alike: dict[torch.dtype, list[str]] = {}
     for name, one in named[0].items():
         alike.setdefault(one.dtype, []).append(name)
@@ -68,11 +68,27 @@ def _values(priors: Sequence[Prior]) -> dict[str, Tensor]:
     return found
 
 
+# What `named_parameters` and `modules` give, which take the host several times as long: a step asks every layer's prior.
+def _named(module: nn.Module, prefix: str = "") -> dict[str, nn.Parameter]:
+    found = {prefix + name: one for name, one in module._parameters.items() if one is not None}
+    for name, part in module._modules.items():
+        if part is not None:
+            found |= _named(part, f"{prefix}{name}.")
+    return found
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    yield module
+    for part in module._modules.values():
+        if part is not None:
+            yield from _parts(part)
+
+
 def _small(priors: Sequence[Prior], q_pos: Positions, k_pos: Positions) -> bool:
     """Whether the numbers of all terms, and of all parameters, are at most `LARGEST`."""
     rows = 1 if k_pos.within is None else k_pos.within.shape[0]
     each = (q_pos.length + k_pos.length) * (1 + rows * priors[0].num_lanes // 2)  # of a head: a table, and lanes
-    parameters = sum(p.numel() for prior in priors for p in prior.parameters())
+    parameters = sum(p.numel() for prior in priors for p in _named(prior).values())
     return sum(prior.num_heads for prior in priors) * each + parameters <= LARGEST
 
 
@@ -81,7 +97,7 @@ def has_whole_parameters(module: nn.Module) -> bool:
 
     Sharding engines (ZeRO-3, FSDP) gather them in hooks before it; elsewhere one may be empty, or no plain tensor.
     """
-    for part in module.modules():
+    for part in _parts(module):
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
             return False
         for tensor in chain(part._parameters.values(), part._buffers.values()):
@@ -118,7 +134,7 @@ def _options(prior: Prior) -> list[tuple[str, object]]:
 
 def _layers(module: nn.Module | None) -> tuple[object, ...] | None:
     """Types and shapes of torch's own layers; None where there is another, such as an adapter's."""
-    inside = [] if module is None else list(module.modules())
+    inside = [] if module is None else list(_parts(module))
     if not all(type(layer).__module__.startswith("torch.nn.modules.") for layer in inside):
         return None
     return tuple((type(layer), *_shapes(layer)) for layer in inside)

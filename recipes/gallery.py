@@ -178,7 +178,8 @@ def _paired(path: Path) -> list[ScoreTable]:
             title = f"{evaluator}, difference to {row['against']}"
             note = f"paired over the same {row['units']} samples or documents, each the mean of a model's seeds"
             empty = ScoreTable(name.partition("_")[0], title, row["score"], axis, [], note)
-            cell = float(row["difference"]), float(row["low"]), float(row["high"])
+            low, high = (None if math.isnan(float(row[end])) else float(row[end]) for end in ("low", "high"))
+            cell = float(row["difference"]), low, high  # one unit alone, a single contig, has no interval
             kind = "model" if name in manifest() else "baseline"
             found.setdefault(row["score"], empty).add(name, kind, _place(row[axis]), cell)
     return [table.ordered() for table in found.values()]

@@ -121,6 +121,15 @@ def test_paired_differences_are_tables_too() -> None:
     assert named and all(table.places == ["zymoseptoria_chr01", "yeast_chr04"] for table in named)
 
 
+def test_a_difference_over_one_unit_has_no_interval() -> None:
+    human = [
+        table for table in stored_scores([BENCHMARKS / "dna_human_tiny"]) if table.title.startswith("bits, difference")
+    ]
+    cells = [cell for table in human for row in table.rows.values() for cell in row.values()]  # of one contig
+    assert cells and all(ends == [None, None] for _, *ends in cells)
+    Checked(gallery_page(human, measured=True))
+
+
 @pytest.mark.parametrize("folder", ["missing", "."])
 def test_a_folder_without_results_is_said_and_nothing_is_written(tmp_path, monkeypatch, capsys, folder) -> None:
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 from tests.device import DEVICE
+from zoo.attention import triton
 from zoo.attention.base import AttentionCall
 from zoo.attention.triton import TRITON, lanes
 from zoo.attention.triton.op import fused_attention
@@ -100,8 +101,8 @@ def test_a_prior_makes_its_ramp_by_them(name: str, monkeypatch: pytest.MonkeyPat
         DEVICE
     )
     made = []
-    for by_kernel in (False, True):
-        monkeypatch.setattr(alibi, "launches_ramp", lambda ramp, yes=by_kernel: yes)
+    for kernel in (None, lanes.ramp_lanes):
+        monkeypatch.setattr(alibi, "ramp_kernel", lambda ramp, kernel=kernel: kernel)
         terms = prior(at, at, causal=True)
         terms.k_lanes.square().sum().backward()
         made.append([terms.q_lanes, terms.k_lanes, *(p.grad for p in prior.parameters())])
@@ -115,14 +116,14 @@ def test_where_no_kernel_is_trusted_torch_makes_them(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(TRITON, "capability", lambda device: (9, 0))
     monkeypatch.setattr(TRITON, "distrust", lambda device, dtype: None)
     on_gpu = SimpleNamespace(device=torch.device("cuda", 0))
-    monkeypatch.setattr(alibi, "Tensor", SimpleNamespace)
-    assert alibi.launches_ramp(on_gpu)
-    assert not alibi.launches_ramp(SimpleNamespace(device=torch.device("cpu")))
+    monkeypatch.setattr(triton, "Tensor", SimpleNamespace)
+    assert alibi.ramp_kernel(on_gpu) is lanes.ramp_lanes
+    assert alibi.ramp_kernel(SimpleNamespace(device=torch.device("cpu"))) is None
     with monkeypatch.context() as patch:
         patch.setattr(TRITON, "capability", lambda device: (7, 5))
-        assert not alibi.launches_ramp(on_gpu)
+        assert alibi.ramp_kernel(on_gpu) is None
     with monkeypatch.context() as patch:
         patch.setattr(TRITON, "distrust", lambda device, dtype: "it does not compute what it should")
-        assert not alibi.launches_ramp(on_gpu)
+        assert alibi.ramp_kernel(on_gpu) is None
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not alibi.launches_ramp(on_gpu)
+    assert alibi.ramp_kernel(on_gpu) is None

@@ -25,7 +25,7 @@ from tools.benches import harness
 from tools.benches.harness import Record, Row, text_of
 from zoo import layers as zoo_layers
 from zoo.attention import dispatch
-from zoo.attention.triton import TritonKernel, op
+from zoo.attention.triton import TritonKernel, lanes, op
 from zoo.attention.triton.common import shared_limit
 from zoo.layers import Attention, Block, layer_terms
 from zoo.positions import Positions
@@ -103,7 +103,7 @@ def launching(seen: Launches | None = None, *, together: bool = True) -> Iterato
             patch.object(InterpretedFunction, "run", launch),
             patch.object(driver, "_active", device),
             patch.object(zoo_layers, "costs_launches", lambda x: together),
-            patch.object(alibi, "launches_ramp", lambda ramp: True),
+            patch.object(alibi, "ramp_kernel", lambda ramp: lanes.ramp_lanes),
             patch.object(dispatch, "_hides_nothing", lambda segments: False),  # which looks at values on the CPU alone
         ):
             yield

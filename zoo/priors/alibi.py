@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -21,6 +21,16 @@ __all__ = ["RAMP_LANES", "Alibi", "Alibi2d", "alibi_slopes", "inverse_softplus",
 # the bulk of the ramp at the query's own position, which keeps a kernel's float32 sums small.
 RAMP_PIECES = 4
 RAMP_LANES = RAMP_PIECES + 1
+
+RampKernel = Callable[[Tensor, Tensor, int, torch.dtype], tuple[Tensor, Tensor]]
+
+
+def _by_torch(ramp: Tensor) -> RampKernel | None:
+    return None
+
+
+# Asked for what makes a ramp's lanes in one launch, None where torch does. Set by `zoo.attention`: a prior knows no kernel.
+ramp_kernel: Callable[[Tensor], RampKernel | None] = _by_torch
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Tensor:
@@ -48,31 +58,14 @@ def ramp_lanes(ramp: Tensor, at_query: Tensor, dtype: torch.dtype) -> tuple[Tens
     Returns:
         q_lanes (1 or B, H, T, RAMP_LANES), k_lanes (1 or B, H, S, RAMP_LANES), in `dtype`.
     """
-    if launches_ramp(ramp):
-        from zoo.attention.triton import lanes
-
-        return lanes.ramp_lanes(ramp, at_query, RAMP_LANES, dtype)
+    if kernel := ramp_kernel(ramp):
+        return kernel(ramp, at_query, RAMP_LANES, dtype)
     pieces = bf16_pieces(ramp, RAMP_PIECES, dtype)
     bulk = -(pieces[0] if at_query is ramp else at_query.to(torch.bfloat16).to(dtype)).detach()
     ones = torch.ones_like(bulk)
     # Largest first: bulk cancels the leading piece before the smaller ones are summed.
     q_lanes = torch.stack([bulk, *[ones] * RAMP_PIECES], dim=-1)
     return q_lanes, torch.stack([ones if at_query is ramp else torch.ones_like(pieces[0]), *pieces], dim=-1)
-
-
-def launches_ramp(ramp: Tensor) -> bool:
-    """Whether one launch of Triton's makes the lanes of a ramp: where the attention kernel is trusted; torch.compile fuses them
-    by itself."""
-    if (
-        ramp.device.type != "cuda"
-        or type(ramp) is not Tensor
-        or torch.compiler.is_compiling()
-        or torch.compiler.is_exporting()
-    ):
-        return False
-    from zoo.attention.triton import TRITON
-
-    return TRITON.cannot_run_on(ramp.device) is None and TRITON.distrust(str(ramp.device), torch.bfloat16) is None
 
 
 class Alibi(Prior):

@@ -28,6 +28,7 @@ from zoo.attention.base import (
     traced_as_constant,
 )
 from zoo.attention.reach import SKIPS
+from zoo.priors import alibi
 from zoo.priors.blocked import BlockedBias
 
 __all__ = ["TRITON", "TritonKernel", "skipped_share", "skipping"]
@@ -137,6 +138,25 @@ class TritonKernel:
 
 
 TRITON = TritonKernel()  # the one that `prior_attention(kernel="triton")` runs
+
+
+def ramp_kernel(ramp: Tensor) -> alibi.RampKernel | None:
+    """What makes a ramp's lanes in one launch, where kernels run and are trusted; torch.compile fuses torch's own by itself."""
+    if (
+        torch.compiler.is_compiling()
+        or torch.compiler.is_exporting()
+        or ramp.device.type != "cuda"
+        or type(ramp) is not Tensor
+    ):
+        return None
+    if TRITON.cannot_run_on(ramp.device) or TRITON.distrust(str(ramp.device), torch.bfloat16):
+        return None
+    from zoo.attention.triton import lanes
+
+    return lanes.ramp_lanes
+
+
+alibi.ramp_kernel = ramp_kernel
 
 
 @contextmanager

@@ -155,16 +155,22 @@ def host_us(
 ) -> float:
     """Microseconds of the processor for a layer's forward pass, the tenth percentile of at least ten runs.
 
-    In float32: its four products here take about as long as to launch them, those of bfloat16 three times as long."""
+    In float32 and on one thread: its four products here then take about as long as to launch them; those of bfloat16 take three
+    times as long, and waking a second thread for each operation doubles the whole."""
     forward = forward_of(attention_layers(method, dtype=torch.float32), documents=documents, plan=plan)
     times: list[float] = []
-    with launching(together=together):
-        forward()
-        end = time.perf_counter() + seconds
-        while len(times) < 10 or time.perf_counter() < end:
-            start = time.thread_time()  # time in which other processes have the core is not the layer's
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with launching(together=together):
             forward()
-            times.append(time.thread_time() - start)
+            end = time.perf_counter() + seconds
+            while len(times) < 10 or time.perf_counter() < end:
+                start = time.thread_time()  # time in which other processes have the core is not the layer's
+                forward()
+                times.append(time.thread_time() - start)
+    finally:
+        torch.set_num_threads(threads)
     return 1e6 * sorted(times)[len(times) // 10] / LAYERS
 
 
@@ -177,7 +183,7 @@ def main(
     commit: harness.Commit = "",
 ) -> None:
     """Kernels and launches of an attention layer, per layer of twelve, with the terms of layers made by each and together."""
-    about = {"layers": LAYERS, "heads": HEADS, "dtype": "bfloat16", "host_dtype": "float32"}
+    about = {"layers": LAYERS, "heads": HEADS, "dtype": "bfloat16", "host_dtype": "float32", "host_threads": 1}
     record = Record({"benchmark": "launches", **about}, out=out, commit=commit)
 
     def measured(method: str, documents: bool, together: bool) -> list[Row]:

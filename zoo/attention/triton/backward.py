@@ -27,7 +27,9 @@ from zoo.attention.triton.common import (
     LOG2E,
     STEEP,
     Geometry,
+    Mask,
     Operands,
+    TableIndex,
     cdiv,
     entries,
     last_axis_contiguous,
@@ -115,8 +117,7 @@ def _dkdv(
     grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan,
     scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor, dk, dv,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
-    PREFIX: tl.constexpr, PARTS: tl.constexpr
+    LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """One block of keys of one key head. Tiles are keys × queries, so that p and ds enter their products from registers."""
     grad_out, gob, goh, got = grad_out
@@ -125,7 +126,8 @@ def _dkdv(
     v, vb, vg, vs = v
     dk, dkb, dkg, dks = dk
     dv, dvb, dvg, dvs = dv
-    IDS: tl.constexpr = segments is not None
+    mask = Mask(queries, keys, offset, window)
+    index = TableIndex(origin, grid_width, prefix)
     blocks = tl.cdiv(keys, BN)
     groups = heads // share
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -133,30 +135,30 @@ def _dkdv(
     b, g = row // groups, row % groups
     batch_rows = tl.num_programs(0) // blocks * share
     cols = (start + tl.arange(0, BN))[:, None]
-    k_place = place_of(cols, grid_width, prefix, GRID)
+    k_place = place_of(cols, index)
     k_tile = tile_at(k + b * kb + g * kg + LANES, start, ks, keys, WIDTH_K, DK, BN, True)
     k_lanes = k_tile
     if LANES > 0:
         k_lanes = tile_at(k + b * kb + g * kg, start, ks, keys, LANES, DL, BN, True)
     v_tile = tile_at(v + b * vb + g * vg, start, vs, keys, WIDTH_V, DV, BN, True)
-    col_ids = cols
-    if IDS:
+    col_ids = None
+    if segments is not None:
         col_ids = row_values(segments + b * keys, cols, keys, 0, True)
     # Queries that see some key of this block, and those that see all of it.
     first, last, full_first, full_last = 0 * start, 0 * start + queries, 0 * start, 0 * start + queries
     if CAUSAL:
         first, full_first = tl.maximum(first, start - offset), start + BN - 1 - offset
-    if WINDOW:
+    if window is not None:
         last, full_last = tl.minimum(last, start + BN - 1 + window - offset), tl.minimum(last, start + window - offset)
         if not CAUSAL:
             first, full_first = tl.maximum(first, start - window + 1 - offset), start + BN - window - offset
-    if PREFIX:
+    if prefix is not None:
         full_first = tl.maximum(full_first, prefix)
         full_last = tl.where(start < prefix, 0, full_last)
     full_last = tl.where(start + BN > keys, 0, full_last)
     if PARTS == 1:
         full_last = 0 * start
-    elif IDS:
+    elif segments is not None:
         _, near, far, _ = split(first, last, full_first, full_last, BM)
         near, far = same_document(segments + b * keys + offset, col_ids, start - offset, near, far, BM)
         full_first, full_last = near * BM, far * BM
@@ -192,15 +194,14 @@ def _dkdv(
                 z *= factor
                 seen = rows < queries
                 if part == 0:
-                    row_ids = rows
-                    if IDS:
+                    row_ids = None
+                    if segments is not None:
                         row_ids = row_values(segments + b * keys + offset, rows, queries, 0, True)
-                    seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
+                    seen = seen_of(rows, cols, row_ids, col_ids, mask, CAUSAL)
                 if table is not None:
-                    q_place = place_of(rows, grid_width, prefix, GRID)
+                    q_place = place_of(rows, index)
                     z += entries(
-                        table + h * table_h, at, start, rows, cols, q_place, k_place, seen, origin, prefix,
-                        GRID, PREFIX, part == 0,
+                        table + h * table_h, at, start, rows, cols, q_place, k_place, seen, index, part == 0
                     )  # fmt: skip
                 if pairs is not None:
                     z += pair_bias(pairs, b, h, at, start, rows - at + opaque_zero, cols - start, seen, part == 0)
@@ -234,8 +235,8 @@ def _dq(
     grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, jacobian, dq, d_scale, d_params, jacobian_p,
     scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
-    PREFIX: tl.constexpr, PARTS: tl.constexpr, PARAMS: tl.constexpr, LOG_FACTOR: tl.constexpr
+    LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr,
+    PARAMS: tl.constexpr, LOG_FACTOR: tl.constexpr
 ):  # fmt: skip
     """One block of queries of one head: dq, the row scale's gradient, and this block's part of the params' gradients. With
     LOG_FACTOR the derivative by the first param is the table itself."""
@@ -244,7 +245,8 @@ def _dq(
     k, kb, kg, ks = k
     v, vb, vg, vs = v
     dq, dqb, dqh, dqt = dq
-    IDS: tl.constexpr = segments is not None
+    mask = Mask(queries, keys, offset, window)
+    index = TableIndex(origin, grid_width, prefix)
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     block = blocks - 1 - tl.program_id(0) % blocks  # last blocks first: causal, they have the most keys
@@ -252,7 +254,7 @@ def _dq(
     batch_rows = tl.num_programs(0) // blocks
     b, h = row // heads, row % heads
     rows = (start + tl.arange(0, BM))[:, None]
-    q_place = place_of(rows, grid_width, prefix, GRID)
+    q_place = place_of(rows, index)
     q_tile = tile_at(q + b * qb + h * qh + LANES, start, qt, queries, WIDTH_K, DK, BM, True)
     q_lanes = q_tile
     if LANES > 0:
@@ -261,8 +263,8 @@ def _dq(
     lse_rows = row_values(lse + row * queries, rows, queries, float("inf"), True)
     delta_rows = row_values(delta + row * queries, rows, queries, 0.0, True)
     k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
-    row_ids = rows
-    if IDS:
+    row_ids = None
+    if segments is not None:
         row_ids = row_values(segments + b * keys + offset, rows, queries, 0, True)
     scale = tl.full([BM, 1], 1.0, tl.float32)
     if row_scale is not None:
@@ -271,12 +273,12 @@ def _dq(
     first, last, full_first, full_last = 0 * start, 0 * start + keys, 0 * start, 0 * start + keys
     if CAUSAL:
         last, full_last = tl.minimum(last, start + BM + offset), tl.minimum(last, start + offset + 1)
-    if WINDOW:
+    if window is not None:
         first, full_first = tl.maximum(first, start + offset - window + 1), start + BM + offset - window
         if not CAUSAL:
             last = tl.minimum(last, start + BM - 1 + offset + window)
             full_last = tl.minimum(full_last, start + offset + window)
-    if PREFIX:
+    if prefix is not None:
         full_first = tl.maximum(full_first, prefix)
         full_last = tl.where(start < prefix, 0, full_last)
     full_last = tl.where(start + BM > queries, 0, full_last)
@@ -285,7 +287,7 @@ def _dq(
         first, last = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
     if PARTS == 1:
         full_last = 0 * start
-    elif IDS:
+    elif segments is not None:
         _, near, far, _ = split(first, last, full_first, full_last, BN)
         near, far = same_document(segments + b * keys, row_ids, start + offset, near, far, BN)
         full_first, full_last = near * BN, far * BN
@@ -313,16 +315,15 @@ def _dq(
             z *= factor
             seen = rows < queries
             if part == 0:
-                col_ids = cols
-                if IDS:
+                col_ids = None
+                if segments is not None:
                     col_ids = row_values(segments + b * keys, cols, keys, 0, True)
-                seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
-            k_place = place_of(cols, grid_width, prefix, GRID)
+                seen = seen_of(rows, cols, row_ids, col_ids, mask, CAUSAL)
+            k_place = place_of(cols, index)
             entry = z
             if table is not None:
                 entry = entries(
-                    table + h * table_h, start, at, rows, cols, q_place, k_place, seen, origin, prefix,
-                    GRID, PREFIX, part == 0,
+                    table + h * table_h, start, at, rows, cols, q_place, k_place, seen, index, part == 0
                 )  # fmt: skip
                 z += entry
             if pairs is not None:
@@ -343,7 +344,7 @@ def _dq(
                     else:
                         derivative = entries(
                             jacobian + (param - LOG_FACTOR) * tl.cast(jacobian_p, tl.int64) + h * table_h,
-                            start, at, rows, cols, q_place, k_place, seen, origin, prefix, GRID, PREFIX, part == 0,
+                            start, at, rows, cols, q_place, k_place, seen, index, part == 0,
                         )  # fmt: skip
                     new_sums = new_sums + (param_sums[param] + tl.sum(ds * derivative, 1),)  # type: ignore[assignment]  # noqa: RUF005
                 param_sums = new_sums
@@ -379,15 +380,15 @@ def block_sizes(
     return sides[0], sides[1], warps, stages
 
 
-def shape_arguments(call: Operands) -> tuple[int | float, ...]:
-    """The integers named in LENGTHS, in the kernels' order, but the last, and the factor of q·k."""
+def shape_arguments(call: Operands) -> tuple[int | float | None, ...]:
+    """The integers named in LENGTHS, in the kernels' order, but the last, and the factor of q·k; None: there is none."""
     g, table2 = call.geometry, call.table2
     tiles = cdiv(g.queries, common.TILE), cdiv(g.keys, common.TILE)
     origin = g.origin if table2 is None or not g.grid_width else table2.shape[-1] // 2
     return (
         scale_stride(call.row_scale), 0 if table2 is None else table2.shape[-1],
-        g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window, origin, max(g.grid_width, 1), g.prefix, *tiles,
-        g.factor,
+        g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None, origin, g.grid_width or None,
+        g.prefix or None, *tiles, g.factor,
     )  # fmt: skip
 
 
@@ -407,7 +408,6 @@ def shape_options(g: Geometry) -> dict[str, int | bool]:
         "DV": padded_width(g.width_v),
         "DL": padded_width(lanes),
         "CAUSAL": g.causal,
-        "WINDOW": g.window > 0,
     }
 
 
@@ -451,8 +451,7 @@ def attention_backward(
     grad_out, lse2, delta = upstream
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     shape = shape_arguments(call)
-    options = shape_options(g) | {"TILE": common.TILE, "GRID": g.grid_width > 0, "PREFIX": g.prefix > 0}
-    options["PARTS"] = loops(q, segments)
+    options = shape_options(g) | {"TILE": common.TILE, "PARTS": loops(q, segments)}
     width = max(options["DK"], options["DV"])
     small = q.element_size() == 2
     given = tuple(strided(x) for x in (grad_out, q, k, v))
@@ -462,7 +461,7 @@ def attention_backward(
         blocks = (DKDV_16 if small else DKDV_32)[width]
         if call.bias is not None:
             blocks = (DKDV_BIAS_16 if small else DKDV_32)[width]
-        elif small and width == 128 and not (options["LANES"] or options["GRID"]) and row_scale is None is segments:
+        elif small and width == 128 and not (options["LANES"] or g.grid_width) and row_scale is None is segments:
             blocks = DKDV_PLAIN_128
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
         _dkdv[(cdiv(g.keys, bn) * g.batch * g.groups,)](

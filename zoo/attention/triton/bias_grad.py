@@ -15,7 +15,9 @@ from torch import Tensor
 
 from zoo.attention.triton.backward import LENGTHS, OutputGradient, block_sizes, shape_arguments, shape_options
 from zoo.attention.triton.common import (
+    Mask,
     Operands,
+    TableIndex,
     cdiv,
     entries,
     last_axis_contiguous,
@@ -45,14 +47,15 @@ def _bias_tile(
     grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, d_bias, batch_sum, head_sum,
     scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    LANES: tl.constexpr, DL: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr, PREFIX: tl.constexpr
+    LANES: tl.constexpr, DL: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
     """One tile of queries × keys of the gradient: the sum over `batch_sum` batch rows and `head_sum` heads, all or one."""
     grad_out, gob, goh, got = grad_out
     q, qb, qh, qt = q
     k, kb, kg, ks = k
     v, vb, vg, vs = v
-    IDS: tl.constexpr = segments is not None
+    mask = Mask(queries, keys, offset, window)
+    index = TableIndex(origin, grid_width, prefix)
     row_blocks, col_blocks = tl.cdiv(queries, BM), tl.cdiv(keys, BN)
     tile = tl.program_id(0) % (row_blocks * col_blocks)
     plane = tl.program_id(0) // (row_blocks * col_blocks)
@@ -61,11 +64,11 @@ def _bias_tile(
     first_b, first_h = plane // own_heads, plane % own_heads
     r, c = tl.arange(0, BM)[:, None], tl.arange(0, BN)[None, :]
     rows, cols = start + r, at + c
-    q_place, k_place = place_of(rows, grid_width, prefix, GRID), place_of(cols, grid_width, prefix, GRID)
+    q_place, k_place = place_of(rows, index), place_of(cols, index)
     members = batch_sum * head_sum
     if CAUSAL:  # a tile whose keys come after its queries is 0
         members = tl.where(start + BM - 1 + offset >= at, members, 0)
-    if WINDOW:
+    if window is not None:
         near = (start + offset - (at + BN - 1) < window) & (at - (start + BM - 1 + offset) < window)
         members = tl.where(near, members, 0)
     total = tl.zeros([BM, BN], tl.float32)
@@ -82,15 +85,13 @@ def _bias_tile(
             k_lanes = tile_at(k_head, at, ks, keys, LANES, DL, BN, True)
             z = mm(q_lanes, tl.trans(k_lanes), z)
         z *= factor
-        row_ids, col_ids = rows, cols
-        if IDS:
+        row_ids, col_ids = None, None
+        if segments is not None:
             row_ids = row_values(segments + b * keys + offset, rows, queries, 0, True)
             col_ids = row_values(segments + b * keys, cols, keys, 0, True)
-        seen = seen_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
+        seen = seen_of(rows, cols, row_ids, col_ids, mask, CAUSAL)
         if table is not None:
-            z += entries(
-                table + h * table_h, start, at, rows, cols, q_place, k_place, seen, origin, prefix, GRID, PREFIX, True
-            )
+            z += entries(table + h * table_h, start, at, rows, cols, q_place, k_place, seen, index, True)
         z += pair_bias(pairs, b, h, start, at, r, c, seen, True)
         scale = tl.full([BM, 1], 1.0, tl.float32)
         if row_scale is not None:
@@ -112,7 +113,7 @@ def bias_gradient(call: Operands, upstream: OutputGradient) -> Tensor:
     row_scale, segments = (None if x is None else x.contiguous() for x in (call.row_scale, call.segments))
     gradient = torch.empty_like(bias)
     batch_sum, head_sum = g.batch // bias.shape[0], g.heads // bias.shape[1]
-    options = shape_options(g) | {"GRID": g.grid_width > 0, "PREFIX": g.prefix > 0}
+    options = shape_options(g)
     blocks = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[max(options["DK"], options["DV"])]
     columns_read = options["DK"] + options["DV"] + (options["DL"] if options["LANES"] else 0)
     with on_device(q):

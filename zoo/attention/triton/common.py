@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,7 +22,9 @@ from triton.runtime import driver
 
 __all__ = [
     "Geometry",
+    "Mask",
     "Operands",
+    "TableIndex",
     "bias_of",
     "cdiv",
     "code_of",
@@ -217,37 +220,65 @@ def narrow(x, dtype: tl.constexpr):
     return x.to(dtype)
 
 
+class Mask(NamedTuple):
+    """In a kernel: which keys a query may see, by `Geometry`'s numbers; window None: any.
+
+    A kernel is handed the numbers one by one and makes the tuple itself: Triton specialises the members of a tuple argument,
+    and would compile for every length. Constants do not fit in: an assigned tuple has none but None.
+    """
+
+    queries: tl.tensor
+    keys: tl.tensor
+    offset: tl.tensor
+    window: tl.tensor | None
+
+
+class TableIndex(NamedTuple):
+    """In a kernel: which column of a table a query and a key have, by `Geometry`'s numbers; grid_width None: on a line,
+    prefix None: all tokens are."""
+
+    origin: tl.tensor
+    grid_width: tl.tensor | None
+    prefix: tl.tensor | None
+
+
 @triton.jit
-def seen_of(
-    rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr
-):  # fmt: skip
+def seen_of(rows, cols, row_ids, col_ids, mask, CAUSAL: tl.constexpr):
     """`visible_of` for rows and cols that already broadcast, so that a tile can be keys × queries."""
-    seen = (rows < queries) & (cols < keys)
-    distance = rows + offset - cols
+    seen = (rows < mask.queries) & (cols < mask.keys)
+    distance = rows + mask.offset - cols
     if CAUSAL:
         seen &= distance >= 0
-    if WINDOW:
-        seen &= (distance < window) & (distance > -window)
-    if IDS:
+    if mask.window is not None:
+        seen &= (distance < mask.window) & (distance > -mask.window)
+    if row_ids is not None:
         seen &= row_ids == col_ids
     return seen
 
 
 @triton.jit
-def visible_of(
-    rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr
-):  # fmt: skip
-    """(BM, BN) bool: which keys `cols` (BN,) each query of `rows` (BM,) sees; document ids as loaded, if IDS."""
-    return seen_of(
-        rows[:, None], cols[None, :], row_ids[:, None], col_ids[None, :], queries, keys, offset, window, CAUSAL, WINDOW, IDS
-    )  # fmt: skip
+def visible_of(rows, cols, row_ids, col_ids, mask, CAUSAL: tl.constexpr):
+    """(BM, BN) bool: which keys `cols` (BN,) each query of `rows` (BM,) sees; document ids as loaded, or None."""
+    if row_ids is not None:
+        row_ids, col_ids = row_ids[:, None], col_ids[None, :]
+    return seen_of(rows[:, None], cols[None, :], row_ids, col_ids, mask, CAUSAL)
 
 
 @triton.jit
 def code_of(tokens, grid_width, prefix):
     """y·(2·width − 1) + x of patches; differences of codes are columns of the table."""
-    patch = tokens - prefix
+    patch = tokens
+    if prefix is not None:
+        patch = tokens - prefix
     return patch + (patch // grid_width) * (grid_width - 1)  # x = patch − y·width: one division, and no remainder
+
+
+@triton.jit
+def place_of(tokens, index):
+    """The value whose query − key difference indexes the table: the token's index on a line, its code on a grid."""
+    if index.grid_width is not None:
+        return code_of(tokens, index.grid_width, index.prefix)
+    return tokens
 
 
 @triton.jit
@@ -282,9 +313,7 @@ def unstaged_load(at, seen, MASKED: tl.constexpr):
 
 
 @triton.jit
-def bias_of(
-    table, rows, cols, seen, origin, grid_width, prefix, GRID: tl.constexpr, PREFIX: tl.constexpr, MASKED: tl.constexpr
-):
+def bias_of(table, rows, cols, seen, index, MASKED: tl.constexpr):
     """(BM, BN) float32: table[index] of one head, in the base of `table`; 0 where not `seen`, if MASKED.
 
     A tile that is not MASKED lies wholly inside the call and off the prefix tokens, so its loads need no bounds.
@@ -294,16 +323,16 @@ def bias_of(
     are (a start shared by the tile) + (a constant range), the range is used nowhere else, and the two are added to the pointer
     one after the other. Hence the ranges that start at BM and BN.
     """
-    if GRID:
-        at = (table + origin + code_of(rows, grid_width, prefix))[:, None] - code_of(cols, grid_width, prefix)[None, :]
+    if index.grid_width is not None:
+        at = (table + index.origin + place_of(rows, index))[:, None] - place_of(cols, index)[None, :]
     else:
         BM: tl.constexpr = rows.shape[0]
         BN: tl.constexpr = cols.shape[0]
         first_row, first_col = rows - tl.arange(0, BM), cols - tl.arange(0, BN)
-        row_at = table + (origin + BN - BM) + first_row + tl.arange(BM, 2 * BM).to(tl.int64)
+        row_at = table + (index.origin + BN - BM) + first_row + tl.arange(BM, 2 * BM).to(tl.int64)
         at = row_at[:, None] - first_col.to(tl.int64)[None, :] - tl.arange(BN, 2 * BN).to(tl.int64)[None, :]
-    if PREFIX and MASKED:
-        seen = seen & placed_of(rows, cols, prefix)
+    if index.prefix is not None and MASKED:
+        seen = seen & placed_of(rows, cols, index.prefix)
     return unstaged_load(at, seen, MASKED)
 
 
@@ -343,41 +372,41 @@ def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
 
 @triton.jit
 def key_range(
-    first, plan_rows, tile, ids_ptr, row_ids, queries, keys, offset, window, prefix,
-    BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    IDS: tl.constexpr, PLAN: tl.constexpr, PREFIX: tl.constexpr, SAME: tl.constexpr
+    first, plan_rows, tile, segments, row_ids, mask, index, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
+    CAUSAL: tl.constexpr, SAME: tl.constexpr
 ):  # fmt: skip
     """Blocks of BN keys for the BM queries from `first` on: (lo, full_lo, full_hi, hi); in [full_lo, full_hi) nothing is
-    masked. `plan_rows` points at the [lo, hi) of this head's query tiles, `tile` entries apart; `ids_ptr` at the batch row's
-    document ids, and `row_ids` (BM,) are those of the queries; with SAME, blocks inside one document count as unmasked."""
-    last = tl.minimum(first + BM, queries) - 1 + offset  # position of the last query
-    lo, hi = 0, keys
+    masked. `plan_rows` points at the [lo, hi) of this head's query tiles, `tile` entries apart, or is None; `segments` at the
+    batch row's document ids, and `row_ids` (BM,) are those of the queries, or both None; with SAME, blocks inside one document
+    count as unmasked."""
+    last = tl.minimum(first + BM, mask.queries) - 1 + mask.offset  # position of the last query
+    lo, hi = 0, mask.keys
     if CAUSAL:
         hi = tl.minimum(hi, last + 1)
-    if WINDOW:
-        lo = tl.maximum(first + offset - window + 1, 0)
+    if mask.window is not None:
+        lo = tl.maximum(first + mask.offset - mask.window + 1, 0)
         if not CAUSAL:
-            hi = tl.minimum(hi, last + window)
-    if PLAN:
+            hi = tl.minimum(hi, last + mask.window)
+    if plan_rows is not None:
         entry = first // TILE + tl.arange(0, (BM + TILE - 1) // TILE)
-        inside = entry * TILE < queries
+        inside = entry * TILE < mask.queries
         lo = tl.maximum(lo, tl.min(tl.load(plan_rows + entry, mask=inside, other=0x7FFFFFF)) * TILE)
         hi = tl.minimum(hi, tl.max(tl.load(plan_rows + tile + entry, mask=inside, other=0)) * TILE)
     lo, hi = lo // BN, tl.cdiv(tl.maximum(hi, 0), BN)
-    full_lo, full_hi = lo, tl.minimum(keys // BN, hi)
+    full_lo, full_hi = lo, tl.minimum(mask.keys // BN, hi)
     if CAUSAL:
-        full_hi = tl.minimum(full_hi, (first + offset + 1) // BN)
-    if WINDOW:
-        full_lo = tl.maximum(full_lo, tl.maximum(last - window + BN, 0) // BN)
+        full_hi = tl.minimum(full_hi, (first + mask.offset + 1) // BN)
+    if mask.window is not None:
+        full_lo = tl.maximum(full_lo, tl.maximum(last - mask.window + BN, 0) // BN)
         if not CAUSAL:
-            full_hi = tl.minimum(full_hi, tl.maximum(first + offset + window, 0) // BN)
-    if PREFIX:
-        full_lo = tl.maximum(full_lo, tl.cdiv(prefix, BN))
-        full_hi = tl.where(first < prefix, 0, full_hi)
-    full_hi = tl.where(first + BM > queries, 0, full_hi)
-    if IDS:
+            full_hi = tl.minimum(full_hi, tl.maximum(first + mask.offset + mask.window, 0) // BN)
+    if index.prefix is not None:
+        full_lo = tl.maximum(full_lo, tl.cdiv(index.prefix, BN))
+        full_hi = tl.where(first < index.prefix, 0, full_hi)
+    full_hi = tl.where(first + BM > mask.queries, 0, full_hi)
+    if segments is not None:
         if SAME:
-            full_lo, full_hi = same_document(ids_ptr, row_ids, first + offset, full_lo, full_hi, BN)
+            full_lo, full_hi = same_document(segments, row_ids, first + mask.offset, full_lo, full_hi, BN)
         else:
             full_hi = 0
     none = full_lo >= full_hi
@@ -428,34 +457,23 @@ def store_tile(
 
 
 @triton.jit
-def place_of(tokens, grid_width, prefix, GRID: tl.constexpr):
-    """The value whose query − key difference indexes the table: the token's index on a line, its code on a grid."""
-    if GRID:
-        return code_of(tokens, grid_width, prefix)
-    return tokens
-
-
-@triton.jit
-def entries(
-    table, row_start, col_start, rows, cols, q_place, k_place, seen, origin, prefix,
-    GRID: tl.constexpr, PREFIX: tl.constexpr, MASKED: tl.constexpr
-):  # fmt: skip
+def entries(table, row_start, col_start, rows, cols, q_place, k_place, seen, index, MASKED: tl.constexpr):
     """Table entries of the tile whose first query and key are `row_start` and `col_start`, in the shape that `rows` and `cols`
     broadcast to; if MASKED, 0 outside the table's reach: for hidden pairs, and for tokens off the grid.
 
     On a line the address is one shared by the tile plus constant ranges used nowhere else, so that the compiler loads each
     distinct entry of a thread once (see `bias_of`).
     """
-    if GRID:
-        at = table + (q_place - k_place + origin)
+    if index.grid_width is not None:
+        at = table + (q_place - k_place + index.origin)
     else:
         R: tl.constexpr = rows.numel
         C: tl.constexpr = cols.numel
         r = tl.reshape(tl.arange(R, 2 * R), rows.shape).to(tl.int64)
         c = tl.reshape(tl.arange(C, 2 * C), cols.shape).to(tl.int64)
-        at = table + (origin + C - R) + (row_start - col_start) + r - c
-    if PREFIX and MASKED:
-        seen = seen & (rows >= prefix) & (cols >= prefix)
+        at = table + (index.origin + C - R) + (row_start - col_start) + r - c
+    if index.prefix is not None and MASKED:
+        seen = seen & (rows >= index.prefix) & (cols >= index.prefix)
     return unstaged_load(at, seen, MASKED)
 
 

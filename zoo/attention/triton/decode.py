@@ -18,6 +18,7 @@ from torch import Tensor
 from zoo.attention.triton import common
 from zoo.attention.triton.common import (
     LOG2E,
+    Mask,
     Operands,
     cdiv,
     mm,
@@ -26,6 +27,7 @@ from zoo.attention.triton.common import (
     padded_width,
     power_of_two,
     scale_stride,
+    strided,
     visible_of,
 )
 
@@ -47,15 +49,15 @@ CHUNK = tl.constexpr(16)  # splits summed per step
 
 
 @triton.jit
-def _span(first, last, keys, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+def _span(first, last, mask, CAUSAL: tl.constexpr):
     """Positions [lo, hi) that hold every key the queries first..last see."""
-    lo, hi = 0, keys
+    lo, hi = 0, mask.keys
     if CAUSAL:
-        hi = tl.minimum(hi, last + offset + 1)
-    if WINDOW:
-        lo = tl.maximum(first + offset - window + 1, 0)
+        hi = tl.minimum(hi, last + mask.offset + 1)
+    if mask.window is not None:
+        lo = tl.maximum(first + mask.offset - mask.window + 1, 0)
         if not CAUSAL:
-            hi = tl.minimum(hi, last + offset + window)
+            hi = tl.minimum(hi, last + mask.offset + mask.window)
     return lo, tl.maximum(hi, lo)
 
 
@@ -89,20 +91,21 @@ LENGTHS = [
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "scale_ptr", "ids_ptr"])
+@triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"])
 def _partial(
-    q_ptr, k_ptr, v_ptr, index_ptr, start_ptr, count_ptr, table, scale_ptr, ids_ptr, out_ptr, lse_ptr,
-    sqb, sqh, sqt, skb, skg, sks, svb, svg, svs, sob, soh, sot, ssb, ssh, sth, sib,
+    q, k_ptr, v_ptr, pages, table, row_scale, segments, out, lse,
+    skb, skg, sks, svb, svg, svs, ssb, ssh, sth, sib,
     groups, group, queries, keys, offset, window, origin, listed, splits, fewest, softmax_scale,
     WK: tl.constexpr, WV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    UNIT: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr,
-    TABLE: tl.constexpr, SCALE: tl.constexpr, WHOLE: tl.constexpr
+    UNIT: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
     """One split of one key head's keys for BM rows. Strides of keys and values are in UNITs, which gives the compiler their
-    alignment; PAGE is 0 for contiguous keys; WHOLE: there is one split."""
-    blocks = tl.cdiv(
-        group * queries, BM
-    )  # on the first grid axis with the heads, since the others are limited to 65535
+    alignment; `pages` (index, start, count) of PAGE keys: None for contiguous keys; `lse`: None where there is one split."""
+    q_ptr, sqb, sqh, sqt = q
+    out_ptr, sob, soh, sot = out
+    mask = Mask(queries, keys, offset, window)
+    # On the first grid axis with the heads, since the others are limited to 65535.
+    blocks = tl.cdiv(group * queries, BM)
     bg, split, first_row = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1), tl.program_id(0) % blocks * BM
     b, g = bg // groups, bg % groups
     row = first_row + tl.arange(0, BM)
@@ -113,18 +116,20 @@ def _partial(
         q_ptr + b * sqb + (h * sqh + t.to(tl.int64) * sqt)[:, None] + dk[None, :],
         mask=held[:, None] & (dk[None, :] < WK), other=0.0,
     )  # fmt: skip
-    table += (h * sth)[:, None]
-    ids_ptr += b * sib
+    if table is not None:
+        table += (h * sth)[:, None]
     # The table is in natural units, so that one that is as long as a cache is not copied for every token.
-    row_ids, scale = t, tl.full([BM], LOG2E, tl.float32)
-    if IDS:
-        row_ids = tl.load(ids_ptr + offset + t, mask=held, other=-2)
-    if SCALE:
-        scale *= tl.load(scale_ptr + b * ssb + h * ssh + t, mask=held, other=0.0)
+    row_ids, scale = None, tl.full([BM], LOG2E, tl.float32)
+    if segments is not None:
+        segments += b * sib
+        row_ids = tl.load(segments + offset + t, mask=held, other=-2)
+    if row_scale is not None:
+        scale *= tl.load(row_scale + b * ssb + h * ssh + t, mask=held, other=0.0)
 
     last = tl.minimum((first_row + BM - 1) // group, queries - 1)
-    lo, hi = _span(first_row // group, last, keys, offset, window, CAUSAL, WINDOW)
-    if PAGE:
+    lo, hi = _span(first_row // group, last, mask, CAUSAL)
+    if pages is not None:
+        index_ptr, start_ptr, count_ptr = pages
         index_ptr += bg * listed
         start_ptr += bg * listed
         count = tl.load(count_ptr + bg)
@@ -141,10 +146,10 @@ def _partial(
     total = tl.zeros([BM], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     page, begin = lo, lo
-    if PAGE:
+    if pages is not None:
         page, begin = _page(index_ptr, start_ptr, lo, hi, PAGE)
     for n in range(lo, hi, BN):
-        if PAGE:  # a step stays within one page
+        if pages is not None:  # a step stays within one page
             slot = n % PAGE + r
             cols = begin + slot
             k_row = page.to(tl.int64) * skb * UNIT + slot * sks * UNIT
@@ -157,13 +162,13 @@ def _partial(
         valid = (cols < keys)[:, None]  # unfilled slots may hold any bits, NaN and infinities included
         k = tl.load(k_ptr + k_row[:, None] + dk[None, :], mask=valid & (dk[None, :] < WK), other=0.0)
         v = tl.load(v_ptr + v_row[:, None] + dv[None, :], mask=valid & (dv[None, :] < WV), other=0.0)
-        seen = visible_of(t, cols, t, cols, queries, keys, offset, window, CAUSAL, WINDOW, False)
+        seen = visible_of(t, cols, None, None, mask, CAUSAL)
         z = mm(q, tl.trans(k)) * softmax_scale
-        if TABLE:
+        if table is not None:
             z += tl.load(table + (t[:, None] - cols[None, :] + origin), mask=seen, other=0.0)
         z *= scale[:, None]
-        if IDS:  # after the table loads, which would otherwise wait for the ids
-            col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
+        if row_ids is not None:  # after the table loads, which would otherwise wait for the ids
+            col_ids = tl.load(segments + cols, mask=cols < keys, other=-1)
             seen &= row_ids[:, None] == col_ids[None, :]
         z = tl.where(seen, z, float("-inf"))
         new_top = tl.maximum(top, tl.max(z, 1))
@@ -177,15 +182,15 @@ def _partial(
 
     some = held & (total != 0.0)  # NaN too
     total = tl.where(some, total, 1.0)
-    out = acc / total[:, None]
-    if WHOLE:
+    result = acc / total[:, None]
+    if lse is None:
         out_at = b * sob + (h * soh + t.to(tl.int64) * sot)[:, None] + dv[None, :]
-        tl.store(out_ptr + out_at, narrow(out, out_ptr.dtype.element_ty), mask=held[:, None] & (dv[None, :] < WV))
+        tl.store(out_ptr + out_at, narrow(result, out_ptr.dtype.element_ty), mask=held[:, None] & (dv[None, :] < WV))
     else:
         at = (bg * splits + split) * (group * queries) + row
-        tl.store(lse_ptr + at, top + tl.log2(total), mask=held)
+        tl.store(lse + at, top + tl.log2(total), mask=held)
         # lse = −∞ marks a row without visible keys; its sums are not read.
-        tl.store(out_ptr + at[:, None] * WV + dv[None, :], out, mask=some[:, None] & (dv[None, :] < WV))
+        tl.store(out_ptr + at[:, None] * WV + dv[None, :], result, mask=some[:, None] & (dv[None, :] < WV))
 
 
 @triton.jit(do_not_specialize=["queries", "splits"])
@@ -306,9 +311,9 @@ def _launch(call: Operands, pages: Pages | None, splits: int | None) -> Tensor:
     k_strides, v_strides = ((x.stride(0), 0, x.stride(1)) if pages else x.stride()[:3] for x in (k, v))
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     group, block, listed = g.heads // g.groups, 0, 0
-    index = start = count = q  # unused pointers, like those below
+    lists = None
     if pages is not None:
-        index, start, count = pages.index.contiguous(), pages.start.contiguous(), pages.count.contiguous()
+        lists = pages.index.contiguous(), pages.start.contiguous(), pages.count.contiguous()
         block, listed = pages.keys.shape[1], pages.index.shape[2]
     rows = group * g.queries
     dk, dv = padded_width(g.width_k), padded_width(g.width_v)
@@ -322,22 +327,19 @@ def _launch(call: Operands, pages: Pages | None, splits: int | None) -> Tensor:
         splits = split_count(programs, seen, _slots_of(q.device, warps) * (FULL_SHARE if block else 1))
         fewest = FEWEST_KEYS
     unit = math.gcd(16 // q.element_size(), *k_strides, *v_strides)
-    part, lse = out, out
+    part, lse = out, None
     if splits > 1:
         part = q.new_empty(g.batch * g.groups, splits, rows, g.width_v, dtype=torch.float32)
         lse = q.new_empty(g.batch * g.groups, splits, rows, dtype=torch.float32)
     with on_device(q):
         _partial[g.batch * g.groups * cdiv(rows, bm), splits](
-            q, k, v, index, start, count, q if table is None else table, q if row_scale is None else row_scale,
-            q if segments is None else segments, part, lse,
-            *q.stride()[:3], *(n // unit for n in (*k_strides, *v_strides)), *out.stride()[:3],
-            scale_stride(row_scale),
+            strided(q), k, v, lists, table, row_scale, segments, (part, *out.stride()[:3]), lse,
+            *(n // unit for n in (*k_strides, *v_strides)), scale_stride(row_scale),
             0 if row_scale is None else row_scale.stride(1), 0 if table is None else table.stride(0),
             0 if segments is None else segments.stride(0),
-            g.groups, group, g.queries, g.keys, g.offset, g.window, g.origin, listed, splits, fewest,
+            g.groups, group, g.queries, g.keys, g.offset, g.window or None, g.origin, listed, splits, fewest,
             g.softmax_scale,
-            WK=g.width_k, WV=g.width_v, DK=dk, DV=dv, BM=bm, BN=bn, UNIT=unit, PAGE=block, CAUSAL=g.causal, WINDOW=g.window > 0,
-            IDS=segments is not None, TABLE=table is not None, SCALE=row_scale is not None, WHOLE=splits == 1,
+            WK=g.width_k, WV=g.width_v, DK=dk, DV=dv, BM=bm, BN=bn, UNIT=unit, PAGE=block, CAUSAL=g.causal,
             num_warps=warps, num_stages=STAGES,
         )  # fmt: skip
         if splits > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from zoo.attention.triton import common
 from zoo.attention.triton.common import (
+    Mask,
     Operands,
+    TableIndex,
     bias_of,
     cdiv,
     key_range,
@@ -61,16 +63,53 @@ def block_sizes(
     return bm, bn, warps, stages
 
 
+class Block(NamedTuple):
+    """In a kernel: what the loops over the keys of one block of queries share.
+
+    Attributes:
+        b, h, first: batch row, head and first query.
+        rows, row_ids: (BM,) the queries, and the documents they are in or None.
+        q, q_lanes: (BM, DK) and (BM, LANES).
+        k, v: of the key head, with the stride of a row.
+        table, pairs, segments: of the head, of all, of the batch row; None: the call has none.
+        factor, scale: the factor of q·k in base-2 logits, and the row scales (BM,) or None.
+        lanes, width_k, width_v: columns of the lanes that have a tile of their own, of q and k, and of v.
+    """
+
+    b: tl.tensor
+    h: tl.tensor
+    first: tl.tensor
+    rows: tl.tensor
+    row_ids: tl.tensor | None
+    q: tl.tensor
+    q_lanes: tl.tensor
+    k: tl.tuple
+    v: tl.tuple
+    table: tl.tensor | None
+    pairs: tl.tuple | None
+    segments: tl.tensor | None
+    factor: tl.tensor
+    scale: tl.tensor | None
+    lanes: tl.tensor
+    width_k: tl.tensor
+    width_v: tl.tensor
+    mask: Mask
+    table_index: TableIndex
+
+
 @triton.jit
 def _attend(
-    acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale, lo, hi, sks,
-    svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
-    LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
-    PREFIX: tl.constexpr, EVEN: tl.constexpr, MASKED: tl.constexpr
+    sums, block, lo, hi, LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
+    EVEN: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
-    """Key blocks [lo, hi): the sums of weights (BM,) and weighted values (BM, DV), both relative to exp2 of `top` (BM,)."""
-    dk, dv = lanes + tl.arange(0, DK), tl.arange(0, DV)
+    """`sums` over key blocks [lo, hi) too: the weighted values (BM, DV), the weights (BM,), both relative to exp2 of the
+    largest logits so far (BM,)."""
+    acc, total, top = sums
+    rows, keys = block.rows, block.mask.keys
+    k_ptr, sks = block.k
+    v_ptr, svs = block.v
+    ADDED: tl.constexpr = block.table is not None or block.pairs is not None
+    dk, dv = block.lanes + tl.arange(0, DK), tl.arange(0, DV)
     for n in range(lo, hi):
         cols = n * BN + tl.arange(0, BN)
         # Key offsets exceed 2^31. A 32 × 32 → 64 bit product is one instruction and takes fewer registers than offsets inside
@@ -78,39 +117,38 @@ def _attend(
         far = cols.to(tl.int64)[:, None]
         k_at, v_at = (k_ptr + dk[None, :]) + far * sks, (v_ptr + dv[None, :]) + far * svs
         if MASKED or not EVEN:
-            k = tl.load(k_at, mask=(cols[:, None] < keys) & (dk[None, :] < width_k), other=0.0)
-            v = tl.load(v_at, mask=(cols[:, None] < keys) & (dv[None, :] < width_v), other=0.0)
+            k = tl.load(k_at, mask=(cols[:, None] < keys) & (dk[None, :] < block.width_k), other=0.0)
+            v = tl.load(v_at, mask=(cols[:, None] < keys) & (dv[None, :] < block.width_v), other=0.0)
         else:
             k, v = tl.load(k_at), tl.load(v_at)
-        z = mm(q, tl.trans(k))
+        z = mm(block.q, tl.trans(k))
         if LANES:
             dl = tl.arange(0, LANES)
             lanes_at = (k_ptr + dl[None, :]) + far * sks
             if MASKED or not EVEN:
-                k_lanes = tl.load(lanes_at, mask=(cols[:, None] < keys) & (dl[None, :] < lanes), other=0.0)
+                k_lanes = tl.load(lanes_at, mask=(cols[:, None] < keys) & (dl[None, :] < block.lanes), other=0.0)
             else:
                 k_lanes = tl.load(lanes_at)
-            z = mm(q_lanes, tl.trans(k_lanes), z)
+            z = mm(block.q_lanes, tl.trans(k_lanes), z)
         seen = rows[:, None] >= 0
         if MASKED:
-            col_ids = cols
-            if IDS:
-                col_ids = tl.load(ids_ptr + cols, mask=cols < keys, other=-1)
-            seen = visible_of(rows, cols, row_ids, col_ids, queries, keys, offset, window, CAUSAL, WINDOW, IDS)
-        ADDED: tl.constexpr = TABLE or pairs is not None
+            col_ids = None
+            if block.segments is not None:
+                col_ids = tl.load(block.segments + cols, mask=cols < keys, other=-1)
+            seen = visible_of(rows, cols, block.row_ids, col_ids, block.mask, CAUSAL)
         if ADDED:
-            z *= factor
-        if TABLE:
-            z += bias_of(table, rows, cols, seen, origin, grid_width, prefix, GRID, PREFIX, MASKED)
-        if pairs is not None:
-            r, c = tl.arange(0, q.shape[0])[:, None], tl.arange(0, BN)[None, :]
-            z += pair_bias(pairs, b, h, first, n * BN, r, c, seen, MASKED)
-        if SCALE:
-            z *= scale[:, None]
+            z *= block.factor
+        if block.table is not None:
+            z += bias_of(block.table, rows, cols, seen, block.table_index, MASKED)
+        if block.pairs is not None:
+            r, c = tl.arange(0, rows.shape[0])[:, None], tl.arange(0, BN)[None, :]
+            z += pair_bias(block.pairs, block.b, block.h, block.first, n * BN, r, c, seen, MASKED)
+        if block.scale is not None:
+            z *= block.scale[:, None]
         if MASKED:
             z = tl.where(seen, z, float("-inf"))
         # Content alone is not scaled until the exponent, where the factor is free.
-        unit = 1.0 if ADDED or SCALE else factor
+        unit = 1.0 if ADDED or block.scale is not None else block.factor
         new_top = tl.maximum(top, tl.max(z, 1) * unit)
         # Keep the pivot finite for rows without a visible key so far: −∞ − (−∞) = NaN.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -128,18 +166,19 @@ LENGTHS = [
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "scale_ptr", "ids_ptr"])
+@triton.jit(do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"])
 def _forward(
-    q, k, v, table, pairs, scale_ptr, ids_ptr, plan, out, lse_ptr, ssb, sth,
+    q, k, v, table, pairs, row_scale, segments, plan, out, lse, ssb, sth,
     heads, group, tiles, queries, keys, offset, window, origin, grid_width, prefix, factor, lanes, width_k, width_v,
     LANES: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, GRID: tl.constexpr,
-    PREFIX: tl.constexpr, PLAN: tl.constexpr, EVEN: tl.constexpr
+    CAUSAL: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
+    """One block of queries of one head. What a call does not have is None."""
     q_ptr, sqb, sqh, sqt = q
     k_ptr, skb, skg, sks = k
     v_ptr, svb, svg, svs = v
     out_ptr, sob, soh, sot = out
+    mask, index = Mask(queries, keys, offset, window), TableIndex(origin, grid_width, prefix)
     # One grid axis, since the others are limited to 65535. The last queries of a causal call have the most keys and start
     # first, so that no long program runs last.
     blocks = tl.cdiv(queries, BM)
@@ -150,8 +189,8 @@ def _forward(
     k_ptr += b * skb + h // group * skg
     v_ptr += b * svb + h // group * svg
     out_ptr += b * sob + h * soh + first * tl.cast(sot, tl.int64)
-    table += h * sth
-    ids_ptr += b * keys
+    if table is not None:
+        table += h * sth
     rows = first + tl.arange(0, BM)
     dk, dv, r = lanes + tl.arange(0, DK), tl.arange(0, DV), tl.arange(0, BM)[:, None]
     valid = rows[:, None] < queries
@@ -160,40 +199,33 @@ def _forward(
     if LANES:
         dl = tl.arange(0, LANES)
         q_lanes = tl.load(q_ptr + (r * sqt + dl[None, :]), mask=valid & (dl[None, :] < lanes), other=0.0)
-    row_ids, scale = rows, rows.to(tl.float32)
-    if IDS:
-        row_ids = tl.load(ids_ptr + offset + rows, mask=rows < queries, other=-2)
-    if SCALE:
-        scale = tl.load(scale_ptr + b * ssb + h * queries + rows, mask=rows < queries, other=0.0)
-        if not TABLE and pairs is None:
+    row_ids, scale = None, None
+    if segments is not None:
+        segments += b * keys
+        row_ids = tl.load(segments + offset + rows, mask=rows < queries, other=-2)
+    if row_scale is not None:
+        scale = tl.load(row_scale + b * ssb + h * queries + rows, mask=rows < queries, other=0.0)
+        if table is None and pairs is None:
             scale *= factor
+    plan_step = (tl.num_programs(0) // blocks).to(tl.int64) * tiles
+    if plan is not None:
+        plan += row * tiles
     lo, full_lo, full_hi, hi = key_range(
-        first, plan + row * tiles, (tl.num_programs(0) // blocks).to(tl.int64) * tiles, ids_ptr, row_ids,
-        queries, keys, offset, window, prefix, BM, BN, TILE, CAUSAL, WINDOW, IDS, PLAN, PREFIX, DK + DV <= 256,
+        first, plan, plan_step, segments, row_ids, mask, index, BM, BN, TILE, CAUSAL, DK + DV <= 256
     )  # fmt: skip
-    acc = tl.zeros([BM, DV], tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    top = tl.full([BM], float("-inf"), tl.float32)
-    acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale,
-        lo, full_lo, sks, svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
-        LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
+    block = Block(
+        b, h, first, rows, row_ids, q, q_lanes, (k_ptr, sks), (v_ptr, svs), table, pairs, segments, factor, scale, lanes,
+        width_k, width_v, mask, index,
     )  # fmt: skip
-    acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale,
-        full_lo, full_hi, sks, svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
-        LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, False,
-    )  # fmt: skip
-    acc, total, top = _attend(
-        acc, total, top, q, q_lanes, k_ptr, v_ptr, table, pairs, ids_ptr, b, h, first, rows, row_ids, factor, scale,
-        full_hi, hi, sks, svs, queries, keys, offset, window, origin, grid_width, prefix, lanes, width_k, width_v,
-        LANES, DK, DV, BN, CAUSAL, WINDOW, IDS, TABLE, SCALE, GRID, PREFIX, EVEN, True,
-    )  # fmt: skip
+    sums = tl.zeros([BM, DV], tl.float32), tl.zeros([BM], tl.float32), tl.full([BM], float("-inf"), tl.float32)
+    sums = _attend(sums, block, lo, full_lo, LANES, DK, DV, BN, CAUSAL, EVEN, True)
+    sums = _attend(sums, block, full_lo, full_hi, LANES, DK, DV, BN, CAUSAL, EVEN, False)
+    acc, total, top = _attend(sums, block, full_hi, hi, LANES, DK, DV, BN, CAUSAL, EVEN, True)
     # A row that sees nothing, or −∞ alone, is 0, and so are its weights exp2(z2 − lse2) in the backward pass.
-    lse = tl.where(total == 0.0, float("inf"), top + tl.log2(total))
-    out = narrow(acc / tl.where(total == 0.0, 1.0, total)[:, None], out_ptr.dtype.element_ty)
-    tl.store(out_ptr + (r * sot + dv[None, :]), out, mask=valid & (dv[None, :] < width_v))
-    tl.store(lse_ptr + row * queries + rows, lse, mask=rows < queries)
+    lse2 = tl.where(total == 0.0, float("inf"), top + tl.log2(total))
+    result = narrow(acc / tl.where(total == 0.0, 1.0, total)[:, None], out_ptr.dtype.element_ty)
+    tl.store(out_ptr + (r * sot + dv[None, :]), result, mask=valid & (dv[None, :] < width_v))
+    tl.store(lse + row * queries + rows, lse2, mask=rows < queries)
 
 
 def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor, Tensor]:
@@ -217,7 +249,6 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
     ):  # lanes that would double a tile's padded width get their own tile
         dk, lanes = padded_width(g.width_k - g.lanes), g.lanes
     padded_lanes = padded_width(lanes) if lanes else 0
-    empty = lse2  # unused pointer
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0
@@ -225,15 +256,12 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
         bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
         _forward[(cdiv(g.queries, bm) * g.batch * g.heads,)](
-            strided(q), strided(k), strided(v), empty if table2 is None else table2, call.pairs,
-            empty if row_scale is None else row_scale, q if segments is None else segments,
-            q if plan is None else plan.rows, strided(out), lse2, scale_stride(row_scale),
-            0 if table2 is None else table2.stride(0),
-            g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window, g.origin,
-            max(g.grid_width, 1), g.prefix, g.factor, lanes, g.width_k, g.width_v,
-            LANES=padded_lanes, DK=dk, DV=dv, BM=bm, BN=bn, TILE=common.TILE, CAUSAL=g.causal, WINDOW=g.window > 0,
-            IDS=segments is not None, TABLE=table2 is not None, SCALE=row_scale is not None, GRID=g.grid_width > 0,
-            PREFIX=g.prefix > 0, PLAN=plan is not None, EVEN=dk + padded_lanes == g.width_k and dv == g.width_v,
+            strided(q), strided(k), strided(v), table2, call.pairs, row_scale, segments, None if plan is None else plan.rows,
+            strided(out), lse2, scale_stride(row_scale), 0 if table2 is None else table2.stride(0),
+            g.heads, g.heads // g.groups, -(-g.queries // common.TILE), g.queries, g.keys, g.offset, g.window or None, g.origin,
+            g.grid_width or None, g.prefix or None, g.factor, lanes, g.width_k, g.width_v,
+            LANES=padded_lanes, DK=dk, DV=dv, BM=bm, BN=bn, TILE=common.TILE, CAUSAL=g.causal,
+            EVEN=dk + padded_lanes == g.width_k and dv == g.width_v,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return out, lse2

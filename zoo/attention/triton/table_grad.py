@@ -79,8 +79,7 @@ def _diagonal(
     scale_b, batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
     batch_parts, tile_parts, q_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
-    PARTS: tl.constexpr
+    BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, GRID: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """One part of the walk down one diagonal of blocks, of one head and, on a grid, one difference of rows of patches.
 
@@ -90,7 +89,6 @@ def _diagonal(
     q, qb, qh, qt = q
     k, kb, kg, ks = k
     v, vb, vg, vs = v
-    IDS: tl.constexpr = segments is not None
     turn = tl.program_id(0) % diagonals
     rest = tl.program_id(0) // diagonals
     differences = 2 * lines - 1
@@ -111,7 +109,7 @@ def _diagonal(
     valid = (dx > -line_k) & (dx < line_q)
     if CAUSAL:
         valid &= distance >= 0
-    if WINDOW:
+    if window is not None:
         valid &= (distance < window) & (distance > -window)
     column = dx + origin
     if GRID:
@@ -171,7 +169,7 @@ def _diagonal(
                     p = tl.exp2(z + bias - lse_rows)
                 if edges == 1:
                     p = tl.where((rows < q_end) & (cols < k_end), p, 0.0)
-                if IDS:
+                if segments is not None:
                     row_ids = row_values(segments + b * keys + offset, rows, q_end, 0, edges == 1)
                     p = tl.where(row_ids == row_values(segments + b * keys, cols, k_end, 0, edges == 1), p, 0.0)
                 do_tile = tile_at(do_head, q_at, got, q_end, WIDTH_V, DV, BLOCK, edges == 1, opaque_zero)
@@ -251,7 +249,7 @@ def table_gradient(
         _diagonal[(parts * programs,)](
             *(strided(x) for x in (grad_out, q, k, v)), table2, call.pairs, row_scale, segments, lse2, delta,
             None if plan is None or grid else plan.rows, partial, scale_stride(row_scale),
-            g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window,
+            g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None,
             columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
             batch_parts, tile_parts, cdiv(g.queries, common.TILE), g.factor,
             BLOCK=block, TILE=common.TILE, GRID=grid, PARTS=loops(q, segments), num_warps=warps, num_stages=stages, **options,

@@ -107,7 +107,7 @@ def output_gradient(grad_out: Tensor, out: Tensor, lse2: Tensor, geometry: Geome
 # Sizes change from call to call and must not trigger recompilation. Inside a tuple Triton would specialise them: a tensor comes
 # with its strides in a tuple, sizes come one by one. The order of arguments decides a few registers.
 LENGTHS = [
-    "scale_b", "table_h", "heads", "share", "queries", "keys", "offset", "window", "origin", "grid_width", "prefix", "q_tiles",
+    "scale_b", "table_h", "heads", "share", "queries", "keys", "offset", "window", "grid_width", "prefix", "origin", "q_tiles",
     "k_tiles", "jacobian_p",
 ]  # fmt: skip
 
@@ -115,7 +115,7 @@ LENGTHS = [
 @triton.jit(do_not_specialize=LENGTHS[:-1])
 def _dkdv(
     grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan,
-    scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor, dk, dv,
+    scale_b, table_h, heads, share, queries, keys, offset, window, grid_width, prefix, origin, q_tiles, k_tiles, factor, dk, dv,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
@@ -233,7 +233,7 @@ def _dkdv(
 @triton.jit(do_not_specialize=LENGTHS)
 def _dq(
     grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, plan, jacobian, dq, d_scale, d_params, jacobian_p,
-    scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
+    scale_b, table_h, heads, share, queries, keys, offset, window, grid_width, prefix, origin, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr,
     PARAMS: tl.constexpr, LOG_FACTOR: tl.constexpr
@@ -387,8 +387,8 @@ def shape_arguments(call: Operands) -> tuple[int | float | None, ...]:
     origin = g.origin if table2 is None or not g.grid_width else table2.shape[-1] // 2
     return (
         scale_stride(call.row_scale), 0 if table2 is None else table2.shape[-1],
-        g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None, origin, g.grid_width or None,
-        g.prefix or None, *tiles, g.factor,
+        g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None, g.grid_width or None,
+        g.prefix or None, origin, *tiles, g.factor,
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ BLOCKS_32 = {**dict.fromkeys((16, 32), (32, 32, 8, 2)), **dict.fromkeys((64, 128
 @triton.jit(do_not_specialize=[*LENGTHS[:-1], "batch_sum", "head_sum"])
 def _bias_tile(
     grad_out, q, k, v, table, pairs, row_scale, segments, lse, delta, d_bias, batch_sum, head_sum,
-    scale_b, table_h, heads, share, queries, keys, offset, window, origin, grid_width, prefix, q_tiles, k_tiles, factor,
+    scale_b, table_h, heads, share, queries, keys, offset, window, grid_width, prefix, origin, q_tiles, k_tiles, factor,
     WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     LANES: tl.constexpr, DL: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip

@@ -50,6 +50,8 @@ VARIANTS: dict[str, set[str]] = {
     "bare": set(),
     "lanes": {"lanes"},
     "table": {"table"},
+    "window": {"table", "segments", "window"},
+    "window_lanes": {"lanes", "segments", "window"},
     "all": {"table", "row_scale", "segments", "window", "plan"},
     "grid": {"table", "row_scale", "grid", "plan"},
     "bias": {"bias"},

@@ -62,7 +62,9 @@ __all__ = ["OutputGradient", "attention_backward", "output_gradient"]
 DKDV_16 = {**dict.fromkeys((16, 32, 64), (64, 128, 8, 2)), 128: (32, 128, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_PLAIN_128 = (64, 128, 8, 2)  # on a line without lanes, documents or row scales
 DKDV_BIAS_16 = {**dict.fromkeys((16, 32, 64, 128), (32, 128, 8, 2)), 256: (16, 64, 8, 2)}
+DKDV_WINDOW_16 = {**dict.fromkeys((16, 32, 64), (64, 64, 8, 2)), 128: (32, 64, 8, 2), 256: (16, 64, 8, 2)}
 DKDV_32 = {16: (32, 64, 8, 2), 32: (32, 64, 8, 2), 64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (16, 16, 8, 1)}
+DKDV_WINDOW_32 = {**DKDV_32, 16: (32, 32, 8, 2), 32: (32, 32, 8, 2)}
 DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
 DQ_32 = {16: (32, 32, 8, 2), 32: (32, 32, 8, 2), 64: (64, 32, 8, 2), 128: (32, 16, 8, 1), 256: (32, 16, 8, 1)}
 
@@ -461,6 +463,8 @@ def attention_backward(
         blocks = (DKDV_16 if small else DKDV_32)[width]
         if call.bias is not None:
             blocks = (DKDV_BIAS_16 if small else DKDV_32)[width]
+        elif g.window:
+            blocks = (DKDV_WINDOW_16 if small else DKDV_WINDOW_32)[width]
         elif small and width == 128 and not (options["LANES"] or g.grid_width) and row_scale is None is segments:
             blocks = DKDV_PLAIN_128
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)

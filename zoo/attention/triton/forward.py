@@ -35,12 +35,13 @@ __all__ = ["attention_forward"]
 
 # (queries, keys, warps, stages) of a block by padded width, for two-byte dtypes and for float32, which is multiplied on CUDA
 # cores. None spills registers on compute capability 9.0 (tools/compile_kernels.py); not yet timed. On a grid the codes of a
-# tile's keys take registers, a bias does too, document ids beside 256 columns, and widths that are no multiple of 16 load
-# one column at a time.
+# tile's keys take registers, a bias and a window do too, document ids beside 256 columns, and widths that are no multiple of 16
+# load one column at a time.
 BLOCKS_16 = {16: (128, 64, 4, 3), 32: (128, 64, 4, 3), 64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
-GRID_BLOCKS_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 3)}
+CROWDED_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 3)), 256: (128, 32, 8, 3)}
 UNEVEN_BLOCKS_16 = {**dict.fromkeys((16, 32, 64), (128, 64, 8, 3)), 128: (128, 32, 8, 2), 256: (64, 16, 8, 2)}
 BLOCKS_32 = {16: (32, 32, 4, 2), 32: (32, 16, 8, 2), 64: (32, 32, 8, 2), 128: (32, 16, 8, 2), 256: (32, 16, 8, 2)}
+CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
 
 
 def block_sizes(
@@ -48,9 +49,13 @@ def block_sizes(
 ) -> tuple[int, int, int, int]:
     """(queries, keys, warps, stages) for padded widths of `size`-byte elements, within `limit` bytes of shared memory.
 
-    `crowded`: on a grid, with a bias, or documents beside 256 columns; `even`: widths before padding are multiples of 16.
+    `crowded`: on a grid, with a bias or a window, or documents beside 256 columns; `even`: widths before padding are multiples
+    of 16.
     """
-    blocks = BLOCKS_32 if size == 4 else UNEVEN_BLOCKS_16 if not even else GRID_BLOCKS_16 if crowded else BLOCKS_16
+    if size == 4:
+        blocks = CROWDED_32 if crowded else BLOCKS_32
+    else:
+        blocks = UNEVEN_BLOCKS_16 if not even else CROWDED_16 if crowded else BLOCKS_16
     bm, bn, warps, stages = blocks[max(dk, dv)]
     spare = limit - 1024  # for document ids and reductions
     while bn > 16 and (bm * (dk + lanes) + stages * bn * (dk + lanes + dv)) * size > spare:
@@ -252,7 +257,7 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
         even = g.width_k % 16 == g.width_v % 16 == lanes % 16 == 0
-        crowded = g.grid_width > 0 or call.bias is not None or (segments is not None and dk + dv > 256)
+        crowded = g.grid_width > 0 or g.window > 0 or call.bias is not None or (segments is not None and dk + dv > 256)
         bm, bn, warps, stages = block_sizes(dk, dv, padded_lanes, q.element_size(), crowded, even, limit)
         bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
         _forward[(cdiv(g.queries, bm) * g.batch * g.heads,)](

@@ -142,7 +142,7 @@ def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
         return b if a is None else a
     layers = min(a.shape[1], b.shape[1])
     a, b = (x.unflatten(1, (layers, -1)) for x in (a, b))
-    lead = torch.broadcast_shapes(a.shape[:3], b.shape[:3])
+    lead = [max(sizes) for sizes in zip(a.shape[:3], b.shape[:3], strict=True)]  # torch's own takes the host 30 µs
     return torch.cat([x.expand(*lead, *x.shape[3:]) for x in (a, b)], dim=-1).flatten(1, 2)
 
 

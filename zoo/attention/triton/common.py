@@ -8,11 +8,10 @@ A tile of BM × BN logits reads BM + BN − 1 entries of a line's table, which s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -57,6 +56,7 @@ __all__ = [
 
 INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 LOG2E = tl.constexpr(1.4426950408889634)
+NOWHERE = nullcontext()
 
 # Table entries below it, −1e4 in natural units, are constants: a key there has a weight only where its row sees no other.
 STEEP = tl.constexpr(-1e4 * 1.4426950408889634)
@@ -189,14 +189,9 @@ def scale_stride(row_scale: Tensor | None) -> int:
     return 0 if row_scale is None or row_scale.shape[0] == 1 else row_scale.stride(0)
 
 
-@contextmanager
-def on_device(x: Tensor) -> Iterator[None]:
+def on_device(x: Tensor) -> AbstractContextManager[Any]:
     """Make the device of `x` current for a launch."""
-    if x.device.type == "cuda":
-        with torch.cuda.device(x.device):
-            yield
-    else:
-        yield
+    return torch.cuda.device(x.device) if x.is_cuda else NOWHERE
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -94,10 +95,10 @@ class SSMax(nn.Module):
         if start is not None:
             check_number("start of SSMax", start, above=0)
         self.window = window
-        # On the CPU whatever the default device: on "meta", where models are counted, tensors have no values.
-        seen = torch.arange(1 if causal else train_context, train_context + 1, device="cpu")
-        seen = seen if window is None else seen.clamp(max=self._reach(causal))
-        mean = float(seen.double().log().mean())
+        # By NumPy: on "meta", where models are counted, and in FakeTensorMode torch's tensors have no values.
+        seen = np.arange(1 if causal else train_context, train_context + 1)
+        seen = seen if window is None else seen.clip(max=self._reach(causal))
+        mean = float(np.log(seen.astype(np.float64)).mean())
         self.s = nn.Parameter(torch.full((num_heads,), 1.0 / mean if start is None else float(start)))
 
     def _reach(self, causal: bool) -> int:

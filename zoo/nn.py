@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import AttentionCall, Kernel
+from zoo.attention.base import AttentionCall, Kernel, has_values
 from zoo.attention.dispatch import prior_attention
 from zoo.attention.reference import attend
 from zoo.decoding.cache import Cache, KVCache
@@ -406,7 +406,7 @@ class PriorMultiheadAttention(nn.Module):
 
 def _unless(x: Tensor | None, idle: Callable[[Tensor], Tensor]) -> Tensor | None:
     """None for a tensor on the CPU that changes nothing; on a device finding out takes a synchronisation."""
-    if x is None or x.requires_grad or x.device.type != "cpu" or torch.compiler.is_compiling():
+    if x is None or x.requires_grad or x.device.type != "cpu" or torch.compiler.is_compiling() or not has_values(x):
         return x
     return None if bool(idle(x)) else x
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modalities.decoder.generation import generate
-from zoo.attention.base import Kernel, single_documents
+from zoo.attention.base import Kernel, has_values, single_documents
 from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
 from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
 from zoo.layers import Attention, Block, GeluMLP, LogitOptions, SSMax, SwiGLU, init_linear, layer_terms, share_prior
@@ -304,7 +304,9 @@ def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, d
     """
     tokens, segments, weights = batch["tokens"], batch["segments"], target_weights(batch)
     # Rows of one document, the usual case, need no document mask.
-    packed = batch["packed"] if "packed" in batch else not bool(single_documents(segments).all())
+    packed = (
+        batch["packed"] if "packed" in batch else not has_values(segments) or not bool(single_documents(segments).all())
+    )
     # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is NaN.
     targets, total = tokens[:, 1:].masked_fill(weights == 0, IGNORED), weights.sum()
     if model.sequence is not None:

@@ -102,7 +102,9 @@ class VisionTransformer(ZooModel):
         methods = layer_methods(config.position, config.position_options, config.num_layers)
         made = [_position(config, *methods[0], 0)]
         self.position_embedding = made[0].embedding  # here for its place among the modules; settled below
-        rates = torch.linspace(0, config.drop_path_rate, config.num_layers, device="cpu").tolist()
+        rates = [0.0] * config.num_layers
+        if config.drop_path_rate:
+            rates = torch.linspace(0, config.drop_path_rate, config.num_layers, device="cpu").tolist()
         self.layers = nn.ModuleList([VisionBlock(config, made[0], rates[0])])
         for n, (method, rate) in enumerate(zip(methods[1:], rates[1:], strict=True), 1):
             made.append(_position(config, *method, n))

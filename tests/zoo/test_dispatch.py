@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import zoo
 from tests.zoo.priors_table import GRID, WIDTH, make
 from zoo import Positions, prior_attention
 from zoo.attention import KERNELS, Kernel
@@ -121,11 +122,14 @@ def test_choices_on_cuda(name: str) -> None:
         assert choose_kernel(call, kernels_on(missing=None)) == with_package
 
 
-def test_a_kernel_that_is_off_on_a_device_serves_nothing_there() -> None:
+def test_a_kernel_that_is_off_on_a_device_serves_nothing_there(claimed: None) -> None:
     pytest.importorskip("triton")
-    kernels = kernels_on(distrust="it is off by 0.5")
-    with FakeTensorMode(), pytest.warns(MaskWarning, match=r"'triton' refuses it: it is off by 0\.5"):
-        call = cuda_call(table=True)
+    kernels = kernels_on()
+    kernels["triton"] = TritonKernel(interpreted=lambda: True, distrust=lambda device, dtype: "it is off by 0.5")
+    q, places = torch.zeros(2, 4, 16, 64), Positions.line(16)
+    table = RelativeTable.line(torch.zeros(4, 31), places, places, center=15)
+    call = AttentionCall(q, q, q, PriorTerms(table=table), causal=True)
+    with pytest.warns(MaskWarning, match=r"'triton' refuses it: it is off by 0\.5"):
         assert choose_kernel(call, kernels, warned=set()) == "sdpa"
     assert kernels["triton"].refuses(call) == "it is off by 0.5"
 
@@ -152,6 +156,47 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason(name: str) -> None:
         kernels["triton"] = Refusing("the package triton is not installed")
         with pytest.warns(MaskWarning, match="not installed"):  # another reason warns again
             assert choose_kernel(cuda_call(table=True), kernels, warned=warned) == "sdpa"
+
+
+FAKE = {
+    "text_goat_ssmax_tiny": {"segments": (2, 40)},
+    "text_ggd_goat_tiny": {"segments": (2, 40)},
+    "text_cable_tiny": {},
+    "dna_ggd_goat_tiny": {"segments": (2, 40)},
+    "vision_ggd_goat_tiny_patch8": {},
+}
+
+
+@pytest.mark.parametrize("name", FAKE)
+def test_models_run_on_fake_tensors(name: str) -> None:
+    """As memory and operations are counted."""
+    with FakeTensorMode():
+        model = zoo.create_model(name, num_layers=2)
+        x = torch.empty(2, 3, 96, 96) if name.startswith("vision") else torch.empty(2, 40, dtype=torch.long)
+        out = model(x, **{option: torch.empty(shape, dtype=torch.long) for option, shape in FAKE[name].items()})
+        out.float().sum().backward()
+        assert all(p.grad is not None and p.grad.shape == p.shape for p in model.layers.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    "queries, options", [(40, {"lanes": 4}), (40, {"bias": "matrix"}), (1, {"lanes": 4}), (1, {"table": True})]
+)
+def test_the_fused_kernel_propagates_shapes(queries: int, options: dict[str, Any]) -> None:
+    pytest.importorskip("triton")
+
+    def see(device: str, dtype: torch.dtype) -> str:
+        raise AssertionError("a self-check needs values")
+
+    with FakeTensorMode():
+        call = cuda_call(queries=queries, keys=40, **options)
+        kernel = TritonKernel(capability=hopper, distrust=see)
+        out = prior_attention(call.q, call.k, call.v, call.terms, causal=True, kernel=kernel)
+        assert out.shape == call.q.shape and out.device.type == "cuda" and out.dtype == call.q.dtype
+        # Without CUDA torch has no thread for the gradients of its tensors.
+        q, k, v = (torch.empty(x.shape, dtype=x.dtype, requires_grad=True) for x in (call.q, call.k, call.v))
+        kernel = TritonKernel(interpreted=lambda: True, decode_queries=0)
+        out = prior_attention(q, k, v, causal=True, kernel=kernel)
+        assert [x.shape for x in torch.autograd.grad(out.sum(), (q, k, v))] == [x.shape for x in (q, k, v)]
 
 
 def test_an_older_gpu_has_no_fused_kernels() -> None:

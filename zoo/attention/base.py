@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms, RelativeTable
@@ -23,6 +24,7 @@ __all__ = [
     "aligned",
     "cuda_capability",
     "fold_lanes",
+    "has_values",
     "join",
     "needs_grad",
     "needs_mask",
@@ -259,6 +261,11 @@ def join(parts: list[Tensor], dim: int) -> Tensor:
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether autograd records operations on any of the tensors."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether the values of a tensor can be read: torch's fake tensors, and those on "meta", have shapes alone."""
+    return not (x.is_meta or isinstance(x, FakeTensor))
 
 
 def single_documents(segments: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zoo.attention import triton
-from zoo.attention.base import AttentionCall, Kernel, needs_mask, single_documents, traced_as_constant
+from zoo.attention.base import AttentionCall, Kernel, has_values, needs_mask, single_documents, traced_as_constant
 from zoo.attention.checks import check_call
 from zoo.attention.flash import FlashKernel
 from zoo.attention.reach import TALLY, Tally
@@ -58,14 +58,15 @@ def choose_kernel(
 
     Elsewhere `sdpa` where no T × S mask is needed, else `toeplitz`, whose memory is O(T + S), and which long calls with
     lanes take too: it leaves out keys that a prior hides, where there are any. What `toeplitz` refuses (a
-    grid's table, for example) and what torch.compile traces, which cannot trace `toeplitz`, goes to `sdpa`, which makes
-    its mask a block at a time. What torch.export traces goes to `sdpa` on every device: the graph is for others.
+    grid's table, for example), what torch.compile traces, which cannot trace `toeplitz`, and tensors without
+    values go to `sdpa`, which makes its mask a block at a time. What torch.export traces goes to `sdpa` on every
+    device: the graph is for others.
     """
     if torch.compiler.is_exporting():
         return "sdpa"
     if call.on_cuda:
         return _choose_on_cuda(call, kernels, warned)
-    if torch.compiler.is_compiling() or not (needs_mask(call) or TOEPLITZ.may_skip(call)):
+    if torch.compiler.is_compiling() or not has_values(call.q) or not (needs_mask(call) or TOEPLITZ.may_skip(call)):
         return "sdpa"
     if call.table is None and call.num_queries * call.num_keys <= SMALL_MASK:
         return "sdpa"
@@ -214,4 +215,4 @@ def _hides_nothing(segments: Tensor) -> bool:
     """
     if segments.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    return bool(single_documents(segments).all())
+    return has_values(segments) and bool(single_documents(segments).all())

@@ -26,6 +26,7 @@ from zoo.attention.base import (
     AttentionCall,
     Workspace,
     aligned,
+    has_values,
     needs_grad,
     needs_mask,
     pad_heads,
@@ -81,6 +82,8 @@ class ToeplitzKernel:
     def refuses(self, call: AttentionCall) -> str | None:
         if call.q.device.type != "cpu":
             return f"it runs on the CPU, and the queries are on {call.q.device}"
+        if not has_values(call.q):
+            return "it cuts blocks by the values of tensors, and fake tensors have none"
         if call.terms.bias is not None:
             return "a dense bias is not a function of i − j"
         if call.table is not None and (call.table.origin is None or call.table.num_prefix):

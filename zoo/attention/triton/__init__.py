@@ -22,6 +22,7 @@ from torch import Tensor
 from zoo.attention.base import (
     AttentionCall,
     cuda_capability,
+    has_values,
     needs_grad,
     refuses_mask_and_dropout,
     repeat_heads,
@@ -81,7 +82,11 @@ class TritonKernel:
 
     def refuses(self, call: AttentionCall) -> str | None:
         why = self._cannot_serve(call)
-        return self.distrust(str(call.q.device), call.q.dtype) if why is None and call.on_cuda else why
+        if (
+            why is not None or not call.on_cuda or not has_values(call.q)
+        ):  # a self-check would compute with fake tensors
+            return why
+        return self.distrust(str(call.q.device), call.q.dtype)
 
     def cannot_run_on(self, device: torch.device) -> str | None:
         """Why no kernel of this folder runs on a device; None if they do."""
@@ -122,7 +127,7 @@ class TritonKernel:
         leaves = (call.q, call.k, call.v, terms.q_lanes, terms.k_lanes, call.query_scale)
         if few and not needs_grad(*leaves, None if table is None else table.table):
             q, k, v, row_scale, segments = _operands(call)
-            decode = decode_op if torch.compiler.is_compiling() else fused_decode
+            decode = decode_op if torch.compiler.is_compiling() or not has_values(q) else fused_decode
             return decode(q, k, v, None if table is None else table.table.float(), row_scale, segments, *scalars)
         values = params = jacobian = values2 = None
         if table is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.attention.base import has_values
 from zoo.attention.triton.backward import attention_backward, output_gradient
 from zoo.attention.triton.bias_grad import bias_gradient
 from zoo.attention.triton.common import Geometry, Operands, cdiv, last_axis_contiguous
@@ -267,7 +268,8 @@ class _Attention(torch.autograd.Function):
 
 def fused_attention(*arguments: Any) -> Tensor:
     """The attention of `attention_op`, with its arguments; differentiable."""
-    attend = attention_op if torch.compiler.is_compiling() else _Attention.apply
+    by_torch = torch.compiler.is_compiling() or not has_values(arguments[0])  # which propagates shapes by the operator
+    attend = attention_op if by_torch else _Attention.apply
     return attend(*arguments)[0]
 
 

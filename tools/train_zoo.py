@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a pla
 from modalities.contract import find_modality
 from modalities.evaluation import ModelResult
 from modalities.files import write_table
-from modalities.results import unconverged
+from modalities.results import mean_of_seeds, unconverged
 from recipes.evaluate import write_overview
 from recipes.hub import published_card
 from recipes.registry import find_recipe
@@ -692,7 +692,7 @@ def _in_order(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
 def summary(kind: Family) -> str:
     """A Markdown table of all methods: mean ± standard deviation over seeds; a head's columns: content + prior.
 
-    A dagger marks scores of which a seed had not converged where it was trained (`Score.within`).
+    A dagger marks scores that had not converged where the models were trained, by the mean of the seeds (`Score.within`).
     """
     known = find_modality(kind.modality).evaluators
     found = {
@@ -705,7 +705,8 @@ def summary(kind: Family) -> str:
         scores = evaluator(stored_settings(evaluator, kind.measured / column.part)).scores if results else ()
         for score in scores:
             if score.column == column.score:
-                late[column] = {result.method for result in unconverged(results, score, kind.axis)}
+                means = mean_of_seeds(_in_order(kind, results), kind.axis)
+                late[column] = {result.method for result in unconverged(means, score, kind.axis)}
     titles = ["method", "columns of a head", *(column.title for column in kind.summary)]
     lines = ["| " + " | ".join(titles) + " |", "|---|" + "---:|" * (len(titles) - 1)]
     for method in kind.methods:

@@ -2,15 +2,16 @@
 
     python tools/train_zoo.py train text           every method, one run folder each under runs/zoo; finished ones are kept
     python tools/train_zoo.py extend text          train the published weights on at a longer context, measured before and after
-    python tools/train_zoo.py publish text         weights in bf16 and manifest into zoo/weights, those above 2 MB into release/
+    python tools/train_zoo.py publish text         weights in bf16 and manifest into zoo/weights, those above 2 MB and further
+                                                   seeds into release/
     python tools/train_zoo.py measure text         all published weights, and further seeds whose runs exist; then draw
     python tools/train_zoo.py draw text            tables, figures and cards from the stored results of all seeds
     python tools/train_zoo.py train vision …       the same for vision, dna, and lm: the text models that write English
     python tools/train_zoo.py sweep text           learning rates of each method by its held-out loss, one table in benchmarks/
     python tools/train_zoo.py variants text        models of other options beside the published ones: trained and measured
 
-Same data and budget for all. A family of models is one entry of FAMILIES. Where it names several seeds, weights of the first
-are published, and figures show the spread of all.
+Same data and budget for all. A family of models is one entry of FAMILIES. Where it names several seeds, models of the zoo are
+those of the first; the others' weights are kept in release/seeds, to be measured again, and figures show the spread of all.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "zoo"
 RATES, PRIOR_SCALES = (2e-3, 4e-3, 8e-3), (1.0, 5.0, 20.0)  # of a sweep
 WEIGHTS, RELEASE = ROOT / "zoo" / "weights", ROOT / "release"
+FURTHER = RELEASE / "seeds"  # of seeds that are no models of the zoo: what `recipes/evaluate.py` needs of a run folder
 
 app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 console = Console(highlight=False)
@@ -136,6 +138,11 @@ class Family:
         """The run folder of a method and seed."""
         name = self.run_prefix + method
         return RUNS / (name if seed == self.seeds[0] else f"{name}-s{seed}")
+
+    def measurable(self, method: str, seed: int) -> Path | None:
+        """The folder of a further seed that measures: its kept weights, or a finished run that is not published yet."""
+        folders = (FURTHER / self.run(method, seed).name, self.run(method, seed))
+        return next((folder for folder in folders if (folder / "model" / "config.json").is_file()), None)
 
     def label(self, method: str, seed: int) -> str:
         """What results call it: published weights by their name, a run by its recipe and folder."""
@@ -549,67 +556,94 @@ def extend(
 def publish(
     family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
     methods: Methods = "",
+    seeds: Annotated[str, typer.Option(help="comma-separated; default all that are trained here")] = "",
     source: Annotated[str, typer.Option(help="where release/ will be: http(s)://… or hf:OWNER/NAME")] = "",
 ) -> None:
     """Put the trained weights into the package: bf16 safetensors and the manifest with their digests.
 
-    Files above `BUNDLED` bytes go to release/, where a checkout finds them.
+    Files above `BUNDLED` bytes go to release/, where a checkout finds them. Weights of further seeds go to release/seeds.
     """
+    kind = _family(family)
+    WEIGHTS.mkdir(exist_ok=True)
+    path = WEIGHTS / "manifest.json"
+    manifest: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    wanted = [int(seed) for seed in seeds.split(",")] if seeds else kind.seeds
+    chosen = [(method, seed) for method in _chosen(kind, methods) for seed in wanted]
+    trained = [pair for pair in chosen if (kind.run(*pair) / "model" / "config.json").is_file()]
+    if not trained or (seeds and trained != chosen):
+        missing = ", ".join(str(kind.run(*pair)) for pair in chosen if pair not in trained)
+        raise typer.BadParameter(f"no finished run in {missing}; train {family} first")
+    for method, seed in trained:
+        if seed == kind.seeds[0]:
+            manifest[kind.weights(method)] = _publish_first(kind, method, source)
+        else:
+            _keep_further(kind.run(method, seed))
+    write_json(path, manifest)
+    console.print(f"{len(manifest)} models, {sum(entry['bytes'] for entry in manifest.values()) / 1e6:.1f} MB")
+
+
+def _publish_first(kind: Family, method: str, source: str) -> dict[str, Any]:
+    """Write the weights of a method's first seed; returns their entry of the manifest."""
     import torch
     from safetensors.torch import save
 
     from recipes.runs import load_run
     from zoo.registry import model_entry
 
-    kind = _family(family)
-    WEIGHTS.mkdir(exist_ok=True)
-    path = WEIGHTS / "manifest.json"
-    manifest: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for method in _chosen(kind, methods):
-        name, run = kind.weights(method), kind.run(method, kind.seeds[0])
-        model, recipe = load_run(run)
-        registered = model_entry(name).build(**model_entry(name).config).config
-        if model.config != registered:
-            raise typer.BadParameter(
-                f"{run} was not trained as {name} is registered: {model.config} against {registered}"
-            )
-        precision = recipe["train"]["precision"]
-        own = find_recipe(recipe["name"]).train.precision
-        changed = "" if precision in (own, {"auto": "fp32"}.get(own)) else f" --set train.precision={precision}"
-        content = save(model.storable_state(torch.bfloat16), metadata={"format": "pt"})
-        beyond = len(content) > BUNDLED
-        (WEIGHTS / f"{name}.safetensors").unlink(missing_ok=True)
-        with replacing((RELEASE if beyond else WEIGHTS) / f"{name}.safetensors", "wb") as file:
-            file.write(content)
-        manifest[name] = {
-            **({"source": source} if beyond and source else {}),
-            "file": f"{name}.safetensors",
-            "sha256": hashlib.sha256(content).hexdigest(),
-            "bytes": len(content),
-            "dtype": "bfloat16 matrices, float32 vectors and priors",
-            "license": "Apache-2.0",
-            "optimiser": f"{recipe['optim']['name']}, learning rate {recipe['optim']['lr']:g}, of the priors' parameters "
-            f"{recipe['optim']['prior_lr_scale']:g} times that",
-            "recipe": recipe["name"],
-            "command": f"deepspeed --num_gpus 1 recipes/train.py {recipe['name']}{changed}",
-            "steps": recipe["train"]["steps"],
-            "seed": recipe["train"]["seed"],
-            "commit": json.loads((run / "environment.json").read_text())["commit"],
-            "position": f"{model.config.position}, options {json.dumps(model.config.position_options)}, "
-            f"SSMax {'on' if model.config.ssmax else 'off'}",
-            **kind.describe(recipe),
-        }
-    write_json(path, manifest)
-    console.print(f"{len(manifest)} models, {sum(entry['bytes'] for entry in manifest.values()) / 1e6:.1f} MB")
+    name, run = kind.weights(method), kind.run(method, kind.seeds[0])
+    model, recipe = load_run(run)
+    registered = model_entry(name).build(**model_entry(name).config).config
+    if model.config != registered:
+        raise typer.BadParameter(f"{run} was not trained as {name} is registered: {model.config} against {registered}")
+    precision = recipe["train"]["precision"]
+    own = find_recipe(recipe["name"]).train.precision
+    changed = "" if precision in (own, {"auto": "fp32"}.get(own)) else f" --set train.precision={precision}"
+    content = save(model.storable_state(torch.bfloat16), metadata={"format": "pt"})
+    beyond = len(content) > BUNDLED
+    (WEIGHTS / f"{name}.safetensors").unlink(missing_ok=True)
+    with replacing((RELEASE if beyond else WEIGHTS) / f"{name}.safetensors", "wb") as file:
+        file.write(content)
+    return {
+        **({"source": source} if beyond and source else {}),
+        "file": f"{name}.safetensors",
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "bytes": len(content),
+        "dtype": "bfloat16 matrices, float32 vectors and priors",
+        "license": "Apache-2.0",
+        "optimiser": f"{recipe['optim']['name']}, learning rate {recipe['optim']['lr']:g}, of the priors' parameters "
+        f"{recipe['optim']['prior_lr_scale']:g} times that",
+        "recipe": recipe["name"],
+        "command": f"deepspeed --num_gpus 1 recipes/train.py {recipe['name']}{changed}",
+        "steps": recipe["train"]["steps"],
+        "seed": recipe["train"]["seed"],
+        "commit": json.loads((run / "environment.json").read_text())["commit"],
+        "position": f"{model.config.position}, options {json.dumps(model.config.position_options)}, "
+        f"SSMax {'on' if model.config.ssmax else 'off'}",
+        **kind.describe(recipe),
+    }
+
+
+def _keep_further(run: Path) -> None:
+    """Of a run of a further seed: the weights in bf16, its recipe, commit and versions."""
+    import torch
+
+    from recipes.runs import load_run
+
+    model, _ = load_run(run)
+    kept = FURTHER / run.name
+    model.save_pretrained(kept / "model", dtype=torch.bfloat16)
+    write_text(kept / "recipe.json", (run / "recipe.json").read_text())
+    environment = json.loads((run / "environment.json").read_text())
+    write_json(kept / "environment.json", {name: environment[name] for name in ("commit", "versions", "platform")})
 
 
 @app.command()
 def measure(
     family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))], methods: Methods = "", jobs: Jobs = 1
 ) -> None:
-    """All published weights, and the runs of further seeds that exist here; then `draw`.
+    """All published weights, further seeds that are kept or trained here among them; then `draw`.
 
-    Results are one file per model, seed and evaluator, so those of further seeds without a run here stay as they are.
+    Results are one file per model, seed and evaluator, so those of seeds without weights here stay as they are.
     """
     kind = _family(family)
     for each in kind.calls:
@@ -617,8 +651,8 @@ def measure(
         if not chosen:
             continue
         models = [kind.weights(method) for method in chosen]
-        further = [kind.run(method, seed) for seed in kind.seeds[1:] for method in chosen]
-        models += [str(run) for run in further if each.every_seed and (run / "model" / "config.json").is_file()]
+        further = [kind.measurable(method, seed) for seed in kind.seeds[1:] for method in chosen if each.every_seed]
+        models += [str(folder) for folder in further if folder]
         reference = kind.weights(kind.against) if kind.against and not each.part else ""
         alone = {*models, *each.beside} <= {reference}  # nothing is compared with itself
         against = ("--against", reference) if reference and not alone else ()

@@ -227,3 +227,30 @@ def test_the_stored_results_can_be_drawn_again(name):
                 assert results and train_zoo.stored_settings(known[evaluator], folder)
                 read += 1
     assert read
+
+
+def test_weights_of_further_seeds_are_kept_and_measure_as_their_run(monkeypatch, tmp_path):
+    from recipes.targets import find_targets
+
+    kind = train_zoo.FAMILIES["text"]
+    monkeypatch.setattr(train_zoo, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(train_zoo, "FURTHER", tmp_path / "seeds")
+    monkeypatch.setattr(train_zoo, "WEIGHTS", tmp_path / "weights")
+    with pytest.raises(typer.BadParameter, match="no finished run"):
+        train_zoo.publish("text", methods="ggd", seeds="1")
+    run, recipe = kind.run("ggd", 1), dataclasses.asdict(find_recipe(kind.recipe("ggd")))
+    recipe["train"]["seed"] = recipe["data"]["seed"] = 1
+    train_zoo._fresh(kind.recipe("ggd")).save_pretrained(run / "model")
+    (run / "recipe.json").write_text(json.dumps(recipe))
+    (run / "environment.json").write_text(
+        json.dumps({"commit": "c", "versions": {}, "platform": "p", "command": ["/x"]})
+    )
+    assert kind.measurable("ggd", 1) == run and kind.measurable("ggd", 2) is None
+    train_zoo.publish("text", methods="ggd", seeds="1")
+    kept = kind.measurable("ggd", 1)
+    assert kept == tmp_path / "seeds" / "text_ggd-s1" and not json.loads(
+        (tmp_path / "weights/manifest.json").read_text()
+    )
+    assert "command" not in json.loads((kept / "environment.json").read_text())
+    trained, stored = find_targets([str(run), str(kept)], {}, "cpu", "float32")
+    assert stored.label == trained.label == kind.label("ggd", 1) and stored.seed == (1, 1)

@@ -21,6 +21,7 @@ class TextDataConfig:
     facts_fraction: the share of training rows that state facts and ask for them (rows.py).
     facts_weight: what each token of an answer counts in the loss; every other token counts 1. A few targets in a row of
         hundreds are too few for a small model to learn copying from within a small budget.
+    facts_paraphrased: the share of those facts whose question repeats the subject alone (`Grammar.paraphrased`).
     copies_fraction: the share of training rows in which a stretch of text comes again.
     cache_dir: keep tokenised corpora there; None keeps small ones in memory and others in <data folder>/cache/text.
     heldout_source: where the held-out split comes from, when not from `source` (a dataset's own validation split).
@@ -34,6 +35,7 @@ class TextDataConfig:
     seed: int = bounded(0, 0, LARGEST_SEED)
     facts_fraction: float = bounded(0.0, 0, 1)
     facts_weight: float = 1.0
+    facts_paraphrased: float = bounded(0.0, 0, 1)
     copies_fraction: float = bounded(0.0, 0, 1)
     cache_dir: str | None = None
     num_workers: int = bounded(0, 0, MOST_WORKERS)
@@ -52,4 +54,4 @@ class TextDataConfig:
 
     @property
     def row_mix(self) -> RowMix:
-        return RowMix(self.facts_fraction, self.copies_fraction, self.facts_weight)
+        return RowMix(self.facts_fraction, self.copies_fraction, self.facts_weight, self.facts_paraphrased)

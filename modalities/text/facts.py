@@ -58,6 +58,9 @@ class Grammar:
         syllables: of invented names.  words: values that are words.
         frame_words, frame_marks: of invented wordings, and of names that are two such words; no such names where empty.
         invented: share of the wordings that are invented.
+        questions: that repeat nothing of the statement but its subject, with "{name}" and perhaps "{noun}".
+        turned: statements with the value before the subject.
+        paraphrased: share of the facts that are asked for by one of `questions`, half of them stated by one of `turned`.
     """
 
     wordings: tuple[tuple[str, str], ...]
@@ -73,6 +76,9 @@ class Grammar:
     frame_words: tuple[str, ...] = ()
     frame_marks: tuple[str, ...] = ()
     invented: float = 0.0
+    questions: tuple[str, ...] = ()
+    turned: tuple[str, ...] = ()
+    paraphrased: float = 0.0
 
     def draw_name(self, rng: np.random.Generator, kind: int, text: Sequence[str]) -> str:
         """A name of one of the lists, or for the kinds after them an invented one, a code, or two words."""
@@ -127,9 +133,30 @@ class Grammar:
         return pick(rng, text if len(text) and drawn < 0.7 else self.frame_words)
 
     def draw_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
-        """A wording of the list, or an invented one: random words around the name, repeated by the question."""
-        if not self.invented or rng.random() > self.invented:
-            return pick(rng, self.wordings)
+        """A wording of the list, or an invented one; the question repeats it, or is in other words."""
+        invented = bool(self.invented) and rng.random() <= self.invented
+        wording = self.invent_wording(rng, text) if invented else pick(rng, self.wordings)
+        if not self.paraphrased or "{name}" not in wording[0] or rng.random() > self.paraphrased:
+            return wording
+        return self.paraphrase(rng, wording[0], text, invented)
+
+    def paraphrase(
+        self, rng: np.random.Generator, statement: str, text: Sequence[str], invented: bool
+    ) -> tuple[str, str]:
+        """The statement, or one with its value before its subject, and a question that repeats the subject alone."""
+        if rng.random() < 0.5:
+            frame = statement.partition("|")[0].rstrip(" :=,-><+*~&@%$#_()") if invented else ""
+            statement = f"| {frame}." if frame else pick(rng, self.turned)
+        if invented and rng.random() < 0.7:
+            words = [self.draw_word(rng, text) for _ in range(int(rng.integers(0, 5)))]
+            words.insert(int(rng.integers(len(words) + 1)), "{name}")
+            lead = pick(rng, ("", "", " It is", f" {self.draw_word(rng, text)} {self.draw_word(rng, text)}"))
+            return statement, " ".join(words) + pick(rng, ("?", ":", " ->", " =", ".", "? A:")) + lead
+        asked = [question for question in self.questions if "{noun}" in statement or "{noun}" not in question]
+        return statement, pick(rng, asked)
+
+    def invent_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
+        """Random words around the name, repeated by the question."""
         words = [self.draw_word(rng, text) for _ in range(int(rng.integers(1, 5)))]
         words.insert(int(rng.integers(len(words) + 1)), "{name}")
         frame = words[0]
@@ -200,9 +227,12 @@ def draw_facts(
             name = grammar.draw_name(rng, kind, text)
         stated, question = (words.format(name=name, noun=noun) for words in wording)
         before, after = stated.split("|")
-        if {question, before} & taken:
+        lead = wording[0].partition("|")[0]
+        told = all(word in lead for word in ("{name}", "{noun}") if word in wording[1])
+        subject = before if told else stated  # what tells the statement from others
+        if {question, subject} & taken:
             continue
-        taken |= {question, before}
+        taken |= {question, subject}
         statement = (_sentence(opening, before), " " + draw_value(rng, grammar), f"{after} {ending}".rstrip())
         facts.append(Fact(statement, _sentence(ask, question)))
         if len(facts) == count:
@@ -218,7 +248,7 @@ def fill_aside(aside: str, rng: np.random.Generator) -> Sentence:
 
 def _sentence(opening: str, words: str) -> str:
     """With a space before it: the opening as it is, or a capital."""
-    return (f" {opening} {words}" if opening else f" {words[0].upper()}{words[1:]}").rstrip()
+    return (f" {opening} {words}" if opening else f" {words[:1].upper()}{words[1:]}").rstrip()
 
 
 _ENDS: weakref.WeakKeyDictionary[Tokenizer, np.ndarray] = weakref.WeakKeyDictionary()

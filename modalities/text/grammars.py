@@ -130,6 +130,24 @@ TRAIN = Grammar(
     ),
     frame_marks=_words(", : ; - -- -> = > < + * ~ & @ % $ # _ ) ("),
     invented=0.75,
+    questions=_phrases(
+        """
+        Which {noun} does {name} have?; {name}: which {noun}?; Q: the {noun} of {name}? A:; What is the {noun} for {name}?
+        Answer:; Say the {noun} of {name}:; What {noun} was written for {name}? It is; I need the {noun} of {name}. It is;
+        Find the {noun} that goes with {name}:; Look up {name}. The {noun} there is; Question: what {noun} has {name}? Answer:;
+        What about {name}?; {name}?; What goes with {name}? It is; Answer for {name}:; Look up {name}:; Q: {name}? A:;
+        What does it say of {name}? It says; Give what stands by {name}:; And {name}? It was; What did you read of {name}? I
+        read; Q: What do we know of {name}? A:; Say what {name} has:; Find {name} and write what is there:; What was it for
+        {name}?
+        """
+    ),
+    turned=_phrases(
+        """
+        | is the {noun} of {name}.; | belongs to {name}.; | stands beside {name}.; they wrote | for {name}.; | = {name},; take |
+        to {name}.; | ({name}),; use | as the {noun} of {name}.; there is a | on the {noun} of {name}.; we put | under {name}.;
+        | - {name}.; the {noun} | is of {name}.; with | you find {name}.; | was given to {name}.
+        """
+    ),
 )
 
 HELDOUT = Grammar(
@@ -210,7 +228,26 @@ HELDOUT = Grammar(
         saffron thunder umbrella walnut
         """
     ),
+    questions=_phrases(
+        """
+        Could somebody repeat {name}'s {noun}?; Recall {name} together with this {noun}. Reply:; Which is {name}'s {noun},
+        according to this document?; State {name}'s {noun} only:; According to your passage, can you cite {name}'s {noun}?
+        Certainly,; Which value got linked with {name}? That would be; Complete {name}'s entry:; Can anybody repeat whatever was
+        mentioned about {name}? Yes,; Kindly fetch {name}'s details. Response:
+        """
+    ),
+    turned=_phrases(
+        """
+        | unlocks {name}'s {noun}.; | got assigned to {name}.; officials issued | when {name} registered a {noun}.; | identifies
+        {name}.; the clerk noted | opposite {name}.
+        """
+    ),
 )
 
 # Of prompts; rows of training are drawn from TRAIN itself.
-GRAMMARS = {"train": replace(TRAIN, invented=0.0), "invented": replace(TRAIN, invented=1.0), "heldout": HELDOUT}
+GRAMMARS = {
+    "train": replace(TRAIN, invented=0.0),
+    "invented": replace(TRAIN, invented=1.0),
+    "heldout": HELDOUT,
+    "paraphrased": replace(HELDOUT, paraphrased=1.0),
+}

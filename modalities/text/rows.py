@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from modalities.text.facts import Fact, Sentence, draw_facts, fill_aside, pick, sentence_ends
+from modalities.text.facts import Fact, Grammar, Sentence, draw_facts, fill_aside, pick, sentence_ends
 from modalities.text.grammars import HELDOUT, TRAIN
 from modalities.text.tokenizers import Tokenizer
 
@@ -30,11 +31,17 @@ class RowMix:
     Attributes:
         facts: of `facts_row`, in which an answer's tokens count `weight` in the loss.
         copies: of `copies_row`.
+        paraphrased: of the facts, whose question repeats the subject alone.
     """
 
     facts: float = 0.0
     copies: float = 0.0
     weight: float = 1.0
+    paraphrased: float = 0.0
+
+    @cached_property
+    def grammar(self) -> Grammar:
+        return replace(TRAIN, paraphrased=self.paraphrased)
 
     def __call__(self, row: Row, key: list[int], tokenizer: Tokenizer) -> Row:
         """The row itself, or one made of its text; `key` seeds the draw."""
@@ -43,20 +50,23 @@ class RowMix:
         rng = np.random.default_rng(key)
         drawn = rng.random()
         if drawn < self.facts:
-            return facts_row(row, rng, tokenizer, self.weight)
+            return facts_row(row, rng, tokenizer, self.weight, self.grammar)
         return copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
 
     def identity(self) -> dict[str, Any] | None:
         """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
         if not self.facts and not self.copies:
             return None
-        return asdict(self) | ({"grammar": TRAIN.fingerprint} if self.facts else {})
+        shares = {
+            name: share for name, share in asdict(self).items() if share or name != "paraphrased"
+        }  # of earlier states
+        return shares | ({"grammar": self.grammar.fingerprint} if self.facts else {})
 
     def check(self, context: int, tokenizer: Tokenizer) -> None:
         """ValueError for a context in which facts with their question do not fit."""
         if self.facts:
             rng = np.random.default_rng(0)
-            sizes = [_ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, TRAIN, 1)]
+            sizes = [_ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, self.grammar, 1)]
             if context < max(sizes):
                 raise ValueError(
                     f"context {context} is too short for facts and their questions: tokenizer {tokenizer.name!r} "
@@ -64,10 +74,10 @@ class RowMix:
                 )
 
 
-def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: float) -> Row:
+def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: float, grammar: Grammar = TRAIN) -> Row:
     """A row of facts in the text of a plain row: the same keys and length, and "weights" float32 (L+1,).
 
-    Facts of `TRAIN`, one to ten and as many as fit, stand between sentences of the text; all or some of them are asked for
+    Facts of the grammar, one to ten and as many as fit, stand between sentences of the text; all or some of them are asked for
     at the end. Values are random where they are stated and do not count in the loss; in answers they count `weight`, all
     else 1.
     """
@@ -75,7 +85,7 @@ def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: 
     statements, answers = [], []
     said = [word for word in WORD.findall(tokenizer.decode(row["tokens"])) if word.lower() not in HELDOUT.vocabulary]
     count = MOST_FACTS if rng.random() < FULL else int(rng.integers(1, MOST_FACTS + 1))
-    for fact in draw_facts(rng, TRAIN, count, text=said):
+    for fact in draw_facts(rng, grammar, count, text=said):
         statement, answer, size = _ask(fact, tokenizer, weight)
         if size > room:
             break
@@ -83,7 +93,7 @@ def facts_row(row: Row, rng: np.random.Generator, tokenizer: Tokenizer, weight: 
         statements.append(statement)
         answers.append(answer)
     if rng.random() < 0.3:
-        aside = _encode(fill_aside(pick(rng, TRAIN.asides), rng), tokenizer, 0.0)
+        aside = _encode(fill_aside(pick(rng, grammar.asides), rng), tokenizer, 0.0)
         if aside.shape[1] <= room:
             statements.append(aside)
             rng.shuffle(statements)

@@ -190,7 +190,8 @@ def test_prompts_are_drawn_from_the_generator_alone():
 
 PINNED = {
     "own": "2ae9a0aa", "heldout": "b1ff57d4", "train": "c34c259d",
-    "invented": "733fec6d", "mohtashami": "8c789422", "bam": "20ac66f1"
+    "invented": "733fec6d", "mohtashami": "8c789422", "bam": "20ac66f1",
+    "paraphrased": "7e303b01",
 }  # fmt: skip
 
 

@@ -312,6 +312,12 @@ FAMILIES = {
                 every_seed=False,
             ),
             Call("passkey", ("--template", "bam", "--lengths", THREE, "--samples", "1"), part="bam", every_seed=False),
+            # the control of all others, whose questions repeat the words before the value
+            Call(
+                "passkey",
+                ("--template", "paraphrased", "--facts", "1,5", "--lengths", "256,1024", "--samples", "3"),
+                part="paraphrased",
+            ),
             *(  # 200 prompts a length and seed, where the table's 60 leave ±0.04 of a share of 0.9
                 Call(
                     "passkey",

@@ -51,7 +51,7 @@ print(platform.python_version(), "torch", torch.__version__, "triton", triton.__
 gpu = torch.cuda.is_available()
 print(*((torch.cuda.get_device_name(), torch.cuda.get_device_capability()) if gpu else ("no GPU",)), "cc:", shutil.which("gcc") or shutil.which("cc"), "ptxas", knobs.nvidia.ptxas.path, knobs.nvidia.ptxas.version)
 print({k: v for k, v in os.environ.items() if k.startswith(("TRITON", "PTXAS", "TORCH", "CUDA"))})
-for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text", "tools.bench", "tools.benches.models"):
+for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text", "tools.bench", "tools.benches.models", "tools.gpu.cases"):
     try:
         module = importlib.import_module(name)
         where = getattr(module, "__file__", None) or list(getattr(module, "__path__", []))
@@ -132,7 +132,7 @@ tests() {
   local plugins=()  # which a bare machine may lack
   $PY -c "import xdist" 2>/dev/null && plugins+=(-n "$JOBS" --dist worksteal)
   $PY -c "import pytest_timeout" 2>/dev/null && plugins+=(--timeout 120)
-  PRIORZOO_TEST_DEVICE=cuda phase 300 $PY -m pytest -p no:cacheprovider "${plugins[@]}" tests/zoo/test_triton_*.py tests/zoo/test_paged.py tests/zoo/test_dispatch.py tests/zoo/test_selfcheck.py
+  PRIORZOO_TEST_DEVICE=cuda phase 300 $PY -m pytest -p no:cacheprovider "${plugins[@]}" tests/zoo/test_triton_*.py tests/zoo/test_paged.py tests/zoo/test_dispatch.py tests/zoo/test_selfcheck.py tests/gpu
   keep_cache
 }
 sanitize() {

@@ -32,8 +32,8 @@ def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compared(name: str) -> Comparison:
-    """A case in the first of FORMATS."""
-    return compare(CASES[name], *FORMATS[0], DEVICE, **SIZES)
+    """A case in the first of FORMATS; in the interpreter of two tiles."""
+    return compare(CASES[name], *FORMATS[0], DEVICE, **SIZES | ({} if CUDA else {"length": 20}))
 
 
 @pytest.mark.parametrize(("width", "dtype"), FORMATS, ids=lambda x: str(x).removeprefix("torch."))

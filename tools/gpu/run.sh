@@ -30,7 +30,8 @@ phase() { local limit=$1; shift; timeout -k 10 "$limit" "$@" 2>&1 | tee -a "$OUT
 
 restore() {  # kernels compiled by an earlier call
   [ -f "$HERE/cache.tgz" ] && [ ! -d $TRITON_CACHE_DIR ] && tar xzf "$HERE/cache.tgz" -C /tmp && say "kernels restored: $(ls $TRITON_CACHE_DIR | wc -l)"
-  # Wheels brought along (flash-linear-attention, fla-core, goat-attention: pure Python, peers of the benchmark).
+  # Wheels brought along, all pure Python: peers of the benchmark (flash-linear-attention, fla-core, goat-attention), and for
+  # tools/bench.py, where the machine has neither: pip download --only-binary :all: -d tools/gpu/whl typer rich
   if ls "$HERE"/whl/*.whl >/dev/null 2>&1 && [ ! -d /tmp/site ]; then
     $PY -m pip install -q --no-index --no-deps --no-compile --target /tmp/site "$HERE"/whl/*.whl || say "wheels not installed"
   fi
@@ -59,7 +60,7 @@ for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text"
     except Exception as error:  # noqa: BLE001
         print("FAIL", name, type(error).__name__, error)
 import zoo
-print(len(zoo.list_models("text_*_125m")), "text models of 125M; flags:", {n: importlib.util.find_spec(n) is not None for n in ("deepspeed", "fla", "goat", "flash_attn", "timm", "pytest", "xdist")})
+print(len(zoo.list_models("text_*_125m")), "text models of 125M; flags:", {n: importlib.util.find_spec(n) is not None for n in ("deepspeed", "fla", "goat", "flash_attn", "timm", "pytest", "xdist", "typer", "rich")})
 if not gpu:
     sys.exit()
 # two ceilings: a large product, a large copy

@@ -6,9 +6,9 @@
 #   call 3  (8 min)   bash tools/gpu/run.sh sweep              blocks, warps and stages of every kernel
 #   call 4  (7 min)   bash tools/gpu/run.sh train              steps of 125M models; three models of 10M trained 80 s each
 #   a fresh machine has no compiled kernels: bring cache.tgz back from the earlier $OUT (see restore)
-#   call 5  (8 min)   bash tools/gpu/run.sh tests sanitize     the project's own tests on CUDA; memcheck and racecheck
+#   call 5  (9 min)   bash tools/gpu/run.sh tests sanitize     the project's own tests on CUDA; memcheck and racecheck
 #   call 6            what the results ask for
-#   rehearsal         DEVICE=cpu bash tools/gpu/run.sh smoke check bench train        each phase in small, kernels interpreted: minutes
+#   rehearsal         DEVICE=cpu bash tools/gpu/run.sh smoke check bench train tests  each phase in small, kernels interpreted: minutes
 #
 # Every phase has its own time limit, appends to files in $OUT as it goes, and its failure does not stop the next.
 set -u
@@ -133,7 +133,11 @@ tests() {
   local plugins=()  # which a bare machine may lack
   $PY -c "import xdist" 2>/dev/null && plugins+=(-n "$JOBS" --dist worksteal)
   $PY -c "import pytest_timeout" 2>/dev/null && plugins+=(--timeout 120)
-  PRIORZOO_TEST_DEVICE=cuda phase 300 $PY -m pytest -p no:cacheprovider "${plugins[@]}" tests/zoo/test_triton_*.py tests/zoo/test_paged.py tests/zoo/test_dispatch.py tests/zoo/test_selfcheck.py tests/gpu
+  if [ "$DEVICE" = cpu ]; then
+    phase 200 $PY -m pytest -p no:cacheprovider "${plugins[@]}" -m "not slow" tests/gpu
+    return
+  fi
+  PRIORZOO_TEST_DEVICE=cuda phase 360 $PY -m pytest -p no:cacheprovider "${plugins[@]}" tests/zoo/test_triton_*.py tests/zoo/test_paged.py tests/zoo/test_dispatch.py tests/zoo/test_selfcheck.py tests/gpu
   keep_cache
 }
 sanitize() {

@@ -57,7 +57,7 @@ bench: setup  ## attention on this machine, as ratios to plain attention
 	$(BIN)/python tools/bench.py attention
 
 bench-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)  ## on CUDA: the kernels' tests, then attention and training steps
-	PRIORZOO_TEST_DEVICE=cuda $(GPU_PYTHON) -m pytest -m gpu tests/zoo
+	PRIORZOO_TEST_DEVICE=cuda $(GPU_PYTHON) -m pytest -m gpu tests/zoo tests/gpu
 	$(GPU_PYTHON) tools/bench.py attention --device cuda --minutes $(MINUTES) --out benchmarks/h200/attention.json
 	$(GPU_PYTHON) tools/bench.py training --device cuda --minutes $(MINUTES) --out benchmarks/h200/training.json
 

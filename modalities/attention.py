@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from torch import Tensor
 
 from modalities.evaluation import Axis, Cell, CellValue, Evaluator, Listing, ModelResult, Score
@@ -208,6 +206,9 @@ class Heads(Listing, AttentionEvaluator):
 
     def show(self, results: list[ModelResult], console: Any, count: int = 12) -> None:
         """The heads of each model with most of the measure that the figure draws."""
+        from rich.box import SIMPLE_HEAD  # here: tools/gpu trains models where nothing is installed
+        from rich.table import Table
+
         what = _shown(results)
         for result, name in zip(results, short_names(results), strict=True):
             table = Table(title=f"{name}: heads by {what}", title_justify="left", box=SIMPLE_HEAD)

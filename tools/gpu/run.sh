@@ -6,9 +6,9 @@
 #   call 3  (8 min)   bash tools/gpu/run.sh sweep              blocks, warps and stages of every kernel
 #   call 4  (7 min)   bash tools/gpu/run.sh train              steps of 125M models; three models of 10M trained 80 s each
 #   a fresh machine has no compiled kernels: bring cache.tgz back from the earlier $OUT (see restore)
-#   call 5  (8 min)   bash tools/gpu/run.sh tests sanitize     the project's own tests on CUDA; memcheck and racecheck
+#   call 5  (9 min)   bash tools/gpu/run.sh tests sanitize     the project's own tests on CUDA; memcheck and racecheck
 #   call 6            what the results ask for
-#   rehearsal         DEVICE=cpu bash tools/gpu/run.sh smoke check bench train        each phase in small, kernels interpreted: minutes
+#   rehearsal         DEVICE=cpu bash tools/gpu/run.sh smoke check bench train tests  each phase in small, kernels interpreted: minutes
 #
 # Every phase has its own time limit, appends to files in $OUT as it goes, and its failure does not stop the next.
 set -u
@@ -30,7 +30,8 @@ phase() { local limit=$1; shift; timeout -k 10 "$limit" "$@" 2>&1 | tee -a "$OUT
 
 restore() {  # kernels compiled by an earlier call
   [ -f "$HERE/cache.tgz" ] && [ ! -d $TRITON_CACHE_DIR ] && tar xzf "$HERE/cache.tgz" -C /tmp && say "kernels restored: $(ls $TRITON_CACHE_DIR | wc -l)"
-  # Wheels brought along (flash-linear-attention, fla-core, goat-attention: pure Python, peers of the benchmark).
+  # Wheels brought along: peers of the benchmark (flash-linear-attention, fla-core, goat-attention: pure Python), and for
+  # tools/bench.py, where the machine lacks them: pip download --only-binary :all: -d tools/gpu/whl typer rich, by its Python.
   if ls "$HERE"/whl/*.whl >/dev/null 2>&1 && [ ! -d /tmp/site ]; then
     $PY -m pip install -q --no-index --no-deps --no-compile --target /tmp/site "$HERE"/whl/*.whl || say "wheels not installed"
   fi
@@ -51,7 +52,7 @@ print(platform.python_version(), "torch", torch.__version__, "triton", triton.__
 gpu = torch.cuda.is_available()
 print(*((torch.cuda.get_device_name(), torch.cuda.get_device_capability()) if gpu else ("no GPU",)), "cc:", shutil.which("gcc") or shutil.which("cc"), "ptxas", knobs.nvidia.ptxas.path, knobs.nvidia.ptxas.version)
 print({k: v for k, v in os.environ.items() if k.startswith(("TRITON", "PTXAS", "TORCH", "CUDA"))})
-for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text", "tools.bench", "tools.benches.models"):
+for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text", "tools.bench", "tools.benches.models", "tools.gpu.cases"):
     try:
         module = importlib.import_module(name)
         where = getattr(module, "__file__", None) or list(getattr(module, "__path__", []))
@@ -59,7 +60,7 @@ for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text"
     except Exception as error:  # noqa: BLE001
         print("FAIL", name, type(error).__name__, error)
 import zoo
-print(len(zoo.list_models("text_*_125m")), "text models of 125M; flags:", {n: importlib.util.find_spec(n) is not None for n in ("deepspeed", "fla", "goat", "flash_attn", "timm", "pytest", "xdist")})
+print(len(zoo.list_models("text_*_125m")), "text models of 125M; flags:", {n: importlib.util.find_spec(n) is not None for n in ("deepspeed", "fla", "goat", "flash_attn", "timm", "pytest", "xdist", "typer", "rich")})
 if not gpu:
     sys.exit()
 # two ceilings: a large product, a large copy
@@ -132,7 +133,11 @@ tests() {
   local plugins=()  # which a bare machine may lack
   $PY -c "import xdist" 2>/dev/null && plugins+=(-n "$JOBS" --dist worksteal)
   $PY -c "import pytest_timeout" 2>/dev/null && plugins+=(--timeout 120)
-  PRIORZOO_TEST_DEVICE=cuda phase 300 $PY -m pytest -p no:cacheprovider "${plugins[@]}" tests/zoo/test_triton_*.py tests/zoo/test_paged.py tests/zoo/test_dispatch.py tests/zoo/test_selfcheck.py
+  if [ "$DEVICE" = cpu ]; then
+    phase 200 $PY -m pytest -p no:cacheprovider "${plugins[@]}" -m "not slow" tests/gpu
+    return
+  fi
+  PRIORZOO_TEST_DEVICE=cuda phase 360 $PY -m pytest -p no:cacheprovider "${plugins[@]}" tests/zoo/test_triton_*.py tests/zoo/test_paged.py tests/zoo/test_dispatch.py tests/zoo/test_selfcheck.py tests/gpu
   keep_cache
 }
 sanitize() {

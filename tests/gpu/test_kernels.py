@@ -1,0 +1,113 @@
+"""The cases of tools/gpu/check.py: the fused kernel beside float64, memory filled with NaN, two runs equal to the bit.
+
+On CUDA at 1,031 tokens with the kernel's own tiles; in the interpreter at 40, in tiles of 16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.device import DEVICE
+
+pytest.importorskip("triton")
+from tools.gpu.cases import CASES, QUICK, Comparison, compare, nan_filled, too_wide
+from zoo.attention.triton import TRITON, common, op, table_grad
+
+pytestmark = pytest.mark.gpu
+
+CUDA = DEVICE.type == "cuda"
+SIZES: dict[str, int | None] = {"length": None, "tile": None} if CUDA else {"length": 40, "tile": 16}
+FORMATS = [(16, torch.float32)]
+if CUDA:
+    FORMATS = [(64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float16), (64, torch.float32)]
+
+
+@pytest.fixture(autouse=True)
+def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not CUDA:
+        monkeypatch.setattr(table_grad, "PROGRAMS", 16)  # idle programs cost the interpreter time
+
+
+def compared(name: str) -> Comparison:
+    """A case in the first of FORMATS; in the interpreter of two tiles."""
+    return compare(CASES[name], *FORMATS[0], DEVICE, **SIZES | ({} if CUDA else {"length": 20}))
+
+
+@pytest.mark.parametrize(("width", "dtype"), FORMATS, ids=lambda x: str(x).removeprefix("torch."))
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+def test_a_case_is_as_exact_as_rounding_allows_and_the_same_twice(name: str, width: int, dtype: torch.dtype) -> None:
+    case = CASES[name]
+    assert not too_wide(case, width)
+    found = compare(case, width, dtype, DEVICE, **SIZES)
+    assert not found.bad and found.same_bits
+    assert {"q", "k", "v", "out", "out, worst row"} < set(found.errors) or case == CASES["bare"]
+
+
+def test_one_wrong_table_entry_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one head, at distance 1, which the first rows see beside few others."""
+    right = op.attention_forward
+
+    def wrong(call, plan):
+        table2 = call.table2.clone()
+        table2[1, call.geometry.origin + 1] += 1.0
+        return right(replace(call, scaled_table=table2), plan)
+
+    monkeypatch.setattr(op, "attention_forward", wrong)
+    assert "out, worst row" in compared("table").bad
+
+
+def test_a_gradient_that_lacks_a_tile_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = op.attention_backward
+
+    def wrong(*given):
+        dq, dk, dv, *others = right(*given)
+        dv[:, :, -common.TILE :] = 0
+        return dq, dk, dv, *others
+
+    monkeypatch.setattr(op, "attention_backward", wrong)
+    assert set(compared("bare").bad) == {"v"}
+
+
+def test_memory_that_is_not_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = op.attention_backward
+
+    def wrong(*given):
+        dq, *others = right(*given)
+        dq[0, 0, -1] = torch.empty_like(dq[0, 0, -1])
+        return dq, *others
+
+    monkeypatch.setattr(op, "attention_backward", wrong)
+    assert compared("bare").bad == {"q": float("inf")}
+
+
+def test_a_bit_that_differs_between_runs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, runs = op.attention_backward, []
+
+    def wrong(*given):
+        dq, *others = right(*given)
+        runs.append(dq)
+        dq[0, 0, 0, 0] += len(runs) * 2.0**-8 * dq.abs().max()
+        return dq, *others
+
+    monkeypatch.setattr(op, "attention_backward", wrong)
+    found = compared("bare")
+    assert not found.same_bits and not found.ok
+    assert len(runs) == 2
+
+
+def test_what_a_comparison_changes_is_as_before() -> None:
+    settings = torch.utils.deterministic, torch.backends.cuda.matmul
+
+    def state() -> tuple:
+        flags = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        return *flags, settings[0].fill_uninitialized_memory, settings[1].allow_tf32, common.TILE, TRITON.least_keys
+
+    before = state()
+    with pytest.raises(RuntimeError), nan_filled():
+        assert torch.empty(3, device=DEVICE).isnan().all() and state() != before
+        raise RuntimeError
+    compared("bare")
+    assert state() == before

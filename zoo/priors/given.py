@@ -17,7 +17,7 @@ from zoo.naming import check_flags, check_number, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, TablePrior, prior_dtype, split_bf16
 
-__all__ = ["IMPOSSIBLE", "Matrix", "Table", "read_numbers"]
+__all__ = ["IMPOSSIBLE", "Matrix", "Table", "over_distances", "read_numbers"]
 
 # log 0, finite so that a query whose visible keys are all impossible still has a softmax: e^−10000 is 0 in every dtype.
 IMPOSSIBLE = -1e4
@@ -71,10 +71,7 @@ class Table(TablePrior):
                 check_whole(f"{name} of a table prior", count, 1)
         given = _given(values, file, "a table prior")
         if given is None or callable(given) or isinstance(given, Distribution):
-            length = length or train_context
-            if length is None:
-                raise ValueError("a table prior without numbers needs its length, the number of distances")
-            numbers = _over_distances(given, length)
+            numbers = over_distances(given, length or train_context)
         else:
             numbers = log_numbers(given, kind)
             if length not in (None, numbers.shape[-1]):
@@ -316,6 +313,31 @@ def log_numbers(numbers: Numbers, kind: str) -> Tensor:
     return found.clamp(min=IMPOSSIBLE)
 
 
+def over_distances(given: Callable[[Tensor], Tensor] | Distribution | None, length: int | None) -> Tensor:
+    """(N,) or (H, N) float64 log-values of a function or distribution at the distances 0 … N−1; zeros of neither.
+
+    Raises:
+        ValueError: without a length N, or for a distribution without probability at these distances.
+    """
+    if length is None:
+        raise ValueError("a table prior without numbers needs its length, the number of distances")
+    check_whole("length of a table prior", length, 1)
+    distance = torch.arange(length, dtype=torch.float64, device="cpu")
+    if given is None:
+        return torch.zeros_like(distance)
+    if not isinstance(given, Distribution):
+        return log_numbers(given(distance), "log")
+    distance = distance.view(-1, *[1] * len(given.batch_shape))
+    assert given.support is not None
+    inside = given.support.check(distance).expand(length, *given.batch_shape)
+    common = distance[inside.reshape(length, -1).all(1)][:1]
+    if not len(common):
+        raise ValueError(f"{type(given).__name__} has no probability at any distance from 0 to {length - 1}")
+    # Outside its support a distribution raises an error or returns no number: ask for a distance inside it, then overwrite.
+    found = given.log_prob(torch.where(inside, distance, common)).masked_fill(~inside, -math.inf)
+    return log_numbers(found if found.ndim == 1 else found.mT, "log")
+
+
 def read_numbers(path: str | Path) -> Tensor:
     """The numbers in a .npy, .csv, .json or .safetensors file (of one tensor), float64.
 
@@ -357,21 +379,3 @@ def _given(values: Any, file: str | Path | None, owner: str) -> Any:
     if isinstance(values, str | Path):
         raise ValueError(f"{owner}'s `values` are numbers; those in a file are given by file={str(values)!r}")
     return values if file is None else read_numbers(file)
-
-
-def _over_distances(given: Callable[[Tensor], Tensor] | Distribution | None, length: int) -> Tensor:
-    """(N,) or (H, N) float64 log-values of a function or distribution at the distances 0 … N−1; zeros of neither."""
-    distance = torch.arange(length, dtype=torch.float64, device="cpu")
-    if given is None:
-        return torch.zeros_like(distance)
-    if not isinstance(given, Distribution):
-        return log_numbers(given(distance), "log")
-    distance = distance.view(-1, *[1] * len(given.batch_shape))
-    assert given.support is not None
-    inside = given.support.check(distance).expand(length, *given.batch_shape)
-    common = distance[inside.reshape(length, -1).all(1)][:1]
-    if not len(common):
-        raise ValueError(f"{type(given).__name__} has no probability at any distance from 0 to {length - 1}")
-    # Outside its support a distribution raises an error or returns no number: ask for a distance inside it, then overwrite.
-    found = given.log_prob(torch.where(inside, distance, common)).masked_fill(~inside, -math.inf)
-    return log_numbers(found if found.ndim == 1 else found.mT, "log")

@@ -172,6 +172,86 @@ def test_lanes_of_a_matrix_keep_their_precision_in_bfloat16() -> None:
     assert (error.amax(-1) - error.amin(-1)).max() / 2 < 0.02
 
 
+def causal_weights(log_values: torch.Tensor) -> torch.Tensor:
+    length = log_values.shape[-1]
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    return log_values.double().masked_fill(later, -math.inf).softmax(-1)
+
+
+LINE = torch.arange(64.0)
+CAUSAL = {
+    "alibi": (1, -0.1 * (LINE[:, None] - LINE)),
+    "ramp+waves": (3, torch.stack([h * (LINE[:, None] - LINE).cos() + 0.1 * LINE for h in (1, 2)])),
+    **{
+        f"rank {rank}": (rank, torch.randn(64, rank, generator=(g := torch.Generator().manual_seed(rank)))
+        @ torch.randn(rank, 64, generator=g))
+        for rank in (1, 2, 3)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_matrix_is_fitted_where_it_is_seen(name: str) -> None:
+    rank, log_values = CAUSAL[name]
+    weights = causal_weights(log_values)
+    prior, again = (Matrix(2, values=weights.float(), kind="weights") for _ in range(2))
+    assert prior.rank == rank and prior.causal and prior.error < 1e-4 and torch.equal(prior.keys, again.keys)
+    pos = Positions.line(64)
+    terms = prior(pos, pos, causal=True)
+    assert terms.bias is None and terms.table is None
+    seen = torch.ones(64, 64, dtype=torch.bool).tril()
+    p = terms.dense().double()[0].masked_fill(~seen, -math.inf).softmax(-1)
+    torch.testing.assert_close(p, weights.expand(2, -1, -1), atol=1e-4, rtol=1e-3)
+    # Both directions of attention see the entries above the diagonal, which are impossible.
+    whole = prior(pos, pos, causal=False)
+    assert whole.q_lanes is None and whole.bias is not None
+    p = whole.dense().double()[0].softmax(-1)
+    assert not p.masked_fill(seen, 0).any()
+    torch.testing.assert_close(p, weights.expand(2, -1, -1), atol=1e-4, rtol=1e-3)
+    bias, tail = prior.log_prior(pos, pos, causal=True)[0, 1], prior.tail(torch.arange(64), 64)[1]
+    for d in (0, 7, 63):
+        assert float((bias - bias.diagonal()[:, None]).diagonal(-d).max()) - 1e-9 <= tail[d]
+    assert tail.max() < 100
+
+
+def test_a_causal_matrix_of_full_rank_stays_dense() -> None:
+    g = torch.Generator().manual_seed(0)
+    for log_values in (torch.randn(64, 64, generator=g), -(LINE[:, None] - LINE).abs().sqrt()):
+        prior = Matrix(2, values=causal_weights(log_values), kind="weights")
+        assert prior.rank is None and not prior.causal and prior.num_lanes == 0
+    with pytest.raises(ValueError, match="causal of a matrix prior goes with its shape"):
+        Matrix(1, values=[[0.0, 1.0]] * 2, causal=True)
+
+
+@pytest.mark.parametrize("lanes", ["inside", "beside"])
+@torch.no_grad()
+def test_a_causal_matrix_decodes_and_attends_both_ways(lanes: str, tmp_path) -> None:
+    rank, log_values = CAUSAL["rank 2"]
+    numbers = {"values": causal_weights(log_values), "kind": "weights"}
+    low, dense = (
+        create_model("text_matrix_tiny", num_layers=1, lanes=lanes, position_options=numbers | more).eval()
+        for more in ({}, {"tolerance": 0})
+    )
+    assert low.config.position_options == {"shape": [64, 64, rank], "causal": True}
+    tokens = torch.randint(0, 256, (2, 64))
+    expected = low(tokens)
+    if lanes == "beside":  # the same projections
+        dense.load_state_dict({k: v for k, v in low.state_dict().items() if ".prior." not in k}, strict=False)
+        torch.testing.assert_close(dense(tokens), expected, atol=1e-4, rtol=1e-4)
+    low.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path).eval()
+    assert torch.equal(loaded(tokens), expected)
+    cache = loaded.new_cache(64)
+    found = torch.cat([loaded(t, cache=cache) for t in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    attention = loaded.layers[0].attention
+    attention.causal = False
+    x, pos = torch.randn(1, 64, loaded.config.dim), Positions.line(64)
+    changed = x.clone()
+    changed[:, 40:] += 1
+    torch.testing.assert_close(attention(changed, pos)[:, :40], attention(x, pos)[:, :40])
+
+
 def test_positions_beyond_a_matrix_are_refused() -> None:
     prior = Matrix(1, values=torch.zeros(4, 6) + torch.arange(6.0))
     prior(Positions.line(4), Positions.line(6), causal=False)

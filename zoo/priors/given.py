@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
@@ -153,6 +154,9 @@ class Matrix(Prior):
     entry, up to a row constant, K is that product φ(i)·ψ(j), realised by 4 lanes a term (each factor is two bfloat16 pieces).
     Otherwise it is dense: a (H, T, S) bias, with the kernels that serve one.
 
+    Of a square matrix that has no weight at all above its diagonal, a causal π, the product is fitted to the other entries
+    alone: a causal call sees no more. A call that is not causal gets the dense form, with weight 0 above the diagonal.
+
     Args:
         num_heads: H.
         values: (T, S) for all heads or (H, T, S) numbers.
@@ -161,9 +165,11 @@ class Matrix(Prior):
         tolerance: the largest error of lanes, in logits; 0 keeps the matrix dense.
         max_rank: most terms.
         shape: (T, S, rank) of one whose numbers are loaded afterwards, rank None if dense.
+        causal: with `shape`, whether the product is of a causal π; of numbers it is found.
 
     Attributes:
         rank: terms of the product; None where K is dense.
+        causal: whether the product is K on and below the diagonal alone.
         error: largest difference in logits from the given numbers, up to a row constant; 0 where K is dense.
 
     Raises:
@@ -184,17 +190,21 @@ class Matrix(Prior):
         tolerance: float = 1e-3,
         max_rank: int = 4,
         shape: Sequence[int | None] | None = None,
+        causal: bool = False,
     ) -> None:
         super().__init__(num_heads)
+        check_flags(causal=causal)
         check_number("tolerance of a matrix prior", tolerance, least=0)
         check_whole("max_rank of a matrix prior", max_rank, 0)
         given = _given(values, file, "a matrix prior")
-        self.error = 0.0
+        self.error, self.causal = 0.0, causal
         self.rank: int | None
         if (given is None) == (shape is None):
             raise ValueError(
                 "a matrix prior needs its numbers: position_options={'file': 'K.npy'}, or values of (T, S) or (H, T, S)"
             )
+        if given is not None and causal:
+            raise ValueError("causal of a matrix prior goes with its shape; of numbers it is found")
         if given is None:
             assert shape is not None
             if len(shape) != 3:
@@ -211,11 +221,13 @@ class Matrix(Prior):
                     f"a matrix prior of {num_heads} heads needs numbers of shape (T, S) or ({num_heads}, T, S), "
                     f"got {tuple(dense.shape)}"
                 )
-            found = factor(dense, tolerance, max_rank)
+            causal = _is_causal(dense)
+            found = (factor_causal if causal else factor)(dense, tolerance, max_rank)
             dense = dense.expand(num_heads, -1, -1)
             self.rank = None
             if found is not None:
                 *factors, self.error = found
+                self.causal = causal
                 factors = [f.expand(num_heads, -1, -1) for f in factors]
                 self.rank = factors[0].shape[-1]
         if self.rank is None:
@@ -243,7 +255,7 @@ class Matrix(Prior):
         self.require_line(q_pos, k_pos)
         dtype = prior_dtype(self)
         offset = q_pos.offset - k_pos.offset
-        if self.rank is None:
+        if self.rank is None or (self.causal and not causal):
             return PriorTerms(bias=self._dense(q_pos, k_pos, dtype), offset=offset)
         i, j = self._at(q_pos, self.num_queries, "query"), self._at(k_pos, self.num_keys, "key")
         # (1 or B, H, L, R, 2): the products of two pieces each are the product itself.
@@ -260,7 +272,11 @@ class Matrix(Prior):
         i, j = self._at(q_pos, self.num_queries, "query"), self._at(k_pos, self.num_keys, "key")
         if self.rank is not None:
             q, k = (f.to(dtype)[:, at].transpose(0, 1) for f, at in ((self.queries, i), (self.keys, j)))
-            return q @ k.transpose(-1, -2)
+            product = q @ k.transpose(-1, -2)
+            if self.causal:  # below every other logit, whatever the product is there
+                later = (j[:, None, :] > i[:, :, None])[:, None]
+                product = torch.where(later, IMPOSSIBLE + product.detach().amin(), product)
+            return product
         return self.values.to(dtype)[:, i[:, :, None], j[:, None, :]].transpose(0, 1)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
@@ -275,12 +291,13 @@ class Matrix(Prior):
         highest = torch.stack([above.diagonal(-d, 1, 2).amax(-1) for d in range(horizon)], dim=-1)
         highest = highest.flip(-1).cummax(-1).values.flip(-1)
         # Both pieces of a lane are exact to 2^−17 of the factor.
-        rounded = bias.abs().amax((1, 2))[:, None] * 2.0**-14 if self.rank is not None else 0.0
+        rounded = bias.tril().abs().amax((1, 2))[:, None] * 2.0**-14 if self.rank is not None else 0.0
         return highest.to(distance.device)[:, distance.clamp(max=horizon - 1)] + rounded
 
     def stored_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The shape in place of the numbers, which the state dict holds."""
-        return {"shape": [self.num_queries, self.num_keys, self.rank]}
+        shape = {"shape": [self.num_queries, self.num_keys, self.rank]}
+        return shape | {"causal": True} if self.causal else shape
 
 
 def factor(matrix: Tensor, tolerance: float, max_rank: int) -> tuple[Tensor, Tensor, float] | None:
@@ -298,6 +315,84 @@ def factor(matrix: Tensor, tolerance: float, max_rank: int) -> tuple[Tensor, Ten
         if error <= tolerance:
             return queries, keys, error
     return None
+
+
+STEPS = 30  # of alternating least squares at most; a product that is exact needs one or two
+
+
+def _is_causal(matrix: Tensor) -> bool:
+    """Whether a (…, T, S) matrix is square and no entry above its diagonal is possible."""
+    size = matrix.shape[-1]
+    if size < 2 or matrix.shape[-2] != size:
+        return False
+    later = torch.ones(size, size, dtype=torch.bool, device="cpu").triu(1)
+    return bool((matrix[..., later] == IMPOSSIBLE).all())
+
+
+def factor_causal(matrix: Tensor, tolerance: float, max_rank: int) -> tuple[Tensor, Tensor, float] | None:
+    """`factor` of a causal (…, T, T) matrix, where only entries on and below the diagonal count.
+
+    Queries of the second half see all keys of the first: the singular value decomposition of that block gives their factors,
+    least squares those of all others. Where that is not enough, least squares alternate between queries and keys.
+    """
+    size, half = matrix.shape[-1], matrix.shape[-1] // 2
+    lower, seen = matrix.tril(), torch.ones_like(matrix).tril()
+    block = matrix[..., half:, : half + 1]
+    means = block.mean(-1, keepdim=True)
+    _, s, vh = torch.linalg.svd(block - means, full_matrices=False)
+    # The squared error of rank r over the block is at least that of its decomposition: a rank with more than `tolerance` in
+    # every entry fits no better elsewhere.
+    missed = F.pad(s.square().flip(-1).cumsum(-1).flip(-1), (0, max_rank + 1))
+    most = tolerance**2 * block.shape[-1] * block.shape[-2]
+    for rank in range(1, min(max_rank, size - 1) + 1):
+        if bool((missed[..., rank] > most).any()):
+            continue
+        keys, queries = (lower.new_zeros(*lower.shape[:-1], rank) for _ in range(2))
+        known = vh.mT[..., :rank] * half**0.5
+        keys[..., : half + 1, : known.shape[-1]] = known
+        queries[..., half:, : known.shape[-1]] = (block - means) @ known / half
+        constants = F.pad(means, (0, 0, half, 0))
+        keys[..., half + 1 :, :] = _key_factors(lower, seen, constants, queries)[..., half + 1 :, :]
+        before = math.inf
+        for _ in range(STEPS):
+            constants, queries = _query_factors(lower, keys)
+            q, k = _balanced(queries, keys)
+            left = matrix - q.float().double() @ k.float().double().mT
+            high, low = (left.masked_fill(seen == 0, end) for end in (-math.inf, math.inf))
+            error = float((high.amax(-1) - low.amin(-1)).max()) / 2
+            if error <= tolerance:
+                return q, k, error
+            if not error < 0.9 * before:
+                break
+            before, keys = error, _key_factors(lower, seen, constants, queries)
+    return None
+
+
+def _query_factors(lower: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """(row constants (…, T, 1), φ (…, T, R)) by least squares over the keys that each query sees."""
+    design = torch.cat([torch.ones_like(keys[..., :1]), keys], dim=-1)
+    gram = (design[..., :, None] * design[..., None, :]).cumsum(-3)
+    found = _solve(gram, lower @ design)
+    return found[..., :1], found[..., 1:]
+
+
+def _key_factors(lower: Tensor, seen: Tensor, constants: Tensor, queries: Tensor) -> Tensor:
+    """ψ (…, T, R) by least squares over the queries that see each key."""
+    gram = (queries[..., :, None] * queries[..., None, :]).flip(-3).cumsum(-3).flip(-3)
+    return _solve(gram, (lower - constants * seen).mT @ queries)
+
+
+def _solve(gram: Tensor, right: Tensor) -> Tensor:
+    """The shortest solution: the first queries see too few keys to tell their factors, and few queries see the last keys."""
+    return (torch.linalg.pinv(gram, rtol=1e-12, hermitian=True) @ right[..., None])[..., 0]
+
+
+def _balanced(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """The same product up to row constants, of factors of one size."""
+    (q, left), (k, right) = torch.linalg.qr(queries), torch.linalg.qr(keys - keys.mean(-2, keepdim=True))
+    u, s, vh = torch.linalg.svd(left @ right.mT)
+    root = s.sqrt()[..., None, :]
+    return q @ u * root, k @ vh.mT * root
 
 
 def log_numbers(numbers: Numbers, kind: str) -> Tensor:

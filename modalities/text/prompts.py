@@ -23,6 +23,7 @@ have exactly the length asked for (bam: a prompt of at most that).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
     "I will quiz you about the important information there."
 )
+STATED = re.compile(r"\bpass\s?key\s+is:?\s+\d+", re.IGNORECASE)  # what no filler may say
 QUESTION = "What is the pass key? The pass key is"
 CLOSE = 32  # tokens between places that are close in a stretch of any length
 TRIES = 20  # draws of words that fit
@@ -125,7 +127,7 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
     """A haystack by name: "own", "grass", "text" (`documents`, in tokens) or "file:PATH".
 
     Raises:
-        ValueError: for another name, or one without text.
+        ValueError: for another name, one without text, or a file that is no UTF-8 text or states a pass key itself.
         FileNotFoundError: for a missing file.
     """
     if name in ("own", "grass"):
@@ -147,7 +149,22 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
 
 
 def _read_filler(name: str, path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    """The text of a file; ValueError for one that is none, or that states a key itself."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"filler {name!r}: not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
+        ) from error
+    if "\0" in text:
+        raise ValueError(f"filler {name!r}: not text: byte 0x00 at {len(text.partition(chr(0))[0].encode())}")
+    if not text.strip():
+        raise ValueError(f"filler {name!r} has no text")
+    if said := STATED.search(text):
+        raise ValueError(
+            f"filler {name!r} itself says {' '.join(said[0].split())!r}: expected text without a pass key, which prompts state"
+        )
+    return text
 
 
 def _line_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:

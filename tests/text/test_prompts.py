@@ -430,9 +430,16 @@ def test_haystacks_that_cannot_be_opened(tmp_path):
         open_haystack(f"file:{tmp_path}/nothing.txt", tokenizer)
     with pytest.raises(FileNotFoundError):
         open_haystack(f"file:{tmp_path}", tokenizer)
-    (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(ValueError, match=r"'file:.*empty\.txt' has no text"):
-        open_haystack(f"file:{tmp_path}/empty.txt", tokenizer)
+    for content, message in (
+        (b"", "has no text"),
+        (b" \n\t ", "has no text"),
+        ("caf\u00e9.".encode("latin-1"), "not UTF-8 text: byte 0xe9 at 3"),
+        (b"text.\0more", "not text: byte 0x00 at 5"),
+        (b"So it was. The pass\nkey is 11111. On.", "itself says 'pass key is 11111'"),
+    ):
+        (tmp_path / "wrong.txt").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"'file:.*wrong\.txt'.*{message}"):
+            open_haystack(f"file:{tmp_path}/wrong.txt", tokenizer)
     for documents in ((), [tokenizer.encode("")]):
         with pytest.raises(ValueError, match="'text' has no text"):
             open_haystack("text", tokenizer, documents)

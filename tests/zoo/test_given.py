@@ -63,6 +63,11 @@ def test_a_table_fitted_to_what_was_observed() -> None:
     torch.testing.assert_close(fitted.values[1].exp(), torch.tensor([3.5, 2.5, 0.5, 0.5, 1.5]) / 8.5)
     assert torch.equal(Table.fit(2, counts=[3, 2, 0, 0, 1], smoothing=0.5).values, fitted.values)
     assert Table.fit(2, distances=observed, length=2).values.shape == (2, 2)
+    longer = (
+        Table.fit(2, length=7, **given).values for given in ({"distances": observed}, {"counts": [3, 2, 0, 0, 1]})
+    )
+    assert torch.equal(*longer)
+    assert torch.equal(Table(1, values=Frozen().logpdf, length=4).values, -0.1 * torch.arange(4.0)[None])
     assert Table.fit(1, counts=[3, 0], smoothing=0).values[0, 1] == IMPOSSIBLE
     for wrong in (
         {},
@@ -103,6 +108,13 @@ def test_impossible_keys_get_no_weight() -> None:
     assert torch.isfinite(p).all()
 
 
+class Frozen:
+    """As scipy's distributions are: no function and no array."""
+
+    def logpdf(self, distance):
+        return -0.1 * np.asarray(distance)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -110,8 +122,16 @@ def test_impossible_keys_get_no_weight() -> None:
         ({"values": [1.0], "kind": "lgo"}, "did you mean 'log'"),
         ({"values": [1.0], "beyond": "lats"}, "did you mean 'last'"),
         ({"values": [[1.0]] * 3}, r"\(N,\) or \(2, N\), got \(3, 1\)"),
-        ({"values": [math.nan]}, "finite"),
-        ({"values": [0.0], "kind": "weights"}, "finite"),
+        ({"values": [[0.0, 1.0], [1.0, math.nan]]}, r"finite or −∞, got nan at \[1, 1\] of values"),
+        ({"values": [1.0, math.inf], "kind": "weights"}, r"weights .* finite, got inf at \[1\] of values"),
+        ({"values": [0.0], "kind": "weights"}, "weight above 0"),
+        ({"values": [-math.inf]}, "finite log-value"),
+        ({"values": [1j]}, "real numbers"),
+        ({"values": np.array(["2020-01-01"], dtype="datetime64[D]")}, "array of numbers.*got ndarray"),
+        ({"values": Frozen()}, "such as its logpdf.*got Frozen"),
+        ({"values": lambda d: d[1:], "length": 5}, r"shape \(4,\), expected \(5,\)"),
+        ({"values": lambda d: 0.0, "length": 5}, r"shape \(\), expected \(5,\)"),
+        ({"values": lambda d: None, "length": 5}, "returns None, expected log-values"),
         ({"values": [1.0, 2.0], "length": 3}, "length 3"),
         ({"values": [1.0], "file": "x.npy"}, "not from both"),
         ({"values": "x.npy"}, r"file='x\.npy'"),
@@ -130,6 +150,16 @@ def test_a_file_that_is_missing_or_no_numbers(tmp_path) -> None:
     (tmp_path / "words.json").write_text('["a"]')
     with pytest.raises(ValueError, match=r"words\.json holds no array"):
         Table(2, file=tmp_path / "words.json")
+    (tmp_path / "torn.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
+    with pytest.raises(ValueError, match=r"torn\.safetensors holds no array"):
+        Table(2, file=tmp_path / "torn.safetensors")
+    for array in (np.array([1j]), np.array(["2020-01-01"], dtype="datetime64[D]")):
+        np.save(tmp_path / "kind.npy", array)
+        with pytest.raises(ValueError, match=r"kind\.npy holds no array of numbers: expected real numbers"):
+            Table(2, file=tmp_path / "kind.npy")
+    np.save(tmp_path / "nan.npy", np.array([0.0, np.nan]))
+    with pytest.raises(ValueError, match=r"got nan at \[1\] of .*nan\.npy"):
+        Table(2, file=tmp_path / "nan.npy")
 
 
 # ------------------------------------------------------------------------------------------------ matrices

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
@@ -74,7 +75,7 @@ class Table(TablePrior):
         if given is None or callable(given) or isinstance(given, Distribution):
             numbers = over_distances(given, length or train_context)
         else:
-            numbers = log_numbers(given, kind)
+            numbers = log_numbers(given, kind, str(file or "values"))
             if length not in (None, numbers.shape[-1]):
                 raise ValueError(
                     f"a table prior of length {length} cannot hold {numbers.shape[-1]} numbers; leave length out"
@@ -104,7 +105,7 @@ class Table(TablePrior):
             num_heads: H.
             distances: observed distances, integers of 0 or more; those of `length` and more are left out.
             counts: (N,) or (H, N), how often each distance was observed, instead.
-            length: N; by default the largest distance and one.
+            length: N; by default the largest distance and one, or as many as counts. Fewer counts are followed by zeros.
             smoothing: added to every count; 0 leaves unobserved distances impossible.
             options: `beyond`, `learnable`.
         """
@@ -121,7 +122,8 @@ class Table(TablePrior):
             found = torch.bincount(observed[observed < length], minlength=length).double()
         else:
             found = torch.as_tensor(counts, device="cpu").double()
-            found = found if length is None else found[..., :length]
+            if length is not None:
+                found = F.pad(found[..., :length], (0, max(0, length - found.shape[-1])))
         weights = found + smoothing
         if bool((found < 0).any()) or not bool((weights.sum(-1) > 0).all()):
             raise ValueError("counts must be 0 or more, with at least one above 0 per head")
@@ -215,7 +217,7 @@ class Matrix(Prior):
             factors = [torch.zeros(num_heads, n, self.rank or 0) for n in (queries, keys)]
             dense = torch.zeros(num_heads, queries, keys)
         else:
-            dense = log_numbers(given, kind)
+            dense = log_numbers(given, kind, str(file or "values"))
             if dense.ndim not in (2, 3) or dense.numel() == 0 or (dense.ndim == 3 and len(dense) != num_heads):
                 raise ValueError(
                     f"a matrix prior of {num_heads} heads needs numbers of shape (T, S) or ({num_heads}, T, S), "
@@ -395,16 +397,37 @@ def _balanced(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     return q @ u * root, k @ vh.mT * root
 
 
-def log_numbers(numbers: Numbers, kind: str) -> Tensor:
-    """float64 log-values of numbers that are log-values or weights; −∞ and weights of 0 become `IMPOSSIBLE`."""
+def log_numbers(numbers: Numbers, kind: str, where: str = "values") -> Tensor:
+    """float64 log-values of numbers that are log-values or weights; −∞ and weights of 0 become `IMPOSSIBLE`.
+
+    where: what holds them, for errors.
+    """
     if kind not in KINDS:
         raise ValueError(f"unknown kind={kind!r} of numbers; {nearest(kind, KINDS)}")
-    found = torch.as_tensor(numbers, device="cpu").detach().double()
+    try:
+        given = torch.as_tensor(numbers, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        hint = ", such as its logpdf or logpmf" if hasattr(numbers, "logpdf") or hasattr(numbers, "logpmf") else ""
+        raise ValueError(
+            f"{where} of a prior must be an array of numbers, or of a table a function from distances to log-values{hint} or "
+            f"a torch distribution, got {type(numbers).__name__}: {error}"
+        ) from error
+    if given.is_complex():
+        raise ValueError(f"{where} of a prior must be real numbers, got {given.dtype}")
+    found, words = given.double(), "weights" if kind == "weights" else "log-values"
+    wrong = found.isnan() | (found == math.inf)
+    if bool(wrong.any()):
+        place = wrong.nonzero()[0].tolist()
+        among = (
+            "weights of a prior must be finite" if kind == "weights" else "log-values of a prior must be finite or −∞"
+        )
+        raise ValueError(f"{among}, got {float(found[tuple(place)])} at {place} of {where}")
     if kind == "weights" and bool((found < 0).any()):
-        raise ValueError(f"weights of a prior must be 0 or more, got {float(found.min())}")
+        raise ValueError(f"weights of a prior must be 0 or more, got {float(found.min()):g} in {where}")
     found = found.log() if kind == "weights" else found
-    if bool(found.isnan().any() | (found == math.inf).any()) or not bool(found.isfinite().any()):
-        raise ValueError("log-values of a prior must be finite or −∞, with a finite one at least")
+    if not bool(found.isfinite().any()):
+        what = "weight above 0" if kind == "weights" else "finite log-value"
+        raise ValueError(f"{where} of a prior must have a {what} at least once, of {found.numel()} {words}")
     return found.clamp(min=IMPOSSIBLE)
 
 
@@ -412,7 +435,7 @@ def over_distances(given: Callable[[Tensor], Tensor] | Distribution | None, leng
     """(N,) or (H, N) float64 log-values of a function or distribution at the distances 0 … N−1; zeros of neither.
 
     Raises:
-        ValueError: without a length N, or for a distribution without probability at these distances.
+        ValueError: without a length N, for a function that returns anything else, or a distribution without probability there.
     """
     if length is None:
         raise ValueError("a table prior without numbers needs its length, the number of distances")
@@ -421,7 +444,18 @@ def over_distances(given: Callable[[Tensor], Tensor] | Distribution | None, leng
     if given is None:
         return torch.zeros_like(distance)
     if not isinstance(given, Distribution):
-        return log_numbers(given(distance), "log")
+        made = given(distance)
+        if made is None:
+            raise ValueError(
+                "the function of a table prior returns None, expected log-values at the distances it is given"
+            )
+        found = log_numbers(made, "log", "what the function returns")
+        if found.ndim not in (1, 2) or found.shape[-1] != length:
+            raise ValueError(
+                f"the function of a table prior returns numbers of shape {tuple(found.shape)}, expected ({length},) or "
+                f"(heads, {length}): one at each distance from 0 to {length - 1}"
+            )
+        return found
     distance = distance.view(-1, *[1] * len(given.batch_shape))
     assert given.support is not None
     inside = given.support.check(distance).expand(length, *given.batch_shape)
@@ -454,8 +488,11 @@ def read_numbers(path: str | Path) -> Tensor:
     if not path.is_file():
         raise FileNotFoundError(f"no file {str(path)!r} with a prior's numbers")
     try:
-        return torch.from_numpy(np.ascontiguousarray(readers[path.suffix](), dtype=np.float64))
-    except (ValueError, TypeError, EOFError) as error:
+        found = readers[path.suffix]()
+        if np.asarray(found).dtype.kind not in "biuf":
+            raise ValueError(f"expected real numbers, got {np.asarray(found).dtype}")
+        return torch.from_numpy(np.ascontiguousarray(found, dtype=np.float64))
+    except (ValueError, TypeError, EOFError, SafetensorError) as error:
         raise ValueError(f"{path} holds no array of numbers: {error}") from error
 
 
@@ -463,6 +500,8 @@ def _only_tensor(path: Path) -> np.ndarray:
     from safetensors.torch import load_file
 
     tensors = load_file(path)
+    if any(tensor.is_complex() for tensor in tensors.values()):
+        raise ValueError("expected real numbers, got complex ones")
     if len(tensors) != 1:
         raise ValueError(f"expected one tensor, got {', '.join(sorted(tensors)) or 'none'}")
     return next(iter(tensors.values())).double().numpy()

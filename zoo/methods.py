@@ -19,7 +19,7 @@ from torch import nn
 from zoo.encodings import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Sinusoidal, Sinusoidal2d
 from zoo.layers import LANES
 from zoo.naming import check_depth, check_grid, check_options, check_whole, did_you_mean, nearest
-from zoo.priors import Compose, Prior, create_prior, known_priors, on_grid
+from zoo.priors import Compose, Prior, broken_prior, create_prior, known_priors, on_grid
 
 __all__ = [
     "Position",
@@ -300,7 +300,7 @@ def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str
     if "+" not in name and name not in SUMS:
         if name not in methods:
             raise ValueError(
-                f"unknown position method {name!r}; {did_you_mean(name, [*methods, *SUMS])}Known: "
+                f"unknown position method {name!r}; {broken_prior(name)}{did_you_mean(name, [*methods, *SUMS])}Known: "
                 f"{', '.join(sorted([*methods, *SUMS]))}, and sums of them joined by '+'. A method from outside is known after "
                 "the file that registers it is imported: --import FILE.py"
             )
@@ -311,7 +311,7 @@ def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str
         if method not in methods:
             known = sorted({*methods, *stand_for, *SUMS})
             raise ValueError(
-                f"unknown part {word!r} of the position method {name!r}; {did_you_mean(word, known)}Known: "
+                f"unknown part {word!r} of the position method {name!r}; {broken_prior(word)}{did_you_mean(word, known)}Known: "
                 f"{', '.join(known)}. A method from outside is known after the file that registers it is imported: "
                 "--import FILE.py"
             )

@@ -266,6 +266,15 @@ def test_reserved_names_are_all_that_mean_something_else() -> None:
     assert methods - shipped == priors.RESERVED
 
 
+def test_what_is_meant_by_names_of_no_method_is_said() -> None:
+    for position in (["rope", "nope"], "rope"):
+        with pytest.raises(ValueError, match=r"did you mean 'rope2d_axial', 'rope2d_mixed', 'rope2d_normalised'\?"):
+            zoo.create_model("vision_goat_tiny_patch8", position=position, position_options={})
+    for position in (["ggd_ssmax", "nope"], "ggd_ssmax+key_bias"):
+        with pytest.raises(ValueError, match=r"expected 'ggd': '_ssmax' ends the name of a model, .*ssmax=True"):
+            zoo.create_model("text_ggd_tiny", position=position)
+
+
 def test_priors_of_installed_packages_are_found(registry, monkeypatch) -> None:
     points = [EntryPoint("fading", f"{__name__}:Fading", priors.GROUP), EntryPoint("broken", "nowhere:X", priors.GROUP)]
     points.append(EntryPoint("ggd", f"{__name__}:Fading", priors.GROUP))

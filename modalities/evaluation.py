@@ -97,6 +97,8 @@ class Settings:
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int) and number > most:
                     raise ValueError(f"{one.name} {number:,}: expected at most {most:,}")
+                if one.name == "seed" and number < 0:
+                    raise ValueError(f"seed must be at least 0, got {number}")
         for name in ("samples", "batch_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import math
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.distributions import Distribution
 
 from recipes.deepspeed_optim import SECTIONS, Claim, claims
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.inputs import parse_json, read_json
 from zoo.naming import nearest
+from zoo.priors.given import over_distances
 from zoo.registry import model_entry
 
 MOST_SAMPLES = 2**22  # of a step, over all ranks
@@ -346,6 +353,7 @@ def resolve(
     """
     recipe, user_config = copy.deepcopy(recipe), copy.deepcopy(user_config or {})
     _apply_user_config(recipe, user_config, overridden_keys or set())
+    _settle_positions(recipe)
     check_values(recipe)
     train = recipe.train
     if train.precision == "auto":
@@ -379,6 +387,35 @@ def resolve(
         "steps_per_print": 1_000_000_000,  # the loop prints; DeepSpeed need not
     }
     return Plan(recipe, merge(config, user_config), world)
+
+
+def _settle_positions(recipe: Recipe) -> None:
+    """Turn functions, distributions and arrays among `position_options` into numbers: a recipe is stored as JSON."""
+    options = recipe.model.options
+    if "position_options" not in options:
+        return
+    try:
+        context = options.get("train_context", getattr(recipe.data, "context", None))
+        options["position_options"] = in_numbers(options["position_options"], context)
+        json.dumps(options["position_options"])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model.options.position_options: {error}") from error
+
+
+def in_numbers(options: Any, train_context: int | None) -> Any:
+    """Position options, of any depth, in what JSON has; `values` of distances are log-values at as many as the prior has."""
+    if isinstance(options, Mapping):
+        found = dict(options)
+        if callable(values := found.get("values")) or isinstance(values, Distribution):
+            length = found.get("length") or found.get("train_context") or train_context
+            found["values"] = over_distances(values, length)
+            found.pop("kind", None)  # of numbers, and these are logarithms
+        return {name: in_numbers(value, train_context) for name, value in found.items()}
+    if isinstance(options, list | tuple):
+        return [in_numbers(value, train_context) for value in options]
+    if isinstance(options, Tensor | np.ndarray | np.generic):
+        return options.tolist()
+    return str(options) if isinstance(options, Path) else options
 
 
 # DeepSpeed's name for a quantity, and the recipe's. Nested names are joined by dots.

@@ -253,6 +253,7 @@ def evaluate_command(
     print_plan([m.planned(out) for m in measurements], f"device {device}, files to {out}")
     if dry_run:
         return
+    before = _files(out)
     results = evaluate(measurements, out, groups=groups)
     for name, evaluator in {m.evaluator.name: m.evaluator for m in measurements}.items():
         print_results(evaluator, results[name])
@@ -262,7 +263,14 @@ def evaluate_command(
             print_paired(evaluator, differences)
             if not differences:
                 console.print(f"{name}: no {evaluator.paired_over} were read by {reference} and another model")
-    console.print("written: " + ", ".join(str(p) for p in sorted(out.iterdir()) if p.is_file()), soft_wrap=True)
+    written = [path for path, version in sorted(_files(out).items()) if before.get(path) != version]
+    console.print("written: " + ", ".join(map(str, written)), soft_wrap=True)
+
+
+def _files(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Files of a folder, each with what changes when it is written."""
+    found = ((path, path.stat()) for path in folder.glob("*") if path.is_file())
+    return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in found}
 
 
 def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:

@@ -205,3 +205,8 @@ def test_a_legend_names_the_dashed_band_where_there_is_one(spread, group, bare, 
     assert len(axes[0].collections) == bool(group) + (spread == 0.1) * (2 - bool(group) - bool(bare))
     finish(figure, axes, results, tmp_path / "x.png")
     assert ("standard error" in figure.legends[0].get_title().get_text()) == drawn
+
+
+def test_a_seed_below_0_is_named() -> None:
+    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+        LengthSettings(seed=-1)

@@ -19,7 +19,7 @@ from torch import nn
 from zoo.encodings import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Sinusoidal, Sinusoidal2d
 from zoo.layers import LANES
 from zoo.naming import check_depth, check_grid, check_options, check_whole, did_you_mean, nearest
-from zoo.priors import Compose, Prior, create_prior, known_priors, on_grid
+from zoo.priors import Compose, Prior, broken_prior, create_prior, known_priors, on_grid
 
 __all__ = [
     "Position",
@@ -300,7 +300,7 @@ def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str
     if "+" not in name and name not in SUMS:
         if name not in methods:
             raise ValueError(
-                f"unknown position method {name!r}; {did_you_mean(name, [*methods, *SUMS])}Known: "
+                f"unknown position method {name!r}; {broken_prior(name)}{_hint(name, methods, [*methods, *SUMS])}Known: "
                 f"{', '.join(sorted([*methods, *SUMS]))}, and sums of them joined by '+'. A method from outside is known after "
                 "the file that registers it is imported: --import FILE.py"
             )
@@ -311,8 +311,8 @@ def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str
         if method not in methods:
             known = sorted({*methods, *stand_for, *SUMS})
             raise ValueError(
-                f"unknown part {word!r} of the position method {name!r}; {did_you_mean(word, known)}Known: "
-                f"{', '.join(known)}. A method from outside is known after the file that registers it is imported: "
+                f"unknown part {word!r} of the position method {name!r}; {broken_prior(word)}{_hint(word, methods, known)}"
+                f"Known: {', '.join(known)}. A method from outside is known after the file that registers it is imported: "
                 "--import FILE.py"
             )
         part = re.sub(r"2d(_.*)?$", "", method)
@@ -324,6 +324,15 @@ def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str
         if len(several) > 1:
             raise ValueError(f"position method {name!r} has the {what}s {' and '.join(several)}; a sum has at most one")
     return parts
+
+
+def _hint(word: str, methods: Mapping[str, Method], known: Iterable[str]) -> str:
+    """What may be meant by a word that is no method: those of the same name on a grid, one without SSMax, or the nearest."""
+    if on_grids := [repr(method) for method in methods if method.startswith(f"{word}2d")]:
+        return f"did you mean {', '.join(on_grids)}? "
+    if word.endswith("_ssmax") and (plain := word.removesuffix("_ssmax")) in known:
+        return f"expected {plain!r}: '_ssmax' ends the name of a model, and its option is ssmax=True. "
+    return did_you_mean(word, known)
 
 
 def _create(

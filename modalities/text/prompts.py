@@ -16,13 +16,15 @@ A *template* gives the words, a *haystack* what they stand in. Templates:
 
 Beside the statement stand `facts` − 1 further facts, which differ from the one asked for in their subject, and `distractors`
 sentences with another number. Haystacks: sentences of our "own", the "grass" of the published prompts, "text" of held-out
-documents, "file:PATH". Statements stand between sentences; hay is cut to the token, so that prompt and answer together have
-exactly the length asked for (bam: a prompt of at most that).
+documents, "file:PATH". Statements stand between sentences; in a file whose hay has too few of them for the depths asked for,
+between lines, words or, in scripts without spaces, characters. Hay is cut to the token, so that prompt and answer together
+have exactly the length asked for (bam: a prompt of at most that).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +52,9 @@ TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
     "I will quiz you about the important information there."
 )
+STATED = re.compile(r"\bpass\s?key\s+is:?\s+\d+", re.IGNORECASE)  # what no filler may say
 QUESTION = "What is the pass key? The pass key is"
+CLOSE = 32  # tokens between places that are close in a stretch of any length
 TRIES = 20  # draws of words that fit
 OTHER_THINGS = ("gate", "room", "order", "train", "ticket", "house", "page", "flight", "lot", "ward")
 
@@ -62,10 +66,12 @@ class Haystack:
     Attributes:
         texts: tokens of each document, or of the one text that a loop repeats.
         loop: whether the text has no end.
+        any_text: whether it may be without sentences, see `places`.
     """
 
     texts: tuple[np.ndarray, ...]
     loop: bool = False
+    any_text: bool = False
 
     def draw(self, count: int, rng: np.random.Generator, tokenizer: Tokenizer) -> np.ndarray:
         """A random stretch of `count` tokens: of one document where one is that long, else of several in a row.
@@ -90,7 +96,22 @@ class Haystack:
         parts = [
             part for text in self.texts for part in (len(text).to_bytes(8, "little"), text.astype("<i8").tobytes())
         ]
-        return fingerprint_of([*parts, bytes([self.loop])])
+        return fingerprint_of([*parts, bytes([self.loop + 2 * self.any_text])])
+
+    def places(self, hay: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+        """Where statements may stand in a stretch of it, 0 and its end among them: between sentences.
+
+        Of any text between lines, words or characters, the first of these that are at most a tenth of the stretch apart, or
+        `CLOSE` tokens.
+        """
+        found = sentence_ends(hay, tokenizer)
+        if not self.any_text:
+            return found
+        for ends in (_line_ends, _word_ends, _character_ends):
+            if np.diff(found).max(initial=0) <= max(CLOSE, len(hay) / 10):
+                break
+            found = np.union1d(found, ends(hay, tokenizer))
+        return found
 
     def repeat(self, count: int, start: int = 0) -> np.ndarray:
         """`count` tokens of a loop from its token `start` on."""
@@ -106,7 +127,7 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
     """A haystack by name: "own", "grass", "text" (`documents`, in tokens) or "file:PATH".
 
     Raises:
-        ValueError: for another name, or one without text.
+        ValueError: for another name, one without text, or a file that is no UTF-8 text or states a pass key itself.
         FileNotFoundError: for a missing file.
     """
     if name in ("own", "grass"):
@@ -119,12 +140,58 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
             raise FileNotFoundError(f"filler {name!r}: no file {path}")
         if (size := path.stat().st_size) > LONGEST_TEXT:
             raise ValueError(f"filler {name!r}: {size:,} bytes; at most {LONGEST_TEXT:,}")
-        texts = (tokenizer.encode(path.read_text(encoding="utf-8")),)
+        return Haystack((tokenizer.encode(_read_filler(name, path)),), any_text=True)
     else:
         check_choice("filler", name, HAYSTACKS)
     if not any(map(len, texts)):
         raise ValueError(f"filler {name!r} has no text")
     return Haystack(tuple(text for text in texts if len(text)))
+
+
+def _read_filler(name: str, path: Path) -> str:
+    """The text of a file; ValueError for one that is none, or that states a key itself."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"filler {name!r}: not UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}"
+        ) from error
+    if "\0" in text:
+        raise ValueError(f"filler {name!r}: not text: byte 0x00 at {len(text.partition(chr(0))[0].encode())}")
+    if not text.strip():
+        raise ValueError(f"filler {name!r} has no text")
+    if said := STATED.search(text):
+        raise ValueError(
+            f"filler {name!r} itself says {' '.join(said[0].split())!r}: expected text without a pass key, which prompts state"
+        )
+    return text
+
+
+def _line_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    return _ends_by(ids, tokenizer, lambda text, following: text.endswith("\n") and not following.startswith("\n"))
+
+
+def _word_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    return _ends_by(ids, tokenizer, lambda text, following: following[:1].isspace() and not text[-1:].isspace())
+
+
+def _ends_by(ids: np.ndarray, tokenizer: Tokenizer, is_end: Callable[[str, str], bool]) -> np.ndarray:
+    """The places n at which `is_end` is true of the texts of the tokens n − 1 and n."""
+    anchor = tokenizer.encode("a")[-1:].tolist()  # before a token some tokenizers' decoding leaves out its space
+    start = len(tokenizer.decode(anchor))
+    texts = {token: tokenizer.decode([*anchor, token])[start:] for token in np.unique(ids).tolist()}
+    words = [texts[token] for token in ids.tolist()]
+    return np.array([n for n in range(1, len(words)) if is_end(words[n - 1], words[n])], dtype=np.int64)
+
+
+def _character_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """The places at which no character is cut, whose bytes may be several tokens."""
+    found, begun = [], 0
+    for n in range(1, len(ids) + 1):
+        if not tokenizer.decode(ids[begun:n]).endswith("\ufffd"):
+            found.append(n)
+            begun = n
+    return np.array(found, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -222,7 +289,7 @@ class Template:
             raise ValueError(f"template {self.name!r} states one fact: heldout, train and invented state several")
         tokens = self._draw_tokens(length, rng, tokenizer, self.facts)
         hay = haystack.draw(tokens.room, rng, tokenizer)
-        ends = sentence_ends(hay, tokenizer)
+        ends = haystack.places(hay, tokenizer)
         depths = np.linspace(0, len(hay), self.facts)
         places = [int(ends[np.abs(ends - depth).argmin()]) for depth in depths]
         places += [int(pick(rng, ends)) for _ in tokens.statements[self.facts :]]
@@ -263,7 +330,7 @@ class Template:
             ends = sentence_ends(hay, tokenizer)
             return hay, place, ends[(ends == count) | ((ends > 0) & (ends != place))]  # not where a line begins
         hay = haystack.draw(count, rng, tokenizer)
-        ends = sentence_ends(hay, tokenizer)
+        ends = haystack.places(hay, tokenizer)
         return hay, int(ends[np.abs(ends - depth * count).argmin()]), ends
 
     def _draw_words(self, rng: np.random.Generator) -> _Words:

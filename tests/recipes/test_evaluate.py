@@ -108,6 +108,16 @@ def test_two_models_give_one_set_of_files(tmp_path, runs):
         load_results(EVALUATORS["perplexity"], out)
 
 
+def test_what_a_call_writes_is_listed_and_nothing_else(tmp_path, runs):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "overview.png").write_bytes(b"of an earlier call")
+    result = invoke(runs[0], "passkey", "--lengths", "96", "--samples", "1", "--depths", "2", "--out", out)
+    assert result.exit_code == 0, result.stderr
+    listed = result.output.rpartition("written: ")[2].split(", ")
+    assert [Path(name.strip()).name for name in listed] == ["passkey.csv", "passkey.png", "passkey_depth.png"]
+
+
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_where_it_was(tmp_path, runs, monkeypatch):
     request = (runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out")

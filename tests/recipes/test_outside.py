@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from recipes import find_recipe
-from recipes.config import ConfigError, apply_overrides
+from recipes.config import ConfigError, apply_overrides, resolve
 from recipes.registry import recipe_named
 from tests.launching import ROOT, command
+from zoo import create_model
 from zoo.outside import import_file, import_named
 
 OWN = '''
@@ -60,6 +61,28 @@ def one() -> Recipe:
 def two() -> Recipe:
     return find_recipe("text.rope_tiny")
 """
+GIVEN = """
+import torch
+from torch.distributions import Exponential
+
+from modalities.text.config import TextDataConfig
+from recipes.config import Evaluate, Model, Optim, Recipe, Train
+
+def made(position, options):
+    shape = {"dim": 32, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "position": position}
+    model = Model("text_table_tiny", shape | {"position_options": options})
+    train, evaluate = Train(steps=2, batch=2), Evaluate(every=0)
+    return Recipe("text.given", "text", model, TextDataConfig(context=32), Optim(), train, evaluate)
+
+RATES = Exponential(torch.tensor([0.1, 0.7]))
+WAVES = torch.arange(32.0)[:, None].add(torch.arange(32.0)).sin()
+DECAY = {"values": lambda distance: -0.1 * distance, "kind": "weights"}  # a function's values are logarithms in any case
+function = lambda: made("table", DECAY)
+summed = lambda: made("matrix+table", {"table": {"values": RATES, "length": 5}, "matrix": {"values": WAVES}})
+layers = lambda: made(["table", "rope+table"], {"table": {"values": WAVES[0].exp()}, "rope+table": {"table": DECAY}})
+unknown = lambda: made("table", {"beyond": print})
+RECIPES = {"function": function, "summed": summed, "layers": layers, "unknown": unknown}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +90,7 @@ def files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     (folder / "own.py").write_text(OWN)
     (folder / "table.py").write_text(TABLE)
+    (folder / "given.py").write_text(GIVEN)
     (folder / "wrong.py").write_text("import nowhere_to_be_found")
     (folder / "empty.py").write_text("def f(): return 3")
     (folder / "returns.py").write_text(
@@ -94,6 +118,35 @@ def test_a_prior_and_a_recipe_in_a_file_train_resume_and_are_measured(files, tmp
     assert code == 2 and "unknown part 'fading'" in said and "--import FILE.py" in said
     code, said = run("recipes/evaluate.py", *measure, "--import", own)
     assert code == 0 and (tmp_path / "out" / "perplexity.csv").exists(), said
+
+
+def test_options_that_are_no_json_become_numbers(files) -> None:
+    """Models of the resolved recipe are those of the recipe as written."""
+    for name in ("function", "summed", "layers"):
+        recipe = recipe_named(f"{files}/given.py:{name}")
+        settled = json.loads(json.dumps(resolve(recipe, world=1).to_dict()))["model"]["options"]
+        made, expected = (
+            create_model("text_table_tiny", **options, train_context=32).state_dict()
+            for options in (settled, recipe.model.options)
+        )
+        priors = [key for key in made if ".prior." in key]
+        assert priors and all(torch.equal(made[key], expected[key]) for key in priors)
+        assert callable(recipe.model.options["position_options"].get("values")) == (name == "function")  # not changed
+    with pytest.raises(ConfigError, match=r"position_options: .* is not JSON"):
+        resolve(recipe_named(f"{files}/given.py:unknown"), world=1)
+
+
+@pytest.mark.slow
+def test_a_recipe_with_a_function_runs_resumes_and_is_measured(files, tmp_path) -> None:
+    own = f"{files}/given.py:layers"
+    for words in (["--dry-run"], ["--calibrate", "1"], ["--set", "train.steps=1"], ["--resume", "auto"]):
+        code, said = run("recipes/train.py", own, "--run-dir", tmp_path / "run", *words)
+        assert code == 0, said
+    stored = json.loads((tmp_path / "run" / "recipe.json").read_text())["model"]["options"]["position_options"]
+    assert len(stored["rope+table"]["table"]["values"]) == 32
+    measure = [tmp_path / "run", "perplexity", "--lengths", "32", "--samples", "1", "--out", tmp_path / "out"]
+    code, said = run("recipes/evaluate.py", *measure)
+    assert code == 0, said
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ both_tokenizers = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=
 @pytest.fixture(scope="module")
 def hay_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("hay") / "hay.txt"
-    path.write_text("It was so. Was it? It was not!\n" * 5 + "And then no mark for a long while " * 3, encoding="utf-8")
+    path.write_text("It was so. Was it? It was not!\n" * 5 + "And then no mark for a long while ", encoding="utf-8")
     return path
 
 
@@ -339,6 +339,47 @@ def test_fingerprints_tell_haystacks_apart():
     assert Haystack((a.copy(),)).fingerprint == hays[0].fingerprint == Haystack((a.astype(np.uint16),)).fingerprint
 
 
+WITHOUT_STOPS = {
+    "verse": "\n".join(
+        f"the {n} of {n * 7} waves goes out and comes again\nno one has seen its end" for n in range(90)
+    ),
+    "line": "and on it went " * 400,
+    "chinese": "落霞与孤鹜齐飞秋水共长天一色渔舟唱晚响穷彭蠡之滨" * 60,
+    "code": "\n".join(f"def f{n}(x):\n    return x * {n} + g(x)\n" for n in range(200)),
+}
+
+
+@both_tokenizers
+@pytest.mark.parametrize("name", WITHOUT_STOPS)
+def test_a_text_without_sentences_has_statements_at_their_depth(name, tokenizer, tmp_path):
+    path = tmp_path / "hay.txt"
+    path.write_text(WITHOUT_STOPS[name], encoding="utf-8")
+    haystack = open_haystack(f"file:{path}", tokenizer)
+    for seed, depth in enumerate((0.0, 0.1, 0.35, 0.5, 0.77, 1.0)):
+        prompt, answer = draw(Template(distractors=2), 1000, depth, seed, tokenizer, haystack)
+        statement = np.concatenate(
+            [tokenizer.encode(" The pass key is"), answer, tokenizer.encode(". Remember it.")]
+        ).tolist()
+        (at,) = places_of(statement, prompt.tolist())
+        assert abs(at / (len(prompt) - len(statement)) - depth) < 0.1  # the words of others and the question count
+        hay = haystack.draw(900, np.random.default_rng(seed), tokenizer)
+        places = haystack.places(hay, tokenizer)
+        assert np.abs(places - depth * 900).min() / 900 <= 0.05
+        for place in places[1:-1:7].tolist():  # no character is cut, no line and no word where there are such
+            before, after = tokenizer.decode(hay[:place]), tokenizer.decode(hay[place:])
+            assert before[-1] != "\ufffd" and (after[0] != "\ufffd" or not after.strip("\ufffd"))  # hay ends anywhere
+            assert name == "chinese" or before[-1].isspace() or after[0].isspace()
+
+
+def test_a_text_with_sentences_keeps_them(tmp_path):
+    tokenizer = TOKENIZERS["bytes"]
+    (tmp_path / "hay.txt").write_text(OWN.strip() * 20)
+    haystack = open_haystack(f"file:{tmp_path}/hay.txt", tokenizer)
+    hay = haystack.draw(900, np.random.default_rng(0), tokenizer)
+    assert np.array_equal(haystack.places(hay, tokenizer), sentence_ends(hay, tokenizer))
+    assert haystack.fingerprint != Haystack(haystack.texts).fingerprint
+
+
 # ---- errors ----
 
 
@@ -389,9 +430,16 @@ def test_haystacks_that_cannot_be_opened(tmp_path):
         open_haystack(f"file:{tmp_path}/nothing.txt", tokenizer)
     with pytest.raises(FileNotFoundError):
         open_haystack(f"file:{tmp_path}", tokenizer)
-    (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(ValueError, match=r"'file:.*empty\.txt' has no text"):
-        open_haystack(f"file:{tmp_path}/empty.txt", tokenizer)
+    for content, message in (
+        (b"", "has no text"),
+        (b" \n\t ", "has no text"),
+        ("caf\u00e9.".encode("latin-1"), "not UTF-8 text: byte 0xe9 at 3"),
+        (b"text.\0more", "not text: byte 0x00 at 5"),
+        (b"So it was. The pass\nkey is 11111. On.", "itself says 'pass key is 11111'"),
+    ):
+        (tmp_path / "wrong.txt").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"'file:.*wrong\.txt'.*{message}"):
+            open_haystack(f"file:{tmp_path}/wrong.txt", tokenizer)
     for documents in ((), [tokenizer.encode("")]):
         with pytest.raises(ValueError, match="'text' has no text"):
             open_haystack("text", tokenizer, documents)

@@ -63,6 +63,11 @@ def test_a_table_fitted_to_what_was_observed() -> None:
     torch.testing.assert_close(fitted.values[1].exp(), torch.tensor([3.5, 2.5, 0.5, 0.5, 1.5]) / 8.5)
     assert torch.equal(Table.fit(2, counts=[3, 2, 0, 0, 1], smoothing=0.5).values, fitted.values)
     assert Table.fit(2, distances=observed, length=2).values.shape == (2, 2)
+    longer = (
+        Table.fit(2, length=7, **given).values for given in ({"distances": observed}, {"counts": [3, 2, 0, 0, 1]})
+    )
+    assert torch.equal(*longer)
+    assert torch.equal(Table(1, values=Frozen().logpdf, length=4).values, -0.1 * torch.arange(4.0)[None])
     assert Table.fit(1, counts=[3, 0], smoothing=0).values[0, 1] == IMPOSSIBLE
     for wrong in (
         {},
@@ -103,6 +108,13 @@ def test_impossible_keys_get_no_weight() -> None:
     assert torch.isfinite(p).all()
 
 
+class Frozen:
+    """As scipy's distributions are: no function and no array."""
+
+    def logpdf(self, distance):
+        return -0.1 * np.asarray(distance)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -110,8 +122,16 @@ def test_impossible_keys_get_no_weight() -> None:
         ({"values": [1.0], "kind": "lgo"}, "did you mean 'log'"),
         ({"values": [1.0], "beyond": "lats"}, "did you mean 'last'"),
         ({"values": [[1.0]] * 3}, r"\(N,\) or \(2, N\), got \(3, 1\)"),
-        ({"values": [math.nan]}, "finite"),
-        ({"values": [0.0], "kind": "weights"}, "finite"),
+        ({"values": [[0.0, 1.0], [1.0, math.nan]]}, r"finite or −∞, got nan at \[1, 1\] of values"),
+        ({"values": [1.0, math.inf], "kind": "weights"}, r"weights .* finite, got inf at \[1\] of values"),
+        ({"values": [0.0], "kind": "weights"}, "weight above 0"),
+        ({"values": [-math.inf]}, "finite log-value"),
+        ({"values": [1j]}, "real numbers"),
+        ({"values": np.array(["2020-01-01"], dtype="datetime64[D]")}, "array of numbers.*got ndarray"),
+        ({"values": Frozen()}, "such as its logpdf.*got Frozen"),
+        ({"values": lambda d: d[1:], "length": 5}, r"shape \(4,\), expected \(5,\)"),
+        ({"values": lambda d: 0.0, "length": 5}, r"shape \(\), expected \(5,\)"),
+        ({"values": lambda d: None, "length": 5}, "returns None, expected log-values"),
         ({"values": [1.0, 2.0], "length": 3}, "length 3"),
         ({"values": [1.0], "file": "x.npy"}, "not from both"),
         ({"values": "x.npy"}, r"file='x\.npy'"),
@@ -130,6 +150,16 @@ def test_a_file_that_is_missing_or_no_numbers(tmp_path) -> None:
     (tmp_path / "words.json").write_text('["a"]')
     with pytest.raises(ValueError, match=r"words\.json holds no array"):
         Table(2, file=tmp_path / "words.json")
+    (tmp_path / "torn.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
+    with pytest.raises(ValueError, match=r"torn\.safetensors holds no array"):
+        Table(2, file=tmp_path / "torn.safetensors")
+    for array in (np.array([1j]), np.array(["2020-01-01"], dtype="datetime64[D]")):
+        np.save(tmp_path / "kind.npy", array)
+        with pytest.raises(ValueError, match=r"kind\.npy holds no array of numbers: expected real numbers"):
+            Table(2, file=tmp_path / "kind.npy")
+    np.save(tmp_path / "nan.npy", np.array([0.0, np.nan]))
+    with pytest.raises(ValueError, match=r"got nan at \[1\] of .*nan\.npy"):
+        Table(2, file=tmp_path / "nan.npy")
 
 
 # ------------------------------------------------------------------------------------------------ matrices
@@ -170,6 +200,86 @@ def test_lanes_of_a_matrix_keep_their_precision_in_bfloat16() -> None:
     q, k = (lanes.to(torch.bfloat16).double() for lanes in (terms.q_lanes, terms.k_lanes))
     error = (q @ k.mT)[0, 0] - matrix
     assert (error.amax(-1) - error.amin(-1)).max() / 2 < 0.02
+
+
+def causal_weights(log_values: torch.Tensor) -> torch.Tensor:
+    length = log_values.shape[-1]
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    return log_values.double().masked_fill(later, -math.inf).softmax(-1)
+
+
+LINE = torch.arange(64.0)
+CAUSAL = {
+    "alibi": (1, -0.1 * (LINE[:, None] - LINE)),
+    "ramp+waves": (3, torch.stack([h * (LINE[:, None] - LINE).cos() + 0.1 * LINE for h in (1, 2)])),
+    **{
+        f"rank {rank}": (rank, torch.randn(64, rank, generator=(g := torch.Generator().manual_seed(rank)))
+        @ torch.randn(rank, 64, generator=g))
+        for rank in (1, 2, 3)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_matrix_is_fitted_where_it_is_seen(name: str) -> None:
+    rank, log_values = CAUSAL[name]
+    weights = causal_weights(log_values)
+    prior, again = (Matrix(2, values=weights.float(), kind="weights") for _ in range(2))
+    assert prior.rank == rank and prior.causal and prior.error < 1e-4 and torch.equal(prior.keys, again.keys)
+    pos = Positions.line(64)
+    terms = prior(pos, pos, causal=True)
+    assert terms.bias is None and terms.table is None
+    seen = torch.ones(64, 64, dtype=torch.bool).tril()
+    p = terms.dense().double()[0].masked_fill(~seen, -math.inf).softmax(-1)
+    torch.testing.assert_close(p, weights.expand(2, -1, -1), atol=1e-4, rtol=1e-3)
+    # Both directions of attention see the entries above the diagonal, which are impossible.
+    whole = prior(pos, pos, causal=False)
+    assert whole.q_lanes is None and whole.bias is not None
+    p = whole.dense().double()[0].softmax(-1)
+    assert not p.masked_fill(seen, 0).any()
+    torch.testing.assert_close(p, weights.expand(2, -1, -1), atol=1e-4, rtol=1e-3)
+    bias, tail = prior.log_prior(pos, pos, causal=True)[0, 1], prior.tail(torch.arange(64), 64)[1]
+    for d in (0, 7, 63):
+        assert float((bias - bias.diagonal()[:, None]).diagonal(-d).max()) - 1e-9 <= tail[d]
+    assert tail.max() < 100
+
+
+def test_a_causal_matrix_of_full_rank_stays_dense() -> None:
+    g = torch.Generator().manual_seed(0)
+    for log_values in (torch.randn(64, 64, generator=g), -(LINE[:, None] - LINE).abs().sqrt()):
+        prior = Matrix(2, values=causal_weights(log_values), kind="weights")
+        assert prior.rank is None and not prior.causal and prior.num_lanes == 0
+    with pytest.raises(ValueError, match="causal of a matrix prior goes with its shape"):
+        Matrix(1, values=[[0.0, 1.0]] * 2, causal=True)
+
+
+@pytest.mark.parametrize("lanes", ["inside", "beside"])
+@torch.no_grad()
+def test_a_causal_matrix_decodes_and_attends_both_ways(lanes: str, tmp_path) -> None:
+    rank, log_values = CAUSAL["rank 2"]
+    numbers = {"values": causal_weights(log_values), "kind": "weights"}
+    low, dense = (
+        create_model("text_matrix_tiny", num_layers=1, lanes=lanes, position_options=numbers | more).eval()
+        for more in ({}, {"tolerance": 0})
+    )
+    assert low.config.position_options == {"shape": [64, 64, rank], "causal": True}
+    tokens = torch.randint(0, 256, (2, 64))
+    expected = low(tokens)
+    if lanes == "beside":  # the same projections
+        dense.load_state_dict({k: v for k, v in low.state_dict().items() if ".prior." not in k}, strict=False)
+        torch.testing.assert_close(dense(tokens), expected, atol=1e-4, rtol=1e-4)
+    low.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path).eval()
+    assert torch.equal(loaded(tokens), expected)
+    cache = loaded.new_cache(64)
+    found = torch.cat([loaded(t, cache=cache) for t in (tokens[:, :20], *tokens[:, 20:].split(1, 1))], dim=1)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    attention = loaded.layers[0].attention
+    attention.causal = False
+    x, pos = torch.randn(1, 64, loaded.config.dim), Positions.line(64)
+    changed = x.clone()
+    changed[:, 40:] += 1
+    torch.testing.assert_close(attention(changed, pos)[:, :40], attention(x, pos)[:, :40])
 
 
 def test_positions_beyond_a_matrix_are_refused() -> None:

@@ -266,14 +266,29 @@ def test_reserved_names_are_all_that_mean_something_else() -> None:
     assert methods - shipped == priors.RESERVED
 
 
+def test_what_is_meant_by_names_of_no_method_is_said() -> None:
+    for position in (["rope", "nope"], "rope"):
+        with pytest.raises(ValueError, match=r"did you mean 'rope2d_axial', 'rope2d_mixed', 'rope2d_normalised'\?"):
+            zoo.create_model("vision_goat_tiny_patch8", position=position, position_options={})
+    for position in (["ggd_ssmax", "nope"], "ggd_ssmax+key_bias"):
+        with pytest.raises(ValueError, match=r"expected 'ggd': '_ssmax' ends the name of a model, .*ssmax=True"):
+            zoo.create_model("text_ggd_tiny", position=position)
+
+
 def test_priors_of_installed_packages_are_found(registry, monkeypatch) -> None:
     points = [EntryPoint("fading", f"{__name__}:Fading", priors.GROUP), EntryPoint("broken", "nowhere:X", priors.GROUP)]
+    points.append(EntryPoint("ggd", f"{__name__}:Fading", priors.GROUP))
     monkeypatch.setattr(priors, "entry_points", lambda group: points if group == priors.GROUP else [])
     priors._load_entry_points.cache_clear()
     try:
+        with pytest.warns(UserWarning, match=r"prior 'ggd': the entry point .*Fading.*the name 'ggd' is taken"):
+            zoo.list_priors()
         assert "fading" in zoo.list_priors() and isinstance(create_prior("fading", num_heads=2), Fading)
         with pytest.raises(ValueError, match=r"entry point 'nowhere:X'.*ModuleNotFoundError"):
             create_prior("broken", num_heads=2)
+        for name in ("text_broken_tiny", "dna_broken_ssmax_tiny", "text_ggd+broken_tiny"):
+            with pytest.raises(ValueError, match=r"entry point 'nowhere:X'.*ModuleNotFoundError"):
+                zoo.create_model(name)
     finally:
         priors._load_entry_points.cache_clear()
 

@@ -6,6 +6,7 @@ Priors of other packages and files come by `register_prior`, or by the entry-poi
 from __future__ import annotations
 
 import re
+import warnings
 from functools import cache
 from importlib.metadata import entry_points
 
@@ -34,6 +35,7 @@ __all__ = [
     "RelativeTable",
     "Table",
     "TablePrior",
+    "broken_prior",
     "compose",
     "create_prior",
     "known_priors",
@@ -127,7 +129,14 @@ def _load_entry_points() -> dict[str, str]:
             register_prior(point.name, point.load())
         except Exception as error:  # one broken package must not hide the priors of all others
             failed[point.name] = f"the entry point {point.value!r} of {GROUP} fails: {type(error).__name__}: {error}"
+            if point.name in PRIORS:  # which nobody will miss
+                warnings.warn(f"prior {point.name!r}: {failed[point.name]}", stacklevel=2)
     return failed
+
+
+def broken_prior(name: str) -> str:
+    """Why the prior of an installed package could not be registered, and "; "; "" of other names."""
+    return f"{why}; " if name not in PRIORS and (why := _load_entry_points().get(name)) else ""
 
 
 def known_priors() -> dict[str, type[Prior]]:
@@ -148,7 +157,8 @@ def create_prior(name: str, *, num_heads: int, **options) -> Prior:
         ValueError: for an unknown name, an unknown option or a missing one; it names the nearest valid choice.
     """
     if name not in PRIORS and name not in known_priors():
-        why = f"{_load_entry_points()[name]}; " if name in _load_entry_points() else ""
-        raise ValueError(f"unknown prior {name!r}; {why}{did_you_mean(name, PRIORS)}Known: {', '.join(list_priors())}")
+        raise ValueError(
+            f"unknown prior {name!r}; {broken_prior(name)}{did_you_mean(name, PRIORS)}Known: {', '.join(list_priors())}"
+        )
     check_options(f"prior {name!r}", PRIORS[name], options, fixed=("num_heads",))
     return PRIORS[name](num_heads, **options)

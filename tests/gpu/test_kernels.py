@@ -13,7 +13,7 @@ import torch
 from tests.device import DEVICE
 
 pytest.importorskip("triton")
-from tools.gpu.cases import CASES, QUICK, Comparison, compare, nan_filled, too_wide
+from tools.gpu.cases import CASES, QUICK, Comparison, compare, nan_filled
 from zoo.attention.triton import TRITON, common, op, table_grad
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +40,6 @@ def compared(name: str) -> Comparison:
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_a_case_is_as_exact_as_rounding_allows_and_the_same_twice(name: str, width: int, dtype: torch.dtype) -> None:
     case = CASES[name]
-    assert not too_wide(case, width)
     found = compare(case, width, dtype, DEVICE, **SIZES)
     assert not found.bad and found.same_bits
     assert {"q", "k", "v", "out", "out, worst row"} < set(found.errors) or case == CASES["bare"]
@@ -64,7 +63,7 @@ def test_a_gradient_that_lacks_a_tile_is_found(monkeypatch: pytest.MonkeyPatch) 
 
     def wrong(*given):
         dq, dk, dv, *others = right(*given)
-        dv[:, :, -common.TILE :] = 0
+        dv[:, :, : common.TILE] = 0
         return dq, dk, dv, *others
 
     monkeypatch.setattr(op, "attention_backward", wrong)

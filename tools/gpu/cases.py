@@ -29,8 +29,8 @@ __all__ = ["CASES", "LENGTH", "QUICK", "Call", "Case", "Comparison", "build", "c
 BATCH, HEADS = 2, 4
 LENGTH = 1031  # odd: a tail in every tile; 16 tiles of 64, so whole tiles inside
 SMALL_GRID, SMALL_WINDOW = (5, 7, 2), 20  # at another length than LENGTH
-# Gradients whose summands cancel: their errors are relative to the size of the summands.
-CANCEL = {
+# Bounds are CANCELLING times as wide: gradients of these are sums that cancel, and a row is not averaged with others.
+LOOSE = {
     "theta_alpha",
     "theta_beta",
     "theta_mu",
@@ -52,10 +52,10 @@ class Case:
         parametric: the table is GGD's. mu: its θμ is trained too.
         grid: height, width and prefix of a grid, with a table over displacements.
         bias: batch rows and heads of a dense bias.
-        lanes: columns of lanes. narrow: columns that content lacks, in which lanes then are.
+        lanes: columns of lanes. narrow: columns by which content is narrower than values, such as those that lanes take.
         scale: a row scale like SSMax's.
-        skip: tiles that weigh nothing are skipped, which the table, lanes or documents then have.
-        documents: three in each batch row.
+        skip: tiles of negligible weight are skipped; GGD and a grid's table decay for it, so that there are some.
+        documents: three in each batch row, not at the same places.
         groups: key heads.
         queries: the last ones of the keys.
         even: lengths are a multiple of every tile.
@@ -323,7 +323,7 @@ def compare(
         errors = {name: norm_error(first[name], exact[name]) for name in exact}
         errors["out, worst row"] = worst_row(first["out"], exact["out"])
         same = all(torch.equal(run[name], first[name]) for run in runs[1:] for name in run)
-    bad = {n: e for n, e in errors.items() if not e <= BOUNDS[dtype] * (CANCELLING if n in CANCEL else 1.0)}
+    bad = {n: e for n, e in errors.items() if not e <= BOUNDS[dtype] * (CANCELLING if n in LOOSE else 1.0)}
     return Comparison(errors, bad, same)
 
 

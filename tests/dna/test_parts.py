@@ -12,6 +12,7 @@ from modalities.dna.evaluators.contigs import Contigs
 from modalities.dna.evaluators.parts import PARTS, Parts
 from modalities.dna.repeats import WORD, repeated_words, repetitive
 from modalities.dna.sources import find_source
+from modalities.evaluation import ModelResult
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +65,20 @@ def test_the_parts_make_up_the_whole(source, monkeypatch, tmp_path) -> None:
     assert bits / 895 == pytest.approx(whole["bits_per_base"])
     assert 130 <= parts["repeats"]["bases"] < 140 and parts["soft-masked"]["bases"] == 50
     assert parts["repeats"]["share"] == pytest.approx(parts["repeats"]["bases"] / 895)
+
+
+def test_paired_values_are_those_of_the_table(source) -> None:
+    """Contigs weigh equally, and in them bases: no window of two repeated bases counts as one of ninety."""
+    results = []
+    evaluator = Parts(Parts.settings_class(lengths=(90,), samples=10, **source))
+    for name in ("uniform", "markov-0"):
+        model = create_baseline(name, 30)
+        cells = dict(evaluator.run(model))
+        for cell in cells.values():  # numbers that vary
+            cell["bits"] = [[b * (1 + k % 3) for b in bits] for k, bits in enumerate(cell["bits"])]
+        results.append(ModelResult(name, 30, evaluator.rows(cells), cells=cells))
+    paired = {row["part"]: row for row in evaluator.paired(results, "markov-0")}
+    for mine, theirs in zip(*(result.rows for result in results), strict=True):
+        row = paired[mine["part"]]
+        assert row["value"] == pytest.approx(mine["bits_per_base"])
+        assert row["against_value"] == pytest.approx(theirs["bits_per_base"])

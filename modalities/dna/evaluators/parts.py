@@ -60,11 +60,11 @@ class Parts(Contigs):
         return {**cell.data["facts"], **found}
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
-        """Every stretch of a contig, part by part."""
+        """Every stretch, part by part, pooled in its contig: of a part, many stretches have few bases."""
         for k, (bits, bases) in enumerate(zip(cell["bits"], cell["bases"], strict=True)):
             for part, total, weight in zip(PARTS, bits, bases, strict=True):
                 if weight:
-                    yield Observed(part, f"{name}/{k}", "bits_per_base", total, weight)
+                    yield Observed(part, f"{name}/{k}", "bits_per_base", total, weight, cell["contig"])
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         contigs: dict[str, np.ndarray] = {}

@@ -15,8 +15,8 @@ __all__ = ["Observed", "Ratio", "ScoresByUnit", "paired_rows", "scores_by_unit",
 class Observed(NamedTuple):
     """A score of one unit at one place of the axis, or a part of it: the score is Σ total / Σ weight over the parts.
 
-    pooled: the name of the stratum, such as a contig, in which units are pooled by their weights, so that one with few bases
-    counts little; None: units weigh equally.
+    pooled: the name of the stratum, such as a contig or a class, in which units are pooled by their weights, so that one with
+    few bases counts little; None: units weigh equally.
     """
 
     point: Any
@@ -27,33 +27,27 @@ class Observed(NamedTuple):
     pooled: str | None = None
 
 
-class Ratio(NamedTuple):
-    """What a pooled unit adds to the ratio of its stratum."""
-
-    total: float
-    weight: float
-    stratum: str
-
-
-# (place, column of the score) → unit → score; of pooled units, what the score is made of
-ScoresByUnit = dict[tuple[Any, str], dict[str, float | Ratio]]
+Ratio = dict[str, tuple[float, float]]  # of a pooled unit: stratum → what it adds to numerator and denominator
+ScoresByUnit = dict[tuple[Any, str], dict[str, float | Ratio]]  # (place, column of the score) → unit → score
 
 
 def scores_by_unit(observed: Iterable[Observed]) -> ScoresByUnit:
-    """The score of each unit; a unit of weight 0 has none."""
-    sums: dict[tuple[Any, str], dict[str, tuple[float, float, str | None]]] = {}
+    """The score of each unit, of a pooled one what it is made of; a unit of weight 0 has none."""
+    sums: dict[tuple[Any, str], dict[str, dict[str | None, tuple[float, float]]]] = {}
     for one in observed:
-        units = sums.setdefault((one.point, one.column), {})
-        total, weight, _ = units.get(one.unit, (0.0, 0.0, None))
-        units[one.unit] = total + one.total, weight + one.weight, one.pooled
-    return {
-        key: {
-            unit: total / weight if stratum is None else Ratio(total, weight, stratum)
-            for unit, (total, weight, stratum) in units.items()
-            if weight
-        }
-        for key, units in sums.items()
-    }
+        strata = sums.setdefault((one.point, one.column), {}).setdefault(one.unit, {})
+        total, weight = strata.get(one.pooled, (0.0, 0.0))
+        strata[one.pooled] = total + one.total, weight + one.weight
+    found: ScoresByUnit = {}
+    for key, units in sums.items():
+        scores = found.setdefault(key, {})
+        for unit, strata in units.items():
+            kept = {stratum: pair for stratum, pair in strata.items() if pair[1]}
+            if None in kept:
+                scores[unit] = kept[None][0] / kept[None][1]
+            elif kept:
+                scores[unit] = {str(stratum): pair for stratum, pair in kept.items()}
+    return found
 
 
 def paired_rows(
@@ -68,10 +62,10 @@ def paired_rows(
     standard deviation over a side's seeds of their means, NaN for one seed. The interval is of the units; it says
     nothing of other seeds.
 
-    Pooled units: a seed's mean is that over strata of R_h = Σ total / Σ weight of the units in stratum h. With the residual
-    z_u = (total_u − R_h·weight_u) / mean weight of h, a mean over a side's seeds, less that of the other side, the interval is
-    that of the linearised ratios: ± t(0.975, n − H)·√(Σ_h s²_h / n_h) / H over H strata of n_h units. A stratum of one unit
-    takes the mean s² of the others.
+    Pooled units: a seed's mean is that over its strata of R_h = Σ total / Σ weight of all units in stratum h, and the interval
+    that of the linearised ratios. With g_u = Σ_h (total_uh − R_h·weight_uh) / (H Σ_v weight_vh), a mean over a side's seeds
+    less that of the other side, it is ± t(0.975, n − S)·√(Σ_s n_s/(n_s − 1) Σ_{u∈s} g_u²) over S samples of n_s units: the
+    strata, or all units together where some are in several strata. A sample of one unit takes the mean variance of the others.
     """
     sides, rows = [*model, *against], []
     shared = [key for key in sides[0] if all(key in side for side in sides)]
@@ -81,7 +75,7 @@ def paired_rows(
         units = [unit for unit in tables[0] if all(unit in table for table in tables)]
         if not units:
             continue
-        made = _pooled if isinstance(tables[0][units[0]], Ratio) else _equal
+        made = _pooled if isinstance(tables[0][units[0]], dict) else _equal
         scores, means, half = made([[table[unit] for unit in units] for table in tables], len(model))
         gap = scores[: len(model)].mean(0) - scores[len(model) :].mean(0)
         mine, theirs = means[: len(model)], means[len(model) :]
@@ -108,25 +102,29 @@ def _equal(units: list[list[Any]], mine: int) -> tuple[np.ndarray, np.ndarray, f
 
 def _pooled(units: list[list[Any]], mine: int) -> tuple[np.ndarray, np.ndarray, float]:
     """As `_equal`, of `Ratio`s."""
-    totals, weights = (np.array([[unit[k] for unit in row] for row in units]) for k in (0, 1))
-    strata = np.array([unit.stratum for unit in units[0]])
-    names = list(dict.fromkeys(strata.tolist()))
-    ratios, variances, sizes = [], [], []
-    for name in names:
-        total, weight = totals[:, strata == name], weights[:, strata == name]
-        ratio = total.sum(1) / weight.sum(1)
-        residuals = (total - ratio[:, None] * weight) / weight.mean(1, keepdims=True)
-        gap = residuals[:mine].mean(0) - residuals[mine:].mean(0)
-        ratios.append(ratio)
-        sizes.append(gap.size)
-        variances.append(float(gap.var(ddof=1)) if gap.size > 1 else math.nan)
-    half, degrees = math.nan, sum(sizes) - len(names)
-    known = [value for value in variances if not math.isnan(value)]
-    if known and max(known) > 0:
-        spread = [float(np.mean(known)) if math.isnan(value) else value for value in variances]
-        error = math.sqrt(sum(value / size for value, size in zip(spread, sizes, strict=True))) / len(names)
-        half = t_quantile(0.95, degrees) * error
-    return totals / weights, np.mean(ratios, axis=0), half
+    names = list(dict.fromkeys(name for row in units for unit in row for name in unit))
+    pairs = np.array([[[unit.get(name, (0.0, 0.0)) for name in names] for unit in row] for row in units])
+    total, weight = pairs[..., 0], pairs[..., 1]  # (seeds of both, units, strata)
+    held = weight.sum(1, keepdims=True)
+    there = (held > 0).sum(2)  # strata that a side has
+    ratio = _divided(total.sum(1, keepdims=True), held)
+    residual = _divided(total - ratio * weight, held).sum(2) / there
+    gap = residual[:mine].mean(0) - residual[mine:].mean(0)
+    inside = (weight > 0).any(0)
+    sample = np.zeros(len(gap), int) if (inside.sum(1) > 1).any() else inside.argmax(1)
+    groups = [gap[sample == one] for one in np.unique(sample)]
+    variances = [len(group) * float(group.var(ddof=1)) if len(group) > 1 else math.nan for group in groups]
+    of_one = [v * len(group) for v, group in zip(variances, groups, strict=True) if len(group) > 1]
+    half = math.nan
+    if of_one and max(of_one) > 0:
+        error = math.sqrt(sum(float(np.mean(of_one)) if math.isnan(v) else v for v in variances))
+        half = t_quantile(0.95, len(gap) - len(groups)) * error
+    return _divided(total, weight).sum(2) / (weight > 0).sum(2), ratio.sum(2)[:, 0] / there[:, 0], half
+
+
+def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a / b, 0 where b is 0."""
+    return np.where(b > 0, a / np.where(b > 0, b, 1.0), 0.0)
 
 
 def t_quantile(share: float, degrees: int) -> float:

@@ -108,6 +108,9 @@ class SceneEvaluator(Evaluator):
         trained = heldout_by(self.trained_on) if self.trained_on else None
         own = trained if trained is not None and self.target in trained.target.split("+") else self.default_source
         self.source: str | VisionDataConfig = self.settings.source or own
+        # What is asked of pictures is known of a model with a recipe; one trained on labels may name a category too.
+        labelled = trained is None or (trained.target == "label" and self.target == "marked")
+        self.trained_for = None if labelled or trained is None else trained.target
 
     @property
     def heldout(self) -> Heldout[HeldoutScenes]:
@@ -162,6 +165,10 @@ class SceneEvaluator(Evaluator):
     # ---- measurement ----
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
+        if self.trained_for is not None and self.target not in self.trained_for.split("+"):
+            raise ValueError(
+                f"{self.name} asks for {self.target!r}; the model was trained with data.target={self.trained_for!r}"
+            )
         scenes = self.heldout.items
         count = min(self.settings.samples or len(scenes), len(scenes))
         cells = []

@@ -569,6 +569,21 @@ def test_models_that_cannot_be_asked_are_refused(opened, name):
         measured(name, model, sizes=(32,))
 
 
+def test_what_a_model_was_not_trained_for_is_refused(opened):
+    opened()
+    trained = {"source": "scenes", "target": "marked+map", "num_classes": 27, "augment": "window"}
+    asked = SceneSettings(source="squares", sizes=(32,))
+    with pytest.raises(
+        ValueError, match=r"count asks for 'count'; the model was trained with data\.target='marked\+map'"
+    ):
+        EVALUATORS["count"](asked, trained).cells(Oracle())
+    with pytest.raises(ValueError, match=r"find asks for 'marked'; the model was trained with data\.target='count'"):
+        EVALUATORS["find"](asked, trained | {"target": "count"}).cells(Oracle())
+    assert EVALUATORS["find"](asked, {"source": "glyphs"}).cells(Oracle())  # letters by label: it names one
+    with pytest.raises(ValueError, match=r"trained with data\.target='label'"):
+        EVALUATORS["count"](asked, {"source": "glyphs"}).cells(Oracle())
+
+
 def test_a_run_is_measured_on_what_its_training_held_out(stored, monkeypatch):
     trained = {"source": "scenes", "target": "marked+map", "num_classes": 27, "augment": "window"}
     assert EVALUATORS["find"](SceneSettings(), trained).source_name == "scenes"

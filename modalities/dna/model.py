@@ -76,6 +76,15 @@ class DnaConfig(DecoderConfig):
             raise ValueError(f"strands {self.strands!r}: expected 'one' or 'both'")
         if not 0 < self.num_targets <= self.vocab_size:
             raise ValueError(f"num_targets {self.num_targets} must lie in 1..vocab_size={self.vocab_size}")
+        if self.tokenizer == "bases" or self.tokenizer.startswith(
+            "kmer:"
+        ):  # others are files, opened when they are used
+            known = load_tokenizer(self.tokenizer)
+            if known.vocab_size > self.vocab_size or known.num_targets != self.num_targets:
+                raise ValueError(
+                    f"tokenizer {self.tokenizer!r} has {known.num_targets} targets in {known.vocab_size} ids; the model has "
+                    f"num_targets {self.num_targets}, vocab_size {self.vocab_size}: weights are of one tokenizer"
+                )
 
 
 MOST_EMBEDDED = 1 << 17  # bases that one vector is of

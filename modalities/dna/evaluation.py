@@ -189,7 +189,9 @@ class FileSettings(DnaSettings, StrandSettings):
 class RegionSettings(FileSettings):
     """Parts of a file of sequences."""
 
-    regions: str | None = option(None, "BED file of what to read of --fasta; default: all of it")
+    regions: str | None = option(
+        None, "BED file of what to read of --fasta, its sixth column the strand; default: all of it"
+    )
 
 
 class FileEvaluator(DnaEvaluator, Listing):
@@ -232,8 +234,11 @@ class FileEvaluator(DnaEvaluator, Listing):
 
 
 def fingerprint_of_rows(rows: Sequence[BedRow]) -> str:
-    """16 hex digits of places and names."""
-    return fingerprint_of(f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}\n".encode() for row in rows)
+    """16 hex digits of places, names and, of those on the other strand, strands."""
+    turned = {"+": "", "-": "\t-"}
+    return fingerprint_of(
+        f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}{turned[row.strand]}\n".encode() for row in rows
+    )
 
 
 def step_of(tokenizer: DnaTokenizer) -> int:

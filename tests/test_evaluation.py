@@ -62,7 +62,14 @@ def test_counts_read_powers_of_two():
     for wrong in ("1x", "k", "-3", "1.5k"):
         with pytest.raises(ValueError, match=wrong):
             counts(wrong)
-    assert [compact(n) for n in (128, 1024, 1536, 2**20)] == ["128", "1k", "1.5k", "1M"]
+    assert [compact(n) for n in (128, 1008, 1024, 1536, 2**20 - 1024, 2**20)] == [
+        "128",
+        "1008",
+        "1k",
+        "1.5k",
+        "1023k",
+        "1M",
+    ]
 
 
 def test_rows_are_means_along_the_axis_and_finished_cells_are_passed_on():

@@ -128,7 +128,7 @@ class DnaEvaluator(Evaluator):
         """Of identities: cells of k-mers and BPE that were stored when lengths were in tokens are not those of now."""
         return {} if load_tokenizer(model.config.tokenizer).bases_per_token == 1 else {"lengths": "bases"}
 
-    def with_room(self, model: ZooModel, lengths: tuple[int, ...], beside: int = 0) -> tuple[int, ...]:
+    def with_room(self, model: ZooModel | None, lengths: tuple[int, ...], beside: int = 0) -> tuple[int, ...]:
         """Those of `lengths`, at least the first, that contigs with most held-out bases have room for, and `beside` more."""
         most = self.heldout.items.reaching(ENOUGH) - beside
         return tuple(length for length in lengths if length <= most) or lengths[:1]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from modalities.dna.baselines import create_baseline, markov
 from modalities.dna.bases import decode, reverse_complement
 from modalities.dna.data import open_heldout
+from modalities.dna.evaluators.bits import Bits
 from modalities.dna.evaluators.contigs import Contigs
 from modalities.dna.evaluators.parts import PARTS, Parts
 from modalities.dna.repeats import WORD, repeated_words, repetitive
@@ -65,6 +67,26 @@ def test_the_parts_make_up_the_whole(source, monkeypatch, tmp_path) -> None:
     assert bits / 895 == pytest.approx(whole["bits_per_base"])
     assert 130 <= parts["repeats"]["bases"] < 140 and parts["soft-masked"]["bases"] == 50
     assert parts["repeats"]["share"] == pytest.approx(parts["repeats"]["bases"] / 895)
+
+
+def test_of_several_lengths_it_says_which_is_read(source) -> None:
+    for kind, lengths, expected in (
+        (Parts, (60, 90), "parts reads windows of one length, here 90"),
+        (Parts, (90,), ""),
+    ):
+        evaluator = kind(kind.settings_class(lengths=lengths, samples=10, **source))
+        console = Console(record=True, width=200)
+        model = create_baseline("uniform", 30)
+        evaluator.show([ModelResult("uniform", 30, evaluator.rows(dict(evaluator.run(model))))], console)
+        assert (expected in console.export_text()) if expected else not console.export_text()
+
+
+def test_a_longest_length_that_makes_stretches_longer_is_told(source) -> None:
+    for length, told in ((512, False), (800, True)):
+        bits = Bits(Bits.settings_class(lengths=(64, length), samples=1, **source))
+        console, model = Console(record=True, width=200), create_baseline("uniform", 30)
+        bits.show([ModelResult("uniform", 30, bits.rows(dict(bits.run(model))))], console)
+        assert ("stretches have 800 bases, the longest length, and not 512" in console.export_text()) == told
 
 
 def test_paired_values_are_those_of_the_table(source) -> None:

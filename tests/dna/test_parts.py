@@ -69,6 +69,34 @@ def test_the_parts_make_up_the_whole(source, monkeypatch, tmp_path) -> None:
     assert parts["repeats"]["share"] == pytest.approx(parts["repeats"]["bases"] / 895)
 
 
+def test_coding_and_non_coding_are_those_of_genbank(source, tmp_path) -> None:
+    seqio, seqfeature = pytest.importorskip("Bio.SeqIO"), pytest.importorskip("Bio.SeqFeature")
+    from Bio.Seq import Seq
+    from Bio.SeqRecord import SeqRecord
+
+    def genbank(name: str) -> str:
+        record = SeqRecord(Seq("A" * 900), id=name, name=name, annotations={"molecule_type": "DNA"})
+        for kind, start, stop, strand in (
+            ("CDS", 80, 200, 1),
+            ("CDS", 150, 260, -1),
+            ("gene", 0, 800, 1),
+            ("CDS", 700, 710, 1),
+        ):
+            record.features.append(seqfeature.SeqFeature(seqfeature.SimpleLocation(start, stop, strand), type=kind))
+        seqio.write(record, tmp_path / f"{name}.gb", "genbank")
+        return str(tmp_path / f"{name}.gb")
+
+    plain, model = Parts(Parts.settings_class(lengths=(90,), samples=10, **source)), create_baseline("uniform", 30)
+    evaluator = Parts(Parts.settings_class(lengths=(90,), samples=10, genbank=genbank("held"), **source))
+    assert evaluator.identity(model) != plain.identity(model)
+    rows = {row["part"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
+    assert tuple(rows) == (*PARTS, "coding", "non-coding") == evaluator.points(model)
+    assert rows["coding"]["bases"] == 180 + 5  # 80 to 260, and 700 to 710 without the unknown ones
+    assert rows["non-coding"]["bases"] == 895 - 185 and rows["coding"]["bits_per_base"] == 2.0
+    with pytest.raises(ValueError, match="none of the held-out contigs held, but other"):
+        Parts(Parts.settings_class(genbank=genbank("other"), **source)).identity(model)
+
+
 def test_of_several_lengths_it_says_which_is_read(source) -> None:
     for kind, lengths, expected in (
         (Parts, (60, 90), "parts reads windows of one length, here 90"),

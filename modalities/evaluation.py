@@ -46,6 +46,7 @@ __all__ = [
     "Score",
     "Settings",
     "check_choice",
+    "clustered_error",
     "counts",
     "find_evaluators",
     "option",
@@ -324,6 +325,15 @@ def find_evaluators(package: str) -> dict[str, type[Evaluator]]:
                     raise ValueError(f"two evaluators of {package} are called {kind.name!r}")
                 found[kind.name] = kind
     return found
+
+
+def clustered_error(values: np.ndarray, groups: Sequence[str]) -> float:
+    """Of the mean of N values that groups share: √(G/(G − 1) Σ_g (Σ_{n∈g} (x_n − x̄))²) / N; NaN for a single group."""
+    names, of = np.unique(groups, return_inverse=True)
+    if len(names) < 2:
+        return math.nan
+    sums = np.bincount(of, weights=values - values.mean())
+    return math.sqrt(len(names) / (len(names) - 1) * float((sums**2).sum())) / len(values)
 
 
 def standard_error(values: np.ndarray) -> float:

@@ -9,32 +9,45 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Observed", "ScoresByUnit", "paired_rows", "scores_by_unit", "t_quantile"]
+__all__ = ["Observed", "Ratio", "ScoresByUnit", "paired_rows", "scores_by_unit", "t_quantile"]
 
 
 class Observed(NamedTuple):
-    """A score of one unit at one place of the axis, or a part of it: the score is Σ total / Σ weight over the parts."""
+    """A score of one unit at one place of the axis, or a part of it: the score is Σ total / Σ weight over the parts.
+
+    pooled: the name of the stratum, such as a contig or a class, in which units are pooled by their weights, so that one with
+    few bases counts little; None: units weigh equally.
+    """
 
     point: Any
     unit: str
     column: str
     total: float
     weight: float = 1.0
+    pooled: str | None = None
 
 
-ScoresByUnit = dict[tuple[Any, str], dict[str, float]]  # (place, column of the score) → unit → score
+Ratio = dict[str, tuple[float, float]]  # of a pooled unit: stratum → what it adds to numerator and denominator
+ScoresByUnit = dict[tuple[Any, str], dict[str, float | Ratio]]  # (place, column of the score) → unit → score
 
 
 def scores_by_unit(observed: Iterable[Observed]) -> ScoresByUnit:
-    """The score of each unit; a unit of weight 0 has none."""
-    sums: dict[tuple[Any, str], dict[str, tuple[float, float]]] = {}
+    """The score of each unit, of a pooled one what it is made of; a unit of weight 0 has none."""
+    sums: dict[tuple[Any, str], dict[str, dict[str | None, tuple[float, float]]]] = {}
     for one in observed:
-        units = sums.setdefault((one.point, one.column), {})
-        total, weight = units.get(one.unit, (0.0, 0.0))
-        units[one.unit] = total + one.total, weight + one.weight
-    return {
-        key: {unit: total / weight for unit, (total, weight) in units.items() if weight} for key, units in sums.items()
-    }
+        strata = sums.setdefault((one.point, one.column), {}).setdefault(one.unit, {})
+        total, weight = strata.get(one.pooled, (0.0, 0.0))
+        strata[one.pooled] = total + one.total, weight + one.weight
+    found: ScoresByUnit = {}
+    for key, units in sums.items():
+        scores = found.setdefault(key, {})
+        for unit, strata in units.items():
+            kept = {stratum: pair for stratum, pair in strata.items() if pair[1]}
+            if None in kept:
+                scores[unit] = kept[None][0] / kept[None][1]
+            elif kept:
+                scores[unit] = {str(stratum): pair for stratum, pair in kept.items()}
+    return found
 
 
 def paired_rows(
@@ -48,6 +61,11 @@ def paired_rows(
     share of the units with d_u < 0; `seeds`, `against_seeds`, and `seed_deviation`, `against_seed_deviation`: the sample
     standard deviation over a side's seeds of their means, NaN for one seed. The interval is of the units; it says
     nothing of other seeds.
+
+    Pooled units: a seed's mean is that over its strata of R_h = Σ total / Σ weight of all units in stratum h, and the interval
+    that of the linearised ratios. With g_u = Σ_h (total_uh − R_h·weight_uh) / (H Σ_v weight_vh), a mean over a side's seeds
+    less that of the other side, it is ± t(0.975, n − S)·√(Σ_s n_s/(n_s − 1) Σ_{u∈s} g_u²) over S samples of n_s units: the
+    strata, or all units together where some are in several strata. A sample of one unit takes the mean variance of the others.
     """
     sides, rows = [*model, *against], []
     shared = [key for key in sides[0] if all(key in side for side in sides)]
@@ -57,23 +75,56 @@ def paired_rows(
         units = [unit for unit in tables[0] if all(unit in table for table in tables)]
         if not units:
             continue
-        scores = np.array([[table[unit] for unit in units] for table in tables])  # (seeds of both, units)
-        mine, theirs = scores[: len(model)], scores[len(model) :]
-        gap = mine.mean(0) - theirs.mean(0)
-        half = math.nan
-        if np.ptp(gap) > 0:  # where all units differ alike, nothing tells how others would
-            half = t_quantile(0.95, len(units) - 1) * float(gap.std(ddof=1)) / math.sqrt(len(units))
-        middle = float(gap.mean())
+        made = _pooled if isinstance(tables[0][units[0]], dict) else _equal
+        scores, means, half = made([[table[unit] for unit in units] for table in tables], len(model))
+        gap = scores[: len(model)].mean(0) - scores[len(model) :].mean(0)
+        mine, theirs = means[: len(model)], means[len(model) :]
+        middle = float(mine.mean() - theirs.mean())
         row = {"score": column, axis: point, "units": len(units)}
         row |= {"value": float(mine.mean()), "against_value": float(theirs.mean())}
         row |= {"difference": middle, "low": middle - half, "high": middle + half}
         row["lower_in"] = float((gap < 0).mean())
         for name, side in (("", mine), ("against_", theirs)):
-            means = side.mean(1).tolist()
-            row[f"{name}seeds"] = len(means)
-            row[f"{name}seed_deviation"] = statistics.stdev(means) if len(means) > 1 else math.nan
+            row[f"{name}seeds"] = len(side)
+            row[f"{name}seed_deviation"] = statistics.stdev(side.tolist()) if len(side) > 1 else math.nan
         rows.append(row)
     return rows
+
+
+def _equal(units: list[list[Any]], mine: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Scores of units (seeds of both, units), their means, and half the interval of the difference of the first `mine` rows."""
+    scores = np.array(units)
+    gap, half = scores[:mine].mean(0) - scores[mine:].mean(0), math.nan
+    if np.ptp(gap) > 0:  # where all units differ alike, nothing tells how others would
+        half = t_quantile(0.95, gap.size - 1) * float(gap.std(ddof=1)) / math.sqrt(gap.size)
+    return scores, scores.mean(1), half
+
+
+def _pooled(units: list[list[Any]], mine: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """As `_equal`, of `Ratio`s."""
+    names = list(dict.fromkeys(name for row in units for unit in row for name in unit))
+    pairs = np.array([[[unit.get(name, (0.0, 0.0)) for name in names] for unit in row] for row in units])
+    total, weight = pairs[..., 0], pairs[..., 1]  # (seeds of both, units, strata)
+    held = weight.sum(1, keepdims=True)
+    there = (held > 0).sum(2)  # strata that a side has
+    ratio = _divided(total.sum(1, keepdims=True), held)
+    residual = _divided(total - ratio * weight, held).sum(2) / there
+    gap = residual[:mine].mean(0) - residual[mine:].mean(0)
+    inside = (weight > 0).any(0)
+    sample = np.zeros(len(gap), int) if (inside.sum(1) > 1).any() else inside.argmax(1)
+    groups = [gap[sample == one] for one in np.unique(sample)]
+    variances = [len(group) * float(group.var(ddof=1)) if len(group) > 1 else math.nan for group in groups]
+    of_one = [v * len(group) for v, group in zip(variances, groups, strict=True) if len(group) > 1]
+    half = math.nan
+    if of_one and max(of_one) > 0:
+        error = math.sqrt(sum(float(np.mean(of_one)) if math.isnan(v) else v for v in variances))
+        half = t_quantile(0.95, len(gap) - len(groups)) * error
+    return _divided(total, weight).sum(2) / (weight > 0).sum(2), ratio.sum(2)[:, 0] / there[:, 0], half
+
+
+def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a / b, 0 where b is 0."""
+    return np.where(b > 0, a / np.where(b > 0, b, 1.0), 0.0)
 
 
 def t_quantile(share: float, degrees: int) -> float:

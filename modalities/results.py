@@ -29,8 +29,12 @@ def compact(number: float) -> str:
     """128, 1k, 1.5k, 32k, 1M: lengths as tick labels, in powers of two."""
     for unit, size in (("M", 2**20), ("k", 2**10)):
         if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.3g}"
+            return _plain(number / size) + unit
+    return _plain(number)
+
+
+def _plain(number: float) -> str:
+    return f"{number:.{3 if number < 999.5 else 4}g}"  # up to 1,023 without an exponent
 
 
 @dataclass(frozen=True)

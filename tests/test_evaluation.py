@@ -62,7 +62,14 @@ def test_counts_read_powers_of_two():
     for wrong in ("1x", "k", "-3", "1.5k"):
         with pytest.raises(ValueError, match=wrong):
             counts(wrong)
-    assert [compact(n) for n in (128, 1024, 1536, 2**20)] == ["128", "1k", "1.5k", "1M"]
+    assert [compact(n) for n in (128, 1008, 1024, 1536, 2**20 - 1024, 2**20)] == [
+        "128",
+        "1008",
+        "1k",
+        "1.5k",
+        "1023k",
+        "1M",
+    ]
 
 
 def test_rows_are_means_along_the_axis_and_finished_cells_are_passed_on():
@@ -141,6 +148,29 @@ def test_a_paired_difference_is_of_seed_means_over_shared_units():
     assert row["seed_deviation"] == pytest.approx(np.std([7 / 3, 11 / 3], ddof=1))
     assert equal["difference"] == 0 and math.isnan(equal["low"])  # nothing varies, nothing is known of other units
     assert paired_rows(mine, [{(16, "x"): {"z": 1.0}}]) == []
+
+
+def test_pooled_units_weigh_as_much_as_they_hold():
+    """Stratum A: units of 1 and 9 bases; B: of 2 and 2. A's ratios are 0.3 (mine) and 0.5, B's 1 and 1."""
+
+    def side(*bits):
+        weights, strata = (1.0, 9.0, 2.0, 2.0), "AABB"
+        seen = zip("abcd", bits, weights, strata, strict=True)
+        return scores_by_unit(Observed("p", unit, "x", total, weight, name) for unit, total, weight, name in seen)
+
+    mine, theirs = side(2.0, 1.0, 1.0, 3.0), side(1.0, 4.0, 2.0, 2.0)
+    (row,) = paired_rows([mine], [theirs])
+    assert (row["units"], row["value"], row["against_value"]) == (4, pytest.approx(0.65), pytest.approx(0.75))
+    assert row["difference"] == pytest.approx(-0.1)  # units weighed equally: +0.22
+    # Residuals over the mean weight, mine less theirs: A ((1.7 − 0.5) / 5, its negative), B ((−1 − 0) / 2, its negative).
+    variances = [2 * 0.24**2, 2 * 0.5**2]
+    half = 4.3027 * math.sqrt(sum(s2 / 2 for s2 in variances)) / 2
+    assert (row["low"], row["high"]) == pytest.approx((-0.1 - half, -0.1 + half), abs=1e-4)
+    assert row["lower_in"] == 0.5
+    (same,) = paired_rows([mine, mine], [mine])
+    assert same["difference"] == 0 and math.isnan(same["low"]) and same["seed_deviation"] == 0
+    (alone,) = paired_rows([{("p", "x"): {"a": mine["p", "x"]["a"]}}], [theirs])
+    assert alone["difference"] == 1.0 and math.isnan(alone["low"])
 
 
 def test_an_evaluator_compares_groups_with_a_label():

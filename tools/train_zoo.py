@@ -16,6 +16,7 @@ those of the first; the others' weights are kept in release/seeds, to be measure
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -671,8 +672,34 @@ def measure(
         reference = kind.weights(kind.against) if kind.against and not each.part else ""
         alone = {*models, *each.beside} <= {reference}  # nothing is compared with itself
         against = ("--against", reference) if reference and not alone else ()
+        tables = (
+            [kind.measured / each.part / f"{name}.paired.csv" for name in each.evaluators.split(",")] if against else []
+        )
+        before = {path: _read_rows(path) for path in tables}
         _evaluate(models, each, kind.measured / each.part, against, jobs)
+        for path, rows in before.items():
+            write_paired(kind, path, rows)
     draw(family)
+
+
+def _read_rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_paired(kind: Family, path: Path, before: list[dict[str, str]]) -> None:
+    """The rows of a call, and those of `before` about the family's other methods against the same model; in its order."""
+    now = _read_rows(path)
+    if not now:
+        return
+    new, against, order = {row["model"] for row in now}, now[0]["against"], list(map(kind.weights, kind.methods))
+    kept = [row for row in before if row["model"] in order and row["model"] not in new and row["against"] == against]
+    if kept:
+        write_table(
+            path, sorted(now + kept, key=lambda r: order.index(r["model"]) if r["model"] in order else len(order))
+        )
 
 
 def _evaluate(models: list[str], each: Call, out: Path, more: tuple[str, ...] = (), jobs: int = 1) -> None:

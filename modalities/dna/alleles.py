@@ -145,7 +145,8 @@ def place(change: Change, length: int, window: int, step: int = 1) -> Placed | N
 
     The longer window has W bases: `window`, or as many as a contig of `length` bases allows, rounded down to a multiple of
     `step`. With M = `change.longest` the left flank has ⌊(W − M) / 2⌋ bases and the right one the rest, whatever the spelling;
-    at a contig's edges the windows move inwards.
+    at a contig's edges the windows move inwards. Where W − M is even, as for a substitution in an odd window, the flanks are
+    equal and the windows of the reverse-complemented genome are the reverse complements of these; else theirs lie one base off.
     """
     size = min(window, length + max(0, change.growth)) // step * step
     if size < change.longest or size + min(0, change.growth) < step:

@@ -18,24 +18,29 @@ _MOST_ROWS = 1 << 22
 
 @dataclass(frozen=True)
 class BedRow:
-    """Bases [start, stop) of a contig; `more` are the columns behind them, `line` that of the file."""
+    """Bases [start, stop) of a contig; `more` is the fourth column, where there is one, `line` that of the file.
+
+    strand: "-" where the sixth column says so: the row means the reverse complement; else "+".
+    """
 
     contig: str
     start: int
     stop: int
     more: tuple[str, ...] = ()
     line: int = 0
+    strand: str = "+"
 
     @property
     def name(self) -> str:
         """The fourth column, or CONTIG:FIRST-LAST, both from 1."""
-        return self.more[0] if self.more else f"{self.contig}:{self.start + 1}-{self.stop}"
+        return self.more[0] if self.more and self.more[0] else f"{self.contig}:{self.start + 1}-{self.stop}"
 
 
 def bed_rows(path: Path, genome: Genome, *, others: bool = False, columns: str = "contig, start, stop") -> list[BedRow]:
     """The rows of a BED file, in its order.
 
-    Columns are separated by tabs or spaces; comments (#), `track`, `browser` and blank lines are ignored.
+    Columns are separated by tabs, where a line has them, so that names may have spaces, else by spaces. Comments (#), `track`,
+    `browser` and blank lines are ignored.
 
     Args:
         others: ignore rows of contigs that the genome does not have.
@@ -48,8 +53,8 @@ def bed_rows(path: Path, genome: Genome, *, others: bool = False, columns: str =
     """
     rows = []
     for number, line in enumerate(_lines(path), start=1):
-        words = line.split()
-        if not words or words[0].startswith("#") or words[0] in ("track", "browser"):
+        words = [word.strip() for word in line.rstrip().split("\t")] if "\t" in line.strip() else line.split()
+        if not words or words[0].startswith("#") or words[0].split()[:1] in (["track"], ["browser"]):
             continue
         if others and words[0] not in genome:
             continue
@@ -70,7 +75,7 @@ def whole_contigs(genome: Genome) -> list[BedRow]:
 
 
 def merged(rows: Sequence[BedRow], genome: Genome) -> list[BedRow]:
-    """Rows that share bases or touch joined into one, in the order of the genome."""
+    """Rows that share bases or touch joined into one, whatever their strands, in the order of the genome."""
     order = {contig.name: n for n, contig in enumerate(genome.contigs)}
     found: list[BedRow] = []
     for row in sorted(rows, key=lambda row: (order[row.contig], row.start)):
@@ -113,4 +118,4 @@ def _row(words: list[str], genome: Genome, columns: str, line: int) -> BedRow:
         raise ValueError(f"start {start} is not below stop {stop}: the region is empty")
     if stop > contig.length:
         raise ValueError(f"stop {stop:,} is beyond the end of {name!r}, which has {contig.length:,} bases")
-    return BedRow(name, start, stop, tuple(words[3:4]), line)
+    return BedRow(name, start, stop, tuple(words[3:4]), line, "-" if words[5:6] == ["-"] else "+")

@@ -128,7 +128,7 @@ class DnaEvaluator(Evaluator):
         """Of identities: cells of k-mers and BPE that were stored when lengths were in tokens are not those of now."""
         return {} if load_tokenizer(model.config.tokenizer).bases_per_token == 1 else {"lengths": "bases"}
 
-    def with_room(self, model: ZooModel, lengths: tuple[int, ...], beside: int = 0) -> tuple[int, ...]:
+    def with_room(self, model: ZooModel | None, lengths: tuple[int, ...], beside: int = 0) -> tuple[int, ...]:
         """Those of `lengths`, at least the first, that contigs with most held-out bases have room for, and `beside` more."""
         most = self.heldout.items.reaching(ENOUGH) - beside
         return tuple(length for length in lengths if length <= most) or lengths[:1]
@@ -189,7 +189,9 @@ class FileSettings(DnaSettings, StrandSettings):
 class RegionSettings(FileSettings):
     """Parts of a file of sequences."""
 
-    regions: str | None = option(None, "BED file of what to read of --fasta; default: all of it")
+    regions: str | None = option(
+        None, "BED file of what to read of --fasta, its sixth column the strand; default: all of it"
+    )
 
 
 class FileEvaluator(DnaEvaluator, Listing):
@@ -232,8 +234,11 @@ class FileEvaluator(DnaEvaluator, Listing):
 
 
 def fingerprint_of_rows(rows: Sequence[BedRow]) -> str:
-    """16 hex digits of places and names."""
-    return fingerprint_of(f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}\n".encode() for row in rows)
+    """16 hex digits of places, names and, of those on the other strand, strands."""
+    turned = {"+": "", "-": "\t-"}
+    return fingerprint_of(
+        f"{row.contig}\t{row.start}\t{row.stop}\t{row.name}{turned[row.strand]}\n".encode() for row in rows
+    )
 
 
 def step_of(tokenizer: DnaTokenizer) -> int:

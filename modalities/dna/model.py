@@ -23,7 +23,7 @@ from modalities.decoder.embedding import embed
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
 from modalities.decoder.training import check_tokenizer
-from modalities.dna.bases import decode, encode
+from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.bed import bed_rows, whole_contigs
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.copying import CopyExpert
@@ -76,6 +76,15 @@ class DnaConfig(DecoderConfig):
             raise ValueError(f"strands {self.strands!r}: expected 'one' or 'both'")
         if not 0 < self.num_targets <= self.vocab_size:
             raise ValueError(f"num_targets {self.num_targets} must lie in 1..vocab_size={self.vocab_size}")
+        if self.tokenizer == "bases" or self.tokenizer.startswith(
+            "kmer:"
+        ):  # others are files, opened when they are used
+            known = load_tokenizer(self.tokenizer)
+            if known.vocab_size > self.vocab_size or known.num_targets != self.num_targets:
+                raise ValueError(
+                    f"tokenizer {self.tokenizer!r} has {known.num_targets} targets in {known.vocab_size} ids; the model has "
+                    f"num_targets {self.num_targets}, vocab_size {self.vocab_size}: weights are of one tokenizer"
+                )
 
 
 MOST_EMBEDDED = 1 << 17  # bases that one vector is of
@@ -170,7 +179,8 @@ class DnaDecoder(Decoder):
         return Reading((torch.tensor([ids], device=self.embedding.weight.device),), names=names)
 
     def collect(self, given: str, *, regions: str | None = None) -> Iterator[tuple[str, str]]:
-        """(name, bases) of every record of a sequence file, or of every row of a BED file on it; bases are their own name.
+        """(name, bases) of every record of a sequence file, or of every row of a BED file on it, on its strand; bases are
+        their own name.
 
         Raises:
             ValueError: for a record or row of more than 2¹⁷ bases, which are read at once; `regions` without a sequence file.
@@ -186,7 +196,8 @@ class DnaDecoder(Decoder):
                 raise ValueError(
                     f"{row.name} has {bases:,} bases, expected at most {MOST_EMBEDDED:,}: name smaller ones with --regions"
                 )
-            yield row.name, decode(genome.codes(row.contig, row.start, row.stop))
+            codes = genome.codes(row.contig, row.start, row.stop)
+            yield row.name, decode(reverse_complement(codes) if row.strand == "-" else codes)
 
     def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
         """(C,) float32 features of bases; `pool` is "mean" or "last", see `modalities.decoder.embedding.embed`."""

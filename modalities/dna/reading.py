@@ -26,13 +26,21 @@ __all__ = ["Read", "Span", "base_nats", "cost", "read_spans", "spans_of"]
 
 @dataclass(frozen=True)
 class Span:
-    """Bases [start, stop) of a contig, whose length is `length`; `row` is the number of the region that they are of."""
+    """Bases [start, stop) of a contig, whose length is `length`; `row` is the number of the region that they are of.
+
+    turned: the region means the other strand.
+    """
 
     row: int
     contig: str
     length: int
     start: int
     stop: int
+    turned: bool = False
+
+    def strands(self, both: bool) -> tuple[bool, ...]:
+        """Those that are read: whether it is the other one."""
+        return (False, True) if both else (self.turned,)
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ def spans_of(genome: Genome, rows: Sequence[BedRow], half: int, size: int) -> It
         while start < row.stop:
             # Where windows end, so that none is read twice.
             cut = max(start + room // 2, start + half, 2 * half) // half * half
-            span = Span(number, row.contig, length, start, min(cut, row.stop))
+            span = Span(number, row.contig, length, start, min(cut, row.stop), row.strand == "-")
             part.append(span)
             room -= cost(span, half, both=False)
             start = span.stop
@@ -85,7 +93,7 @@ def spans_of(genome: Genome, rows: Sequence[BedRow], half: int, size: int) -> It
 def cost(span: Span, half: int, *, both: bool) -> int:
     """Bases that the windows of a span read, on one strand or both."""
     return sum(
-        window.stop - window.start for turned in (False, True)[: 1 + both] for window in _windows(0, span, half, turned)
+        window.stop - window.start for turned in span.strands(both) for window in _windows(0, span, half, turned)
     )
 
 
@@ -108,8 +116,9 @@ def read_spans(
     advance: Callable[[int], object],
 ) -> Iterator[Read]:
     """What every window of every span says, a strand after the other, windows of similar lengths together."""
-    for turned in (False, True)[: 1 + both]:
-        windows = [window for n, span in enumerate(spans) for window in _windows(n, span, half, turned)]
+    for turned in (False, True):
+        mine = [(n, span) for n, span in enumerate(spans) if turned in span.strands(both)]
+        windows = [window for n, span in mine for window in _windows(n, span, half, turned)]
         for batch in _batches(windows, batch_tokens):
             codes = _codes(genome, spans, batch, turned)
             nats, counted = base_nats(model, codes, batch_tokens)

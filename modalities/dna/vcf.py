@@ -246,7 +246,8 @@ def check_annotation(path: str | Path, fields: Sequence[InfoField]) -> None:
         header = _lines_of_bcf(path) if _is_bcf(path) else _vcf_header(path)
     for line in itertools.takewhile(lambda line: line.startswith("##"), header):
         for field in fields:
-            if re.match(rf"##INFO=<ID={re.escape(field.id)}[,>]", line):
+            # ID may stand behind others, and not inside a quoted text.
+            if re.match(rf'##INFO=<(?:[^"]|"(?:[^"\\]|\\.)*")*?(?<=[<,])ID={re.escape(field.id)}[,>]', line):
                 raise ValueError(
                     f"{path} has an INFO field {field.id} already: choose another name, or remove it "
                     f"(bcftools annotate -x INFO/{field.id})"
@@ -273,8 +274,8 @@ def write_annotated(
 ) -> None:
     """A VCF or BCF again, as `out`, with INFO fields: header lines before #CHROM, values at the end of each record's INFO.
 
-    Everything else stays as it is: of VCF every byte of every line, of BCF every field. A record none of whose alleles has a
-    value is not changed. VCF that is compressed becomes bgzipped, whatever it was.
+    Everything else stays as it is: of VCF every byte of every line but semicolons at the end of INFO, of BCF every field. A
+    record none of whose alleles has a value is not changed. VCF that is compressed becomes bgzipped, whatever it was.
 
     Args:
         fields: by the column of `rows` that has their values; NaN is a missing one.
@@ -325,7 +326,7 @@ def _write_vcf(
         values = _values(where, fields, chrom, pos, ref, alts, rows)
         if values:
             found = ";".join(f"{name}={','.join(map(_text, numbers))}" for name, numbers in values.items()).encode()
-            info = columns[_INFO_COLUMN]
+            info = columns[_INFO_COLUMN].rstrip(b";")
             columns[_INFO_COLUMN] = found if info in (b".", b"") else info + b";" + found
             line = b"\t".join(columns) + line[len(body) :]
         target.write(line)

@@ -167,6 +167,11 @@ class HeldoutImages:
     def _load(self, index: int) -> tuple[Image.Image, Any]:
         return load_image(self.images, index, len(self.classes) or None, [])
 
+    def group(self, place: int) -> str:
+        """What the image shares with others (`ImageSet.group`); by default itself."""
+        index = int(self.order[place])
+        return self.images.group(index) or f"image {index}"
+
     def too_small(self, places: Iterable[int], shapes: Sequence[Shape], fit: str) -> set[int]:
         """The places whose image has, by its header, fewer pixels than one of `shapes`.
 

@@ -258,6 +258,10 @@ class ImageSet:
             f"source {self.spec!r} has no boxes and no masks; those that may are wds:…, hf:… and folder:… with metadata.jsonl"
         )
 
+    def group(self, index: int) -> str:
+        """What the image shares with others that a measurement should not count as independent, such as a font; ""."""
+        return ""
+
     def name(self, index: int) -> str:
         """What a report calls the image."""
         return f"{self.spec}[{index}]"

@@ -1,15 +1,18 @@
 """Measuring pictures in which objects keep their pixels while the canvas grows, and the controls that could empty the claim.
 
 A canvas of H × W is a window on a stored picture, at its stored resolution, that holds the marked objects; smaller canvases of
-a picture lie inside the larger ones. Each canvas is read in five ways, with the weights as they are:
+a picture lie inside the larger ones. Each canvas is read in six ways, with the weights as they are:
 
     native       whole, at H × W
     reduced      resized to the training size first (its shorter side): the cheap way to read a large picture
     multi_scale  the mean of the probabilities at every size measured up to H × W, the smaller ones by reducing
     enlarged     the canvas of the training size, enlarged to H × W: as many patches, and no more to be seen
     tiled        cut into windows of the training size, each read alone; how they are put together is the task's
+    overlapping  the same with windows half a side apart: what the border of one cuts is whole in another; a place is taken
+                 from the window in whose middle it lies most
 
-A larger canvas has a point for a model where native is above all others. `gain` is native less the best of them.
+A larger canvas has a point for a model where native is above all others. `gain` is native less the best of them;
+EVAL.controls.csv has native less each, with 95% intervals over the groups of pictures.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ from torch import Tensor
 
 from modalities.evaluation import Axis, Cell, CellValue, Evaluator, ModelResult, Score
 from modalities.figures import RULE, curves, finish, name_panel, panels
+from modalities.files import write_table
 from modalities.heldout import Heldout
-from modalities.paired import Observed
+from modalities.paired import Observed, t_quantile
 from modalities.results import mean_of_seeds
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import HeldoutScenes, heldout_by, heldout_name, open_scenes
@@ -42,7 +46,7 @@ from zoo.slices import slices
 
 __all__ = ["READINGS", "SceneEvaluator", "SceneSettings"]
 
-READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled")
+READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled", "overlapping")
 CHUNK = 64  # scenes in a cell
 FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
 
@@ -84,8 +88,12 @@ class SceneEvaluator(Evaluator):
     Pictures that cannot be asked for the target, or are smaller than a canvas, are left out and counted as `skipped`.
     A picture's answer becomes a *tally*, a list of numbers that add up over pictures; `scores_of` makes scores of their sum.
     `<score>_standard_error` is the delete-one-group jackknife over the groups that pictures vary by (the font of the marked
-    letter, in "scenes"), where a source names no groups over pictures.
+    letter, in "scenes"), where a source names no groups over pictures; the intervals of `controls` are of the same jackknife of
+    differences, by Student's t.
     """
+
+    version = 2
+    readable = (1,)  # without overlapping tiles and intervals: its gain is over the other readings
 
     settings_class = SceneSettings
     axis = Axis("size", "shorter side of the canvas (pixels, log₂)", "{:g}".format, "train_size")
@@ -100,6 +108,9 @@ class SceneEvaluator(Evaluator):
         trained = heldout_by(self.trained_on) if self.trained_on else None
         own = trained if trained is not None and self.target in trained.target.split("+") else self.default_source
         self.source: str | VisionDataConfig = self.settings.source or own
+        # What is asked of pictures is known of a model with a recipe; one trained on labels may name a category too.
+        labelled = trained is None or (trained.target == "label" and self.target == "marked")
+        self.trained_for = None if labelled or trained is None else trained.target
 
     @property
     def heldout(self) -> Heldout[HeldoutScenes]:
@@ -121,6 +132,11 @@ class SceneEvaluator(Evaluator):
     @abstractmethod
     def combined(self, tiles: Sequence[tuple[Tensor, int, int]], shape: Shape, patch: int) -> Tensor:
         """One answer for a canvas of `shape` from its tiles: (probabilities, left, top) of each, in pixels."""
+
+    def stitched(self, tiles: Sequence[tuple[Tensor, int, int]], owner: np.ndarray, patch: int, tile: Shape) -> Tensor:
+        """As `combined`, of tiles that overlap; owner (rows, columns): which of them each patch of the canvas is taken from."""
+        rows, columns = owner.shape
+        return self.combined(tiles, (rows * patch, columns * patch), patch)
 
     @abstractmethod
     def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
@@ -149,6 +165,10 @@ class SceneEvaluator(Evaluator):
     # ---- measurement ----
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
+        if self.trained_for is not None and self.target not in self.trained_for.split("+"):
+            raise ValueError(
+                f"{self.name} asks for {self.target!r}; the model was trained with data.target={self.trained_for!r}"
+            )
         scenes = self.heldout.items
         count = min(self.settings.samples or len(scenes), len(scenes))
         cells = []
@@ -209,6 +229,7 @@ class SceneEvaluator(Evaluator):
             "multi_scale": (multi_scale, canvas),
             "enlarged": (enlarged, grown),
             "tiled": (self._tiled(model, canvas), canvas),
+            "overlapping": (self._overlapping(model, canvas), canvas),
         }
 
     def _tiled(self, model: VisionTransformer, canvas: Canvas) -> Tensor:
@@ -219,10 +240,28 @@ class SceneEvaluator(Evaluator):
             [min(n * side, most - side) for n in range(-(-most // side))]
             for side, most in ((height, shape[0]), (width, shape[1]))
         )
-        corners = [(left, top) for top in tops for left in lefts]
-        read = self._read(model, *(canvas.window(left, top, (height, width)) for left, top in corners))
-        tiles = [(answer, left, top) for answer, (left, top) in zip(read, corners, strict=True)]
-        return self.combined(tiles, shape, model.config.patch_size)
+        return self.combined(self._tiles(model, canvas, tops, lefts), shape, model.config.patch_size)
+
+    def _overlapping(self, model: VisionTransformer, canvas: Canvas) -> Tensor:
+        """Tiles half a side, in whole patches, apart."""
+        patch, tile = model.config.patch_size, tuple(model.config.train_size)
+        corners, nearest = [], []
+        for side, most in zip(tile, (canvas.image.height, canvas.image.width), strict=True):
+            step = max(1, side // 2 // patch) * patch
+            starts = np.array([min(n * step, most - side) for n in range(-(-(most - side) // step) + 1)])
+            middles = np.arange(0, most, patch) + patch / 2
+            nearest.append(np.abs(middles[:, None] - (starts + side / 2)).argmin(1))
+            corners.append(starts.tolist())
+        owner = nearest[0][:, None] * len(corners[1]) + nearest[1]
+        return self.stitched(self._tiles(model, canvas, *corners), owner, patch, tile)
+
+    def _tiles(
+        self, model: VisionTransformer, canvas: Canvas, tops: Sequence[int], lefts: Sequence[int]
+    ) -> list[tuple[Tensor, int, int]]:
+        """Answers with their tiles' (left, top), row by row."""
+        shape, corners = tuple(model.config.train_size), [(left, top) for top in tops for left in lefts]
+        read = self._read(model, *(canvas.window(left, top, shape) for left, top in corners))
+        return [(answer, left, top) for answer, (left, top) in zip(read, corners, strict=True)]
 
     def _read(self, model: VisionTransformer, *canvases: Canvas) -> list[Tensor]:
         """Probabilities in float64 of canvases of one shape; of maps (rows, columns, classes)."""
@@ -279,30 +318,57 @@ class SceneEvaluator(Evaluator):
         row: dict[str, Any] = {"size": min(shape), "height": shape[0], "width": shape[1], "canvases": len(groups)}
         row |= {"groups": len(set(groups)), "skipped": skipped.total()}
         row["skipped_because"] = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
+        by_reading: dict[str, np.ndarray] = {}
         for reading in (*READINGS, "chance"):
-            tallies = np.array([tally for cell in cells for tally in cell["tallies"][reading]], float)
+            tallies = by_reading[reading] = np.array(
+                [tally for cell in cells for tally in cell["tallies"][reading]], float
+            )
             scores, errors = self._with_errors(tallies, groups)
             lead = "" if reading == "native" else f"{reading}_"
             row |= {f"{lead}{name}": value for name, value in scores.items()}
             row |= {f"{lead}{name}_standard_error": value for name, value in errors.items() if reading != "chance"}
         row["gain"] = row[self.main] - max(row[f"{reading}_{self.main}"] for reading in READINGS[1:])
+        row["controls"] = [
+            {"control": reading} | self._difference(by_reading["native"], by_reading[reading], groups)
+            for reading in READINGS[1:]
+        ]
         return row
 
     def _with_errors(self, tallies: np.ndarray, groups: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
         """Scores of all tallies (N, n), and their standard errors √((G − 1)/G · Σ_g (θ_g − θ̄)²), θ_g without group g."""
-        names, of = np.unique(groups, return_inverse=True)
-        sums = np.zeros((len(names), tallies.shape[1]))
-        np.add.at(sums, of, tallies)
-        total, many = sums.sum(0), len(names)
+        total, left_out = _by_group(tallies, groups)
         scores = self.scores_of(total)
-        if many < 2:
+        if len(left_out) < 2:
             return scores, dict.fromkeys(scores, math.nan)
-        left_out = [self.scores_of(total - one) for one in sums]
-        errors = {}
-        for name in scores:
-            values = np.array([one[name] for one in left_out])
-            errors[name] = math.sqrt((many - 1) / many * float(((values - values.mean()) ** 2).sum()))
-        return scores, errors
+        without = [self.scores_of(one) for one in left_out]
+        return scores, {name: _jackknife([one[name] for one in without]) for name in scores}
+
+    def _difference(self, native: np.ndarray, control: np.ndarray, groups: Sequence[str]) -> dict[str, float]:
+        """Of the main score: both readings', and native less the control with its interval; NaN where groups do not differ."""
+        (mine, without), (theirs, without_too) = _by_group(native, groups), _by_group(control, groups)
+        value, other = (self.scores_of(total)[self.main] for total in (mine, theirs))
+        gaps = [
+            self.scores_of(a)[self.main] - self.scores_of(b)[self.main]
+            for a, b in zip(without, without_too, strict=True)
+            if len(without) > 1
+        ]
+        half = math.nan
+        if gaps and (error := _jackknife(gaps)) > 0:
+            half = t_quantile(0.95, len(gaps) - 1) * error
+        difference = value - other
+        found = {"value": value, "control_value": other, "difference": difference}
+        return found | {"low": difference - half, "high": difference + half}
+
+    def write(self, results: list[ModelResult], out: Path) -> None:
+        """Native less each control, a row for each model, size and control."""
+        rows = [
+            {"model": result.label, "size": row["size"], "score": self.main} | control | {"groups": row["groups"]}
+            for result in results
+            for row in result.rows
+            for control in row.get("controls", ())  # version 1 has none
+        ]
+        if rows:
+            write_table(out / f"{self.name}.controls.csv", rows)
 
     def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
         for group, tally in zip(cell["groups"], cell["tallies"]["native"], strict=True):
@@ -311,7 +377,7 @@ class SceneEvaluator(Evaluator):
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """A panel for each way of reading, all on one scale, with chance; and native less the best of the others."""
         results = mean_of_seeds(results, self.axis.column)
-        figure, axes = panels(2, 3, width=4.6, height=3.8)
+        figure, axes = panels(2, 4, width=4.6, height=3.8)
         columns = [self.main, *(f"{reading}_{self.main}" for reading in READINGS[1:])]
         titles = (
             "Read whole",
@@ -319,6 +385,7 @@ class SceneEvaluator(Evaluator):
             "Mean of the sizes up to it",
             "Enlarged, no more to see",
             "In tiles",
+            "In overlapping tiles",
         )
         label = next(score.label for score in self.scores if score.column == self.main)
         for axis, column, title in zip(axes, columns, titles, strict=False):
@@ -328,9 +395,10 @@ class SceneEvaluator(Evaluator):
                 [r["size"] for r in chance], [r[f"chance_{self.main}"] for r in chance], **RULE | {"linestyle": ":"}
             )
             name_panel(axis, title)
-        curves(axes[5], results, Score("gain", "whole − best of the others", linear=True), self.axis)
-        axes[5].axhline(0.0, **RULE)
-        name_panel(axes[5], "What reading large gains; dotted: chance")
+        curves(axes[6], results, Score("gain", "whole − best of the others", linear=True), self.axis)
+        axes[6].axhline(0.0, **RULE)
+        name_panel(axes[6], "What reading large gains; dotted: chance")
+        axes[7].set_visible(False)
         finish(figure, axes, results, path)
 
     # ---- sizes ----
@@ -369,3 +437,18 @@ class SceneEvaluator(Evaluator):
             unit = shape_at(min(aspect), aspect)  # (height, width) in lowest terms
             return min(image.height // unit[0], image.width // unit[1]) * min(aspect)
         raise ValueError(f"none of the held-out pictures of {self.heldout.name!r} can be read")
+
+
+def _by_group(tallies: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of tallies (N, n), and (G, n) that without each group."""
+    names, of = np.unique(groups, return_inverse=True)
+    sums = np.zeros((len(names), tallies.shape[1]))
+    np.add.at(sums, of, tallies)
+    total = sums.sum(0)
+    return total, total - sums
+
+
+def _jackknife(left_out: Sequence[float]) -> float:
+    """√((G − 1)/G · Σ_g (θ_g − θ̄)²)."""
+    values, many = np.array(left_out), len(left_out)
+    return math.sqrt((many - 1) / many * float(((values - values.mean()) ** 2).sum()))

@@ -337,6 +337,14 @@ class TarImages(ImageSet):
         sample = self[index]
         return sample_image(sample), read_label(sample)
 
+    def group(self, index: int) -> str:
+        """The field "group" of the `.json` member; "" without."""
+        try:
+            fields = parse_json(self[index].get("json", b"{}"), "the member json")
+        except ValueError:
+            return ""
+        return str(fields.get("group") or "") if isinstance(fields, dict) else ""
+
     def read_objects(self, index: int) -> tuple[bytes, Objects]:
         sample = self[index]
         return sample_image(sample), read_objects(sample)

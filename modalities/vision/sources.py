@@ -126,7 +126,8 @@ class BuiltinImages(ImageSet):
         index = json.loads((BUILTIN / "index.json").read_text())
         sizes = BUILTIN_SIZES[split]
         self.side = min((side for side in sizes if side >= size), default=max(sizes))
-        self.files = [BUILTIN / f"{split}-{self.side}-{font}.webp" for font in index[split]["fonts"]]
+        self.fonts: list[str] = index[split]["fonts"]
+        self.files = [BUILTIN / f"{split}-{self.side}-{font}.webp" for font in self.fonts]
         self.scenes = index[split]["scenes"]
         self.letters = len(index["classes"])
         self.sheets: dict[int, Image.Image] = {}
@@ -142,6 +143,9 @@ class BuiltinImages(ImageSet):
             self.sheets[font] = Image.open(self.files[font]).convert("RGB")
         left, top = label * self.side, scene * self.side
         return self.sheets[font].crop((left, top, left + self.side, top + self.side)), label
+
+    def group(self, index: int) -> str:
+        return self.fonts[index // self.letters % len(self.fonts)]
 
 
 class _ListedFolder(ImageFolder):

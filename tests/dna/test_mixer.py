@@ -128,6 +128,17 @@ def test_it_is_fitted_on_what_training_reads(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(scores.nll.numpy(), Mixer.fit(rows).costs(windows)[0])
 
 
+def test_a_small_source_is_counted_once(tmp_path) -> None:
+    """What is read again would look like a repeat."""
+    text = "".join("ACGT"[k] for k in np.random.default_rng(0).integers(0, 4, 1000))
+    (tmp_path / "g.fa").write_text(f">a\n{text}\n>b\n{text[:64]}\n")
+    (tmp_path / "g.bed").write_text("a\t0\t1000\ttrain\nb\t0\t64\theldout\n")
+    split = open_heldout(find_source(str(tmp_path / "g.fa"), str(tmp_path / "g.bed"))).items
+    assert draw_rows(split.genome, split, row=100).shape[0] <= 10
+    with pytest.raises(ValueError, match="stretches of 4,096 known bases: the training regions have none"):
+        draw_rows(split.genome, split)
+
+
 def test_without_a_compiler_it_says_so(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "broken.c"
     source.write_text("int broken(void) { return missing; }\n")

@@ -129,3 +129,15 @@ def test_configurations_that_cannot_be() -> None:
         DnaConfig(strands="two")
     with pytest.raises(ValueError, match="num_targets 9"):
         DnaConfig(num_targets=9)
+
+
+def test_a_tokenizer_that_the_vocabulary_does_not_fit_is_refused():
+    with pytest.raises(
+        ValueError, match=r"tokenizer 'kmer:6' has 4096 targets in \d+ ids; the model has num_targets 4, "
+    ):
+        DnaConfig(tokenizer="kmer:6")
+    kmers = load_tokenizer("kmer:2")
+    fitting = {"tokenizer": "kmer:2", "vocab_size": kmers.vocab_size, "num_targets": kmers.num_targets}
+    assert DnaConfig(**fitting).tokenizer == "kmer:2"
+    with pytest.raises(ValueError, match="weights are of one tokenizer"):
+        DnaConfig(**fitting | {"tokenizer": "bases"})

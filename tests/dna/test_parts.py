@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from modalities.dna.baselines import create_baseline, markov
 from modalities.dna.bases import decode, reverse_complement
 from modalities.dna.data import open_heldout
+from modalities.dna.evaluators.bits import Bits
 from modalities.dna.evaluators.contigs import Contigs
 from modalities.dna.evaluators.parts import PARTS, Parts
 from modalities.dna.repeats import WORD, repeated_words, repetitive
 from modalities.dna.sources import find_source
+from modalities.evaluation import ModelResult
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +67,68 @@ def test_the_parts_make_up_the_whole(source, monkeypatch, tmp_path) -> None:
     assert bits / 895 == pytest.approx(whole["bits_per_base"])
     assert 130 <= parts["repeats"]["bases"] < 140 and parts["soft-masked"]["bases"] == 50
     assert parts["repeats"]["share"] == pytest.approx(parts["repeats"]["bases"] / 895)
+
+
+def test_coding_and_non_coding_are_those_of_genbank(source, tmp_path) -> None:
+    seqio, seqfeature = pytest.importorskip("Bio.SeqIO"), pytest.importorskip("Bio.SeqFeature")
+    from Bio.Seq import Seq
+    from Bio.SeqRecord import SeqRecord
+
+    def genbank(name: str) -> str:
+        record = SeqRecord(Seq("A" * 900), id=name, name=name, annotations={"molecule_type": "DNA"})
+        for kind, start, stop, strand in (
+            ("CDS", 80, 200, 1),
+            ("CDS", 150, 260, -1),
+            ("gene", 0, 800, 1),
+            ("CDS", 700, 710, 1),
+        ):
+            record.features.append(seqfeature.SeqFeature(seqfeature.SimpleLocation(start, stop, strand), type=kind))
+        seqio.write(record, tmp_path / f"{name}.gb", "genbank")
+        return str(tmp_path / f"{name}.gb")
+
+    plain, model = Parts(Parts.settings_class(lengths=(90,), samples=10, **source)), create_baseline("uniform", 30)
+    evaluator = Parts(Parts.settings_class(lengths=(90,), samples=10, genbank=genbank("held"), **source))
+    assert evaluator.identity(model) != plain.identity(model)
+    rows = {row["part"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
+    assert tuple(rows) == (*PARTS, "coding", "non-coding") == evaluator.points(model)
+    assert rows["coding"]["bases"] == 180 + 5  # 80 to 260, and 700 to 710 without the unknown ones
+    assert rows["non-coding"]["bases"] == 895 - 185 and rows["coding"]["bits_per_base"] == 2.0
+    with pytest.raises(ValueError, match="none of the held-out contigs held, but other"):
+        Parts(Parts.settings_class(genbank=genbank("other"), **source)).identity(model)
+
+
+def test_of_several_lengths_it_says_which_is_read(source) -> None:
+    for kind, lengths, expected in (
+        (Parts, (60, 90), "parts reads windows of one length, here 90"),
+        (Parts, (90,), ""),
+    ):
+        evaluator = kind(kind.settings_class(lengths=lengths, samples=10, **source))
+        console = Console(record=True, width=200)
+        model = create_baseline("uniform", 30)
+        evaluator.show([ModelResult("uniform", 30, evaluator.rows(dict(evaluator.run(model))))], console)
+        assert (expected in console.export_text()) if expected else not console.export_text()
+
+
+def test_a_longest_length_that_makes_stretches_longer_is_told(source) -> None:
+    for length, told in ((512, False), (800, True)):
+        bits = Bits(Bits.settings_class(lengths=(64, length), samples=1, **source))
+        console, model = Console(record=True, width=200), create_baseline("uniform", 30)
+        bits.show([ModelResult("uniform", 30, bits.rows(dict(bits.run(model))))], console)
+        assert ("stretches have 800 bases, the longest length, and not 512" in console.export_text()) == told
+
+
+def test_paired_values_are_those_of_the_table(source) -> None:
+    """Contigs weigh equally, and in them bases: no window of two repeated bases counts as one of ninety."""
+    results = []
+    evaluator = Parts(Parts.settings_class(lengths=(90,), samples=10, **source))
+    for name in ("uniform", "markov-0"):
+        model = create_baseline(name, 30)
+        cells = dict(evaluator.run(model))
+        for cell in cells.values():  # numbers that vary
+            cell["bits"] = [[b * (1 + k % 3) for b in bits] for k, bits in enumerate(cell["bits"])]
+        results.append(ModelResult(name, 30, evaluator.rows(cells), cells=cells))
+    paired = {row["part"]: row for row in evaluator.paired(results, "markov-0")}
+    for mine, theirs in zip(*(result.rows for result in results), strict=True):
+        row = paired[mine["part"]]
+        assert row["value"] == pytest.approx(mine["bits_per_base"])
+        assert row["against_value"] == pytest.approx(theirs["bits_per_base"])

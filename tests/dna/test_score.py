@@ -201,6 +201,21 @@ def test_parts_and_batches_change_nothing(fasta, monkeypatch):
     assert dict(evaluator.run(model, half)) == cells
 
 
+@pytest.mark.parametrize("tokenizer", ["bases", "kmer:3"])
+def test_a_region_of_the_other_strand_is_read_there(fasta, tmp_path, tokenizer):
+    model, text = tiny(tokenizer), letters(200)
+    turned = decode(reverse_complement(encode(text)))
+    (tmp_path / "a.bed").write_text("a\t40\t110\tthe gene\t0\t-\na\t0\t70\tstart\t0\t-\na\t40\t110\tplus\t0\t+\n")
+    rows = score(model, fasta(a=text), regions=str(tmp_path / "a.bed"), window=36, strands="one")
+    assert {name: row["strand"] for name, row in rows.items()} == {"the gene": "-", "start": "-", "plus": "+"}
+    (tmp_path / "b.bed").write_text("a\t90\t160\tthe gene\na\t130\t200\tstart\n")
+    other = score(model, fasta(a=turned), regions=str(tmp_path / "b.bed"), window=36, strands="one")
+    for name, row in other.items():
+        for column in ("log_likelihood", "bases", "remainder", "gc"):
+            assert rows[name][column] == pytest.approx(row[column], rel=1e-5)
+    assert rows["the gene"]["log_likelihood"] != pytest.approx(rows["plus"]["log_likelihood"])
+
+
 def test_a_stopped_measurement_goes_on_inside_a_record(fasta, monkeypatch):
     monkeypatch.setattr(records, "CELL_BASES", 128)
     model, evaluator = tiny(), of(fasta=fasta(long=letters(1500), short=letters(40)), window=32)

@@ -139,6 +139,9 @@ def test_rows_of_bed(tmp_path, fasta):
     genome = open_genome(find_source(fasta))
     rows = [BedRow("a", 5, 9), BedRow("b", 0, 4), BedRow("a", 9, 12), BedRow("b", 3, 8), BedRow("b", 9, 10)]
     assert merged(rows, genome) == [BedRow("b", 0, 8), BedRow("b", 9, 10), BedRow("a", 5, 12)]
+    named = bed_rows(tmp_path / bed(tmp_path, "b\t3\t9\tgene one\t0\t-\nb 3 9 two 0 +\nb\t3\t9\t\t0\t.\n"), genome)
+    assert [(row.name, row.strand) for row in named] == [("gene one", "-"), ("two", "+"), ("b:4-9", "+")]
+    assert merged(named, genome) == [BedRow("b", 3, 9)]
     for text, message in (
         ("b\t3\n", "line 1: 2 columns, expected 3: contig, start, stop"),
         ("b\t3\t9\nchrb\t3\t9\n", "line 2: no contig 'chrb'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import math
 import sys
@@ -139,6 +140,31 @@ def test_a_field_that_is_there_already(tmp_path, name):
     write_annotated(path, out, FIELDS, rows_of(path, VALUES))
     with pytest.raises(ValueError, match="INFO field LLR already"):
         check_annotation(out, [InfoField("LLR", "")])
+
+
+@pytest.mark.parametrize(
+    ("line", "there"),
+    [
+        ('##INFO=<Number=1,ID=LLR,Type=Float,Description="">', True),
+        ('##INFO=<Number=1,Description="a, \\"ID=LLR\\", b",ID=LLR>', True),
+        ('##INFO=<ID=B,Number=1,Type=Float,Description="as ,ID=LLR, was">', False),
+        ('##INFO=<Number=1,ID=LLR2,Type=Float,Description="">', False),
+    ],
+)
+def test_a_field_is_found_wherever_its_id_stands(tmp_path, line, there):
+    (tmp_path / "v.vcf").write_text(f"{META[0]}\n{line}\n{HEAD}\n")
+    with pytest.raises(ValueError, match="INFO field LLR already") if there else contextlib.nullcontext():
+        check_annotation(tmp_path / "v.vcf", [InfoField("LLR", "")])
+
+
+def test_semicolons_that_end_info_are_no_empty_fields(tmp_path):
+    columns = RECORDS[0].split("\t")
+    for info, expected in (("DP=3;", "DP=3;LLR=0.5;LLR_FLANK=1"), (";", "LLR=0.5;LLR_FLANK=1")):
+        (tmp_path / "v.vcf").write_text(
+            "\n".join((META[0], HEAD, "\t".join([*columns[:7], info, *columns[8:]]))) + "\n"
+        )
+        write_annotated(tmp_path / "v.vcf", tmp_path / "o.vcf", FIELDS, rows_of(tmp_path / "v.vcf", [0.5]))
+        assert (tmp_path / "o.vcf").read_text().splitlines()[-1].split("\t")[7] == expected
 
 
 @pytest.mark.parametrize("name", ["", "1st", "a b", "A;B", "A=", "é"])

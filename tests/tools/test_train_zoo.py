@@ -254,3 +254,32 @@ def test_weights_of_further_seeds_are_kept_and_measure_as_their_run(monkeypatch,
     assert "command" not in json.loads((kept / "environment.json").read_text())
     trained, stored = find_targets([str(run), str(kept)], {}, "cpu", "float32")
     assert stored.label == trained.label == kind.label("ggd", 1) and stored.seed == (1, 1)
+
+
+def test_measuring_some_methods_keeps_the_paired_rows_of_the_others(tmp_path, monkeypatch):
+    kind = dataclasses.replace(train_zoo.FAMILIES["dna_copy"], seeds=(0,))
+    goat, rope = map(kind.weights, kind.methods)
+    kind = dataclasses.replace(
+        kind, methods=("goat", "rope", "alibi"), calls=(train_zoo.Call("bits", (), ("uniform",)),)
+    )
+    alibi, path = kind.weights("alibi"), tmp_path / "benchmarks" / "dna_copy_tiny" / "bits.paired.csv"
+    path.parent.mkdir(parents=True)
+
+    def row(model, difference, against=goat):
+        return {"model": model, "against": against, "score": "bits_per_base", "difference": str(difference)}
+
+    def evaluate(models, each, out, more=(), jobs=1):
+        train_zoo.write_table(
+            out / "bits.paired.csv", [row(model, 2) for model in (*models, *each.beside) if model != goat]
+        )
+
+    old = [row(alibi, 1), row(rope, 1), row("uniform", 1), row("gone", 1), row(rope, 1, "another")]
+    train_zoo.write_table(path, old)
+    monkeypatch.setattr(train_zoo, "ROOT", tmp_path)
+    monkeypatch.setattr(train_zoo, "FAMILIES", {"dna_copy": kind})
+    monkeypatch.setattr(train_zoo, "_evaluate", evaluate)
+    monkeypatch.setattr(train_zoo, "draw", lambda family: None)
+    train_zoo.measure("dna_copy", "alibi")
+    assert train_zoo._read_rows(path) == [row(rope, 1), row(alibi, 2), row("uniform", 2)]
+    train_zoo.measure("dna_copy", "goat,rope")
+    assert train_zoo._read_rows(path) == [row(rope, 2), row(alibi, 2), row("uniform", 2)]

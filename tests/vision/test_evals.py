@@ -18,6 +18,7 @@ from modalities.cost import Meter
 from modalities.evaluation import ModelResult
 from modalities.figures import styles_of
 from modalities.heldout import Heldout
+from modalities.paired import t_quantile
 from modalities.results import SeedMean, mean_of_seeds
 from modalities.vision import VisionConfig, VisionTransformer, evaluation
 from modalities.vision import data as data_module
@@ -135,6 +136,32 @@ def test_scores_are_the_direct_computation(images):
         assert row["top1"] == pytest.approx(top1 / 37) and row["top5"] == pytest.approx(top5 / 37)
         assert row["nll"] == pytest.approx(nll / 37, abs=1e-5)
         assert row["images_per_second"] > 0 and row["device"] == "cpu"
+
+
+def test_groups_of_images_are_what_errors_and_differences_are_over(images, monkeypatch):
+    """Fonts of 10 images each; one model errs in a whole font, the other nowhere."""
+    monkeypatch.setattr(Greys, "group", lambda self, index: f"font {index // 10}")
+    items = images()
+    results = []
+    for label, wrong in (
+        ("bad", lambda true, pixels, scale: true == 0),
+        ("good", lambda true, pixels, scale: true < 0),
+    ):
+        evaluator, model = resolution(sizes=(16, 32)), Reader(wrong_where(wrong))
+        cells = dict(evaluator.run(model))
+        results.append(ModelResult(label, 16, evaluator.rows(cells), cells=cells))
+    right = np.array([items[place][1] != 0 for place in range(40)], float)
+    fonts = np.array([int(items.order[place]) // 10 for place in range(40)])
+    sums = [(right - right.mean())[fonts == font].sum() for font in range(4)]
+    error = math.sqrt(4 / 3 * sum(one**2 for one in sums)) / 40
+    for row in results[0].rows:
+        assert row["top1"] == right.mean() and row["top1_standard_error"] == pytest.approx(error)
+    paired = evaluator.paired(results, "good")
+    assert [(row["size"], row["score"], row["units"]) for row in paired] == [(16, "top1", 4), (32, "top1", 4)]
+    for row in paired:
+        assert row["difference"] == pytest.approx(right.mean() - 1)
+        if error:
+            assert row["high"] - row["difference"] == pytest.approx(t_quantile(0.95, 3) * error)
 
 
 def test_ratio_is_to_the_training_size_which_is_always_measured(images):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -17,13 +18,16 @@ from PIL import Image
 from torch import nn
 
 from modalities.heldout import Heldout
+from modalities.paired import t_quantile
 from modalities.results import ModelResult
 from modalities.vision import MODALITY, VisionConfig, VisionDataConfig, VisionTransformer
 from modalities.vision import scenes as module
 from modalities.vision.data import HeldoutScenes
 from modalities.vision.evaluators import EVALUATORS
+from modalities.vision.evaluators.map import Map
 from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.objects import (
+    NO_OBJECTS,
     at_patches,
     check_objects,
     parse_objects,
@@ -31,7 +35,7 @@ from modalities.vision.objects import (
     targets_of,
     window_on,
 )
-from modalities.vision.scenes import READINGS, SceneSettings
+from modalities.vision.scenes import READINGS, Canvas, SceneSettings
 from modalities.vision.sources import open_images
 from modalities.vision.training import MAP_WEIGHT, loss, weight
 from recipes.registry import find_recipe
@@ -452,6 +456,77 @@ def test_standard_errors_are_the_jackknife_over_groups(opened):
     assert row["top1_standard_error"] == pytest.approx(expected)
 
 
+def test_native_less_each_control_has_an_interval_over_groups(opened, tmp_path):
+    opened(count=20)
+    evaluator, cells, rows = measured("find", Half(), sizes=(64,))
+    cell, row = (next(one for one in many if one["size"] == 64) for many in (cells.values(), rows))
+    by = {name: np.array([tally[0] for tally in cell["tallies"][name]]) for name in READINGS}
+    groups, controls = np.array(cell["groups"]), {control["control"]: control for control in row["controls"]}
+    assert tuple(controls) == READINGS[1:]
+    for name, control in controls.items():
+        gaps = [(by["native"] - by[name])[groups != group].mean() for group in sorted(set(groups))]
+        half = t_quantile(0.95, 3) * math.sqrt(3 / 4 * sum((gap - np.mean(gaps)) ** 2 for gap in gaps)) or math.nan
+        difference = row["top1"] - row[f"{name}_top1"]
+        assert control["difference"] == pytest.approx(difference)
+        assert (control["low"], control["high"]) == pytest.approx((difference - half, difference + half), nan_ok=True)
+    assert row["gain"] == min(control["difference"] for control in controls.values())
+    evaluator.write([ModelResult("goat", 32, rows)], tmp_path)
+    with (tmp_path / "find.controls.csv").open() as file:
+        written = list(csv.DictReader(file))
+    assert [(row["model"], row["control"]) for row in written] == [("goat", name) for name in READINGS[1:]] * len(rows)
+    evaluator.write([ModelResult("old", 32, [{"size": 32}])], tmp_path / "none")
+    assert not (tmp_path / "none").exists()  # results of version 1
+
+
+def test_a_place_is_taken_from_the_overlapping_tile_in_whose_middle_it_lies_most(opened):
+    """Tiles 16 pixels apart at 0, 16, 32 and, of 72 pixels, 40: of 9 rows of patches 3, 2, 2 and 2 are nearest to each."""
+    opened()
+    evaluator = EVALUATORS["map"](SceneSettings(source="squares", sizes=(72,)))
+    seen = []
+
+    def stitched(tiles, owner, patch, tile):
+        seen.append(([(left, top) for _, left, top in tiles], owner))
+        return Map.stitched(evaluator, tiles, owner, patch, tile)
+
+    evaluator.stitched = stitched
+    image = Image.new("RGB", (72, 72))
+    made = evaluator._overlapping(Oracle(), Canvas(image, NO_OBJECTS))
+    (corners, owner), starts = seen[0], [0, 16, 32, 40]
+    assert corners == [(left, top) for top in starts for left in starts] and made.shape[:2] == (9, 9)
+    middles = [8 * k + 4 for k in range(9)]
+    nearest = [min(range(4), key=lambda n: abs(starts[n] + 16 - y)) for y in middles]
+    assert np.array_equal(owner, np.array(nearest)[:, None] * 4 + np.array(nearest))
+
+
+def test_counts_of_overlapping_tiles_are_weighed_by_what_is_theirs(opened):
+    opened(marked=2)
+    evaluator = EVALUATORS["count"](SceneSettings(source="squares", sizes=(64,)))
+    one = torch.eye(10).double()
+    # Tiles of 4 × 4 patches half a side apart over 4 × 8: the outer ones own 3 columns, the middle one 2.
+    owner = np.repeat([0, 0, 0, 1, 1, 2, 2, 2], 4).reshape(8, 4).T
+    tiles = [(one[count], left, 0) for count, left in ((4, 0), (2, 16), (0, 32))]
+    assert int(evaluator.stitched(tiles, owner, 8, (32, 32)).argmax()) == 4  # 4 · 3/4 + 2 · 2/4
+
+
+def test_mean_iou_is_compared_class_by_class(opened):
+    opened(count=20)
+
+    class Noisy(Oracle):
+        def forward(self, images):
+            logits = super().forward(images)
+            logits[:, 1::3] = logits[:, 1::3].roll(1, 2)
+            return logits
+
+    results = []
+    for label, model in (("goat", Noisy()), ("nope", Oracle())):
+        evaluator, cells, rows = measured("map", model, sizes=(64,))
+        results.append(ModelResult(label, 32, rows, cells))
+    paired = [row for row in evaluator.paired(results, "nope") if row["score"] == "miou"]
+    for row, mine, theirs in zip(paired, *(result.rows for result in results), strict=True):
+        assert (row["value"], row["against_value"]) == pytest.approx((mine["miou"], theirs["miou"]))
+        assert row["units"] == 4 and row["low"] < row["difference"] < row["high"] < 0
+
+
 def test_mean_iou_against_a_confusion_matrix(opened):
     items = opened(count=5)
 
@@ -492,6 +567,21 @@ def test_models_that_cannot_be_asked_are_refused(opened, name):
     model = small(class_token=False) if name == "find" else small(global_pool="token")
     with pytest.raises(ValueError, match=r"data\.target='"):
         measured(name, model, sizes=(32,))
+
+
+def test_what_a_model_was_not_trained_for_is_refused(opened):
+    opened()
+    trained = {"source": "scenes", "target": "marked+map", "num_classes": 27, "augment": "window"}
+    asked = SceneSettings(source="squares", sizes=(32,))
+    with pytest.raises(
+        ValueError, match=r"count asks for 'count'; the model was trained with data\.target='marked\+map'"
+    ):
+        EVALUATORS["count"](asked, trained).cells(Oracle())
+    with pytest.raises(ValueError, match=r"find asks for 'marked'; the model was trained with data\.target='count'"):
+        EVALUATORS["find"](asked, trained | {"target": "count"}).cells(Oracle())
+    assert EVALUATORS["find"](asked, {"source": "glyphs"}).cells(Oracle())  # letters by label: it names one
+    with pytest.raises(ValueError, match=r"trained with data\.target='label'"):
+        EVALUATORS["count"](asked, {"source": "glyphs"}).cells(Oracle())
 
 
 def test_a_run_is_measured_on_what_its_training_held_out(stored, monkeypatch):

@@ -4,8 +4,8 @@ A baseline scores single bases of a window and nothing before it, as a model doe
 
     uniform     exactly 2 bits for every base
     markov-K    a chain of order K of the training split (markov.py)
-    mixer       counters of orders to 24 and inverted repeats, of 8.2M bases of the training split and of the window, mixed by
-                weights that are learned as it is read (mixer.py)
+    mixer       counters of orders to 24 and inverted repeats, of 8.2M bases of the training split (or all, where it has less)
+                and of the window, mixed by weights that are learned as it is read (mixer.py)
 
 General compressors are none of them: gzip and xz start anew in every window, and never come below 2 bits a base there.
 """
@@ -36,7 +36,8 @@ def create_baseline(name: str, train_context: int = 256) -> Baseline:
     if name not in _KINDS:
         beyond = f"orders go to {ORDER}; " if re.fullmatch(r"markov-\d+", name) else ""
         raise ValueError(f"no baseline {name!r}; {beyond}{did_you_mean(name, _KINDS)}there are {', '.join(_KINDS)}")
-    return _KINDS[name](BaselineConfig(name, train_context))
+    kind = _KINDS[name]
+    return kind(BaselineConfig(name, train_context, version=kind.version))
 
 
 BASELINES: dict[str, Callable[[int], Baseline]] = {name: partial(create_baseline, name) for name in _KINDS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +40,8 @@ class BaselineConfig:
 
 class Baseline(WindowScorer):
     """A module without parameters that evaluators measure as they measure models."""
+
+    version: ClassVar[int] = VERSION
 
     def __init__(self, config: BaselineConfig) -> None:
         super().__init__()

@@ -2,11 +2,11 @@
 
     p(x) ∝ exp Σ_i w_i log p_i(x),    p_i(x) = (n_i(c_i x) + a_i) / (n_i(c_i) + 4 a_i),    c_i the last k_i bases
 
-n_i counts c_i x on both strands: of ORDERS in BASES of the training regions and in the window so far, of RECENT in the window
-alone. Nothing is fitted but the weights w, a set for each longest context that was seen before; they go on learning as a window
-is read, by gradient steps on its log-likelihood. Counts and weights go back to what training left after every window: nothing
-crosses windows. Log-linear mixing with weights learned online is that of PAQ (Mahoney 2005); context models of several orders
-with inverted repeats are those of GeCo (Pratas et al. 2016).
+n_i counts c_i x on both strands: of ORDERS in BASES of the training regions, or all that they have, and in the window so far,
+of RECENT in the window alone. Nothing is fitted but the weights w, a set for each longest context that was seen before; they
+go on learning as a window is read, by gradient steps on its log-likelihood. Counts and weights go back to what training left
+after every window: nothing crosses windows. Log-linear mixing with weights learned online is that of PAQ (Mahoney 2005);
+context models of several orders with inverted repeats are those of GeCo (Pratas et al. 2016).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["BASES", "ORDERS", "RATE", "ROW", "ContextMixer", "Mixer", "draw_rows
 
 ORDERS = (1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 22, 24)
 RECENT = (2, 4, 8, 11, 12, 16, 24)  # orders that also count inside the window alone
-BASES = 8_192_000  # of training data: what the tiny models read
+BASES = 8_192_000  # of training data, at most: what the tiny models read
 ROW = 4096  # bases of a row of them
 TAUGHT = 786_432  # bases of the rows that teach the weights, too
 LEARNING, RATE = 2e-4, 2e-3  # of the weights: while training windows teach them together, and in a window read alone
@@ -41,14 +41,22 @@ _SOURCE = Path(__file__).with_name("mixer.c")
 
 
 def draw_rows(genome: Genome, split: GenomeSplit, *, bases: int = BASES, row: int = ROW) -> np.ndarray:
-    """(bases // row, row) codes of known bases of the training regions, as training with that context draws them."""
+    """(bases // row, row) codes of known bases of the training regions, as training with that context draws them; fewer where
+    one epoch of windows has fewer: what is counted twice would pass for a repeat.
+
+    Raises ValueError where the training regions have no `row` known bases in a row.
+    """
     data = WindowDataset(genome, select(split.regions, "train"), row, load_tokenizer("bases"), reverse_complement=0.5)
     found, many, place = [np.zeros((0, row), np.uint8)], bases // row, 0
-    while sum(map(len, found)) < many:
-        tokens = np.stack([sample["tokens"][1:].numpy() for sample in data.__getitems__(range(place, place + 256))])
+    while sum(map(len, found)) < many and place < data.epoch_windows:
+        part = range(place, min(place + 256, data.epoch_windows))
+        tokens = np.stack([sample["tokens"][1:].numpy() for sample in data.__getitems__(part)])
         found.append(tokens[(tokens < 4).all(1)].astype(np.uint8))
-        place += 256
-    return np.concatenate(found)[:many]
+        place = part.stop
+    rows = np.concatenate(found)[:many]
+    if not len(rows):
+        raise ValueError(f"the mixer counts stretches of {row:,} known bases: the training regions have none")
+    return rows
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,7 @@ class ContextMixer(Baseline):
     """
 
     _kept: tuple[str, Mixer] | None = None  # of the class
+    version = 2  # raised as VERSION is
     source: Heldout[GenomeSplit] | None = None
 
     def fit(self, data: Heldout[GenomeSplit]) -> None:

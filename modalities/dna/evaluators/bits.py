@@ -131,8 +131,21 @@ class Bits(Likelihood):
     default_stretch = 1 << 16
 
     def stretch(self, model: ZooModel) -> int:
-        common = self.with_room(model, tuple(1 << k for k in range(8, self.default_stretch.bit_length())))[-1]
-        return max(super().stretch(model), common)
+        return max(super().stretch(model), self._common(model))
+
+    def _common(self, model: ZooModel | None) -> int:
+        """Bases of stretches whose lengths ask for no more."""
+        return self.with_room(model, tuple(1 << k for k in range(8, self.default_stretch.bit_length())))[-1]
+
+    def show(self, results: list[ModelResult], console: Any) -> None:
+        """That the bases are others than those of shorter lengths, where they are."""
+        longest = max(row["length"] for result in results for row in result.rows)
+        if longest > (common := self._common(None)):
+            console.print(
+                f"note: stretches have {longest:,} bases, the longest length, and not {common:,}: where no length is beyond "
+                "that, other bases are read",
+                soft_wrap=True,
+            )
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
         return super().identity(model) | {"strands": strands_of(model, self.settings)}

@@ -21,7 +21,10 @@ __all__ = ["Contigs"]
 
 class Contigs(Bits):
     """Bits per base and accuracy of each held-out contig, in windows of one length: the last of `lengths`, by default four
-    times the training length. A contig without room for a window is one shorter window: its longest region."""
+    times the training length. A contig without room for a window is one shorter window: its longest region.
+
+    Windows lie where their length puts them: at another length other bases are read. `bits` compares lengths on the same bases.
+    """
 
     name = "contigs"
     summary = "NLL, bits per base and next-base accuracy of each held-out contig at one length"
@@ -55,6 +58,15 @@ class Contigs(Bits):
             {"contig": name, "length": mine[0]["length"]} | summary(mine)
             for name, mine in by_contig(list(cells.values())).items()
         ]
+
+    def show(self, results: list[ModelResult], console: Any) -> None:
+        """Which of several lengths was read."""
+        if len(self.settings.lengths or ()) > 1:
+            console.print(
+                f"note: {self.name} reads windows of one length, here {self.settings.lengths[-1]:,} bases; the other --lengths "
+                "were not measured (`bits` measures several, on the same bases)",
+                soft_wrap=True,
+            )
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """A marker for every model and held-out contig, baselines as ticks."""

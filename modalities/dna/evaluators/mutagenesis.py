@@ -50,7 +50,7 @@ class Mutagenesis(FileEvaluator):
     default_window = 1
 
     def regions(self) -> list[BedRow]:
-        """Joined. ValueError for more than `MOST_SITES` bases."""
+        """Joined, without strands: substitutions are of that as written. ValueError for more than `MOST_SITES` bases."""
         found = merged(super().regions(), self.genome())
         if (sites := sum(row.stop - row.start for row in found)) > MOST_SITES:
             raise ValueError(

@@ -21,7 +21,7 @@ from modalities.dna.evaluation import (
     strands_of,
     table,
 )
-from modalities.dna.reading import cost, read_spans, spans_of
+from modalities.dna.reading import Span, cost, read_spans, spans_of
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult
 from modalities.evaluation import Score as Column
@@ -38,7 +38,8 @@ FEW_RECORDS = 20  # too few for a histogram
 
 class Score(FileEvaluator):
     """Log-likelihood, in nats, and bits per base of every record of `fasta`, in any format that a genome may have; with
-    `regions` of every row of that BED file, whose bases are predicted from those before them, outside the region too.
+    `regions` of every row of that BED file, whose bases are predicted from those before them, outside the region too; a row
+    with "-" in the sixth column is read on the other strand.
 
     Records are read in windows of `window` bases (default 16 times the training length), rounded down to an even number of
     k-mers, that overlap by half (`modalities.dna.reading`). A token across a window's middle (BPE alone has such) counts by
@@ -83,17 +84,17 @@ class Score(FileEvaluator):
         options: dict[str, Any] = dict(both=both, batch_tokens=self.settings.batch_tokens, advance=self.advance)
         for read in read_spans(model, self.genome(), spans, cell.data["half"], **options):
             sums[read.span] += read.nats.sum(), read.counted.sum()
-            if not read.turned:
+            if read.turned == spans[read.span].turned:
                 strong = ((read.codes == 1) | (read.codes == 2)).sum()
                 known[read.span] += read.counted.sum(), (read.codes != UNKNOWN).sum(), strong
         step = step_of(load_tokenizer(model.config.tokenizer))
         rows = [cell.data["rows"][span.row] for span in spans]
-        tails = [span.length // step * step for span in spans]  # where the last whole k-mer of a contig ends
         return {
             "row": [span.row for span in spans],
             "record": [row.name for row in rows],
             "place": [[row.contig, row.start, row.stop] for row in rows],
-            "remainder": [max(0, span.stop - max(span.start, tail)) for span, tail in zip(spans, tails, strict=True)],
+            "strand": [row.strand for row in rows],
+            "remainder": [_remainder(span, span.length % step) for span in spans],
             "nats": sums[:, 0].tolist(),
             "read": sums[:, 1].astype(int).tolist(),
             **dict(zip(("bases", "known", "strong"), known.T.tolist(), strict=True)),
@@ -107,6 +108,8 @@ class Score(FileEvaluator):
             for n, number in enumerate(cell["row"]):
                 contig, start, stop = cell["place"][n]
                 place = {"contig": contig, "start": start, "stop": stop} if self.settings.regions is not None else {}
+                if place and "strand" in cell:  # cells of before have none; all their rows were read on "+"
+                    place["strand"] = cell["strand"][n]
                 fixed = {"name": cell["record"][n], **place, "length": stop - start, "strands": cell["strands"]}
                 record = records.setdefault(number, fixed | dict.fromkeys(names, 0))
                 for column in names:
@@ -149,9 +152,15 @@ class Score(FileEvaluator):
             console.print(f"{more:,} more records in the files")
 
 
+def _remainder(span: Span, left: int) -> int:
+    """Bases of a span among the `left` ones at its strand's end."""
+    first, last = (0, left) if span.turned else (span.length - left, span.length)
+    return max(0, min(span.stop, last) - max(span.start, first))
+
+
 def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     nats_per_base = record["nats"] / record["read"] if record["read"] else math.nan
-    place = {name: record[name] for name in ("name", "contig", "start", "stop", "length") if name in record}
+    place = {name: record[name] for name in ("name", "contig", "start", "stop", "strand", "length") if name in record}
     return {
         **place,
         "bases": record["bases"],

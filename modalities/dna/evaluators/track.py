@@ -63,7 +63,8 @@ class Track(FileEvaluator):
 
     Bases are read as `score` reads them, in windows that overlap by half; with strands "both" a base has the mean over the
     two strands. Written are track.MODEL.bedgraph (0-based, half-open rows of one base each) and track.MODEL.bw; both hold the
-    same float32 values. Bases that do not count, such as N, have no value. Regions that share bases are joined.
+    same float32 values. Bases that do not count, such as N, have no value. Regions that share bases are joined; a
+    BED file's strands do not matter.
     """
 
     name = "track"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -35,6 +36,8 @@ class Count(SceneEvaluator):
         Score("enlarged_top1"),
         Score("tiled_top1"),
         Score("tiled_error"),
+        Score("overlapping_top1"),
+        Score("overlapping_error"),
         Score("chance_top1"),
         Score("gain", linear=True),
         Score("skipped", exception=True),
@@ -44,6 +47,14 @@ class Count(SceneEvaluator):
         """The sum, limited to the largest count that the model has. Tiles that overlap count twice what both show."""
         most = len(tiles[0][0]) - 1
         total = min(sum(int(answer.argmax()) for answer, _, _ in tiles), most)
+        return torch.nn.functional.one_hot(torch.tensor(total), most + 1).double()
+
+    def stitched(self, tiles: Sequence[tuple[Tensor, int, int]], owner: np.ndarray, patch: int, tile: Shape) -> Tensor:
+        """The sum of each tile's count times the share of it that no other tile has nearer to its middle, rounded."""
+        most = len(tiles[0][0]) - 1
+        counts = np.array([int(answer.argmax()) for answer, _, _ in tiles])
+        share = np.bincount(owner.ravel(), minlength=len(tiles)) / (tile[0] // patch * (tile[1] // patch))
+        total = min(math.floor(float(counts @ share) + 0.5), most)
         return torch.nn.functional.one_hot(torch.tensor(total), most + 1).double()
 
     def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:

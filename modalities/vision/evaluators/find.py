@@ -27,6 +27,7 @@ class Find(SceneEvaluator):
         Score("multi_scale_top1"),
         Score("enlarged_top1"),
         Score("tiled_top1"),
+        Score("overlapping_top1"),
         Score("chance_top1"),
         Score("gain", linear=True),
         Score("skipped", exception=True),

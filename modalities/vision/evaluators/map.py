@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modalities.evaluation import Score
+from modalities.evaluation import CellValue, Observed, Score
 from modalities.vision.objects import at_patches, target_of
 from modalities.vision.scenes import Canvas, SceneEvaluator
 from modalities.vision.shapes import Shape
@@ -23,7 +23,8 @@ class Map(SceneEvaluator):
 
     IoU_c = Σ |said c and is c| / Σ |said c or is c|, sums over pictures (Pascal VOC); classes that are neither said nor there
     have none. `objects` is the share of the patches with an object that are named right. A map read at another size is
-    resized bilinearly, its probabilities; tiles are put side by side. Chance says background everywhere.
+    resized bilinearly, its probabilities; tiles are put side by side, of those that overlap each patch from the one in whose
+    middle it lies most. Chance says background everywhere.
     """
 
     name = "map"
@@ -38,6 +39,7 @@ class Map(SceneEvaluator):
         Score("multi_scale_miou"),
         Score("enlarged_miou"),
         Score("tiled_miou"),
+        Score("overlapping_miou"),
         Score("chance_miou"),
         Score("gain", linear=True),
         Score("skipped", exception=True),
@@ -75,12 +77,26 @@ class Map(SceneEvaluator):
         named = (said == true)[objects].sum()
         return [*right.tolist(), *union.tolist(), float(named), float(objects.sum())]
 
+    def stitched(self, tiles: Sequence[tuple[Tensor, int, int]], owner: np.ndarray, patch: int, tile: Shape) -> Tensor:
+        rows, columns = np.indices(owner.shape)
+        read = torch.stack([answer for answer, _, _ in tiles])
+        lefts, tops = (np.array([tile[k] // patch for tile in tiles])[owner] for k in (1, 2))
+        return read[owner, rows - tops, columns - lefts]
+
     def scores_of(self, total: np.ndarray) -> dict[str, float]:
         right, union = np.split(total[:-2], 2)
         return {
             "miou": float((right[union > 0] / union[union > 0]).mean()),
             "objects": float(total[-2] / total[-1]) if total[-1] else math.nan,
         }
+
+    def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
+        """The mean IoU too: groups of pictures, pooled class by class."""
+        for group, tally in zip(cell["groups"], cell["tallies"]["native"], strict=True):
+            right, union = np.split(np.array(tally[:-2]), 2)
+            for k in np.flatnonzero(union):
+                yield Observed(cell["size"], group, "miou", float(right[k]), float(union[k]), pooled=str(k))
+        yield from super().observed(name, cell)
 
     def observation(self, tally: Sequence[float]) -> tuple[str, float, float]:
         return "objects", tally[-2], tally[-1]

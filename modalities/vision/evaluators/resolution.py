@@ -25,8 +25,10 @@ from modalities.evaluation import (
     Cell,
     CellValue,
     ModelResult,
+    Observed,
     Score,
     check_choice,
+    clustered_error,
     option,
 )
 from modalities.figures import RULE, curves, finish, name_panel, panels
@@ -99,6 +101,9 @@ class Resolution(ImageEvaluator):
     `reduced_top1` is the control of a larger size: the best top-1 among the smaller sizes measured, which is what the same
     images give when they are reduced before the model; `gain` is top-1 less that.
 
+    `top1_standard_error` is over the groups that the source names, such as fonts (over images where it names none, or
+    one), and so are paired differences of top-1.
+
     `tuned_*` columns exist with `tune_temperature` alone: every image is scored at the factor of the logits, one of `SCALES`,
     that was best at that size for the other half of the images (even and odd places of the order), never for its own.
     `tuned_scale` is the mean of the two; `tuned_ratio` is to the untuned top-1 at the training size.
@@ -115,8 +120,9 @@ class Resolution(ImageEvaluator):
     """
 
     name = "resolution"
-    version = 3
-    readable = (2,)  # before balanced accuracy, calibration and recalls
+    version = 4
+    readable = (2, 3)  # before balanced accuracy, calibration and recalls; before groups, by images alone
+    paired_over = "groups of images"
     summary = "top-1 and top-5 of held-out images against their size, without fine-tuning"
     scores = (
         Score("top1", "top-1 accuracy", linear=True),
@@ -197,7 +203,7 @@ class Resolution(ImageEvaluator):
         sums: dict[str, Any] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in _ranks(model)}
         if settings.tune_temperature:
             sums |= {f"half_top{k}": np.zeros((2, len(SCALES)), int) for k in _ranks(model)}
-        answers: dict[str, list[Any]] = {"labels": [], "said": [], "confidence": [], "odd": []}
+        answers: dict[str, list[Any]] = {"labels": [], "said": [], "confidence": [], "odd": [], "groups": []}
         if model.config.num_classes <= MOST_SCORED:
             answers["logits"] = []
         places = [place for place in cell.data["places"] if place not in cell.data["small"]]
@@ -212,6 +218,7 @@ class Resolution(ImageEvaluator):
             for k in _ranks(model):
                 sums[f"top{k}"] += int(_right(logits, labels, k).sum())
             _keep(answers, logits, labels, kept)
+            answers["groups"] += [self.heldout.items.group(place) for place in kept.tolist()]
             if settings.tune_temperature:
                 for name, counts in _by_scale(model, images, labels, kept, logits).items():
                     sums[name] += counts
@@ -255,6 +262,14 @@ class Resolution(ImageEvaluator):
             smaller = [other["top1"] for other in rows if other["size"] < row["size"]]
             row |= {"reduced_top1": max(smaller), "gain": row["top1"] - max(smaller)} if smaller else {}
         return sorted(rows, key=lambda row: row["size"])
+
+    def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
+        """Top-1 of every group, pooled by its images."""
+        if name.startswith("reference "):
+            return
+        right = np.array(cell["said"]) == np.array(cell["labels"])
+        for group, one in zip(cell["groups"], right.tolist(), strict=True):
+            yield Observed(cell["size"], group, "top1", float(one), pooled="all")
 
     def write(self, results: list[ModelResult], out: Path) -> None:
         """resolution.MODEL.classes.tsv: the recall of each class at every size."""
@@ -400,7 +415,7 @@ def _row(cells: list[CellValue]) -> dict[str, Any]:
             "skipped": skipped.total(),
             "skipped_because": ", ".join(f"{number} {reason}" for reason, number in skipped.most_common()),
             "top1": top1,
-            "top1_standard_error": math.sqrt(top1 * (1 - top1) / count),
+            "top1_standard_error": _standard_error(cells, top1),
             **({"top5": sum(cell["top5"] for cell in cells) / count} if "top5" in cells[0] else {}),
             "nll": nll,
             "ratio": math.nan,
@@ -414,6 +429,14 @@ def _row(cells: list[CellValue]) -> dict[str, Any]:
         row["peak_memory_mib"] = max(cell["peak_bytes"] for cell in cells) / 2**20
     devices = dict.fromkeys(cell["device"] for cell in cells)
     return row | {"batch": max(cell["batch"] for cell in cells), "device": " and ".join(devices)}
+
+
+def _standard_error(cells: list[CellValue], top1: float) -> float:
+    """Of the share that is right, over groups; over images where each is its own group, or all are of one."""
+    groups = [group for cell in cells for group in cell["groups"]]
+    if len(set(groups)) in (1, len(groups)):
+        return math.sqrt(top1 * (1 - top1) / len(groups))
+    return clustered_error((_gathered(cells, "said") == _gathered(cells, "labels")).astype(float), groups)
 
 
 def _keep(answers: dict[str, list[Any]], logits: Tensor, labels: Tensor, places: Tensor) -> None:

@@ -338,12 +338,12 @@ class TarImages(ImageSet):
         return sample_image(sample), read_label(sample)
 
     def group(self, index: int) -> str:
-        """The field "group" of the `.json` member; "" without."""
+        """The field "group" of the `.json` member, or "font" as "glyphs" has it; "" without."""
         try:
             fields = parse_json(self[index].get("json", b"{}"), "the member json")
         except ValueError:
             return ""
-        return str(fields.get("group") or "") if isinstance(fields, dict) else ""
+        return str(fields.get("group") or fields.get("font") or "") if isinstance(fields, dict) else ""
 
     def read_objects(self, index: int) -> tuple[bytes, Objects]:
         sample = self[index]

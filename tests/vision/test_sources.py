@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import logging
 import threading
 from collections import Counter
@@ -191,6 +192,18 @@ def test_a_bad_held_out_image_has_a_reason(tmp_path):
     with pytest.raises(BadImage) as error:
         items[place]
     assert error.value.reason == "empty" and sorted(items[n][1] for n in range(3) if n != place) == [0, 2]
+
+
+def test_the_group_of_an_image_is_its_font_where_the_source_says_so(tmp_path):
+    about = ({"group": "g", "font": "f"}, {"font": "f"}, {}, [])
+    members = [{"png": encoded(picture(n)), "cls": b"0", "json": json.dumps(a).encode()} for n, a in enumerate(about)]
+    members += [{"png": encoded(picture(9)), "cls": b"0"}]
+    write_tar(tmp_path / "a.tar", [(f"{n}", one) for n, one in enumerate(members)])
+    items = opened(f"wds:{tmp_path}/a.tar").items
+    groups = [items.group(place) for place in items.order.argsort()]
+    assert groups == ["g", "f", "image 2", "image 3", "image 4"]
+    fonts = open_images("glyphs-builtin", "heldout")
+    assert [fonts.group(n) for n in (0, 25, 26)] == ["STIXGeneral", "STIXGeneral", "STIXGeneralBol"]
 
 
 def test_indexes_of_other_tools_and_counting(tmp_path):

@@ -331,7 +331,12 @@ def test_passkeys_depend_on_the_seed_alone():
 
 
 SETTINGS = {"lengths": (1500,), "samples": 2, "depths": 3}
-HARD = [(name, {"template": name, "facts": (5 if name in GRAMMARS else 1,), "distractors": (4,)}) for name in TEMPLATES]
+# Without paraphrases: there no words before a value come again, so that copying finds none.
+HARD = [
+    (name, {"template": name, "facts": (5 if name in GRAMMARS else 1,), "distractors": (4,)})
+    for name in TEMPLATES
+    if name != "paraphrased"
+]
 
 
 @pytest.mark.parametrize(("name", "condition"), HARD)

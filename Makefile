@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 EXTRAS := train,track,text,vision,dna,genomics,data,hub,hf,lm-eval,docs,test
-# `make bench-gpu GPU_PYTHON=python3 MINUTES=8` measures with a Python of your own, and stops in time.
+# `make bench-gpu GPU_PYTHON=python3 MINUTES=8 GPU_OUT=out` measures with a Python of your own, and stops in time.
 GPU_PYTHON ?= $(BIN)/python
 MINUTES    ?= 0
+# Rows are saved there as they are measured.
+GPU_OUT    ?= benchmarks/h200
 # Test processes, one thread each: one more than two cores, as some wait for files and for processes of their own. They take tests that follow each other, so that few fixtures are made twice.
 JOBS       ?= 3
 
@@ -13,7 +15,7 @@ JOBS       ?= 3
 TRITON_OLD := build/triton-3.6.0
 WITH_OLD   := PYTHONPATH=$(TRITON_OLD)
 
-.PHONY: setup demo test test-fast lint docs kernels old-triton bench bench-gpu weights figures far clean
+.PHONY: setup demo test test-fast lint docs kernels old-triton bench bench-gpu gpu-tests gpu-attention gpu-training weights figures far clean
 
 setup: $(VENV)/.ready
 
@@ -56,10 +58,16 @@ old-triton: setup $(TRITON_OLD)/.ready  ## a few kernels compiled and interprete
 bench: setup  ## attention on this machine, as ratios to plain attention
 	$(BIN)/python tools/bench.py attention
 
-bench-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)  ## on CUDA: the kernels' tests, then attention and training steps
-	PRIORZOO_TEST_DEVICE=cuda $(GPU_PYTHON) -m pytest -m gpu tests/zoo tests/gpu
-	$(GPU_PYTHON) tools/bench.py attention --device cuda --minutes $(MINUTES) --out benchmarks/h200/attention.json
-	$(GPU_PYTHON) tools/bench.py training --device cuda --minutes $(MINUTES) --out benchmarks/h200/training.json
+bench-gpu:  ## on CUDA: the kernels' tests, then attention and training steps; each step has MINUTES, and one that fails stops none
+	$(MAKE) --keep-going gpu-tests gpu-attention gpu-training
+
+GPU_SETUP := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
+
+gpu-tests: $(GPU_SETUP)
+	PRIORZOO_TEST_DEVICE=cuda $(if $(filter-out 0,$(MINUTES)),timeout $(MINUTES)m) $(GPU_PYTHON) -m pytest -m gpu tests/zoo tests/gpu
+
+gpu-attention gpu-training: gpu-%: $(GPU_SETUP)
+	$(GPU_PYTHON) tools/bench.py $* --device cuda --minutes $(MINUTES) --out $(GPU_OUT)/$*.json
 
 weights: setup  ## train every shipped tiny model again
 	$(BIN)/python tools/train_zoo.py train text

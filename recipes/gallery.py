@@ -31,7 +31,9 @@ import torch
 import typer
 from rich.console import Console
 
+from modalities.contract import find_modality
 from recipes.commands import CommandError, call
+from recipes.report import measured_by
 from zoo.analysis import analyse
 from zoo.files import write_text
 from zoo.inputs import read_object
@@ -151,10 +153,11 @@ def stored_scores(folders: Sequence[Path]) -> list[ScoreTable]:
             )
         controls += [content for _, content in stored if "control" in content]
         results = [(path, content) for path, content in stored if "evaluator" in content]
-        modality = _modality_of(content["label"] for _, content in results) or folder.name
+        own = _modality_of(content["label"] for _, content in results)
+        modality, known = own or folder.name, find_modality(own).evaluators if own else {}
         measured: dict[str, Any] = {}
         for path, content in results:
-            how = content["version"], content["settings"]
+            how = measured_by(known.get(content["evaluator"]), content)
             if measured.setdefault(content["evaluator"], how) != how:
                 raise CommandError(f"{path} was measured otherwise than others of its folder: {how}")
             _add_result(found, folder, modality, content)

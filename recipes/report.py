@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,18 @@ def stored_settings(evaluator: type[Evaluator], out: Path) -> Any:
     """The settings with which the results in a folder were measured; `load_results` checks that they are the same for all."""
     path = next(iter(sorted((out / evaluator.name).glob("*.json"))))
     return _settings(evaluator, json.loads(path.read_text())["settings"])
+
+
+def measured_by(evaluator: type[Evaluator] | None, content: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """(version, settings) of a stored result, equal for results that stand beside each other.
+
+    Versions that the evaluator reads count as its own, and settings that a result was stored without as their defaults.
+    """
+    version, settings = content["version"], content["settings"]
+    if evaluator is None:
+        return version, settings
+    readable = version in (evaluator.version, *evaluator.readable)
+    return evaluator.version if readable else version, dataclasses.asdict(_settings(evaluator, settings))
 
 
 def _settings(evaluator: type[Evaluator], stored: dict[str, Any]) -> Any:

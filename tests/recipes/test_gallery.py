@@ -11,6 +11,7 @@ import pytest
 import quickjs
 import torch
 
+from recipes.commands import CommandError
 from recipes.gallery import LIVE, PAGE, SENTENCE, gallery_page, live_attention, main, stored_scores
 from zoo import create_model
 from zoo.analysis import analyse
@@ -119,6 +120,23 @@ def test_paired_differences_are_tables_too() -> None:
         if table.title.startswith("contigs, difference")
     ]
     assert named and all(table.places == ["zymoseptoria_chr01", "yeast_chr04"] for table in named)
+
+
+def test_results_stored_before_a_setting_existed_stand_beside_others(tmp_path) -> None:
+    """Of `parts`, whose first results know no features; results of other settings are refused."""
+    (tmp_path / "parts").mkdir()
+    folder = BENCHMARKS / "dna_copy_tiny" / "parts"
+    stored = [json.loads((folder / f"dna_{method}_copy_tiny.genomes.json").read_text()) for method in ("goat", "rope")]
+    for settings, refused in (({"genbank": None}, False), ({"genbank": "features.gb"}, True)):
+        stored[0]["settings"].pop("genbank", None)
+        stored[1]["settings"] |= settings
+        for number, content in enumerate(stored):
+            (tmp_path / "parts" / f"{number}.json").write_text(json.dumps(content))
+        if refused:
+            with pytest.raises(CommandError, match="measured otherwise"):
+                stored_scores([tmp_path])
+        else:
+            stored_scores([tmp_path])
 
 
 def test_a_difference_over_one_unit_has_no_interval() -> None:

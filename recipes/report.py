@@ -62,12 +62,11 @@ def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
     results, settings = [], {}
     for path in sorted((out / evaluator.name).glob("*.json")):
         content = json.loads(path.read_text())
-        version, stored = content.pop("version"), content.pop("settings")
-        if version not in (evaluator.version, *evaluator.readable):
+        version, settings[path] = measured_by(evaluator, content)
+        if version != evaluator.version:
             raise ValueError(
                 f"{path} was measured by version {version} of {evaluator.name}; expected {evaluator.version}"
             )
-        settings[path] = dataclasses.asdict(_settings(evaluator, stored))
         content["trained_at"] = content.pop(evaluator.axis.trained)
         names = {field.name for field in dataclasses.fields(ModelResult)}
         results.append(ModelResult(**{name: value for name, value in content.items() if name in names}))
@@ -90,10 +89,9 @@ def measured_by(evaluator: type[Evaluator] | None, content: Mapping[str, Any]) -
     Versions that the evaluator reads count as its own, and settings that a result was stored without as their defaults.
     """
     version, settings = content["version"], content["settings"]
-    if evaluator is None:
+    if evaluator is None or version not in (evaluator.version, *evaluator.readable):
         return version, settings
-    readable = version in (evaluator.version, *evaluator.readable)
-    return evaluator.version if readable else version, dataclasses.asdict(_settings(evaluator, settings))
+    return evaluator.version, dataclasses.asdict(_settings(evaluator, settings))
 
 
 def _settings(evaluator: type[Evaluator], stored: dict[str, Any]) -> Any:

@@ -57,9 +57,9 @@ class RowMix:
         """What decides the rows it makes; None where it makes none, as in states saved before there were such rows."""
         if not self.facts and not self.copies:
             return None
-        shares = {
-            name: share for name, share in asdict(self).items() if share or name != "paraphrased"
-        }  # of earlier states
+        shares = asdict(self)
+        if not self.paraphrased:  # as in states saved before there were paraphrases
+            del shares["paraphrased"]
         return shares | ({"grammar": self.grammar.fingerprint} if self.facts else {})
 
     def check(self, context: int, tokenizer: Tokenizer) -> None:

@@ -23,11 +23,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import typer
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+
+from tools.benches.screen import command_line
 
 # Command → module and function. Only the one that runs is imported: text needs no Biopython, attention no DeepSpeed.
 COMMANDS = {
@@ -47,18 +48,16 @@ COMMANDS = {
 }
 
 
-def application(name: str) -> typer.Typer:
+def application(name: str) -> Callable[[], object]:
     """The command line of one command; without a known name, one that shows the help."""
-    text = (__doc__ or "").replace("\n\n    python", "\n\n\b\n    python")  # \b: click keeps the lines
-    app = typer.Typer(add_completion=False, no_args_is_help=True, help=text, rich_markup_mode=None)
-    app.callback()(lambda: None)  # with one command alone, typer would take its name for an argument
+    command, text = None, (__doc__ or "").replace("\n\n    python", "\n\n\b\n    python")  # \b: click keeps the lines
     if name in COMMANDS:
         import torch
 
         torch.set_flush_denormal(True)  # as recipes/train.py and evaluate.py do
         module, function = COMMANDS[name]
-        app.command(name)(getattr(importlib.import_module(f"tools.benches.{module}"), function))
-    return app
+        command = getattr(importlib.import_module(f"tools.benches.{module}"), function)
+    return command_line(name, command, text)
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from modalities.decoder import fused_loss
 from modalities.decoder.generation import generate
 from zoo.attention.base import Kernel, has_values, single_documents
 from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
@@ -259,10 +260,19 @@ class Decoder(ZooModel):
         """−ln softmax(logits)[target], (B, T) float32, of features (B, T, C) and targets (B, T); 0 where a target is −100.
 
         What would take more than `LOGIT_BYTES` is cut into chunks of tokens, whose logits are computed again in the backward
-        pass: the logits of all are never there at once.
+        pass: the logits of all are never there at once. On a GPU Liger does it where it is installed.
         """
         if not self.chunks_losses(targets.numel()):
             return self._losses(features, targets)
+        unembedding = self.embedding if self.head is None else self.head
+        own = type(self).forward_head is not Decoder.forward_head  # which may add to the logits, as DNA's does
+        if not own and fused_loss.serves(features, unembedding):
+            losses = fused_loss.fused_losses(features.flatten(0, 1), unembedding.weight, targets.flatten(), IGNORED)
+            return losses.view(targets.shape)
+        return self.losses_in_chunks(features, targets)
+
+    def losses_in_chunks(self, features: Tensor, targets: Tensor) -> Tensor:
+        """`token_losses` of no more tokens at a time than `LOGIT_BYTES` of logits."""
         rows = max(1, LOGIT_BYTES // (4 * self.config.vocab_size))
         parts = zip(features.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
         again: dict[str, Any] = dict(use_reentrant=False, preserve_rng_state=False)  # nothing here is random

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from modalities.dna.baselines.base import Baseline
 from modalities.dna.bed import BedRow, bed_rows, whole_contigs
@@ -36,6 +34,9 @@ from modalities.figures import RULE
 from modalities.heldout import Heldout, fingerprint_of
 from modalities.results import compact
 from zoo.model import ZooModel
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = [
     "BASES_LENGTH",
@@ -255,6 +256,9 @@ def bin_edges(values: Sequence[float], count: int) -> np.ndarray:
 
 
 def table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    from rich.box import SIMPLE_HEAD  # here: tools/gpu makes models where nothing is installed
+    from rich.table import Table
+
     found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in left:
         found.add_column(name, overflow="fold")

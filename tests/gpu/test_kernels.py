@@ -13,7 +13,8 @@ import torch
 from tests.device import DEVICE
 
 pytest.importorskip("triton")
-from tools.gpu.cases import CASES, QUICK, Comparison, compare, nan_filled
+from tools.gpu.cases import CASES, QUICK, TILE, Comparison, compare, nan_filled, norm_error, worst_tile
+from zoo.attention.selfcheck import BOUNDS
 from zoo.attention.triton import TRITON, common, op, table_grad
 
 pytestmark = pytest.mark.gpu
@@ -67,7 +68,7 @@ def test_a_gradient_that_lacks_a_tile_is_found(monkeypatch: pytest.MonkeyPatch) 
         return dq, dk, dv, *others
 
     monkeypatch.setattr(op, "attention_backward", wrong)
-    assert set(compared("bare").bad) == {"v"}
+    assert set(compared("bare").bad) == {"v", "v, worst tile"}
 
 
 def test_memory_that_is_not_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +80,18 @@ def test_memory_that_is_not_written_is_found(monkeypatch: pytest.MonkeyPatch) ->
         return dq, *others
 
     monkeypatch.setattr(op, "attention_backward", wrong)
-    assert compared("bare").bad == {"q": float("inf")}
+    assert compared("bare").bad == {"q": float("inf"), "q, worst tile": float("inf")}
+
+
+def test_a_wrong_tile_of_small_numbers_is_found_where_the_norm_of_all_hides_it() -> None:
+    """As dv of the last keys is, which few queries see."""
+    falling = torch.linspace(0, 4.5, 1031).neg().exp()[:, None] * torch.ones(2, 4, 1031, 64)
+    wrong = falling.clone()
+    wrong[1, 2, -40:] = 0
+    bound = BOUNDS[torch.bfloat16]
+    assert norm_error(wrong, falling) < bound / 2
+    assert worst_tile(wrong, falling, TILE) > 30 * bound
+    assert worst_tile(falling.bfloat16(), falling, TILE) < bound
 
 
 def test_a_bit_that_differs_between_runs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -181,6 +183,41 @@ def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(options, tokens: to
     assert sizes[0] == 64 and len(sizes) == 1 + 2 * 13 and max(sizes[1:]) == 5  # each chunk again in backward
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(a.abs().max()) + 2e-8)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Liger's kernels, interpreted")
+@pytest.mark.parametrize("tied", [True, False])
+def test_ligers_loss_equals_the_chunks(tied: bool, tokens: torch.Tensor, monkeypatch) -> None:
+    """Weights of tokens, ignored ones, a logit of −∞ that is no target, and all gradients, in float32."""
+    pytest.importorskip("liger_kernel")
+    model = small("text_rope_tiny", tied=tied).float().train()
+    weights = torch.rand(2, 32)
+    features = torch.randn(2, 32, model.config.dim, requires_grad=True)
+    targets = tokens[:, 1:].clone()
+    targets[0, 20:] = -100
+    monkeypatch.setattr("modalities.decoder.model.LOGIT_BYTES", 0)
+    found = []
+    for fused in (False, True):
+        monkeypatch.setattr("modalities.decoder.fused_loss.serves", lambda *given, fused=fused: fused)
+        losses = model.token_losses(features, targets)
+        unembedding = model.embedding.weight if tied else model.head.weight
+        found.append([losses, *torch.autograd.grad((losses * weights).sum(), [features, unembedding])])
+    for chunks, liger in zip(*found, strict=True):
+        torch.testing.assert_close(liger, chunks, rtol=1e-5, atol=1e-6)
+
+
+def test_liger_is_asked_on_a_gpu_alone_and_not_around_other_layers() -> None:
+    from modalities.decoder.fused_loss import serves
+
+    features = torch.zeros(4, 8)
+    assert not serves(features, torch.nn.Linear(8, 16, bias=False))
+    on_gpu = SimpleNamespace(is_cuda=True)
+    assert serves(on_gpu, torch.nn.Linear(8, 16, bias=False)) == serves(on_gpu, torch.nn.Embedding(16, 8))
+    assert not serves(on_gpu, torch.nn.Linear(8, 16))
+    assert not serves(on_gpu, torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False)))
+    shared = torch.nn.Embedding(16, 8)
+    shared.weight.ds_id = 0  # as ZeRO-3 marks a weight of which this rank has a part
+    assert not serves(on_gpu, shared)
 
 
 def test_padding_and_document_borders_are_no_targets(tokens: torch.Tensor) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,19 @@ def invoke(name: str, *arguments: str):
     return CliRunner().invoke(bench.application(name), [name, *arguments])
 
 
+BARE = """import runpy, sys
+for missing in ("typer", "click", "rich", "deepspeed", "datasets", "matplotlib"):
+    sys.modules[missing] = None
+sys.argv = ["bench.py", *sys.argv[1:]]
+runpy.run_path("tools/bench.py", run_name="__main__")"""
+
+
+def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command where neither typer nor rich is installed, as on a GPU machine that has torch alone."""
+    call = [sys.executable, "-c", BARE, *arguments]
+    return subprocess.run(call, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=120)
+
+
 def recorded(path: Path, *arguments: str) -> dict:
     """The record that a command writes; it must end with status 0."""
     done = invoke(*arguments, "--out", str(path))
@@ -30,6 +45,29 @@ def recorded(path: Path, *arguments: str) -> dict:
     record = json.loads(path.read_text())
     assert record["torch"] == torch.__version__ and record["threads"] == torch.get_num_threads() and record["results"]
     return record
+
+
+def test_benchmarks_run_without_typer_and_rich(tmp_path: Path) -> None:
+    options = ("--device", "cpu", "--model", "tiny", "--methods", "rope,nope", "--contexts", "16", "--tokens", "16")
+    done = bare("training", *options, "--engine", "torch", "--seconds", "0.01", "--out", str(tmp_path / "t.json"))
+    assert done.returncode == 0, done.stderr
+    assert {row["method"] for row in json.loads((tmp_path / "t.json").read_text())["results"]} == {"rope", "nope"}
+    head, rope = (done.stdout.splitlines()[n].split() for n in (1, 5))
+    assert head[:4] == ["method", "pass", "ms", "tokens/s"] and rope[:2] == ["rope", "step"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "python tools/bench.py attention"),
+        (("atention",), "no command 'atention'"),
+        (("attention", "--lengths", "x"), "--lengths takes whole numbers above 0, such as 1024,4096; got 'x'"),
+        (("attention", "--seconds", "x"), "invalid float value: 'x'"),
+    ],
+)
+def test_without_typer_wrong_input_is_refused_too(arguments: tuple[str, ...], said: str) -> None:
+    done = bare(*arguments)
+    assert done.returncode == 2 and said in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
 # ---- the harness

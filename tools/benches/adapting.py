@@ -8,11 +8,11 @@ from functools import partial
 from typing import Annotated, Any
 
 import torch
-import typer
 
 import zoo
 from tools.benches import harness
 from tools.benches.harness import Record, Row, text_of
+from tools.benches.screen import Option
 from zoo.adapters.layer import prior_parameters
 
 PLAIN = "as it was"
@@ -20,10 +20,10 @@ WORK = ("forward", "training", "token")
 
 
 def main(
-    positions: Annotated[str, typer.Option(help="comma-separated methods")] = "nope,alibi,ggd,ggd_goat",
-    lengths: Annotated[str, typer.Option(help="tokens of a row, or that a cache holds")] = "256,1024,4096",
-    dim: Annotated[int, typer.Option(help="C, in heads of 64")] = 256,
-    layers: Annotated[int, typer.Option(help="of the model")] = 4,
+    positions: Annotated[str, Option(help="comma-separated methods")] = "nope,alibi,ggd,ggd_goat",
+    lengths: Annotated[str, Option(help="tokens of a row, or that a cache holds")] = "256,1024,4096",
+    dim: Annotated[int, Option(help="C, in heads of 64")] = 256,
+    layers: Annotated[int, Option(help="of the model")] = 4,
     seconds: harness.Seconds = 2.0,
     minutes: harness.Minutes = 0.0,
     out: harness.Out = None,

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 import torch
-import typer
 
 from tools.benches import harness
 from tools.benches.contenders import DECODE_HEADS, Contender, Problem, Run, Shape, contenders_on
 from tools.benches.harness import PASSES, Record, Row, Stopwatch, text_of
 from tools.benches.oracle import check
+from tools.benches.screen import Exit, Option, say
 
 MEMORY_LENGTH = 32768  # of the CPU's memory measurement, in tokens
 ROWS, TOKENS = 64, 2**20  # on CUDA: batch times heads of a shape, and the most tokens times heads
@@ -51,11 +51,11 @@ class Setting:
 
 def main(
     device: harness.Device = "auto",
-    lengths: Annotated[str, typer.Option(help="default 1k to 128k on CUDA, 1k to 16k on the CPU")] = "",
-    decode: Annotated[str, typer.Option(help="cached keys of a decoding step, or none; on CUDA 8k to 512k")] = "",
-    width: Annotated[str, typer.Option(help="head widths; default 64,128 on CUDA, 64 on the CPU")] = "",
-    methods: Annotated[str, typer.Option(help="only these priors, beside the baseline; default all")] = "",
-    without: Annotated[str, typer.Option(help="leave out contenders whose names contain one of these")] = "",
+    lengths: Annotated[str, Option(help="default 1k to 128k on CUDA, 1k to 16k on the CPU")] = "",
+    decode: Annotated[str, Option(help="cached keys of a decoding step, or none; on CUDA 8k to 512k")] = "",
+    width: Annotated[str, Option(help="head widths; default 64,128 on CUDA, 64 on the CPU")] = "",
+    methods: Annotated[str, Option(help="only these priors, beside the baseline; default all")] = "",
+    without: Annotated[str, Option(help="leave out contenders whose names contain one of these")] = "",
     seconds: harness.Seconds = 0.0,
     minutes: harness.Minutes = 0.0,
     out: harness.Out = None,
@@ -105,7 +105,7 @@ def main(
             record.about["extra_memory_mib"] = {f"ggd {what}": mib for what, mib in memory.items()}
     show(record)
     if any(name.startswith("ours: ") for name in (*record.wrong, *record.failed)):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def shapes_of(device: torch.device, lengths: Sequence[int], widths: Sequence[int]) -> list[Shape]:
@@ -262,4 +262,4 @@ def show(record: Record) -> None:
     }
     record.show(title, columns, section=lambda row: f"{Shape(**row['shape'])} {row['what']}")
     for what, mib in about.get("extra_memory_mib", {}).items():
-        harness.console.print(f"{what} adds {mib} MiB at {MEMORY_LENGTH} tokens, two heads of 64")
+        say(f"{what} adds {mib} MiB at {MEMORY_LENGTH} tokens, two heads of 64")

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Annotated, Any
 
 import torch
-import typer
 
 from modalities.decoder.model import Decoder
 from recipes.targets import find_targets
 from tools.benches import harness
 from tools.benches.harness import Record, Refused, Row, text_of
+from tools.benches.screen import BadParameter, Option
 from zoo.decoding import Cache, PagedCache
 from zoo.slices import slices
 
@@ -24,9 +24,9 @@ SHAPE = ("dim", "num_layers", "num_heads", "hidden_dim", "vocab_size")
 
 def main(
     models: Annotated[
-        str, typer.Option(help="comma-separated names or run folders of text models, of one shape")
+        str, Option(help="comma-separated names or run folders of text models, of one shape")
     ] = "text_ggd_ssmax_tiny.facts,text_alibi_tiny.facts",
-    lengths: Annotated[str, typer.Option(help="tokens that a cache holds, ascending")] = "4096,65536,524288",
+    lengths: Annotated[str, Option(help="tokens that a cache holds, ascending")] = "4096,65536,524288",
     seconds: harness.Seconds = 4.0,
     minutes: harness.Minutes = 0.0,
     out: harness.Out = None,
@@ -42,12 +42,10 @@ def main(
     shape = targets[0].model.config
     for target in targets:
         if not isinstance(target.model, Decoder):
-            raise typer.BadParameter(f"--models {target.label!r} is no decoder")
+            raise BadParameter(f"--models {target.label!r} is no decoder")
         other = [name for name in SHAPE if getattr(target.model.config, name) != getattr(shape, name)]
         if other:
-            raise typer.BadParameter(
-                f"--models {target.label!r} has another {', '.join(other)} than {targets[0].label!r}"
-            )
+            raise BadParameter(f"--models {target.label!r} has another {', '.join(other)} than {targets[0].label!r}")
     about = {"device": "cpu", "dtype": "float32"} | {name: getattr(shape, name) for name in SHAPE}
     record = Record(about, out=out, commit=commit, minutes=minutes)
 

@@ -8,7 +8,6 @@ import time
 from typing import Annotated
 
 import torch
-import typer
 
 from modalities.cost import Meter
 from modalities.dna.config import DnaDataConfig
@@ -16,14 +15,15 @@ from modalities.dna.data import build_loader
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from tools.benches.harness import Commit, Out, Record, Row, Seconds, text_of, words
+from tools.benches.screen import BadParameter, Option
 
 MICRO_BATCH = 32  # windows
 
 
 def main(
-    source: Annotated[str, typer.Option(help="what is indexed and read: a name, a path or a glob")] = "yeast-chr01",
-    tokenizers: Annotated[str, typer.Option(help="comma-separated: bases, kmer:K or FILE.json")] = "bases",
-    lengths: Annotated[str, typer.Option("--lengths", "--contexts", help="tokens a window")] = "256,1024",
+    source: Annotated[str, Option(help="what is indexed and read: a name, a path or a glob")] = "yeast-chr01",
+    tokenizers: Annotated[str, Option(help="comma-separated: bases, kmer:K or FILE.json")] = "bases",
+    lengths: Annotated[str, Option("--lengths", "--contexts", help="tokens a window")] = "256,1024",
     seconds: Seconds = 2.0,
     out: Out = None,
     commit: Commit = "",
@@ -47,7 +47,7 @@ def main(
             record = Record({"source": source, "parsed": parsed}, out=out, commit=commit)
             record.measure([(f"{c.tokenizer} {c.context}", "reads", lambda c=c: read(c, seconds)) for c in configs])
         except (ValueError, FileNotFoundError) as error:
-            raise typer.BadParameter(str(error)) from None
+            raise BadParameter(str(error)) from None
     columns = {name: text_of(name) for name in ("tokenizer", "context", "window")}
     columns["Mbases/s"] = text_of("bases_per_s", ".2f", 1e6)
     title = f"{source}: {bases:,} bases indexed in {meter.seconds:.2f} s, {mib or 0:.0f} MiB at the peak"

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Annotated
 
 import torch
-import typer
 
 from modalities.cost import Meter
 from tools.benches import harness
 from tools.benches.attention import Setting, admitted, correct, pass_of
 from tools.benches.contenders import Contender, Problem, Shape, by_prior, flex, sdpa
 from tools.benches.harness import PASSES, Record, Refused, Row, text_of
+from tools.benches.screen import Option
 from zoo import create_prior
 from zoo.priors.base import Prior
 
@@ -69,12 +69,12 @@ def added_mib(distances: list[int], index: int, length: int, heads: int, backwar
 
 
 def main(
-    lengths: Annotated[str, typer.Option(help="tokens, ascending")] = "4096,16384,65536,262144,524288",
-    distances: Annotated[str, typer.Option(help="over which a head's weight halves; 0: it never does")] = "8,64,512,0",
-    without: Annotated[str, typer.Option(help="leave out contenders whose names contain one of these")] = "",
-    heads: Annotated[int, typer.Option(help="of a call")] = 2,
-    limit: Annotated[float, typer.Option(help="seconds of a pass beyond which a contender is left out")] = 60.0,
-    memory: Annotated[int, typer.Option(help="the length at which memory is measured too; 0: none")] = 65536,
+    lengths: Annotated[str, Option(help="tokens, ascending")] = "4096,16384,65536,262144,524288",
+    distances: Annotated[str, Option(help="over which a head's weight halves; 0: it never does")] = "8,64,512,0",
+    without: Annotated[str, Option(help="leave out contenders whose names contain one of these")] = "",
+    heads: Annotated[int, Option(help="of a call")] = 2,
+    limit: Annotated[float, Option(help="seconds of a pass beyond which a contender is left out")] = 60.0,
+    memory: Annotated[int, Option(help="the length at which memory is measured too; 0: none")] = 65536,
     seconds: harness.Seconds = 4.0,
     minutes: harness.Minutes = 0.0,
     out: harness.Out = None,

@@ -23,28 +23,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from modalities.cost import Meter
+from tools.benches.screen import BadParameter, Exit, Option, Status, say, show_table
 from zoo.files import write_json
 from zoo.naming import did_you_mean
 
 PACKAGES = ("triton", "flash-attn", "goat-attention", "flash-linear-attention", "deepspeed")
 PASSES = ("forward", "fwd+bwd")
 
-Device = Annotated[str, typer.Option(help="auto, cuda or cpu")]
-Seconds = Annotated[float, typer.Option(help="of rounds for each contender; 0: the benchmark's own")]
-Minutes = Annotated[float, typer.Option(help="stop in about this time, the longest cells dropped; 0: no limit")]
-Out = Annotated[Path | None, typer.Option(help="write the results as JSON here, after each cell")]
-Commit = Annotated[str, typer.Option(help="recorded where the checkout has no history")]
+Device = Annotated[str, Option(help="auto, cuda or cpu")]
+Seconds = Annotated[float, Option(help="of rounds for each contender; 0: the benchmark's own")]
+Minutes = Annotated[float, Option(help="stop in about this time, the longest cells dropped; 0: no limit")]
+Out = Annotated[Path | None, Option(help="write the results as JSON here, after each cell")]
+Commit = Annotated[str, Option(help="recorded where the checkout has no history")]
 
 Row = dict[str, Any]
 Stopwatch = Callable[[Callable[[], object]], float]
-console = Console(width=max(110, Console().width))  # a table cut short says nothing
 
 
 class Refused(Exception):
@@ -55,11 +50,11 @@ class Refused(Exception):
 
 
 def one_of(name: str, value: str, known: Iterable[str]) -> str:
-    """The value, or typer.BadParameter that names the option, the value and what is known."""
+    """The value, or BadParameter that names the option, the value and what is known."""
     known = list(known)
     if value not in known:
         near = did_you_mean(value, known)
-        raise typer.BadParameter(f"--{name} {value!r}: {near}must be one of {', '.join(known)}")
+        raise BadParameter(f"--{name} {value!r}: {near}must be one of {', '.join(known)}")
     return value
 
 
@@ -69,10 +64,10 @@ def words(text: str) -> list[str]:
 
 
 def numbers(name: str, text: str) -> list[int]:
-    """Comma-separated integers above 0. typer.BadParameter names the option and the word that is not one."""
+    """Comma-separated integers above 0. BadParameter names the option and the word that is not one."""
     for word in words(text):
         if not word.isdigit() or not int(word):
-            raise typer.BadParameter(f"--{name} takes whole numbers above 0, such as 1024,4096; got {word!r}")
+            raise BadParameter(f"--{name} takes whole numbers above 0, such as 1024,4096; got {word!r}")
     return [int(word) for word in words(text)]
 
 
@@ -80,7 +75,7 @@ def device_of(name: str) -> torch.device:
     """The device of --device auto, cuda or cpu."""
     one_of("device", name, ("auto", "cuda", "cpu"))
     if name == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("--device cuda: torch sees no CUDA device here")
+        raise BadParameter("--device cuda: torch sees no CUDA device here")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
@@ -227,7 +222,7 @@ class Record:
         self.wrong: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self.dropped: list[str] = []
-        self.status = console.status("")
+        self.status = Status()
 
     @contextlib.contextmanager
     def guard(self, name: str, cell: str) -> Iterator[None]:
@@ -263,30 +258,25 @@ class Record:
         """The rows as a table, those of a `section` below its name, and whatever is missing from it with its reason. Columns
         are title → text of a row; one without any text is left out."""
         shown = {name: text for name, text in columns.items() if any(text(row) for row in self.results)}
-        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
-        for number, name in enumerate(shown):
-            table.add_column(name, justify="right" if number else "left", no_wrap=True)
-        last = None
+        sections: list[tuple[str, list[list[str]]]] = []
         for row in self.results:
-            if section(row) != last:
-                last = section(row)
-                table.add_section()
-                table.add_row(f"[bold]{last}[/]")
-            table.add_row(*(text(row) for text in shown.values()))
-        console.print(table)
+            if not sections or section(row) != sections[-1][0]:
+                sections.append((section(row), []))
+            sections[-1][1].append([text(row) for text in shown.values()])
+        show_table(title, list(shown), sections)
         kinds = {"WRONG, not timed": self.wrong, "failed": self.failed, "not measured": self.left_out}
         lines = [f"{kind}: {name}: {note}" for kind, notes in kinds.items() for name, note in notes.items()]
         for line in [*lines, *([f"no time left for: {', '.join(self.dropped)}"] if self.dropped else [])]:
-            console.print(escape(line), highlight=False, soft_wrap=True)
+            say(line)
         self.save()
         if self.out is not None:
-            console.print(f"written to {self.out}")
+            say(f"written to {self.out}")
 
 
 def end(record: Record) -> None:
-    """typer.Exit(1) where something failed or was wrong."""
+    """Exit(1) where something failed or was wrong."""
     if record.failed or record.wrong:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def text_of(name: str, form: str = "", unit: float = 1) -> Callable[[Row], str]:

@@ -14,7 +14,6 @@ from typing import Annotated, Any, cast
 from unittest.mock import patch
 
 import torch
-import typer
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
@@ -23,6 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from tools.benches import harness
 from tools.benches.harness import Record, Row, text_of
+from tools.benches.screen import Option
 from zoo import layers as zoo_layers
 from zoo.attention import dispatch
 from zoo.attention.triton import TritonKernel, lanes, op
@@ -175,7 +175,7 @@ def host_us(
 
 
 def main(
-    methods: Annotated[str, typer.Option(help="position methods, with _ssmax if wanted")] = (
+    methods: Annotated[str, Option(help="position methods, with _ssmax if wanted")] = (
         "nope,ggd,ggd_ssmax,kerple,alibi,goat,ggd_goat,rope"
     ),
     seconds: harness.Seconds = 2.0,

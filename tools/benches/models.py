@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
-import typer
 
 from modalities.cost import Meter, device_name
 from modalities.decoder import causal_lm_loss
 from recipes.config import Model, Optim, Recipe, Train, resolve
 from tools.benches import harness
 from tools.benches.harness import PASSES, Record, Row, text_of
+from tools.benches.screen import BadParameter, Option
 from zoo import create_model, list_models, prior_attention
 
 CLIP = 1.0  # norm that a training step cuts gradients to
 TEXT = {"cuda": ("125m", "2048,16384", 32768), "cpu": ("tiny", "128", 512)}  # size, contexts, tokens a step
-Methods = Annotated[str, typer.Option(help="comma-separated position methods; ratios are to the first")]
+Methods = Annotated[str, Option(help="comma-separated position methods; ratios are to the first")]
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Subject:
 
 
 def named(methods: str, kind: str, size: str) -> dict[str, str]:
-    """Method → model name, such as {"rope": "text_rope_tiny"}. typer.BadParameter names an unknown size or method."""
+    """Method → model name, such as {"rope": "text_rope_tiny"}. BadParameter names an unknown size or method."""
     known = {}
     for name in list_models(f"{kind}_*"):
         rest = name.removeprefix(f"{kind}_").removesuffix("_patch16").removesuffix("_patch8").removesuffix("_patch14")
@@ -57,7 +57,7 @@ def named(methods: str, kind: str, size: str) -> dict[str, str]:
     harness.one_of("model", size, known)
     chosen = harness.words(methods)
     if not chosen:
-        raise typer.BadParameter("--methods takes at least one")
+        raise BadParameter("--methods takes at least one")
     return {method: known[size][harness.one_of("methods", method, sorted(known[size]))] for method in chosen}
 
 
@@ -92,7 +92,7 @@ def compare(
 
 
 def finish(record: Record, title: str, units: str) -> None:
-    """Print the table; typer.Exit(1) where a method failed."""
+    """Print the table; Exit(1) where a method failed."""
     columns = {
         "method": lambda row: row["method"],
         "pass": lambda row: row["what"],
@@ -120,11 +120,11 @@ def loss_and_gradients(model: torch.nn.Module, loss: Callable[[], torch.Tensor])
 
 def training(
     device: harness.Device = "auto",
-    model: Annotated[str, typer.Option(help="default 125m on CUDA, tiny on the CPU")] = "",
+    model: Annotated[str, Option(help="default 125m on CUDA, tiny on the CPU")] = "",
     methods: Methods = "rope,alibi,goat,ggd_ssmax",
-    lengths: Annotated[str, typer.Option("--lengths", "--contexts", help="tokens a row; on CUDA 2048,16384")] = "",
-    tokens: Annotated[int, typer.Option(help="tokens a step; default 32768 on CUDA")] = 0,
-    engine: Annotated[str, typer.Option(help="auto, deepspeed or torch")] = "auto",
+    lengths: Annotated[str, Option("--lengths", "--contexts", help="tokens a row; on CUDA 2048,16384")] = "",
+    tokens: Annotated[int, Option(help="tokens a step; default 32768 on CUDA")] = 0,
+    engine: Annotated[str, Option(help="auto, deepspeed or torch")] = "auto",
     seconds: harness.Seconds = 8.0,
     minutes: harness.Minutes = 0.0,
     out: harness.Out = None,
@@ -148,7 +148,7 @@ def training(
     contexts = sorted(harness.numbers("lengths", lengths or default_lengths))
     with_deepspeed = engine != "torch" and importlib.util.find_spec("deepspeed") is not None
     if engine == "deepspeed" and not with_deepspeed:
-        raise typer.BadParameter("--engine deepspeed: deepspeed is not installed; --engine torch does without")
+        raise BadParameter("--engine deepspeed: deepspeed is not installed; --engine torch does without")
     ranks = None
     if with_deepspeed:
         from recipes.engine import start
@@ -244,14 +244,14 @@ def flops_per_token(model: Any, context: int) -> float:
 
 def loss(
     device: harness.Device = "cpu",
-    tokens: Annotated[int, typer.Option(help="targets of a pass")] = 16384,
-    vocabulary: Annotated[int, typer.Option(help="entries of the vocabulary")] = 32768,
-    dim: Annotated[int, typer.Option(help="width of the features")] = 256,
+    tokens: Annotated[int, Option(help="targets of a pass")] = 16384,
+    vocabulary: Annotated[int, Option(help="entries of the vocabulary")] = 32768,
+    dim: Annotated[int, Option(help="width of the features")] = 256,
     seconds: harness.Seconds = 8.0,
     out: harness.Out = None,
     commit: harness.Commit = "",
 ) -> None:
-    """The loss of a decoder's features and its gradients, in chunks of tokens as models take it, beside all logits at once.
+    """The loss of a decoder's features and its gradients, in chunks of tokens, beside all logits at once; on CUDA by Liger too.
 
     Memory is what a pass adds at its peak, on the CPU in a process of its own for each; float32 there, bfloat16 on CUDA.
     """
@@ -266,7 +266,8 @@ def loss(
         run = loss_pass(name, tokens, vocabulary, dim, place)
         return Subject({PASSES[1]: run}, tokens, 6.0 * tokens * vocabulary * dim, memory)
 
-    makers = {name: lambda name=name: make(name) for name in ("at once", "in chunks")}
+    names = ("at once", "in chunks", *(["Liger"] if place.type == "cuda" else []))
+    makers = {name: lambda name=name: make(name) for name in names}
     record.about["matmul_tflops"] = harness.matmul_ceiling(place, torch.float32, harness.by_clock(place))
     with record.status:
         record.measure([(cell, "losses", lambda: compare(record, makers, cell, seconds, place))])
@@ -275,8 +276,11 @@ def loss(
 
 def loss_pass(name: str, tokens: int, vocabulary: int, dim: int, device: torch.device) -> Callable[[], object]:
     """The mean loss of random features, and its gradients with respect to them and the unembedding."""
+    from modalities.decoder.fused_loss import fused_losses
     from modalities.text.model import build
 
+    if name == "Liger" and importlib.util.find_spec("liger_kernel") is None:
+        raise harness.Refused("liger-kernel is not installed")
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = build(vocab_size=vocabulary, dim=dim, num_layers=1, num_heads=1, position="nope").to(device, dtype)
@@ -285,7 +289,9 @@ def loss_pass(name: str, tokens: int, vocabulary: int, dim: int, device: torch.d
 
     def losses() -> torch.Tensor:
         if name == "in chunks":
-            return model.token_losses(features, targets)
+            return model.losses_in_chunks(features, targets)
+        if name == "Liger":
+            return fused_losses(features[0], model.embedding.weight, targets[0], -100)
         return torch.nn.functional.cross_entropy(model.forward_head(features)[0], targets[0], reduction="none")
 
     return lambda: torch.autograd.grad(losses().mean(), [features, model.embedding.weight])
@@ -303,11 +309,11 @@ def loss_bytes(name: str, tokens: int, vocabulary: int, dim: int, device: torch.
 
 
 def vision(
-    size: Annotated[int, typer.Option(help="side of the images in pixels")] = 384,
-    model: Annotated[str, typer.Option(help="tiny, small or base")] = "small",
-    batch: Annotated[int, typer.Option(help="images a pass")] = 1,
-    methods: Annotated[str, typer.Option(help="comma-separated, beside nope; default all")] = "",
-    memory_size: Annotated[int, typer.Option(help="side of the image whose attention's memory is measured")] = 1024,
+    size: Annotated[int, Option(help="side of the images in pixels")] = 384,
+    model: Annotated[str, Option(help="tiny, small or base")] = "small",
+    batch: Annotated[int, Option(help="images a pass")] = 1,
+    methods: Annotated[str, Option(help="comma-separated, beside nope; default all")] = "",
+    memory_size: Annotated[int, Option(help="side of the image whose attention's memory is measured")] = 1024,
     seconds: harness.Seconds = 6.0,
     out: harness.Out = None,
     commit: harness.Commit = "",
@@ -359,10 +365,10 @@ def attention_bytes(model: Any, size: int) -> int | None:
 
 
 def dna(
-    model: Annotated[str, typer.Option(help="size of the decoder")] = "25m",
+    model: Annotated[str, Option(help="size of the decoder")] = "25m",
     methods: Methods = "rope,goat",
-    batch: Annotated[int, typer.Option(help="rows a step")] = 1,
-    context: Annotated[int, typer.Option(help="bases a row; 0: the size's own")] = 0,
+    batch: Annotated[int, Option(help="rows a step")] = 1,
+    context: Annotated[int, Option(help="bases a row; 0: the size's own")] = 0,
     device: harness.Device = "cpu",
     seconds: harness.Seconds = 20.0,
     out: harness.Out = None,

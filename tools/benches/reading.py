@@ -9,7 +9,6 @@ from typing import Annotated
 
 import numpy as np
 import torch
-import typer
 from torch import Tensor
 
 from modalities.decoder.model import Decoder
@@ -17,6 +16,7 @@ from modalities.text.data import open_heldout
 from recipes.targets import Target, find_targets
 from tools.benches import harness
 from tools.benches.harness import Record, Refused, Row, text_of
+from tools.benches.screen import Option
 from zoo import prior_attention
 from zoo.attention import AttentionCall, skipping
 from zoo.attention.dispatch import Observer
@@ -26,11 +26,11 @@ READ, ATTENTION, STEP = "read", "attention", "attention, fwd+bwd"
 
 def main(
     models: Annotated[
-        str, typer.Option(help="comma-separated names or run folders of text models")
+        str, Option(help="comma-separated names or run folders of text models")
     ] = "text_ggd_ssmax_tiny.facts,text_ggd_tiny.facts,text_alibi_tiny.facts",
-    lengths: Annotated[str, typer.Option(help="tokens, ascending")] = "16384,65536",
-    steps: Annotated[int, typer.Option(help="most tokens of a training step")] = 16384,
-    source: Annotated[str, typer.Option(help="held-out text, repeated where it is short")] = "sotu-excerpt",
+    lengths: Annotated[str, Option(help="tokens, ascending")] = "16384,65536",
+    steps: Annotated[int, Option(help="most tokens of a training step")] = 16384,
+    source: Annotated[str, Option(help="held-out text, repeated where it is short")] = "sotu-excerpt",
     seconds: harness.Seconds = 4.0,
     minutes: harness.Minutes = 0.0,
     out: harness.Out = None,

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Annotated, Any
 
 import torch
-import typer
 
 from modalities.decoder import causal_lm_loss
 from recipes import engine
@@ -17,14 +16,15 @@ from recipes.config import ConfigError
 from recipes.sequence import check_sequence, sequence_group
 from tools.benches import harness
 from tools.benches.harness import Record, Row, text_of
+from tools.benches.screen import Option
 from zoo import create_model
 
 
 def main(
     models: Annotated[
-        str, typer.Option(help="comma-separated models of text")
+        str, Option(help="comma-separated models of text")
     ] = "text_ggd_goat_ssmax_tiny,text_cable_tiny,text_rope_tiny",
-    lengths: Annotated[str, typer.Option(help="tokens of a line")] = "1024,4096",
+    lengths: Annotated[str, Option(help="tokens of a line")] = "1024,4096",
     out: harness.Out = None,
     commit: harness.Commit = "",
 ) -> None:

@@ -29,6 +29,8 @@ __all__ = ["CASES", "LENGTH", "QUICK", "Call", "Case", "Comparison", "build", "c
 BATCH, HEADS = 2, 4
 LENGTH = 1031  # odd: a tail in every tile; 16 tiles of 64, so whole tiles inside
 SMALL_GRID, SMALL_WINDOW = (5, 7, 2), 20  # at another length than LENGTH
+TILE = 64  # tokens of the smallest tile of which an error is looked at
+WORST_TILES = {name: f"{name}, worst tile" for name in ("q", "k", "v")}
 # Bounds are CANCELLING times as wide: gradients of these are sums that cancel, and a row is not averaged with others.
 LOOSE = {
     "theta_alpha",
@@ -40,6 +42,7 @@ LOOSE = {
     "q_lanes",
     "k_lanes",
     "out, worst row",
+    *WORST_TILES.values(),
 }
 
 
@@ -321,7 +324,10 @@ def compare(
             runs.append(_gradients(call, out, direction.to(dtype)))
         first = runs[0]
         errors = {name: norm_error(first[name], exact[name]) for name in exact}
-        errors["out, worst row"] = worst_row(first["out"], exact["out"])
+        errors["out, worst row"] = worst_tile(first["out"], exact["out"], 1)
+        errors |= {
+            WORST_TILES[name]: worst_tile(first[name], exact[name], min(TILE, tile or TILE)) for name in WORST_TILES
+        }
         same = all(torch.equal(run[name], first[name]) for run in runs[1:] for name in run)
     bad = {n: e for n, e in errors.items() if not e <= BOUNDS[dtype] * (CANCELLING if n in LOOSE else 1.0)}
     return Comparison(errors, bad, same)
@@ -341,10 +347,15 @@ def norm_error(found: Tensor, exact: Tensor) -> float:
     return float((found - exact).norm() / exact.norm().clamp(min=1e-30))
 
 
-def worst_row(found: Tensor, exact: Tensor) -> float:
-    """The largest error of a row relative to its norm: one wrong row of many is lost in `norm_error`."""
-    rows = (found.double() - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-30)
-    return float(rows.max()) if torch.isfinite(rows).all() else math.inf
+def worst_tile(found: Tensor, exact: Tensor, tokens: int) -> float:
+    """The largest error of so many tokens of a head relative to their norm: one wrong tile of many is lost in `norm_error`."""
+    if not torch.isfinite(found).all():
+        return math.inf
+    errors, norms = (
+        torch.stack([tile.norm(dim=(-2, -1)) for tile in x.double().split(tokens, dim=-2)], -1)
+        for x in (found.double() - exact, exact)
+    )
+    return float((errors / norms.clamp(min=1e-30)).max())
 
 
 @contextmanager

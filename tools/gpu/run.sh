@@ -30,8 +30,7 @@ phase() { local limit=$1; shift; timeout -k 10 "$limit" "$@" 2>&1 | tee -a "$OUT
 
 restore() {  # kernels compiled by an earlier call
   [ -f "$HERE/cache.tgz" ] && [ ! -d $TRITON_CACHE_DIR ] && tar xzf "$HERE/cache.tgz" -C /tmp && say "kernels restored: $(ls $TRITON_CACHE_DIR | wc -l)"
-  # Wheels brought along: peers of the benchmark (flash-linear-attention, fla-core, goat-attention: pure Python), and for
-  # tools/bench.py, where the machine lacks them: pip download --only-binary :all: -d tools/gpu/whl typer rich, by its Python.
+  # Wheels brought along: peers of the benchmark (flash-linear-attention, fla-core, goat-attention, liger-kernel: pure Python).
   if ls "$HERE"/whl/*.whl >/dev/null 2>&1 && [ ! -d /tmp/site ]; then
     $PY -m pip install -q --no-index --no-deps --no-compile --target /tmp/site "$HERE"/whl/*.whl || say "wheels not installed"
   fi

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 
 from modalities.dna.bases import UNKNOWN
 from modalities.dna.evaluation import (
@@ -28,6 +27,9 @@ from modalities.evaluation import Score as Column
 from modalities.figures import finish, panels, styles_of
 from modalities.results import short_names
 from zoo.model import ZooModel
+
+if TYPE_CHECKING:
+    from rich.table import Table
 from zoo.slices import slices
 
 __all__ = ["Score"]

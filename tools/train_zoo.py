@@ -328,6 +328,18 @@ FAMILIES = {
                 )
                 for template in ("train", "heldout")
             ),
+            *(
+                Call(
+                    "passkey",
+                    ("--template", "heldout", "--facts", "1,5", "--values", values, "--lengths", THREE, "--samples", "3"),
+                    part=f"values/{values}",
+                    methods=("ggd_goat_ssmax", "ggd_ssmax", "goat_ssmax", "alibi"),
+                )
+                for values in ("letters", "word", "number")
+            ),
+            Call(  # the shortest length with room for these in bytes
+                "ruler", ("--lengths", "2048", "--tasks", "single_1,single_2,multikey_1,vt,fwe"), every_seed=False
+            ),
         ),
         describe=describe_text,
         explain="free_generation: share of answers generated exactly. passkey: one fact, or one of five, in held-out text, in "
@@ -535,7 +547,7 @@ def variants(
     same, found = precision_setting(precision), kind.variants
     train_all([Run(kind.recipe(found[name][0]), folders[name], found[name][1:] + same) for name in chosen], jobs)
     for call_ in kind.calls:
-        if call_.every_seed:
+        if call_.every_seed and not call_.methods:
             _evaluate(
                 [str(folder) for folder in folders.values()], call_, kind.measured / "variants" / call_.part, jobs=jobs
             )

@@ -21,7 +21,7 @@ import numpy as np
 from modalities.heldout import fingerprint_of
 from modalities.text.tokenizers import Tokenizer
 
-__all__ = ["Fact", "Grammar", "Sentence", "draw_digits", "draw_facts", "fill_aside", "pick", "sentence_ends"]
+__all__ = ["VALUES", "Fact", "Grammar", "Sentence", "draw_digits", "draw_facts", "fill_aside", "pick", "sentence_ends"]
 
 T = TypeVar("T")
 Sentence = tuple[str, ...]  # pieces that are tokenised one by one: a value is cut alike wherever it stands

@@ -32,7 +32,7 @@ import numpy as np
 
 from modalities.evaluation import check_choice
 from modalities.heldout import fingerprint_of
-from modalities.text.facts import Grammar, Sentence, draw_digits, draw_facts, fill_aside, pick, sentence_ends
+from modalities.text.facts import VALUES, Grammar, Sentence, draw_digits, draw_facts, fill_aside, pick, sentence_ends
 from modalities.text.grammars import GRAMMARS
 from modalities.text.sources import LONGEST_TEXT
 from modalities.text.tokenizers import Tokenizer
@@ -231,15 +231,18 @@ class Template:
         facts: facts stated, one of which is asked for. Only the grammars have more than one.
         distractors: sentences with another number of five digits.
         given: digits of the key at the prompt's end; the answer has five more (published templates only).
+        values: of VALUES, what facts say: "digits" are five. Only the grammars have others.
     """
 
     name: str = "own"
     facts: int = 1
     distractors: int = 0
     given: int = 0
+    values: str = "digits"
 
     def __post_init__(self) -> None:
         check_choice("template", self.name, TEMPLATES)
+        check_choice("values", self.values, VALUES)
         for name, least in (("facts", 1), ("distractors", 0), ("given", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -247,6 +250,10 @@ class Template:
             raise ValueError(
                 f"template {self.name!r} states one fact, got facts={self.facts}: templates heldout, train and "
                 "invented state several; distractors puts other numbers beside it"
+            )
+        if self.values != "digits" and self.grammar is None:
+            raise ValueError(
+                f"template {self.name!r} hides digits, got values={self.values!r}: templates {', '.join(GRAMMARS)} have others"
             )
         if self.given and self.name not in PUBLISHED:
             raise ValueError(
@@ -335,7 +342,7 @@ class Template:
 
     def _draw_words(self, rng: np.random.Generator) -> _Words:
         if self.grammar is not None:
-            facts = draw_facts(rng, self.grammar, self.facts, value="digits", alike=True)
+            facts = draw_facts(rng, self.grammar, self.facts, value=self.values, alike=True)
             asides = [pick(rng, self.grammar.asides) for _ in range(self.distractors)]
             others = [fill_aside(aside, rng) for aside in asides]
             return _Words(

@@ -26,6 +26,7 @@ from modalities.evaluation import (
 )
 from modalities.heldout import Heldout
 from modalities.text.data import DEFAULT_SOURCE, EncodedDocument, open_heldout
+from modalities.text.facts import VALUES
 from modalities.text.prompts import PUBLISHED, TEMPLATES, Haystack, Template, open_haystack
 from modalities.text.tokenizers import load_tokenizer
 from zoo.slices import slices
@@ -93,12 +94,14 @@ class RetrievalSettings(LengthSettings):
     )
     facts: tuple[int, ...] = option((1,), "facts in the text, as 1,2,5; one is asked for", parse=counts)
     distractors: tuple[int, ...] = option((0,), "sentences with another number, as 0,1,4", parse=counts)
+    values: str = option("digits", f"{', '.join(VALUES)}: what the facts of a grammar's template say")
     depths: int | None = option(None, "places of the fact between the text's start and end; default: the evaluator's")
     prefix_digits: int | None = option(None, "digits of the key that the prompt gives away; default: as published")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("template", self.template, TEMPLATES)
+        check_choice("values", self.values, VALUES)
         if self.depths is not None and self.depths < 2:
             raise ValueError(f"depths must be at least 2, got {self.depths}")
         for name in ("facts", "distractors"):
@@ -135,7 +138,7 @@ class Retrieval(HaystackEvaluator):
                 told = [f"facts={facts}"] * (len(given.facts) > 1)
                 told += [f"distractors={distractors}"] * (len(given.distractors) > 1)
                 self.conditions[facts, distractors] = f" ({', '.join(told)})" if told else ""
-        self.templates = [Template(name, *condition, prefix) for condition in self.conditions]
+        self.templates = [Template(name, *condition, prefix, given.values) for condition in self.conditions]
         if len(self.conditions) > 1:
             label, conditions = self.overview.label, self.conditions.values()
             drawn = tuple(Score(f"free_generation{c}", label + c, unit_interval=True, within=0.2) for c in conditions)
@@ -162,7 +165,7 @@ class Retrieval(HaystackEvaluator):
             "seed": self.settings.seed,
             "samples": self.samples,
             "depths": self.depths,
-            "template": [template.name, template.given],
+            "template": [template.name, template.given, *([template.values] if template.values != "digits" else [])],
             "hay": self.haystack(model).fingerprint,
         } | ({"grammar": template.grammar.fingerprint} if template.grammar else {})
 

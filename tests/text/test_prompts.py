@@ -11,7 +11,7 @@ import pytest
 from modalities.text import prompts
 from modalities.text.data import open_heldout
 from modalities.text.facts import sentence_ends
-from modalities.text.grammars import GRAMMARS
+from modalities.text.grammars import GRAMMARS, HELDOUT, TRAIN
 from modalities.text.prompts import GRASS, OWN, PUBLISHED, TEMPLATES, Haystack, Template, open_haystack
 from modalities.text.tokenizers import load_tokenizer
 
@@ -383,6 +383,22 @@ def test_a_text_with_sentences_keeps_them(tmp_path):
 # ---- errors ----
 
 
+@pytest.mark.parametrize(
+    ("values", "form"),
+    [("digits", r" \d{5}"), ("number", r" \d{2,8}"), ("letters", r" [A-Z]{3,6}"), ("word", r" [a-z]+")],
+)
+def test_values_of_a_kind(values, form):
+    tokenizer, found = TOKENIZERS["bytes"], set()
+    for seed in range(20):
+        template = Template("heldout", 3, values=values)
+        prompt, answer = draw(template, 400, 0.5, seed, tokenizer, opened("own", tokenizer))
+        answer = tokenizer.decode(answer)
+        assert re.fullmatch(form, answer) and answer in tokenizer.decode(prompt)
+        assert values != "word" or (answer.strip() in HELDOUT.words and answer.strip() not in TRAIN.words)
+        found.add(answer)
+    assert len(found) > 8
+
+
 @both_tokenizers
 @pytest.mark.parametrize(("name", "facts", "others"), CONDITIONS)
 def test_too_short_a_length_names_what_is_needed(name, facts, others, tokenizer):
@@ -415,6 +431,8 @@ def test_the_least_bytes_of_a_passkey_are_81():
         ({"name": "bam", "given": -1}, "given must be at least 0, got -1"),
         ({"given": 1}, "'own' gives no digit away, got prefix_digits=1.*mohtashami and bam"),
         ({"name": "heldout", "given": 1}, "'heldout' gives no digit away"),
+        ({"name": "heldout", "values": "leters"}, "values 'leters'.*'letters'"),
+        ({"values": "word"}, "'own' hides digits, got values='word'.*heldout"),
     ],
 )
 def test_templates_refuse_what_they_cannot_state(wrong, message):

@@ -338,7 +338,10 @@ FAMILIES = {
                 for values in ("letters", "word", "number")
             ),
             Call(  # the shortest length with room for these in bytes
-                "ruler", ("--lengths", "2048", "--tasks", "single_1,single_2,multikey_1,vt,fwe"), every_seed=False
+                "ruler",
+                ("--lengths", "2048", "--tasks", "single_1,single_2,multikey_1,vt,fwe"),
+                every_seed=False,
+                methods=("ggd_goat_ssmax", "ggd_ssmax", "goat_ssmax", "alibi"),
             ),
         ),
         describe=describe_text,

@@ -34,7 +34,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
 
-from tools.benches.harness import console, numbers, one_of, words
+from tools.benches.harness import numbers, one_of, words
+from tools.benches.screen import console
 from tools.gpu.hazard import hazards
 from zoo.attention.triton import WIDEST
 from zoo.files import write_json

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from functools import partial
 
 from modalities.contract import find_modality, modality_names
@@ -17,6 +18,21 @@ from zoo.registry import list_models, model_entry
 __all__ = ["Recipes", "find_recipe", "list_recipes", "recipe_named"]
 
 
+@dataclass(frozen=True)
+class _Methods:
+    """Recipes of one size, a method each; see `Recipes.add_methods`."""
+
+    size: str
+    build: Callable[[str], Recipe]
+    model_size: str
+    without: Collection[str]
+    prefix: str
+    listed: Collection[str] | None
+
+    def named(self, method: str) -> str:
+        return f"{self.prefix}{method}_{self.size}"
+
+
 class Recipes(MutableMapping[str, Callable[[], Recipe]]):
     """The named recipes of a modality: a function each, called when the recipe is asked for.
 
@@ -26,8 +42,7 @@ class Recipes(MutableMapping[str, Callable[[], Recipe]]):
     def __init__(self, modality: str) -> None:
         self.modality = modality
         self._own: dict[str, Callable[[], Recipe]] = {}
-        # size, model's size, recipe of a method, methods that have none
-        self._families: list[tuple[str, str, Callable[[str], Recipe], Collection[str]]] = []
+        self._families: list[_Methods] = []
 
     def add(self, function: Callable[[], Recipe]) -> Callable[[], Recipe]:
         """Register a recipe under its function's name; a decorator."""
@@ -35,24 +50,36 @@ class Recipes(MutableMapping[str, Callable[[], Recipe]]):
         return function
 
     def add_methods(
-        self, size: str, build: Callable[[str], Recipe], *, model_size: str = "", without: Collection[str] = ()
+        self,
+        size: str,
+        build: Callable[[str], Recipe],
+        *,
+        model_size: str = "",
+        without: Collection[str] = (),
+        prefix: str = "",
+        listed: Collection[str] | None = None,
     ) -> None:
-        """`<method>_<size>` for every registered model `<modality>_<method>_<model_size>` that has no recipe of that name.
+        """`<prefix><method>_<size>` for every registered model `<modality>_<method>_<model_size>` that has no recipe so named.
 
-        model_size: `size` where empty.  without: methods that the recipe does not fit, with SSMax or without.
+        Args:
+            size, build: of the recipes; `build` takes the method.
+            model_size: `size` where empty.
+            without: methods that the recipe does not fit, with SSMax or without.
+            prefix: of the names.
+            listed: methods whose recipes are listed; those of others are found by name. None: all registered ones.
         """
-        self._families.append((size, model_size or size, build, without))
+        self._families.append(_Methods(size, build, model_size or size, without, prefix, listed))
 
     def __getitem__(self, name: str) -> Callable[[], Recipe]:
         """Raises ValueError for a sum of methods with a part that is no method, KeyError for other unknown names."""
         if name in self._own:
             return self._own[name]
-        for size, model_size, build, without in self._families:
-            method = name.removesuffix(f"_{size}")
-            if method == name or method.removesuffix("_ssmax") in without:
+        for family in self._families:
+            method = name.removeprefix(family.prefix).removesuffix(f"_{family.size}")
+            if family.named(method) != name or method.removesuffix("_ssmax") in family.without:
                 continue
-            if self._has_model(f"{self.modality}_{method}_{model_size}", summed="+" in method):
-                return partial(build, method)
+            if self._has_model(f"{self.modality}_{method}_{family.model_size}", summed="+" in method):
+                return partial(family.build, method)
         raise KeyError(name)
 
     @staticmethod
@@ -73,11 +100,15 @@ class Recipes(MutableMapping[str, Callable[[], Recipe]]):
 
     def __iter__(self) -> Iterator[str]:
         names = list(self._own)
-        for size, model_size, _, without in self._families:
-            start, end = f"{self.modality}_", f"_{model_size}"
-            models = list_models(f"{start}*{end}", modality=self.modality)
-            methods = [model.removeprefix(start).removesuffix(end) for model in models]
-            names += [f"{method}_{size}" for method in methods if method.removesuffix("_ssmax") not in without]
+        for family in self._families:
+            start, end = f"{self.modality}_", f"_{family.model_size}"
+            methods: Collection[str] = [
+                model.removeprefix(start).removesuffix(end)
+                for model in list_models(f"{start}*{end}", modality=self.modality)
+            ]
+            if family.listed is not None:
+                methods = family.listed
+            names += [family.named(method) for method in methods if method.removesuffix("_ssmax") not in family.without]
         return iter(dict.fromkeys(names))
 
     def __len__(self) -> int:

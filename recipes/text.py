@@ -134,7 +134,7 @@ BESIDE = {"lanes": "beside"}
 def goat_c4(method: str) -> Recipe:
     """GOAT's C4 set-up (arXiv 2601.15380): 12 layers, 12 heads, 768, R = 2, M = 8, key bias, L 2048, 4.0e9 tokens.
 
-    deepspeed --num_gpus 8 recipes/train.py text.goat_c4_<method>_125m          goat, alibi or rope
+    deepspeed --num_gpus 8 recipes/train.py text.goat_c4_<method>_125m     goat, alibi, rope; ggd_goat, or a sum, beside them
 
     Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below ALiBi's.
     4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`python recipes/fetch_data.py text gpt2`).
@@ -163,22 +163,34 @@ BAM: dict[str, tuple[float, int, dict[str, Any]]] = {
     "432m": (5e-4, 24, {}),
     "1100m": (3e-4, 12, {"activation_checkpointing": True}),
 }
-# What its released code sets of a method. ALiBi's bias is added outside SSMax's scale; s starts at 1.
+# What its released code sets of a method. ALiBi's bias is added outside SSMax's scale; s starts at 1. Lanes of others stand
+# beside whole heads too.
 BAM_METHODS: dict[str, dict[str, Any]] = {
     "ggd": {},
     "alibi": BESIDE,
     "rope": {"position_options": {"theta": 500_000.0}},
     "sinusoidal": {"position_options": {"columns": "alternating"}},
     "nope": {},
+    "ggd_goat": BESIDE,
 }
-BAM_METHODS |= {f"{method}_ssmax": options | {"ssmax_start": 1.0} for method, options in BAM_METHODS.items()}
-BAM_METHODS["alibi_ssmax"] |= {"scale_prior": False}
+
+
+def bam_options(method: str) -> dict[str, Any]:
+    """Model options of a method of BAM's set-up, or of another one, with SSMax or without."""
+    plain = method.removesuffix("_ssmax")
+    options = dict(BAM_METHODS.get(plain, BESIDE))
+    if plain != method:
+        options["ssmax_start"] = 1.0
+        if plain == "alibi":
+            options["scale_prior"] = False
+    return options
 
 
 def bam(method: str, size: str) -> Recipe:
     """BAM's FineWeb-10BT set-up (arXiv 2505.22842): L 512, untied, 589,824 tokens a step (1152 × 512), 1.14e10 in all, RAdam.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_<method>_<size>         ggd, alibi, rope, sinusoidal, nope, each _ssmax too
+    deepspeed --num_gpus 8 recipes/train.py text.bam_<method>_<size>       ggd, alibi, rope, sinusoidal, nope; ggd_goat, or
+                                                                           a sum, beside them; each _ssmax too
 
     Sizes 120m, 432m, 1100m; ggd is BAM. As released: RoPE at theta 500,000, which the paper raises after training for
     RoPE-SSMax (`recipes/evaluate.py RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is RoPE measured
@@ -190,7 +202,7 @@ def bam(method: str, size: str) -> Recipe:
     return Recipe(
         name=f"text.bam_{method}_{size}",
         modality="text",
-        model=Model(f"text_{method}_{size}", options=of_size | BAM_METHODS[method]),
+        model=Model(f"text_{method}_{size}", options=of_size | bam_options(method)),
         data=TextDataConfig(source=FINEWEB, tokenizer=MISTRAL_TOKENIZER, context=512, num_workers=2),
         optim=Optim("radam", lr=lr, betas=(0.9, 0.95), weight_decay=0.1, warmup=0, floor=0.1),
         train=Train(
@@ -225,13 +237,14 @@ def bam_extend(method: str, size: str) -> Recipe:
     return extended
 
 
-CABLE_METHODS = ("cable", "alibi", "kerple", "fire", "t5", "rope", "sinusoidal")
+CABLE_METHODS = ("cable", "alibi", "kerple", "fire", "t5", "rope", "sinusoidal", "ggd_goat")
 
 
 def cable(method: str, size: str) -> Recipe:
     """CABLE's FineWeb-Edu-10B set-up (arXiv 2503.08067): L 1024, 524,288 tokens a step, 1.0e10 in all; GPT-2's layers.
 
-    deepspeed --num_gpus 8 recipes/train.py text.cable_<method>_<size>       cable, alibi, kerple, fire, t5, rope, sinusoidal
+    deepspeed --num_gpus 8 recipes/train.py text.cable_<method>_<size>     cable, alibi, kerple, fire, t5, rope, sinusoidal;
+                                                                           ggd_goat, or a sum, beside them
 
     Sizes 44m (6 layers, 8 heads, 512; trained on WikiText-103 by the authors), 124m (12, 12, 768) and 354m (24, 16, 1024, which
     they call 334M). Hardware: 8 × 40 GB GPUs. Expected perplexity at 124M and 1024/2048/4096/8192/15360: cable
@@ -253,15 +266,13 @@ def cable(method: str, size: str) -> Recipe:
     )
 
 
-for _method in ("goat", "alibi", "rope"):
-    RECIPES[f"goat_c4_{_method}_125m"] = partial(goat_c4, _method)
-for _method in BAM_METHODS:
-    for _size in BAM:
-        RECIPES[f"bam_{_method}_{_size}"] = partial(bam, _method, _size)
-        RECIPES[f"bam_extend_{_method}_{_size}"] = partial(bam_extend, _method, _size)
-for _method in CABLE_METHODS:
-    for _size in ("44m", "124m", "354m"):
-        RECIPES[f"cable_{_method}_{_size}"] = partial(cable, _method, _size)
+RECIPES.add_methods("125m", goat_c4, prefix="goat_c4_", listed=("goat", "ggd_goat", "alibi", "rope"))
+for _size in BAM:
+    _listed = [method + ssmax for ssmax in ("", "_ssmax") for method in BAM_METHODS]
+    RECIPES.add_methods(_size, partial(bam, size=_size), prefix="bam_", listed=_listed)
+    RECIPES.add_methods(_size, partial(bam_extend, size=_size), prefix="bam_extend_", listed=_listed)
+for _size in ("44m", "124m", "354m"):
+    RECIPES.add_methods(_size, partial(cable, size=_size), prefix="cable_", listed=CABLE_METHODS)
 RECIPES.add_methods("tiny", tiny)
 RECIPES.add_methods("tiny_extend", tiny_extend, model_size="tiny", without=("learned", "local"))  # end at their context
 RECIPES.add_methods("small", small)

@@ -238,3 +238,27 @@ def test_recipes_of_sums_are_found_by_name() -> None:
         find_recipe("text.alibbi+spectral_tiny")
     with pytest.raises(ConfigError, match=r"did you mean 'text\.ggd_goat_tiny'"):
         find_recipe("text.ggd_gaot_tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("bam_ggd+key_bias_ssmax_120m", {"lanes": "beside", "ssmax_start": 1.0}),
+        ("bam_extend_ggd_goat_432m", {"lanes": "beside"}),
+        ("bam_alibi_ssmax_120m", {"lanes": "beside", "ssmax_start": 1.0, "scale_prior": False}),
+        ("goat_c4_ggd+spectral_125m", {"lanes": "beside"}),
+        ("cable_alibi+key_bias_44m", {"lanes": "beside"}),
+    ],
+)
+def test_the_papers_set_ups_are_there_for_sums(name: str, options: dict) -> None:
+    recipe = find_recipe(f"text.{name}")
+    assert (recipe.name, recipe.model.options) == (f"text.{name}", options)
+
+
+def test_of_the_papers_set_ups_the_papers_methods_are_listed() -> None:
+    named = [name.removeprefix("text.") for name in list_recipes()]
+    assert {"bam_ggd_ssmax_1100m", "bam_extend_nope_120m", "goat_c4_ggd_goat_125m", "cable_fire_354m"} <= set(named)
+    assert not any(name.startswith(("bam_kerple", "goat_c4_nope", "cable_nope")) for name in named)
+    assert find_recipe("text.goat_c4_nope_125m").optim.lr == find_recipe("text.goat_c4_goat_125m").optim.lr
+    with pytest.raises(ConfigError, match=r"did you mean 'text\.bam_alibi_120m'"):
+        find_recipe("text.bam_alibbi_120m")

@@ -242,7 +242,7 @@ class Template:
 
     def __post_init__(self) -> None:
         check_choice("template", self.name, TEMPLATES)
-        check_choice("values", self.values, VALUES)
+        check_choice("values", self.values, list(VALUES))
         for name, least in (("facts", 1), ("distractors", 0), ("given", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")

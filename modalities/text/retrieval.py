@@ -101,7 +101,7 @@ class RetrievalSettings(LengthSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("template", self.template, TEMPLATES)
-        check_choice("values", self.values, VALUES)
+        check_choice("values", self.values, list(VALUES))
         if self.depths is not None and self.depths < 2:
             raise ValueError(f"depths must be at least 2, got {self.depths}")
         for name in ("facts", "distractors"):

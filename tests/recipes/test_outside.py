@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recipes import find_recipe
+from recipes import find_recipe, list_recipes
 from recipes.config import ConfigError, apply_overrides, resolve
 from recipes.registry import recipe_named
 from tests.launching import ROOT, command

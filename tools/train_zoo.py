@@ -470,7 +470,7 @@ def train(
 @app.command()
 def sweep(
     family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))],
-    steps: Annotated[int, typer.Option(help="of each run; the schedule ends there")] = 400,
+    steps: Annotated[int, typer.Option(help="of each run; the schedule ends there")] = 300,
     jobs: Jobs = 2,
     precision: Precision = "",
 ) -> None:

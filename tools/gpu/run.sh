@@ -132,11 +132,13 @@ tests() {
   local plugins=()  # which a bare machine may lack
   $PY -c "import xdist" 2>/dev/null && plugins+=(-n "$JOBS" --dist worksteal)
   $PY -c "import pytest_timeout" 2>/dev/null && plugins+=(--timeout 120)
+  local files=(tests/zoo/test_triton_*.py tests/zoo/test_paged.py tests/zoo/test_dispatch.py tests/zoo/test_selfcheck.py tests/gpu)
   if [ "$DEVICE" = cpu ]; then
+    phase 60 $PY -m pytest -p no:cacheprovider --collect-only -qq "${files[@]}"  # whether they need what is not here
     phase 200 $PY -m pytest -p no:cacheprovider "${plugins[@]}" -m "not slow" tests/gpu
     return
   fi
-  PRIORZOO_TEST_DEVICE=cuda phase 360 $PY -m pytest -p no:cacheprovider "${plugins[@]}" tests/zoo/test_triton_*.py tests/zoo/test_paged.py tests/zoo/test_dispatch.py tests/zoo/test_selfcheck.py tests/gpu
+  PRIORZOO_TEST_DEVICE=cuda phase 360 $PY -m pytest -p no:cacheprovider "${plugins[@]}" "${files[@]}"
   keep_cache
 }
 sanitize() {

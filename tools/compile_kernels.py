@@ -273,7 +273,7 @@ def main(
             # A kernel may be launched several times by a call, each time compiled for something else or the same.
             for kernel, compiled in {id(compiled): (kernel, compiled) for kernel, compiled in found}.values():
                 rows.append(Row(module, kernel, width, dtype, variant, **examine(compiled, capability)))
-    console.print(shown(rows, capability))
+    console.print(shown(rows, capability), width=max(150, console.width))
     for line in failures:
         console.print(line, style="red", markup=False)
     import triton

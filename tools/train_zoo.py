@@ -40,6 +40,7 @@ from modalities.contract import find_modality
 from modalities.evaluation import ModelResult
 from modalities.files import write_table
 from modalities.results import mean_of_seeds, unconverged
+from recipes.config import apply_overrides
 from recipes.evaluate import write_overview
 from recipes.hub import published_card
 from recipes.registry import find_recipe
@@ -139,6 +140,9 @@ class Family:
         """The run folder of a method and seed."""
         name = self.run_prefix + method
         return RUNS / (name if seed == self.seeds[0] else f"{name}-s{seed}")
+
+    def variant_run(self, name: str) -> Path:
+        return RUNS / f"{self.run_prefix}variant_{name}"
 
     def measurable(self, method: str, seed: int) -> Path | None:
         """The folder of a further seed that measures: its kept weights, or a finished run that is not published yet."""
@@ -527,9 +531,9 @@ def sweep(
     console.print(f"written: {kind.measured / 'sweep.csv'}", soft_wrap=True)
 
 
-def _fresh(name: str) -> Any:
+def _fresh(name: str, settings: Sequence[str] = ()) -> Any:
     """The model that a recipe trains, with fresh weights."""
-    recipe = find_recipe(name)
+    recipe, _ = apply_overrides(find_recipe(name), settings)
     return find_modality(recipe.modality).build(recipe.model.name, recipe.model.options, recipe.data)
 
 
@@ -546,7 +550,7 @@ def variants(
     if unknown := [name for name in chosen if name not in kind.variants] or not chosen:
         known = ", ".join(kind.variants) or "none of this family"
         raise typer.BadParameter(f"variants {unknown if chosen else family!r}: expected some of {known}")
-    folders = {name: RUNS / f"{kind.run_prefix}variant_{name}" for name in chosen}
+    folders = {name: kind.variant_run(name) for name in chosen}
     same, found = precision_setting(precision), kind.variants
     train_all([Run(kind.recipe(found[name][0]), folders[name], found[name][1:] + same) for name in chosen], jobs)
     for call_ in kind.calls:
@@ -554,6 +558,7 @@ def variants(
             _evaluate(
                 [str(folder) for folder in folders.values()], call_, kind.measured / "variants" / call_.part, jobs=jobs
             )
+    draw(family)
 
 
 @app.command()
@@ -756,6 +761,8 @@ def draw(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> No
             write_overview(evaluators, stored, folder)
     if kind.summary:
         write_text(kind.measured / "summary.md", summary(kind))
+        if kind.variants and (kind.measured / "variants").is_dir():
+            write_text(kind.measured / "variants" / "summary.md", ablation(kind))
     console.print(f"drawn in {kind.measured}", soft_wrap=True)
     manifest = json.loads((WEIGHTS / "manifest.json").read_text())
     for name, table in measured_tables(kind).items():
@@ -780,41 +787,77 @@ def _in_order(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
     return sorted(grouped, key=lambda r: order.index(r.label) if r.label in order else len(order))
 
 
+@dataclass(frozen=True)
+class Line:
+    """A row of a summary: a model's name, its recipe with `--set` settings, and the folder that has results of its seeds."""
+
+    name: str
+    recipe: str
+    settings: tuple[str, ...]
+    folder: Path
+    labels: tuple[str, ...]
+
+
 def summary(kind: Family) -> str:
-    """A Markdown table of all methods: mean ± standard deviation over seeds; a head's columns: content + prior.
+    """All methods: mean ± standard deviation over seeds; a head's columns: content + prior.
 
     A dagger marks scores that had not converged where the models were trained, by the mean of the seeds (`Score.within`).
     """
-    known = find_modality(kind.modality).evaluators
-    found = {
-        (column.part, column.evaluator): load_results(known[column.evaluator], kind.measured / column.part)
-        for column in kind.summary
-    }
+    return _table(kind, [_line(kind, method) for method in kind.methods], _late(kind))
+
+
+def ablation(kind: Family) -> str:
+    """The variants, one seed each, below the methods that they are variants of."""
+    methods = dict.fromkeys(method for method, *_ in kind.variants.values() if method in kind.methods)
+    lines = [_line(kind, method) for method in methods]
+    for name, (method, *settings) in kind.variants.items():
+        label = f"{kind.recipe(method)} ({kind.variant_run(name).name})"
+        lines.append(Line(name, kind.recipe(method), tuple(settings), kind.measured / "variants", (label,)))
+    return _table(kind, lines)
+
+
+def _line(kind: Family, method: str) -> Line:
+    labels = tuple(kind.label(method, seed) for seed in kind.seeds)
+    return Line(method, kind.recipe(method), (), kind.measured, labels)
+
+
+def _late(kind: Family) -> dict[Column, set[str]]:
+    """Of each column the methods that have not converged."""
     late: dict[Column, set[str]] = {}
     for column in kind.summary:
-        results, evaluator = found[column.part, column.evaluator], known[column.evaluator]
-        scores = evaluator(stored_settings(evaluator, kind.measured / column.part)).scores if results else ()
+        evaluator, folder = find_modality(kind.modality).evaluators[column.evaluator], kind.measured / column.part
+        results = load_results(evaluator, folder)
+        scores = evaluator(stored_settings(evaluator, folder)).scores if results else ()
         for score in scores:
             if score.column == column.score:
                 means = mean_of_seeds(_in_order(kind, results), kind.axis)
                 late[column] = {result.method for result in unconverged(means, score, kind.axis)}
+    return late
+
+
+def _table(kind: Family, lines: Sequence[Line], late: dict[Column, set[str]] | None = None) -> str:
+    known, found = find_modality(kind.modality).evaluators, {}
+    for folder in dict.fromkeys(line.folder for line in lines):
+        for column in kind.summary:
+            place = folder / column.part, column.evaluator
+            found[place] = load_results(known[column.evaluator], place[0])
     titles = ["method", "columns of a head", *(column.title for column in kind.summary)]
-    lines = ["| " + " | ".join(titles) + " |", "|---|" + "---:|" * (len(titles) - 1)]
-    for method in kind.methods:
-        attention = _fresh(kind.recipe(method)).layers[0].attention
-        cells = [f"`{method}`", f"{attention.content_dim} + {attention.prior.num_lanes}"]
+    written = ["| " + " | ".join(titles) + " |", "|---|" + "---:|" * (len(titles) - 1)]
+    for line in lines:
+        attention = _fresh(line.recipe, line.settings).layers[0].attention
+        cells = [f"`{line.name}`", f"{attention.content_dim} + {attention.prior.num_lanes}"]
         for column in kind.summary:
             values = [
                 row[column.score]
-                for result in found[column.part, column.evaluator]
+                for result in found[line.folder / column.part, column.evaluator]
                 for row in result.rows
-                if result.method == method and row[kind.axis] == column.place and column.score in row
+                if result.label in line.labels and row[kind.axis] == column.place and column.score in row
             ]
             spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-            dagger = "†" if method in late.get(column, ()) else ""
+            dagger = "†" if line.name in (late or {}).get(column, ()) else ""
             cells.append(f"{statistics.fmean(values):.3f}{spread}{dagger}" if values else "–")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        written.append("| " + " | ".join(cells) + " |")
+    return "\n".join(written) + "\n"
 
 
 def measured_tables(kind: Family) -> dict[str, list[dict[str, float]]]:

@@ -73,7 +73,7 @@ def test_a_sweep_takes_one_rate_for_all_weights_and_then_the_best_of_each_prior(
     best = [
         tuple(row[name] for name in ("method", "lr", "prior_lr_scale", "steps")) for row in rows if row["best"] == "1"
     ]
-    assert best == [(method, "0.004", "5.0", "400" if method in fixed else "4500") for method in methods]
+    assert best == [(method, "0.004", "5.0", "300" if method in fixed else "4500") for method in methods]
     asked.clear()
     train_zoo.sweep("text")
     assert not asked  # finished runs are kept
@@ -113,7 +113,10 @@ def test_the_summary_has_a_row_a_method_with_the_spread_of_its_seeds(monkeypatch
         rows = [{"length": place} | dict.fromkeys(columns, 0.5) for place in places]
         further = [row | dict.fromkeys(columns, 0.7) for row in rows]
         slow = [row | dict.fromkeys(columns, 0.4) for row in rows]
-        found = {"a": ("ggd", rows), "b": ("ggd", further), "c": ("rope", slow)}
+        found = {kind.label("ggd", 0): ("ggd", rows), kind.label("ggd", 2): ("ggd", further)}
+        found |= {kind.label("rope", 0): ("rope", slow)}
+        if "variants" in out.parts:
+            found = {"text.ggd_goat_ssmax_tiny (text_variant_rank8)": ("ggd_goat_ssmax", slow)}
         return [ModelResult(label, 256, rows, method=method) for label, (method, rows) in found.items()]
 
     def settings(evaluator, out):
@@ -133,6 +136,12 @@ def test_the_summary_has_a_row_a_method_with_the_spread_of_its_seeds(monkeypatch
     assert by_method["rope"].count("0.400†") == 11  # shares; of bits per byte less is better
     assert by_method["ggd"].count("†") == 3
     assert "–" in by_method["goat"] and "32 + 9" in by_method["goat"]
+
+    lines = {line.split("`")[1]: line for line in train_zoo.ablation(kind).splitlines()[2:]}
+    assert list(lines) == ["ggd_goat_ssmax", "goat", "alibi", *kind.variants]
+    assert "32 + 21" in lines["rank8"] and lines["rank8"].count(" 0.400 ") == len(kind.summary)
+    assert "0.400" not in lines["rank4"] and "–" in lines["rank4"]
+    assert "23 + 9" in lines["inside"]  # of a head of 32
 
 
 @pytest.mark.parametrize("name", ["scenes", "scenes_shapes", "count"])

@@ -335,7 +335,7 @@ FAMILIES = {
             *(
                 Call(
                     "passkey",
-                    ("--template", "heldout", "--facts", "1,5", "--values", values, "--lengths", THREE, "--samples", "3"),
+                    ("--template", "heldout", "--facts", "1,5", "--values", values, "--lengths", "256,1024", "--samples", "3"),
                     part=f"values/{values}",
                     methods=("ggd_goat_ssmax", "ggd_ssmax", "goat_ssmax", "alibi"),
                 )

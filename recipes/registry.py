@@ -74,23 +74,18 @@ class Recipes(MutableMapping[str, Callable[[], Recipe]]):
         """Raises ValueError for a sum of methods with a part that is no method, KeyError for other unknown names."""
         if name in self._own:
             return self._own[name]
+        wrong: ValueError | None = None  # where a longer prefix may still fit
         for family in self._families:
             method = name.removeprefix(family.prefix).removesuffix(f"_{family.size}")
             if family.named(method) != name or method.removesuffix("_ssmax") in family.without:
                 continue
-            if self._has_model(f"{self.modality}_{method}_{family.model_size}", summed="+" in method):
+            try:
+                model_entry(f"{self.modality}_{method}_{family.model_size}")
+            except ValueError as error:
+                wrong = error if "+" in method else wrong
+            else:
                 return partial(family.build, method)
-        raise KeyError(name)
-
-    @staticmethod
-    def _has_model(name: str, *, summed: bool) -> bool:
-        try:
-            model_entry(name)
-        except ValueError:
-            if summed:
-                raise
-            return False
-        return True
+        raise wrong or KeyError(name)
 
     def __setitem__(self, name: str, function: Callable[[], Recipe]) -> None:
         self._own[name] = function
@@ -101,13 +96,11 @@ class Recipes(MutableMapping[str, Callable[[], Recipe]]):
     def __iter__(self) -> Iterator[str]:
         names = list(self._own)
         for family in self._families:
-            start, end = f"{self.modality}_", f"_{family.model_size}"
-            methods: Collection[str] = [
-                model.removeprefix(start).removesuffix(end)
-                for model in list_models(f"{start}*{end}", modality=self.modality)
-            ]
-            if family.listed is not None:
-                methods = family.listed
+            methods = family.listed
+            if methods is None:
+                start, end = f"{self.modality}_", f"_{family.model_size}"
+                models = list_models(f"{start}*{end}", modality=self.modality)
+                methods = [model.removeprefix(start).removesuffix(end) for model in models]
             names += [family.named(method) for method in methods if method.removesuffix("_ssmax") not in family.without]
         return iter(dict.fromkeys(names))
 

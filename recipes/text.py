@@ -124,6 +124,9 @@ def lm(method: str) -> Recipe:
     )
 
 
+ENDING = ("learned", "local")  # methods that end at their context
+
+
 # ------------------------------------------------------------------------------------------ the papers' set-ups
 
 
@@ -134,7 +137,7 @@ BESIDE = {"lanes": "beside"}
 def goat_c4(method: str) -> Recipe:
     """GOAT's C4 set-up (arXiv 2601.15380): 12 layers, 12 heads, 768, R = 2, M = 8, key bias, L 2048, 4.0e9 tokens.
 
-    deepspeed --num_gpus 8 recipes/train.py text.goat_c4_<method>_125m     goat, alibi, rope; ggd_goat, or a sum, beside them
+    deepspeed --num_gpus 8 recipes/train.py text.goat_c4_<method>_125m     goat, alibi, rope; any other method, sums too
 
     Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below ALiBi's.
     4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`python recipes/fetch_data.py text gpt2`).
@@ -142,7 +145,7 @@ def goat_c4(method: str) -> Recipe:
     return Recipe(
         name=f"text.goat_c4_{method}_125m",
         modality="text",
-        model=Model(f"text_{method}_125m", options={} if method == "goat" else dict(BESIDE)),
+        model=Model(f"text_{method}_125m", options={} if method.removesuffix("_ssmax") == "goat" else dict(BESIDE)),
         data=TextDataConfig(
             source="hf:allenai/c4:en:train",
             heldout_source="hf:allenai/c4:en:validation",
@@ -189,8 +192,8 @@ def bam_options(method: str) -> dict[str, Any]:
 def bam(method: str, size: str) -> Recipe:
     """BAM's FineWeb-10BT set-up (arXiv 2505.22842): L 512, untied, 589,824 tokens a step (1152 × 512), 1.14e10 in all, RAdam.
 
-    deepspeed --num_gpus 8 recipes/train.py text.bam_<method>_<size>       ggd, alibi, rope, sinusoidal, nope; ggd_goat, or
-                                                                           a sum, beside them; each _ssmax too
+    deepspeed --num_gpus 8 recipes/train.py text.bam_<method>_<size>       ggd, alibi, rope, sinusoidal, nope, each
+                                                                           _ssmax too; any other, sums too
 
     Sizes 120m, 432m, 1100m; ggd is BAM. As released: RoPE at theta 500,000, which the paper raises after training for
     RoPE-SSMax (`recipes/evaluate.py RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is RoPE measured
@@ -229,6 +232,9 @@ def bam_extend(method: str, size: str) -> Recipe:
     extended = bam(method, size)
     extended.name = f"text.bam_extend_{method}_{size}"
     extended.model.init_from = f"newest:text.bam_{method}_{size}"
+    pinned = pinned_context(method.removesuffix("_ssmax"), extended.data.context)
+    if pinned:
+        extended.model.options["position_options"] = extended.model.options.get("position_options", {}) | pinned
     extended.data = replace(extended.data, context=1024, seed=1)  # other rows than the first training saw first
     extended.optim = Optim("radam", lr=0.1 * extended.optim.lr, betas=(0.9, 0.95), schedule="constant", warmup=16)
     train = extended.train
@@ -244,7 +250,7 @@ def cable(method: str, size: str) -> Recipe:
     """CABLE's FineWeb-Edu-10B set-up (arXiv 2503.08067): L 1024, 524,288 tokens a step, 1.0e10 in all; GPT-2's layers.
 
     deepspeed --num_gpus 8 recipes/train.py text.cable_<method>_<size>     cable, alibi, kerple, fire, t5, rope, sinusoidal;
-                                                                           ggd_goat, or a sum, beside them
+                                                                           any other method, sums too
 
     Sizes 44m (6 layers, 8 heads, 512; trained on WikiText-103 by the authors), 124m (12, 12, 768) and 354m (24, 16, 1024, which
     they call 334M). Hardware: 8 × 40 GB GPUs. Expected perplexity at 124M and 1024/2048/4096/8192/15360: cable
@@ -270,10 +276,10 @@ RECIPES.add_methods("125m", goat_c4, prefix="goat_c4_", listed=("goat", "ggd_goa
 for _size in BAM:
     _listed = [method + ssmax for ssmax in ("", "_ssmax") for method in BAM_METHODS]
     RECIPES.add_methods(_size, partial(bam, size=_size), prefix="bam_", listed=_listed)
-    RECIPES.add_methods(_size, partial(bam_extend, size=_size), prefix="bam_extend_", listed=_listed)
+    RECIPES.add_methods(_size, partial(bam_extend, size=_size), prefix="bam_extend_", listed=_listed, without=ENDING)
 for _size in ("44m", "124m", "354m"):
     RECIPES.add_methods(_size, partial(cable, size=_size), prefix="cable_", listed=CABLE_METHODS)
 RECIPES.add_methods("tiny", tiny)
-RECIPES.add_methods("tiny_extend", tiny_extend, model_size="tiny", without=("learned", "local"))  # end at their context
+RECIPES.add_methods("tiny_extend", tiny_extend, model_size="tiny", without=ENDING)
 RECIPES.add_methods("small", small)
 RECIPES.add_methods("lm", lm)

@@ -544,7 +544,7 @@ def variants(
     jobs: Jobs = 2,
     precision: Precision = "",
 ) -> None:
-    """Train the family's variants and measure them as the published models are, in a folder `variants` of their own."""
+    """Train the family's variants and measure them as the published models are, in a folder `variants` of their own; draw."""
     kind = _family(family)
     chosen = names.split(",") if names else list(kind.variants)
     if unknown := [name for name in chosen if name not in kind.variants] or not chosen:
@@ -813,7 +813,7 @@ def ablation(kind: Family) -> str:
     for name, (method, *settings) in kind.variants.items():
         label = f"{kind.recipe(method)} ({kind.variant_run(name).name})"
         lines.append(Line(name, kind.recipe(method), tuple(settings), kind.measured / "variants", (label,)))
-    return _table(kind, lines)
+    return _table(kind, lines, _late(kind))
 
 
 def _line(kind: Family, method: str) -> Line:
@@ -835,7 +835,7 @@ def _late(kind: Family) -> dict[Column, set[str]]:
     return late
 
 
-def _table(kind: Family, lines: Sequence[Line], late: dict[Column, set[str]] | None = None) -> str:
+def _table(kind: Family, lines: Sequence[Line], late: dict[Column, set[str]]) -> str:
     known, found = find_modality(kind.modality).evaluators, {}
     for folder in dict.fromkeys(line.folder for line in lines):
         for column in kind.summary:
@@ -854,7 +854,7 @@ def _table(kind: Family, lines: Sequence[Line], late: dict[Column, set[str]] | N
                 if result.label in line.labels and row[kind.axis] == column.place and column.score in row
             ]
             spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-            dagger = "†" if line.name in (late or {}).get(column, ()) else ""
+            dagger = "†" if line.name in late.get(column, ()) else ""
             cells.append(f"{statistics.fmean(values):.3f}{spread}{dagger}" if values else "–")
         written.append("| " + " | ".join(cells) + " |")
     return "\n".join(written) + "\n"

@@ -1,21 +1,26 @@
-"""Liger's cross-entropy of features and an unembedding, where it is installed: kernels of others that are kept well."""
+"""The cross-entropy of features and an unembedding by Liger's kernels, where these are installed."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import warnings
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["LIGER", "fused_losses", "serves"]
+from zoo.attention.selfcheck import BOUNDS
 
-LIGER = (0, 8, 5)  # the oldest version tried; its reduction "none" weighs the gradient of each token by its own
+__all__ = ["LIGER", "agrees", "fused_losses", "installed", "serves"]
+
+LIGER = (0, 8, 5)  # the oldest version tried; its reduction "none" multiplies each token's gradient by the incoming one
 
 
 @functools.cache
-def _installed() -> bool:
+def installed() -> bool:
+    """Whether Liger of version `LIGER` or later is there."""
     try:
         version = importlib.metadata.version("liger-kernel")
     except importlib.metadata.PackageNotFoundError:
@@ -27,7 +32,8 @@ def _installed() -> bool:
 def serves(features: Tensor, unembedding: nn.Module) -> bool:
     """Whether `fused_losses` takes the weight of an embedding or of a linear layer without bias: on a GPU, uncompiled.
 
-    Not where something stands around the layer, such as LoRA's, nor where ZeRO-3 leaves each rank a part of the weight.
+    Not where something stands around the layer, such as LoRA's, where ZeRO-3 leaves each rank a part of the weight, nor where
+    a small problem came out wrong on this device.
     """
     return (
         features.is_cuda
@@ -35,15 +41,45 @@ def serves(features: Tensor, unembedding: nn.Module) -> bool:
         and getattr(unembedding, "bias", None) is None
         and not hasattr(unembedding.weight, "ds_id")
         and not torch.compiler.is_compiling()
-        and _installed()
+        and installed()
+        and agrees(features.device, features.dtype)
     )
+
+
+@functools.cache
+def agrees(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether losses and gradients of 70 tokens are those of float64, to rounding; a warning says where they are not."""
+    draw = torch.Generator().manual_seed(0)
+    ignored = -100
+    features, weight = (torch.randn(n, 64, generator=draw).to(device, dtype).requires_grad_() for n in (70, 300))
+    targets = torch.randint(0, 300, (70,), generator=draw).to(device)
+    targets[3] = ignored
+    incoming = torch.rand(70, generator=draw).to(device)
+    try:
+        with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+            logits = F.linear(features.double(), weight.double())
+            exact = F.cross_entropy(logits, targets, reduction="none", ignore_index=ignored)
+            found = fused_losses(features, weight, targets, ignored)
+            pairs = [(found, exact)]
+            given = [torch.autograd.grad(x, (features, weight), incoming.to(x.dtype)) for x in (found, exact)]
+            pairs += zip(*given, strict=True)
+        off = max(float((a.double() - b).norm() / b.double().norm()) for a, b in pairs)
+    except Exception as error:
+        warnings.warn(f"the loss is computed without Liger, which fails on {device}: {error}", stacklevel=2)
+        return False
+    if not off <= BOUNDS[dtype]:
+        warnings.warn(
+            f"the loss is computed without Liger, which is off by {off:.1g} on {device} in {dtype}", stacklevel=2
+        )
+        return False
+    return True
 
 
 def fused_losses(features: Tensor, weight: Tensor, targets: Tensor, ignored: int) -> Tensor:
     """−ln softmax(features · weightᵀ)[target], (N,) float32; 0 where a target is `ignored`.
 
-    Logits are those of the features' format and of a part of the tokens at a time; in the backward pass they are made again
-    and their gradient takes their place. The unembedding's gradient is summed in float32.
+    Logits of a part of the tokens are there at a time; in the backward pass they are made again and their gradient, rounded to
+    their format, takes their place. The unembedding's gradient is summed in float32.
 
     Args:
         features: (N, C).

@@ -251,6 +251,8 @@ class Template:
                 f"template {self.name!r} states one fact, got facts={self.facts}: templates heldout, train and "
                 "invented state several; distractors puts other numbers beside it"
             )
+        if self.values != "digits" and self.distractors:
+            raise ValueError(f"distractors are numbers of five digits: expected values='digits', got {self.values!r}")
         if self.values != "digits" and self.grammar is None:
             raise ValueError(
                 f"template {self.name!r} hides digits, got values={self.values!r}: templates {', '.join(GRAMMARS)} have others"

@@ -94,7 +94,10 @@ class RetrievalSettings(LengthSettings):
     )
     facts: tuple[int, ...] = option((1,), "facts in the text, as 1,2,5; one is asked for", parse=counts)
     distractors: tuple[int, ...] = option((0,), "sentences with another number, as 0,1,4", parse=counts)
-    values: str = option("digits", f"{', '.join(VALUES)}: what the facts of a grammar's template say")
+    values: str = option(
+        "digits",
+        f"{', '.join(VALUES)}: what the facts of a grammar's template say; what a model writes behind it is not looked at",
+    )
     depths: int | None = option(None, "places of the fact between the text's start and end; default: the evaluator's")
     prefix_digits: int | None = option(None, "digits of the key that the prompt gives away; default: as published")
 

@@ -109,6 +109,22 @@ def test_a_bit_that_differs_between_runs_is_found(monkeypatch: pytest.MonkeyPatc
     assert len(runs) == 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32] if not CUDA else [torch.bfloat16, torch.float16, torch.float32])
+def test_ligers_loss_agrees_with_float64(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("liger_kernel")
+    from modalities.decoder import fused_loss
+
+    fused_loss.agrees.cache_clear()
+    assert fused_loss.agrees(DEVICE, dtype)
+    right = fused_loss.fused_losses
+    for wrong, said in ((lambda *given: right(*given) * 1.1, "off by 0.1"), (lambda *given: 1 / 0, "fails on .*zero")):
+        fused_loss.agrees.cache_clear()
+        monkeypatch.setattr(fused_loss, "fused_losses", wrong)
+        with pytest.warns(UserWarning, match=said):
+            assert not fused_loss.agrees(DEVICE, dtype)
+    fused_loss.agrees.cache_clear()
+
+
 def test_what_a_comparison_changes_is_as_before() -> None:
     settings = torch.utils.deterministic, torch.backends.cuda.matmul
 

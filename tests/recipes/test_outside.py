@@ -244,7 +244,10 @@ def test_recipes_of_sums_are_found_by_name() -> None:
     ("name", "options"),
     [
         ("bam_ggd+key_bias_ssmax_120m", {"lanes": "beside", "ssmax_start": 1.0}),
-        ("bam_extend_ggd_goat_432m", {"lanes": "beside"}),
+        ("bam_extend_ggd_goat_432m", {"lanes": "beside", "position_options": {"key_bias": {"train_context": 512}}}),
+        ("bam_extend_ggd+key_bias_120m", {"lanes": "beside", "position_options": {"key_bias": {"train_context": 512}}}),
+        ("bam_extend_rope_120m", {"position_options": {"theta": 500_000.0, "train_context": 512}}),
+        ("goat_c4_goat_ssmax_125m", {}),
         ("bam_alibi_ssmax_120m", {"lanes": "beside", "ssmax_start": 1.0, "scale_prior": False}),
         ("goat_c4_ggd+spectral_125m", {"lanes": "beside"}),
         ("cable_alibi+key_bias_44m", {"lanes": "beside"}),
@@ -262,3 +265,7 @@ def test_of_the_papers_set_ups_the_papers_methods_are_listed() -> None:
     assert find_recipe("text.goat_c4_nope_125m").optim.lr == find_recipe("text.goat_c4_goat_125m").optim.lr
     with pytest.raises(ConfigError, match=r"did you mean 'text\.bam_alibi_120m'"):
         find_recipe("text.bam_alibbi_120m")
+    with pytest.raises(ConfigError, match=r"unknown part 'alibbi'"):
+        find_recipe("text.bam_extend_alibbi+ggd_120m")
+    with pytest.raises(ConfigError, match=r"no recipe 'text\.bam_extend_learned_120m'"):
+        find_recipe("text.bam_extend_learned_120m")

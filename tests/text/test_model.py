@@ -188,7 +188,7 @@ def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(options, tokens: to
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Liger's kernels, interpreted")
 @pytest.mark.parametrize("tied", [True, False])
 def test_ligers_loss_equals_the_chunks(tied: bool, tokens: torch.Tensor, monkeypatch) -> None:
-    """Weights of tokens, ignored ones, a logit of −∞ that is no target, and all gradients, in float32."""
+    """Weights of tokens, ignored ones, and all gradients, in float32."""
     pytest.importorskip("liger_kernel")
     model = small("text_rope_tiny", tied=tied).float().train()
     weights = torch.rand(2, 32)
@@ -206,13 +206,15 @@ def test_ligers_loss_equals_the_chunks(tied: bool, tokens: torch.Tensor, monkeyp
         torch.testing.assert_close(liger, chunks, rtol=1e-5, atol=1e-6)
 
 
-def test_liger_is_asked_on_a_gpu_alone_and_not_around_other_layers() -> None:
+def test_liger_is_asked_on_a_gpu_alone_and_not_around_other_layers(monkeypatch) -> None:
     from modalities.decoder.fused_loss import serves
 
     features = torch.zeros(4, 8)
     assert not serves(features, torch.nn.Linear(8, 16, bias=False))
-    on_gpu = SimpleNamespace(is_cuda=True)
-    assert serves(on_gpu, torch.nn.Linear(8, 16, bias=False)) == serves(on_gpu, torch.nn.Embedding(16, 8))
+    on_gpu = SimpleNamespace(is_cuda=True, device=torch.device("cuda:0"), dtype=torch.float32)
+    monkeypatch.setattr("modalities.decoder.fused_loss.installed", lambda: True)
+    monkeypatch.setattr("modalities.decoder.fused_loss.agrees", lambda device, dtype: True)
+    assert serves(on_gpu, torch.nn.Linear(8, 16, bias=False)) and serves(on_gpu, torch.nn.Embedding(16, 8))
     assert not serves(on_gpu, torch.nn.Linear(8, 16))
     assert not serves(on_gpu, torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False)))
     shared = torch.nn.Embedding(16, 8)

@@ -432,6 +432,7 @@ def test_the_least_bytes_of_a_passkey_are_81():
         ({"given": 1}, "'own' gives no digit away, got prefix_digits=1.*mohtashami and bam"),
         ({"name": "heldout", "given": 1}, "'heldout' gives no digit away"),
         ({"name": "heldout", "values": "leters"}, "values 'leters'.*'letters'"),
+        ({"name": "heldout", "values": "word", "distractors": 1}, "distractors are numbers.*'word'"),
         ({"values": "word"}, "'own' hides digits, got values='word'.*heldout"),
     ],
 )

@@ -29,7 +29,7 @@ from tools.benches.screen import BadParameter, Exit, Option, Status, say, show_t
 from zoo.files import write_json
 from zoo.naming import did_you_mean
 
-PACKAGES = ("triton", "flash-attn", "goat-attention", "flash-linear-attention", "deepspeed")
+PACKAGES = ("triton", "liger-kernel", "flash-attn", "goat-attention", "flash-linear-attention", "deepspeed")
 PASSES = ("forward", "fwd+bwd")
 
 Device = Annotated[str, Option(help="auto, cuda or cpu")]

@@ -276,11 +276,11 @@ def loss(
 
 def loss_pass(name: str, tokens: int, vocabulary: int, dim: int, device: torch.device) -> Callable[[], object]:
     """The mean loss of random features, and its gradients with respect to them and the unembedding."""
-    from modalities.decoder.fused_loss import fused_losses
+    from modalities.decoder import fused_loss
     from modalities.text.model import build
 
-    if name == "Liger" and importlib.util.find_spec("liger_kernel") is None:
-        raise harness.Refused("liger-kernel is not installed")
+    if name == "Liger" and not fused_loss.installed():
+        raise harness.Refused(f"liger-kernel {'.'.join(map(str, fused_loss.LIGER))} or later is not installed")
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = build(vocab_size=vocabulary, dim=dim, num_layers=1, num_heads=1, position="nope").to(device, dtype)
@@ -291,7 +291,7 @@ def loss_pass(name: str, tokens: int, vocabulary: int, dim: int, device: torch.d
         if name == "in chunks":
             return model.losses_in_chunks(features, targets)
         if name == "Liger":
-            return fused_losses(features[0], model.embedding.weight, targets[0], -100)
+            return fused_loss.fused_losses(features[0], model.embedding.weight, targets[0], -100)
         return torch.nn.functional.cross_entropy(model.forward_head(features)[0], targets[0], reduction="none")
 
     return lambda: torch.autograd.grad(losses().mean(), [features, model.embedding.weight])

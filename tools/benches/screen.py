@@ -67,7 +67,9 @@ def _run_bare(name: str, command: Callable[..., None] | None, text: str) -> None
     if command is None:
         print(text.replace("\b\n", ""), *([f"no command {name!r}"] if name and name[0] != "-" else []), sep="\n")
         raise Exit(0 if name == "--help" else 2)
-    parser = argparse.ArgumentParser(prog=f"bench.py {name}", description=command.__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser(
+        prog=f"bench.py {name}", description=command.__doc__, formatter_class=raw, allow_abbrev=False
+    )
     hints = typing.get_type_hints(command, include_extras=True)
     for parameter, known in inspect.signature(command).parameters.items():
         kind, option = typing.get_args(hints[parameter])  # of Annotated[kind, Option(…)]
@@ -134,6 +136,9 @@ def show_table(title: str, columns: Sequence[str], sections: Iterable[Section]) 
 
 
 def _show_bare(title: str, columns: Sequence[str], sections: Sequence[Section]) -> None:
+    if not columns:  # nothing could be measured
+        print(title)
+        return
     every = [columns, *(row for _, rows in sections for row in rows)]
     widths = [max(len(row[place]) for row in every) for place in range(len(columns))]
 

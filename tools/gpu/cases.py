@@ -29,7 +29,7 @@ __all__ = ["CASES", "LENGTH", "QUICK", "Call", "Case", "Comparison", "build", "c
 BATCH, HEADS = 2, 4
 LENGTH = 1031  # odd: a tail in every tile; 16 tiles of 64, so whole tiles inside
 SMALL_GRID, SMALL_WINDOW = (5, 7, 2), 20  # at another length than LENGTH
-TILE = 64  # tokens of the smallest tile of which an error is looked at
+TILE = 64  # tokens over which the worst error of a gradient is taken
 WORST_TILES = {name: f"{name}, worst tile" for name in ("q", "k", "v")}
 # Bounds are CANCELLING times as wide: gradients of these are sums that cancel, and a row is not averaged with others.
 LOOSE = {

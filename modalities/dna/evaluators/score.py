@@ -27,10 +27,10 @@ from modalities.evaluation import Score as Column
 from modalities.figures import finish, panels, styles_of
 from modalities.results import short_names
 from zoo.model import ZooModel
+from zoo.slices import slices
 
 if TYPE_CHECKING:
     from rich.table import Table
-from zoo.slices import slices
 
 __all__ = ["Score"]
 

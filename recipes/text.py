@@ -174,7 +174,6 @@ BAM_METHODS: dict[str, dict[str, Any]] = {
     "rope": {"position_options": {"theta": 500_000.0}},
     "sinusoidal": {"position_options": {"columns": "alternating"}},
     "nope": {},
-    "ggd_goat": BESIDE,
 }
 
 
@@ -243,7 +242,7 @@ def bam_extend(method: str, size: str) -> Recipe:
     return extended
 
 
-CABLE_METHODS = ("cable", "alibi", "kerple", "fire", "t5", "rope", "sinusoidal", "ggd_goat")
+CABLE_METHODS = ("cable", "alibi", "kerple", "fire", "t5", "rope", "sinusoidal")
 
 
 def cable(method: str, size: str) -> Recipe:
@@ -274,11 +273,11 @@ def cable(method: str, size: str) -> Recipe:
 
 RECIPES.add_methods("125m", goat_c4, prefix="goat_c4_", listed=("goat", "ggd_goat", "alibi", "rope"))
 for _size in BAM:
-    _listed = [method + ssmax for ssmax in ("", "_ssmax") for method in BAM_METHODS]
+    _listed = [method + ssmax for ssmax in ("", "_ssmax") for method in (*BAM_METHODS, "ggd_goat")]
     RECIPES.add_methods(_size, partial(bam, size=_size), prefix="bam_", listed=_listed)
     RECIPES.add_methods(_size, partial(bam_extend, size=_size), prefix="bam_extend_", listed=_listed, without=ENDING)
 for _size in ("44m", "124m", "354m"):
-    RECIPES.add_methods(_size, partial(cable, size=_size), prefix="cable_", listed=CABLE_METHODS)
+    RECIPES.add_methods(_size, partial(cable, size=_size), prefix="cable_", listed=(*CABLE_METHODS, "ggd_goat"))
 RECIPES.add_methods("tiny", tiny)
 RECIPES.add_methods("tiny_extend", tiny_extend, model_size="tiny", without=ENDING)
 RECIPES.add_methods("small", small)

@@ -132,11 +132,10 @@ def transcribed(model: ZooModel, tokens: Tensor) -> Tensor:
     return normed(model.norm, x) @ (model.embedding.weight if model.head is None else model.head.weight).T
 
 
-OURS = "ggd_goat"  # beside the papers' own methods in their set-ups; no paper has a formula of it
 RECIPES = [
     *(f"text.goat_c4_{method}_125m" for method in ("goat", "alibi", "rope")),
-    *(f"text.bam_{method}{ssmax}_120m" for method in BAM_METHODS if method != OURS for ssmax in ("", "_ssmax")),
-    *(f"text.cable_{method}_124m" for method in CABLE_METHODS if method != OURS),
+    *(f"text.bam_{method}{ssmax}_120m" for method in BAM_METHODS for ssmax in ("", "_ssmax")),
+    *(f"text.cable_{method}_124m" for method in CABLE_METHODS),
 ]
 
 

@@ -5,6 +5,7 @@ On CUDA at 1,031 tokens with the kernel's own tiles; in the interpreter at 40, i
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -13,8 +14,8 @@ import torch
 from tests.device import DEVICE
 
 pytest.importorskip("triton")
-from tools.gpu.cases import CASES, QUICK, TILE, Comparison, compare, nan_filled, norm_error, worst_tile
-from zoo.attention.selfcheck import BOUNDS
+from tools.gpu.cases import CASES, QUICK, TILE, Comparison, compare, nan_filled, worst_tile
+from zoo.attention.selfcheck import BOUNDS, relative_error
 from zoo.attention.triton import TRITON, common, op, table_grad
 
 pytestmark = pytest.mark.gpu
@@ -89,7 +90,7 @@ def test_a_wrong_tile_of_small_numbers_is_found_where_the_norm_of_all_hides_it()
     wrong = falling.clone()
     wrong[1, 2, -40:] = 0
     bound = BOUNDS[torch.bfloat16]
-    assert norm_error(wrong, falling) < bound / 2
+    assert relative_error(wrong, falling) < bound / 2
     assert worst_tile(wrong, falling, TILE) > 30 * bound
     assert worst_tile(falling.bfloat16(), falling, TILE) < bound
 
@@ -109,15 +110,39 @@ def test_a_bit_that_differs_between_runs_is_found(monkeypatch: pytest.MonkeyPatc
     assert len(runs) == 2
 
 
+class NanGradient(torch.autograd.Function):
+    """What is given; its gradient has one NaN."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        grad[-1, -1] = torch.nan
+        return grad
+
+
 @pytest.mark.parametrize("dtype", [torch.float32] if not CUDA else [torch.bfloat16, torch.float16, torch.float32])
 def test_ligers_loss_agrees_with_float64(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("liger_kernel")
     from modalities.decoder import fused_loss
 
-    fused_loss.agrees.cache_clear()
-    assert fused_loss.agrees(DEVICE, dtype)
+    state = torch.get_rng_state()
+    for around in (torch.inference_mode(), torch.no_grad(), torch.device("meta"), nullcontext()):
+        fused_loss.agrees.cache_clear()
+        with around:
+            assert fused_loss.agrees(DEVICE, dtype)
+    assert torch.equal(torch.get_rng_state(), state)
     right = fused_loss.fused_losses
-    for wrong, said in ((lambda *given: right(*given) * 1.1, "off by 0.1"), (lambda *given: 1 / 0, "fails on .*zero")):
+
+    wrongs = {
+        "off by 0.1": lambda *given: right(*given) * 1.1,
+        "off by inf": lambda features, weight, *others: right(features, NanGradient.apply(weight), *others),
+        "fails on .*zero": lambda *given: 1 / 0,
+    }
+    for said, wrong in wrongs.items():
         fused_loss.agrees.cache_clear()
         monkeypatch.setattr(fused_loss, "fused_losses", wrong)
         with pytest.warns(UserWarning, match=said):

@@ -214,12 +214,15 @@ def test_liger_is_asked_on_a_gpu_alone_and_not_around_other_layers(monkeypatch) 
     on_gpu = SimpleNamespace(is_cuda=True, device=torch.device("cuda:0"), dtype=torch.float32)
     monkeypatch.setattr("modalities.decoder.fused_loss.installed", lambda: True)
     monkeypatch.setattr("modalities.decoder.fused_loss.agrees", lambda device, dtype: True)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
     assert serves(on_gpu, torch.nn.Linear(8, 16, bias=False)) and serves(on_gpu, torch.nn.Embedding(16, 8))
     assert not serves(on_gpu, torch.nn.Linear(8, 16))
     assert not serves(on_gpu, torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False)))
     shared = torch.nn.Embedding(16, 8)
     shared.weight.ds_id = 0  # as ZeRO-3 marks a weight of which this rank has a part
     assert not serves(on_gpu, shared)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)  # a graph cannot read a count back
+    assert not serves(on_gpu, torch.nn.Embedding(16, 8))
 
 
 def test_padding_and_document_borders_are_no_targets(tokens: torch.Tensor) -> None:

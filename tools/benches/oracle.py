@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tools.benches.contenders import Contender, Problem, Run
 from tools.benches.harness import no_grad
+from zoo.attention.selfcheck import relative_error
 
 # How far outputs and gradients may be from float64, relative. Rounding of the operands alone is 2^-9 in bfloat16 and 2^-12 in
 # float16, once in the logits and once in the weights; a prior that is missing or a tile that is lost is off by far more.
@@ -65,11 +66,3 @@ def check(contender: Contender, problem: Problem, *, backward: bool) -> Verdict:
             errors[f"gradient of {name}"] = math.inf if given is None else relative_error(given, gradient)
     worst = max(errors, key=lambda name: errors[name])
     return Verdict(errors[worst], TOLERANCE[problem.dtype], worst)
-
-
-def relative_error(found: Tensor, exact: Tensor, dim: int | None = None) -> float:
-    """‖found − exact‖/‖exact‖ as a whole, or the greatest of the norms along `dim`: of a gradient as a whole, for its rows may
-    vanish by cancellation, and of an output row by row. NaN counts as infinite."""
-    exact = exact.double()
-    wrong = (found.double() - exact).norm(dim=dim) / exact.norm(dim=dim).clamp(min=1e-300)
-    return float(wrong.max()) if torch.isfinite(wrong).all() else math.inf

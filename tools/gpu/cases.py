@@ -19,7 +19,7 @@ from torch import Tensor
 
 from zoo import Positions
 from zoo.attention import prior_attention
-from zoo.attention.selfcheck import BOUNDS, CANCELLING
+from zoo.attention.selfcheck import BOUNDS, CANCELLING, relative_error
 from zoo.attention.triton import TRITON, WIDEST, common, skipping
 from zoo.priors import Ggd
 from zoo.priors.base import PriorTerms, RelativeTable
@@ -323,7 +323,7 @@ def compare(
                 out = call.attend("triton")
             runs.append(_gradients(call, out, direction.to(dtype)))
         first = runs[0]
-        errors = {name: norm_error(first[name], exact[name]) for name in exact}
+        errors = {name: relative_error(first[name], exact[name]) for name in exact}
         errors["out, worst row"] = worst_tile(first["out"], exact["out"], 1)
         errors |= {
             WORST_TILES[name]: worst_tile(first[name], exact[name], min(TILE, tile or TILE)) for name in WORST_TILES
@@ -339,16 +339,8 @@ def _gradients(call: Call, out: Tensor, direction: Tensor) -> dict[str, Tensor]:
     return dict(zip(call.leaves, found, strict=True)) | {"out": out.detach()}
 
 
-def norm_error(found: Tensor, exact: Tensor) -> float:
-    """The norm of the error over that of the truth; inf unless all is finite."""
-    found, exact = found.double(), exact.double()
-    if not torch.isfinite(found).all():
-        return math.inf
-    return float((found - exact).norm() / exact.norm().clamp(min=1e-30))
-
-
 def worst_tile(found: Tensor, exact: Tensor, tokens: int) -> float:
-    """The largest error of so many tokens of a head relative to their norm: one wrong tile of many is lost in `norm_error`."""
+    """The largest error of so many tokens of a head relative to their norm: the norm of all hides one wrong tile of many."""
     if not torch.isfinite(found).all():
         return math.inf
     errors, norms = (

@@ -32,7 +32,9 @@ from zoo.positions import Positions
 from zoo.priors import create_prior
 from zoo.priors.base import PriorTerms
 
-__all__ = ["BOUNDS", "CASES", "Case", "Verdict", "check_kernel", "find_distrust", "forget"]
+__all__ = [
+    "BOUNDS", "CASES", "Case", "Verdict", "check_kernel", "find_distrust", "forget", "plain_call", "relative_error",
+]  # fmt: skip
 
 # Norm of the error over that of the truth: rounding of operands, once in the logits and once in the weights, and of sums.
 BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5, torch.float64: 1e-11}
@@ -119,7 +121,7 @@ def check_kernel(name: str, kernel: Kernel, device: str, dtype: torch.dtype, *, 
 
 def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype, width: int) -> dict[str, float] | None:
     """Relative errors by tensor; None where the kernel does not serve the case."""
-    with _plain(device):
+    with plain_call(device):
         leaves, prior, direction = _inputs(case, dtype, width)
         found = _run(kernel, case, {name: x.to(device) for name, x in leaves.items()}, prior.to(device), direction)
         if found is None:
@@ -127,18 +129,19 @@ def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype, width: 
         wide = {name: x.double() for name, x in leaves.items()}
         truth = _run(ReferenceKernel(), case, wide, copy.deepcopy(prior).cpu().double(), direction.double())
     assert truth is not None
-    return {name: _relative(found[name], exact) for name, exact in truth.items()}
+    return {name: relative_error(found[name], exact) for name, exact in truth.items()}
 
 
-def _relative(found: Tensor, exact: Tensor) -> float:
-    found = found.detach().cpu().double()
-    if not bool(found.isfinite().all()):
-        return math.inf
-    return float((found - exact).norm() / exact.norm().clamp(min=1e-30))
+def relative_error(found: Tensor, exact: Tensor, dim: int | None = None) -> float:
+    """‖found − exact‖/‖exact‖ of the whole, or the greatest of the norms along `dim`; inf unless all of `found` is finite."""
+    exact = exact.double()
+    found = found.detach().to(exact)
+    wrong = (found - exact).norm(dim=dim) / exact.norm(dim=dim).clamp(min=1e-30)
+    return float(wrong.max()) if bool(found.isfinite().all()) else math.inf
 
 
 @contextmanager
-def _plain(device: str) -> Iterator[None]:
+def plain_call(device: str) -> Iterator[None]:
     """The surroundings of a call put aside: autocast, inference mode, a default device, and the state of random numbers."""
     kind = torch.device(device).type
     with (

@@ -125,24 +125,22 @@ def styles_of(
     results: Sequence[ModelResult], known: Mapping[str, tuple[str, str]] | None = None
 ) -> list[dict[str, Any]]:
     """Line styles by method, those of `known` before the common ones. A second model of a method keeps its colour and marker
-    and takes the next dash pattern; a method without a style takes a spare one."""
+    and takes the next dash pattern; a method without a style takes a spare one, dashed where these come again."""
     table = {**STYLES, **(known or {})}
     seen: dict[str, int] = {}
-    spare = iter(SPARE * (1 + len(results) // len(SPARE)))
-    given: dict[str, tuple[str, str]] = {}
+    given: dict[str, int] = {}  # which spare style
     styles = []
     for result in results:
         again = seen[result.method] = seen.get(result.method, -1) + 1
         base = result.method if result.method in table else result.method.removesuffix("_ssmax")
-        if base not in table and base not in given:
-            given[base] = next(spare)
-        color, marker = table.get(base) or given[base]
+        round_, place = (0, 0) if base in table else divmod(given.setdefault(base, len(given)), len(SPARE))
+        color, marker = table.get(base) or SPARE[place]
         styles.append(
             {
                 "color": color,
                 "marker": marker,
                 "markerfacecolor": color if base == result.method else "white",
-                "linestyle": DASHES[again % len(DASHES)],
+                "linestyle": DASHES[(again + round_) % len(DASHES)],
                 "linewidth": 1.6,
                 "markersize": 5.5,
                 "alpha": 0.9,

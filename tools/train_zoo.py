@@ -153,7 +153,11 @@ class Family:
         """What results call it: published weights by their name, a run by its recipe and folder."""
         if seed == self.seeds[0]:
             return self.weights(method)
-        return f"{self.recipe(method)} ({self.run(method, seed).name})"
+        return self.run_label(method, self.run(method, seed))
+
+    def run_label(self, method: str, run: Path) -> str:
+        """What results call a run of a method's recipe."""
+        return f"{self.recipe(method)} ({run.name})"
 
 
 def describe_text(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -747,28 +751,41 @@ def _evaluate(models: list[str], each: Call, out: Path, more: tuple[str, ...] = 
 def draw(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> None:
     """CSV tables, figures and cards from the stored results of all seeds."""
     kind = _family(family)
-    known = find_modality(kind.modality).evaluators
+    variants = kind.measured / "variants"
     for part in dict.fromkeys(each.part for each in kind.calls):
-        folder, stored, evaluators = kind.measured / part, {}, {}
-        for each in kind.calls:
-            for name in each.evaluators.split(",") if each.part == part else ():
-                if not (found := load_results(known[name], folder)):  # of methods that are not measured yet
-                    continue
-                stored[name] = _in_order(kind, found)
-                evaluators[name] = known[name](stored_settings(known[name], folder))
-                draw_results(evaluators[name], stored[name], folder)
-        if stored:
-            write_overview(evaluators, stored, folder)
+        _draw_part(kind, part, kind.measured)
+        _draw_part(kind, part, variants)
     if kind.summary:
         write_text(kind.measured / "summary.md", summary(kind))
-        if kind.variants and (kind.measured / "variants").is_dir():
-            write_text(kind.measured / "variants" / "summary.md", ablation(kind))
+        if variants.is_dir():
+            write_text(variants / "summary.md", ablation(kind))
     console.print(f"drawn in {kind.measured}", soft_wrap=True)
     manifest = json.loads((WEIGHTS / "manifest.json").read_text())
     for name, table in measured_tables(kind).items():
         manifest[name]["measured"] = table
         write_text(WEIGHTS / f"{name}.md", card(kind, name, manifest[name]))
     write_json(WEIGHTS / "manifest.json", manifest)
+
+
+def _draw_part(kind: Family, part: str, measured: Path) -> None:
+    """Tables and figures of a part's results below `measured`; nothing where there are none."""
+    known, folder = find_modality(kind.modality).evaluators, measured / part
+    stored, evaluators = {}, {}
+    for name in (name for each in kind.calls if each.part == part for name in each.evaluators.split(",")):
+        if not (found := load_results(known[name], folder)):  # of methods that are not measured yet
+            continue
+        stored[name] = _in_order(kind, _named(kind, found) if measured == kind.measured / "variants" else found)
+        evaluators[name] = known[name](stored_settings(known[name], folder))
+        draw_results(evaluators[name], stored[name], folder)
+    if stored:
+        write_overview(evaluators, stored, folder)
+
+
+def _named(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
+    """Results of variants by their short names, in the family's order; each of a colour of its own."""
+    names = {kind.run_label(method, kind.variant_run(name)): name for name, (method, *_) in kind.variants.items()}
+    found = {names[r.label]: r for r in results if r.label in names}
+    return [replace(found[name], label=name, method=name) for name in kind.variants if name in found]
 
 
 def _in_order(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
@@ -803,7 +820,7 @@ def summary(kind: Family) -> str:
 
     A dagger marks scores that had not converged where the models were trained, by the mean of the seeds (`Score.within`).
     """
-    return _table(kind, [_line(kind, method) for method in kind.methods], _late(kind))
+    return _table(kind, [_line(kind, method) for method in kind.methods])
 
 
 def ablation(kind: Family) -> str:
@@ -811,9 +828,9 @@ def ablation(kind: Family) -> str:
     methods = dict.fromkeys(method for method, *_ in kind.variants.values() if method in kind.methods)
     lines = [_line(kind, method) for method in methods]
     for name, (method, *settings) in kind.variants.items():
-        label = f"{kind.recipe(method)} ({kind.variant_run(name).name})"
+        label = kind.run_label(method, kind.variant_run(name))
         lines.append(Line(name, kind.recipe(method), tuple(settings), kind.measured / "variants", (label,)))
-    return _table(kind, lines, _late(kind))
+    return _table(kind, lines)
 
 
 def _line(kind: Family, method: str) -> Line:
@@ -821,26 +838,26 @@ def _line(kind: Family, method: str) -> Line:
     return Line(method, kind.recipe(method), (), kind.measured, labels)
 
 
-def _late(kind: Family) -> dict[Column, set[str]]:
-    """Of each column the methods that have not converged."""
-    late: dict[Column, set[str]] = {}
-    for column in kind.summary:
-        evaluator, folder = find_modality(kind.modality).evaluators[column.evaluator], kind.measured / column.part
-        results = load_results(evaluator, folder)
-        scores = evaluator(stored_settings(evaluator, folder)).scores if results else ()
-        for score in scores:
-            if score.column == column.score:
-                means = mean_of_seeds(_in_order(kind, results), kind.axis)
-                late[column] = {result.method for result in unconverged(means, score, kind.axis)}
-    return late
+def _late(kind: Family, column: Column, results: list[ModelResult]) -> set[str]:
+    """The methods that have not converged by a column's score; `results` are its evaluator's, of all methods."""
+    evaluator = find_modality(kind.modality).evaluators[column.evaluator]
+    scores = evaluator(stored_settings(evaluator, kind.measured / column.part)).scores if results else ()
+    means = mean_of_seeds(_in_order(kind, results), kind.axis)
+    return {
+        late.method for score in scores if score.column == column.score for late in unconverged(means, score, kind.axis)
+    }
 
 
-def _table(kind: Family, lines: Sequence[Line], late: dict[Column, set[str]]) -> str:
-    known, found = find_modality(kind.modality).evaluators, {}
-    for folder in dict.fromkeys(line.folder for line in lines):
-        for column in kind.summary:
-            place = folder / column.part, column.evaluator
-            found[place] = load_results(known[column.evaluator], place[0])
+def _table(kind: Family, lines: Sequence[Line]) -> str:
+    known = find_modality(kind.modality).evaluators
+    stored = {
+        (folder, part, name): load_results(known[name], folder / part)
+        for folder in dict.fromkeys([kind.measured, *(line.folder for line in lines)])
+        for part, name in dict.fromkeys((column.part, column.evaluator) for column in kind.summary)
+    }
+    late = {
+        column: _late(kind, column, stored[kind.measured, column.part, column.evaluator]) for column in kind.summary
+    }
     titles = ["method", "columns of a head", *(column.title for column in kind.summary)]
     written = ["| " + " | ".join(titles) + " |", "|---|" + "---:|" * (len(titles) - 1)]
     for line in lines:
@@ -849,12 +866,12 @@ def _table(kind: Family, lines: Sequence[Line], late: dict[Column, set[str]]) ->
         for column in kind.summary:
             values = [
                 row[column.score]
-                for result in found[line.folder / column.part, column.evaluator]
+                for result in stored[line.folder, column.part, column.evaluator]
                 for row in result.rows
                 if result.label in line.labels and row[kind.axis] == column.place and column.score in row
             ]
             spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-            dagger = "†" if line.name in late.get(column, ()) else ""
+            dagger = "†" if line.name in late[column] else ""
             cells.append(f"{statistics.fmean(values):.3f}{spread}{dagger}" if values else "–")
         written.append("| " + " | ".join(cells) + " |")
     return "\n".join(written) + "\n"

@@ -268,7 +268,9 @@ EXPLAIN_DNA = (
 )
 
 
-def copy_family(run_prefix: str, recipe_size: str, tag: str, methods: tuple[str, ...]) -> Family:
+def copy_family(
+    run_prefix: str, recipe_size: str, tag: str, methods: tuple[str, ...], annotated: tuple[Call, ...] = ()
+) -> Family:
     """DNA models with a copy expert, on different genomes."""
     return Family(
         modality="dna",
@@ -281,6 +283,7 @@ def copy_family(run_prefix: str, recipe_size: str, tag: str, methods: tuple[str,
         calls=(
             Call("bits", ("--lengths", "256,1024,4096,16384,65536"), ("markov-12", "mixer", "uniform")),
             Call("contigs,parts", ("--lengths", "4096", "--samples", "187"), ("markov-12", "mixer", "uniform")),
+            *annotated,
         ),
         describe=describe_dna,
         explain=EXPLAIN_DNA,
@@ -444,7 +447,21 @@ FAMILIES = {
         explain=EXPLAIN_DNA,
         seeds=(0, 1, 2),
     ),
-    "dna_copy": copy_family("dna_copy_", "copy_tiny", "genomes", ("goat", "rope")),
+    "dna_copy": copy_family(
+        "dna_copy_",
+        "copy_tiny",
+        "genomes",
+        ("goat", "rope"),
+        (
+            Call(
+                "parts",
+                ("--lengths", "4096", "--samples", "187", "--genbank", "data/genomes/yeast.gb"),
+                ("markov-12", "mixer"),
+                part="coding",
+                every_seed=False,
+            ),
+        ),
+    ),
     "dna_human": copy_family("dna_human_", "human_tiny", "human", ("goat", "ggd_goat", "rope")),
 }  # fmt: skip
 

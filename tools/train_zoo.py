@@ -408,6 +408,7 @@ FAMILIES = {
         explain="nll: nats per token on held-out documents of all three sources; niah: the passkey sentence in them, generated "
         "exactly.",
         recipe_size="lm",
+        against="ggd_goat",
     ),
     "vision": Family(
         modality="vision",

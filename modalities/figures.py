@@ -306,9 +306,9 @@ def finish(
         ]
         names = [name + count for name, count in zip(names, counts, strict=True)]
     dashed = any(band.get_gid() == ERROR_BAND for axis in figure.axes for band in axis.collections)
-    title = "dashed: standard error" if dashed else None
+    title = "thin dashes: standard error" if dashed else None
     if seeds != {1}:
-        mixed = "\n(one seed: standard error, dashed)" if dashed else ""
+        mixed = "\n(one seed: standard error, thin dashes)" if dashed else ""
         title = f"mean of {seeds.pop() if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest{mixed}"
     names = [f"{name} *" if label in cut else name for name, label in zip(names, labels, strict=True)]
     if cut:

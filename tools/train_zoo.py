@@ -68,6 +68,7 @@ class Call:
         part: a folder below the family's, for an evaluator that is called more than once; its results are on no card.
         every_seed: also measured in the runs of further seeds.
         methods: the family's that it is for; empty: all.
+        paired: compared with the family's reference, item by item; always where there is no part.
     """
 
     evaluators: str
@@ -76,6 +77,7 @@ class Call:
     part: str = ""
     every_seed: bool = True
     methods: tuple[str, ...] = ()
+    paired: bool = False
 
     def concerns(self, method: str) -> bool:
         return not self.methods or method in self.methods
@@ -235,8 +237,15 @@ def scene_family(task: str) -> Family:
         recipe_size=task,
         tag=task,
         evaluators={
-            measured.partition(",")[0]: ("top1", "reduced_top1", "multi_scale_top1", "enlarged_top1", "tiled_top1"),
-            "map": ("miou", "reduced_miou", "tiled_miou"),
+            measured.partition(",")[0]: (
+                "top1",
+                "reduced_top1",
+                "multi_scale_top1",
+                "enlarged_top1",
+                "tiled_top1",
+                "overlapping_top1",
+            ),
+            "map": ("miou", "reduced_miou", "tiled_miou", "overlapping_miou"),
         },
         axis="size",
         calls=(
@@ -251,7 +260,7 @@ def scene_family(task: str) -> Family:
         explain="Held-out font families over held-out photographs; letters keep their pixels while the canvas grows (pixels of "
         "a side). top1: of the ringed letter, or of the count; miou: mean IoU of the patches' letters. reduced: the canvas "
         "reduced to the training size first; multi_scale: mean of the sizes up to it; enlarged: the training canvas enlarged; "
-        "tiled: read in windows of the training size.",
+        "tiled: read in windows of the training size; overlapping: half a side apart.",
         seeds=(0, 1, 2),
         against="ggd_goat_ssmax",
         variants={
@@ -460,6 +469,7 @@ FAMILIES = {
                 ("markov-12", "mixer"),
                 part="coding",
                 every_seed=False,
+                paired=True,
             ),
         ),
     ),
@@ -711,7 +721,7 @@ def measure(
         models = [kind.weights(method) for method in chosen]
         further = [kind.measurable(method, seed) for seed in kind.seeds[1:] for method in chosen if each.every_seed]
         models += [str(folder) for folder in further if folder]
-        reference = kind.weights(kind.against) if kind.against and not each.part else ""
+        reference = kind.weights(kind.against) if kind.against and (each.paired or not each.part) else ""
         alone = {*models, *each.beside} <= {reference}  # nothing is compared with itself
         against = ("--against", reference) if reference and not alone else ()
         tables = (

@@ -9,8 +9,9 @@ A *template* gives the words, a *haystack* what they stand in. Templates:
     train        the same of the training grammar: its names, and wordings of its list
     invented     the same in wordings that are invented on the spot, as three quarters of those in training are
     paraphrased  held-out facts, half of them stated with the value before the subject, and held-out questions that repeat
-                 the subject alone; questions of the templates above and below repeat the words before the value
-    train_paraphrased  the same of the training grammar, which rows of `data.facts_paraphrased` are made of
+                 the subject alone
+    train_paraphrased  the same of the training grammar's lists, a quarter of what `data.facts_paraphrased` trains on; its
+                 facts without a name are asked as stated. Questions of all other templates repeat the words before the value
     mohtashami   the passkey prompt of Mohtashami & Jaggi (arXiv 2305.16300): a task description, the key said twice
     bam          the same as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole repetitions of the filler, a key
                  of six digits without a leading 0, the first of which the prompt gives away

@@ -129,12 +129,13 @@ def test_ligers_loss_agrees_with_float64(dtype: torch.dtype, monkeypatch: pytest
     pytest.importorskip("liger_kernel")
     from modalities.decoder import fused_loss
 
-    state = torch.get_rng_state()
+    states = torch.get_rng_state(), torch.cuda.get_rng_state() if CUDA else None
     for around in (torch.inference_mode(), torch.no_grad(), torch.device("meta"), nullcontext()):
         fused_loss.agrees.cache_clear()
         with around:
             assert fused_loss.agrees(DEVICE, dtype)
-    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert not CUDA or torch.equal(torch.cuda.get_rng_state(), states[1])
     right = fused_loss.fused_losses
 
     wrongs = {

@@ -335,7 +335,7 @@ SETTINGS = {"lengths": (1500,), "samples": 2, "depths": 3}
 HARD = [
     (name, {"template": name, "facts": (5 if name in GRAMMARS else 1,), "distractors": (4,)})
     for name in TEMPLATES
-    if name != "paraphrased"
+    if name not in GRAMMARS or not GRAMMARS[name].paraphrased
 ]
 
 

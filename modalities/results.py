@@ -135,8 +135,9 @@ def short_names(results: Sequence[ModelResult]) -> list[str]:
 def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult]:
     """`results` with those of each group replaced by one `SeedMean`, at the place of the first.
 
-    Its rows are means over seeds of every number, where all seeds have a row of the same `axis`. Where one seed's number is
-    NaN, mean and extremes are NaN; a deviation is NaN unless all are finite.
+    Its rows are means of every number over the seeds that have it, where all seeds have a row of the same `axis`: results of an
+    older version may lack a score. Where one seed's number is NaN, mean and extremes are NaN; a deviation is NaN unless all are
+    finite and more than one.
 
     Raises:
         ValueError: for a group of models that were not trained at the same place.
@@ -160,7 +161,10 @@ def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
     def reduced(how: Callable[[list[float]], float]) -> list[dict[str, Any]]:
         rows = []
         for point in points:
-            row = {name: _reduce([rows[point].get(name) for rows in by_point], how) for name in by_point[0][point]}
+            names = dict.fromkeys(name for rows in by_point for name in rows[point])
+            row = {
+                name: _reduce([rows[point][name] for rows in by_point if name in rows[point]], how) for name in names
+            }
             rows.append(row | {axis: point})
         return rows
 
@@ -189,7 +193,7 @@ def _extreme(choose: Callable[[list[float]], float], values: list[float]) -> flo
 
 
 def _deviation(values: list[float]) -> float:
-    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
 
 
 def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:

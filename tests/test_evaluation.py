@@ -113,6 +113,14 @@ def test_a_number_that_is_none_in_one_seed_is_none_in_the_mean():
     assert infinite.rows[0]["x"] == math.inf and infinite.low[0]["x"] == 1.0
 
 
+def test_a_score_that_an_older_result_lacks_is_the_mean_of_the_others():
+    old, new = seed("a", size=[1], x=[1.0]), seed("b", size=[1], x=[3.0], y=[5.0])
+    for members in ([old, new], [new, old]):
+        mean = mean_of_seeds(members, "size")[0]
+        assert (mean.rows[0]["x"], mean.rows[0]["y"]) == (2.0, 5.0)
+        assert (mean.low[0]["y"], mean.high[0]["y"]) == (5.0, 5.0) and math.isnan(mean.deviation[0]["y"])
+
+
 def test_what_was_trained_otherwise_is_no_seed():
     with pytest.raises(ValueError, match=r"\ba, b\b"):
         mean_of_seeds([seed("a", size=[1]), seed("b", trained_at=32, size=[1])], "size")

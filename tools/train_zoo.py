@@ -131,6 +131,10 @@ class Family:
     def measured(self) -> Path:
         return ROOT / "benchmarks" / f"{self.modality}_{self.recipe_size}"
 
+    @property
+    def measured_variants(self) -> Path:
+        return self.measured / "variants"
+
     def recipe(self, method: str) -> str:
         return f"{self.modality}.{method}_{self.recipe_size}"
 
@@ -588,7 +592,7 @@ def variants(
     for call_ in kind.calls:
         if call_.every_seed and not call_.methods:
             _evaluate(
-                [str(folder) for folder in folders.values()], call_, kind.measured / "variants" / call_.part, jobs=jobs
+                [str(folder) for folder in folders.values()], call_, kind.measured_variants / call_.part, jobs=jobs
             )
     draw(family)
 
@@ -779,14 +783,13 @@ def _evaluate(models: list[str], each: Call, out: Path, more: tuple[str, ...] = 
 def draw(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> None:
     """CSV tables, figures and cards from the stored results of all seeds."""
     kind = _family(family)
-    variants = kind.measured / "variants"
     for part in dict.fromkeys(each.part for each in kind.calls):
-        _draw_part(kind, part, kind.measured)
-        _draw_part(kind, part, variants)
+        _draw_part(kind, part, kind.measured, _in_order)
+        _draw_part(kind, part, kind.measured_variants, _named)
     if kind.summary:
         write_text(kind.measured / "summary.md", summary(kind))
-        if variants.is_dir():
-            write_text(variants / "summary.md", ablation(kind))
+        if kind.measured_variants.is_dir():
+            write_text(kind.measured_variants / "summary.md", ablation(kind))
     console.print(f"drawn in {kind.measured}", soft_wrap=True)
     manifest = json.loads((WEIGHTS / "manifest.json").read_text())
     for name, table in measured_tables(kind).items():
@@ -795,14 +798,17 @@ def draw(family: Annotated[str, typer.Argument(help=", ".join(FAMILIES))]) -> No
     write_json(WEIGHTS / "manifest.json", manifest)
 
 
-def _draw_part(kind: Family, part: str, measured: Path) -> None:
-    """Tables and figures of a part's results below `measured`; nothing where there are none."""
+Arrange = Callable[[Family, list[ModelResult]], list[ModelResult]]
+
+
+def _draw_part(kind: Family, part: str, measured: Path, arrange: Arrange) -> None:
+    """Tables and figures of the results of a part, in the order and by the names of `arrange`; nothing where there are none."""
     known, folder = find_modality(kind.modality).evaluators, measured / part
     stored, evaluators = {}, {}
     for name in (name for each in kind.calls if each.part == part for name in each.evaluators.split(",")):
         if not (found := load_results(known[name], folder)):  # of methods that are not measured yet
             continue
-        stored[name] = _in_order(kind, _named(kind, found) if measured == kind.measured / "variants" else found)
+        stored[name] = arrange(kind, found)
         evaluators[name] = known[name](stored_settings(known[name], folder))
         draw_results(evaluators[name], stored[name], folder)
     if stored:
@@ -857,7 +863,7 @@ def ablation(kind: Family) -> str:
     lines = [_line(kind, method) for method in methods]
     for name, (method, *settings) in kind.variants.items():
         label = kind.run_label(method, kind.variant_run(name))
-        lines.append(Line(name, kind.recipe(method), tuple(settings), kind.measured / "variants", (label,)))
+        lines.append(Line(name, kind.recipe(method), tuple(settings), kind.measured_variants, (label,)))
     return _table(kind, lines)
 
 

@@ -105,22 +105,28 @@ def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
     settings = dict(lengths=(16, 40), samples=3, **source, batch_tokens=100)
     rows, _ = measure("bits", model, settings)
     data = open_heldout(find_source(*source.values())).items
-    means, spread, counts = [], [], []
     size = of("bits", **settings).stretch(model)
+    means, costs = [], []  # by contig: bits per base at each length, and those of its stretches
     for stretches in data.stretches(size, 3, 42).values():
-        costs = []
-        for stretch in stretches:
-            windows = data.codes(stretch)[: size // 16 * 16].reshape(-1, 16)
-            scores = score_windows(model, windows)
-            costs.append((float(scores.bits.sum()), int(scores.counted.sum())))
-        bits, bases = np.array(costs).T
-        means.append(bits.sum() / bases.sum())
-        spread.append((bits / bases).var(ddof=1) if len(stretches) > 1 else None)
-        counts.append(len(stretches))
-    other = np.mean([s2 for s2 in spread if s2 is not None])  # for a contig of one stretch
-    errors = [(other if s2 is None else s2) / n for s2, n in zip(spread, counts, strict=True)]
-    assert rows[0]["bits_per_base"] == pytest.approx(np.mean(means), rel=1e-5)
-    assert rows[0]["bits_per_base_standard_error"] == pytest.approx(math.sqrt(sum(errors)) / len(errors), rel=1e-4)
+        sums = np.zeros((2, len(stretches), 2))  # length, stretch; bits, bases
+        for n, stretch in enumerate(stretches):
+            for k, length in enumerate(settings["lengths"]):
+                scores = score_windows(model, data.codes(stretch)[: size // length * length].reshape(-1, length))
+                sums[k, n] = scores.bits.sum(), scores.counted.sum()
+        means.append(np.divide(*sums.sum(1).T))
+        costs.append(np.divide(*np.moveaxis(sums, -1, 0)))
+
+    def error(by_contig):
+        known = [values.var(ddof=1) for values in by_contig if len(values) > 1]
+        spread = [values.var(ddof=1) if len(values) > 1 else np.mean(known) for values in by_contig]  # of one stretch
+        return math.sqrt(sum(s2 / len(v) for s2, v in zip(spread, by_contig, strict=True))) / len(by_contig)
+
+    first, second = np.mean(means, axis=0)
+    assert rows[0]["bits_per_base"] == pytest.approx(first, rel=1e-5)
+    assert rows[0]["bits_per_base_standard_error"] == pytest.approx(error([both[0] for both in costs]), rel=1e-4)
+    assert rows[1]["change"] == pytest.approx(second - first, rel=1e-3) and "change" not in rows[0]
+    changes = [longer - shorter for shorter, longer in costs]
+    assert rows[1]["change_standard_error"] == pytest.approx(error(changes), rel=1e-3)
     assert [row["left_over"] for row in rows] == [size % k * rows[0]["stretches"] for k in (16, 40)]
     assert rows[1]["window_bases"] == 40 and rows[1]["left_over"] > 0
     assert ("accuracy" in rows[0]) == (tokenizer == "bases") and ("token_accuracy" in rows[0]) == (tokenizer != "bases")

@@ -113,7 +113,9 @@ class Bits(Likelihood):
 
     Whichever lengths are asked for, and of whichever model, stretches have 65,536 bases (less, a power of two, where contigs
     have no room): a length is of the same bases in every table. A longer length alone makes them longer.
-    The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one.
+    The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one. `change` is
+    the difference to the next shorter length, and its standard error that of the mean of the stretches' own differences, far
+    less than either length's: what stretches are easy is alike at every length.
     Positions count the start and the bases seen before a token, in octaves; they are left out for both strands, where a base is
     at two positions. A tokenizer of more than single bases has a token accuracy instead.
     """
@@ -175,10 +177,14 @@ class Bits(Likelihood):
         yield from parts(cell["length"], cell["contig"], cell)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        rows = []
+        rows: list[dict[str, Any]] = []
+        shorter: list[CellValue] = []
         for length in sorted({cell["length"] for cell in cells.values()}):
             mine = [cell for cell in cells.values() if cell["length"] == length]
             row = {"length": length} | summary(mine)
+            if shorter:
+                row |= _change(mine, shorter)
+            shorter = mine
             bits, bases = (
                 reduce(add, (np.array(cell[name]) for cell in mine)) for name in ("bucket_bits", "bucket_bases")
             )
@@ -239,11 +245,7 @@ def _bits_as_trained(result: ModelResult) -> float:
 
 def summary(cells: Sequence[CellValue]) -> dict[str, Any]:
     """Means over contigs of cells of one length, with their counts."""
-    contigs = [
-        {name: _column(mine, name) for name in ("bits", "bases", "correct", "tokens")}
-        for mine in by_contig(cells).values()
-    ]
-    contigs = [contig for contig in contigs if contig["bases"].sum()]
+    contigs = [contig for contig in _contigs(cells) if contig["bases"].sum()]
     bits = mean([contig["bits"].sum() / contig["bases"].sum() for contig in contigs])
     accuracy = mean([contig["correct"].sum() / contig["tokens"].sum() for contig in contigs])
     return {
@@ -260,6 +262,26 @@ def summary(cells: Sequence[CellValue]) -> dict[str, Any]:
         "contigs": len(contigs),
         "contigs_left_out": cells[0]["contigs_left_out"],
     }
+
+
+def _change(cells: Sequence[CellValue], shorter: Sequence[CellValue]) -> dict[str, float]:
+    """Bits per base less those at a shorter length, the mean over contigs, and the standard error by stretches."""
+    pairs = [
+        pair for pair in zip(_contigs(cells), _contigs(shorter), strict=True) if all(c["bases"].sum() for c in pair)
+    ]
+    means = [np.subtract(*(c["bits"].sum() / c["bases"].sum() for c in pair)) for pair in pairs]
+    read = [(a["bases"] > 0) & (b["bases"] > 0) for a, b in pairs]
+    differences = [
+        a["bits"][where] / a["bases"][where] - b["bits"][where] / b["bases"][where]
+        for (a, b), where in zip(pairs, read, strict=True)
+    ]
+    return {"change": mean(means), "change_standard_error": _standard_error(differences)}
+
+
+def _contigs(cells: Sequence[CellValue]) -> list[dict[str, np.ndarray]]:
+    """Sums of every stretch, contig by contig."""
+    names = ("bits", "bases", "correct", "tokens")
+    return [{name: _column(mine, name) for name in names} for mine in by_contig(cells).values()]
 
 
 def _column(cells: Sequence[CellValue], name: str) -> np.ndarray:

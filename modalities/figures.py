@@ -58,6 +58,7 @@ STYLES: dict[str, tuple[str, str]] = {
 SPARE = (("#1F77B4", "o"), ("#BCBD22", "s"), ("#8C564B", "D"), ("#E377C2", "^"), ("#17BECF", "v"), ("#7F7F7F", "p"))
 DASHES = ("-", "--", ":", "-.")
 ERROR_BAND = "standard error"
+SINGLE_SPAN = 0.1  # of octaves, over which models stand side by side where an axis has one place
 RULE = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
 
 
@@ -174,28 +175,31 @@ def curves(
     bare: Collection[str] = (),
 ) -> list[str]:
     """One line per model or group of seeds, over a logarithmic axis of base 2; rows without the score are left out, and of
-    models that have not converged in context those beyond it (`Score.within`), whose labels are returned.
+    models that have not converged in context those beyond it (`Score.within`), whose labels are returned. At a single place
+    models stand side by side, with bars where curves have bands.
 
     bare: methods without a band, such as baselines.
     """
     ticks = sorted({row[along.column] for result in results for row in result.rows})
+    single = len(ticks) == 1
     cut = [result.label for result in unconverged(results, score, along.column)]
-    for result, style in zip(results, styles or styles_of(results), strict=True):
+    for k, (result, style) in enumerate(zip(results, styles or styles_of(results), strict=True)):
         there = [n for n, row in enumerate(result.rows) if row.get(score.column) is not None]
         if result.label in cut:
             there = [n for n in there if result.rows[n][along.column] <= result.trained_at]
-        places = [result.rows[n][along.column] for n in there]
+        aside = 2 ** (SINGLE_SPAN * ((k + 0.5) / len(results) - 0.5)) if single else 1.0
+        places = [result.rows[n][along.column] * aside for n in there]
         axis.plot(places, [result.rows[n][score.column] for n in there], **style)
         error = f"{score.column}_standard_error"
         if isinstance(result, SeedMean):
             low, high = ([rows[n][score.column] for n in there] for rows in (result.low, result.high))
-            _band(axis, places, low, high, style["color"])
+            _band(axis, places, low, high, style["color"], bar=single)
             continue
         errors = [result.rows[n].get(error, math.nan) for n in there]
         if result.method not in bare and any(spread > 0 for spread in errors):  # NaN is not
             middle = [result.rows[n][score.column] for n in there]
             low, high = ([m + k * s for m, s in zip(middle, errors, strict=True)] for k in (-1, 1))
-            _band(axis, places, low, high, style["color"], dashed=True)
+            _band(axis, places, low, high, style["color"], dashed=True, bar=single)
     axis.set_xscale("log", base=2)
     gaps = [math.log2(b / a) for a, b in pairwise(ticks)]
     room = min(gaps) / sum(gaps) if gaps else 1.0
@@ -216,10 +220,21 @@ def curves(
 
 
 def _band(
-    axis, places: Sequence[Any], low: Sequence[float], high: Sequence[float], color: str, *, dashed: bool = False
+    axis,
+    places: Sequence[Any],
+    low: Sequence[float],
+    high: Sequence[float],
+    color: str,
+    *,
+    dashed: bool = False,
+    bar: bool,
 ):
-    """A faint band with edges that can be followed where bands overlap; dashed for one seed's standard error."""
+    """A faint band with edges that can be followed where bands overlap, or a bar; dashed for one seed's standard error."""
     gid = ERROR_BAND if dashed else None  # `finish` looks for it
+    if bar:
+        axis.vlines(
+            places, low, high, color=color, alpha=0.6, linewidth=1.2, linestyle="--" if dashed else "-", zorder=2
+        )
     axis.fill_between(places, low, high, color=color, alpha=0.04 if dashed else 0.07, linewidth=0, zorder=2, gid=gid)
     for edge in (low, high):
         axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, linestyle="--" if dashed else "-", zorder=2)

@@ -282,9 +282,16 @@ EXPLAIN_DNA = (
 
 
 def copy_family(
-    run_prefix: str, recipe_size: str, tag: str, methods: tuple[str, ...], annotated: tuple[Call, ...] = ()
+    run_prefix: str,
+    recipe_size: str,
+    tag: str,
+    methods: tuple[str, ...],
+    *,
+    stretches: int,
+    annotated: tuple[Call, ...] = (),
 ) -> Family:
-    """DNA models with a copy expert, on different genomes."""
+    """DNA models with a copy expert, on different genomes; what GOAT gains with length, also over a megabase in `stretches`
+    of 65,536 bases of each held-out contig."""
     return Family(
         modality="dna",
         run_prefix=run_prefix,
@@ -296,6 +303,15 @@ def copy_family(
         calls=(
             Call("bits", ("--lengths", "256,1024,4096,16384,65536"), ("markov-12", "mixer", "uniform")),
             Call("contigs,parts", ("--lengths", "4096", "--samples", "187"), ("markov-12", "mixer", "uniform")),
+            Call(
+                "bits",
+                ("--lengths", "1024,4096,16384,65536", "--samples", str(stretches)),
+                ("mixer",),
+                part="megabase",
+                every_seed=False,
+                methods=("goat",),
+                paired=True,
+            ),
             *annotated,
         ),
         describe=describe_dna,
@@ -466,7 +482,8 @@ FAMILIES = {
         "copy_tiny",
         "genomes",
         ("goat", "rope"),
-        (
+        stretches=8,
+        annotated=(
             Call(
                 "parts",
                 ("--lengths", "4096", "--samples", "187", "--genbank", "data/genomes/yeast.gb"),
@@ -477,7 +494,7 @@ FAMILIES = {
             ),
         ),
     ),
-    "dna_human": copy_family("dna_human_", "human_tiny", "human", ("goat", "ggd_goat", "rope")),
+    "dna_human": copy_family("dna_human_", "human_tiny", "human", ("goat", "ggd_goat", "rope"), stretches=16),
 }  # fmt: skip
 
 

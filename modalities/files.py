@@ -8,14 +8,25 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from zoo.files import remove_abandoned, replacing
+from zoo.naming import did_you_mean
 
-__all__ = ["command_name", "data_folder", "fetch_command", "file_safe", "new_folder", "opened", "write_table"]
+__all__ = [
+    "command_name",
+    "data_folder",
+    "fetch_command",
+    "file_safe",
+    "files_beside",
+    "near_file",
+    "new_folder",
+    "opened",
+    "write_table",
+]
 
 _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
 
@@ -40,6 +51,17 @@ def command_name(name: str) -> str:
 def fetch_command(arguments: str) -> str:
     """How error messages name the command that fetches data."""
     return f"`{command_name('fetch-data')} {arguments}`"
+
+
+def files_beside(place: str | Path, wanted: Callable[[str], bool] = bool) -> list[str]:
+    """Files of the folder of `place` whose names are wanted, written as `place` is; none where there is no such folder."""
+    folder = Path(place).parent
+    return [str(folder / p.name) for p in folder.iterdir() if wanted(p.name) and p.is_file()] if folder.is_dir() else []
+
+
+def near_file(place: str | Path) -> str:
+    """ "did you mean 'x'? " for the file beside `place`, which is none, with the closest name; "" where none is close."""
+    return did_you_mean(str(place), files_beside(place))
 
 
 @contextmanager

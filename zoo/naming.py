@@ -29,8 +29,12 @@ REAL = (float, np.floating, SymFloat, *WHOLE)
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6, form: str = "{}") -> str:
-    """ "did you mean 'x'? " for the closest known names, at most `most`, each written as `form`; "" where none is close."""
-    near = difflib.get_close_matches(word, list(known), n=most, cutoff=cutoff)
+    """ "did you mean 'x'? " for the closest known names, at most `most`, each written as `form`; "" where none is close. A name
+    that differs in case alone is the closest."""
+    known = list(known)
+    near = [name for name in known if name.casefold() == word.casefold()]
+    near += [name for name in difflib.get_close_matches(word, known, n=most, cutoff=cutoff) if name not in near]
+    near = near[:most]
     return f"did you mean {', '.join(repr(form.format(name)) for name in near)}? " if near else ""
 
 

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NamedTuple
 from modalities.dna.bases import LETTERS, NOT_A_BASE, invalid_letter
 from modalities.dna.twobit import SIGNATURES, TwoBit
 
-__all__ = ["SUFFIXES", "Start", "check_bgzip_end", "is_sequence_file", "read_codes", "read_features"]
+__all__ = ["SUFFIXES", "Start", "check_bgzip_end", "feature_kinds", "is_sequence_file", "read_codes", "read_features"]
 
 _WHITE = b"\r\n \t"
 _CHUNK = 1 << 20
@@ -275,6 +275,23 @@ def read_features(path: Path, kind: str) -> Iterator[tuple[str, list[tuple[int, 
         ValueError: for a file of another format, and as `read_codes` does.
         ImportError: without Biopython.
     """
+    for record in _annotated(path):
+        found = []
+        for feature in record.features:
+            for part in feature.location.parts if feature.type == kind and feature.location is not None else ():
+                with contextlib.suppress(TypeError, ValueError, OverflowError):  # unknown bounds, or no sequence
+                    start, stop = int(part.start), int(part.end)
+                    if part.ref is None and 0 <= start < stop <= len(record.seq):
+                        found.append((start, stop))
+        yield _name(record), found
+
+
+def feature_kinds(path: Path) -> set[str]:
+    """The kinds of features in a GenBank file, such as CDS. Raises as `read_features` does."""
+    return {feature.type for record in _annotated(path) for feature in record.features}
+
+
+def _annotated(path: Path) -> Iterator[Any]:
     if _format_of(path.name) != "GenBank":
         raise ValueError(
             f"{path}: features are read of GenBank alone; expected {', '.join(_FORMATS['GenBank'])}, with or without "
@@ -282,14 +299,7 @@ def read_features(path: Path, kind: str) -> Iterator[tuple[str, list[tuple[int, 
         )
     with _decompressed(path, "GenBank") as stream:
         for record, _ in _records(_Lines(stream, path), path, features=True):
-            found = []
-            for feature in record.features:
-                for part in feature.location.parts if feature.type == kind and feature.location is not None else ():
-                    with contextlib.suppress(TypeError, ValueError, OverflowError):  # unknown bounds, or no sequence
-                        start, stop = int(part.start), int(part.end)
-                        if part.ref is None and 0 <= start < stop <= len(record.seq):
-                            found.append((start, stop))
-            yield _name(record), found
+            yield record
 
 
 def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:

@@ -9,6 +9,7 @@ bidirectional model equivariant; in a causal one it would equate a sequence with
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +28,12 @@ from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.bed import bed_rows, whole_contigs
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.copying import CopyExpert
-from modalities.dna.formats import is_sequence_file
+from modalities.dna.formats import SUFFIXES, is_sequence_file
 from modalities.dna.genome import open_genome
 from modalities.dna.matches import LONGEST
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
+from modalities.files import near_file
 from zoo.attention.base import Kernel
 from zoo.bounds import LONGEST_CONTEXT, bounded
 from zoo.decoding import Cache
@@ -188,6 +190,11 @@ class DnaDecoder(Decoder):
         if not is_sequence_file(given):
             if regions is not None:
                 raise ValueError(f"regions {regions!r} are of a sequence file, and {given[:40]!r} is none")
+            if Path(given).suffix or os.sep in given:  # in no sequence of bases
+                raise ValueError(
+                    f"{given[:200]!r} is neither bases nor a sequence file; {near_file(given)}expected one of "
+                    f"{', '.join(SUFFIXES)}, with or without .gz or .bgz"
+                )
             yield given, given
             return
         genome = open_genome(find_source(given))

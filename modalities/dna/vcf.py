@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from modalities.dna.formats import check_bgzip_end
-from modalities.files import opened
+from modalities.files import near_file, opened
 from zoo.files import replacing, replacing_path
 from zoo.naming import did_you_mean
 
@@ -59,7 +59,7 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(
-            f"no file of variants {str(path)!r}; expected a VCF or BCF, or a table of {', '.join(COLUMNS)}"
+            f"no file of variants {str(path)!r}; {near_file(path)}expected a VCF or BCF, or a table of {', '.join(COLUMNS)}"
         )
     if _is_bcf(path):
         yield from _vcf(itertools.islice(_lines_of_bcf(path), 1, None), path)

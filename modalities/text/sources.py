@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from modalities.files import data_folder, fetch_command, opened
+from modalities.files import data_folder, fetch_command, files_beside, opened
 from zoo.inputs import parse_json
 from zoo.naming import did_you_mean, nearest
 
@@ -358,8 +358,7 @@ def _missing(spec: str, place: str) -> str:
     names = ["sotu-excerpt", "sotu-unseen", *_FETCHED, *_MIXES]
     if os.path.isdir(place):
         return f"source {spec!r} is a folder; give a glob of its files, such as '{place.rstrip('/')}/*.jsonl'"
-    parent = Path(place).parent
-    beside = [str(parent / p.name) for p in parent.iterdir() if p.name.endswith(_SUFFIXES)] if parent.is_dir() else []
+    beside = files_beside(place, lambda name: name.endswith(_SUFFIXES))
     hint = did_you_mean(place, [*names, "hf:NAME", *beside], cutoff=0.4)
     return f"source {spec!r}: no such file, and not one of {', '.join(names)}, hf:NAME; {hint}".rstrip("; ")
 

@@ -176,8 +176,9 @@ def test_requests_that_cannot_be_served(genome, tmp_path, monkeypatch):
         ValueError, match=r"g\.gb has 0 windows of 320 bases in CDS features and 0 outside, in 0 blocks"
     ):
         of(genome, window=320).cells(tiny())
-    with pytest.raises(ValueError, match=r"0 windows of 32 bases in tRNA features and 1,000 outside"):
-        of(genome, feature="tRNA").cells(tiny())
+    for feature, message in (("tRNA", "'tRNA'; valid: CDS"), ("cds", r"'cds'; did you mean 'CDS'\?")):
+        with pytest.raises(ValueError, match=rf"g\.gb has no features {message}"):
+            of(genome, feature=feature).cells(tiny())
     with pytest.raises(ValueError, match="at least 50 windows"):
         of(genome, samples=20)
     monkeypatch.setitem(sys.modules, "sklearn", None)

@@ -148,6 +148,7 @@ def test_features_of_files_and_regions(kind, tmp_path, capsys, monkeypatch):
         (["predict", GLYPHS, "A", "--top", "0"], "--top"),
         (["predict", GLYPHS], "IMAGE"),
         (["embed", TEXT, "a", "--pool", "first"], "valid: last, mean"),
+        (["embed", DNA, "g.faa"], "neither bases nor a sequence file"),
         (["embed", TEXT, "a", "--size", "48"], "of images"),
         (["embed", TEXT, ""], "empty"),
         (["embed", DNA, "PROTEIN"], "'P'"),

@@ -17,7 +17,7 @@ from modalities.decoder.scoring import device_of
 from modalities.dna.baselines.markov import kmers
 from modalities.dna.bases import UNKNOWN, reverse_complement
 from modalities.dna.evaluation import DnaEvaluator, StrandSettings, one_count, strands_of, window_of
-from modalities.dna.formats import read_features
+from modalities.dna.formats import feature_kinds, read_features
 from modalities.dna.genome import open_genome
 from modalities.dna.scoring import WindowScorer, tokens_of
 from modalities.dna.sources import DnaSource, find_source
@@ -27,6 +27,7 @@ from modalities.figures import RULE, panels
 from modalities.heldout import fingerprint_of
 from modalities.results import short_names
 from zoo.model import ZooModel
+from zoo.naming import nearest
 from zoo.prior_plot import save_figure
 from zoo.slices import slices
 
@@ -214,10 +215,13 @@ def _examples(source: DnaSource, feature: str, window: int, samples: int, seed: 
     """Windows of both classes, equally many, in random order.
 
     Raises:
-        ValueError: for too few of a class, or of blocks that have one, with the counts.
+        ValueError: for a kind of features that there is none of; for too few of a class, or of blocks that have one, with
+            the counts.
     """
     genome = open_genome(source)
     inside = dict(part for path in source.files for part in read_features(path, feature))
+    if not any(inside.values()) and feature not in (kinds := {k for path in source.files for k in feature_kinds(path)}):
+        raise ValueError(f"{source.name} has no features {feature!r}; {nearest(feature, kinds)}")
     names, starts, labels, blocks = [], [], [], []
     block = max(window, min(BLOCK, genome.bases // BLOCKS))
     done = 0

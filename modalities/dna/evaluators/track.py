@@ -116,9 +116,15 @@ class Track(FileEvaluator):
 
     def write(self, results: list[ModelResult], out: Path) -> None:
         """The table of regions and the tracks, one of each for each model."""
+        formats = self.settings.formats or ("bedgraph",)
+        for result in results:  # before anything is written
+            if "bigwig" in formats and next(_known(result.cells), None) is None:
+                raise ValueError(
+                    f"{result.label}: no base of the regions has a value, and a bigWig cannot be empty; --formats bedgraph can"
+                )
         super().write(results, out)
         for result in results:
-            for one in self.settings.formats or ("bedgraph",):
+            for one in formats:
                 path = out / f"{self.name}.{file_safe(result.label)}.{FORMATS[one]}"
                 if one == "bedgraph":
                     write_bedgraph(path, result.cells)
@@ -191,10 +197,8 @@ def write_bedgraph(path: Path, cells: Mapping[str, CellValue]) -> None:
 
 
 def write_bigwig(path: Path, cells: Mapping[str, CellValue], genome: Genome) -> None:
-    """The same values, fixed steps of one base. ValueError where no base has one, which the format has no form for."""
+    """The same values, fixed steps of one base; at least one, since the format has no form for none."""
     library = _library()
-    if next(_known(cells), None) is None:
-        raise ValueError(f"{path}: no base has a value, and a bigWig cannot be empty")
     with replacing_path(path) as temporary:
         file = library.open(str(temporary), "w")
         try:

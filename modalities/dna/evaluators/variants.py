@@ -41,6 +41,7 @@ __all__ = ["VariantSettings", "Variants"]
 LEAST_PART, MOST_PARTS = 256, 64  # variants in a cell, cells of a file
 NO_CONTIG = "a contig that is not in the reference"
 MISMATCH = "another base in the reference"
+FROM_ZERO = "They fit one base further right: are positions counted from 0? They must count from 1"
 NO_ROOM = "no room in its windows"
 KINDS = {"snv": "#0072B2", "mnv": "#009E73", "insertion": "#E69F00", "deletion": "#D55E00"}
 TRANSITIONS = {("A", "G"), ("G", "A"), ("C", "T"), ("T", "C")}
@@ -208,6 +209,11 @@ def _entries(path: str, reference: DnaSource, digest: str, window: int, step: in
             f"none of the {len(tried)} variants of {path} fits {reference.name}; the first has {first.reason}. "
             + _cause(genome, [one.variant for one in failed])
         )
+    misplaced = [one.variant for one in failed if one.reason.startswith(MISMATCH)]
+    if len(misplaced) > len(tried) / 2 and _from_zero(genome, misplaced):
+        raise ValueError(
+            f"{len(misplaced)} of the {len(tried)} variants of {path} do not fit {reference.name}. {FROM_ZERO}"
+        )
     return entries
 
 
@@ -239,12 +245,19 @@ def _cause(genome: Genome, variants: list[Variant]) -> str:
         hint = (
             f"The reference calls it {other!r}: rename one of the two. "
             if other
-            else did_you_mean(name, names).capitalize()
+            else did_you_mean(name, names).replace("did", "Did", 1)
         )
         return f"{hint}Contigs of the reference: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
-    if sum(_matches(genome, variants)) > 0.9 * len(variants):
-        return "They fit one base further right: are positions counted from 0? They must count from 1"
+    if _from_zero(genome, variants):
+        return FROM_ZERO
     return "Is the reference another assembly?"
+
+
+def _from_zero(genome: Genome, variants: list[Variant]) -> bool:
+    """Whether nearly all fit where positions count from 0, and more bases than would by chance."""
+    found = list(_matches(genome, variants))
+    bases = sum(len(variant.ref) for variant, fits in zip(variants, found, strict=True) if fits)
+    return sum(found) > 0.9 * len(found) and bases >= 5
 
 
 def _matches(genome: Genome, variants: list[Variant]) -> Iterator[bool]:

@@ -39,7 +39,7 @@ class Rotary(nn.Module):
         head_dim: D, even.
         theta: 10000 as published, 500000 for Llama 3.
         train_context: L, tokens seen in training, which all scalings but "linear" and "ntk" need.
-        scaling: how positions beyond L are read; an evaluation-time option, of the names that transformers has.
+        scaling: how positions beyond L are read; an evaluation-time option, of the names that transformers has; None: "none".
             "linear": ω/factor (arXiv 2306.15595).
             "ntk": theta·factor^(D/(D−2)) for theta.
             "dynamic": theta·(factor·T/L − factor + 1)^(D/(D−2)) for theta, T the tokens read so far and at least L.
@@ -64,7 +64,7 @@ class Rotary(nn.Module):
         *,
         theta: float = 10000.0,
         train_context: int | None = None,
-        scaling: str = "none",
+        scaling: str | None = "none",
         factor: float = 1.0,
         slow: float | None = None,
         fast: float | None = None,
@@ -73,6 +73,7 @@ class Rotary(nn.Module):
         long_factors: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        scaling = scaling or "none"
         check_whole("head_dim", head_dim, 0)  # 0 where lanes leave a head one column
         check_number("theta", theta, above=1)
         check_number("factor", factor, least=1)
@@ -166,7 +167,8 @@ class Rotary2d(nn.Module):
         num_heads: H.
         form: "axial" or "mixed".
         theta: the slowest frequency is about 1/theta; None: 100 for axial and 10 for mixed, as published.
-        scaling: how patches beyond the training grid are read, each axis by its own factor; an evaluation-time option.
+        scaling: how patches beyond the training grid are read, each axis by its own factor; an evaluation-time option; None:
+            "none".
             "linear": coordinates / factor, position interpolation (arXiv 2306.15595).
             "ntk": theta·factor^(D/(D−4)) for theta, so that the slowest pair turns as far as in training and the fastest
             as fast; of "axial" alone.
@@ -181,11 +183,12 @@ class Rotary2d(nn.Module):
         num_heads: int,
         form: str = "axial",
         theta: float | None = None,
-        scaling: str = "none",
+        scaling: str | None = "none",
         factor: float | None = None,
         train_grid: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
+        scaling = scaling or "none"
         check_whole("head_dim", head_dim, 1)
         check_whole("num_heads", num_heads, 1)
         if head_dim % 4:

@@ -149,6 +149,7 @@ class HeldoutImages:
         self.kept: dict[int, tuple[Image.Image, Any]] = {}
         self.room = KEPT_BYTES
         self.sizes: dict[int, tuple[int, int] | None] = {}
+        self.unread = ""  # why the first image without a size has none
 
     def __len__(self) -> int:
         return len(self.order)
@@ -190,7 +191,8 @@ class HeldoutImages:
         that of the largest image. Raises ValueError where no header can be read."""
         sizes = [size for place in range(min(count or len(self), len(self))) if (size := self._size(place))]
         if not sizes:
-            raise ValueError(f"source {self.images.spec!r}: none of its first held-out images can be decoded")
+            first = f"; of {self.name(0)}: {self.unread}" if self.unread else ""
+            raise ValueError(f"source {self.images.spec!r}: none of its first held-out images can be read{first}")
         sides = sorted((min(fitted(size, shape, fit)) for size in sizes), reverse=True)
         return sides[max(0, math.ceil(share * len(sides)) - 1)]
 
@@ -198,11 +200,18 @@ class HeldoutImages:
         """(width, height) of the upright image from its header alone, None where that cannot be read."""
         if place not in self.sizes:
             try:
-                stored, _ = self.images.read(int(self.order[place]))
-                self.sizes[place] = _upright_size(stored)
-            except BadImage:
+                self.sizes[place] = _upright_size(self._stored(int(self.order[place])))
+            except BadImage as error:
                 self.sizes[place] = None
+                self.unread = self.unread or str(error)
         return self.sizes[place]
+
+    def _stored(self, index: int) -> bytes | Image.Image:
+        return self.images.read(index)[0]
+
+    def name(self, place: int) -> str:
+        """The file or row of an image."""
+        return self.images.name(int(self.order[place]))
 
 
 class HeldoutScenes(HeldoutImages):
@@ -211,6 +220,9 @@ class HeldoutScenes(HeldoutImages):
     def _load(self, index: int) -> tuple[Image.Image, Any]:
         payload, objects = self.images.read_objects(index)
         return picture_of(payload, self.images.name(index), []), objects
+
+    def _stored(self, index: int) -> bytes | Image.Image:
+        return self.images.read_objects(index)[0]
 
 
 def fitted(size: tuple[int, int], shape: Shape, fit: str) -> Shape:

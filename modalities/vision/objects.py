@@ -134,7 +134,8 @@ def check_objects(
 ) -> None:
     """BadImage where `target` cannot be asked of windows of `shapes` on a picture of `size` (width, height).
 
-    Also where the answer is none of `num_classes`: for a map its categories + 1 are, and the background.
+    Also where the answer is none of `num_classes`: for a map its categories + 1 are, and the background; and where a box lies
+    outside of the picture.
     """
     parts, mapped = target.split("+"), "map" in target
     if "marked" in parts:
@@ -143,6 +144,10 @@ def check_objects(
         raise BadImage(
             "bad mask", f"{objects.mask.shape[1]}×{objects.mask.shape[0]} pixels of an image of {size[0]}×{size[1]}"
         )
+    inside = objects.in_window((0, 0, *size))
+    if len(inside.boxes) < len(objects.boxes):
+        outside = next(box for box in objects.boxes.tolist() if box not in inside.boxes.tolist())
+        raise BadImage("bad objects", f"box {outside} lies outside of an image of {size[0]}×{size[1]}")
     answers = {
         "count": objects.marked.sum(initial=0),
         "marked": objects.categories[objects.marked].max(initial=0) + mapped,

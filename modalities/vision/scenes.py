@@ -169,10 +169,18 @@ class SceneEvaluator(Evaluator):
             raise ValueError(
                 f"{self.name} asks for {self.target!r}; the model was trained with data.target={self.trained_for!r}"
             )
-        scenes = self.heldout.items
+        scenes, shapes = self.heldout.items, self._shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
+        most = scenes.largest(shapes[-1], "crop", share=0, count=count)
+        if most < min(shapes[-1]):
+            aspect = lowest_terms(shapes[-1][1], shapes[-1][0])
+            step = model.config.patch_size * min(aspect)
+            raise ValueError(
+                f"size {min(shapes[-1])} is larger than every held-out picture of {self.source_name!r}: the largest at aspect "
+                f"{aspect[0]}:{aspect[1]} is {most // step * step}"
+            )
         cells = []
-        for height, width in self._shapes(model):
+        for height, width in shapes:
             for part in slices(count, CHUNK):
                 places = range(part.start, part.stop)
                 name = f"{height}x{width}/scenes={part.start}-{part.stop}"
@@ -185,6 +193,7 @@ class SceneEvaluator(Evaluator):
         shape, shapes = cell.data["shape"], self._shapes(model)
         config, trained = model.config, tuple(model.config.train_size)
         skipped: Counter[str] = Counter()
+        details: dict[str, str] = {}
         groups: list[str] = []
         tallies: dict[str, list[list[float]]] = {name: [] for name in (*READINGS, "chance")}
         for place in cell.data["places"]:
@@ -195,6 +204,7 @@ class SceneEvaluator(Evaluator):
                 canvas, small = (self._canvas(image, objects, one, (across, down)) for one in (shape, trained))
             except BadImage as error:
                 skipped[error.reason] += 1
+                details.setdefault(error.reason, f"{self.heldout.items.name(place)}: {error.detail or error.reason}")
                 continue
             answers = self._answers(model, canvas, small, [one for one in shapes if min(one) <= min(shape)])
             for name, (answer, seen) in answers.items():
@@ -204,7 +214,7 @@ class SceneEvaluator(Evaluator):
             self.advance(1)
         height, width = shape
         found = {"size": min(shape), "height": height, "width": width, "skipped": dict(skipped)}
-        return found | {"groups": groups, "tallies": tallies}
+        return found | {"skipped_details": details, "groups": groups, "tallies": tallies}
 
     def _canvas(self, image: Image.Image, objects: Objects, shape: Shape, at: tuple[float, float]) -> Canvas:
         window = window_on(image.size, objects, shape, at)
@@ -311,7 +321,10 @@ class SceneEvaluator(Evaluator):
         groups = [group for cell in cells for group in cell["groups"]]
         skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
         if not groups:
-            why = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
+            details = {reason: text for cell in cells for reason, text in cell.get("skipped_details", {}).items()}
+            why = ", ".join(
+                f"{number} {reason} ({details.get(reason, '')})" for reason, number in skipped.most_common()
+            )
             raise ValueError(
                 f"none of the held-out pictures can be asked for {self.target!r} at {shape[1]}×{shape[0]}: {why}"
             )

@@ -232,6 +232,8 @@ class ObjectFolder(ImageSet):
         listed = {name: path / name / "metadata.jsonl" for name in ("train", *HELDOUT_NAMES)}
         heldout = next((listed[name] for name in HELDOUT_NAMES if listed[name].is_file()), None)
         own = listed["train"].is_file() and heldout is not None
+        if not path.is_dir():
+            raise FileNotFoundError(f"source {spec!r}: no folder {path}")
         chosen = heldout if own and split != "train" else listed["train"] if own else path / "metadata.jsonl"
         if chosen is None or not chosen.is_file():
             raise FileNotFoundError(
@@ -244,7 +246,10 @@ class ObjectFolder(ImageSet):
         if not own and hold_out and split != "all":
             self.rows = [row for row in self.rows if is_heldout(row["file_name"]) == (split == "heldout")]
         if not self.rows:
-            raise ValueError(f"source {spec!r}: no picture for split {split!r} in {chosen}")
+            raise ValueError(
+                f"source {spec!r}: no picture for split {split!r} in {chosen}; one in ten is held out, by its name, where "
+                f"there are no folders train and {' or '.join(HELDOUT_NAMES)} with a metadata.jsonl each"
+            )
         self.fingerprint = digest_of(self.rows)
 
     @staticmethod

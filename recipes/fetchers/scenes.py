@@ -97,8 +97,8 @@ def _draw_sample(job: tuple[str, str, int]) -> Sample:
 
 def main(
     out: Annotated[Path, typer.Option(help="folder to make; must not exist")],
-    train: Annotated[int, typer.Option(help="training scenes of each set")] = 4000,
-    heldout: Annotated[int, typer.Option(help="held-out scenes of each set")] = 104,
+    train: Annotated[int, typer.Option(min=1, help="training scenes of each set")] = 4000,
+    heldout: Annotated[int, typer.Option(min=1, help="held-out scenes of each set")] = 104,
 ) -> None:
     if out.exists():
         raise typer.BadParameter(f"{out} exists; remove it, or name another folder with --out")

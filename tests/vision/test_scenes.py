@@ -28,6 +28,7 @@ from modalities.vision.evaluators.map import Map
 from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.objects import (
     NO_OBJECTS,
+    OBJECT_TARGETS,
     at_patches,
     check_objects,
     parse_objects,
@@ -415,14 +416,25 @@ def test_canvases_may_be_oblong_and_need_room(opened):
     assert [(row["height"], row["width"], row["top1"]) for row in rows] == [(32, 64, 1.0), (64, 128, 1.0)]
     _, _, rows = measured("map", samples=4)
     assert [row["size"] for row in rows] == [32, 48, 64]  # as far as the pictures reach
-    with pytest.raises(
-        ValueError, match="none of the held-out pictures can be asked for 'marked' at 96×96: 12 too small"
-    ):
+    with pytest.raises(ValueError, match=r"size 96 is larger than every .*the largest at aspect 1:1 is 64"):
         measured("find", sizes=(96,))
+    with pytest.raises(ValueError, match="the largest at aspect 1:2 is 32"):
+        measured("find", sizes=(32, 64), aspect=(1, 2))
     with pytest.raises(ValueError, match="below the training size"):
         measured("find", sizes=(16,))
     with pytest.raises(ValueError, match="size 60 does not divide into patches of 8"):
         measured("find", sizes=(60,))
+
+
+def test_boxes_outside_of_the_picture_are_wrong_whatever_is_asked():
+    inside, outside = [0, 0, 8, 8], [96, 0, 8, 8]
+    objects = parse_objects({"bbox": [inside, outside], "category": [0, 1], "marked": [True, False]})
+    for target in OBJECT_TARGETS:
+        check_objects(objects, (104, 96), target, [(32, 32)], 27)
+        with pytest.raises(
+            BadImage, match=r"bad objects: box \[96.0, 0.0, 8.0, 8.0\] lies outside of an image of 96×96"
+        ):
+            check_objects(objects, (96, 96), target, [(32, 32)], 27)
 
 
 def test_what_cannot_be_asked_is_left_out_and_counted(opened):

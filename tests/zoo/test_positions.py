@@ -58,6 +58,8 @@ def test_rotary_scores_depend_on_the_distance_alone(options) -> None:
 def test_rotary_scalings_do_what_their_papers_say() -> None:
     plain = Rotary(64).frequencies()
     assert plain[0] == 1 and plain[-1].item() == pytest.approx(10000 ** (-62 / 64))
+    assert torch.equal(Rotary(64, scaling=None).frequencies(), plain)  # as a command line writes "none"
+    assert Rotary2d(64, num_heads=2, scaling=None).scaling == "none"
     torch.testing.assert_close(Rotary(64, scaling="linear", factor=8.0).frequencies(), plain / 8)
     ntk = Rotary(64, scaling="ntk", factor=8.0).frequencies()
     # NTK-aware leaves the fastest frequency alone and interpolates the slowest by the whole factor.

@@ -298,6 +298,17 @@ def test_figures_hold_models_and_the_best_and_highest_chain(source, tmp_path):
     assert [bool(style["marker"]) for style in styles] == [False, False, True, False, False]
 
 
+def test_figures_count_length_in_bases(monkeypatch, tmp_path):
+    labels = []
+    monkeypatch.setattr(
+        "modalities.dna.evaluators.bits.finish",
+        lambda _, axes, *rest, **more: labels.extend(a.get_xlabel() for a in axes),
+    )
+    rows = [{"length": 16, "bits_per_base": 1.9, "accuracy": 0.3, "position_to": [1], "position_bits": [1.9]}]
+    of("bits").draw([ModelResult("goat", 16, rows, method="goat")], tmp_path / "bits.png")
+    assert labels == ["length (bases, log₂)"] * 2 + ["bases seen, up to (log₂)"]
+
+
 def test_strands_have_a_table_and_no_figure(tmp_path):
     of("strands").draw([], tmp_path / "strands.png")
     assert not list(tmp_path.iterdir())

@@ -201,7 +201,7 @@ class Bits(Likelihood):
         titles = ("bits per base, less is better", "next base predicted right")
         chances = ((2.0, "2.000, uniform"), (0.25, "0.25, chance"))
         for axis, score, title, (chance, text) in zip(axes[:2], self.scores[:2], titles, chances, strict=True):
-            curves(axis, results, score, styles=styles, bare=BASELINES)
+            curves(axis, results, score, self.axis, styles=styles, bare=BASELINES)
             name_panel(axis, title)
             axis.axhline(chance, **RULE)
             place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}

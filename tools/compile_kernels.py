@@ -38,7 +38,10 @@ from tools.benches.harness import numbers, one_of, words
 from tools.benches.screen import console
 from tools.gpu.hazard import hazards
 from zoo.attention.triton import WIDEST
+from zoo.cli import call
 from zoo.files import write_json
+
+app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 
 BATCH, HEADS, GROUPS, LENGTH = 1, 2, 1, 1024
 LANES = 16
@@ -238,6 +241,7 @@ def wrong(row: Row, capability: str) -> bool:
     return row.shared > SHARED[capability][0] or row.hazards > 0
 
 
+@app.command()
 def main(
     capability: Annotated[str, typer.Option(help="8.0 or 9.0")] = "9.0",
     modules: Annotated[str, typer.Option(help="of zoo/attention/triton")] = ",".join(MODULES),
@@ -290,4 +294,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(call(app, None, prog="tools/compile_kernels.py"))

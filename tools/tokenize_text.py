@@ -18,8 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from modalities.text.corpus import tokenize_corpus
 from modalities.text.sources import SPLITS, open_source
 from modalities.text.tokenizers import load_tokenizer
+from zoo.cli import call
+
+app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 
 
+@app.command()
 def main(
     source: Annotated[str, typer.Argument(help="a source spec: sotu, rfc, 'corpus/*.jsonl', …")],
     folder: Annotated[Path, typer.Argument(help="where train/ and heldout/ are to be written")],
@@ -42,4 +46,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(call(app, None, prog="tools/tokenize_text.py"))

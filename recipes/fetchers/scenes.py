@@ -30,6 +30,9 @@ from modalities.files import new_folder
 from recipes.fetchers.glyphs.crowds import Background, crowd, draw, texture
 from recipes.fetchers.glyphs.letters import CLASSES, builtin_fonts
 from recipes.fetchers.shards import Sample, write_shards
+from zoo.cli import call
+
+app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 
 SCENES = ("scenes", "scenes-count")
 SIZES = {"train": 160, "heldout": 384}  # pixels of a side
@@ -95,6 +98,7 @@ def _draw_sample(job: tuple[str, str, int]) -> Sample:
     return Sample(stream.getvalue(), label, {"objects": objects, **group})
 
 
+@app.command()
 def main(
     out: Annotated[Path, typer.Option(help="folder to make; must not exist")],
     train: Annotated[int, typer.Option(min=1, help="training scenes of each set")] = 4000,
@@ -110,4 +114,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(call(app, None, prog="recipes/fetchers/scenes.py"))

@@ -39,7 +39,10 @@ from recipes.fetchers.glyphs.scenes import (
     heldout_example,
     training_example,
 )
+from zoo.cli import call
 from zoo.files import write_json
+
+app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 
 
 @dataclass
@@ -111,6 +114,7 @@ def sheets(glyphs: BuiltinGlyphs) -> Iterator[Image.Image]:
         yield sheet
 
 
+@app.command()
 def main(out: Annotated[Path, typer.Option(help="folder to make; must not exist")] = BUILTIN) -> None:
     if out.exists():
         raise typer.BadParameter(f"{out} exists; remove it, or name another folder with --out")
@@ -119,4 +123,4 @@ def main(out: Annotated[Path, typer.Option(help="folder to make; must not exist"
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(call(app, None, prog="tools/glyphs/builtin.py"))

@@ -21,7 +21,6 @@ __all__ = [
     "data_folder",
     "fetch_command",
     "file_safe",
-    "files_beside",
     "near_file",
     "new_folder",
     "opened",
@@ -53,15 +52,17 @@ def fetch_command(arguments: str) -> str:
     return f"`{command_name('fetch-data')} {arguments}`"
 
 
-def files_beside(place: str | Path, wanted: Callable[[str], bool] = bool) -> list[str]:
-    """Files of the folder of `place` whose names are wanted, written as `place` is; none where there is no such folder."""
+def near_file(place: str | Path, wanted: Callable[[str], bool] = bool) -> str:
+    """ "did you mean 'x'? " for the file beside `place`, which is none, whose name is wanted and closest; "" where none is
+    close, or the folder cannot be read."""
     folder = Path(place).parent
-    return [str(folder / p.name) for p in folder.iterdir() if wanted(p.name) and p.is_file()] if folder.is_dir() else []
-
-
-def near_file(place: str | Path) -> str:
-    """ "did you mean 'x'? " for the file beside `place`, which is none, with the closest name; "" where none is close."""
-    return did_you_mean(str(place), files_beside(place))
+    try:
+        names = [path.name for path in folder.iterdir() if wanted(path.name) and path.is_file()]
+    except OSError:
+        return ""
+    return did_you_mean(
+        Path(place).name, names, form=str(folder / "x")[:-1].replace("{", "{{").replace("}", "}}") + "{}"
+    )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from modalities import files
-from modalities.files import data_folder, fetch_command, file_safe, new_folder, write_table
+from modalities.files import data_folder, fetch_command, file_safe, near_file, new_folder, write_table
 from zoo.files import ABANDONED, replacing, replacing_path, write_json, write_text
 
 
@@ -104,3 +104,15 @@ def test_messages_name_a_command_by_what_there_is_of_it(monkeypatch):
     assert fetch_command("text rfc") == "`python recipes/fetch_data.py text rfc`"
     monkeypatch.setattr(files, "_CHECKOUT", False)
     assert fetch_command("text rfc") == "`priorzoo fetch-data text rfc`"
+
+
+def test_the_nearest_file_is_that_of_the_closest_name(tmp_path):
+    """A long path that is shared makes no file close."""
+    folder = tmp_path / "a{b}" / ("long" * 10)
+    folder.mkdir(parents=True)
+    for name in ("calls.vcf", "genes.gb", "CALLS.bcf"):
+        (folder / name).touch()
+    assert near_file(folder / "calls.vfc") == f"did you mean {str(folder / 'calls.vcf')!r}? "
+    assert near_file(folder / "calls.BCF") == f"did you mean {str(folder / 'CALLS.bcf')!r}? "
+    assert near_file(folder / "calls.vfc", lambda name: name.endswith(".gb")) == near_file(folder / "x") == ""
+    assert near_file(tmp_path / "none" / "calls.vcf") == near_file(f"{'n' * 300}/x") == near_file("absent.vcf") == ""

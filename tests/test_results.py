@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from modalities.evaluation import LENGTH, ModelResult
@@ -51,3 +52,13 @@ def test_a_curve_ends_where_training_did_not_converge():
     curves(axis, [model("a", bits=(2.0, 2.0)), model("b", bits=(3.0, 3.0))], BITS, LENGTH)
     drawn = {line.get_label(): list(line.get_xdata()) for line in axis.lines}
     assert drawn["a"] == [128, 512] and drawn["b"] == [128]
+
+
+def test_at_a_single_place_models_stand_side_by_side_with_bars():
+    _, (axis,) = panels(1, 1, width=3, height=3)
+    row = {"length": 16, "bits": 2.0, "bits_standard_error": 0.1}
+    curves(axis, [ModelResult(name, 16, [row], method=name) for name in ("goat", "rope")], BITS, LENGTH)
+    drawn = {line.get_label(): line.get_xdata()[0] for line in axis.lines}
+    assert drawn["goat"] < 16 < drawn["rope"] and drawn["goat"] * drawn["rope"] == pytest.approx(256)
+    bars = [bar.get_segments()[0] for bar in axis.collections if hasattr(bar, "get_segments")]
+    assert np.allclose(bars, [[(drawn[name], 1.9), (drawn[name], 2.1)] for name in ("goat", "rope")])

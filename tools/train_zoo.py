@@ -310,7 +310,6 @@ def copy_family(
                 part="megabase",
                 every_seed=False,
                 methods=("goat",),
-                paired=True,
             ),
             *annotated,
         ),

@@ -73,7 +73,7 @@ class Rotary(nn.Module):
         long_factors: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        scaling = scaling or "none"
+        scaling = "none" if scaling is None else scaling
         check_whole("head_dim", head_dim, 0)  # 0 where lanes leave a head one column
         check_number("theta", theta, above=1)
         check_number("factor", factor, least=1)
@@ -188,7 +188,7 @@ class Rotary2d(nn.Module):
         train_grid: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        scaling = scaling or "none"
+        scaling = "none" if scaling is None else scaling
         check_whole("head_dim", head_dim, 1)
         check_whole("num_heads", num_heads, 1)
         if head_dim % 4:

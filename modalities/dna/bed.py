@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modalities.dna.genome import Genome
-from modalities.files import opened
-from zoo.naming import did_you_mean
+from modalities.files import near_file, opened
 
 __all__ = ["BedRow", "bed_rows", "merged", "whole_contigs"]
 
@@ -88,8 +87,7 @@ def merged(rows: Sequence[BedRow], genome: Genome) -> list[BedRow]:
 
 def _lines(path: Path) -> Iterator[str]:
     if not path.is_file():
-        beside = [str(p) for p in path.parent.glob("*.bed")] if path.parent.is_dir() else []
-        raise FileNotFoundError(f"no BED file {path}; {did_you_mean(str(path), beside)}".rstrip("; "))
+        raise FileNotFoundError(f"no BED file {path}; {near_file(path)}".rstrip("; "))
     before = number = 0
     with opened(path) as file:
         while line := file.readline(_LONGEST_LINE + 1):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from modalities.dna.config import DEFAULT_SOURCE
 from modalities.dna.formats import SUFFIXES, is_sequence_file
-from modalities.files import data_folder, fetch_command, files_beside
+from modalities.files import data_folder, fetch_command, near_file
 from zoo.naming import did_you_mean
 
 __all__ = ["DnaSource", "find_source"]
@@ -97,7 +97,7 @@ def _find_files(spec: str, place: str) -> list[Path]:
         example = f"{place.rstrip('/')}/*.fa"
         raise FileNotFoundError(f"source {spec!r}: {place} is a folder; name its files, such as '{example}'")
     names = [DEFAULT_SOURCE, "genomes"]
-    hint = did_you_mean(place, [*names, *files_beside(place, is_sequence_file)], cutoff=0.4)
+    hint = near_file(place, is_sequence_file) or did_you_mean(place, names, cutoff=0.4)
     raise FileNotFoundError(
         f"source {spec!r}: no file {place!r}; {hint}expected a file, {', '.join(names)} or genomes:NAME"
     )

@@ -28,6 +28,7 @@ import numpy as np
 from modalities.decoder.outside_tokenizers import fingerprint_of_tokenizer, open_tokenizer, start_id
 from modalities.decoder.tokenizer_files import no_panic, read_backend
 from modalities.dna.bases import BASES, UNKNOWN, decode, encode, runs
+from modalities.files import near_file
 from zoo.files import write_text
 from zoo.naming import did_you_mean
 
@@ -264,8 +265,7 @@ def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
     if spec.endswith(".json"):
         path = Path(spec)
         if not path.is_file():
-            beside = [str(other) for other in path.parent.glob("*.json")]
-            raise FileNotFoundError(f"tokenizer {spec!r}: no such file; {did_you_mean(spec, beside)}".rstrip("; "))
+            raise FileNotFoundError(f"tokenizer {spec!r}: no such file; {near_file(path)}".rstrip("; "))
         return _bpe(spec, path.stat().st_mtime_ns, path.stat().st_size)
     hint = did_you_mean(spec, ["bases", "kmer:6", "tokenizer.json"])
     raise ValueError(f"unknown tokenizer {spec!r}; {hint}expected 'bases', 'kmer:K' or 'FILE.json'")

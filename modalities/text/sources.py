@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from modalities.files import data_folder, fetch_command, files_beside, opened
+from modalities.files import data_folder, fetch_command, near_file, opened
 from zoo.inputs import parse_json
 from zoo.naming import did_you_mean, nearest
 
@@ -358,8 +358,8 @@ def _missing(spec: str, place: str) -> str:
     names = ["sotu-excerpt", "sotu-unseen", *_FETCHED, *_MIXES]
     if os.path.isdir(place):
         return f"source {spec!r} is a folder; give a glob of its files, such as '{place.rstrip('/')}/*.jsonl'"
-    beside = files_beside(place, lambda name: name.endswith(_SUFFIXES))
-    hint = did_you_mean(place, [*names, "hf:NAME", *beside], cutoff=0.4)
+    beside = near_file(place, lambda name: name.endswith(_SUFFIXES))
+    hint = beside or did_you_mean(place, [*names, "hf:NAME"], cutoff=0.4)
     return f"source {spec!r}: no such file, and not one of {', '.join(names)}, hf:NAME; {hint}".rstrip("; ")
 
 

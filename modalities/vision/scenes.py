@@ -176,8 +176,8 @@ class SceneEvaluator(Evaluator):
             aspect = lowest_terms(shapes[-1][1], shapes[-1][0])
             step = model.config.patch_size * min(aspect)
             raise ValueError(
-                f"size {min(shapes[-1])} is larger than every held-out picture of {self.source_name!r}: the largest at aspect "
-                f"{aspect[0]}:{aspect[1]} is {most // step * step}"
+                f"size {min(shapes[-1])} is larger than every held-out picture of {self.source_name!r}: at aspect "
+                f"{aspect[0]}:{aspect[1]} the largest size is {most // step * step or 'none at all'}"
             )
         cells = []
         for height, width in shapes:
@@ -323,7 +323,8 @@ class SceneEvaluator(Evaluator):
         if not groups:
             details = {reason: text for cell in cells for reason, text in cell.get("skipped_details", {}).items()}
             why = ", ".join(
-                f"{number} {reason} ({details.get(reason, '')})" for reason, number in skipped.most_common()
+                f"{number} {reason}" + (f" ({details[reason]})" if reason in details else "")
+                for reason, number in skipped.most_common()
             )
             raise ValueError(
                 f"none of the held-out pictures can be asked for {self.target!r} at {shape[1]}×{shape[0]}: {why}"

@@ -246,10 +246,8 @@ class ObjectFolder(ImageSet):
         if not own and hold_out and split != "all":
             self.rows = [row for row in self.rows if is_heldout(row["file_name"]) == (split == "heldout")]
         if not self.rows:
-            raise ValueError(
-                f"source {spec!r}: no picture for split {split!r} in {chosen}; one in ten is held out, by its name, where "
-                f"there are no folders train and {' or '.join(HELDOUT_NAMES)} with a metadata.jsonl each"
-            )
+            by_name = "; one in ten is held out, by its name" if hold_out and not own else ""
+            raise ValueError(f"source {spec!r}: no picture for split {split!r} in {chosen}{by_name}")
         self.fingerprint = digest_of(self.rows)
 
     @staticmethod

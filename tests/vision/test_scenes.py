@@ -416,9 +416,9 @@ def test_canvases_may_be_oblong_and_need_room(opened):
     assert [(row["height"], row["width"], row["top1"]) for row in rows] == [(32, 64, 1.0), (64, 128, 1.0)]
     _, _, rows = measured("map", samples=4)
     assert [row["size"] for row in rows] == [32, 48, 64]  # as far as the pictures reach
-    with pytest.raises(ValueError, match=r"size 96 is larger than every .*the largest at aspect 1:1 is 64"):
+    with pytest.raises(ValueError, match=r"size 96 is larger than every .*at aspect 1:1 the largest size is 64"):
         measured("find", sizes=(96,))
-    with pytest.raises(ValueError, match="the largest at aspect 1:2 is 32"):
+    with pytest.raises(ValueError, match="at aspect 1:2 the largest size is 32"):
         measured("find", sizes=(32, 64), aspect=(1, 2))
     with pytest.raises(ValueError, match="below the training size"):
         measured("find", sizes=(16,))

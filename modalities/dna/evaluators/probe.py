@@ -221,7 +221,9 @@ def _examples(source: DnaSource, feature: str, window: int, samples: int, seed: 
     genome = open_genome(source)
     inside = dict(part for path in source.files for part in read_features(path, feature))
     if not any(inside.values()) and feature not in (kinds := {k for path in source.files for k in feature_kinds(path)}):
-        raise ValueError(f"{source.name} has no features {feature!r}; {nearest(feature, kinds)}")
+        raise ValueError(
+            f"{source.name} has no features {f'{feature!r}; {nearest(feature, kinds)}' if kinds else 'at all'}"
+        )
     names, starts, labels, blocks = [], [], [], []
     block = max(window, min(BLOCK, genome.bases // BLOCKS))
     done = 0

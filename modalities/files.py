@@ -60,9 +60,8 @@ def near_file(place: str | Path, wanted: Callable[[str], bool] = bool) -> str:
         names = [path.name for path in folder.iterdir() if wanted(path.name) and path.is_file()]
     except OSError:
         return ""
-    return did_you_mean(
-        Path(place).name, names, form=str(folder / "x")[:-1].replace("{", "{{").replace("}", "}}") + "{}"
-    )
+    escaped = str(folder).replace("{", "{{").replace("}", "}}")
+    return did_you_mean(Path(place).name, names, form=str(Path(escaped, "{}")))
 
 
 @contextmanager

@@ -173,11 +173,10 @@ class SceneEvaluator(Evaluator):
         count = min(self.settings.samples or len(scenes), len(scenes))
         most = scenes.largest(shapes[-1], "crop", share=0, count=count)
         if most < min(shapes[-1]):
-            aspect = lowest_terms(shapes[-1][1], shapes[-1][0])
-            step = model.config.patch_size * min(aspect)
+            (across, down), step = self._aspect(model), self._step(model)
             raise ValueError(
                 f"size {min(shapes[-1])} is larger than every held-out picture of {self.source_name!r}: at aspect "
-                f"{aspect[0]}:{aspect[1]} the largest size is {most // step * step or 'none at all'}"
+                f"{across}:{down} the largest size is {most // step * step or 'none at all'}"
             )
         cells = []
         for height, width in shapes:
@@ -421,8 +420,7 @@ class SceneEvaluator(Evaluator):
         """(height, width) of every canvas, ascending: that of training, then those of the settings."""
         settings, config = self.settings, model.config
         height, width = config.train_size
-        aspect = settings.aspect or lowest_terms(width, height)
-        step, trained = config.patch_size * min(aspect), min(height, width)
+        aspect, step, trained = self._aspect(model), self._step(model), min(height, width)
         if settings.sizes is None:
             sizes = {round(factor * trained / step) * step for factor in FACTORS}
             reach = self._reach(aspect)
@@ -439,6 +437,14 @@ class SceneEvaluator(Evaluator):
                 f"pictures of {self.heldout.name!r} are smaller than a canvas of {trained} pixels at this aspect"
             )
         return [shape_at(size, aspect) for size in sorted(sizes)]
+
+    def _aspect(self, model: VisionTransformer) -> tuple[int, int]:
+        height, width = model.config.train_size
+        return self.settings.aspect or lowest_terms(width, height)
+
+    def _step(self, model: VisionTransformer) -> int:
+        """The shorter side is a multiple of this where both sides are whole patches at the aspect."""
+        return model.config.patch_size * min(self._aspect(model))
 
     def _reach(self, aspect: tuple[int, int]) -> int:
         """The largest shorter side at an aspect that the first picture has; ValueError where none can be read."""

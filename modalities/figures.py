@@ -317,7 +317,7 @@ def finish(
         numbers = [getattr(named.get(label), "seeds", 1) for label in labels]
         kinds = [named[label].method in unseeded if label in named else True for label in labels]
         counts = [
-            "" if plain else f", {n} seeds" if n > 1 else ", one seed" for n, plain in zip(numbers, kinds, strict=True)
+            f", {n} seeds" if n > 1 else "" if plain else ", one seed" for n, plain in zip(numbers, kinds, strict=True)
         ]
         names = [name + count for name, count in zip(names, counts, strict=True)]
     dashed = any(band.get_gid() == ERROR_BAND for axis in figure.axes for band in axis.collections)

@@ -36,6 +36,7 @@ __all__ = [
     "parse_overrides",
     "seed_groups",
     "target_name",
+    "without_seed",
 ]
 
 
@@ -189,7 +190,9 @@ def _load_baseline(name: str, modality: Modality, make: Callable[[int], nn.Modul
     """A baseline, measured at the lengths and on the data of the model beside it."""
     context = beside.model.config.train_context if beside else 256
     data = beside.data if beside else {}
-    return Target(name, modality.name, make(context), trained=True, shipped=True, family=name, data=data)
+    model, family = make(context), without_seed(name)
+    seed = (getattr(model.config, "seed", None),) * 2
+    return Target(name, modality.name, model, trained=True, shipped=True, family=family, seed=seed, data=data)
 
 
 def _load_outside(
@@ -243,7 +246,12 @@ def _registered(name: str) -> tuple[Any, str, tuple[Any, Any], tuple[Any, Any], 
     data = dataclasses.asdict(find_recipe(card["recipe"]).data) if "recipe" in card else {}
     label = name if trained else f"{name} (untrained)"
     known, seeds = (card.get("recipe"), card.get("steps")), (card.get("seed"),) * 2
-    return create_model(name), label, known, seeds, data, re.sub(r"-s\d+$", "", name)
+    return create_model(name), label, known, seeds, data, without_seed(name)
+
+
+def without_seed(name: str) -> str:
+    """The name of shipped weights, or of a baseline, without "-s1", "-s2", … behind it."""
+    return re.sub(r"-s\d+$", "", name)
 
 
 def _without_seeds(recipe: dict[str, Any]) -> str:

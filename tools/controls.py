@@ -218,8 +218,11 @@ def context_mixer(
     models: Annotated[str, typer.Option(help="others beside GOAT and RoPE: names or run folders, with commas")] = "",
     out: Out = OUT,
 ) -> None:
-    """Bits a base of held-out windows: GOAT, RoPE, and a context mixer. Nothing crosses windows, but in zpaq."""
-    from modalities.dna.baselines.mixer import BASES, ORDERS, RATE, ROW, Mixer, draw_rows
+    """Bits a base of held-out windows: GOAT, RoPE, and the mean of context mixers that have read different rows.
+
+    Nothing crosses windows, but in zpaq.
+    """
+    from modalities.dna.baselines.mixer import BASES, MIXERS, ORDERS, RATE, ROWS, Mixer, draw_rows
     from modalities.dna.data import open_heldout
     from modalities.dna.repeats import WORD, repeated_words
     from modalities.dna.sources import find_source
@@ -227,15 +230,17 @@ def context_mixer(
     if length % 256 or length < 256:
         raise typer.BadParameter(f"--length {length}: a window is cut into pieces of 256 bases; expected a multiple")
     data = open_heldout(find_source(SMALL_GENOMES)).items
-    rows, others = draw_rows(data.genome, data), tuple(filter(None, models.split(",")))
+    others = tuple(filter(None, models.split(",")))
     started, means, pairs = time.perf_counter(), [], []
     found = data.stretches(length, windows, 0).items()
     held = {contig: np.stack([data.codes(stretch) for stretch in stretches]) for contig, stretches in found}
     held = {contig: codes[(codes < 4).all(1)] for contig, codes in held.items()}
     every = costs(np.concatenate(list(held.values())), others)
-    every["mixer"] = Mixer.fit(rows).costs(np.concatenate(list(held.values())))[0] / math.log(2)
-    every["goat and mixer, half each"] = 1 - np.log2(2 ** -every["goat"] + 2 ** -every["mixer"])
-    packed, done = zpaq(rows, held) if shutil.which("zpaq") else {}, 0
+    rows = [draw_rows(data.genome, data, seed=seed) for seed in range(len(MIXERS))]
+    mixers = [Mixer.fit(each).costs(np.concatenate(list(held.values())))[0] / math.log(2) for each in rows]
+    every["mixer"] = np.mean(mixers, 0)
+    every["goat and mixer, half each"] = np.mean([1 - np.log2(2 ** -every["goat"] + 2**-each) for each in mixers], 0)
+    packed, done = zpaq(rows[0], held) if shutil.which("zpaq") else {}, 0
     for contig, codes in held.items():
         bits = {name: cost[done : done + len(codes)].mean(1) for name, cost in every.items()}
         again = repeated_words(data.genome, contig, codes)[:, WORD - 1 :].mean(1)
@@ -249,7 +254,8 @@ def context_mixer(
                 pairs += [at | compared(these, *two) for two in asked]
         if packed:
             means.append({"contig": contig, "part": "all", "of": "zpaq -m5, never restarted", "mean": packed[contig]})
-    settings = {"windows": {c: len(w) for c, w in held.items()}, "length": length, "row": ROW, "bases": BASES}
+    settings = {"windows": {c: len(w) for c, w in held.items()}, "length": length, "row": ROWS[1], "bases": BASES}
+    settings |= {"mixers": len(rows)}
     settings |= {"source": SMALL_GENOMES, "repeats": "over half of a window's 16-mers stand elsewhere in its genome"}
     settings |= {"interval": "bootstrap over windows, 95%", "draws": DRAWS, "orders": ORDERS, "rate": RATE}
     save(out, "context_mixer", settings, started, means=means, pairs=pairs)

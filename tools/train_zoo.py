@@ -45,6 +45,7 @@ from recipes.evaluate import write_overview
 from recipes.hub import published_card
 from recipes.registry import find_recipe
 from recipes.report import draw_results, load_results, stored_settings
+from recipes.targets import without_seed
 from recipes.train_seeds import Run, seed_settings, train_all
 from zoo.cli import call
 from zoo.files import replacing, write_json, write_text
@@ -301,8 +302,8 @@ def copy_family(
         evaluators={"bits": ("nll", "bits_per_base", "accuracy")},
         axis="length",
         calls=(
-            Call("bits", ("--lengths", "256,1024,4096,16384,65536"), ("markov-12", "mixer", "uniform")),
-            Call("contigs,parts", ("--lengths", "4096", "--samples", "187"), ("markov-12", "mixer", "uniform")),
+            Call("bits", ("--lengths", "256,1024,4096,16384,65536"), ("markov-12", "mixer*", "uniform")),
+            Call("contigs,parts", ("--lengths", "4096", "--samples", "187"), ("markov-12", "mixer*", "uniform")),
             Call(
                 "bits",
                 ("--lengths", "1024,4096,16384,65536", "--samples", str(stretches)),
@@ -467,7 +468,7 @@ FAMILIES = {
         evaluators={"bits": ("nll", "bits_per_base", "accuracy")},
         axis="length",
         calls=(
-            Call("bits", beside=("markov-*", "mixer", "uniform")),
+            Call("bits", beside=("markov-*", "mixer*", "uniform")),
             Call("contigs", ("--lengths", "4096", "--samples", "64"), ("markov-*", "mixer", "uniform"), every_seed=False),
             Call("strands", ("--lengths", "256,4096"), every_seed=False),
             Call("completion,spectrum", ("--lengths", "256,1024", "--samples", "32"), ("markov-12",), every_seed=False),
@@ -839,18 +840,11 @@ def _named(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
 
 
 def _in_order(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
-    """Methods in the family's order, then baselines; the seeds of a method are one group, called by its published weights."""
-    seeds = {kind.label(method, seed): (seed, method) for seed in kind.seeds for method in kind.methods}
-    order = list(seeds)
-    several = {
-        kind.weights(seeds[r.label][1]) for r in results if r.label in seeds and seeds[r.label][0] != kind.seeds[0]
-    }
-    grouped = [
-        replace(r, group=name if (name := kind.weights(seeds[r.label][1])) in several else "")
-        if r.label in seeds
-        else r
-        for r in results
-    ]
+    """Methods in the family's order, then baselines; the seeds of each are one group, called by the first's name."""
+    first = {kind.label(method, seed): kind.weights(method) for seed in kind.seeds for method in kind.methods}
+    order = list(first)
+    names = [first.get(r.label, without_seed(r.label)) for r in results]
+    grouped = [replace(r, group=name if names.count(name) > 1 else "") for r, name in zip(results, names, strict=True)]
     return sorted(grouped, key=lambda r: order.index(r.label) if r.label in order else len(order))
 
 

@@ -112,13 +112,14 @@ def test_what_follows_changes_nothing_and_noise_costs_two_bits() -> None:
 
 def test_it_is_fitted_on_what_training_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     held = open_heldout(find_source("yeast-chr01"))
-    rows = draw_rows(held.items.genome, held.items, bases=20 * 512, row=512)
-    batch = next(iter(build_loader(DnaDataConfig(source="yeast-chr01", context=512), micro_batch=20)))
-    np.testing.assert_array_equal(rows, batch["tokens"][:, 1:])
-    baseline = create_baseline("mixer")
+    for seed in (1, 0):
+        rows = draw_rows(held.items.genome, held.items, bases=20 * 512, row=512, seed=seed)
+        batch = next(iter(build_loader(DnaDataConfig(source="yeast-chr01", context=512, seed=seed), micro_batch=20)))
+        np.testing.assert_array_equal(rows, batch["tokens"][:, 1:])
+    baseline, asked = create_baseline("mixer-s1", train_context=2048), []
     with pytest.raises(RuntimeError, match=r"mixer is not fitted: call fit"):
         baseline.score(draw(1, 30))
-    monkeypatch.setattr(mixer, "draw_rows", lambda *_: rows)
+    monkeypatch.setattr(mixer, "draw_rows", lambda *_, **options: asked.append(options) or rows)
     monkeypatch.setattr(ContextMixer, "_kept", None)
     baseline.fit(held)
     windows = draw(2, 60)
@@ -126,6 +127,7 @@ def test_it_is_fitted_on_what_training_reads(monkeypatch: pytest.MonkeyPatch) ->
     scores = baseline.score(windows)
     assert scores.bases.sum() == 119 and scores.nll[0, 7] == 0
     np.testing.assert_allclose(scores.nll.numpy(), Mixer.fit(rows).costs(windows)[0])
+    assert asked == [{"row": 2048, "seed": 1}]
 
 
 def test_a_small_source_is_counted_once(tmp_path) -> None:

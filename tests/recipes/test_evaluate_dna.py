@@ -12,7 +12,7 @@ import torch
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.model import DnaConfig, DnaDecoder
 from recipes import evaluate as command
-from recipes.targets import find_baselines, find_targets
+from recipes.targets import find_baselines, find_targets, seed_groups
 
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=64)
 
@@ -47,7 +47,9 @@ def test_baselines_go_by_name_and_pattern(run) -> None:
     for target in targets:  # at the model's lengths, on the data that its training held out
         assert target.modality == "dna" and target.model.config.train_context == 64
         assert target.data["source"] == "yeast-chr01"
-    assert find_targets(["mixer"], {}, "cpu", "float32")[0].method == "mixer"
+    mixers = find_targets(["mixer*"], {}, "cpu", "float32")
+    assert {target.method for target in mixers} == {"mixer"}
+    assert seed_groups([*targets, *mixers], None) == dict.fromkeys(["mixer", "mixer-s1", "mixer-s2"], "mixer")
     with pytest.raises(ValueError, match="markov-13"):
         find_targets(["markov-13"], {}, "cpu", "float32")
 

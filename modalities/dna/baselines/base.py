@@ -28,6 +28,7 @@ class BaselineConfig:
         position: the baseline's name, which gives it its style in figures.
         train_context: default lengths are multiples of it; that of the models beside it.
         version: of what a chain learns, so that older stored numbers are not reused.
+        seed: of the training data that it reads, where that is a sample.
     """
 
     position: str
@@ -36,6 +37,7 @@ class BaselineConfig:
     tokenizer: str = "bases"
     strands: str = "one"
     version: int = VERSION
+    seed: int = 0
 
 
 class Baseline(WindowScorer):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,12 +28,13 @@ from modalities.dna.windows import WindowDataset
 from modalities.heldout import Heldout
 from modalities.native import library
 
-__all__ = ["BASES", "ORDERS", "RATE", "ROW", "ContextMixer", "Mixer", "draw_rows"]
+__all__ = ["BASES", "MIXERS", "ORDERS", "RATE", "ROWS", "ContextMixer", "Mixer", "draw_rows"]
 
 ORDERS = (1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 22, 24)
 RECENT = (2, 4, 8, 11, 12, 16, 24)  # orders that also count inside the window alone
 BASES = 8_192_000  # of training data, at most: what the tiny models read
-ROW = 4096  # bases of a row of them
+ROWS = (1024, 4096)  # fewest and most bases of a row of them: words that a row's end cuts are not counted
+MIXERS = ("mixer", "mixer-s1", "mixer-s2")  # of other rows: how much of the held-out repeats a draw holds is luck
 TAUGHT = 786_432  # bases of the rows that teach the weights, too
 LEARNING, RATE = 2e-4, 2e-3  # of the weights: while training windows teach them together, and in a window read alone
 WORD, DIGITS = 25, 9  # bases of the words that are sorted, and of their prefixes whose places are in a table (mixer.c)
@@ -40,13 +42,17 @@ WORD, DIGITS = 25, 9  # bases of the words that are sorted, and of their prefixe
 _SOURCE = Path(__file__).with_name("mixer.c")
 
 
-def draw_rows(genome: Genome, split: GenomeSplit, *, bases: int = BASES, row: int = ROW) -> np.ndarray:
-    """(bases // row, row) codes of known bases of the training regions, as training with that context draws them; fewer where
-    one epoch of windows has fewer: what is counted twice would pass for a repeat.
+def draw_rows(
+    genome: Genome, split: GenomeSplit, *, bases: int = BASES, row: int = ROWS[1], seed: int = 0
+) -> np.ndarray:
+    """(bases // row, row) codes of known bases of the training regions, as training with that context and data seed draws them;
+    fewer where one epoch of windows has fewer: what is counted twice would pass for a repeat.
 
     Raises ValueError where the training regions have no `row` known bases in a row.
     """
-    data = WindowDataset(genome, select(split.regions, "train"), row, load_tokenizer("bases"), reverse_complement=0.5)
+    data = WindowDataset(
+        genome, select(split.regions, "train"), row, load_tokenizer("bases"), seed=seed, reverse_complement=0.5
+    )
     found, many, place = [np.zeros((0, row), np.uint8)], bases // row, 0
     while sum(map(len, found)) < many and place < data.epoch_windows:
         part = range(place, min(place + 256, data.epoch_windows))
@@ -116,13 +122,13 @@ class Mixer:
 
 
 class ContextMixer(Baseline):
-    """The mixer of BASES of a source's training regions; that of the last source is kept.
+    """The mixer of the first BASES that a model of its context and its data seed reads in training; the last one is kept.
 
     Raises RuntimeError where it scores before `fit`, and OSError where there is no C compiler.
     """
 
-    _kept: tuple[str, Mixer] | None = None  # of the class
-    version = 2  # raised as VERSION is
+    _kept: tuple[Any, Mixer] | None = None  # of the class
+    version = 3  # raised as VERSION is
     source: Heldout[GenomeSplit] | None = None
 
     def fit(self, data: Heldout[GenomeSplit]) -> None:
@@ -133,9 +139,12 @@ class ContextMixer(Baseline):
     def mixer(self) -> Mixer:
         if self.source is None:
             raise RuntimeError(f"{self.config.position} is not fitted: call fit(open_heldout(source)) first")
-        if ContextMixer._kept is None or ContextMixer._kept[0] != self.source.fingerprint:
+        row, seed = min(max(self.config.train_context, ROWS[0]), ROWS[1]), self.config.seed
+        wanted = self.source.fingerprint, row, seed
+        if ContextMixer._kept is None or ContextMixer._kept[0] != wanted:
+            ContextMixer._kept = None  # frees it before the next is made
             split = self.source.items
-            ContextMixer._kept = self.source.fingerprint, Mixer.fit(draw_rows(split.genome, split))
+            ContextMixer._kept = wanted, Mixer.fit(draw_rows(split.genome, split, row=row, seed=seed))
         return ContextMixer._kept[1]
 
     def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:

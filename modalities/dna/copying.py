@@ -3,8 +3,10 @@
     logits(x) = W h + Σ_e g_e log p_e(x),    p_e(x) = (n_e(x) + a_e) / (Σ_y n_e(y) + 4 a_e)
 
 n_e counts what followed the last k_e bases, on either strand (`modalities.dna.matches`): for each order k once in all that was
-read, the memory of training bases and the row so far, and once in the row alone. The gates g_e depend on the decoder's features
-h, on how often and how clearly each expert has seen its context, and on how well it predicted the bases just read.
+read, the memory of training bases and the row so far, and once in the recent bases of the row alone, as many as a row of
+training has. Among these a match is rarely by chance; what lies further back counts as what lies in memory. The gates g_e
+depend on the decoder's features h, on how often and how clearly each expert has seen its context, and on how well it predicted
+the bases just read.
 
 Log-linear mixing of counters whose weights follow recent success is that of PAQ (Mahoney 2005), counters of several orders with
 inverted repeats those of GeCo (Pratas et al. 2016), copy experts of DNA those of XM (Cao et al. 2007), and a memory of training
@@ -44,13 +46,15 @@ class CopyExpert(nn.Module):
         orders: k, ascending, 1 to LONGEST.
         memory: bases of training rows that are kept, the start of a row counting as one, rounded up to a multiple of 3. What is
             read when it is full is not kept.
+        recent: bases of the row that experts of the row alone look at.
     """
 
     memory: Tensor  # (⌈memory / 3⌉,) uint8, three digits to a byte: 1 to 4 a base, 0 none
     held: Tensor  # () int64, bytes written
 
-    def __init__(self, dim: int, orders: Sequence[int], memory: int) -> None:
+    def __init__(self, dim: int, orders: Sequence[int], memory: int, recent: int) -> None:
         super().__init__()
+        self.recent = recent
         self.orders, experts = tuple(orders), 2 * len(orders)
         self.gate_in = nn.Linear(dim + (2 + len(RECENT)) * experts, GATE)
         self.gate_out = nn.Linear(GATE, experts)
@@ -122,12 +126,12 @@ class CopyExpert(nn.Module):
     def _evidence(self, tokens: Tensor, last: int, segments: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
         """Centred log p_e (B, S, E, 4), and what the gates are told of it (B, S, (2 + RECENT)·E), at the last S tokens."""
         seen = min(tokens.shape[1], last + max(RECENT))  # success is averaged over places before
-        row = counts_so_far(tokens, self.orders, segments)[:, -seen:]
-        total, index = row, self.index()
+        total, row = (n[:, -seen:] for n in counts_so_far(tokens, self.orders, segments, self.recent))
+        index = self.index()
         if index is not None:
             reach = seen + LONGEST
             ids = None if segments is None else segments[:, -reach:]
-            total = row + index.counts(tokens[:, -reach:], self.orders, ids)[:, -seen:]
+            total = total + index.counts(tokens[:, -reach:], self.orders, ids)[:, -seen:]
         counts = torch.cat([total, row], 2).to(wide)
         number = counts.sum(-1)
         floor = torch.tensor([1.0 if k < RARE else 1 / 16 for k in self.orders * 2]).to(counts)[:, None]

@@ -37,16 +37,19 @@ def _shifted(codes: Tensor, back: int) -> Tensor:
     return F.pad(codes, (back, 0))[:, : codes.shape[1]]
 
 
-def counts_so_far(codes: Tensor, orders: Sequence[int], segments: Tensor | None = None) -> Tensor:
-    """n_k(x) in the row itself, (B, T, K, 4) int32, of every order k of `orders`; 0 where no k known bases end at a place.
+def counts_so_far(
+    codes: Tensor, orders: Sequence[int], segments: Tensor | None = None, recent: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """n_k(x) in the row itself, and of the words alone that end in the last `recent` bases, i − recent < j ≤ i.
 
-    A stable sort by context keeps the words of a context in the order of reading; running sums over it are the counts. Time
-    grows as K·T·log T.
+    Both (B, T, K, 4) int32, for every order k of `orders`; 0 where no k known bases end at a place. A stable sort by context
+    keeps the words of a context in the order of reading; running sums over it are the counts. Time grows as K·T·log T.
 
     Args:
         codes: (B, T) int64.
         orders: ascending, from 1 to LONGEST.
         segments: (B, T) document ids below MOST_DOCUMENTS; words of other documents do not count.
+        recent: bases; None for all.
     """
     known, length = known_run(codes, segments), codes.shape[1]
     base = codes.clamp(0, 3)
@@ -54,6 +57,8 @@ def counts_so_far(codes: Tensor, orders: Sequence[int], segments: Tensor | None 
     followers[:, :-1] = torch.where(known[:, 1:] > known[:, :-1], base[:, 1:], -1)
     document = torch.zeros_like(codes) if segments is None else segments + 1
     forth, back, found = torch.zeros_like(codes), torch.zeros_like(codes), []
+    place = torch.arange(2 * length, device=codes.device)
+    far = recent is not None and recent < length
     for k in range(1, max(orders) + 1):
         oldest = _shifted(base, k - 1)
         forth, back = forth + (oldest << 2 * (k - 1)), 4 * back + (3 - oldest)
@@ -67,12 +72,19 @@ def counts_so_far(codes: Tensor, orders: Sequence[int], segments: Tensor | None 
         keys, order = keys.sort(dim=1, stable=True)
         one = F.one_hot(words.gather(1, order) + 1, 5)[..., 1:].to(torch.int32)
         sums = one.cumsum(1, dtype=torch.int32) - one  # of the entries before each
-        place = torch.arange(2 * length, device=codes.device)
-        first = torch.where(F.pad(keys[:, 1:] != keys[:, :-1], (1, 0), value=True), place, 0).cummax(1).values
-        sums = sums - sums.gather(1, first[..., None].expand_as(sums))
-        counts = torch.empty_like(sums).scatter_(1, order[..., None].expand_as(sums), sums)[:, 1::2]
-        found.append(counts * (known >= k)[..., None])
-    return torch.stack(found, 2)
+        new = F.pad(keys[:, 1:] != keys[:, :-1], (1, 0), value=True)
+        first = torch.where(new, place, 0).cummax(1).values
+        starts = [first]
+        if far:  # of a context's entries, sorted by place, the first that is recent
+            assert recent is not None
+            group = new.cumsum(1) * (2 * length)
+            starts.append(torch.searchsorted(group + order, group + (order - 2 * recent).clamp(min=0)))
+        mine = (known >= k)[..., None]
+        for start in starts:
+            since = sums - sums.gather(1, start[..., None].expand_as(sums))
+            found.append(torch.empty_like(sums).scatter_(1, order[..., None].expand_as(sums), since)[:, 1::2] * mine)
+    every = torch.stack(found[:: 1 + far], 2)
+    return every, torch.stack(found[1::2], 2) if far else every
 
 
 class Index:

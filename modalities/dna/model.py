@@ -114,8 +114,8 @@ class DnaDecoder(Decoder):
 
     def __init__(self, config: DnaConfig) -> None:
         super().__init__(config)
-        orders = config.copy_orders
-        self.copy_expert = CopyExpert(config.dim, orders, config.copy_memory) if orders else None
+        kept = config.copy_memory, config.train_context
+        self.copy_expert = CopyExpert(config.dim, config.copy_orders, *kept) if config.copy_orders else None
 
     def refuses_sequence(self, size: int) -> str | None:
         if self.copy_expert is not None:

@@ -55,21 +55,25 @@ def test_counts_are_those_of_a_plain_search(order: int) -> None:
     codes, memory = repetitive(2), repetitive(2, 70, seed=1)
     memory[0, 20:60] = 3 - codes[1, 50:90][::-1]
     tokens = torch.from_numpy(codes)
-    row = counts_so_far(tokens, [order])
+    row, recent = counts_so_far(tokens, [order], recent=70)
     ends = np.full((2, 1), 4)
     index = Index(torch.from_numpy(np.concatenate([memory, ends], 1).ravel())).counts(tokens, [order])
     for n, sequence in enumerate(codes):
         for place in range(0, 120, 3):
             assert row[n, place, 0].tolist() == plain([sequence[: place + 1]], sequence, order, place)
+            ends = sequence[max(0, place + 1 - 70 - order) : place + 1]  # of words in the last 70
+            assert recent[n, place, 0].tolist() == plain([ends], sequence, order, place)
             assert index[n, place, 0].tolist() == plain(list(memory), sequence, order, place)
-    assert row.sum() > 0 and index.sum() > 0
+    assert row.sum() > recent.sum() > 0 and index.sum() > 0
+    assert torch.equal(counts_so_far(tokens, [order], recent=120)[1], row)
 
 
 def test_several_orders_are_each_their_own() -> None:
     tokens = torch.from_numpy(repetitive())
     index = Index(tokens.flatten())
     for k, order in enumerate(ORDERS):
-        assert torch.equal(counts_so_far(tokens, ORDERS)[:, :, k], counts_so_far(tokens, [order])[:, :, 0])
+        for several, one in zip(*(counts_so_far(tokens, of, recent=50) for of in (ORDERS, [order])), strict=True):
+            assert torch.equal(several[:, :, k], one[:, :, 0])
         assert torch.equal(index.counts(tokens, ORDERS)[:, :, k], index.counts(tokens, [order])[:, :, 0])
 
 
@@ -153,7 +157,7 @@ def test_the_memory_is_what_training_read() -> None:
 
 
 def test_training_sees_the_memory_in_steps_and_evaluation_all_of_it() -> None:
-    expert, seen = CopyExpert(4, [2], 3000).train(), set()
+    expert, seen = CopyExpert(4, [2], 3000, 99).train(), set()
     assert expert.index() is None
     for n in range(1, 60):
         expert.remember(torch.full((1, 29), n % 4), torch.zeros(1, 29))
@@ -207,4 +211,4 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(ValueError, match="this run has 2: train on one, or set copy_memory to 0"):
-        CopyExpert(4, [2], 30).remember(torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9))
+        CopyExpert(4, [2], 30, 9).remember(torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9))

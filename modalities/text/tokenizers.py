@@ -33,7 +33,7 @@ import numpy as np
 
 from modalities.decoder.outside_tokenizers import fingerprint_of_tokenizer, open_tokenizer, start_id
 from modalities.decoder.tokenizer_files import no_panic, read_backend
-from modalities.files import data_folder, fetch_command
+from modalities.files import data_folder, fetch_command, near_file
 from zoo.naming import did_you_mean, nearest
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -225,7 +225,7 @@ def _load_gpt2(spec: str, kind: str, split_digits: bool) -> BPETokenizer:
 
 def _load_json(spec: str, path: Path, options: dict[str, str], split_digits: bool) -> BPETokenizer:
     if not path.is_file():
-        hint = did_you_mean(path.name, [p.name for p in path.parent.glob("*.json")])
+        hint = near_file(path, lambda name: name.endswith(".json"))
         raise FileNotFoundError(f"tokenizer {spec!r}: no file {path}; {hint}".rstrip("; "))
     backend = read_backend(spec, path, _import_tokenizers(spec))
     backend.no_padding()

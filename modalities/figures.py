@@ -305,7 +305,7 @@ def finish(
 ) -> None:
     """One legend for all panels, to their right, in the order of the models; then save.
 
-    unseeded: methods that are not trained from a seed.
+    unseeded: methods of which a single result is not called one seed.
     cut: labels of models that are drawn up to their training in some panel, since they have not converged there.
     """
     handles, labels = axes[0].get_legend_handles_labels()

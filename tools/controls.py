@@ -2,7 +2,7 @@
 
     python tools/controls.py reduced          pictures read large, and reduced before the model       needs `vision glyphs`
     python tools/controls.py seeds            GOAT beside axial 2-D RoPE: seeds, and pairs of pictures   needs `vision glyphs`
-    python tools/controls.py context-mixer    DNA: a mixer of counters with as many bases   needs `dna genomes` and a C compiler
+    python tools/controls.py context-mixer    DNA: mixers of counters with as many bases   needs `dna genomes` and a C compiler
 
 Each writes OUT/<name>.json: settings and rows, with 95% intervals. What is needed is fetched by `recipes/fetch_data.py`.
 """

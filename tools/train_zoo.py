@@ -845,7 +845,7 @@ def _in_order(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
     order = list(first)
     names = [first.get(r.label, without_seed(r.label)) for r in results]
     grouped = [replace(r, group=name if names.count(name) > 1 else "") for r, name in zip(results, names, strict=True)]
-    return sorted(grouped, key=lambda r: order.index(r.label) if r.label in order else len(order))
+    return sorted(grouped, key=lambda r: (order.index(r.label) if r.label in order else len(order), r.label))
 
 
 @dataclass(frozen=True)

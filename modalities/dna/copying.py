@@ -126,7 +126,7 @@ class CopyExpert(nn.Module):
     def _evidence(self, tokens: Tensor, last: int, segments: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
         """Centred log p_e (B, S, E, 4), and what the gates are told of it (B, S, (2 + RECENT)·E), at the last S tokens."""
         seen = min(tokens.shape[1], last + max(RECENT))  # success is averaged over places before
-        total, row = (n[:, -seen:] for n in counts_so_far(tokens, self.orders, segments, self.recent))
+        total, row = (n[:, -seen:] for n in counts_so_far(tokens, self.orders, self.recent, segments))
         index = self.index()
         if index is not None:
             reach = seen + LONGEST

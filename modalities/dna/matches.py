@@ -38,18 +38,19 @@ def _shifted(codes: Tensor, back: int) -> Tensor:
 
 
 def counts_so_far(
-    codes: Tensor, orders: Sequence[int], segments: Tensor | None = None, recent: int | None = None
+    codes: Tensor, orders: Sequence[int], recent: int, segments: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """n_k(x) in the row itself, and of the words alone that end in the last `recent` bases, i − recent < j ≤ i.
 
-    Both (B, T, K, 4) int32, for every order k of `orders`; 0 where no k known bases end at a place. A stable sort by context
+    Both (B, T, K, 4) int32, for every order k of `orders`, one tensor where all is recent; 0 where no k known bases end at a
+    place. A stable sort by context
     keeps the words of a context in the order of reading; running sums over it are the counts. Time grows as K·T·log T.
 
     Args:
         codes: (B, T) int64.
         orders: ascending, from 1 to LONGEST.
+        recent: bases.
         segments: (B, T) document ids below MOST_DOCUMENTS; words of other documents do not count.
-        recent: bases; None for all.
     """
     known, length = known_run(codes, segments), codes.shape[1]
     base = codes.clamp(0, 3)
@@ -58,7 +59,7 @@ def counts_so_far(
     document = torch.zeros_like(codes) if segments is None else segments + 1
     forth, back, found = torch.zeros_like(codes), torch.zeros_like(codes), []
     place = torch.arange(2 * length, device=codes.device)
-    far = recent is not None and recent < length
+    far = recent < length
     for k in range(1, max(orders) + 1):
         oldest = _shifted(base, k - 1)
         forth, back = forth + (oldest << 2 * (k - 1)), 4 * back + (3 - oldest)
@@ -76,7 +77,6 @@ def counts_so_far(
         first = torch.where(new, place, 0).cummax(1).values
         starts = [first]
         if far:  # of a context's entries, sorted by place, the first that is recent
-            assert recent is not None
             group = new.cumsum(1) * (2 * length)
             starts.append(torch.searchsorted(group + order, group + (order - 2 * recent).clamp(min=0)))
         mine = (known >= k)[..., None]

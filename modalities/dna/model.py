@@ -51,7 +51,7 @@ class DnaConfig(DecoderConfig):
         num_targets: ids below it can be predicted; those of unknown bases, start and padding are above.
         strands: "one", or "both": likelihoods are means over a sequence and its reverse complement.
         copy_orders: of the copy expert, bases of the contexts that it looks for, ascending; none: no expert (`CopyExpert`).
-            What it knows of the row alone it knows of the last `train_context` bases.
+            Its experts of the row alone see the last `train_context` bases.
         copy_memory: most bases of training rows that it keeps. It is meant for training that reads no base twice: rows that
             are in the memory already teach it to trust that too far.
     """
@@ -115,8 +115,8 @@ class DnaDecoder(Decoder):
 
     def __init__(self, config: DnaConfig) -> None:
         super().__init__(config)
-        kept = config.copy_memory, config.train_context
-        self.copy_expert = CopyExpert(config.dim, config.copy_orders, *kept) if config.copy_orders else None
+        options = dict(memory=config.copy_memory, recent=config.train_context)
+        self.copy_expert = CopyExpert(config.dim, config.copy_orders, **options) if config.copy_orders else None
 
     def refuses_sequence(self, size: int) -> str | None:
         if self.copy_expert is not None:

@@ -15,6 +15,8 @@ from modalities.dna.copying import CopyExpert
 from modalities.dna.matches import LONGEST, Index, counts_so_far
 from modalities.dna.model import DnaConfig, DnaDecoder, next_token_loss
 from modalities.dna.tokenizers import load_tokenizer
+from recipes.commands import CommandError
+from recipes.targets import override
 from zoo import create_model
 from zoo.methods import list_positions
 
@@ -55,7 +57,7 @@ def test_counts_are_those_of_a_plain_search(order: int) -> None:
     codes, memory = repetitive(2), repetitive(2, 70, seed=1)
     memory[0, 20:60] = 3 - codes[1, 50:90][::-1]
     tokens = torch.from_numpy(codes)
-    row, recent = counts_so_far(tokens, [order], recent=70)
+    row, recent = counts_so_far(tokens, [order], 70)
     ends = np.full((2, 1), 4)
     index = Index(torch.from_numpy(np.concatenate([memory, ends], 1).ravel())).counts(tokens, [order])
     for n, sequence in enumerate(codes):
@@ -65,14 +67,14 @@ def test_counts_are_those_of_a_plain_search(order: int) -> None:
             assert recent[n, place, 0].tolist() == plain([ends], sequence, order, place)
             assert index[n, place, 0].tolist() == plain(list(memory), sequence, order, place)
     assert row.sum() > recent.sum() > 0 and index.sum() > 0
-    assert torch.equal(counts_so_far(tokens, [order], recent=120)[1], row)
+    assert torch.equal(counts_so_far(tokens, [order], 120)[1], row)
 
 
 def test_several_orders_are_each_their_own() -> None:
     tokens = torch.from_numpy(repetitive())
     index = Index(tokens.flatten())
     for k, order in enumerate(ORDERS):
-        for several, one in zip(*(counts_so_far(tokens, of, recent=50) for of in (ORDERS, [order])), strict=True):
+        for several, one in zip(*(counts_so_far(tokens, of, 50) for of in (ORDERS, [order])), strict=True):
             assert torch.equal(several[:, :, k], one[:, :, 0])
         assert torch.equal(index.counts(tokens, ORDERS)[:, :, k], index.counts(tokens, [order])[:, :, 0])
 
@@ -99,6 +101,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 def test_prefix_and_cache(name: str) -> None:
     """No logit depends on what follows, and decoding in pieces, after a crop and with rows chosen again, equals prefill."""
     made, tokens = model(name, train_context=120), torch.from_numpy(repetitive())
+    made.copy_expert.recent = 40
     full = made(tokens)
     for cut in (1, 37, 80):
         close(made(tokens[:, :cut]), full[:, :cut])
@@ -119,6 +122,10 @@ def test_documents_and_padding_know_nothing_of_one_another() -> None:
     segments = torch.zeros_like(tokens)
     segments[:, 45:] = 1
     close(made(tokens, segments=segments)[:, 45:], made(tokens[:, 45:]))
+    for both, alone in zip(
+        counts_so_far(tokens, ORDERS, 30, segments), counts_so_far(tokens[:, 45:], ORDERS, 30), strict=True
+    ):
+        assert torch.equal(both[:, 45:], alone)
     rows = [tokens[0].tolist(), tokens[1, :77].tolist()]
     together = made.generate(rows, max_new_tokens=9)
     assert together == [made.generate([row], max_new_tokens=9)[0] for row in rows]
@@ -212,3 +219,12 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(ValueError, match="this run has 2: train on one, or set copy_memory to 0"):
         CopyExpert(4, [2], 30, 9).remember(torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9))
+
+
+def test_a_changed_configuration_keeps_the_memory() -> None:
+    made = model().float()
+    changed = override(made, {"train_context": 90})
+    assert changed.copy_expert.recent == 90 and changed.copy_expert.held == made.copy_expert.held > 0
+    assert torch.equal(changed.copy_expert.memory, made.copy_expert.memory)
+    with pytest.raises(CommandError, match="'copy_memory': 30}: this changes"):
+        override(made, {"copy_memory": 30})

@@ -9,6 +9,7 @@ import json
 import pytest
 import typer
 
+from modalities.evaluation import ModelResult
 from recipes.registry import find_recipe
 from tools import train_zoo
 from zoo.pretrained import manifest
@@ -32,6 +33,17 @@ def test_variants_are_models_that_can_be_built():
     for name, (method, *settings) in kind.variants.items():
         recipe, _ = apply_overrides(find_recipe(kind.recipe(method)), list(settings))
         assert build(recipe.model.name, recipe.model.options, recipe.data).config.train_context == 256, name
+
+
+def test_seeds_of_methods_and_of_baselines_are_groups_and_methods_come_first():
+    kind = train_zoo.FAMILIES["dna_copy"]
+    labels = ["mixer-s1", kind.label("rope", 0), "mixer", kind.label("goat", 1), "markov-12", kind.label("goat", 0)]
+    found = train_zoo._in_order(kind, [ModelResult(label, 1024, []) for label in labels])
+    goat = kind.weights("goat")
+    assert [(r.label, r.group) for r in found] == [
+        (goat, goat), (kind.label("rope", 0), ""), (kind.label("goat", 1), goat),
+        ("markov-12", ""), ("mixer", "mixer"), ("mixer-s1", "mixer"),
+    ]  # fmt: skip
 
 
 def test_runs_of_seeds_have_folders_and_labels_of_their_own():

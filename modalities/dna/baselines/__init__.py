@@ -5,8 +5,9 @@ A baseline scores single bases of a window and nothing before it, as a model doe
     uniform     exactly 2 bits for every base
     markov-K    a chain of order K of the training split (markov.py)
     mixer       counters of orders to 24 and inverted repeats, of 8.2M bases of the training split (or all, where it has less)
-                and of the window, mixed by weights that are learned as it is read (mixer.py). The bases are those that a
-                model of that context reads with data seed 0; mixer-s1 and mixer-s2 read what seeds 1 and 2 do
+                and of the window, mixed by weights that are learned as it is read (mixer.py). The bases are those that
+                models beside it read with data seed 0, but for rows with unknown ones; mixer-s1 and mixer-s2 read what
+                seeds 1 and 2 do. Beside models of other contexts than 1,024 to 4,096 single bases they are other rows
 
 General compressors are none of them: gzip and xz start anew in every window, and never come below 2 bits a base there.
 """

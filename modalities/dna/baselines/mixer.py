@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -122,12 +121,13 @@ class Mixer:
 
 
 class ContextMixer(Baseline):
-    """The mixer of the first BASES that a model of its context and its data seed reads in training; the last one is kept.
+    """The mixer of the first BASES that a model of its context, between ROWS, and its data seed reads in training, but for rows
+    with unknown bases; the last one is kept.
 
     Raises RuntimeError where it scores before `fit`, and OSError where there is no C compiler.
     """
 
-    _kept: tuple[Any, Mixer] | None = None  # of the class
+    _kept: tuple[tuple[str, int, int], Mixer] | None = None  # of the class
     version = 3  # raised as VERSION is
     source: Heldout[GenomeSplit] | None = None
 

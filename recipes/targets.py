@@ -287,27 +287,29 @@ def seed_groups(targets: list[Target], wanted: bool | None) -> dict[str, str]:
 def override(model: Any, overrides: dict[str, Any]) -> Any:
     """The same weights under a changed configuration, such as another scaling of rotary angles."""
     config = model.config
-    fields = {field.name for field in dataclasses.fields(config)}
+    known = {field.name for field in dataclasses.fields(config)}
     changes = {}
     for key, value in overrides.items():
-        if key not in fields:
-            raise CommandError(f"--set {key}: the model's configuration has no such field; {nearest(key, fields)}")
-        value_before = getattr(config, key)
+        if key not in known:
+            raise CommandError(f"--set {key}: the model's configuration has no such field; {nearest(key, known)}")
+        before = getattr(config, key)
         if given := sorted({"values", "file", "kind"} & _keys(value)):
             raise CommandError(
                 f"--set {key}: {given[0]} are numbers that the weights hold; they cannot be changed here"
             )
-        both = isinstance(value_before, dict) and isinstance(value, dict)
-        changes[key] = merge(value_before, value) if both else value
+        changes[key] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
     changed, fresh = type(model)(replace(config, **changes)), type(model)(config)
-    # Parameters, and what else training wrote, such as a memory; other buffers follow from the configuration.
-    made, held = fresh.state_dict(), model.state_dict()
-    learned = {name for name, _ in model.named_parameters()}
-    learned |= {name for name, value in held.items() if not torch.equal(value, made[name].to(value))}
-    before, after = ({n: v.shape for n, v in m.state_dict().items() if n in learned} for m in (model, changed))
-    if before != after or {name for name, _ in changed.named_parameters()} - learned:
+    learned, made, found = dict(model.named_parameters()), fresh.state_dict(), changed.state_dict()
+    others = {name: value for name, value in model.state_dict().items() if name not in learned}
+    # Buffers follow from the configuration, but for what training wrote, such as a memory.
+    learned |= {name: value for name, value in others.items() if not torch.equal(value, made[name].to(value))}
+    shapes = {name: value.shape for name, value in learned.items()}
+    asked = {
+        name: found[name].shape for name in found.keys() & learned.keys() | dict(changed.named_parameters()).keys()
+    }
+    if asked != shapes:
         raise CommandError(f"--set {overrides}: this changes the model's parameters, so its weights no longer fit")
-    changed.load_state_dict({name: held[name] for name in learned}, strict=False)
+    changed.load_state_dict(learned, strict=False)
     changed.class_names = model.class_names
     return changed
 

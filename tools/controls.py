@@ -235,9 +235,10 @@ def context_mixer(
     found = data.stretches(length, windows, 0).items()
     held = {contig: np.stack([data.codes(stretch) for stretch in stretches]) for contig, stretches in found}
     held = {contig: codes[(codes < 4).all(1)] for contig, codes in held.items()}
-    every = costs(np.concatenate(list(held.values())), others)
+    every_window = np.concatenate(list(held.values()))
+    every = costs(every_window, others)
     rows = [draw_rows(data.genome, data, seed=seed) for seed in range(len(MIXERS))]
-    mixers = [Mixer.fit(each).costs(np.concatenate(list(held.values())))[0] / math.log(2) for each in rows]
+    mixers = [Mixer.fit(each).costs(every_window)[0] / math.log(2) for each in rows]
     every["mixer"] = np.mean(mixers, 0)
     every["goat and mixer, half each"] = np.mean([1 - np.log2(2 ** -every["goat"] + 2**-each) for each in mixers], 0)
     packed, done = zpaq(rows[0], held) if shutil.which("zpaq") else {}, 0

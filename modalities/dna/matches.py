@@ -42,14 +42,14 @@ def counts_so_far(
 ) -> tuple[Tensor, Tensor]:
     """n_k(x) in the row itself, and of the words alone that end in the last `recent` bases, i − recent < j ≤ i.
 
-    Both (B, T, K, 4) int32, for every order k of `orders`, one tensor where all is recent; 0 where no k known bases end at a
-    place. A stable sort by context
-    keeps the words of a context in the order of reading; running sums over it are the counts. Time grows as K·T·log T.
+    Both (B, T, K, 4) int32, for every order k of `orders`, the same tensor where all of the row is recent; 0 where no k known
+    bases end at a place. A stable sort by context keeps the words of a context in the order of reading; running sums over it
+    are the counts. Time grows as K·T·log T.
 
     Args:
         codes: (B, T) int64.
         orders: ascending, from 1 to LONGEST.
-        recent: bases.
+        recent: in how many of the last bases, the one at a place included, a word has to end; from 1.
         segments: (B, T) document ids below MOST_DOCUMENTS; words of other documents do not count.
     """
     known, length = known_run(codes, segments), codes.shape[1]
@@ -59,7 +59,6 @@ def counts_so_far(
     document = torch.zeros_like(codes) if segments is None else segments + 1
     forth, back, found = torch.zeros_like(codes), torch.zeros_like(codes), []
     place = torch.arange(2 * length, device=codes.device)
-    far = recent < length
     for k in range(1, max(orders) + 1):
         oldest = _shifted(base, k - 1)
         forth, back = forth + (oldest << 2 * (k - 1)), 4 * back + (3 - oldest)
@@ -74,17 +73,17 @@ def counts_so_far(
         one = F.one_hot(words.gather(1, order) + 1, 5)[..., 1:].to(torch.int32)
         sums = one.cumsum(1, dtype=torch.int32) - one  # of the entries before each
         new = F.pad(keys[:, 1:] != keys[:, :-1], (1, 0), value=True)
-        first = torch.where(new, place, 0).cummax(1).values
-        starts = [first]
-        if far:  # of a context's entries, sorted by place, the first that is recent
+        starts = [
+            torch.where(new, place, 0).cummax(1).values
+        ]  # the first entry of the context, and the first recent one
+        if recent < length:
             group = new.cumsum(1) * (2 * length)
             starts.append(torch.searchsorted(group + order, group + (order - 2 * recent).clamp(min=0)))
-        mine = (known >= k)[..., None]
-        for start in starts:
-            since = sums - sums.gather(1, start[..., None].expand_as(sums))
-            found.append(torch.empty_like(sums).scatter_(1, order[..., None].expand_as(sums), since)[:, 1::2] * mine)
-    every = torch.stack(found[:: 1 + far], 2)
-    return every, torch.stack(found[1::2], 2) if far else every
+        since = [sums - sums.gather(1, start[..., None].expand_as(sums)) for start in starts]
+        at, mine = order[..., None].expand_as(sums), (known >= k)[..., None]
+        found.append([torch.empty_like(sums).scatter_(1, at, each)[:, 1::2] * mine for each in since])
+    counts = [torch.stack(each, 2) for each in zip(*found, strict=True)]
+    return counts[0], counts[-1]
 
 
 class Index:

@@ -120,7 +120,7 @@ def test_it_is_fitted_on_what_training_reads(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RuntimeError, match=r"mixer is not fitted: call fit"):
         baseline.score(draw(1, 30))
     monkeypatch.setattr(mixer, "draw_rows", lambda *_, **options: asked.append(options) or rows)
-    monkeypatch.setattr(ContextMixer, "_kept", None)
+    monkeypatch.setattr(ContextMixer, "_kept", {})
     baseline.fit(held)
     windows = draw(2, 60)
     windows[0, 7] = 4

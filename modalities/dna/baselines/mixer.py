@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -122,12 +123,14 @@ class Mixer:
 
 class ContextMixer(Baseline):
     """The mixer of the first BASES that a model of its context, between ROWS, and its data seed reads in training, but for rows
-    with unknown bases; the last one is kept.
+    with unknown bases; of each seed the last one is kept.
 
     Raises RuntimeError where it scores before `fit`, and OSError where there is no C compiler.
     """
 
-    _kept: tuple[tuple[str, int, int], Mixer] | None = None  # of the class
+    _kept: ClassVar[
+        dict[int, tuple[tuple[str, int], Mixer]]
+    ] = {}  # by seed, each 150 MB: evaluators of one call share them
     version = 3  # raised as VERSION is
     source: Heldout[GenomeSplit] | None = None
 
@@ -140,12 +143,12 @@ class ContextMixer(Baseline):
         if self.source is None:
             raise RuntimeError(f"{self.config.position} is not fitted: call fit(open_heldout(source)) first")
         row, seed = min(max(self.config.train_context, ROWS[0]), ROWS[1]), self.config.seed
-        wanted = self.source.fingerprint, row, seed
-        if ContextMixer._kept is None or ContextMixer._kept[0] != wanted:
-            ContextMixer._kept = None  # frees it before the next is made
+        wanted = self.source.fingerprint, row
+        if seed not in self._kept or self._kept[seed][0] != wanted:
+            self._kept.pop(seed, None)  # frees it before the next is made
             split = self.source.items
-            ContextMixer._kept = wanted, Mixer.fit(draw_rows(split.genome, split, row=row, seed=seed))
-        return ContextMixer._kept[1]
+            self._kept[seed] = wanted, Mixer.fit(draw_rows(split.genome, split, row=row, seed=seed))
+        return self._kept[seed][1]
 
     def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
         nats, hits = self.mixer.costs(windows)

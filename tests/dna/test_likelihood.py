@@ -298,6 +298,12 @@ def test_figures_hold_models_and_the_best_and_highest_chain(source, tmp_path):
     assert [bool(style["marker"]) for style in styles] == [False, False, True, False, False]
 
 
+def test_seeds_of_a_baseline_that_are_not_joined_are_told_apart():
+    results = [ModelResult(label, 16, [], method="mixer") for label in ("mixer", "mixer-s1", "mixer-s2")]
+    styles = with_styles(results, lambda result: 2.0)[1]
+    assert len({style["color"] for style in styles}) == 3
+
+
 def test_figures_count_length_in_bases(monkeypatch, tmp_path):
     labels = []
     monkeypatch.setattr(

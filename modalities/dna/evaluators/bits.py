@@ -335,7 +335,8 @@ def with_styles(
     kept = [min(chains, key=bits), max(chains, key=lambda r: MARKOV.index(r.method))] if chains else []
     results = [result for result in results if result.method not in MARKOV or any(result is chain for chain in kept)]
     given = iter(styles_of([result for result in results if result.method not in (*GREYS, *MARKOV)]))
-    styles = []
+    styles: list[dict[str, Any]] = []
+    seeds: dict[str, int] = {}
     for result in results:
         if result.method in MARKOV:
             color, dash, note = ("0.2", "-", "best order") if result is kept[0] else ("0.45", "--", "highest order")
@@ -343,6 +344,8 @@ def with_styles(
             note = f" ({note})" if len(chains) > 1 else ""
         elif result.method in GREYS:
             (color, dash), note = GREYS[result.method], ""
+            again = seeds[result.method] = seeds.get(result.method, -1) + 1
+            color = f"{min(float(color) + 0.25 * again, 0.75):g}"  # further seeds are lighter
         else:
             styles.append(next(given))
             continue

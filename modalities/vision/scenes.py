@@ -448,15 +448,16 @@ class SceneEvaluator(Evaluator):
 
     def _reach(self, aspect: tuple[int, int]) -> int:
         """The largest shorter side at an aspect that the first picture has; ValueError where none can be read."""
-        scenes = self.heldout.items
+        scenes, why = self.heldout.items, ""
         for place in range(len(scenes)):
             try:
                 image, _ = scenes[place]
-            except BadImage:
+            except BadImage as error:
+                why = why or f"; of {scenes.name(place)}: {error}"
                 continue
             unit = shape_at(min(aspect), aspect)  # (height, width) in lowest terms
             return min(image.height // unit[0], image.width // unit[1]) * min(aspect)
-        raise ValueError(f"none of the held-out pictures of {self.heldout.name!r} can be read")
+        raise ValueError(f"none of the held-out pictures of {self.heldout.name!r} can be read{why}")
 
 
 def _by_group(tallies: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

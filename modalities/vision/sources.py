@@ -241,8 +241,8 @@ class ObjectFolder(ImageSet):
                 f"{' or '.join(HELDOUT_NAMES)}, which are not there"
             )
         self.spec, self.root, self.classes = spec, chosen.parent, None
-        lines = [line for line in chosen.read_text(encoding="utf-8").splitlines() if line.strip()]
-        self.rows = [self._row(line, f"{chosen}, line {number}") for number, line in enumerate(lines, 1)]
+        lines = enumerate(chosen.read_bytes().split(b"\n"), 1)
+        self.rows = [self._row(line, f"{chosen}, line {number}") for number, line in lines if line.strip()]
         if not own and hold_out and split != "all":
             self.rows = [row for row in self.rows if is_heldout(row["file_name"]) == (split == "heldout")]
         if not self.rows:
@@ -251,10 +251,13 @@ class ObjectFolder(ImageSet):
         self.fingerprint = digest_of(self.rows)
 
     @staticmethod
-    def _row(line: str, where: str) -> dict[str, Any]:
+    def _row(line: bytes, where: str) -> dict[str, Any]:
         row = parse_json(line, where)
         if not isinstance(row, dict) or not isinstance(row.get("file_name"), str):
-            raise ValueError(f'{where}: expected {{"file_name": …, "objects": …}}, got {line[:80]}')
+            got = line.decode("utf-8", "replace")[:80]
+            raise ValueError(f'{where}: expected {{"file_name": …, "objects": …}}, got {got}')
+        if not isinstance(row.get("mask_file_name", ""), str | None):
+            raise ValueError(f"{where}: mask_file_name: expected the name of a file, got {row['mask_file_name']!r}")
         return row
 
     def __len__(self) -> int:
@@ -262,12 +265,14 @@ class ObjectFolder(ImageSet):
 
     def read_objects(self, index: int) -> tuple[bytes, Objects]:
         row = self.rows[index]
-        mask = row.get("mask_file_name")
-        try:
-            stored = [(self.root / name).read_bytes() if name else None for name in (row["file_name"], mask)]
-        except FileNotFoundError as error:
-            raise BadImage("no image", str(error)) from None
+        stored = [self._read(name) if name else None for name in (row["file_name"], row.get("mask_file_name"))]
         return stored[0] or b"", parse_objects(row.get("objects"), row.get("group"), stored[1])
+
+    def _read(self, name: str) -> bytes:
+        path = self.root / name
+        if not os.path.isfile(path):  # also of names that no file can have
+            raise BadImage("no image", f"no file {str(path)[-200:]!r}")
+        return path.read_bytes()
 
     def name(self, index: int) -> str:
         return str(self.root / self.rows[index]["file_name"])

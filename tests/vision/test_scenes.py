@@ -245,6 +245,20 @@ def test_sources_without_objects_say_so(tmp_path):
     (tmp_path / "metadata.jsonl").write_text('{"objects": {}}\n')
     with pytest.raises(ValueError, match="line 1: expected"):
         open_images(f"folder:{tmp_path}", "all", objects=True)
+    (tmp_path / "metadata.jsonl").write_bytes(b'\n{"file_name": "\xff.png"}\n')
+    with pytest.raises(ValueError, match=r"metadata\.jsonl, line 2: not JSON"):
+        open_images(f"folder:{tmp_path}", "all", objects=True)
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png", "mask_file_name": 5}\n')
+    with pytest.raises(ValueError, match="line 1: mask_file_name: expected the name of a file, got 5"):
+        open_images(f"folder:{tmp_path}", "all", objects=True)
+
+
+@pytest.mark.parametrize("name", ["missing.png", ".", "a\0b.png", "x" * 5000])
+def test_a_picture_without_a_file_is_told(tmp_path, name):
+    row = {"file_name": name, "objects": {"bbox": [], "category": []}}
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(BadImage, match="no file"):
+        open_images(f"folder:{tmp_path}", "all", objects=True).read_objects(0)
 
 
 # ---- training ----

@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from zoo.attention.base import has_values
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
 from zoo.priors.stack import has_whole_parameters
@@ -34,7 +33,7 @@ def kept_terms(prior: Prior, positions: Positions, x: Tensor, *, causal: bool) -
     """
     if positions.shape is None or not torch.is_inference_mode_enabled() or x.device.type != "cpu":
         return None
-    if torch.compiler.is_compiling() or not has_values(x) or prior.is_zero or prior.depends_on_content:
+    if torch.compiler.is_compiling() or prior.is_zero or prior.depends_on_content:
         return None
     if not has_whole_parameters(prior):
         return None

@@ -61,16 +61,19 @@ class HFImages(ImageSet):
             data = data.select([row for row in range(len(data)) if is_heldout(f"row {row}") == wanted])
         if not len(data):
             raise ValueError(f"source {spec!r}: split {chosen!r} has no row for {split!r}")
-        self.image = _column(spec, data, options.get("image"), datasets.Image, "an Image")
         self.spec, self.split, self.mask = spec, chosen, options.get("mask") if objects else None
-        if objects:
+        self.image = _column(spec, data, options.get("image"), datasets.Image, "an Image", but=self.mask)
+        self.label: str | None
+        if objects and self.mask and "objects" not in (*options, *data.features):
+            self.label = None  # masks alone
+        elif objects:
             self.label = _column(spec, data, options.get("objects", "objects"), datasets.Sequence, "objects")
         else:
             self.label = _label_column(spec, data, options.get("label"), datasets)
-        feature = data.features[self.label]
+        feature = data.features.get(self.label)
         self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
         data = data.cast_column(self.image, datasets.Image(decode=False))
-        columns = [self.image, self.label]
+        columns = [self.image, *([self.label] if self.label else [])]
         if self.mask is not None:
             columns.append(_column(spec, data, self.mask, datasets.Image, "masks"))
             data = data.cast_column(self.mask, datasets.Image(decode=False))
@@ -82,7 +85,7 @@ class HFImages(ImageSet):
 
     def read(self, index: int) -> tuple[bytes, int]:
         row = self.data[index]
-        stored, label = row[self.image], row[self.label]
+        stored, label = row[self.image], row[str(self.label)]
         if stored is None:
             raise BadImage("no image", f"column {self.image!r} is null")
         if label is None or label == -1:  # -1 is a ClassLabel's missing label
@@ -94,7 +97,7 @@ class HFImages(ImageSet):
         if row[self.image] is None:
             raise BadImage("no image", f"column {self.image!r} is null")
         mask = None if self.mask is None or row[self.mask] is None else _bytes(row[self.mask])
-        fields = row[self.label]
+        fields = row[self.label] if self.label else None
         if isinstance(fields, list):  # a list of objects, each with its box
             fields = {
                 key: [one[key] for one in fields] for key in (fields[0] if fields else {"bbox": 0, "category": 0})
@@ -140,12 +143,18 @@ def _splits(datasets: Any, name: str, config: str | None) -> dict[str, Any]:
     folder = Path(name)
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         loaded = datasets.load_from_disk(name)
-        return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+        splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+        if config:
+            raise ValueError(
+                f"{name} was saved by save_to_disk and has no configuration {config!r}; its splits are "
+                f"{', '.join(splits)}; {did_you_mean(config, splits)}".rstrip("; ")
+            )
+        return splits
     return dict(datasets.load_dataset(name, config))
 
 
-def _column(spec: str, data: Any, named: str | None, kind: type, what: str) -> str:
-    columns = [column for column, feature in data.features.items() if isinstance(feature, kind)]
+def _column(spec: str, data: Any, named: str | None, kind: type, what: str, *, but: str | None = None) -> str:
+    columns = [column for column, feature in data.features.items() if isinstance(feature, kind) and column != but]
     if named is not None:
         if named not in data.features:
             raise ValueError(

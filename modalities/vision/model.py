@@ -1,13 +1,14 @@
 """One vision transformer for every position method on a grid: pre-norm, timm's layers around our attention.
 
 Positions are made from the images of each call, so any size divisible by the patch works, square or not, at every call;
-nothing is resized and nothing remembers a size.
+nothing is resized.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modalities.contract import Reading
 from modalities.vision.architectures import VisionConfig, not_multiples
+from modalities.vision.images import BadImage, decode_image
 from modalities.vision.transforms import preprocess
 from zoo.attention.base import Kernel
 from zoo.layers import Attention, LayerTerms, LogitOptions, SSMax, init_linear, layer_terms, share_prior
@@ -156,8 +158,10 @@ class VisionTransformer(ZooModel):
         config = self.config
         shape = config.train_size if size is None else (size, size)
         positions = self.positions(*shape)
-        with Image.open(given) as opened:
-            image = opened.convert("RGB")
+        try:
+            image, _ = decode_image(Path(given).read_bytes())  # as in training
+        except BadImage as error:
+            raise ValueError(f"{given}: {error}") from None
         pixels = self.pixels(image, *shape)
         mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
         shown = (pixels * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()

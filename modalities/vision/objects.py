@@ -123,7 +123,10 @@ def parse_objects(fields: Any, group: Any = "", mask: bytes | Image.Image | None
             f"{len(fields['bbox'])} boxes, {len(categories)} categories, {len(marked)} marks; expected equally many",
         )
     if len(boxes) and (categories.dtype.kind not in "iu" or marked.dtype.kind != "b" or categories.min() < 0):
-        raise BadImage("bad objects", "expected whole categories from 0 on, and marks that are true or false")
+        got = f"{categories[:3].tolist()} and {marked[:3].tolist()}"
+        raise BadImage(
+            "bad objects", f"expected whole categories from 0 on, and marks that are true or false, got {got}"
+        )
     if not np.isfinite(boxes).all() or (boxes[:, 2:] <= 0).any():
         raise BadImage("bad objects", "expected boxes of a width and height above 0")
     return Objects(boxes, categories.astype(np.int64), marked.astype(bool), str(group or ""), found)

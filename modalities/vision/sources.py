@@ -100,6 +100,7 @@ def open_images(
     if spec.startswith("hf:"):
         return HFImages(spec, split, hold_out=hold_out, objects=objects)
     hint = did_you_mean(spec, _FORMS) or (f"did you mean 'folder:{spec}'? " if os.path.isdir(spec) else "")
+    hint = hint or did_you_mean(f"{spec.partition(':')[0]}:PATH", _FORMS)
     raise ValueError(f"source {spec!r} is none of {', '.join(_FORMS)}; {hint}".rstrip("; "))
 
 
@@ -203,7 +204,7 @@ class FolderImages(ImageSet):
             raise ValueError(f"source {spec!r}: no image for split {split!r} in {root}")
         sizes = split != "train"  # of a training set the names suffice: a stat of every file would take minutes
         self.fingerprint = digest_of(
-            (self._relative(path), label, os.path.getsize(path) if sizes else 0) for path, label in samples
+            (self._relative(path), label, _version(Path(path)) if sizes else 0) for path, label in samples
         )
         self.paths = PackedStrings(path for path, _ in samples)
         self.labels = np.array([label for _, label in samples])
@@ -219,6 +220,14 @@ class FolderImages(ImageSet):
 
     def name(self, index: int) -> str:
         return self.paths[index]
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """(size, time of the last change) of a file, which differ where it was written again; of none zeros."""
+    if not os.path.isfile(path):
+        return 0, 0
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 class ObjectFolder(ImageSet):
@@ -248,7 +257,8 @@ class ObjectFolder(ImageSet):
         if not self.rows:
             by_name = "; one in ten is held out, by its name" if hold_out and not own else ""
             raise ValueError(f"source {spec!r}: no picture for split {split!r} in {chosen}{by_name}")
-        self.fingerprint = digest_of(self.rows)
+        names = [row[key] for row in self.rows for key in ("file_name", "mask_file_name") if row.get(key)]
+        self.fingerprint = digest_of([*self.rows, *(_version(self.root / name) for name in names if split != "train")])
 
     @staticmethod
     def _row(line: bytes, where: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from modalities.vision.config import VisionDataConfig
 from modalities.vision.images import BadImage, ImageReport, decode_image, to_rgb
 from modalities.vision.transforms import eval_transform, preprocess
 from tests.vision.image_files import encoded, picture, solid
+from zoo import create_model
 
 RED = (200, 30, 40)
 
@@ -283,3 +284,21 @@ def test_evaluation_takes_any_image_mode():
 def test_a_file_like_image_of_a_dataset_decodes_as_bytes_do():
     data = encoded(picture(3))
     assert to_rgb(Image.open(io.BytesIO(data)))[0].tobytes() == decode_image(data)[0].tobytes()
+
+
+def test_a_model_reads_a_file_as_training_does(tmp_path):
+    model = create_model("vision_nope_tiny_patch8").eval()
+    grey = np.linspace(0, 255, 64 * 64).astype(np.uint8).reshape(64, 64)
+    clear = np.dstack([np.full((64, 64, 3), 7, np.uint8), np.zeros((64, 64), np.uint8)])
+    same = {
+        "eight.png": Image.fromarray(grey), "sixteen.png": Image.fromarray(grey.astype(np.uint16) * 257),
+        "clear.png": Image.fromarray(clear, "RGBA"), "white.png": Image.new("RGB", (64, 64), "white"),
+    }  # fmt: skip
+    for name, image in same.items():
+        image.save(tmp_path / name)
+    read = {name: model.read(str(tmp_path / name)).inputs[0] for name in same}
+    assert torch.equal(read["eight.png"], read["sixteen.png"])
+    assert torch.equal(read["clear.png"], read["white.png"])
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"text\.png: unknown format"):
+        model.read(str(tmp_path / "text.png"))

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import tarfile
 from dataclasses import replace
 from types import SimpleNamespace
@@ -259,6 +260,31 @@ def test_a_picture_without_a_file_is_told(tmp_path, name):
     (tmp_path / "metadata.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(BadImage, match="no file"):
         open_images(f"folder:{tmp_path}", "all", objects=True).read_objects(0)
+
+
+def test_a_picture_or_mask_that_is_written_again_is_other_content(tmp_path):
+    row = {"file_name": "a.png", "mask_file_name": "m.png"}
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(row) + "\n")
+    for name, mode in (("a.png", "RGB"), ("m.png", "L")):
+        Image.new(mode, (8, 8)).save(tmp_path / name)
+    found = [open_images(f"folder:{tmp_path}", "all", objects=True).fingerprint]
+    for name in ("a.png", "m.png"):
+        stat = (tmp_path / name).stat()
+        os.utime(tmp_path / name, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000_000))
+        found.append(open_images(f"folder:{tmp_path}", "all", objects=True).fingerprint)
+    assert len(set(found)) == 3
+
+
+def test_a_dataset_of_masks_alone_needs_no_name_of_its_pictures(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [Image.new("RGB", (8, 8))] * 2, "seg": [Image.new("L", (8, 8), 3)] * 2}
+    features = datasets.Features(image=datasets.Image(), seg=datasets.Image())
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
+    _, objects = open_images(f"hf:{tmp_path}/saved?mask=seg", "all", objects=True).read_objects(1)
+    assert not len(objects.boxes)
+    assert np.array_equal(objects.mask, np.full((8, 8), 3))
+    with pytest.raises(ValueError, match=r"no configuration 'tran'.*did you mean 'train'"):
+        open_images(f"hf:{tmp_path}/saved:tran?mask=seg", "all", objects=True)
 
 
 # ---- training ----

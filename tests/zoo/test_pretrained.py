@@ -51,12 +51,13 @@ def letters(count: int) -> tuple[list[Image.Image], list[int]]:
     return list(images), list(labels)
 
 
-def crowds(count: int, size: int) -> tuple[list[Image.Image], list[int]]:
-    """Many letters over a texture, one of them ringed, which is the label."""
+def crowds(count: int, size: int, *, counted: bool = False) -> tuple[list[Image.Image], list[int]]:
+    """Many letters over a texture, one of them ringed, which is the label; or none to four, which is how many they are."""
     fonts, rng = [str(path) for path in builtin_fonts("heldout")], np.random.default_rng(0)
-    images, labels = [], [n % len(CLASSES) for n in range(count)]
+    images, labels = [], [n % (5 if counted else len(CLASSES)) for n in range(count)]
     for n, label in enumerate(labels):
-        marked = [(fonts[n % len(fonts)], CLASSES[label])]
+        shown = [n + other for other in range(label)] if counted else [label]
+        marked = [(fonts[n % len(fonts)], CLASSES[letter % len(CLASSES)]) for letter in shown]
         what = crowd(rng, fonts, (size, size), marked=marked, within=size)
         images.append(draw(what, texture(rng, size, size))[0])
     return images, labels
@@ -78,11 +79,13 @@ def test_weights_load_and_have_a_card(name: str) -> None:
     if name.startswith("vision"):
         assert model.config.img_size == entry["image_size"]
         size = entry["image_size"]
-        images, labels = crowds(104, size) if name.endswith(".scenes") else letters(104)
+        counted = name.endswith(".count")
+        images, labels = letters(104) if name.endswith(".glyphs") else crowds(104, size, counted=counted)
         logits = model(torch.stack([eval_transform(size, model.config.mean, model.config.std)(i) for i in images]))
-        logits = logits[:, 0, 1:] if logits.ndim == 3 else logits  # of a map: the class token's, less the background
+        if logits.ndim == 3:  # of a map: the class token's, less the background, or of counts
+            logits = logits[:, 0] if counted else logits[:, 0, 1:]
         right = (logits.argmax(1) == torch.tensor(labels)).float().mean()
-        assert right > 0.4  # of fonts not trained with; chance is 0.04
+        assert right > 0.4  # of fonts not trained with; chance is 0.04, of counts 0.2
         return
     assert model.config.train_context == entry["train_context"]
     if name.startswith("dna"):

@@ -393,7 +393,7 @@ class SceneEvaluator(Evaluator):
         figure, axes = panels(2, 4, width=4.6, height=3.8)
         columns = [self.main, *(f"{reading}_{self.main}" for reading in READINGS[1:])]
         titles = (
-            "Read whole",
+            "Read whole; dotted: chance",
             "Reduced to the training size",
             "Mean of the sizes up to it",
             "Enlarged, no more to see",
@@ -408,9 +408,11 @@ class SceneEvaluator(Evaluator):
                 [r["size"] for r in chance], [r[f"chance_{self.main}"] for r in chance], **RULE | {"linestyle": ":"}
             )
             name_panel(axis, title)
+            if not any(column in row for result in results for row in result.rows):
+                axis.text(0.5, 0.6, "not measured", transform=axis.transAxes, ha="center", color="0.35")
         curves(axes[6], results, Score("gain", "whole − best of the others", linear=True), self.axis)
         axes[6].axhline(0.0, **RULE)
-        name_panel(axes[6], "What reading large gains; dotted: chance")
+        name_panel(axes[6], "What reading large gains")
         axes[7].set_visible(False)
         finish(figure, axes, results, path)
 

@@ -61,11 +61,12 @@ class HFImages(ImageSet):
             data = data.select([row for row in range(len(data)) if is_heldout(f"row {row}") == wanted])
         if not len(data):
             raise ValueError(f"source {spec!r}: split {chosen!r} has no row for {split!r}")
-        self.spec, self.split, self.mask = spec, chosen, options.get("mask") if objects else None
+        self.spec, self.split, self.mask = spec, chosen, None
+        if objects and "mask" in options:
+            self.mask = _column(spec, data, options["mask"], datasets.Image, "masks")
         self.image = _column(spec, data, options.get("image"), datasets.Image, "an Image", but=self.mask)
-        self.label: str | None
-        if objects and self.mask and "objects" not in (*options, *data.features):
-            self.label = None  # masks alone
+        if self.mask and "objects" not in (*options, *data.features):
+            self.label = ""  # masks alone
         elif objects:
             self.label = _column(spec, data, options.get("objects", "objects"), datasets.Sequence, "objects")
         else:
@@ -73,11 +74,9 @@ class HFImages(ImageSet):
         feature = data.features.get(self.label)
         self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
         data = data.cast_column(self.image, datasets.Image(decode=False))
-        columns = [self.image, *([self.label] if self.label else [])]
-        if self.mask is not None:
-            columns.append(_column(spec, data, self.mask, datasets.Image, "masks"))
+        if self.mask:
             data = data.cast_column(self.mask, datasets.Image(decode=False))
-        self.data = data.select_columns(columns)
+        self.data = data.select_columns([column for column in (self.image, self.label, self.mask) if column])
         self.fingerprint = digest_of([name, config, chosen, len(data), self.data._fingerprint])
 
     def __len__(self) -> int:
@@ -85,7 +84,7 @@ class HFImages(ImageSet):
 
     def read(self, index: int) -> tuple[bytes, int]:
         row = self.data[index]
-        stored, label = row[self.image], row[str(self.label)]
+        stored, label = row[self.image], row[self.label]
         if stored is None:
             raise BadImage("no image", f"column {self.image!r} is null")
         if label is None or label == -1:  # -1 is a ClassLabel's missing label
@@ -96,7 +95,7 @@ class HFImages(ImageSet):
         row = self.data[index]
         if row[self.image] is None:
             raise BadImage("no image", f"column {self.image!r} is null")
-        mask = None if self.mask is None or row[self.mask] is None else _bytes(row[self.mask])
+        mask = None if not self.mask or row[self.mask] is None else _bytes(row[self.mask])
         fields = row[self.label] if self.label else None
         if isinstance(fields, list):  # a list of objects, each with its box
             fields = {
@@ -158,7 +157,8 @@ def _column(spec: str, data: Any, named: str | None, kind: type, what: str, *, b
     if named is not None:
         if named not in data.features:
             raise ValueError(
-                f"source {spec!r}: no column {named!r} among {', '.join(data.features)}; {did_you_mean(named, data.features)}"
+                f"source {spec!r}: no column {named!r} among {', '.join(data.features)}; "
+                f"{did_you_mean(named, data.features)}".rstrip("; ")
             )
         return named
     if len(columns) != 1:

@@ -99,8 +99,11 @@ def open_images(
         return FolderImages(spec, split, hold_out=hold_out, classes=classes)
     if spec.startswith("hf:"):
         return HFImages(spec, split, hold_out=hold_out, objects=objects)
-    hint = did_you_mean(spec, _FORMS) or (f"did you mean 'folder:{spec}'? " if os.path.isdir(spec) else "")
-    hint = hint or did_you_mean(f"{spec.partition(':')[0]}:PATH", _FORMS)
+    hint = (
+        did_you_mean(spec, _FORMS)
+        or (f"did you mean 'folder:{spec}'? " if os.path.isdir(spec) else "")
+        or did_you_mean(f"{spec.partition(':')[0]}:PATH", _FORMS)
+    )
     raise ValueError(f"source {spec!r} is none of {', '.join(_FORMS)}; {hint}".rstrip("; "))
 
 
@@ -202,9 +205,9 @@ class FolderImages(ImageSet):
         self.problems += [("skipped", "empty class", str(root / self.classes[label])) for label in empty]
         if not samples:
             raise ValueError(f"source {spec!r}: no image for split {split!r} in {root}")
-        sizes = split != "train"  # of a training set the names suffice: a stat of every file would take minutes
+        versions = split != "train"  # of a training set the names suffice: a stat of every file would take minutes
         self.fingerprint = digest_of(
-            (self._relative(path), label, _version(Path(path)) if sizes else 0) for path, label in samples
+            (self._relative(path), label, _version(path) if versions else 0) for path, label in samples
         )
         self.paths = PackedStrings(path for path, _ in samples)
         self.labels = np.array([label for _, label in samples])
@@ -222,11 +225,12 @@ class FolderImages(ImageSet):
         return self.paths[index]
 
 
-def _version(path: Path) -> tuple[int, int]:
+def _version(path: str | Path) -> tuple[int, int]:
     """(size, time of the last change) of a file, which differ where it was written again; of none zeros."""
-    if not os.path.isfile(path):
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         return 0, 0
-    found = path.stat()
     return found.st_size, found.st_mtime_ns
 
 
@@ -257,8 +261,14 @@ class ObjectFolder(ImageSet):
         if not self.rows:
             by_name = "; one in ten is held out, by its name" if hold_out and not own else ""
             raise ValueError(f"source {spec!r}: no picture for split {split!r} in {chosen}{by_name}")
-        names = [row[key] for row in self.rows for key in ("file_name", "mask_file_name") if row.get(key)]
-        self.fingerprint = digest_of([*self.rows, *(_version(self.root / name) for name in names if split != "train")])
+        versions = self.rows if split != "train" else []  # as of a `FolderImages`
+        self.fingerprint = digest_of(
+            [*self.rows, *(_version(self.root / name) for row in versions for name in self._names(row) if name)]
+        )
+
+    @staticmethod
+    def _names(row: dict[str, Any]) -> tuple[str, str | None]:
+        return row["file_name"], row.get("mask_file_name")
 
     @staticmethod
     def _row(line: bytes, where: str) -> dict[str, Any]:
@@ -275,7 +285,7 @@ class ObjectFolder(ImageSet):
 
     def read_objects(self, index: int) -> tuple[bytes, Objects]:
         row = self.rows[index]
-        stored = [self._read(name) if name else None for name in (row["file_name"], row.get("mask_file_name"))]
+        stored = [self._read(name) if name else None for name in self._names(row)]
         return stored[0] or b"", parse_objects(row.get("objects"), row.get("group"), stored[1])
 
     def _read(self, name: str) -> bytes:

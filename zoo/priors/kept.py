@@ -33,23 +33,22 @@ def kept_terms(prior: Prior, positions: Positions, x: Tensor, *, causal: bool) -
     """
     if positions.shape is None or not torch.is_inference_mode_enabled() or x.device.type != "cpu":
         return None
-    if torch.compiler.is_compiling() or prior.is_zero or prior.depends_on_content:
-        return None
-    if not has_whole_parameters(prior):
+    if torch.compiler.is_compiling() or prior.is_zero or prior.depends_on_content or not has_whole_parameters(prior):
         return None
     values = [*prior.parameters(), *prior.buffers()]
     key = (positions.shape, positions.num_prefix, causal, torch.is_autocast_enabled("cpu"))
     found = _KEPT.setdefault(prior, {})
+    before = found.pop(key, None)  # and in again as the last used
     try:
-        if key in found and _equal(values, found[key][0]):
-            return found[key][1]
+        if before is not None and _equal(values, before[0]):
+            found[key] = before
+            return before[1]
         copies = [value.clone() for value in values]
         if not _equal(values, copies):  # NaN is never equal
             return None
     except RuntimeError:  # torch.func's tensors have no values to compare
         return None
     terms = prior(positions, positions, causal=causal)
-    found.pop(key, None)
     while len(found) >= GRIDS:
         del found[next(iter(found))]
     found[key] = copies, terms

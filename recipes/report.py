@@ -39,13 +39,15 @@ def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -
     draw_results(evaluator, results, out)
 
 
-def draw_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -> None:
-    """What shows all models together: EVAL.csv, EVAL.png, and the evaluator's own files."""
+def draw_results(
+    evaluator: Evaluator, results: list[ModelResult], out: Path, *, drawn: list[ModelResult] | None = None
+) -> None:
+    """What shows all models together: EVAL.csv, EVAL.png of all or those `drawn`, and the evaluator's own files."""
     if not isinstance(evaluator, Listing):
         facts = ({"model": r.label, "method": r.method, evaluator.axis.trained: r.trained_at} for r in results)
         rows = [fact | row for fact, result in zip(facts, results, strict=True) for row in result.rows]
         write_table(out / f"{evaluator.name}.csv", rows)
-    evaluator.draw(results, out / f"{evaluator.name}.png")
+    evaluator.draw(results if drawn is None else drawn, out / f"{evaluator.name}.png")
     evaluator.write(results, out)
 
 

@@ -11,7 +11,8 @@
     python tools/train_zoo.py variants text        models of other options beside the published ones: trained and measured
 
 Same data and budget for all. A family of models is one entry of FAMILIES. Where it names several seeds, models of the zoo are
-those of the first; the others' weights are kept in release/seeds, to be measured again, and figures show the spread of all.
+those of the first; the others' weights are kept in release/seeds, to be measured again. Tables have all results; figures the
+methods with the most seeds, and their spread.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -827,9 +829,17 @@ def _draw_part(kind: Family, part: str, measured: Path, arrange: Arrange) -> Non
             continue
         stored[name] = arrange(kind, found)
         evaluators[name] = known[name](stored_settings(known[name], folder))
-        draw_results(evaluators[name], stored[name], folder)
+        draw_results(evaluators[name], stored[name], folder, drawn=_drawn(kind, stored[name]))
     if stored:
-        write_overview(evaluators, stored, folder)
+        write_overview(evaluators, {name: _drawn(kind, results) for name, results in stored.items()}, folder)
+
+
+def _drawn(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
+    """What figures show: the methods that have as many seeds as any other of the family, and baselines."""
+    methods = {kind.label(method, seed): method for method in kind.methods for seed in kind.seeds}
+    seeds = Counter(methods[result.label] for result in results if result.label in methods)
+    most = max(seeds.values(), default=0)
+    return [r for r in results if r.label not in methods or seeds[methods[r.label]] == most]
 
 
 def _named(kind: Family, results: list[ModelResult]) -> list[ModelResult]:

@@ -1,15 +1,17 @@
-"""What evaluators of images share: the held-out images that they read."""
+"""What evaluators of images share: the held-out images that they read, and the table of their controls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from modalities.evaluation import Evaluator
+from modalities.evaluation import Evaluator, ModelResult
+from modalities.files import write_table
 from modalities.heldout import Heldout
 from modalities.vision.data import DEFAULT_SOURCE, HeldoutImages, heldout_by, heldout_name, open_heldout
 
-__all__ = ["ImageEvaluator"]
+__all__ = ["ImageEvaluator", "write_controls"]
 
 
 class ImageEvaluator(Evaluator):
@@ -26,3 +28,15 @@ class ImageEvaluator(Evaluator):
     @property
     def source_name(self) -> str:
         return heldout_name(self.source)
+
+
+def write_controls(path: Path, results: Sequence[ModelResult], score: str) -> None:
+    """The score less that of each control, a row for each model, size and control; nothing where no row has `controls`."""
+    rows = [
+        {"model": result.label, "size": row["size"], "score": score} | control | {"groups": row["groups"]}
+        for result in results
+        for row in result.rows
+        for control in row.get("controls", ())  # earlier versions have none
+    ]
+    if rows:
+        write_table(path, rows)

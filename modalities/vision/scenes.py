@@ -32,12 +32,12 @@ from torch import Tensor
 
 from modalities.evaluation import Axis, Cell, CellValue, Evaluator, ModelResult, Score
 from modalities.figures import RULE, curves, finish, name_panel, panels
-from modalities.files import write_table
 from modalities.heldout import Heldout
 from modalities.paired import Observed, t_quantile
 from modalities.results import mean_of_seeds
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import HeldoutScenes, heldout_by, heldout_name, open_scenes
+from modalities.vision.evaluation import write_controls
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, check_objects, cut, window_on
@@ -373,15 +373,8 @@ class SceneEvaluator(Evaluator):
         return found | {"low": difference - half, "high": difference + half}
 
     def write(self, results: list[ModelResult], out: Path) -> None:
-        """Native less each control, a row for each model, size and control."""
-        rows = [
-            {"model": result.label, "size": row["size"], "score": self.main} | control | {"groups": row["groups"]}
-            for result in results
-            for row in result.rows
-            for control in row.get("controls", ())  # version 1 has none
-        ]
-        if rows:
-            write_table(out / f"{self.name}.controls.csv", rows)
+        """EVAL.controls.csv: native less each control."""
+        write_controls(out / f"{self.name}.controls.csv", results, self.main)
 
     def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
         for group, tally in zip(cell["groups"], cell["tallies"]["native"], strict=True):

@@ -570,6 +570,67 @@ def test_recalibration_needs_few_classes_and_two_images(images):
         evaluator.cells(Shifted())
 
 
+class Unsure(Shifted):
+    """A little wrong about classes 0 to 3 at 16 pixels, and about 4 to 7 at 32; surer where it is right."""
+
+    def forward(self, images):
+        true = (images.mean((1, 2, 3)) * CLASSES - 0.5).round().long()
+        wrong = (true < 4) == (images.shape[-1] == 16)
+        right = nn.functional.one_hot(true, CLASSES).float()
+        return torch.where(wrong[:, None], 0.5 * right.roll(1, -1), right)
+
+
+def test_a_larger_size_stands_beside_its_controls(images, tmp_path):
+    """By hand: at 32 pixels half are right, as at 16; the mean of both has each right where the surer one is."""
+    images(count=64)
+    evaluator = Resolution(ResolutionSettings(source="greys", sizes=(16, 32), enlarged=True))
+    cells = dict(evaluator.run(Unsure()))
+    small, large = evaluator.rows(cells)
+    assert small["top1"] == large["top1"] == large["reduced_top1"] == 0.5 and large["gain"] == 0
+    assert large["multi_scale_top1"] == 1.0 and large["multi_scale_gain"] == -0.5
+    assert large["enlarged_top1"] == 0.5 and large["enlarged_gain"] == 0  # greys have nothing to lose
+    assert small["chance_top1"] == 1 / CLASSES and not {"gain", "multi_scale_gain", "enlarged_gain"} & small.keys()
+    apart = {row["control"]: (row["low"], row["high"]) for row in large["controls"]}
+    assert apart["multi_scale"][0] < -0.5 < apart["multi_scale"][1] < 0 and list(apart) == [
+        "reduced",
+        "multi_scale",
+        "enlarged",
+    ]
+    result = ModelResult("unsure", 16, evaluator.rows(cells), cells)
+    evaluator.write([result], tmp_path)
+    evaluator.draw([result], tmp_path / "controls.png")
+    assert len((tmp_path / "resolution.controls.csv").read_text().splitlines()) == 1 + 3
+    plain = Resolution(ResolutionSettings(source="greys", sizes=(16, 32)))
+    again = plain.rows({name: cell for name, cell in cells.items() if not name.startswith("enlarged")})[1]
+    assert again["multi_scale_gain"] == -0.5 and "enlarged_gain" not in again
+    plain.draw([replace(result, rows=[small, again])], tmp_path / "plain.png")
+    with Image.open(tmp_path / "controls.png") as all_, Image.open(tmp_path / "plain.png") as fewer:
+        assert all_.width > 1.2 * fewer.width
+
+
+def test_enlarged_is_what_upsampled_measures(images, monkeypatch):
+    """Stripes of one pixel are there at 32, and not in what was reduced to 16 and enlarged."""
+
+    def striped(self, index):
+        label = index % CLASSES
+        grey = np.full((32, 32), (label + 0.5) / CLASSES * 255)
+        grey[:, ::2] += 12
+        grey[:, 1::2] -= 12
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB"), label
+
+    monkeypatch.setattr(Greys, "read", striped)
+    images(size=(32, 32))
+    model = Reader(wrong_where(lambda true, pixels, scale: pixels.diff(dim=-1).abs().mean((1, 2, 3)) < 0.05))
+    settings = {"source": "greys", "sizes": (16, 32)}
+    beside, alone = (
+        Resolution(ResolutionSettings(**settings, **more)) for more in ({"enlarged": True}, {"mode": "upsampled"})
+    )
+    row = beside.rows(dict(beside.run(model)))[1]
+    assert row["top1"] == 1.0 and row["enlarged_top1"] == alone.rows(dict(alone.run(model)))[1]["top1"] == 0.0
+    with pytest.raises(ValueError, match="--mode upsampled"):
+        ResolutionSettings(mode="upsampled", enlarged=True)
+
+
 def test_the_recall_of_every_class_is_a_file(images, tmp_path):
     images(count=64)
     evaluator = Resolution(ResolutionSettings(source="greys", sizes=(16, 32)))

@@ -33,8 +33,9 @@ from modalities.evaluation import (
 )
 from modalities.figures import RULE, curves, finish, name_panel, panels
 from modalities.files import file_safe, write_table
+from modalities.paired import ScoresByUnit, paired_rows, scores_by_unit
 from modalities.results import mean_of_seeds
-from modalities.vision.evaluation import ImageEvaluator
+from modalities.vision.evaluation import ImageEvaluator, write_controls
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
 from modalities.vision.scoring import auc, calibrated, class_scores
@@ -50,6 +51,22 @@ SCALES = tuple(2 ** (k / 4) for k in range(-4, 5))  # of the logits, among which
 ENOUGH = 0.9  # share of the images that reach a default size
 PROBED = 256  # images by which default sizes are chosen
 MOST_SCORED = 64  # classes of which a cell keeps every logit
+# Of a larger size: the column that says what reading large gains over a control, and the title of its panel.
+CONTROLS = {
+    "reduced": (
+        Score("gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False),
+        "Read large, minus reduced first",
+    ),
+    "multi_scale": (
+        Score("multi_scale_gain", "top-1 − top-1 of the mean of sizes", linear=True, tabled=False),
+        "Read large, minus the mean of sizes",
+    ),
+    "enlarged": (
+        Score("enlarged_gain", "top-1 − top-1 of the enlarged", linear=True, tabled=False),
+        "Read large, minus enlarged, no more to see",
+    ),
+}
+ENLARGED, REFERENCE = "enlarged ", "reference "  # what a cell's name starts with that is no point of the curve
 _CHOICES = {"mode": MODES, "fit": ("extend", "crop")}
 
 
@@ -71,17 +88,23 @@ class ResolutionSettings(SizeSettings):
             `aspect`, else "crop", as in training.
         tune_temperature: measure also with one factor on all attention logits, chosen at each size.
         recalibrate: score also logits/T + b, T and the classes' b fitted on labels at the training size alone.
+        enlarged: read every image also as "upsampled" would, beside itself: the control without new detail.
     """
 
     mode: str = option("native", "native, resized (enlarges too small images), or upsampled from the training size")
     fit: str | None = option(None, "crop (default), or extend to the aspect (default with --aspect)")
     tune_temperature: bool = option(False, "also with logits scaled at each size; marked as tuned")
     recalibrate: bool = option(False, "also with temperature and biases fitted at the training size alone; marked")
+    enlarged: bool = option(False, "also reduced to the training size and enlarged: the control without new detail")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
+        if self.enlarged and self.mode == "upsampled":
+            raise ValueError(
+                "--enlarged is what --mode upsampled measures: expected --mode native or resized beside it"
+            )
 
     @property
     def fitting(self) -> str:
@@ -98,8 +121,11 @@ class Resolution(ImageEvaluator):
     ratio's denominator. Images that cannot be decoded, and in native mode those too small for one of the sizes, are left out
     and counted as `skipped`. With five classes or fewer there is no top-5.
 
-    `reduced_top1` is the control of a larger size: the best top-1 among the smaller sizes measured, which is what the same
-    images give when they are reduced before the model; `gain` is top-1 less that.
+    The controls of a larger size, each with a column of what reading large gains over it (`CONTROLS`): `reduced_top1`, the best
+    top-1 among the smaller sizes measured, which is what the same images give when they are reduced before the model;
+    `multi_scale_top1`, of the mean of the probabilities at every size measured up to it (up to MOST_SCORED classes);
+    with `enlarged`, `enlarged_top1`, of the images reduced to the training size and enlarged again. EVAL.controls.csv has
+    top-1 less each of them, with 95% intervals over the groups. `chance_top1` is the share of the most frequent class.
 
     `top1_standard_error` is over the groups that the source names, such as fonts (over images where it names none, or
     one), and so are paired differences of top-1.
@@ -135,7 +161,10 @@ class Resolution(ImageEvaluator):
         Score("recalibrated_balanced_accuracy"),
         Score("recalibrated_ece"),
         Score("reduced_top1"),
-        Score("gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False),
+        Score("multi_scale_top1"),
+        Score("enlarged_top1"),
+        Score("chance_top1", tabled=False),
+        *(gain for gain, _ in CONTROLS.values()),
         Score("tuned_top1", "TUNED top-1 accuracy", linear=True),
         Score("tuned_ratio", "TUNED top-1 / top-1 at the training size", linear=True),
         Score("tuned_scale"),
@@ -166,7 +195,9 @@ class Resolution(ImageEvaluator):
         trained = tuple(model.config.train_size)
         named = [("", shape) for shape in shapes]
         if trained not in shapes:
-            named = [("reference ", trained), *named]
+            named = [(REFERENCE, trained), *named]
+        if settings.enlarged:
+            named += [(ENLARGED, shape) for shape in shapes if min(shape) > min(trained)]
         every = [shape for _, shape in named] + [trained]
         count = min(settings.samples or len(images), len(images))
         small = set() if settings.mode != "native" else images.too_small(range(count), every, settings.fitting)
@@ -189,7 +220,8 @@ class Resolution(ImageEvaluator):
                 without = small.intersection(places)
                 name = f"{role}{height}x{width}/images={part.start}-{part.stop}"
                 name += f"/of {needed}" if without else ""  # here the numbers depend on the other sizes
-                data = {"shape": (height, width), "places": places, "small": without}
+                mode = "upsampled" if role == ENLARGED else settings.mode
+                data = {"shape": (height, width), "places": places, "small": without, "mode": mode}
                 cells.append(Cell(name, cost=len(places), data=data))
         return cells
 
@@ -207,7 +239,7 @@ class Resolution(ImageEvaluator):
         if model.config.num_classes <= MOST_SCORED:
             answers["logits"] = []
         places = [place for place in cell.data["places"] if place not in cell.data["small"]]
-        for images, labels, kept in self._loaded(model, places, shape, batch, skipped):
+        for images, labels, kept in self._loaded(model, places, shape, cell.data["mode"], batch, skipped):
             self._warm_up(model, images, shape)
             with meter:
                 logits = model(images)
@@ -244,10 +276,7 @@ class Resolution(ImageEvaluator):
             model(images)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
-        by_shape: dict[Shape, list[CellValue]] = {}
-        for name, cell in cells.items():
-            if not name.startswith("reference "):
-                by_shape.setdefault((cell["height"], cell["width"]), []).append(cell)
+        by_shape, enlarged = _by_shape(cells, ""), _by_shape(cells, ENLARGED)
         reference = [cell for cell in cells.values() if cell["trained"]]
         trained = _row(reference)["top1"]
         names = list(self.heldout.items.classes)
@@ -255,24 +284,33 @@ class Resolution(ImageEvaluator):
         if self.settings.recalibrate:
             fitted = _calibrations(reference)
             rows = [row | _recalibrated(mine, fitted) for row, mine in zip(rows, by_shape.values(), strict=True)]
-        for row in rows:
+        read: list[list[CellValue]] = []  # up to a row's size
+        for row, (shape, mine) in zip(rows, by_shape.items(), strict=True):
             for kind in ("", "tuned_"):
                 if f"{kind}top1" in row:
                     row[f"{kind}ratio"] = row[f"{kind}top1"] / trained if trained else math.nan
-            smaller = [other["top1"] for other in rows if other["size"] < row["size"]]
-            row |= {"reduced_top1": max(smaller), "gain": row["top1"] - max(smaller)} if smaller else {}
-        return sorted(rows, key=lambda row: row["size"])
+            controls = (
+                {"reduced": max(map(_answers, read), key=np.mean), "multi_scale": _mean_of_sizes([*read, mine])}
+                if read
+                else {}
+            )
+            if shape in enlarged:
+                controls["enlarged"] = _answers(enlarged[shape])
+            row |= _gains(mine, controls)
+            read.append(mine)
+        return rows
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """Top-1 of every group, pooled by its images."""
-        if name.startswith("reference "):
+        if name.startswith((REFERENCE, ENLARGED)):
             return
         right = np.array(cell["said"]) == np.array(cell["labels"])
         for group, one in zip(cell["groups"], right.tolist(), strict=True):
             yield Observed(cell["size"], group, "top1", float(one), pooled="all")
 
     def write(self, results: list[ModelResult], out: Path) -> None:
-        """resolution.MODEL.classes.tsv: the recall of each class at every size."""
+        """EVAL.MODEL.classes.tsv: the recall of each class at every size. EVAL.controls.csv: top-1 less each control."""
+        write_controls(out / f"{self.name}.controls.csv", results, "top1")
         for result in results:
             if any("per_class" not in row for row in result.rows):
                 continue  # a mean of seeds, or of an earlier version
@@ -337,7 +375,7 @@ class Resolution(ImageEvaluator):
             )
 
     def _loaded(
-        self, model: VisionTransformer, places: list[int], shape: Shape, batch: int, skipped: Counter[str]
+        self, model: VisionTransformer, places: list[int], shape: Shape, mode: str, batch: int, skipped: Counter[str]
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Images (B, 3, height, width) on the model's device, labels (B,) and places (B,), a batch at a time; images that
         cannot be decoded are counted by reason in `skipped`."""
@@ -350,7 +388,7 @@ class Resolution(ImageEvaluator):
                     raise ValueError(
                         f"{self.heldout.name!r} has an image of class {label}; the model has {classes} classes"
                     )
-                pixels = model.pixels(image, *shape, mode=self.settings.mode, fit=self.settings.fitting)
+                pixels = model.pixels(image, *shape, mode=mode, fit=self.settings.fitting)
                 found.append((pixels, label, place))
             except BadImage as error:
                 skipped[error.reason] += 1
@@ -360,16 +398,26 @@ class Resolution(ImageEvaluator):
                 yield torch.stack(images).to(like), torch.tensor(labels), torch.tensor(kept)
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """Top-1 against size; what reading large gains over reducing first (the control); tuned top-1 if any."""
+        """Top-1 against size, with chance; what reading large gains over each control measured; tuned top-1 if any."""
         results = mean_of_seeds(results, self.axis.column)
         by_column = {score.column: score for score in self.scores}
-        tuned = any("tuned_top1" in row for result in results for row in result.rows)
-        figure, axes = panels(1, 2 + tuned, width=4.9, height=4.2)
-        named = {"top1": "Top-1", "gain": "Read large, minus reduced first", "tuned_top1": "Top-1, TUNED at each size"}
-        for axis, (column, name) in zip(axes, named.items(), strict=False):
+        columns = {name for result in results for row in result.rows for name in row}
+        chance = [(row["size"], row["chance_top1"]) for row in results[0].rows if "chance_top1" in row]
+        gains = {score.column: title for score, title in CONTROLS.values()}
+        named = {
+            "top1": "Top-1; dotted: chance" if chance else "Top-1",
+            **gains,
+            "tuned_top1": "Top-1, TUNED at each size",
+        }
+        named = {column: name for column, name in named.items() if column in columns}
+        figure, axes = panels(1, len(named), width=4.9, height=4.2)
+        for axis, (column, name) in zip(axes, named.items(), strict=True):
             curves(axis, results, by_column[column], self.axis)
             name_panel(axis, name)
-        axes[1].axhline(0.0, **RULE)
+            if column in gains:
+                axis.axhline(0.0, **RULE)
+        if chance:
+            axes[0].plot(*zip(*chance, strict=True), **RULE | {"linestyle": ":"})
         finish(figure, axes, results, path)
 
 
@@ -432,11 +480,66 @@ def _row(cells: list[CellValue]) -> dict[str, Any]:
 
 
 def _standard_error(cells: list[CellValue], top1: float) -> float:
-    """Of the share that is right, over groups; over images where each is its own group, or all are of one."""
+    """Of the share that is right, over groups or images (`_units`)."""
+    units = _units(cells)
+    if len(set(units)) == len(units):
+        return math.sqrt(top1 * (1 - top1) / len(units))
+    return clustered_error(_answers(cells), units)
+
+
+def _units(cells: list[CellValue]) -> list[str]:
+    """What errors are over: the group of each image; the images themselves where all are of one group."""
     groups = [group for cell in cells for group in cell["groups"]]
-    if len(set(groups)) in (1, len(groups)):
-        return math.sqrt(top1 * (1 - top1) / len(groups))
-    return clustered_error((_gathered(cells, "said") == _gathered(cells, "labels")).astype(float), groups)
+    return groups if len(set(groups)) > 1 else [str(n) for n in range(len(groups))]
+
+
+def _by_shape(cells: Mapping[str, CellValue], role: str) -> dict[Shape, list[CellValue]]:
+    """The cells whose name starts with a role, by shape, smallest first; those of a shape in the images' order."""
+    found: dict[Shape, list[tuple[int, CellValue]]] = {}
+    for name, cell in cells.items():
+        if name.startswith(role) if role else name[0].isdigit():
+            start = int(name.partition("images=")[2].partition("-")[0])
+            found.setdefault((cell["height"], cell["width"]), []).append((start, cell))
+    ordered = sorted(found.items(), key=lambda item: min(item[0]))
+    return {shape: [cell for _, cell in sorted(mine, key=lambda part: part[0])] for shape, mine in ordered}
+
+
+def _answers(cells: list[CellValue]) -> np.ndarray:
+    """(N,) 1 where the answer is right, else 0."""
+    return (_gathered(cells, "said") == _gathered(cells, "labels")).astype(float)
+
+
+def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray | None:
+    """(N,) as `_answers`, of the mean of the probabilities at every size; None without the logits of the same images at all."""
+    labels = [_gathered(cells, "labels") for cells in sizes]
+    if not all("logits" in cell for cells in sizes for cell in cells) or any(len(x) != len(labels[0]) for x in labels):
+        return None
+    read = [torch.from_numpy(_gathered(cells, "logits")).softmax(1) for cells in sizes]
+    return (torch.stack(read).mean(0).argmax(1).numpy() == labels[-1]).astype(float)
+
+
+def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
+    """Columns of a row: top-1 by each control and what is gained over it; under `controls` with 95% intervals over units."""
+    answers, units = _answers(cells), _units(cells)
+
+    def by_unit(right: np.ndarray) -> ScoresByUnit:
+        return scores_by_unit(
+            Observed(None, unit, "top1", one, pooled="all") for unit, one in zip(units, right.tolist(), strict=True)
+        )
+
+    labels = _gathered(cells, "labels")
+    found: dict[str, Any] = {"chance_top1": float(np.bincount(labels).max() / len(labels))}
+    found |= {"groups": len(set(units)), "controls": []}
+    for name, theirs in controls.items():
+        if theirs is None or len(theirs) != len(answers):
+            continue  # of other images
+        (row,) = paired_rows([by_unit(answers)], [by_unit(theirs)])
+        found |= {f"{name}_top1": row["against_value"], CONTROLS[name][0].column: row["difference"]}
+        found["controls"].append(
+            {"control": name, "value": row["value"], "control_value": row["against_value"]}
+            | {column: row[column] for column in ("difference", "low", "high")}
+        )
+    return found
 
 
 def _keep(answers: dict[str, list[Any]], logits: Tensor, labels: Tensor, places: Tensor) -> None:

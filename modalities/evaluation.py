@@ -188,6 +188,11 @@ class Evaluator(ABC):
         """The place of training on the axis."""
         return model.config.train_context
 
+    @property
+    def trained_range(self) -> tuple[int, ...]:
+        """Least and greatest place of training on the axis, for models that `trained_on` trained at several; else ()."""
+        return ()
+
     def longest(self, model: Any) -> int | None:
         """The greatest length for which the model has positions; None where it has no table of them."""
         return getattr(model.config, "max_context", None)

@@ -279,15 +279,17 @@ def position_curves(
 
 
 def mark_training(axis, results: Sequence[ModelResult], along: Axis = LENGTH) -> None:
-    """A dashed line at each place of training in view, named above the panel, where no curve runs."""
+    """Dashed lines at places of training in view, two at the ends of a range, named above the panel, where no curve runs."""
     low, high = axis.get_xlim()
-    for trained_at in sorted({result.trained_at for result in results}):
-        if low <= trained_at <= high:
-            axis.axvline(trained_at, **RULE | {"linestyle": (0, (4, 3))})
-            place = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
-            axis.annotate(
-                f"trained at {along.tick(trained_at)}", (trained_at, 1.01), fontsize=7.5, color="0.35", **place
-            )
+    for places in sorted({result.trained_range or (result.trained_at,) for result in results}):
+        seen = [place for place in places if low <= place <= high]
+        for place in seen:
+            axis.axvline(place, **RULE | {"linestyle": (0, (4, 3))})
+        if seen or low <= places[0] < high <= places[-1]:
+            name = "trained at " + " to ".join(map(along.tick, places))
+            at = math.sqrt(max(low, places[0]) * min(high, places[-1]))
+            where: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+            axis.annotate(name, (at, 1.01), fontsize=7.5, color="0.35", **where)
 
 
 def name_panel(axis, text: str, **style: Any) -> None:

@@ -89,6 +89,7 @@ class ModelResult:
     seconds: float = 0.0
     group: str = ""  # models of one group are seeds of one set-up: tables and figures show their mean
     source: str | None = None  # of held-out data; None for evaluators that have none
+    trained_range: tuple[int, ...] = ()  # least and greatest place of training where it was at several; else empty
 
 
 def unconverged(results: Sequence[ModelResult], score: Score, axis: str) -> list[ModelResult]:
@@ -176,6 +177,7 @@ def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
         seconds=sum(member.seconds for member in members),
         group=first.group,
         source=first.source,
+        trained_range=first.trained_range,
         low=reduced(lambda values: _extreme(min, values)),
         high=reduced(lambda values: _extreme(max, values)),
         deviation=reduced(_deviation),

@@ -114,6 +114,7 @@ class Measurement:
             label=label,
             method=self.target.method,
             trained_at=evaluator.trained_at(model),
+            trained_range=evaluator.trained_range,
             rows=evaluator.rows(values),
             cells=values,
             weights=store.key["weights"],

@@ -70,6 +70,7 @@ def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
                 f"{path} was measured by version {version} of {evaluator.name}; expected {evaluator.version}"
             )
         content["trained_at"] = content.pop(evaluator.axis.trained)
+        content["trained_range"] = tuple(content.get("trained_range", ()))
         names = {field.name for field in dataclasses.fields(ModelResult)}
         results.append(ModelResult(**{name: value for name, value in content.items() if name in names}))
     for path, found in settings.items():

@@ -11,7 +11,7 @@ from modalities.files import write_table
 from modalities.heldout import Heldout
 from modalities.vision.data import DEFAULT_SOURCE, HeldoutImages, heldout_by, heldout_name, open_heldout
 
-__all__ = ["ImageEvaluator", "write_controls"]
+__all__ = ["ImageEvaluator", "sizes_of_training", "write_controls"]
 
 
 class ImageEvaluator(Evaluator):
@@ -22,12 +22,22 @@ class ImageEvaluator(Evaluator):
         self.source = self.settings.source or (heldout_by(self.trained_on) if self.trained_on else DEFAULT_SOURCE)
 
     @property
+    def trained_range(self) -> tuple[int, ...]:
+        return sizes_of_training(self.trained_on)
+
+    @property
     def heldout(self) -> Heldout[HeldoutImages]:
         return open_heldout(self.source)
 
     @property
     def source_name(self) -> str:
         return heldout_name(self.source)
+
+
+def sizes_of_training(trained_on: Mapping[str, Any]) -> tuple[int, ...]:
+    """Least and greatest shorter side of `data.shapes`, in pixels; () where training was at one size."""
+    sides = [min(map(int, shape.split("x"))) for shape in trained_on.get("shapes") or ()]
+    return (min(sides), max(sides)) if len(set(sides)) > 1 else ()
 
 
 def write_controls(path: Path, results: Sequence[ModelResult], score: str) -> None:

@@ -37,7 +37,7 @@ from modalities.paired import Observed, t_quantile
 from modalities.results import mean_of_seeds
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import HeldoutScenes, heldout_by, heldout_name, open_scenes
-from modalities.vision.evaluation import write_controls
+from modalities.vision.evaluation import sizes_of_training, write_controls
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, check_objects, cut, window_on
@@ -119,6 +119,10 @@ class SceneEvaluator(Evaluator):
     @property
     def source_name(self) -> str:
         return heldout_name(self.source)
+
+    @property
+    def trained_range(self) -> tuple[int, ...]:
+        return sizes_of_training(self.trained_on)
 
     def trained_at(self, model: VisionTransformer) -> int:
         return min(model.config.train_size)

@@ -16,10 +16,10 @@ from torch import nn
 
 from modalities.cost import Meter
 from modalities.evaluation import ModelResult
-from modalities.figures import styles_of
+from modalities.figures import curves, panels, styles_of
 from modalities.heldout import Heldout
 from modalities.paired import t_quantile
-from modalities.results import SeedMean, mean_of_seeds
+from modalities.results import Score, SeedMean, mean_of_seeds
 from modalities.vision import VisionConfig, VisionTransformer, evaluation
 from modalities.vision import data as data_module
 from modalities.vision import model as model_module
@@ -484,6 +484,20 @@ def test_the_figure_draws_seeds_and_tuned_numbers(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
     with Image.open(path) as tuned, _drawn(models[2:], tmp_path / "plain.png") as plain:
         assert tuned.width > 1.3 * plain.width  # a panel of its own
+
+
+def test_training_at_several_sizes_is_a_range_of_the_figure():
+    data = {"source": "folder:a", "shapes": ["64x64", "128x128", "64x144"]}
+    assert (
+        Resolution(None, data).trained_range == (64, 128)
+        and Resolution(None, {"source": "folder:a"}).trained_range == ()
+    )
+    _, (axis,) = panels(1, 1, width=3, height=3)
+    several = replace(result("goat.a", (0.8, 0.5)), trained_range=(64, 128))
+    for models, named in (([several], ["trained at 64 to 128"]), ([result("b", (0.8, 0.5))], ["trained at 96"])):
+        axis.clear()
+        curves(axis, mean_of_seeds(models, "size"), Score("top1"), Resolution.axis)
+        assert [text.get_text() for text in axis.texts] == named
 
 
 def _drawn(models, path):

@@ -119,12 +119,13 @@ class LengthSettings(Settings):
     seed: int = option(42, "of every random draw")
 
     factors: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32)  # default lengths, in training lengths
+    counted: ClassVar[str] = "tokens"  # what lengths count
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lengths is not None:
             if not self.lengths or min(self.lengths) < 2:
-                raise ValueError(f"lengths must be token counts of at least 2, got {list(self.lengths)}")
+                raise ValueError(f"lengths must be at least 2 {self.counted}, got {list(self.lengths)}")
             object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
 
     def resolved_lengths(self, train_context: int) -> tuple[int, ...]:

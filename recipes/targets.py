@@ -22,7 +22,7 @@ from recipes.config import ConfigError, merge, parse_value, set_nested
 from recipes.registry import find_recipe
 from recipes.runs import load_run, stored_recipe
 from zoo import list_models, load_model
-from zoo.naming import nearest
+from zoo.naming import did_you_mean, nearest
 from zoo.pretrained import manifest, resolve_tag
 from zoo.registry import create_model, model_entry, saved_modality
 
@@ -238,7 +238,13 @@ def _folder(name: str) -> tuple[Any, str, tuple[Any, Any], tuple[Any, Any], Mapp
 def _registered(name: str) -> tuple[Any, str, tuple[Any, Any], tuple[Any, Any], Mapping[str, Any], str]:
     if "/" in name:
         raise CommandError(f"no run folder {name!r}")
-    model_entry(name)
+    try:
+        model_entry(name)
+    except ValueError as error:
+        baselines = [known for modality in _installed() for known in modality.baselines]
+        if hint := did_you_mean(name, baselines):
+            raise CommandError(f"no model or baseline {name!r}; {hint}baselines are {', '.join(baselines)}") from error
+        raise
     trained = "." in name
     card = manifest()[resolve_tag(name)] if trained else {}
     if not trained:

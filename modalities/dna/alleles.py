@@ -164,12 +164,14 @@ def haplotypes(genome: Genome, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class HaplotypeScores:
-    """Of a window: nats and bases that count, in all of it and in its two flanks."""
+    """Of a window: nats and bases that count, in all of it and in its two flanks; `behind`: those of them that are read after
+    the allele, on one strand or another."""
 
     nats: float
     counted: int
     flank_nats: float
     flank_counted: int
+    behind: int
 
 
 def score_haplotypes(
@@ -192,13 +194,17 @@ def score_haplotypes(
             windows = np.stack([np.frombuffer(different[n][0], np.uint8) for n in alike[part]])
             scores = score_windows(model, windows, by_base=True, rest=True, **options)
             for n, nats, bases in zip(alike[part], scores.nll.numpy(), scores.bases.numpy(), strict=True):
-                found[n] = _sums(nats, bases, *different[n][1:])
+                found[n] = _sums(nats, bases, *different[n][1:], both=options["strands"] == "both")
     return [(found[reference], found[alternative]) for reference, alternative in pairs]
 
 
-def _sums(nats: np.ndarray, bases: np.ndarray, left: int, right: int) -> HaplotypeScores:
-    flanks = np.r_[0:left, len(nats) - right : len(nats)]
-    return HaplotypeScores(float(nats.sum()), int(bases.sum()), float(nats[flanks].sum()), int(bases[flanks].sum()))
+def _sums(nats: np.ndarray, bases: np.ndarray, left: int, right: int, *, both: bool) -> HaplotypeScores:
+    before, after = np.arange(left), np.arange(len(nats) - right, len(nats))
+    flanks = np.concatenate([before, after])
+    behind = int(bases[flanks if both else after].sum())
+    return HaplotypeScores(
+        float(nats.sum()), int(bases.sum()), float(nats[flanks].sum()), int(bases[flanks].sum()), behind
+    )
 
 
 UNEVEN = "unknown bases that do not count alike in the two windows"
@@ -211,7 +217,8 @@ def effect(
     """What rows say of a change: NaN where there are no scores, or where other bases count in the two windows.
 
     llr_nats, llr_bits: log p(alternative window) − log p(reference window).
-    flank_llr_nats: the same of the bases of the flanks alone, which both windows have, whatever an indel adds or takes away.
+    flank_llr_nats: the same of the bases of the flanks alone, which both windows have, whatever an indel adds or takes away;
+    NaN where no base that counts is read after the alleles, as behind the last base of a contig on one strand.
     ref_bits_per_base, alt_bits_per_base: −log₂ p of a window over its bases.
     window, flank: bases of the longer window, and of both flanks together.
     """
@@ -228,6 +235,7 @@ def effect(
     if scores is not None and not reason:
         llr = reference.nats - alternative.nats
         bits = [one.nats / one.counted / BIT for one in scores]
-        values = dict(zip(names, (llr, llr / BIT, reference.flank_nats - alternative.flank_nats, *bits), strict=True))
+        flank = reference.flank_nats - alternative.flank_nats if reference.behind else math.nan
+        values = dict(zip(names, (llr, llr / BIT, flank, *bits), strict=True))
     sizes = {"window": max(placed.sizes), "flank": placed.left + placed.right} if placed else {"window": 0, "flank": 0}
     return values | sizes | {"reason": reason}

@@ -95,6 +95,7 @@ class DnaLengthSettings(LengthSettings, DnaSettings):
     )
 
     factors: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32, 64)
+    counted: ClassVar[str] = "bases"
 
 
 class DnaEvaluator(Evaluator):

@@ -36,7 +36,7 @@ _INFO_COLUMN = 7
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One alternative allele. Positions count from 1, as in VCF; alleles are upper case; `line` is that of the file."""
+    """One alternative allele. Positions count from 1, as in VCF; sequences are upper case; `line` is that of the file."""
 
     chrom: str
     pos: int
@@ -65,15 +65,18 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
         yield from _vcf(itertools.islice(_lines_of_bcf(path), 1, None), path)
         return
     try:
-        with opened(Path(path)) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+        with opened(Path(path)) as raw, _text_of(raw) as file:
             lines = _lines(file, path)
             first = next(lines, "")
             vcf = first.startswith(("##", "#CHROM"))
             yield from _vcf(lines, path) if vcf else _table(lines, first, path)
     except csv.Error as error:
         raise ValueError(f"{path}: not a table: {error}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text, nor BCF: expected a VCF, or a table of {', '.join(COLUMNS)}") from error
+
+
+def _text_of(raw: IO[bytes]) -> TextIO:
+    """UTF-8; what is not becomes surrogates, which `_lines` finds, so that its line can be named."""
+    return io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
 def _is_bcf(path: str | Path) -> bool:
@@ -143,6 +146,11 @@ def _lines(file: TextIO, path: str | Path) -> Iterator[str]:
         number += 1
         if len(line) > _LONGEST_LINE:
             raise ValueError(f"{path} line {number}: more than {_LONGEST_LINE:,} characters, the most of a line")
+        if not line.isascii() and (wrong := re.search("[\udc80-\udcff]", line)):
+            raise ValueError(
+                f"{path} line {number}: byte {ord(wrong[0]) - 0xDC00:#x} is not UTF-8; expected a VCF or BCF, or a table of "
+                f"{', '.join(COLUMNS)}"
+            )
         yield line
 
 
@@ -161,7 +169,7 @@ def _vcf(lines: Iterator[str], path: str | Path) -> Iterator[Variant]:
 
 def _table(lines: Iterator[str], header: str, path: str | Path) -> Iterator[Variant]:
     separator = "\t" if "\t" in header else ","
-    names = [name.strip().lower().lstrip("#\ufeff") for name in header.split(separator)]
+    names = [name.strip().lower().lstrip("#\ufeff") for name in next(csv.reader([header], delimiter=separator), [])]
     for wanted in COLUMNS:
         if wanted not in names:
             raise ValueError(
@@ -183,10 +191,15 @@ def _table(lines: Iterator[str], header: str, path: str | Path) -> Iterator[Vari
 def _alleles(chrom: str, pos: str, name: str, ref: str, alts: str, where: str, line: int) -> Iterator[Variant]:
     if not (pos.isascii() and pos.isdigit() and len(pos) <= _LARGEST):
         raise ValueError(f"{where}: position {pos[:40]!r} is not a whole number")
-    for alt in alts.upper().split(","):
+    for alt in _split(alts):
         yield Variant(
             sys.intern(chrom), int(pos), name, ref.upper(), alt, line, _unscorable(int(pos), ref.upper(), alt)
         )
+
+
+def _split(alts: str) -> list[str]:
+    """Alternative alleles: sequences in upper case; symbolic alleles and breakends, which name contigs, as they are."""
+    return [alt if set("<>[]") & set(alt) else alt.upper() for alt in alts.split(",")]
 
 
 def _unscorable(pos: int, ref: str, alt: str) -> str:
@@ -237,8 +250,26 @@ def annotated_suffix(path: str | Path) -> str:
 
 
 def check_annotation(path: str | Path, fields: Sequence[InfoField]) -> None:
-    """ValueError where a file is no VCF or BCF with an INFO column, or has one of these INFO fields already; ImportError where
-    writing it needs pysam, which is not installed."""
+    """Whether these INFO fields can be added to all of a file.
+
+    Raises:
+        ValueError: for a file that is no VCF or BCF, has no INFO column, in its header or in a line, or has one of the fields.
+        ImportError: where writing it needs pysam, which is not installed.
+    """
+    _check_header(path, fields)
+    if not _is_bcf(path):
+        with opened(Path(path)) as file:
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), start=1):
+                if not line.startswith((b"#", b"\xef\xbb\xbf#")) and line.strip():
+                    _check_columns(f"{path} line {number}", line.count(b"\t") + 1)
+
+
+def _check_columns(where: str, columns: int) -> None:
+    if columns <= _INFO_COLUMN:
+        raise ValueError(f"{where}: {columns} tab-separated columns; INFO is the {_INFO_COLUMN + 1}th")
+
+
+def _check_header(path: str | Path, fields: Sequence[InfoField]) -> None:
     if annotated_suffix(path) == ".vcf":
         header: Iterable[str] = _vcf_header(path)
     else:
@@ -284,7 +315,7 @@ def write_annotated(
     Raises:
         ValueError: where the file is not the one that the rows are of, and as `read_variants` and `check_annotation` do.
     """
-    check_annotation(path, list(fields.values()))
+    _check_header(path, list(fields.values()))
     rest = iter(rows)
     if (suffix := annotated_suffix(path)) == ".bcf":
         _write_bcf(path, out, fields, rest)
@@ -320,8 +351,7 @@ def _write_vcf(
             continue
         columns = body.split(b"\t")
         where = f"{path} line {number}"
-        if len(columns) <= _INFO_COLUMN:
-            raise ValueError(f"{where}: {len(columns)} tab-separated columns; INFO is the {_INFO_COLUMN + 1}th")
+        _check_columns(where, len(columns))
         chrom, pos, _, ref, alts = (column.decode("utf-8", "replace") for column in columns[:5])
         values = _values(where, fields, chrom, pos, ref, alts, rows)
         if values:
@@ -355,7 +385,7 @@ def _values(
     where: str, fields: Mapping[str, InfoField], chrom: str, pos: str, ref: str, alts: str, rows: Iterator[Any]
 ) -> dict[str, list[float]]:
     """The values of a record's alternative alleles by INFO field, from the next rows; none where all are missing."""
-    alleles = alts.upper().split(",")
+    alleles = _split(alts)
     mine = list(itertools.islice(rows, len(alleles)))
     same = [(row["chrom"], str(row["pos"]), row["ref"], row["alt"]) for row in mine]
     if same != [(chrom, str(int(pos)), ref.upper(), alt) for alt in alleles]:

@@ -99,6 +99,18 @@ def test_every_length_reads_the_same_bases(source):
     assert all(np.array_equal(others[0], other) for other in others)
 
 
+def test_stretches_may_be_of_a_length_asked_for(source):
+    model = create_baseline("uniform", 16)
+    bits = of("bits", lengths=(16, 64), stretch=100, samples=2, **source)
+    assert {s.stop - s.start for cell in bits.cells(model) for s in cell.data["stretches"]} == {100}
+    with pytest.raises(ValueError, match="stretches of 50 bases hold no window of 64: at most --lengths 50"):
+        of("bits", lengths=(16, 64), stretch=50, **source).cells(model)
+    with pytest.raises(ValueError, match="stretch must be at least 2 bases, got 0"):
+        of("bits", stretch=0, **source)
+    with pytest.raises(ValueError, match="lengths must be at least 2 bases"):
+        of("bits", lengths=(0,), **source)
+
+
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:2"])
 def test_bits_are_the_mean_over_contigs_of_what_windows_cost(source, tokenizer):
     model = decoder(tokenizer)

@@ -59,12 +59,14 @@ def genome(tmp_path_factory):
     return annotated(tmp_path_factory.mktemp("genome") / "g.gb", skew=0.62)
 
 
-def tiny(tokenizer="bases"):
+def tiny(tokenizer="bases", **options):
     torch.manual_seed(2)
     vocabulary = load_tokenizer(tokenizer)
     sizes = dict(vocab_size=vocabulary.vocab_size, num_targets=vocabulary.num_targets, tokenizer=tokenizer)
     return DnaDecoder(
-        DnaConfig(dim=16, num_layers=1, num_heads=2, hidden_dim=24, train_context=WINDOW, position="alibi", **sizes)
+        DnaConfig(
+            dim=16, num_layers=1, num_heads=2, hidden_dim=24, train_context=WINDOW, position="alibi", **sizes, **options
+        )
     ).eval()
 
 
@@ -130,9 +132,9 @@ def test_auc_is_that_of_scikit_learn():
     assert math.isnan(auc(labels[:1], scores[:1], folds[:1], weights[:1]))
 
 
-@pytest.mark.parametrize("tokenizer", ["bases", "kmer:3"])
-def test_features_are_means_over_tokens(tokenizer):
-    model, codes = tiny(tokenizer), np.random.default_rng(1).integers(0, 4, (3, WINDOW)).astype(np.uint8)
+@pytest.mark.parametrize(("tokenizer", "options"), [("bases", {}), ("kmer:3", {}), ("bases", {"copy_orders": (8,)})])
+def test_features_are_means_over_tokens(tokenizer, options):
+    model, codes = tiny(tokenizer, **options), np.random.default_rng(1).integers(0, 4, (3, WINDOW)).astype(np.uint8)
     expected = [model.represent(decode(one)).numpy() for one in codes]
     np.testing.assert_allclose(mean_features(model, codes), expected, atol=1e-6)
 

@@ -131,7 +131,7 @@ def test_tables(tmp_path, text):
         ("c\t3\t.\tA\tC\n", r"line 1: no column 'chrom'.*expected a VCF"),
         ("chrom,pos,ref,alt\nc,3,A\n", r"line 2: 3 columns; the header has 4"),
         (gzip.compress(HEADER.encode() * 99, mtime=0)[:60], r"truncated or damaged"),
-        (b"\x89BCF\xff\xfe", r"not text, nor BCF"),
+        (b"\x89BCF\xff\xfe", r"line 1: byte 0x89 is not UTF-8; expected a VCF or BCF"),
         (b"BCF\x02\x02" + bytes(9), r"truncated or damaged BCF"),
         ("", r"line 1: no column 'chrom'"),
     ],
@@ -254,6 +254,17 @@ def test_windows_by_hand(tmp_path, pos, ref, alt, expected):
 # ---------------------------------------------------------------------------------------------------------------- ratios
 
 
+@pytest.mark.parametrize("strands", ["one", "both"])
+def test_flanks_that_nothing_reads_after_the_allele_have_no_ratio(files, strands):
+    """On one strand behind a contig's last base; on both the other strand reads the bases before it."""
+    text = letters(40)
+    rows = [("c", at, ".", text[at - 1], "ACGT"[("ACGT".index(text[at - 1]) + 1) % 4]) for at in (40, 39, 1)]
+    chosen = files({"c": text}, vcf(*rows), strands=strands, window=16)
+    last, before, first = rows_of(tiny(), chosen)
+    assert math.isnan(last["flank_llr_nats"]) is (strands == "one") and math.isfinite(last["llr_nats"])
+    assert all(math.isfinite(row["flank_llr_nats"]) and row["flank_llr_nats"] for row in (before, first))
+
+
 def test_ratios_by_composition(files):
     """A substitution's ratio is the difference of two letters, an indel's that of the letters it has; flanks have none."""
     text = "A" * 20 + "C" + "G" * 20
@@ -263,7 +274,8 @@ def test_ratios_by_composition(files):
     snv, insertion, deletion = rows_of(Composed(), chosen)
     assert snv["llr_nats"] == pytest.approx(2.0 - 0.5) and snv["llr_bits"] == pytest.approx(1.5 / math.log(2))
     assert insertion["llr_nats"] == pytest.approx(-2 * 0.5) and deletion["llr_nats"] == pytest.approx(2 * 3.0)
-    assert [row["flank_llr_nats"] for row in (snv, insertion, deletion)] == pytest.approx([0, 0, 0])
+    assert [row["flank_llr_nats"] for row in (snv, insertion)] == pytest.approx([0, 0])
+    assert math.isnan(deletion["flank_llr_nats"])  # its repeat ends the contig
     assert [row["flank"] for row in (snv, insertion, deletion)] == [
         29,
         28,

@@ -83,7 +83,7 @@ def test_all_formats_hold_the_same_variants(tmp_path, name):
         ("c", 9, ".", "AC", "<DEL>", True),
         ("c", 9, ".", "A", "*", True),
         ("d", 4, "x;y", "G", "T", False),
-        ("d", 800, "last", "G", "G]C:1]", True),
+        ("d", 800, "last", "G", "G]c:1]", True),
     ]
 
 
@@ -223,3 +223,34 @@ def test_bcf_without_pysam(tmp_path, monkeypatch):
 def _plain(folder):
     (folder / "p.vcf").write_text(TEXT)
     return folder / "p.vcf"
+
+
+def test_a_line_without_room_for_info_is_found_before_anything_is_measured(tmp_path):
+    path = tmp_path / "v.vcf"
+    path.write_text("\n".join((META[0], HEAD, RECORDS[0], "\t".join(RECORDS[0].split("\t")[:5]))) + "\n")
+    with pytest.raises(ValueError, match=r"v.vcf line 4: 5 tab-separated columns; INFO is the 8th"):
+        check_annotation(path, [InfoField("LLR", "")])
+
+
+def test_a_byte_that_is_not_utf8_is_named_with_its_line(tmp_path):
+    path = tmp_path / "v.vcf"
+    path.write_bytes("\n".join((META[0], HEAD, RECORDS[0])).encode() + b"\n20\t9\tcaf\xe9\tA\tC\n")
+    with pytest.raises(ValueError, match=r"v.vcf line 4: byte 0xe9 is not UTF-8; expected a VCF or BCF"):
+        list(read_variants(path))
+
+
+def test_breakends_keep_the_names_of_contigs(tmp_path):
+    columns = RECORDS[0].split("\t")
+    columns[3:5] = "a", "]chrX:55]a,<del>,t"
+    path = tmp_path / "v.vcf"
+    path.write_text("\n".join((META[0], HEAD, "\t".join(columns))) + "\n")
+    assert [variant.alt for variant in read_variants(path)] == ["]chrX:55]a", "<del>", "T"]
+    rows = rows_of(path, [math.nan, math.nan, 0.5])
+    write_annotated(path, tmp_path / "o.vcf", FIELDS, rows)
+    assert "LLR=.,.,0.5" in (tmp_path / "o.vcf").read_text()
+
+
+def test_the_header_of_a_table_may_be_quoted(tmp_path):
+    (tmp_path / "v.csv").write_text('"chrom","pos","ref","alt"\n"20","9","A","C"\n')
+    (variant,) = read_variants(tmp_path / "v.csv")
+    assert (variant.chrom, variant.pos, variant.ref, variant.alt) == ("20", 9, "A", "C")

@@ -657,3 +657,9 @@ def test_weights_of_further_seeds_are_one_group_by_name():
 
     both = [target("goat.glyphs", 0), target("goat.glyphs-s1", 1), target("alibi.glyphs", 0)]
     assert seed_groups(both, None) == dict.fromkeys(["goat.glyphs", "goat.glyphs-s1"], "goat.glyphs")
+
+
+@pytest.mark.parametrize(("name", "meant"), [("mixr", "mixer"), ("markov12", "markov-12"), ("uniformm", "uniform")])
+def test_mistyped_baselines_name_the_nearest(name, meant):
+    with pytest.raises(CommandError, match=f"no model or baseline '{name}'; did you mean '{meant}'"):
+        find_targets([name], {}, "cpu", "float32")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,13 +25,24 @@ from modalities.dna.evaluation import (
 from modalities.dna.scoring import BIT, score_windows, tokens_of
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
-from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score
+from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, Settings, option
 from modalities.figures import RULE, curves, finish, name_panel, panels, position_curves, styles_of
 from modalities.results import mean_of_seeds
 from zoo.model import ZooModel
 from zoo.slices import slices
 
-__all__ = ["LEFT_OUT", "Bits", "BitsSettings", "Likelihood", "by_contig", "mean", "summary", "view", "with_styles"]
+__all__ = [
+    "LEFT_OUT",
+    "Bits",
+    "BitsSettings",
+    "Likelihood",
+    "LikelihoodSettings",
+    "by_contig",
+    "mean",
+    "summary",
+    "view",
+    "with_styles",
+]
 
 CELL_BASES = 1 << 16  # in a cell, at least one stretch
 LEFT_OUT = Score("contigs_left_out", exception=True)
@@ -104,15 +115,28 @@ class Likelihood(DnaEvaluator):
 
 
 @dataclass(frozen=True)
-class BitsSettings(DnaLengthSettings, StrandSettings):
+class LikelihoodSettings(DnaLengthSettings, StrandSettings):
     """Lengths of windows, and strands."""
+
+
+@dataclass(frozen=True)
+class BitsSettings(LikelihoodSettings):
+    """As `LikelihoodSettings`, and the bases of the stretches that windows of every length are cut from."""
+
+    stretch: int | None = option(None, "bases of a stretch; default: 65,536, or the longest length beyond that")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stretch is not None and self.stretch < 2:
+            raise ValueError(f"stretch must be at least 2 bases, got {self.stretch}")
 
 
 class Bits(Likelihood):
     """NLL, bits per base and next-base accuracy against length, and bits by position in windows of the longest length.
 
     Whichever lengths are asked for, and of whichever model, stretches have 65,536 bases (less, a power of two, where contigs
-    have no room): a length is of the same bases in every table. A longer length alone makes them longer.
+    have no room), or `stretch`: a length is of the same bases in every table. Without `stretch`, a longer length alone makes
+    them longer.
     The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one. `change` is
     the difference to the next shorter length, and its standard error that of the mean of the stretches' own differences, far
     less than either length's: what stretches are easy is alike at every length.
@@ -121,6 +145,7 @@ class Bits(Likelihood):
     """
 
     name = "bits"
+    version = 2  # of older ones some had stretches of the longest length, whatever it was
     summary = "NLL, bits per base and next-base accuracy of held-out contigs against length, and bits by position"
     scores: tuple[Score, ...] = (
         Score("bits_per_base", "bits per base", linear=True),
@@ -128,12 +153,15 @@ class Bits(Likelihood):
         Score("token_accuracy", linear=True),
         LEFT_OUT,
     )
-    settings_class = BitsSettings
+    settings_class: ClassVar[type[Settings]] = BitsSettings
     paired_over = "contigs"
     default_stretch = 1 << 16
 
     def stretch(self, model: ZooModel) -> int:
-        return max(super().stretch(model), self._common(model))
+        longest, asked = super().stretch(model), self.settings.stretch
+        if asked is not None and asked < longest:
+            raise ValueError(f"stretches of {asked:,} bases hold no window of {longest:,}: at most --lengths {asked}")
+        return asked or max(longest, self._common(model))
 
     def _common(self, model: ZooModel | None) -> int:
         """Bases of stretches whose lengths ask for no more."""
@@ -142,7 +170,7 @@ class Bits(Likelihood):
     def show(self, results: list[ModelResult], console: Any) -> None:
         """That the bases are others than those of shorter lengths, where they are."""
         longest = max(row["length"] for result in results for row in result.rows)
-        if longest > (common := self._common(None)):
+        if self.settings.stretch is None and longest > (common := self._common(None)):
             console.print(
                 f"note: stretches have {longest:,} bases, the longest length, and not {common:,}: where no length is beyond "
                 "that, other bases are read",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from modalities.dna.baselines import BASELINES
-from modalities.dna.evaluators.bits import Bits, by_contig, parts, summary, view, with_styles
+from modalities.dna.evaluators.bits import Bits, LikelihoodSettings, by_contig, parts, summary, view, with_styles
 from modalities.dna.splits import Region
-from modalities.evaluation import Axis, CellValue, ModelResult, Observed, Score
+from modalities.evaluation import Axis, CellValue, ModelResult, Observed, Score, Settings
 from modalities.figures import RULE, finish, panels
 from modalities.results import SeedMean, compact, mean_of_seeds
 from zoo.model import ZooModel
@@ -27,8 +27,10 @@ class Contigs(Bits):
     """
 
     name = "contigs"
+    version = 1
     summary = "NLL, bits per base and next-base accuracy of each held-out contig at one length"
     scores: tuple[Score, ...] = (Score("bits_per_base"), Score("accuracy"), Score("token_accuracy"))
+    settings_class: ClassVar[type[Settings]] = LikelihoodSettings
     axis = Axis("contig", "held-out contig")
     paired_over = "stretches"
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from modalities.dna.evaluation import strands_of
-from modalities.dna.evaluators.bits import BitsSettings, mean
+from modalities.dna.evaluators.bits import LikelihoodSettings, mean
 from modalities.dna.evaluators.contigs import Contigs
 from modalities.dna.formats import read_features
 from modalities.dna.repeats import repetitive
@@ -27,8 +27,8 @@ ANNOTATED = ("coding", "non-coding")  # with a GenBank file
 
 
 @dataclass(frozen=True)
-class PartsSettings(BitsSettings):
-    """As `BitsSettings`, and an annotation of the held-out contigs."""
+class PartsSettings(LikelihoodSettings):
+    """As `LikelihoodSettings`, and an annotation of the held-out contigs."""
 
     genbank: str | None = option(None, "GenBank file with the held-out contigs' features, several with commas")
 

@@ -110,6 +110,8 @@ class Track(FileEvaluator):
             mine["stop"] = start + len(bits)
             mine["bases"] += int(np.isfinite(bits).sum())
             mine["bits"] += float(np.nansum(bits, dtype=np.float64))
+        if "bigwig" in (self.settings.formats or ()) and not any(row["bases"] for row in found.values()):
+            raise ValueError("no base of the regions has a value, and a bigWig cannot be empty; --formats bedgraph can")
         return [
             row | {"bits_per_base": row["bits"] / row["bases"] if row["bases"] else math.nan} for row in found.values()
         ]
@@ -117,11 +119,6 @@ class Track(FileEvaluator):
     def write(self, results: list[ModelResult], out: Path) -> None:
         """The table of regions and the tracks, one of each for each model."""
         formats = self.settings.formats or ("bedgraph",)
-        for result in results:  # before anything is written
-            if "bigwig" in formats and next(_known(result.cells), None) is None:
-                raise ValueError(
-                    f"{result.label}: no base of the regions has a value, and a bigWig cannot be empty; --formats bedgraph can"
-                )
         super().write(results, out)
         for result in results:
             for one in formats:

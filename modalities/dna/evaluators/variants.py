@@ -100,7 +100,9 @@ class Variants(FileEvaluator):
     """
 
     name = "variants"
-    version = 2  # windows of older ones hung on the spelling, and had one length
+    version = (
+        3  # 1: windows hung on the spelling, and had one length; 2: a flank that nothing reads after the allele was 0
+    )
     summary = "log-likelihood ratio of alternative to reference allele for every variant of a VCF, BCF or table"
     scores = (Score("llr_nats"),)
     settings_class = VariantSettings

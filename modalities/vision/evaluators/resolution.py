@@ -289,11 +289,10 @@ class Resolution(ImageEvaluator):
             for kind in ("", "tuned_"):
                 if f"{kind}top1" in row:
                     row[f"{kind}ratio"] = row[f"{kind}top1"] / trained if trained else math.nan
-            controls = (
-                {"reduced": max(map(_answers, read), key=np.mean), "multi_scale": _mean_of_sizes([*read, mine])}
-                if read
-                else {}
-            )
+            controls: dict[str, np.ndarray | None] = {}
+            if read:
+                controls["reduced"] = max(map(_answers, read), key=np.mean)
+                controls["multi_scale"] = _mean_of_sizes([*read, mine])
             if shape in enlarged:
                 controls["enlarged"] = _answers(enlarged[shape])
             row |= _gains(mine, controls)
@@ -514,8 +513,9 @@ def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray | None:
     labels = [_gathered(cells, "labels") for cells in sizes]
     if not all("logits" in cell for cells in sizes for cell in cells) or any(len(x) != len(labels[0]) for x in labels):
         return None
-    read = [torch.from_numpy(_gathered(cells, "logits")).softmax(1) for cells in sizes]
-    return (torch.stack(read).mean(0).argmax(1).numpy() == labels[-1]).astype(float)
+    mean = torch.stack([torch.from_numpy(_gathered(cells, "logits")).softmax(1) for cells in sizes]).mean(0)
+    said = mean.argmax(1).where(mean.isfinite().all(1), -1)
+    return (said.numpy() == labels[-1]).astype(float)
 
 
 def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray | None]) -> dict[str, Any]:

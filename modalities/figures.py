@@ -58,6 +58,7 @@ STYLES: dict[str, tuple[str, str]] = {
 SPARE = (("#1F77B4", "o"), ("#BCBD22", "s"), ("#8C564B", "D"), ("#E377C2", "^"), ("#17BECF", "v"), ("#7F7F7F", "p"))
 DASHES = ("-", "--", ":", "-.")
 ERROR_BAND = "standard error"
+NAME_WIDTH = 0.3  # of a panel, below which the names of two places of training are one
 SINGLE_SPAN = 0.1  # of octaves, over which models stand side by side where an axis has one place
 RULE = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
 
@@ -281,15 +282,21 @@ def position_curves(
 def mark_training(axis, results: Sequence[ModelResult], along: Axis = LENGTH) -> None:
     """Dashed lines at places of training in view, two at the ends of a range, named above the panel, where no curve runs."""
     low, high = axis.get_xlim()
+    names: list[tuple[float, str]] = []
     for places in sorted({result.trained_range or (result.trained_at,) for result in results}):
-        seen = [place for place in places if low <= place <= high]
-        for place in seen:
-            axis.axvline(place, **RULE | {"linestyle": (0, (4, 3))})
-        if seen or low <= places[0] < high <= places[-1]:
-            name = "trained at " + " to ".join(map(along.tick, places))
-            at = math.sqrt(max(low, places[0]) * min(high, places[-1]))
-            where: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
-            axis.annotate(name, (at, 1.01), fontsize=7.5, color="0.35", **where)
+        if places[0] > high or places[-1] < low:
+            continue
+        for place in places:
+            if low <= place <= high:
+                axis.axvline(place, **RULE | {"linestyle": (0, (4, 3))})
+        at, name = math.sqrt(max(low, places[0]) * min(high, places[-1])), " to ".join(map(along.tick, places))
+        if names and math.log(at / names[-1][0]) < NAME_WIDTH * math.log(high / low):
+            before, other = names.pop()
+            at, name = math.sqrt(at * before), f"{other}, {name}"
+        names.append((at, name))
+    where: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+    for at, name in names:
+        axis.annotate(f"trained at {name}", (at, 1.01), fontsize=7.5, color="0.35", **where)
 
 
 def name_panel(axis, text: str, **style: Any) -> None:

@@ -152,7 +152,7 @@ def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult
 
 def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
     first = members[0]
-    if len({(member.trained_at, member.method) for member in members}) > 1:
+    if len({(member.trained_at, member.trained_range, member.method) for member in members}) > 1:
         raise ValueError(
             f"{', '.join(m.label for m in members)} are not seeds of one set-up: they were trained differently"
         )

@@ -105,6 +105,8 @@ def test_stretches_may_be_of_a_length_asked_for(source):
     assert {s.stop - s.start for cell in bits.cells(model) for s in cell.data["stretches"]} == {100}
     with pytest.raises(ValueError, match="stretches of 50 bases hold no window of 64: at most --lengths 50"):
         of("bits", lengths=(16, 64), stretch=50, **source).cells(model)
+    with pytest.raises(ValueError, match="--stretch 9000: the longest held-out region has"):
+        of("bits", lengths=(16,), stretch=9000, **source).cells(model)
     with pytest.raises(ValueError, match="stretch must be at least 2 bases, got 0"):
         of("bits", stretch=0, **source)
     with pytest.raises(ValueError, match="lengths must be at least 2 bases"):

@@ -29,7 +29,7 @@ from modalities.vision.evaluators.resolution import SCALES, Resolution, Resoluti
 from modalities.vision.images import BadImage, ImageSet
 from modalities.vision.shapes import width_to_height
 from modalities.vision.transforms import eval_transform, preprocess
-from recipes.report import print_results, write_results
+from recipes.report import load_results, print_results, write_results
 from tests.launching import ROOT, command
 
 CLASSES = 8
@@ -486,7 +486,7 @@ def test_the_figure_draws_seeds_and_tuned_numbers(tmp_path):
         assert tuned.width > 1.3 * plain.width  # a panel of its own
 
 
-def test_training_at_several_sizes_is_a_range_of_the_figure():
+def test_training_at_several_sizes_is_a_range_of_the_figure(tmp_path):
     data = {"source": "folder:a", "shapes": ["64x64", "128x128", "64x144"]}
     assert (
         Resolution(None, data).trained_range == (64, 128)
@@ -494,10 +494,25 @@ def test_training_at_several_sizes_is_a_range_of_the_figure():
     )
     _, (axis,) = panels(1, 1, width=3, height=3)
     several = replace(result("goat.a", (0.8, 0.5)), trained_range=(64, 128))
-    for models, named in (([several], ["trained at 64 to 128"]), ([result("b", (0.8, 0.5))], ["trained at 96"])):
+    inside = replace(several, trained_range=(64, 400))
+    for models, named, lines in (
+        ([several], ["trained at 64 to 128"], [128]),  # of 96 to 192
+        ([inside], ["trained at 64 to 400"], []),
+        ([result("b", (0.8, 0.5))], ["trained at 96"], [96]),
+        ([several, result("b", (0.8, 0.5))], ["trained at 64 to 128, 96"], [128, 96]),
+        ([several, result("b", (0.8, 0.5)), replace(several, label="goat.c")], ["trained at 64 to 128, 96"], [128, 96]),
+    ):
         axis.clear()
-        curves(axis, mean_of_seeds(models, "size"), Score("top1"), Resolution.axis)
+        curves(axis, models, Score("top1"), Resolution.axis)
         assert [text.get_text() for text in axis.texts] == named
+        assert [line.get_xdata()[0] for line in axis.lines if line.get_xdata()[0] == line.get_xdata()[-1]] == lines
+    seeds = [replace(several, group="g"), replace(several, label="goat.b", group="g")]
+    assert mean_of_seeds(seeds, "size")[0].trained_range == (64, 128)
+    with pytest.raises(ValueError, match="seeds of one set-up"):
+        mean_of_seeds([seeds[0], replace(seeds[1], trained_range=())], "size")
+    write_results(Resolution(), [several], tmp_path)
+    (again,) = load_results(Resolution, tmp_path)
+    assert again.trained_range == (64, 128)
 
 
 def _drawn(models, path):
@@ -594,7 +609,7 @@ class Unsure(Shifted):
         return torch.where(wrong[:, None], 0.5 * right.roll(1, -1), right)
 
 
-def test_a_larger_size_stands_beside_its_controls(images, tmp_path):
+def test_a_larger_size_stands_beside_its_controls(images, tmp_path, monkeypatch):
     """By hand: at 32 pixels half are right, as at 16; the mean of both has each right where the surer one is."""
     images(count=64)
     evaluator = Resolution(ResolutionSettings(source="greys", sizes=(16, 32), enlarged=True))
@@ -610,6 +625,10 @@ def test_a_larger_size_stands_beside_its_controls(images, tmp_path):
         "multi_scale",
         "enlarged",
     ]
+    monkeypatch.setattr(Greys, "group", lambda self, index: f"font {index // 8}")  # all eight classes, so all alike
+    images(count=64)
+    grouped = evaluator.rows(dict(evaluator.run(Unsure())))[1]
+    assert grouped["groups"] == 8 and all(math.isnan(row["low"]) for row in grouped["controls"])
     result = ModelResult("unsure", 16, evaluator.rows(cells), cells)
     evaluator.write([result], tmp_path)
     evaluator.draw([result], tmp_path / "controls.png")
@@ -620,6 +639,43 @@ def test_a_larger_size_stands_beside_its_controls(images, tmp_path):
     plain.draw([replace(result, rows=[small, again])], tmp_path / "plain.png")
     with Image.open(tmp_path / "controls.png") as all_, Image.open(tmp_path / "plain.png") as fewer:
         assert all_.width > 1.2 * fewer.width
+
+
+def test_the_mean_of_sizes_has_no_answer_where_a_logit_is_no_number(images):
+    class Infinite(Shifted):
+        def forward(self, images):
+            logits = super().forward(images[..., :16, :16])
+            logits[:, 0] = -math.inf  # finite probabilities, of which the other classes' are right
+            return logits
+
+    images(count=64)
+    evaluator = Resolution(ResolutionSettings(source="greys", sizes=(16, 32)))
+    large = evaluator.rows(dict(evaluator.run(Infinite())))[1]
+    assert large["top1"] == large["multi_scale_top1"] == 0.0
+
+
+def test_controls_are_of_the_same_images(images):
+    images(count=64)
+    evaluator = Resolution(ResolutionSettings(source="greys", sizes=(16, 32)))
+    cells = dict(evaluator.run(Shifted()))
+    names = list(cells)
+    for name, place in zip(names, (0, 5), strict=True):  # one image less, and not the same
+        for column in ("labels", "said", "confidence", "odd", "groups", "logits"):
+            cells[name] = cells[name] | {column: [x for n, x in enumerate(cells[name][column]) if n != place]}
+    assert not {"gain", "multi_scale_gain"} & evaluator.rows(cells)[1].keys()
+
+
+def test_tuning_reads_no_enlarged_image(images):
+    images(count=8)
+    seen = {}
+    for tuned in (False, True):
+        model = Reader()
+        evaluator = Resolution(
+            ResolutionSettings(source="greys", sizes=(16, 32), enlarged=True, tune_temperature=tuned)
+        )
+        evaluator.rows(dict(evaluator.run(model)))
+        seen[tuned] = len(model.batches)
+    assert seen[True] - seen[False] == 2 * (len(SCALES) - 1)  # at two sizes, and not at the enlarged
 
 
 def test_enlarged_is_what_upsampled_measures(images, monkeypatch):

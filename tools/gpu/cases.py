@@ -28,7 +28,6 @@ __all__ = [
     "CASES",
     "LENGTH",
     "QUICK",
-    "SMALL_TILE",
     "Call",
     "Case",
     "Comparison",
@@ -40,7 +39,7 @@ __all__ = [
 
 BATCH, HEADS = 2, 4
 LENGTH = 1031  # odd: a tail in every tile; 16 tiles of 64, so whole tiles inside
-SMALL_GRID, SMALL_WINDOW, SMALL_TILE = (5, 7, 2), 20, 16  # at another length than LENGTH
+SMALL_GRID, SMALL_WINDOW = (5, 7, 2), 20  # at another length than LENGTH
 TILE = 64  # tokens over which the worst error of a gradient is taken
 WORST_TILES = {name: f"{name}, worst tile" for name in ("q", "k", "v")}
 # Bounds are CANCELLING times as wide: gradients of these are sums that cancel, and a row is not averaged with others.
@@ -73,7 +72,7 @@ class Case:
         documents: three in each batch row, not at the same places.
         groups: key heads.
         queries: the last ones of the keys.
-        even: lengths are a multiple of every tile (128; of SMALL_TILE at another length than LENGTH).
+        even: lengths are a multiple of every tile.
         packed: heads are beside one another in memory, as a model's projection leaves them.
     """
 
@@ -101,8 +100,8 @@ class Case:
             return (Positions.grid(height, width, num_prefix=prefix),) * 2
         keys = LENGTH if length is None else length
         if self.even:
-            tile = 128 if length is None else SMALL_TILE
-            keys = keys // tile * tile
+            most = 2 * common.TILE  # tokens of the largest tile that a plan takes
+            keys = max(most, keys // most * most)
         queries = keys
         if self.queries is not None:
             queries = min(self.queries, keys - 7) if length is None else max(9, keys // 3)

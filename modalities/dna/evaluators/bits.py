@@ -161,6 +161,10 @@ class Bits(Likelihood):
         longest, asked = super().stretch(model), self.settings.stretch
         if asked is not None and asked < longest:
             raise ValueError(f"stretches of {asked:,} bases hold no window of {longest:,}: at most --lengths {asked}")
+        if asked is not None and asked > (
+            most := max(len(self.heldout.items.longest(name)) for name in self.heldout.items.contigs)
+        ):
+            raise ValueError(f"--stretch {asked}: the longest held-out region has {most} bases")
         return asked or max(longest, self._common(model))
 
     def _common(self, model: ZooModel | None) -> int:

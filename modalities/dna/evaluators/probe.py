@@ -205,9 +205,8 @@ def mean_features(model: Any, windows: np.ndarray) -> np.ndarray:
     ids, spans, _ = tokens_of(tokenizer, windows)
     tokens = torch.as_tensor(ids, device=device_of(model))
     inputs = torch.cat([torch.full_like(tokens[:, :1], tokenizer.bos_id), tokens], dim=1)
-    features = (
-        model.forward_features(inputs)[:, 1:, : model.config.dim].double().cpu().numpy()
-    )  # a copy expert's are behind
+    features = model.forward_features(inputs)[:, 1:, : model.config.dim]  # a copy expert's logits stand behind them
+    features = features.double().cpu().numpy()
     real = (spans > 0)[..., None]
     return (features * real).sum(1) / real.sum(1)
 

@@ -100,9 +100,7 @@ class Variants(FileEvaluator):
     """
 
     name = "variants"
-    version = (
-        3  # 1: windows hung on the spelling, and had one length; 2: a flank that nothing reads after the allele was 0
-    )
+    version = 3  # windows of 1 hung on the spelling; a flank of 2 that nothing reads after the alleles had ratio 0
     summary = "log-likelihood ratio of alternative to reference allele for every variant of a VCF, BCF or table"
     scores = (Score("llr_nats"),)
     settings_class = VariantSettings

@@ -124,8 +124,9 @@ class Resolution(ImageEvaluator):
     The controls of a larger size, each with a column of what reading large gains over it (`CONTROLS`): `reduced_top1`, the best
     top-1 among the smaller sizes measured, which is what the same images give when they are reduced before the model;
     `multi_scale_top1`, of the mean of the probabilities at every size measured up to it (up to MOST_SCORED classes);
-    with `enlarged`, `enlarged_top1`, of the images reduced to the training size and enlarged again. EVAL.controls.csv has
-    top-1 less each of them, with 95% intervals over the groups. `chance_top1` is the share of the most frequent class.
+    with `enlarged`, `enlarged_top1`, of the images reduced to the training size and enlarged again. A control that other images
+    could be read for is left out. EVAL.controls.csv has top-1 less each of them, with 95% intervals over the groups.
+    `chance_top1` is the share of the most frequent class.
 
     `top1_standard_error` is over the groups that the source names, such as fonts (over images where it names none, or
     one), and so are paired differences of top-1.
@@ -233,7 +234,7 @@ class Resolution(ImageEvaluator):
         meter = Meter(next(model.parameters()).device)
         skipped: Counter[str] = Counter({"too small": len(cell.data["small"])} if cell.data["small"] else {})
         sums: dict[str, Any] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in _ranks(model)}
-        if settings.tune_temperature:
+        if settings.tune_temperature and cell.data["mode"] == settings.mode:
             sums |= {f"half_top{k}": np.zeros((2, len(SCALES)), int) for k in _ranks(model)}
         answers: dict[str, list[Any]] = {"labels": [], "said": [], "confidence": [], "odd": [], "groups": []}
         if model.config.num_classes <= MOST_SCORED:
@@ -251,7 +252,7 @@ class Resolution(ImageEvaluator):
                 sums[f"top{k}"] += int(_right(logits, labels, k).sum())
             _keep(answers, logits, labels, kept)
             answers["groups"] += [self.heldout.items.group(place) for place in kept.tolist()]
-            if settings.tune_temperature:
+            if "half_top1" in sums:
                 for name, counts in _by_scale(model, images, labels, kept, logits).items():
                     sums[name] += counts
         return {
@@ -290,10 +291,11 @@ class Resolution(ImageEvaluator):
                 if f"{kind}top1" in row:
                     row[f"{kind}ratio"] = row[f"{kind}top1"] / trained if trained else math.nan
             controls: dict[str, np.ndarray | None] = {}
-            if read:
-                controls["reduced"] = max(map(_answers, read), key=np.mean)
-                controls["multi_scale"] = _mean_of_sizes([*read, mine])
-            if shape in enlarged:
+            alike = [cells for cells in read if _same_images(cells, mine)]
+            if alike:
+                controls["reduced"] = max(map(_answers, alike), key=np.mean)
+                controls["multi_scale"] = _mean_of_sizes([*read, mine]) if alike == read else None
+            if shape in enlarged and _same_images(enlarged[shape], mine):
                 controls["enlarged"] = _answers(enlarged[shape])
             row |= _gains(mine, controls)
             read.append(mine)
@@ -401,7 +403,7 @@ class Resolution(ImageEvaluator):
         results = mean_of_seeds(results, self.axis.column)
         by_column = {score.column: score for score in self.scores}
         columns = {name for result in results for row in result.rows for name in row}
-        chance = [(row["size"], row["chance_top1"]) for row in results[0].rows if "chance_top1" in row]
+        chance = [row["chance_top1"] for result in results for row in result.rows if "chance_top1" in row]
         gains = {score.column: title for score, title in CONTROLS.values()}
         named = {
             "top1": "Top-1; dotted: chance" if chance else "Top-1",
@@ -416,7 +418,7 @@ class Resolution(ImageEvaluator):
             if column in gains:
                 axis.axhline(0.0, **RULE)
         if chance:
-            axes[0].plot(*zip(*chance, strict=True), **RULE | {"linestyle": ":"})
+            axes[0].axhline(chance[0], **RULE | {"linestyle": ":"})  # of the same images
         finish(figure, axes, results, path)
 
 
@@ -493,14 +495,16 @@ def _units(cells: list[CellValue]) -> list[str]:
 
 
 def _by_shape(cells: Mapping[str, CellValue], role: str) -> dict[Shape, list[CellValue]]:
-    """The cells whose name starts with a role, by shape, smallest first; those of a shape in the images' order."""
-    found: dict[Shape, list[tuple[int, CellValue]]] = {}
+    """The cells whose name starts with a role, by shape; both in the order of `Resolution.cells`."""
+    found: dict[Shape, list[CellValue]] = {}
     for name, cell in cells.items():
         if name.startswith(role) if role else name[0].isdigit():
-            start = int(name.partition("images=")[2].partition("-")[0])
-            found.setdefault((cell["height"], cell["width"]), []).append((start, cell))
-    ordered = sorted(found.items(), key=lambda item: min(item[0]))
-    return {shape: [cell for _, cell in sorted(mine, key=lambda part: part[0])] for shape, mine in ordered}
+            found.setdefault((cell["height"], cell["width"]), []).append(cell)
+    return found
+
+
+def _same_images(a: list[CellValue], b: list[CellValue]) -> bool:
+    return all(np.array_equal(_gathered(a, name), _gathered(b, name)) for name in ("labels", "odd", "groups"))
 
 
 def _answers(cells: list[CellValue]) -> np.ndarray:
@@ -509,13 +513,13 @@ def _answers(cells: list[CellValue]) -> np.ndarray:
 
 
 def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray | None:
-    """(N,) as `_answers`, of the mean of the probabilities at every size; None without the logits of the same images at all."""
-    labels = [_gathered(cells, "labels") for cells in sizes]
-    if not all("logits" in cell for cells in sizes for cell in cells) or any(len(x) != len(labels[0]) for x in labels):
+    """(N,) as `_answers`, of the mean of the probabilities at every size; None without logits. An image with a logit that is no
+    finite number, at any size, is wrong."""
+    if not all("logits" in cell for cells in sizes for cell in cells):
         return None
-    mean = torch.stack([torch.from_numpy(_gathered(cells, "logits")).softmax(1) for cells in sizes]).mean(0)
-    said = mean.argmax(1).where(mean.isfinite().all(1), -1)
-    return (said.numpy() == labels[-1]).astype(float)
+    logits = torch.stack([torch.from_numpy(_gathered(cells, "logits")) for cells in sizes])
+    said = logits.softmax(-1).mean(0).argmax(-1).where(logits.isfinite().all(-1).all(0), -1)
+    return (said.numpy() == _gathered(sizes[-1], "labels")).astype(float)
 
 
 def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray | None]) -> dict[str, Any]:
@@ -531,8 +535,8 @@ def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray | None]) ->
     found: dict[str, Any] = {"chance_top1": float(np.bincount(labels).max() / len(labels))}
     found |= {"groups": len(set(units)), "controls": []}
     for name, theirs in controls.items():
-        if theirs is None or len(theirs) != len(answers):
-            continue  # of other images
+        if theirs is None:
+            continue
         (row,) = paired_rows([by_unit(answers)], [by_unit(theirs)])
         found |= {f"{name}_top1": row["against_value"], CONTROLS[name][0].column: row["difference"]}
         found["controls"].append(

@@ -417,6 +417,10 @@ class Resolution(ImageEvaluator):
             name_panel(axis, name)
             if column in gains:
                 axis.axhline(0.0, **RULE)
+        beside = [axis for axis, column in zip(axes, named, strict=True) if column in gains]
+        limits = [axis.get_ylim() for axis in beside]
+        for axis in beside:  # on one scale
+            axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
         if chance:
             axes[0].axhline(chance[0], **RULE | {"linestyle": ":"})  # of the same images
         finish(figure, axes, results, path)

@@ -290,7 +290,7 @@ def mark_training(axis, results: Sequence[ModelResult], along: Axis = LENGTH) ->
             if low <= place <= high:
                 axis.axvline(place, **RULE | {"linestyle": (0, (4, 3))})
         at, name = math.sqrt(max(low, places[0]) * min(high, places[-1])), " to ".join(map(along.tick, places))
-        if names and math.log(at / names[-1][0]) < NAME_WIDTH * math.log(high / low):
+        if names and abs(math.log(at / names[-1][0])) < NAME_WIDTH * math.log(high / low):
             before, other = names.pop()
             at, name = math.sqrt(at * before), f"{other}, {name}"
         names.append((at, name))

@@ -823,15 +823,16 @@ Arrange = Callable[[Family, list[ModelResult]], list[ModelResult]]
 def _draw_part(kind: Family, part: str, measured: Path, arrange: Arrange) -> None:
     """Tables and figures of the results of a part, in the order and by the names of `arrange`; nothing where there are none."""
     known, folder = find_modality(kind.modality).evaluators, measured / part
-    stored, evaluators = {}, {}
+    drawn, evaluators = {}, {}
     for name in (name for each in kind.calls if each.part == part for name in each.evaluators.split(",")):
         if not (found := load_results(known[name], folder)):  # of methods that are not measured yet
             continue
-        stored[name] = arrange(kind, found)
+        results = arrange(kind, found)
+        drawn[name] = _drawn(kind, results)
         evaluators[name] = known[name](stored_settings(known[name], folder))
-        draw_results(evaluators[name], stored[name], folder, drawn=_drawn(kind, stored[name]))
-    if stored:
-        write_overview(evaluators, {name: _drawn(kind, results) for name, results in stored.items()}, folder)
+        draw_results(evaluators[name], results, folder, drawn=drawn[name])
+    if drawn:
+        write_overview(evaluators, drawn, folder)
 
 
 def _drawn(kind: Family, results: list[ModelResult]) -> list[ModelResult]:

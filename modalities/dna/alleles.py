@@ -164,8 +164,8 @@ def haplotypes(genome: Genome, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class HaplotypeScores:
-    """Of a window: nats and bases that count, in all of it and in its two flanks; `behind`: those of them that are read after
-    the allele, on one strand or another."""
+    """Of a window: nats and bases that count, in all of it and in its two flanks, and those of the flanks that a strand reads
+    after the allele (`behind`)."""
 
     nats: float
     counted: int

@@ -9,6 +9,7 @@ from typing import Any
 from modalities.evaluation import Evaluator, ModelResult
 from modalities.files import write_table
 from modalities.heldout import Heldout
+from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import DEFAULT_SOURCE, HeldoutImages, heldout_by, heldout_name, open_heldout
 
 __all__ = ["ImageEvaluator", "sizes_of_training", "write_controls"]
@@ -36,7 +37,7 @@ class ImageEvaluator(Evaluator):
 
 def sizes_of_training(trained_on: Mapping[str, Any]) -> tuple[int, ...]:
     """Least and greatest shorter side of `data.shapes`, in pixels; () where training was at one size."""
-    sides = [min(map(int, shape.split("x"))) for shape in trained_on.get("shapes") or ()]
+    sides = [min(shape) for shape in VisionDataConfig(shapes=tuple(trained_on.get("shapes", ()))).train_shapes]
     return (min(sides), max(sides)) if len(set(sides)) > 1 else ()
 
 

@@ -24,18 +24,7 @@ from zoo.attention.triton import TRITON, WIDEST, common, skipping
 from zoo.priors import Ggd
 from zoo.priors.base import PriorTerms, RelativeTable
 
-__all__ = [
-    "CASES",
-    "LENGTH",
-    "QUICK",
-    "Call",
-    "Case",
-    "Comparison",
-    "build",
-    "compare",
-    "nan_filled",
-    "too_wide",
-]
+__all__ = ["CASES", "LENGTH", "QUICK", "Call", "Case", "Comparison", "build", "compare", "nan_filled", "too_wide"]
 
 BATCH, HEADS = 2, 4
 LENGTH = 1031  # odd: a tail in every tile; 16 tiles of 64, so whole tiles inside

@@ -158,14 +158,14 @@ class Bits(Likelihood):
     default_stretch = 1 << 16
 
     def stretch(self, model: ZooModel) -> int:
-        longest, asked = super().stretch(model), self.settings.stretch
-        if asked is not None and asked < longest:
+        longest, asked, data = super().stretch(model), self.settings.stretch, self.heldout.items
+        if asked is None:
+            return max(longest, self._common(model))
+        if asked < longest:
             raise ValueError(f"stretches of {asked:,} bases hold no window of {longest:,}: at most --lengths {asked}")
-        if asked is not None and asked > (
-            most := max(len(self.heldout.items.longest(name)) for name in self.heldout.items.contigs)
-        ):
+        if asked > (most := max(len(data.longest(name)) for name in data.contigs)):
             raise ValueError(f"--stretch {asked}: the longest held-out region has {most} bases")
-        return asked or max(longest, self._common(model))
+        return asked
 
     def _common(self, model: ZooModel | None) -> int:
         """Bases of stretches whose lengths ask for no more."""

@@ -282,9 +282,9 @@ def test_vision(tmp_path):
 def test_memory_shows_a_matrix(monkeypatch):
     """The same attention by the oracle, which makes the whole matrix."""
     model, attention = create_model("vision_t5_tiny_patch8"), models.prior_attention
-    ours = models.attention_bytes(model, 512)
+    ours = models.attention_bytes(model, 512, torch.device("cpu"), torch.float32)
     monkeypatch.setattr(models, "prior_attention", lambda *a, **k: attention(*a, **k, kernel="reference"))
-    assert models.attention_bytes(model, 512) > 3 * 4096**2 * 4 > 2 * ours
+    assert models.attention_bytes(model, 512, torch.device("cpu"), torch.float32) > 3 * 4096**2 * 4 > 2 * ours
 
 
 @pytest.mark.slow

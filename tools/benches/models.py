@@ -314,49 +314,55 @@ def vision(
     batch: Annotated[int, Option(help="images a pass")] = 1,
     methods: Annotated[str, Option(help="comma-separated, beside nope; default all")] = "",
     memory_size: Annotated[int, Option(help="side of the image whose attention's memory is measured")] = 1024,
+    device: harness.Device = "cpu",
     seconds: harness.Seconds = 6.0,
     out: harness.Out = None,
     commit: harness.Commit = "",
 ) -> None:
-    """Vision transformers of every position method on the CPU, as ratios to the one without positions.
+    """Vision transformers of every position method, as ratios to the one without positions.
 
-    Passes of whole models in float32. Memory is what one attention call on a large image, its prior computed anew, adds to the
-    process at its peak, the output included; it is measured for methods with a table.
+    Passes of whole models, in float32 on the CPU and bfloat16 on CUDA. Memory is what one attention call on a large image, its
+    prior computed anew, adds at its peak, the output included; it is measured for methods with a table.
     """
     from zoo.methods import list_grid_positions
 
+    place = harness.device_of(device)
+    dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
     names = named(f"nope,{methods or ','.join(list_grid_positions())}", "vision", model)
-    about = {"image_size": size, "batch": batch, "plain": "nope", "memory_image_size": memory_size}
+    about = {
+        "device": device_name(place), "dtype": str(dtype).removeprefix("torch."), "image_size": size, "batch": batch,
+        "plain": "nope", "memory_image_size": memory_size,
+    }  # fmt: skip
     record = Record(about, out=out, commit=commit)
-    images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0)).to(place, dtype)
 
     def make(name: str) -> Subject:
         torch.manual_seed(0)
-        made = create_model(name)
+        made = create_model(name).to(place, dtype)
         forward = lambda: made(images)  # noqa: E731
         passes = (harness.no_grad(forward), loss_and_gradients(made, lambda: forward().square().mean()))
         row = {"model": name, "tokens": made.positions(size, size).length}
-        memory = attention_bytes(made, memory_size)
+        memory = attention_bytes(made, memory_size, place, dtype)
         return Subject(dict(zip(PASSES, passes, strict=True)), batch, peak_bytes=memory, about=row)
 
     makers = {method: lambda name=name: make(name) for method, name in names.items()}
     cell = f"{batch} × {size} px"
     with record.status:
-        record.measure([(cell, "images", lambda: compare(record, makers, cell, seconds, torch.device("cpu")))])
-    title = f"{record.about['threads']} CPU threads; ratios to nope; attention's extra memory at {memory_size} px"
-    finish(record, title, "images/s")
+        record.measure([(cell, "images", lambda: compare(record, makers, cell, seconds, place))])
+    where = about["device"] if place.type == "cuda" else f"{record.about['threads']} CPU threads"
+    finish(record, f"{where}; ratios to nope; attention's extra memory at {memory_size} px", "images/s")
 
 
 @torch.no_grad()
-def attention_bytes(model: Any, size: int) -> int | None:
+def attention_bytes(model: Any, size: int, device: torch.device, dtype: torch.dtype) -> int | None:
     """Bytes that one attention call adds, for an image of `size` pixels and a fresh prior; None for a prior without table."""
     prior, config = model.layers[0].attention.prior, model.config
     grid = model.positions(size, size)
     if config.position != "nope" and prior(grid, grid, causal=False).table is None:
         return None
     shape = (1, grid.length, config.num_heads, config.dim // config.num_heads)
-    q, k, v = (torch.randn(shape).transpose(1, 2) for _ in range(3))
-    with Meter("cpu") as meter:
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype).transpose(1, 2) for _ in range(3))
+    with Meter(device) as meter:
         prior_attention(q, k, v, prior(grid, grid, causal=False), causal=False)
     return meter.peak_bytes
 

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Forty-five minutes on one H200, most informative first; the project need not be installed.
+# What has to be known of one GPU, most informative first, in a quarter of an hour; the project need not be installed.
 #
-#   call 1  (5 min)   bash tools/gpu/run.sh smoke check        is anything wrong? stop here and fix it if smoke fails
-#   call 2  (9 min)   bash tools/gpu/run.sh bench              attention beside flash, cuDNN and FlexAttention, 2k to 64k; decoding
-#   call 3  (8 min)   bash tools/gpu/run.sh sweep              blocks, warps and stages of every kernel
-#   call 4  (7 min)   bash tools/gpu/run.sh train              steps of 125M models; three models of 10M trained 80 s each
-#   a fresh machine has no compiled kernels: bring cache.tgz back from the earlier $OUT (see restore)
-#   call 5  (9 min)   bash tools/gpu/run.sh tests sanitize     the project's own tests on CUDA; memcheck and racecheck
-#   call 6            what the results ask for
-#   rehearsal         DEVICE=cpu bash tools/gpu/run.sh smoke check bench train tests  each phase in small, kernels interpreted: minutes
+#   UNTIL=560 bash tools/gpu/run.sh smoke check bench training recipe modalities tests     all of it, one phase after another
+#   bash tools/gpu/run.sh sweep                blocks, warps and stages of every kernel (8 minutes)
+#   bash tools/gpu/run.sh models               three models of 10M parameters trained for the same seconds (5 minutes)
+#   bash tools/gpu/run.sh shipped              weights of the zoo measured at 256 to 64k tokens (1 minute)
+#   bash tools/gpu/run.sh sanitize             compute-sanitizer's memcheck and racecheck (4 minutes)
+#   DEVICE=cpu bash tools/gpu/run.sh smoke check bench training recipe modalities shipped models tests     a rehearsal, each phase in small, kernels interpreted
 #
-# Every phase has its own time limit, appends to files in $OUT as it goes, and its failure does not stop the next.
+# Phases append to files in $OUT as they go. Where smoke fails nothing else is tried; the failure of another phase does not stop
+# the next. Each has its own limit, and UNTIL (seconds from the start) is that of all: a phase gets what is left. A machine that
+# has compiled nothing yet takes kernels from cache.tgz beside this file, which an earlier call left in $OUT, and peers of the
+# benchmark from wheels in whl/ (flash-linear-attention, fla-core, goat-attention, liger-kernel, deepspeed and what it needs).
 set -u
 export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2 PYTHONWARNINGS=ignore CUBLAS_WORKSPACE_CONFIG=:4096:8 MPLBACKEND=Agg TOKENIZERS_PARALLELISM=false
 HERE=$(cd "$(dirname "$0")" && pwd)
@@ -25,107 +26,152 @@ SMALL=()  # check.py's options where Triton interprets
 [ "$DEVICE" = cpu ] && export TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 && SMALL=(--length 70 --tile 16 --repeat 1)
 cd "$PROJECT" || exit 9
 say() { printf '\n=== %s  [%ds]\n' "$*" "$SECONDS" | tee -a "$OUT/log.txt"; }
-# phase LIMIT command…: with a limit in seconds, its output to the log and the screen, its exit code told and forgotten
-phase() { local limit=$1; shift; timeout -k 10 "$limit" "$@" 2>&1 | tee -a "$OUT/log.txt"; say "exit ${PIPESTATUS[0]} of: ${*:0:4}"; }
+left() { local rest=$(( ${UNTIL:-100000} - SECONDS )); echo $(( rest < $1 ? (rest > 1 ? rest : 1) : $1 )); }  # of a limit in seconds
+# phase LIMIT command…: its output to the log and the screen; returns its exit code
+phase() {
+  local limit status; limit=$(left "$1"); shift
+  timeout -k 10 "$limit" "$@" 2>&1 | tee -a "$OUT/log.txt"
+  status=${PIPESTATUS[0]}; say "exit $status of: ${*:1:6}"; return "$status"
+}
 
-restore() {  # kernels compiled by an earlier call
+restore() {  # kernels compiled by an earlier call, peers of the benchmark
   [ -f "$HERE/cache.tgz" ] && [ ! -d $TRITON_CACHE_DIR ] && tar xzf "$HERE/cache.tgz" -C /tmp && say "kernels restored: $(ls $TRITON_CACHE_DIR | wc -l)"
-  # Wheels brought along: peers of the benchmark (flash-linear-attention, fla-core, goat-attention, liger-kernel: pure Python).
   if ls "$HERE"/whl/*.whl >/dev/null 2>&1 && [ ! -d /tmp/site ]; then
     $PY -m pip install -q --no-index --no-deps --no-compile --target /tmp/site "$HERE"/whl/*.whl || say "wheels not installed"
   fi
   export PYTHONPATH="$PROJECT:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
+  touch /tmp/restored
 }
-keep_cache() {  # binary only: some 60 KiB a kernel
+keep_cache() {  # binary only, some 45 KiB a kernel: those that were not restored
   [ -d $TRITON_CACHE_DIR ] || return 0
-  (cd /tmp && find triton-cache -type f \( -name '*.cubin' -o -name '*.json' -o -name '*.source' \) -print0 | tar czf "$OUT/cache.tgz" --null -T - 2>/dev/null)
+  (cd /tmp && find triton-cache -newer restored -type f \( -name '*.cubin' -o -name '*.json' \) -print0 | tar czf "$OUT/cache.tgz" --null -T - 2>/dev/null)
   [ "$(stat -c %s "$OUT/cache.tgz" 2>/dev/null || echo 0)" -lt 16000000 ] || rm -f "$OUT/cache.tgz"
 }
 
 smoke() {
   say smoke
-  phase 60 $PY - <<'P'
-import importlib, os, platform, shutil, subprocess, sys, torch, triton
+  phase 60 $PY - <<'P' || return
+import importlib, os, platform, shutil, sys, torch, triton
 from triton import knobs
 print(platform.python_version(), "torch", torch.__version__, "triton", triton.__version__, "cuda", torch.version.cuda, "cudnn", torch.backends.cudnn.version())
 gpu = torch.cuda.is_available()
 print(*((torch.cuda.get_device_name(), torch.cuda.get_device_capability()) if gpu else ("no GPU",)), "cc:", shutil.which("gcc") or shutil.which("cc"), "ptxas", knobs.nvidia.ptxas.path, knobs.nvidia.ptxas.version)
 print({k: v for k, v in os.environ.items() if k.startswith(("TRITON", "PTXAS", "TORCH", "CUDA"))})
+failed = []
 for name in ("zoo", "tests.device", "tools.benches.attention", "modalities.text", "tools.bench", "tools.benches.models", "tools.gpu.cases"):
     try:
         module = importlib.import_module(name)
-        where = getattr(module, "__file__", None) or list(getattr(module, "__path__", []))
-        print("ok  ", name, where)
+        print("ok  ", name, getattr(module, "__file__", None) or list(getattr(module, "__path__", [])))
     except Exception as error:  # noqa: BLE001
+        failed.append(name)
         print("FAIL", name, type(error).__name__, error)
 import zoo
-print(len(zoo.list_models("text_*_125m")), "text models of 125M; flags:", {n: importlib.util.find_spec(n) is not None for n in ("deepspeed", "fla", "goat", "flash_attn", "timm", "pytest", "xdist", "typer", "rich")})
-if not gpu:
-    sys.exit()
-# two ceilings: a large product, a large copy
-a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-from triton.testing import do_bench
-print("matmul", round(2 * 8192**3 / do_bench(lambda: a @ b, return_mode="median") / 1e9), "TFLOP/s;", end=" ")
-x = torch.empty(2**32, dtype=torch.int8, device="cuda")
-print("copy", round(2 * x.numel() / do_bench(lambda: x.clone(), return_mode="median") / 1e9, 2), "TB/s")
+print(len(zoo.list_models("text_*_125m")), "text models of 125M; installed:", {n: importlib.util.find_spec(n) is not None for n in ("deepspeed", "fla", "goat", "flash_attn", "liger_kernel", "timm", "pytest", "xdist", "typer", "rich")})
+if gpu:  # two ceilings: a large product, a large copy
+    from triton.testing import do_bench
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    print("matmul", round(2 * 8192**3 / do_bench(lambda: a @ b, return_mode="median") / 1e9), "TFLOP/s;", end=" ")
+    x = torch.empty(2**32, dtype=torch.int8, device="cuda")
+    print("copy", round(2 * x.numel() / do_bench(lambda: x.clone(), return_mode="median") / 1e9, 2), "TB/s")
+sys.exit(bool(failed))
 P
-  say "one forward and backward of each kernel against float64, seven processes"
+  say "one forward and backward of each kernel against float64"
   if [ "$DEVICE" = cpu ]; then
-    phase 150 $PY "$HERE/check.py" --quick "${SMALL[@]}" --out "$OUT/check.jsonl"
+    phase 150 $PY "$HERE/check.py" --quick --widths 16 --dtypes float32 "${SMALL[@]}" --out "$OUT/check.jsonl"
     return
   fi
-  local i; for i in 0 1 2 3 4 5 6; do timeout -k 5 150 $PY "$HERE/check.py" --quick --part $i/7 --out "$OUT/check.jsonl" & done 2>&1; wait
+  side_by_side 150 7 --quick
+  phase 20 $PY "$HERE/check.py" --read "$OUT/check.jsonl"
 }
-check() {  # all cases; processes share the GPU, compile side by side and leave their kernels for everything after
-  local i first=64,128 second=float16,float32 limit=200
+# side_by_side LIMIT N OPTIONS…: check.py's cases in N processes, which share the GPU, compile side by side and leave their
+# kernels for everything after; each case is told, whatever the kernels' own check at first use would say
+side_by_side() {
+  local i limit=$1 n=$2; shift 2
+  for i in $(seq 0 $((n-1))); do
+    PRIORZOO_SELF_CHECK=0 timeout -k 5 "$(left "$limit")" $PY "$HERE/check.py" "$@" --part $i/$n "${SMALL[@]}" --out "$OUT/check.jsonl" 2>&1 | grep -v '^ok' &
+  done; wait
+}
+check() {  # all cases, and the kernels' own check of every dtype
+  local first=64,128 second=float16,float32 limit=200
   [ "$DEVICE" = cpu ] && first=16 second=float32 limit=400
   say "check: bfloat16 at $first, $second at ${first%%,*}"
-  for i in $(seq 0 $((JOBS-1))); do
-    ( timeout -k 5 $limit $PY "$HERE/check.py" --widths $first --dtypes bfloat16 --part $i/$JOBS "${SMALL[@]}" --out "$OUT/check.jsonl"
-      timeout -k 5 $limit $PY "$HERE/check.py" --widths ${first%%,*} --dtypes $second --part $i/$JOBS "${SMALL[@]}" --out "$OUT/check.jsonl" ) 2>&1 | grep -v '^ok' &
-  done; wait
-  $PY - "$OUT/check.jsonl" <<'P' | tee -a "$OUT/log.txt"
-import collections, json, sys
-rows = [json.loads(x) for x in open(sys.argv[1])]
-bad = [r for r in rows if not r["ok"]]
-print(f"{len(rows)} checks, {len(bad)} failed; bits differed in {sum(not r.get('same_bits', True) for r in rows)}")
-for r in bad:
-    print("FAIL", r["case"], r["width"], r["dtype"], r.get("error", "")[:160], r.get("bad", ""))
-worst = collections.defaultdict(float)
-for r in rows:
-    for n, e in r.get("errors", {}).items():
-        worst[r["dtype"], n] = max(worst[r["dtype"], n], e)
-print({f"{d} {n}": e for (d, n), e in sorted(worst.items())})
-P
+  [ "$DEVICE" = cpu ] || phase $limit $PY -m zoo doctor &
+  side_by_side $limit "$JOBS" --widths $first --dtypes bfloat16
+  side_by_side $limit "$JOBS" --widths ${first%%,*} --dtypes $second
+  wait
+  phase 20 $PY "$HERE/check.py" --read "$OUT/check.jsonl"
+  local status=$?
   keep_cache
+  return $status
 }
+attention() { local limit=$1; shift; phase "$limit" $PY tools/bench.py attention --commit "${COMMIT:-unknown}" "$@"; }
 bench() {
   if [ "$DEVICE" = cpu ]; then
-    phase 300 $PY tools/bench.py attention --device cpu --lengths 64,256 --decode 512 --without flex,dense --seconds 0.01 --minutes 3 --commit "${COMMIT:-unknown}" --out "$OUT/attention.json"
+    attention 300 --device cpu --lengths 64,256 --decode 512 --without flex,dense --seconds 0.01 --minutes 3 --out "$OUT/attention.json"
     return
   fi
-  say "bench: without FlexAttention, which compiles for seconds at every shape, then it alone at two"
-  phase 330 $PY tools/bench.py attention --device cuda --lengths 2048,4096,8192,16384,65536 --decode 32768,524288 --without flex,dense --minutes 5 --commit "${COMMIT:-unknown}" --out "$OUT/attention.json"
-  phase 190 $PY tools/bench.py attention --device cuda --lengths 4096,16384 --width 64 --decode none --minutes 3 --commit "${COMMIT:-unknown}" --out "$OUT/attention_flex.json"
+  say "bench: kernels compiled side by side, then measured alone"
+  local method width
+  for method in goat ggd alibi cable; do for width in 64 128; do
+    attention 100 --device cuda --methods $method --width $width --lengths 2048,65536 --decode 32768 --without flex,dense --seconds 0.001 > /dev/null &
+  done; done; wait
+  say "without FlexAttention, which compiles for seconds at every shape, then it alone"
+  attention 190 --device cuda --lengths 2048,4096,8192,16384,65536 --decode 32768,524288 --without flex,dense --seconds 0.25 --minutes 2.8 --out "$OUT/attention.json"
+  attention 60 --device cuda --methods ggd --lengths 4096 --width 64 --decode none --without paged,dense --minutes 0.9 --out "$OUT/attention_flex.json"
   keep_cache
 }
 sweep() {
   say sweep
-  phase 150 $PY "$HERE/sweep.py" --warm $JOBS --minutes 2 --variants table,bare,parametric
+  phase 150 $PY "$HERE/sweep.py" --warm "$JOBS" --minutes 2 --variants table,bare,parametric
   phase 300 $PY "$HERE/sweep.py" --minutes 4.5 --variants table,bare,parametric --out "$OUT/sweep.jsonl"
   keep_cache
 }
-train() {
-  say train
+training() {
+  say "training: steps of models of 125M"
   if [ "$DEVICE" = cpu ]; then
     phase 80 $PY tools/bench.py training --engine torch --device cpu --model tiny --contexts 64 --seconds 0.1 --methods rope,ggd_ssmax --commit "${COMMIT:-unknown}" --out "$OUT/training.json"
+    return
+  fi
+  phase 110 $PY tools/bench.py training --engine torch --contexts 2048,16384 --seconds 3 --methods rope,alibi,goat,ggd_ssmax --commit "${COMMIT:-unknown}" --out "$OUT/training.json"
+  keep_cache
+}
+recipe() {  # as the README has it, then on from its last checkpoint, then measured beyond its context
+  say "recipe: text.ggd_ssmax_tiny by the DeepSpeed launcher"
+  local run steps=200
+  run=$(mktemp -d)
+  [ "$DEVICE" = cpu ] && steps=4 && export DS_ACCELERATOR=cpu
+  local train=($PY -m deepspeed.launcher.runner --num_gpus 1 recipes/train.py text.ggd_ssmax_tiny --run-dir "$run")
+  phase 120 "${train[@]}" --set train.steps=$steps --set train.save_every=$((steps/2))
+  phase 60 "${train[@]}" --set train.steps=$((2*steps)) --set train.save_every=$((steps/2)) --resume auto
+  phase 60 $PY recipes/evaluate.py "$run" passkey --lengths 256,1024 --samples 8 --out "$run/measured"
+  cp "$run/metrics.jsonl" "$OUT/recipe.jsonl"
+  unset DS_ACCELERATOR
+}
+modalities() {
+  say "vision transformers and DNA decoders of each method, as ratios"
+  local vision=(--methods ggd2d_separable,ggd_goat,goat,lookhere,rope2d_axial,learned --commit "${COMMIT:-unknown}") dna=(--methods rope,goat,ggd_goat --commit "${COMMIT:-unknown}")
+  if [ "$DEVICE" = cpu ]; then
+    phase 100 $PY tools/bench.py vision --model tiny --size 96 --memory-size 96 --seconds 0.1 "${vision[@]}" --out "$OUT/vision.json"
+    phase 100 $PY tools/bench.py dna --model tiny --context 128 --seconds 0.1 "${dna[@]}" --out "$OUT/dna.json"
+    return
+  fi
+  phase 70 $PY tools/bench.py vision --device cuda --model base --size 1024 --batch 4 --seconds 1 "${vision[@]}" --out "$OUT/vision.json"
+  phase 50 $PY tools/bench.py dna --device cuda --batch 8 --seconds 1 "${dna[@]}" --out "$OUT/dna.json"
+  keep_cache
+}
+shipped() {  # weights of the zoo, far beyond their context of 256
+  say "shipped weights"
+  local lengths=256,4096,65536
+  [ "$DEVICE" = cpu ] && lengths=256
+  phase 90 $PY recipes/evaluate.py text_ggd_goat_ssmax_tiny.facts text_goat_ssmax_tiny.facts passkey,perplexity --lengths $lengths --samples 16 --out "$(mktemp -d)"
+}
+models() {
+  say "models of 10M parameters"
+  if [ "$DEVICE" = cpu ]; then
     phase 340 $PY "$HERE/train.py" --models text_rope_tiny,text_ggd_ssmax_tiny --seconds 5 --context 64 --tokens 256 --lengths 64,128 --megabytes 1 --out "$OUT/train.jsonl"
     return
   fi
-  for context in 2048 16384; do
-    phase 80 $PY tools/bench.py training --engine torch --contexts $context --seconds 4 --methods rope,alibi,goat,ggd_ssmax,kerple --commit "${COMMIT:-unknown}" --out "$OUT/training_$context.json"
-  done
-  phase 340 $PY "$HERE/train.py" --seconds 80 --out "$OUT/train.jsonl"
+  phase 340 $PY "$HERE/train.py" --seconds "${SECONDS_EACH:-80}" --out "$OUT/train.jsonl"
 }
 tests() {
   say tests
@@ -138,7 +184,7 @@ tests() {
     phase 200 $PY -m pytest -p no:cacheprovider "${plugins[@]}" -m "not slow" tests/gpu
     return
   fi
-  PRIORZOO_TEST_DEVICE=cuda phase 360 $PY -m pytest -p no:cacheprovider "${plugins[@]}" "${files[@]}"
+  PRIORZOO_TEST_DEVICE=cuda phase 360 $PY -m pytest -q -p no:cacheprovider "${plugins[@]}" "${files[@]}"
   keep_cache
 }
 sanitize() {
@@ -152,6 +198,10 @@ sanitize() {
 
 restore
 for name in "${@:-smoke}"; do
-  case $name in smoke|check|bench|sweep|train|tests|sanitize) $name ;; *) say "no phase $name"; exit 8 ;; esac
+  case $name in
+    smoke) smoke || { say "smoke failed: nothing else is tried"; break; } ;;
+    check|bench|sweep|training|recipe|modalities|shipped|models|tests|sanitize) [ "$(left 10)" -lt 10 ] && say "no time left for $name" || $name ;;
+    *) say "no phase $name"; exit 8 ;;
+  esac
 done
 say "done; in \$OUT: $(cd "$OUT" && ls -s | tr '\n' ' ')"

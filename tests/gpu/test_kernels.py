@@ -96,6 +96,16 @@ def test_a_wrong_tile_of_small_numbers_is_found_where_the_norm_of_all_hides_it()
     assert worst_tile(falling.bfloat16(), falling, TILE) < bound
 
 
+def test_a_tile_below_the_smallest_normal_number_is_not_wrong() -> None:
+    """Gradients of keys that hardly any query sees are 0 in float16; a wrong tile of its normal numbers is found."""
+    falling = torch.linspace(0, 60, 1031).neg().exp()[:, None] * torch.ones(2, 4, 1031, 64)
+    assert worst_tile(falling.half(), falling, TILE) < BOUNDS[torch.float16]
+    assert worst_tile(falling.half().float(), falling, TILE) == 1.0
+    wrong = falling.half()
+    wrong[1, 2, 100:140] = 0
+    assert worst_tile(wrong, falling, TILE) > 0.1
+
+
 def test_a_bit_that_differs_between_runs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right, runs = op.attention_backward, []
 

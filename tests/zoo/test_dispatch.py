@@ -158,6 +158,18 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason(name: str) -> None:
             assert choose_kernel(cuda_call(table=True), kernels, warned=warned) == "sdpa"
 
 
+TINY = [name for name in zoo.list_models("*_tiny*") if "_copy" not in name]  # a copy expert reads the tokens' values
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_models_make_all_they_need_where_their_input_is(name: str) -> None:
+    """On "meta", which is not the default device, as CUDA is not."""
+    model = zoo.create_model(name, num_layers=1).to("meta")
+    shape = (2, 3, 48, 48) if name.startswith("vision") else (2, 40)
+    x = torch.empty(shape, device="meta") if len(shape) == 4 else torch.empty(shape, device="meta", dtype=torch.long)
+    assert model(x).is_meta
+
+
 FAKE = {
     "text_goat_ssmax_tiny": {"segments": (2, 40)},
     "text_ggd_goat_tiny": {"segments": (2, 40)},

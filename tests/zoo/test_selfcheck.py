@@ -14,7 +14,7 @@ from tests.device import DEVICE
 from zoo.attention import KERNELS, selfcheck
 from zoo.attention.base import AttentionCall, Kernel
 from zoo.attention.reference import ReferenceKernel
-from zoo.attention.selfcheck import BOUNDS, CASES, check_kernel, find_distrust
+from zoo.attention.selfcheck import BOUNDS, CASES, check_kernel, find_distrust, plain_call
 from zoo.attention.triton import TritonKernel, common
 from zoo.priors.base import PriorTerms
 
@@ -56,6 +56,17 @@ def test_kernels_of_the_cpu_are_right(name: str, dtype: torch.dtype) -> None:
     refused = {"grid", "dense bias"} if name == "toeplitz" else set()
     assert set(verdict.errors) == set(CASES) - refused
     assert {"output", "q", "k", "v", "row scale", "theta_alpha"} <= set(verdict.errors["parametric table"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_is_on_one_device(name: str) -> None:
+    """On "meta", which is not the default device either and computes nothing; elsewhere every kernel would be distrusted."""
+    case = replace(CASES[name], gradients=False)
+    with plain_call("cpu"):
+        leaves, prior, direction = selfcheck._inputs(case, torch.float32, 16)
+        far = {what: x.to("meta") for what, x in leaves.items()}
+        found = selfcheck._run(ReferenceKernel(), case, far, prior.to("meta"), direction)
+    assert found is not None and found["output"].is_meta
 
 
 @pytest.mark.gpu

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tools.benches.harness import Refused
 from zoo import Positions, create_prior, prior_attention
 from zoo.attention import skipped_share, skipping
-from zoo.attention.base import AttentionCall
+from zoo.attention.base import AttentionCall, fold_lanes
 from zoo.attention.dispatch import KERNELS, choose_kernel
 from zoo.priors.base import Prior, PriorTerms, RelativeTable
 
@@ -229,7 +229,10 @@ def by_prior(
     else:
         lanes = {name: getattr(terms, name).detach().requires_grad_() for name in ("q_lanes", "k_lanes")}
         leaves, terms = leaves | lanes, replace(terms, **lanes)
-    call = AttentionCall(leaves["q"], leaves["k"], leaves["v"], terms, True)
+    keys = leaves["k"]
+    if shape.queries and terms.k_lanes is not None:  # a cache holds keys with their lanes
+        keys, terms = fold_lanes(keys.detach(), terms.k_lanes.detach()), replace(terms, k_lanes=None, offset=None)
+    call = AttentionCall(leaves["q"], keys, leaves["v"], terms, True)
     chosen = choose_kernel(call) if kernel == "auto" else kernel
     if reason := KERNELS[chosen].refuses(call):
         raise Refused(reason)
@@ -356,10 +359,25 @@ def flex(problem: Problem, *, backend: str = "AUTO") -> Run:
     if not problem.shape.queries:
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, size, size, device=str(problem.device))
     compiled = torch.compile(flex_attention, dynamic=False)
-    options = {} if backend == "AUTO" else {"kernel_options": {"BACKEND": backend}}
-    if values.requires_grad or not learns:
-        leaves = leaves | {"table": values}
-    return Run(lambda: compiled(*inputs, score_mod=score_mod, block_mask=mask, **options), leaves, prior, table)
+
+    def attend(options: dict[str, object]) -> Tensor:
+        return compiled(*inputs, score_mod=score_mod, block_mask=mask, kernel_options=options)
+
+    # Its own choice of blocks and stages asks for more shared memory than an H200 has, for heads of 64 in torch 2.11.
+    tried = [{"num_stages": 2}, {"num_stages": 1}] if learns and backend == "AUTO" else []
+    given: dict[str, object] = {} if backend == "AUTO" else {"BACKEND": backend}
+    for fewer in tried:
+        try:
+            attend(given)
+            break
+        except Exception as error:
+            if "out of resource" not in str(error):
+                raise
+            given = fewer
+    forward = partial(attend, given)
+    if learns and not values.requires_grad:
+        return Run(forward, leaves, prior)
+    return Run(forward, leaves | {"table": values}, prior, table)
 
 
 def flash_attn(problem: Problem, *, sloped: bool = False) -> Run:

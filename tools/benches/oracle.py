@@ -16,6 +16,9 @@ from zoo.attention.selfcheck import relative_error
 # How far outputs and gradients may be from float64, relative. Rounding of the operands alone is 2^-9 in bfloat16 and 2^-12 in
 # float16, once in the logits and once in the weights; a prior that is missing or a tile that is lost is off by far more.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+# The gradient of a ramp's slope, sum of j·∂L/∂z[i,j] over positions j as large as the context, cancels to a sum of distances:
+# rounded to two bytes it is as wrong as it is large, in torch's matrix products too (docs/KERNELS.md), and says nothing.
+CANCELS = "raw_slope"
 
 
 def oracle(run: Run, problem: Problem) -> tuple[Tensor, dict[str, Tensor]]:
@@ -61,6 +64,8 @@ def check(contender: Contender, problem: Problem, *, backward: bool) -> Verdict:
         largest = max(float(gradient.norm()) for gradient in grads.values())
         for name, gradient in grads.items():  # a missing one counts as infinitely wrong
             if float(gradient.norm()) < 1e-10 * largest:  # 0 but for rounding: a constant added to all keys' logits
+                continue
+            if name.endswith(CANCELS) and problem.dtype.itemsize == 2:
                 continue
             given = found.get(name)
             errors[f"gradient of {name}"] = math.inf if given is None else relative_error(given, gradient)

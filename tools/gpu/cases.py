@@ -341,14 +341,19 @@ def _gradients(call: Call, out: Tensor, direction: Tensor) -> dict[str, Tensor]:
 
 
 def worst_tile(found: Tensor, exact: Tensor, tokens: int) -> float:
-    """The largest error of so many tokens of a head relative to their norm: the norm of all hides one wrong tile of many."""
+    """The largest error of so many tokens of a head relative to their norm: the norm of all hides one wrong tile of many.
+
+    A norm counts as at least that of the smallest normal numbers of `found`'s dtype, below which it has no relative precision:
+    in float16, 6e-5, gradients of keys that hardly any query sees are all 0.
+    """
     if not torch.isfinite(found).all():
         return math.inf
     errors, norms = (
         torch.stack([tile.norm(dim=(-2, -1)) for tile in x.double().split(tokens, dim=-2)], -1)
         for x in (found.double() - exact, exact)
     )
-    return float((errors / norms.clamp(min=1e-30)).max())
+    least = torch.finfo(found.dtype).smallest_normal * math.sqrt(min(tokens, found.shape[-2]) * found.shape[-1])
+    return float((errors / norms.clamp(min=max(least, 1e-30))).max())
 
 
 @contextmanager

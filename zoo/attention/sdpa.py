@@ -24,6 +24,7 @@ from zoo.attention.base import (
     repeat_heads,
     visible,
 )
+from zoo.priors.base import without_autocast
 from zoo.priors.blocked import Bias, BlockedBias, bias_block
 from zoo.priors.tables import UnrolledTable
 from zoo.slices import slices
@@ -146,7 +147,7 @@ class SdpaKernel:
 
 
 def _one_block(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Tensor | None], dropout: float) -> Tensor:
-    with torch.autocast(q.device.type, enabled=False):  # autocast would round the bias to half precision
+    with without_autocast(q):  # which would round the bias to half precision
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask(), dropout_p=dropout, scale=1.0)
 
 

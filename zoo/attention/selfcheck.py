@@ -189,7 +189,9 @@ def _run(
     if case.documents:
         segments = (torch.arange(case.keys, device=q.device) >= case.documents).long().expand(2, -1)
     with torch.set_grad_enabled(case.gradients):
-        terms = prior(*places, causal=causal) if case.prior else PriorTerms(bias=leaves.get("bias"))
+        terms = PriorTerms(bias=leaves.get("bias"))
+        if case.prior:  # x: a prior without parameters makes its numbers where the layer's input is
+            terms = prior(*places, causal=causal, x=q[:, 0])
         scale = leaves.get("row scale")
         call = AttentionCall(q, k, v, terms, causal, None if scale is None else scale[None], segments)
         if kernel.refuses(call):

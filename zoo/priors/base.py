@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -41,6 +41,7 @@ __all__ = [
     "prior_dtype",
     "split_bf16",
     "values_in",
+    "without_autocast",
 ]
 
 _N = TypeVar("_N", bound=int)
@@ -152,12 +153,17 @@ def prior_dtype(module: nn.Module) -> torch.dtype:
     return torch.float64 if first is not None and first.dtype == torch.float64 else torch.float32
 
 
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which autocast rounds nothing where `x` is; the device "meta" has none."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
 def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
     """A linear layer inside a prior, computed in the dtype of `x` and not the layer's.
 
     A layer that was put in its place (an adapter, an int8 one) computes as it does, in its own dtype or float32.
     """
-    with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):  # which "meta" does not have
+    with without_autocast(x):
         if type(layer) is nn.Linear:
             return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
         own = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)

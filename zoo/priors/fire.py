@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -14,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.naming import check_grid, check_number, check_whole
 from zoo.positions import Positions
-from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, patch_distance, prior_dtype
+from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, patch_distance, prior_dtype, without_autocast
 from zoo.priors.blocked import BlockedBias, whole_bias
 from zoo.slices import slices
 
@@ -204,7 +203,7 @@ class _Heads(nn.Module):
 def _linear(layer: _Layer, x: Tensor) -> Tensor:
     if isinstance(layer, nn.Module):
         return linear_in(layer, x)
-    with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         return F.linear(x, *layer)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo.naming import check_number, check_whole
 from zoo.positions import Positions
 from zoo.priors.alibi import RAMP_LANES, alibi_slopes, inverse_softplus, ramp_lanes
-from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, values_in
+from zoo.priors.base import Prior, PriorTerms, linear_in, prior_dtype, values_in, without_autocast
 
 __all__ = ["KeyBias", "KeyBias2d"]
 
@@ -59,7 +59,7 @@ def _values(mlps: Mapping[str, Tensor], features: Tensor) -> Tensor:
     """(1 or B, L, S) what L MLPs make of features (1 or B, S, n), in their dtype: matrices side by side."""
     parts = (mlps[name].to(features.dtype) for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
     into, into_bias, out, out_bias = parts
-    with torch.autocast(features.device.type, enabled=False):
+    with without_autocast(features):
         hidden = F.silu(F.linear(features, into, into_bias)).unflatten(-1, (len(out), -1))  # (1 or B, S, L, 4)
         values = torch.baddbmm(out_bias[:, None, None], hidden.flatten(0, 1).transpose(0, 1), out[..., None])
     return values.view(len(out), *features.shape[:2]).transpose(0, 1)

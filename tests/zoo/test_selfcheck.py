@@ -98,7 +98,9 @@ def distrust(kernel: Kernel, source: Path) -> str | None:
     return find_distrust("broken", kernel, "cpu", torch.float32, source)
 
 
-def test_a_verdict_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_verdict_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = tmp_path / "kernel.py"
     source.write_text("1")
     kernel = Broken("a row")
@@ -108,6 +110,9 @@ def test_a_verdict_is_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert distrust(kernel, source) == why
     monkeypatch.setattr(selfcheck, "_KNOWN", {})  # another process
     assert distrust(kernel, source) == why and kernel.runs == runs
+    assert [r.getMessage() for r in caplog.records] == [
+        "comparing kernel 'broken' with float64 on cpu in float32, once on this machine"
+    ]
     (stored,) = selfcheck.verdict_folder().glob("*.json")
     assert json.loads(stored.read_text())["wrong"]
 

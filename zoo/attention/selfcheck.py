@@ -12,6 +12,7 @@ import copy
 import hashlib
 import importlib.metadata
 import json
+import logging
 import math
 import os
 import threading
@@ -207,6 +208,7 @@ def _run(
 
 # ------------------------------------------------------------------------------------------ verdicts that are remembered
 
+_log = logging.getLogger(__name__)
 _LOCK = threading.RLock()
 _KNOWN: dict[tuple[str, ...], str | None] = {}  # of this process: why a kernel is not trusted, or None
 
@@ -231,6 +233,8 @@ def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype, so
             path = verdict_folder() / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
             wrong = _remembered(path)
             if wrong is None:
+                # On CUDA some thirty kernels are compiled: half a minute in which nothing else would be seen.
+                _log.warning("comparing kernel %r with float64 on %s in %s, once on this machine", *facts[:3])
                 verdict = check_kernel(name, kernel, device, dtype)
                 wrong = verdict.wrong
                 with suppress(OSError):  # a folder that cannot be written to: checked again by the next process

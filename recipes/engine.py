@@ -252,8 +252,8 @@ class Engine:
         if ranks.shared > 1:
             model.sequence = sequence_group(ranks.shared)
         optimizer = create_optimizer(model, optim)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, optim, steps))
-        self._prepare(model, optimizer, schedule, universal=universal)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, optim, steps))
+        self._prepare(model, optimizer, self._schedule, universal=universal)
         self.average = WeightAverage(self.model, plan.recipe.train.ema) if plan.recipe.train.ema else None
 
     def _prepare(
@@ -289,8 +289,12 @@ class Engine:
         return self._deepspeed.module
 
     @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._deepspeed.optimizer.param_groups
+
+    @property
     def lr(self) -> float:
-        return self._deepspeed.optimizer.param_groups[0]["lr"]
+        return self.param_groups[0]["lr"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._deepspeed(*args, **kwargs)
@@ -436,6 +440,10 @@ class Engine:
         """Model, optimiser and schedule from a checkpoint made by `save`; returns the loop's state."""
         with data_only(folder):
             state = self._read(folder)
+        # Rates come back as the checkpoint has them, of its own number of steps; here there may be more.
+        schedule = self._schedule
+        for group, base, factor in zip(self.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+            group["lr"] = base * factor(schedule.last_epoch)
         if self.average is not None:
             # A universal checkpoint is a converted copy; the average stays in the one it was made from.
             self.average.load(folder.with_name(folder.name.removesuffix(".universal")), steps=state["step"])
@@ -450,7 +458,7 @@ class Engine:
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
         # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in every group.
-        for group, decay in zip(self._deepspeed.optimizer.param_groups, self._decay, strict=True):
+        for group, decay in zip(self.param_groups, self._decay, strict=True):
             group["weight_decay"] = decay
         return state["priorzoo"]
 

@@ -60,7 +60,7 @@ class PlainEngine(Engine):
         *,
         universal: bool,
     ) -> None:
-        self._model, self._optimizer, self._schedule = model, optimizer, schedule
+        self._model, self._optimizer = model, optimizer
         self._steps, self._micro = 0, 0
         self._groups: list[list[torch.nn.Parameter]] = []  # in bf16: what the model computes with, group by group
         if self.plan.recipe.train.precision == "bf16":
@@ -74,8 +74,8 @@ class PlainEngine(Engine):
         return self._model
 
     @property
-    def lr(self) -> float:
-        return self._optimizer.param_groups[0]["lr"]
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._model(*args, **kwargs)

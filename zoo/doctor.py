@@ -48,9 +48,12 @@ def examine(console: Console) -> bool:
     console.print(table)
     for line in wrong:
         console.print(f"wrong: {line}", style="red", markup=False, soft_wrap=True)
-    console.print(
-        'some kernels are off here: `kernel="auto"` does not use them' if wrong else "all that is served can be trusted"
-    )
+    said = "all that is served can be trusted"
+    if wrong:
+        said = (
+            'some kernels are wrong here: `kernel="auto"` leaves out triton where it is; name another than the others'
+        )
+    console.print(said, markup=False)
     return not wrong
 
 

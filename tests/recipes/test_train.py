@@ -222,6 +222,14 @@ def test_a_signal_saves_and_resume_is_exact(whole, tmp_path, changed, capsys):
     assert curve(folder)[2] == curve(whole)[2]
 
 
+def test_a_run_that_is_made_longer_goes_on_at_its_new_rates(whole, tmp_path):
+    folder = tmp_path / "run"
+    assert run(folder, "train.steps=2") == 0
+    assert run(folder, resume="auto") == 0
+    rates, others = ({r["step"]: r["lr"] for r in RunFolder(path).metrics() if "lr" in r} for path in (folder, whole))
+    assert (rates[3], rates[4]) == (others[3], others[4])
+
+
 def test_resume_survives_torn_files(whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)

@@ -172,3 +172,30 @@ def test_the_fused_kernel_is_a_contender(monkeypatch):
     verdict = check(contender, problem, backward=True)
     assert verdict.correct and verdict.error < 1e-5
     assert contender.prepare(problem).skipped() == pytest.approx(1 / 6)
+
+
+def test_a_slopes_gradient_is_not_compared_in_16_bits_but_has_to_be_there() -> None:
+    """Its rounding is as large as itself; in float32 it is compared."""
+
+    def without(problem: Problem, worth: float | None) -> Run:
+        run = by_prior(problem, make=contenders.goat, kernel="sdpa", whole=True)
+        whole, names = run.step, list(run.leaves)
+
+        def step(grad: torch.Tensor) -> tuple:
+            given = dict(zip(names, whole(grad), strict=True))
+            slope = next(name for name in names if name.endswith("raw_slope"))
+            given[slope] = None if worth is None else given[slope] * worth
+            return tuple(given.values())
+
+        run.step = step
+        return run
+
+    def verdict(dtype: torch.dtype, worth: float | None) -> tuple[bool, str]:
+        made = Contender("goat", "sdpa", partial(without, worth=worth))
+        found = check(made, Problem(SHAPE, dtype, CPU), backward=True)
+        return found.correct, found.worst
+
+    assert verdict(torch.bfloat16, 1.0)[0] and verdict(torch.bfloat16, 2.0)[0]
+    assert verdict(torch.float32, 1.0)[0]
+    wrong = (False, "gradient of key_bias.raw_slope")
+    assert verdict(torch.float32, 2.0) == verdict(torch.bfloat16, None) == verdict(torch.bfloat16, math.nan) == wrong

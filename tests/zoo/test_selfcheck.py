@@ -48,6 +48,13 @@ class Broken(ReferenceKernel):
         return out
 
 
+class AsksFirst(Broken):
+    """Refuses where it is not trusted, as the fused kernel does."""
+
+    def refuses(self, call: AttentionCall) -> str | None:
+        return find_distrust("other", self, str(call.q.device), call.q.dtype, Path(__file__))
+
+
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("name", ["reference", "sdpa", "toeplitz"])
 def test_kernels_of_the_cpu_are_right(name: str, dtype: torch.dtype) -> None:
@@ -111,7 +118,7 @@ def test_a_verdict_is_remembered(
     monkeypatch.setattr(selfcheck, "_KNOWN", {})  # another process
     assert distrust(kernel, source) == why and kernel.runs == runs
     assert [r.getMessage() for r in caplog.records] == [
-        "comparing kernel 'broken' with float64 on cpu in float32, once on this machine"
+        "comparing kernel 'broken' with float64 on cpu in float32, as before its first use"
     ]
     (stored,) = selfcheck.verdict_folder().glob("*.json")
     assert json.loads(stored.read_text())["wrong"]
@@ -153,7 +160,7 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     pytest.importorskip("typer")  # tools/gpu runs these tests where it is not installed
     from zoo import cli
 
-    kernels = {"toeplitz": KERNELS["toeplitz"], "other": Broken("NaN")}
+    kernels = {"toeplitz": KERNELS["toeplitz"], "other": AsksFirst("NaN")}
     monkeypatch.setattr("zoo.doctor.KERNELS", kernels)
     assert cli.call(cli.app, ["doctor"], prog="zoo") == 1
     out = " ".join(capsys.readouterr().out.split())

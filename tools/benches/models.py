@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -358,12 +359,13 @@ def attention_bytes(model: Any, size: int, device: torch.device, dtype: torch.dt
     """Bytes that one attention call adds, for an image of `size` pixels and a fresh prior; None for a prior without table."""
     prior, config = model.layers[0].attention.prior, model.config
     grid = model.positions(size, size)
-    if config.position != "nope" and prior(grid, grid, causal=False).table is None:
-        return None
     shape = (1, grid.length, config.num_heads, config.dim // config.num_heads)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype).transpose(1, 2) for _ in range(3))
+    make = partial(prior, grid, grid, causal=False, x=q[:, 0])  # x: where its numbers are made
+    if config.position != "nope" and make().table is None:
+        return None
     with Meter(device) as meter:
-        prior_attention(q, k, v, prior(grid, grid, causal=False), causal=False)
+        prior_attention(q, k, v, make(), causal=False)
     return meter.peak_bytes
 
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# What has to be known of one GPU, most informative first, in two calls of seven minutes; the project need not be installed.
+# What has to be known of one GPU, most informative first, in calls of five to seven minutes; the project need not be installed.
 #
-#   UNTIL=420 bash tools/gpu/run.sh smoke bench training modalities
-#   UNTIL=420 bash tools/gpu/run.sh smoke check tests
+#   UNTIL=330 bash tools/gpu/run.sh smoke bench             attention beside flash, cuDNN and FlexAttention, 2k to 64k; decoding
+#   UNTIL=330 bash tools/gpu/run.sh training modalities     steps of 125M models; vision transformers and DNA decoders
+#   UNTIL=420 bash tools/gpu/run.sh smoke check tests       every kernel against float64; the project's own tests on CUDA
 #   bash tools/gpu/run.sh recipe shipped       a run by the DeepSpeed launcher, and weights of the zoo at 256 to 16k tokens (3 minutes)
 #   bash tools/gpu/run.sh sweep                blocks, warps and stages of every kernel (8 minutes)
 #   bash tools/gpu/run.sh models               three models of 10M parameters trained for the same seconds (5 minutes)
@@ -10,10 +11,11 @@
 #   DEVICE=cpu bash tools/gpu/run.sh smoke check bench training recipe modalities shipped models tests     a rehearsal, each phase in small, kernels interpreted
 #
 # Phases append to files in $OUT as they go. Where smoke fails nothing else is tried; the failure of another phase does not stop
-# the next. Each has its own limit, and UNTIL (seconds from the start) is that of all: a phase gets what is left. Most of the time
-# is the compiler's, 1.3 s a kernel on an H200 of 16 cores: smoke took 40 s there, check 300, bench 235, recipe 130. A machine that
-# has compiled nothing yet takes kernels from cache.tgz beside this file, which an earlier call left in $OUT, and peers of the
-# benchmark from wheels in whl/ (flash-linear-attention, fla-core, goat-attention, liger-kernel, deepspeed and what it needs).
+# the next, and is the exit code. Each has its own limit, and UNTIL (seconds from the start) is that of all: a phase gets what is
+# left. Most of the time is the compiler's, 1.3 s a kernel: on an H200 with 16 cores smoke took 40 s, bench 260 and recipe 130.
+# A machine that has compiled nothing yet takes kernels from cache.tgz.* beside this file, which an earlier call left in $OUT, and
+# peers of the benchmark from wheels in whl/ (flash-linear-attention, fla-core, goat-attention, liger-kernel, deepspeed and what it
+# needs).
 set -u
 export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2 PYTHONWARNINGS=ignore CUBLAS_WORKSPACE_CONFIG=:4096:8 MPLBACKEND=Agg TOKENIZERS_PARALLELISM=false
 HERE=$(cd "$(dirname "$0")" && pwd)
@@ -29,30 +31,32 @@ SMALL=()  # check.py's options where Triton interprets
 cd "$PROJECT" || exit 9
 say() { printf '\n=== %s  [%ds]\n' "$*" "$SECONDS" | tee -a "$OUT/log.txt"; }
 left() { local rest=$(( ${UNTIL:-100000} - SECONDS )); echo $(( rest < $1 ? (rest > 1 ? rest : 1) : $1 )); }  # of a limit in seconds
-# phase LIMIT command…: its output to the log and the screen; returns its exit code
+FAILED=0  # whether anything has; the exit code
+# phase LIMIT command…: its output to the log and the screen, and its exit code
 phase() {
   local limit status; limit=$(left "$1"); shift
   timeout -k 10 "$limit" "$@" 2>&1 | tee -a "$OUT/log.txt"
-  status=${PIPESTATUS[0]}; say "exit $status of: ${*:1:6}"; return "$status"
+  status=${PIPESTATUS[0]}; say "exit $status of: $*"
+  [ "$status" = 0 ] || FAILED=1
 }
 
 restore() {  # kernels compiled by an earlier call, peers of the benchmark
-  [ -f "$HERE/cache.tgz" ] && [ ! -d $TRITON_CACHE_DIR ] && tar xzf "$HERE/cache.tgz" -C /tmp && say "kernels restored: $(ls $TRITON_CACHE_DIR | wc -l)"
+  ls "$HERE"/cache.tgz.* >/dev/null 2>&1 && [ ! -d $TRITON_CACHE_DIR ] && cat "$HERE"/cache.tgz.* | tar xz -C /tmp && say "kernels restored: $(ls $TRITON_CACHE_DIR | wc -l)"
   if ls "$HERE"/whl/*.whl >/dev/null 2>&1 && [ ! -d /tmp/site ]; then
     $PY -m pip install -q --no-index --no-deps --no-compile --target /tmp/site "$HERE"/whl/*.whl || say "wheels not installed"
   fi
   export PYTHONPATH="$PROJECT:/tmp/site${PYTHONPATH:+:$PYTHONPATH}"
-  touch /tmp/restored
 }
-keep_cache() {  # binary only, some 45 KiB a kernel: those that were not restored
+keep_cache() {  # binary only, some 45 KiB a kernel, in files of 15 MB
   [ -d $TRITON_CACHE_DIR ] || return 0
-  (cd /tmp && find triton-cache -newer restored -type f \( -name '*.cubin' -o -name '*.json' \) -print0 | tar czf "$OUT/cache.tgz" --null -T - 2>/dev/null)
-  [ "$(stat -c %s "$OUT/cache.tgz" 2>/dev/null || echo 0)" -lt 16000000 ] || rm -f "$OUT/cache.tgz"
+  rm -f "$OUT"/cache.tgz.*
+  (cd /tmp && find triton-cache -type f \( -name '*.cubin' -o -name '*.json' \) -print0 | tar cz --null -T - | split -b 15000000 - "$OUT/cache.tgz.") 2>/dev/null
 }
 
 smoke() {
   say smoke
-  phase 60 $PY - <<'P' || return
+  rm -f "$OUT/check.jsonl"
+  phase 60 $PY - <<'P'
 import importlib, os, platform, shutil, sys, torch, triton
 from triton import knobs
 print(platform.python_version(), "torch", torch.__version__, "triton", triton.__version__, "cuda", torch.version.cuda, "cudnn", torch.backends.cudnn.version())
@@ -80,33 +84,40 @@ if gpu:  # two ceilings: a large product, a large copy
     print("copy", round(2 * x.numel() / do_bench(lambda: x.clone(), return_mode="median") / 1e9, 2), "TB/s")
 sys.exit(bool(failed))
 P
+  [ $FAILED = 0 ] || return
   say "one forward and backward of each kernel against float64"
   if [ "$DEVICE" = cpu ]; then
     phase 150 $PY "$HERE/check.py" --quick --widths 16 --dtypes float32 "${SMALL[@]}" --out "$OUT/check.jsonl"
     return
   fi
   side_by_side 150 7 --quick
-  phase 20 $PY "$HERE/check.py" --read "$OUT/check.jsonl"
+  read_checks
 }
 # side_by_side LIMIT N OPTIONS…: check.py's cases in N processes, which share the GPU, compile side by side and leave their
-# kernels for everything after; each case is told, whatever the kernels' own check at first use would say
+# kernels for everything after; each case is told, whatever the kernels' own check at first use would say.
 side_by_side() {
-  local i limit=$1 n=$2; shift 2
+  local i pids=() limit=$1 n=$2; shift 2
   for i in $(seq 0 $((n-1))); do
-    PRIORZOO_SELF_CHECK=0 timeout -k 5 "$(left "$limit")" $PY "$HERE/check.py" "$@" --part $i/$n "${SMALL[@]}" --out "$OUT/check.jsonl" 2>&1 | grep -v '^ok' &
-  done; wait
+    PRIORZOO_SELF_CHECK=0 timeout -k 5 "$(left "$limit")" $PY "$HERE/check.py" "$@" --part $i/$n "${SMALL[@]}" --out "$OUT/check.jsonl" > >(grep -v '^ok') 2>&1 &
+    pids+=($!)
+  done
+  for i in "${!pids[@]}"; do
+    wait "${pids[$i]}" || { say "exit $? of part $i/$n: $*"; FAILED=1; }  # a process that is lost leaves no line of its cases
+  done
+}
+read_checks() {  # what the processes found, whatever time is left
+  $PY "$HERE/check.py" --read "$OUT/check.jsonl" | tee -a "$OUT/log.txt"
+  [ "${PIPESTATUS[0]}" = 0 ] || FAILED=1
 }
 check() {  # all cases, and the kernels' own check of every dtype
   local first=64,128 second=float16,float32 limit=200
   [ "$DEVICE" = cpu ] && first=16 second=float32 limit=400
   say "check: bfloat16 at $first, $second at ${first%%,*}"
-  [ "$DEVICE" = cpu ] || phase $limit $PY -m zoo doctor
   side_by_side $limit "$JOBS" --widths $first --dtypes bfloat16
   side_by_side $limit "$JOBS" --widths ${first%%,*} --dtypes $second
-  phase 20 $PY "$HERE/check.py" --read "$OUT/check.jsonl"
-  local status=$?
+  read_checks
+  [ "$DEVICE" = cpu ] || phase $limit $PY -m zoo doctor
   keep_cache
-  return $status
 }
 attention() { local limit=$1; shift; phase "$limit" $PY tools/bench.py attention --commit "${COMMIT:-unknown}" "$@"; }
 bench() {
@@ -117,7 +128,7 @@ bench() {
   say "bench: kernels compiled side by side, then measured alone"
   local method width
   for method in goat ggd alibi cable; do for width in 64 128; do
-    attention 100 --device cuda --methods $method --width $width --lengths 2048,65536 --decode 32768 --without flex,dense --seconds 0.001 > /dev/null &
+    PRIORZOO_SELF_CHECK=0 timeout -k 5 "$(left 100)" $PY tools/bench.py attention --device cuda --methods $method --width $width --lengths 2048,65536 --decode 32768 --without flex,dense --seconds 0.001 > /tmp/compiled.$method.$width.txt 2>&1 &
   done; done; wait
   say "without FlexAttention, which compiles for seconds at every shape, then it alone"
   attention 190 --device cuda --lengths 2048,4096,8192,16384,65536 --decode 32768,524288 --without flex,dense --seconds 0.25 --minutes 2.8 --out "$OUT/attention.json"
@@ -200,12 +211,16 @@ sanitize() {
   unset PYTORCH_NO_CUDA_MEMORY_CACHING
 }
 
+PHASES="smoke check bench sweep training recipe modalities shipped models tests sanitize"
+[ $# -gt 0 ] || set -- smoke
+for name in "$@"; do
+  [[ " $PHASES " == *" $name "* ]] || { say "no phase $name: $PHASES"; exit 8; }
+done
 restore
-for name in "${@:-smoke}"; do
-  case $name in
-    smoke) smoke || { say "smoke failed: nothing else is tried"; break; } ;;
-    check|bench|sweep|training|recipe|modalities|shipped|models|tests|sanitize) [ "$(left 10)" -lt 10 ] && say "no time left for $name" || $name ;;
-    *) say "no phase $name"; exit 8 ;;
-  esac
+for name in "$@"; do
+  if [ "$(left 10)" -lt 10 ]; then say "no time left for $name"; FAILED=1; continue; fi
+  $name
+  if [ "$name$FAILED" = smoke1 ]; then say "smoke failed: nothing else is tried"; break; fi
 done
 say "done; in \$OUT: $(cd "$OUT" && ls -s | tr '\n' ' ')"
+exit $FAILED

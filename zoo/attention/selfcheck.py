@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,7 @@ __all__ = [
 
 # Norm of the error over that of the truth: rounding of operands, once in the logits and once in the weights, and of sums.
 BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5, torch.float64: 1e-11}
+_CHECKING: ContextVar[bool] = ContextVar("checking", default=False)  # kernels ask for a verdict, which is not there yet
 CANCELLING = 4.0  # times as much for gradients of a prior's numbers and of row scales, whose summands cancel
 
 
@@ -101,15 +103,18 @@ class Verdict:
 
 
 def check_kernel(name: str, kernel: Kernel, device: str, dtype: torch.dtype, *, width: int = 64) -> Verdict:
-    """Compare the kernel's outputs and gradients with float64, in each case that it serves."""
+    """Compare the kernel's outputs and gradients with float64, in each case that it serves if it is trusted."""
     errors: dict[str, dict[str, float]] = {}
     wrong = []
     for label, case in CASES.items():
+        token = _CHECKING.set(True)
         try:
             found = _errors(kernel, case, device, dtype, width)
         except Exception as error:  # of a compiler, a driver, or our own: whatever it is, the kernel does not serve
             wrong.append(f"{label}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300])
             continue
+        finally:
+            _CHECKING.reset(token)
         if found is None:
             continue
         errors[label] = found
@@ -219,7 +224,7 @@ def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype, so
 
     While a CUDA graph is captured nothing is checked, and nothing remembered.
     """
-    if os.environ.get("PRIORZOO_SELF_CHECK") == "0":
+    if os.environ.get("PRIORZOO_SELF_CHECK") == "0" or _CHECKING.get():
         return None
     dtype_name = str(dtype).removeprefix("torch.")
     facts = (name, device_name(device), dtype_name, *_versions(), source_hash(source))
@@ -229,16 +234,16 @@ def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype, so
         return None
     with _LOCK:  # one thread checks, others wait
         if facts not in _KNOWN:
-            _KNOWN[facts] = None  # the check itself asks
             path = verdict_folder() / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
             wrong = _remembered(path)
             if wrong is None:
                 # On CUDA some thirty kernels are compiled: half a minute in which nothing else would be seen.
-                _log.warning("comparing kernel %r with float64 on %s in %s, once on this machine", *facts[:3])
+                _log.warning("comparing kernel %r with float64 on %s in %s, as before its first use", *facts[:3])
                 verdict = check_kernel(name, kernel, device, dtype)
                 wrong = verdict.wrong
                 with suppress(OSError):  # a folder that cannot be written to: checked again by the next process
                     write_json(path, asdict(verdict) | {"facts": list(facts)})
+            _KNOWN[facts] = None
             if wrong:
                 _KNOWN[facts] = (
                     f"on {device_name(device)} in {dtype_name} it does not compute what it should ({wrong[0]}); "

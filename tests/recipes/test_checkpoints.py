@@ -181,7 +181,7 @@ def test_a_checkpoint_by_name_must_be_whole_and_later_ones_are_set_aside(copy, w
     assert [p.name for p in complete_checkpoints(copy / "checkpoints")] == ["step_00000002", "step_00000003"]
     assert (copy / "checkpoints" / "step_00000004.aside").exists()
     assert run(copy, "evaluate.every=0", resume="auto") == 0
-    assert curve(copy)[0] == curve(whole)[0]
+    assert curve(copy)[0][:3] == curve(whole)[0][:3]  # after them the rates are those of another number of steps
     assert not list((copy / "checkpoints").glob("*.aside"))
 
 

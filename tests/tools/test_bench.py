@@ -277,14 +277,14 @@ def test_vision(tmp_path):
     assert {r["method"] for r in record["results"] if r["peak_bytes"] is not None} == {"nope", "ggd2d"}
 
 
-@reads_proc
-@pytest.mark.slow
 def test_a_prior_without_parameters_makes_its_table_where_the_image_is():
     """As on CUDA; elsewhere attention refuses it."""
     model = create_model("vision_alibi_tiny_patch8", num_layers=1).to("meta")
     models.attention_bytes(model, 64, torch.device("meta"), torch.float32)
 
 
+@reads_proc
+@pytest.mark.slow
 def test_memory_shows_a_matrix(monkeypatch):
     """The same attention by the oracle, which makes the whole matrix."""
     model, attention = create_model("vision_t5_tiny_patch8"), models.prior_attention

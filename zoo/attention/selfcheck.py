@@ -40,7 +40,6 @@ __all__ = [
 
 # Norm of the error over that of the truth: rounding of operands, once in the logits and once in the weights, and of sums.
 BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5, torch.float64: 1e-11}
-_CHECKING: ContextVar[bool] = ContextVar("checking", default=False)  # kernels ask for a verdict, which is not there yet
 CANCELLING = 4.0  # times as much for gradients of a prior's numbers and of row scales, whose summands cancel
 
 
@@ -79,6 +78,7 @@ CASES = {
     "decoding": Case("ggd", {"init": "alibi"}, queries=1, gradients=False, groups=2),
 }
 HEADS = 4
+_CHECKING: ContextVar[bool] = ContextVar("checking", default=False)  # kernels ask for a verdict, which is not there yet
 
 
 @dataclass(frozen=True)
@@ -243,12 +243,13 @@ def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype, so
                 wrong = verdict.wrong
                 with suppress(OSError):  # a folder that cannot be written to: checked again by the next process
                     write_json(path, asdict(verdict) | {"facts": list(facts)})
-            _KNOWN[facts] = None
+            why = None
             if wrong:
-                _KNOWN[facts] = (
+                why = (
                     f"on {device_name(device)} in {dtype_name} it does not compute what it should ({wrong[0]}); "
                     "`python -m zoo doctor` checks again and shows all"
                 )
+            _KNOWN[facts] = why  # once: other threads read it without the lock
     return _KNOWN[facts]
 
 

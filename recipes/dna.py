@@ -1,8 +1,8 @@
 """DNA recipes by name.
 
-`dna.<method>_tiny`, `dna.<method>_copy_tiny`, `dna.<method>_human_tiny` and `dna.<method>_small` exist for every method in
-the registry (`python recipes/train.py --list`); the functions below that are not generated are the papers' own set-ups. A new
-recipe is one decorated function.
+`dna.<method>_tiny`, `_copy_tiny`, `_human_tiny`, `_human_3m` and `_small` exist for every method in the registry
+(`python recipes/train.py --list`); the functions below that are not generated are the papers' own set-ups. A new recipe is
+one decorated function.
 
 tiny needs the genomes (`python recipes/fetch_data.py dna genomes`), or `--set data.source=yeast-chr01`, the chromosome that
 ships with the package. The human recipes run on any FASTA of the genome: `python recipes/prepare_genome.py hg38.fa
@@ -71,6 +71,21 @@ def human_tiny(method: str) -> Recipe:
     recipe = copy_tiny(method)
     recipe.name = f"dna.{method}_human_tiny"
     recipe.data = DnaDataConfig(source="genomes:human", context=1024)
+    return recipe
+
+
+def human_3m(method: str) -> Recipe:
+    """3.2M parameters with a copy expert on human DNA: the first 70 Mb of chromosome X, 65.5M bases, each once.
+
+    deepspeed --num_gpus 1 recipes/train.py dna.<method>_human_3m
+
+    One process, as `copy_tiny`. Hardware: one GPU for minutes, or CPU cores for most of a day.
+    """
+    recipe = human_tiny(method)
+    recipe.name = f"dna.{method}_human_3m"
+    recipe.model = Model(f"dna_{method}_copy_3m")
+    recipe.optim.lr, recipe.optim.warmup = 1.5e-3, 100
+    recipe.train.batch = 32
     return recipe
 
 
@@ -144,6 +159,7 @@ def human_125m() -> Recipe:
 
 
 RECIPES.add_methods("human_tiny", human_tiny, model_size="copy_tiny")
+RECIPES.add_methods("human_3m", human_3m, model_size="copy_3m")
 RECIPES.add_methods("copy_tiny", copy_tiny)  # both before "tiny", which their names end in
 RECIPES.add_methods("tiny", tiny)
 RECIPES.add_methods("small", small)

@@ -100,9 +100,10 @@ class Index:
         digits = torch.where((codes >= 0) & (codes < 4), codes + 1, 0).to(torch.int64)
         other = torch.where(digits > 0, 5 - digits, 0).flip(0)
         words = torch.cat([self._words(digits), self._words(other)])
-        self.words = torch.from_numpy(np.sort(words.numpy(force=True))).to(
-            codes.device
-        )  # torch would keep the order, too
+        if words.is_cpu:
+            self.words = torch.from_numpy(np.sort(words.numpy()))  # torch would keep the order, too
+        else:
+            self.words = words.sort().values
 
     @staticmethod
     def _words(digits: Tensor) -> Tensor:

@@ -93,10 +93,13 @@ class DnaConfig(DecoderConfig):
 MOST_EMBEDDED = 1 << 17  # bases that one vector is of
 TINY: dict[str, Any] = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
 # Of the copy expert: contexts that 8 million bases repeat by chance, to those that copies alone share; and a memory of 8.4
-# million bases, for the 8.2 million of tiny training and the starts of rows.
+# million bases, for the 8.2 million of tiny training and the starts of rows. At 3M it has room for 67 million.
 COPY: dict[str, Any] = dict(copy_orders=[11, 12, 14, 16, 20, 24], copy_memory=1 << 23)
 SIZES: dict[str, dict[str, Any]] = {
     "copy_tiny": TINY | COPY | dict(train_context=1024),  # before "tiny", in which its names end too
+    "copy_3m": dict(dim=256, num_layers=4, num_heads=4, hidden_dim=688, train_context=1024)
+    | COPY
+    | dict(copy_memory=1 << 26),
     "tiny": TINY | dict(train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
     # GOAT, human genome: the released script; and 125M parameters on single bases, where the paper names the size and no layers

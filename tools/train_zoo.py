@@ -292,24 +292,28 @@ def copy_family(
     *,
     stretches: int,
     annotated: tuple[Call, ...] = (),
+    size: str = "copy_tiny",
+    seeds: tuple[int, ...] = (0, 1, 2),
+    mixers: tuple[str, ...] = ("mixer", "mixer-s1", "mixer-s2"),
 ) -> Family:
     """DNA models with a copy expert, on different genomes; what GOAT gains with length, also over a megabase in `stretches`
-    of 65,536 bases of each held-out contig."""
+    of 65,536 bases of each held-out contig. Of the `mixers` the first has read what the first seed does."""
+    beside = ("markov-12", *mixers, "uniform")
     return Family(
         modality="dna",
         run_prefix=run_prefix,
         methods=methods,
-        size="copy_tiny",
+        size=size,
         tag=tag,
         evaluators={"bits": ("nll", "bits_per_base", "accuracy")},
         axis="length",
         calls=(
-            Call("bits", ("--lengths", "256,1024,4096,16384,65536"), ("markov-12", "mixer*", "uniform")),
-            Call("contigs,parts", ("--lengths", "4096", "--samples", "187"), ("markov-12", "mixer*", "uniform")),
+            Call("bits", ("--lengths", "256,1024,4096,16384,65536"), beside),
+            Call("contigs,parts", ("--lengths", "4096", "--samples", "187"), beside),
             Call(
                 "bits",
                 ("--lengths", "1024,4096,16384,65536", "--samples", str(stretches)),
-                ("mixer",),
+                mixers[:1],
                 part="megabase",
                 every_seed=False,
                 methods=("goat",),
@@ -318,7 +322,7 @@ def copy_family(
         ),
         describe=describe_dna,
         explain=EXPLAIN_DNA,
-        seeds=(0, 1, 2),
+        seeds=seeds,
         recipe_size=recipe_size,
         against="goat",
     )
@@ -470,7 +474,7 @@ FAMILIES = {
         evaluators={"bits": ("nll", "bits_per_base", "accuracy")},
         axis="length",
         calls=(
-            Call("bits", ("--stretch", "16384"), beside=("markov-*", "mixer*", "uniform")),
+            Call("bits", ("--stretch", "16384"), beside=("markov-*", "mixer", "mixer-s1", "mixer-s2", "uniform")),
             Call("contigs", ("--lengths", "4096", "--samples", "64"), ("markov-*", "mixer", "uniform"), every_seed=False),
             Call("strands", ("--lengths", "256,4096"), every_seed=False),
             Call("completion,spectrum", ("--lengths", "256,1024", "--samples", "32"), ("markov-12",), every_seed=False),
@@ -497,6 +501,16 @@ FAMILIES = {
         ),
     ),
     "dna_human": copy_family("dna_human_", "human_tiny", "human", ("goat", "ggd_goat", "rope"), stretches=16),
+    "dna_human_3m": copy_family(
+        "dna_human_3m_",
+        "human_3m",
+        "human",
+        ("goat", "ggd_goat", "rope"),
+        stretches=16,
+        size="copy_3m",
+        seeds=(0,),
+        mixers=("mixer-all", "mixer"),
+    ),
 }  # fmt: skip
 
 

@@ -34,7 +34,8 @@ ORDERS = (1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 22, 24)
 RECENT = (2, 4, 8, 11, 12, 16, 24)  # orders that also count inside the window alone
 BASES = 8_192_000  # of training data, at most: what the tiny models read
 ROWS = (1024, 4096)  # fewest and most bases of a row of them: words that a row's end cuts are not counted
-MIXERS = ("mixer", "mixer-s1", "mixer-s2")  # of other rows: how much of the held-out repeats a draw holds is luck
+# Of other rows, as how much of the held-out repeats a draw holds is luck; and of all.
+MIXERS = ("mixer", "mixer-s1", "mixer-s2", "mixer-all")
 TAUGHT = 786_432  # bases of the rows that teach the weights, too
 LEARNING, RATE = 2e-4, 2e-3  # of the weights: while training windows teach them together, and in a window read alone
 WORD, DIGITS = 25, 9  # bases of the words that are sorted, and of their prefixes whose places are in a table (mixer.c)
@@ -43,17 +44,18 @@ _SOURCE = Path(__file__).with_name("mixer.c")
 
 
 def draw_rows(
-    genome: Genome, split: GenomeSplit, *, bases: int = BASES, row: int = ROWS[1], seed: int = 0
+    genome: Genome, split: GenomeSplit, *, bases: int | None = BASES, row: int = ROWS[1], seed: int = 0
 ) -> np.ndarray:
     """(bases // row, row) codes of known bases of the training regions, as training with that context and data seed draws them;
-    fewer where one epoch of windows has fewer: what is counted twice would pass for a repeat.
+    those of one epoch of windows where `bases` is None, and where they are fewer: what is counted twice would pass for a repeat.
 
     Raises ValueError where the training regions have no `row` known bases in a row.
     """
     data = WindowDataset(
         genome, select(split.regions, "train"), row, load_tokenizer("bases"), seed=seed, reverse_complement=0.5
     )
-    found, many, place = [np.zeros((0, row), np.uint8)], bases // row, 0
+    found, place = [np.zeros((0, row), np.uint8)], 0
+    many = data.epoch_windows if bases is None else bases // row
     while sum(map(len, found)) < many and place < data.epoch_windows:
         part = range(place, min(place + 256, data.epoch_windows))
         tokens = np.stack([sample["tokens"][1:].numpy() for sample in data.__getitems__(part)])
@@ -122,15 +124,14 @@ class Mixer:
 
 
 class ContextMixer(Baseline):
-    """The mixer of the first BASES that a model of its context, between ROWS, and its data seed reads in training, but for rows
-    with unknown bases; of each seed the last one is kept.
+    """The mixer of the first BASES, or all, that a model of its context, between ROWS, and its data seed reads in training, but
+    for rows with unknown bases; of each name the last one is kept.
 
     Raises RuntimeError where it scores before `fit`, and OSError where there is no C compiler.
     """
 
-    _kept: ClassVar[
-        dict[int, tuple[tuple[str, int], Mixer]]
-    ] = {}  # by seed, each 150 MB: evaluators of one call share them
+    # By name, each 17 bytes a base: evaluators of one call share them.
+    _kept: ClassVar[dict[tuple[str, int], tuple[tuple[str, int], Mixer]]] = {}
     version = 3  # raised as VERSION is
     source: Heldout[GenomeSplit] | None = None
 
@@ -142,13 +143,14 @@ class ContextMixer(Baseline):
     def mixer(self) -> Mixer:
         if self.source is None:
             raise RuntimeError(f"{self.config.position} is not fitted: call fit(open_heldout(source)) first")
-        row, seed = min(max(self.config.train_context, ROWS[0]), ROWS[1]), self.config.seed
-        wanted = self.source.fingerprint, row
-        if seed not in self._kept or self._kept[seed][0] != wanted:
-            self._kept.pop(seed, None)  # frees it before the next is made
+        row = min(max(self.config.train_context, ROWS[0]), ROWS[1])
+        name, wanted = (self.config.position, self.config.seed), (self.source.fingerprint, row)
+        if name not in self._kept or self._kept[name][0] != wanted:
+            self._kept.pop(name, None)  # frees it before the next is made
             split = self.source.items
-            self._kept[seed] = wanted, Mixer.fit(draw_rows(split.genome, split, row=row, seed=seed))
-        return self._kept[seed][1]
+            bases = None if self.config.position == "mixer-all" else BASES
+            self._kept[name] = wanted, Mixer.fit(draw_rows(split.genome, split, bases=bases, row=row, seed=self.config.seed))
+        return self._kept[name][1]
 
     def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
         nats, hits = self.mixer.costs(windows)

@@ -17,7 +17,7 @@ from modalities.results import compact
 from zoo.prior_plot import save_figure
 
 TITLES = {"forward": "forward", "fwd+bwd": "forward and backward", "decode": "one token against a cache"}
-PEERS = ("sdpa dense", "flex", "flash-attn", "goat-attention", "fla")  # how their kernels' names begin
+PEERS = ("sdpa dense", "flex", "flash-attn", "goat-attention", "fla ")  # how their kernels' names begin
 
 
 def styles_of(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

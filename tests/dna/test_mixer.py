@@ -127,7 +127,12 @@ def test_it_is_fitted_on_what_training_reads(monkeypatch: pytest.MonkeyPatch) ->
     scores = baseline.score(windows)
     assert scores.bases.sum() == 119 and scores.nll[0, 7] == 0
     np.testing.assert_allclose(scores.nll.numpy(), Mixer.fit(rows).costs(windows)[0])
-    assert asked == [{"row": 2048, "seed": 1}]
+    assert asked == [{"row": 2048, "seed": 1, "bases": mixer.BASES}]
+    create = [create_baseline(name, train_context=2048) for name in ("mixer-all", "mixer-s1")]
+    for other in create:  # what one name has counted is not another's
+        other.fit(held)
+        other.score(windows)
+    assert asked[1:] == [{"row": 2048, "seed": 0, "bases": None}]
 
 
 def test_a_small_source_is_counted_once(tmp_path) -> None:
@@ -137,6 +142,9 @@ def test_a_small_source_is_counted_once(tmp_path) -> None:
     (tmp_path / "g.bed").write_text("a\t0\t1000\ttrain\nb\t0\t64\theldout\n")
     split = open_heldout(find_source(str(tmp_path / "g.fa"), str(tmp_path / "g.bed"))).items
     assert draw_rows(split.genome, split, row=100).shape[0] <= 10
+    every = draw_rows(split.genome, split, bases=None, row=100)
+    np.testing.assert_array_equal(every, draw_rows(split.genome, split, row=100))
+    assert draw_rows(split.genome, split, bases=300, row=100).tolist() == every[:3].tolist()
     with pytest.raises(ValueError, match="stretches of 4,096 known bases: the training regions have none"):
         draw_rows(split.genome, split)
 

@@ -182,12 +182,13 @@ def test_uniform_is_two_bits_exactly():
 
 
 def test_baselines_go_by_names():
-    assert BASELINES.keys() == {"uniform", "mixer", "mixer-s1", "mixer-s2", *(f"markov-{order}" for order in range(13))}
+    assert BASELINES.keys() == {"uniform", *MIXERS, *(f"markov-{order}" for order in range(13))}
     config = BASELINES["markov-3"](train_context=64).config
     assert (config.position, config.train_context, config.ssmax, config.tokenizer) == ("markov-3", 64, False, "bases")
     assert not list(BASELINES["mixer"]().parameters())
     assert [(m.config.position, m.config.seed) for m in map(create_baseline, MIXERS)] == [
-        ("mixer", k) for k in range(3)
+        *(("mixer", k) for k in range(3)),
+        ("mixer-all", 0),
     ]
     with pytest.raises(ValueError, match="no baseline 'markov-13'; orders go to 12"):
         create_baseline("markov-13")

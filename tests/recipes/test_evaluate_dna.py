@@ -48,7 +48,7 @@ def test_baselines_go_by_name_and_pattern(run) -> None:
         assert target.modality == "dna" and target.model.config.train_context == 64
         assert target.data["source"] == "yeast-chr01"
     mixers = find_targets(["mixer*"], {}, "cpu", "float32")
-    assert {target.method for target in mixers} == {"mixer"}
+    assert {target.method for target in mixers} == {"mixer", "mixer-all"}
     assert seed_groups([*targets, *mixers], None) == dict.fromkeys(["mixer", "mixer-s1", "mixer-s2"], "mixer")
     with pytest.raises(ValueError, match="markov-13"):
         find_targets(["markov-13"], {}, "cpu", "float32")

@@ -143,7 +143,7 @@ def evaluate(
         kernel=kernel,
         **options,
     )
-    weight = torch.sin(torch.arange(out.numel(), dtype=torch.float64) * 0.7).view(out.shape).to(out.dtype)
+    weight = torch.sin(torch.arange(out.numel(), dtype=torch.float64) * 0.7).view(out.shape).to(out)
     grads = torch.autograd.grad((out * weight).sum(), list(leaves.values()), allow_unused=True)
     result = {
         name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in zip(leaves.items(), grads, strict=True)

@@ -47,7 +47,7 @@ def draw_rows(
     genome: Genome, split: GenomeSplit, *, bases: int | None = BASES, row: int = ROWS[1], seed: int = 0
 ) -> np.ndarray:
     """(bases // row, row) codes of known bases of the training regions, as training with that context and data seed draws them;
-    those of one epoch of windows where `bases` is None, and where they are fewer: what is counted twice would pass for a repeat.
+    those of one epoch of windows where `bases` is None, or they are fewer: what is counted twice would pass for a repeat.
 
     Raises ValueError where the training regions have no `row` known bases in a row.
     """
@@ -149,7 +149,8 @@ class ContextMixer(Baseline):
             self._kept.pop(name, None)  # frees it before the next is made
             split = self.source.items
             bases = None if self.config.position == "mixer-all" else BASES
-            self._kept[name] = wanted, Mixer.fit(draw_rows(split.genome, split, bases=bases, row=row, seed=self.config.seed))
+            rows = draw_rows(split.genome, split, bases=bases, row=row, seed=self.config.seed)
+            self._kept[name] = wanted, Mixer.fit(rows)
         return self._kept[name][1]
 
     def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:

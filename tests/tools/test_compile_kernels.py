@@ -47,6 +47,13 @@ def test_the_forward_kernel_fits_and_loads_its_table_as_it_should(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_a_bias_in_half_precision_compiles() -> None:
+    only = ("--modules", "forward", "--widths", "64", "--dtypes", "bfloat16", "--variants", "bias")
+    done = compile_kernels(*only)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_an_unknown_capability_is_named() -> None:
     done = compile_kernels("--capability", "7.0")
     assert done.returncode == 2 and "--capability '7.0'" in done.stderr

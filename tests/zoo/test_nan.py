@@ -35,12 +35,12 @@ def nan_rows(q: Tensor, k: Tensor, v: Tensor, kernel: str, *, prior: str | None 
     keys, queries = k.shape[2], q.shape[2]
     if "segments" in options:
         options["segments"] = (torch.arange(keys) // options["segments"])[None]
+    device = DEVICE if kernel == "triton" else "cpu"
     terms = None
     if prior is not None:
-        made = create_prior(prior, num_heads=HEADS, **({"train_context": 8} if prior == "goat" else {}))
+        made = create_prior(prior, num_heads=HEADS, **({"train_context": 8} if prior == "goat" else {})).to(device)
         line = Positions.line(keys)
         terms = made(line.tail(queries), line, causal=True)
-    device = DEVICE if kernel == "triton" else "cpu"
     q, k, v = (x.to(device) for x in (q, k, v))
     if kernel == "triton" and "segments" in options:
         options["segments"] = options["segments"].to(device)

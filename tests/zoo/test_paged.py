@@ -10,6 +10,7 @@ from torch import nn
 
 from modalities.decoder.model import PAGED_FROM
 from modalities.text.model import CausalLM, TextConfig
+from tests.device import DEVICE
 from tests.zoo.priors_table import LINE, inputs, make
 from zoo import KVCache, PagedCache, Positions, create_prior
 from zoo.decoding.eviction import EvictionBound
@@ -408,35 +409,38 @@ def test_greedy_generation_is_the_same(config: dict) -> None:
     assert dense[0] != dense[1]
 
 
+@pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ggd", "alibi", "rope"])
 @torch.no_grad()
 def test_the_decoding_kernel_reads_the_same_pages(name: str) -> None:
-    """Triton's kernel in its interpreter, float32, against gathered pages: sums in another order, 24 bits."""
+    """Triton's kernel, float32, against gathered pages: sums in another order, 24 bits."""
+    gathering = "auto" if DEVICE.type == "cpu" else "reference"  # on CUDA "auto" reads them in place
     config = dict(num_layers=1, dim=64, num_heads=4, num_kv_heads=2) if name == "rope" else dict(num_layers=1)
-    model = (fading(heads=2, retrieval=1, **config) if name == "ggd" else small(name, **config)).float()
-    ids, chunks = tokens(40), [37, 2, 1]
-    segments = torch.tensor([[0] * 40, [-1] * 5 + [0] * 35])
+    model = (fading(heads=2, retrieval=1, **config) if name == "ggd" else small(name, **config)).float().to(DEVICE)
+    ids, chunks = tokens(40).to(DEVICE), [37, 2, 1]
+    segments = torch.tensor([[0] * 40, [-1] * 5 + [0] * 35], device=DEVICE)
     for marks in (None, segments):
         by_kernel, gathered = paged(model, 40, block=16), paged(model, 40, block=16)
         read(model, by_kernel, ids[:, :37], [37], None if marks is None else marks[:, :37])
         rest = None if marks is None else marks[:, 37:]
         found = read(model, by_kernel, ids[:, 37:], chunks[1:], rest, kernel="triton")
-        expected = read(model, gathered, ids, chunks, marks)[:, 37:]
+        expected = read(model, gathered, ids, chunks, marks, kernel=gathering)[:, 37:]
         same(found, expected, 2.0**-16)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("block", "message"), [(16, "no gradient"), (4, "power of two of keys")])
 def test_the_decoding_kernel_says_what_it_cannot_do(block: int, message: str) -> None:
     """Gathering can: it hands a gradient to the new tokens."""
-    model = small("ggd").float()
+    model, prompt, token = small("ggd").float().to(DEVICE), tokens(20).to(DEVICE), tokens(1).to(DEVICE)
     cache = paged(model, 40, block=block)
     with torch.no_grad():
-        model.forward_features(tokens(20), cache=cache)
+        model.forward_features(prompt, cache=cache)
     with torch.set_grad_enabled(block == 16), pytest.raises(ValueError, match=message):
-        model.forward_features(tokens(1), cache=cache, kernel="triton")
+        model.forward_features(token, cache=cache, kernel="triton")
     weight = model.layers[0].attention.query.weight
-    (grad,) = torch.autograd.grad(model.forward_features(tokens(1), cache=cache).sum(), weight)
+    (grad,) = torch.autograd.grad(model.forward_features(token, cache=cache).sum(), weight)
     assert grad.abs().max() > 0
 
 

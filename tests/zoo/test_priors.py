@@ -453,6 +453,12 @@ def test_compose_adds() -> None:
         compose(make("ggd"), make("ggd", num_heads=4))
 
 
+def test_the_formula_of_a_sum_is_where_its_parameters_are() -> None:
+    """Fixed slopes are on the CPU for want of a parameter that tells; "meta" is not the default device, as CUDA is not."""
+    both, pos = compose(create_prior("alibi", num_heads=3), make("ggd")).to("meta"), Positions.line(9)
+    assert both.log_prior(pos, pos, causal=True).is_meta
+
+
 def test_alibi_slopes() -> None:
     assert alibi_slopes(8).tolist() == [2.0**-n for n in range(1, 9)]
     assert alibi_slopes(12).tolist()[8:] == [2 ** (-0.5 * n) for n in (1, 3, 5, 7)]

@@ -23,7 +23,7 @@ PROJECT=${PROJECT:-$(cd "$HERE/../.." && pwd)}
 OUT=${OUT:-$PROJECT/gpu-out}; mkdir -p "$OUT"
 PY=${PY:-python3}
 DEVICE=${DEVICE:-cuda}
-CORES=$(nproc --all 2>/dev/null || echo 8); JOBS=$(( CORES > 12 ? 12 : CORES ))
+CORES=$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 8); JOBS=$(( CORES > 12 ? 12 : CORES ))
 export TRITON_CACHE_DIR=/tmp/triton-cache TRITON_STORE_BINARY_ONLY=1 TORCHINDUCTOR_CACHE_DIR=/tmp/inductor-cache
 unset TRITON_INTERPRET
 SMALL=()  # check.py's options where Triton interprets

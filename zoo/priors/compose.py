@@ -51,7 +51,9 @@ class Compose(Prior):
         return sum((PriorTerms(bias=bias) for bias in biases), PriorTerms()).bias
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
-        first, *others = (part.log_prior(q_pos, k_pos, causal=causal, x=x) for part in self.parts())
+        # A part without parameters, such as ALiBi of fixed slopes, is not told the device of the others'.
+        device = next((p.device for p in self.parameters()), None)
+        first, *others = (part.log_prior(q_pos, k_pos, causal=causal, x=x).to(device=device) for part in self.parts())
         return sum(others, first)
 
     def tail(self, distance: Tensor, horizon: int) -> Tensor:

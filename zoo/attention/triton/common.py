@@ -290,21 +290,29 @@ def unstaged_load(at, seen, MASKED: tl.constexpr):
     product, a table's gather four bytes at a time, and double the shared memory of a block.
     """
     TYPE: tl.constexpr = at.dtype.scalar.element_ty
+    # A branch for each dtype: what follows a `return` inside a branch is compiled too, and must return the same dtype.
     if INTERPRET or tl.float64 == TYPE:
         if MASKED:
             return tl.load(at, mask=seen, other=0.0)
         return tl.load(at)
-    if tl.float32 != TYPE:
+    elif tl.float32 == TYPE:
         if MASKED:
             return tl.inline_asm_elementwise(
-                "mov.b16 $0, 0; @$2 ld.global.nc.b16 $0, [$1];", "=&h,l,b", [at, seen], TYPE, is_pure=False, pack=1
+                "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];",
+                "=&r,l,b",
+                [at, seen],
+                tl.float32,
+                is_pure=False,
+                pack=1,
             )
-        return tl.inline_asm_elementwise("ld.global.nc.b16 $0, [$1];", "=h,l", [at], TYPE, is_pure=False, pack=1)
-    if MASKED:
-        return tl.inline_asm_elementwise(
-            "mov.b32 $0, 0; @$2 ld.global.nc.b32 $0, [$1];", "=&r,l,b", [at, seen], tl.float32, is_pure=False, pack=1
-        )
-    return tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at], tl.float32, is_pure=False, pack=1)
+        return tl.inline_asm_elementwise("ld.global.nc.b32 $0, [$1];", "=r,l", [at], tl.float32, is_pure=False, pack=1)
+    else:
+        half = at.dtype.scalar.element_ty  # TYPE is a constexpr, which the operation does not unwrap
+        if MASKED:
+            return tl.inline_asm_elementwise(
+                "mov.b16 $0, 0; @$2 ld.global.nc.b16 $0, [$1];", "=&h,l,b", [at, seen], half, is_pure=False, pack=1
+            )
+        return tl.inline_asm_elementwise("ld.global.nc.b16 $0, [$1];", "=h,l", [at], half, is_pure=False, pack=1)
 
 
 @triton.jit

@@ -284,6 +284,9 @@ EXPLAIN_DNA = (
 )
 
 
+MIXERS = ("mixer", "mixer-s1", "mixer-s2")  # of what the first three seeds read
+
+
 def copy_family(
     run_prefix: str,
     recipe_size: str,
@@ -294,7 +297,7 @@ def copy_family(
     annotated: tuple[Call, ...] = (),
     size: str = "copy_tiny",
     seeds: tuple[int, ...] = (0, 1, 2),
-    mixers: tuple[str, ...] = ("mixer", "mixer-s1", "mixer-s2"),
+    mixers: tuple[str, ...] = MIXERS,
 ) -> Family:
     """DNA models with a copy expert, on different genomes; what GOAT gains with length, also over a megabase in `stretches`
     of 65,536 bases of each held-out contig. Of the `mixers` the first has read what the first seed does."""
@@ -474,7 +477,7 @@ FAMILIES = {
         evaluators={"bits": ("nll", "bits_per_base", "accuracy")},
         axis="length",
         calls=(
-            Call("bits", ("--stretch", "16384"), beside=("markov-*", "mixer", "mixer-s1", "mixer-s2", "uniform")),
+            Call("bits", ("--stretch", "16384"), beside=("markov-*", *MIXERS, "uniform")),
             Call("contigs", ("--lengths", "4096", "--samples", "64"), ("markov-*", "mixer", "uniform"), every_seed=False),
             Call("strands", ("--lengths", "256,4096"), every_seed=False),
             Call("completion,spectrum", ("--lengths", "256,1024", "--samples", "32"), ("markov-12",), every_seed=False),

@@ -80,9 +80,8 @@ class CopyExpert(nn.Module):
             )
         digits = torch.where((tokens < 4) & (segments >= 0), tokens + 1, 0)
         digits = F.pad(digits.flatten(), (0, -digits.numel() % PACKED)).view(-1, PACKED)
-        packed = (
-            (digits * torch.tensor([25, 5, 1], device=digits.device)).sum(1).to(torch.uint8)
-        )  # CUDA has no product of integers
+        # Not a matrix product, which CUDA does not have for integers.
+        packed = (digits * torch.tensor([25, 5, 1], device=digits.device)).sum(1).to(torch.uint8)
         start = int(self.held)
         if start + len(packed) <= len(self.memory):
             self.memory[start : start + len(packed)] = packed

@@ -97,9 +97,7 @@ TINY: dict[str, Any] = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
 COPY: dict[str, Any] = dict(copy_orders=[11, 12, 14, 16, 20, 24], copy_memory=1 << 23)
 SIZES: dict[str, dict[str, Any]] = {
     "copy_tiny": TINY | COPY | dict(train_context=1024),  # before "tiny", in which its names end too
-    "copy_3m": dict(dim=256, num_layers=4, num_heads=4, hidden_dim=688, train_context=1024)
-    | COPY
-    | dict(copy_memory=1 << 26),
+    "copy_3m": COPY | dict(dim=256, num_layers=4, num_heads=4, hidden_dim=688, train_context=1024, copy_memory=1 << 26),
     "tiny": TINY | dict(train_context=256),
     "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
     # GOAT, human genome: the released script; and 125M parameters on single bases, where the paper names the size and no layers

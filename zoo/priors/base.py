@@ -38,6 +38,7 @@ __all__ = [
     "line_table",
     "linear_in",
     "patch_distance",
+    "prior_device",
     "prior_dtype",
     "split_bf16",
     "values_in",
@@ -151,6 +152,11 @@ def prior_dtype(module: nn.Module) -> torch.dtype:
     """float32, or float64 where the module's parameters are: prior arithmetic never runs below float32."""
     first = next(module.parameters(), None)
     return torch.float64 if first is not None and first.dtype == torch.float64 else torch.float32
+
+
+def prior_device(module: nn.Module) -> torch.device | None:
+    """Where the module's parameters are; None, which is torch's default device, for a module without."""
+    return next((p.device for p in module.parameters()), None)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
@@ -409,13 +415,13 @@ class TablePrior(Prior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
         self.require_line(q_pos, k_pos)
-        device = x.device if x is not None else next((p.device for p in self.parameters()), None)
+        device = x.device if x is not None else prior_device(self)
         curve = partial(self.curve, causal=causal)
         table = line_table(curve, q_pos, k_pos, device=device, dtype=prior_dtype(self))
         return PriorTerms(table=table, causal=causal)
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
-        device = next((p.device for p in self.parameters()), None)
+        device = prior_device(self)
         i, j = q_pos.row_index(device), k_pos.row_index(device)
         return self.curve((i[:, None] - j[None, :]).double(), causal=causal)[None]
 
@@ -443,11 +449,11 @@ class GridPrior(Prior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
-        device = x.device if x is not None else next((p.device for p in self.parameters()), None)
+        device = x.device if x is not None else prior_device(self)
         return PriorTerms(table=grid_table(self.surface, q_pos, k_pos, device=device, dtype=prior_dtype(self)))
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
-        device = next((p.device for p in self.parameters()), None)
+        device = prior_device(self)
         (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
         dy, dx = (q_y[:, None] - k_y).double(), (q_x[:, None] - k_x).double()
         patches = self.surface(dy, dx, grid=k_pos.shape or (1, 1))

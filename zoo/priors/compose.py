@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, RelativeTable
+from zoo.priors.base import Prior, PriorTerms, RelativeTable, prior_device
 from zoo.priors.blocked import Bias
 from zoo.priors.key_bias import KeyBias, KeyBias2d
 from zoo.priors.spectral import Spectral, Spectral2d
@@ -52,7 +52,7 @@ class Compose(Prior):
 
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         # A part without parameters, such as ALiBi of fixed slopes, is not told the device of the others'.
-        device = next((p.device for p in self.parameters()), None)
+        device = prior_device(self)
         first, *others = (part.log_prior(q_pos, k_pos, causal=causal, x=x).to(device=device) for part in self.parts())
         return sum(others, first)
 

@@ -8,7 +8,7 @@ A baseline scores single bases of a window and nothing before it, as a model doe
                 and of the window, mixed by weights that are learned as it is read (mixer.py). The bases are those that
                 models beside it read with data seed 0, but for rows with unknown ones; mixer-s1 and mixer-s2 read what
                 seeds 1 and 2 do. Beside models of other contexts than 1,024 to 4,096 single bases they are other rows
-    mixer-all   the same of every row of the training split: for models that read all of it. 17 bytes a base
+    mixer-all   the same of every row of the training split: for models that read all of it. 16 bytes a base
 
 General compressors are none of them: gzip and xz start anew in every window, and never come below 2 bits a base there.
 """

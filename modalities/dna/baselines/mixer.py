@@ -130,7 +130,7 @@ class ContextMixer(Baseline):
     Raises RuntimeError where it scores before `fit`, and OSError where there is no C compiler.
     """
 
-    # By name, each 17 bytes a base: evaluators of one call share them.
+    # By name, each 16 bytes a base: evaluators of one call share them.
     _kept: ClassVar[dict[tuple[str, int], tuple[tuple[str, int], Mixer]]] = {}
     version = 3  # raised as VERSION is
     source: Heldout[GenomeSplit] | None = None

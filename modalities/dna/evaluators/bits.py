@@ -353,7 +353,7 @@ def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------ baselines in figures
 
-GREYS = {"uniform": ("0.75", "-"), "mixer": ("0.0", "-."), "mixer-all": ("0.0", ":")}
+GREYS = {"uniform": ("0.75", "-"), "mixer": ("0.0", "-."), "mixer-all": ("0.55", ":")}
 
 
 def with_styles(

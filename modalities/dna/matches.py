@@ -19,6 +19,7 @@ __all__ = ["LONGEST", "Index", "counts_so_far", "known_run"]
 
 LONGEST = 24  # bases of a context; a word of one more is below 5²⁵ < 2⁶³
 MOST_DOCUMENTS = 1 << 14  # of a row: a context of 48 bits leaves 15, and the sign
+BLOCK = 1 << 14  # places whose words are made at a time: in a cache, and too few for torch to spread over threads
 
 
 def known_run(codes: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -97,7 +98,7 @@ class Index:
     """
 
     def __init__(self, codes: Tensor) -> None:
-        digits = torch.where((codes >= 0) & (codes < 4), codes + 1, 0).to(torch.int64)
+        digits = torch.where((codes >= 0) & (codes < 4), codes + 1, 0).to(torch.int8)
         other = torch.where(digits > 0, 5 - digits, 0).flip(0)
         words = torch.cat([self._words(digits), self._words(other)])
         if words.is_cpu:
@@ -105,20 +106,29 @@ class Index:
         else:
             self.words = words.sort().values
 
+    @classmethod
+    def _words(cls, digits: Tensor) -> Tensor:
+        """Those of one strand that have a base."""
+        ended = F.pad(digits, (0, LONGEST))  # so that no block is shorter than a word
+        blocks = (ended[start : start + BLOCK + LONGEST] for start in range(0, len(digits), BLOCK))
+        words = torch.cat([cls._block(block.long())[:BLOCK] for block in blocks])
+        return words[words > 0]
+
     @staticmethod
-    def _words(digits: Tensor) -> Tensor:
-        """Those of one strand that have a base; of twice the length, and one more, by the binary digits of LONGEST + 1."""
+    def _block(digits: Tensor) -> Tensor:
+        """The word at each digit; words of twice the length, and of one more, by the binary digits of LONGEST + 1."""
 
-        def followed(words: Tensor, size: int, by: Tensor, length: int) -> Tensor:
-            after = F.pad(by[size:], (0, size))
-            return words * 5**length + after.where(words % 5 > 0, 0)  # a word that ended stays ended
+        def followed(by: Tensor, unbroken: Tensor, length: int) -> tuple[Tensor, Tensor]:
+            after = F.pad(by[size:], (0, size)) * whole  # a word that ended stays ended
+            return words * 5**length + after, whole & F.pad(unbroken[size:], (0, size))
 
-        found, size = digits, 1
+        words, size, known = digits, 1, digits > 0
+        whole = known  # whether a word has all of its bases
         for bit in f"{LONGEST + 1:b}"[1:]:
-            found, size = followed(found, size, found, size), 2 * size
+            (words, whole), size = followed(words, whole, size), 2 * size
             if bit == "1":
-                found, size = followed(found, size, digits, 1), size + 1
-        return found[found > 0]
+                (words, whole), size = followed(digits, known, 1), size + 1
+        return words
 
     def counts(self, codes: Tensor, orders: Sequence[int], segments: Tensor | None = None) -> Tensor:
         """n_k(x) in the indexed sequences, (B, T, K, 4) int32; arguments as in `counts_so_far`."""

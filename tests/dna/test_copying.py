@@ -70,6 +70,15 @@ def test_counts_are_those_of_a_plain_search(order: int) -> None:
     assert torch.equal(counts_so_far(tokens, [order], 120)[1], row)
 
 
+@pytest.mark.parametrize("length", [1, 24, 63, 64, 65, 200])
+def test_an_index_is_the_same_in_blocks(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = torch.from_numpy(repetitive(1, 240).ravel()[-length:])
+    whole = Index(codes).words
+    monkeypatch.setattr("modalities.dna.matches.BLOCK", 64)
+    assert torch.equal(Index(codes).words, whole)
+    assert len(whole) == 2 * int((codes < 4).sum())
+
+
 def test_several_orders_are_each_their_own() -> None:
     tokens = torch.from_numpy(repetitive())
     index = Index(tokens.flatten())

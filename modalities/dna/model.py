@@ -57,6 +57,7 @@ class DnaConfig(DecoderConfig):
     """
 
     vocab_size: int = bounded(7, 1, 2**24)
+    position: str | list[str] = "goat"
     num_targets: int = 4
     train_context: int = bounded(256, 1, LONGEST_CONTEXT)
     tokenizer: str = "bases"

@@ -50,7 +50,8 @@ class VisionConfig:
         patch_size: side of a patch in pixels.  in_chans: colours.  num_classes: 0 for no classifier.
         dim: C.  num_layers, num_heads: H.  hidden_dim: of the MLP.  mlp: "swiglu" or "gelu".
         position: a name of `zoo.methods.list_grid_positions()` or a sum of them, with `position_options` for it; or a list of
-            one per layer, or a shorter one that is repeated, with options by name.
+            one per layer, or a shorter one that is repeated, with options by name. The default, with SSMax, is what reads
+            pictures of 16 times the patches best (docs/RESULTS.md).
         ssmax: scale logits by s·ln n, n all tokens of the image; scale_prior: the prior's logits too; ssmax_start: s at the
             start, see `SSMax`.
         share_prior: one prior for all layers instead of one each.
@@ -74,9 +75,9 @@ class VisionConfig:
     num_heads: int = bounded(6, 1, 2**12)
     hidden_dim: int = bounded(1024, 1, 2**20)
     mlp: str = "swiglu"
-    position: str | list[str] = "goat"
+    position: str | list[str] = "ggd2d_separable"
     position_options: dict[str, Any] = field(default_factory=dict)
-    ssmax: bool = False
+    ssmax: bool = True
     scale_prior: bool = True
     ssmax_start: float | None = None
     share_prior: bool = False

@@ -77,10 +77,9 @@ def test_backgrounds_are_lighter_than_ink_and_of_any_size(tmp_path):
 def test_sets_are_read_as_what_was_drawn(kind, tmp_path):
     fonts = {split: [str(path) for path in builtin_fonts(split)] for split in ("train", "heldout")}
     grounds = {"train": texture, "heldout": texture}
-    assert scenes.write_scenes(tmp_path / kind, kind, fonts, grounds, counts={"train": 5, "heldout": 5}) == {
-        "train": 5, "heldout": 5
-    }  # fmt: skip
-    for split, side in scenes.SIZES.items():
+    counts = {"train": 5, "heldout": 5}
+    assert scenes.write_scenes(tmp_path / kind, kind, fonts, grounds, counts=counts, heldout_side=448) == counts
+    for split, side in (("train", scenes.TRAIN_SIDE), ("heldout", 448)):
         images = open_images(f"wds:{tmp_path / kind / split}", "all", objects=True)
         for number in range(5):
             _, objects = images.read_objects(number)
@@ -90,3 +89,14 @@ def test_sets_are_read_as_what_was_drawn(kind, tmp_path):
             assert len(marked) == (1 if kind == "scenes" else number)
             window_on((side, side), objects, (96, 96), (0.3, 0.7))  # raises where the marked ones do not fit
             assert bool(objects.group) == (kind == "scenes")
+
+
+def test_another_seed_draws_other_scenes(tmp_path):
+    fonts, grounds = {"heldout": [str(path) for path in builtin_fonts("heldout")]}, {"heldout": texture}
+    tars = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        scenes.write_scenes(
+            tmp_path / name, "scenes", fonts, grounds, counts={"heldout": 2}, heldout_side=96, seed=seed
+        )
+        tars.append((tmp_path / name / "heldout" / "scenes-000000.tar").read_bytes())
+    assert tars[0] == tars[1] != tars[2]

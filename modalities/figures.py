@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ STYLES: dict[str, tuple[str, str]] = {
 SPARE = (("#1F77B4", "o"), ("#BCBD22", "s"), ("#8C564B", "D"), ("#E377C2", "^"), ("#17BECF", "v"), ("#7F7F7F", "p"))
 DASHES = ("-", "--", ":", "-.")
 ERROR_BAND = "standard error"
+FEWEST = 100  # predictions of an octave of positions that is drawn
 NAME_WIDTH = 0.3  # of a panel, below which the names of two places of training are one
 SINGLE_SPAN = 0.1  # of octaves, over which models stand side by side where an axis has one place
 RULE = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
@@ -266,16 +267,24 @@ def position_curves(
     styles: Sequence[dict[str, Any]] | None = None,
     unit: str = "tokens",
 ) -> None:
-    """The list `column` of each model's longest row against its "position_to": octaves of positions inside a window."""
+    """The list `column` of each model's longest row against its "position_to": octaves of positions inside a window.
+
+    Those of fewer than `FEWEST` predictions are left out: the first places of a few windows are noise.
+    """
     rows = [max(result.rows, key=lambda row: row["length"]) for result in results]
+    drawn: list[float] = []
     for row, style in zip(rows, styles or styles_of(results), strict=True):
         if column in row:
-            axis.plot(row["position_to"], row[column], **style)
+            ends, windows = row["position_to"], row.get("tokens", row.get("bases", 0)) / row["length"]
+            enough = [windows * (end - start) >= FEWEST for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+            places, values = list(compress(ends, enough)), list(compress(row[column], enough))
+            axis.plot(places, values, **style)
+            drawn += values
     name_panel(axis, f"by position in windows of {compact(max(row['length'] for row in rows))}")
     axis.set(ylabel=ylabel, xlabel=f"{unit} seen, up to (log₂)")
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(lambda value, _: compact(value))
-    log_if_wide(axis, [value for row in rows for value in row.get(column, [])])
+    log_if_wide(axis, drawn)
     mark_training(axis, results)
 
 

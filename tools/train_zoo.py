@@ -12,7 +12,7 @@
 
 Same data and budget for all. A family of models is one entry of FAMILIES. Where it names several seeds, models of the zoo are
 those of the first; the others' weights are kept in release/seeds, to be measured again. Tables have all results; figures the
-methods with the most seeds, and their spread.
+methods of several seeds, and their spread.
 """
 
 from __future__ import annotations
@@ -853,11 +853,11 @@ def _draw_part(kind: Family, part: str, measured: Path, arrange: Arrange) -> Non
 
 
 def _drawn(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
-    """What figures show: the methods that have as many seeds as any other of the family, and baselines."""
+    """What figures show: the methods of several seeds, all where none has them, and baselines."""
     methods = {kind.label(method, seed): method for method in kind.methods for seed in kind.seeds}
     seeds = Counter(methods[result.label] for result in results if result.label in methods)
-    most = max(seeds.values(), default=0)
-    return [r for r in results if r.label not in methods or seeds[methods[r.label]] == most]
+    several = any(count > 1 for count in seeds.values())
+    return [r for r in results if r.label not in methods or seeds[methods[r.label]] > several]
 
 
 def _named(kind: Family, results: list[ModelResult]) -> list[ModelResult]:

@@ -329,6 +329,25 @@ def test_figures_count_length_in_bases(monkeypatch, tmp_path):
     assert labels == ["length (bases, log₂)"] * 2 + ["bases seen, up to (log₂)"]
 
 
+def test_positions_of_few_predictions_are_not_drawn(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(
+        "modalities.dna.evaluators.bits.finish",
+        lambda _, axes, *rest, **more: drawn.extend(axes[-1].lines[0].get_xdata()),
+    )
+    ends = [2**n for n in range(9)]
+    row = {
+        "length": 256,
+        "bases": 1280,
+        "bits_per_base": 1.9,
+        "accuracy": 0.3,
+        "position_to": ends,
+        "position_bits": ends,
+    }
+    of("bits").draw([ModelResult("goat", 256, [row], method="goat")], tmp_path / "bits.png")
+    assert drawn == [64, 128, 256]  # of 5 windows, 32, 64 and 128 places each
+
+
 def test_strands_have_a_table_and_no_figure(tmp_path):
     of("strands").draw([], tmp_path / "strands.png")
     assert not list(tmp_path.iterdir())

@@ -28,6 +28,7 @@ __all__ = [
     "normalize",
     "place",
     "score_haplotypes",
+    "trimmed",
     "vcf_form",
 ]
 
@@ -68,16 +69,22 @@ class Change:
         return "insertion" if self.growth > 0 else "deletion"
 
 
+def trimmed(ref: str, alt: str) -> tuple[int, str, str]:
+    """Bases cut off on the left, and two alleles without the ends that they share; the right one is cut first."""
+    cut = _common(ref[::-1], alt[::-1])
+    ref, alt = ref[: len(ref) - cut], alt[: len(alt) - cut]
+    cut = _common(ref, alt)
+    return cut, ref[cut:], alt[cut:]
+
+
 def normalize(genome: Genome, chrom: str, at: int, ref: str, alt: str) -> Change:
     """The change that REF → ALT at base `at` (from 0) makes: equal for every spelling of a haplotype.
 
     Common ends are cut off. An insertion or deletion that remains moves left while the base before it equals its last one.
-    REF must be what the reference has there, and alleles A, C, G and T; they must differ.
+    REF must be what the reference has there, and what is not common A, C, G and T; the alleles must differ.
     """
-    cut = _common(ref[::-1], alt[::-1])
-    ref, alt = ref[: len(ref) - cut], alt[: len(alt) - cut]
-    cut = _common(ref, alt)
-    at, ref, alt = at + cut, ref[cut:], alt[cut:]
+    cut, ref, alt = trimmed(ref, alt)
+    at += cut
     if ref and alt:
         return Change(chrom, at, ref, alt)
     length, unit, stop = genome[chrom].length, encode(ref or alt), at + len(ref)
@@ -141,7 +148,7 @@ class Placed:
 
 
 def place(change: Change, length: int, window: int, step: int = 1) -> Placed | None:
-    """Where the windows of a change lie; None where `window` bases have no room for them.
+    """Where the windows of a change lie; None where `window` bases have no room for them, or the shorter one for no token.
 
     The longer window has W bases: `window`, or as many as a contig of `length` bases allows, rounded down to a multiple of
     `step`. With M = `change.longest` the left flank has ⌊(W − M) / 2⌋ bases and the right one the rest, whatever the spelling;
@@ -149,7 +156,7 @@ def place(change: Change, length: int, window: int, step: int = 1) -> Placed | N
     equal and the windows of the reverse-complemented genome are the reverse complements of these; else theirs lie one base off.
     """
     size = min(window, length + max(0, change.growth)) // step * step
-    if size < change.longest or size + min(0, change.growth) < step:
+    if size < change.longest or size - abs(change.growth) < step:
         return None
     reference = size - max(0, change.growth)
     start = max(0, min(change.start - (size - change.longest) // 2, length - reference))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from modalities.dna.alleles import trimmed
 from modalities.dna.formats import check_bgzip_end
 from modalities.files import near_file, opened
 from zoo.files import replacing, replacing_path
@@ -32,6 +33,7 @@ _LONGEST_LINE = 1 << 26  # characters; genotypes of a million people are a few m
 _LARGEST = 18  # digits of a position
 _BCF = b"BCF"
 _INFO_COLUMN = 7
+_RENAME = "choose another name, or remove it (bcftools annotate -x INFO/{})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
 
     Raises:
         FileNotFoundError: for a missing file.
-        ValueError: with file, line and reason: no header, too few columns, a position that is not a number, a file that is
-            truncated or not text.
+        ValueError: with file, line and reason: no header, other columns than it has, a position that is not a number, a file
+            that is truncated or not text.
         ImportError: for BCF without pysam.
     """
     if not Path(path).is_file():
@@ -62,14 +64,14 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
             f"no file of variants {str(path)!r}; {near_file(path)}expected a VCF or BCF, or a table of {', '.join(COLUMNS)}"
         )
     if _is_bcf(path):
-        yield from _vcf(itertools.islice(_lines_of_bcf(path), 1, None), path)
+        yield from _vcf(_lines_of_bcf(path), path)
         return
     try:
         with opened(Path(path)) as raw, _text_of(raw) as file:
             lines = _lines(file, path)
             first = next(lines, "")
             vcf = first.startswith(("##", "#CHROM"))
-            yield from _vcf(lines, path) if vcf else _table(lines, first, path)
+            yield from _vcf(itertools.chain([first], lines), path) if vcf else _table(lines, first, path)
     except csv.Error as error:
         raise ValueError(f"{path}: not a table: {error}") from error
 
@@ -155,13 +157,19 @@ def _lines(file: TextIO, path: str | Path) -> Iterator[str]:
 
 
 def _vcf(lines: Iterator[str], path: str | Path) -> Iterator[Variant]:
-    for number, line in enumerate(lines, start=2):
+    named = 0  # columns of the line of #CHROM
+    for number, line in enumerate(lines, start=1):
         if line.startswith("#") or not line.strip():
+            named = line.rstrip().count("\t") + 1 if line.startswith("#CHROM\t") else named
             continue
         columns = line.rstrip("\r\n").split("\t")
         if len(columns) < 5:
             raise ValueError(
                 f"{path} line {number}: {len(columns)} tab-separated columns; expected CHROM, POS, ID, REF, ALT"
+            )
+        if named and len(columns) != named:
+            raise ValueError(
+                f"{path} line {number}: {len(columns)} tab-separated columns; the line of #CHROM has {named}"
             )
         chrom, pos, name, ref, alts = columns[:5]
         yield from _alleles(chrom, pos, name, ref, alts, f"{path} line {number}", number)
@@ -214,7 +222,8 @@ def _unscorable(pos: int, ref: str, alt: str) -> str:
         return f"a symbolic allele: {alt}"
     if "[" in alt or "]" in alt or alt.startswith(".") or alt.endswith("."):
         return f"a breakend: {alt}"
-    if not ref or set(ref + alt) - set("ACGT"):
+    _, old, new = trimmed(ref, alt)  # a common base may be an N before a deletion
+    if not ref or set(old + new) - set("ACGT"):
         return f"alleles that are not all A, C, G, T: {ref or 'none'}, {alt}"
     return "ALT equal to REF" if ref == alt else ""
 
@@ -261,12 +270,17 @@ def check_annotation(path: str | Path, fields: Sequence[InfoField]) -> None:
         with opened(Path(path)) as file:
             for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), start=1):
                 if not line.startswith((b"#", b"\xef\xbb\xbf#")) and line.strip():
-                    _check_columns(f"{path} line {number}", line.count(b"\t") + 1)
+                    where = f"{path} line {number}"
+                    info = _info(where, line.split(b"\t", _INFO_COLUMN + 1)).decode("utf-8", "replace").strip()
+                    there = {entry.partition("=")[0] for entry in info.split(";")}
+                    if taken := [field.id for field in fields if field.id in there]:  # and no line of the header
+                        raise ValueError(f"{where} has an INFO field {taken[0]} already: {_RENAME.format(taken[0])}")
 
 
-def _check_columns(where: str, columns: int) -> None:
-    if columns <= _INFO_COLUMN:
-        raise ValueError(f"{where}: {columns} tab-separated columns; INFO is the {_INFO_COLUMN + 1}th")
+def _info(where: str, columns: Sequence[bytes]) -> bytes:
+    if len(columns) <= _INFO_COLUMN:
+        raise ValueError(f"{where}: {len(columns)} tab-separated columns; INFO is the {_INFO_COLUMN + 1}th")
+    return columns[_INFO_COLUMN]
 
 
 def _check_header(path: str | Path, fields: Sequence[InfoField]) -> None:
@@ -279,10 +293,7 @@ def _check_header(path: str | Path, fields: Sequence[InfoField]) -> None:
         for field in fields:
             # ID may stand behind others, and not inside a quoted text.
             if re.match(rf'##INFO=<(?:[^"]|"(?:[^"\\]|\\.)*")*?(?<=[<,])ID={re.escape(field.id)}[,>]', line):
-                raise ValueError(
-                    f"{path} has an INFO field {field.id} already: choose another name, or remove it "
-                    f"(bcftools annotate -x INFO/{field.id})"
-                )
+                raise ValueError(f"{path} has an INFO field {field.id} already: {_RENAME.format(field.id)}")
 
 
 def _vcf_header(path: str | Path) -> Iterator[str]:
@@ -351,12 +362,11 @@ def _write_vcf(
             continue
         columns = body.split(b"\t")
         where = f"{path} line {number}"
-        _check_columns(where, len(columns))
+        info = _info(where, columns).rstrip(b";")
         chrom, pos, _, ref, alts = (column.decode("utf-8", "replace") for column in columns[:5])
         values = _values(where, fields, chrom, pos, ref, alts, rows)
         if values:
             found = ";".join(f"{name}={','.join(map(_text, numbers))}" for name, numbers in values.items()).encode()
-            info = columns[_INFO_COLUMN].rstrip(b";")
             columns[_INFO_COLUMN] = found if info in (b".", b"") else info + b";" + found
             line = b"\t".join(columns) + line[len(body) :]
         target.write(line)

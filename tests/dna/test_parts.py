@@ -69,6 +69,11 @@ def test_the_parts_make_up_the_whole(source, monkeypatch, tmp_path) -> None:
     assert parts["repeats"]["share"] == pytest.approx(parts["repeats"]["bases"] / 895)
 
 
+def rows_of(settings, model) -> list[dict]:
+    evaluator = Parts(settings)
+    return evaluator.rows(dict(evaluator.run(model)))
+
+
 def test_coding_and_non_coding_are_those_of_genbank(source, tmp_path) -> None:
     seqio, seqfeature = pytest.importorskip("Bio.SeqIO"), pytest.importorskip("Bio.SeqFeature")
     from Bio.Seq import Seq
@@ -89,10 +94,16 @@ def test_coding_and_non_coding_are_those_of_genbank(source, tmp_path) -> None:
     plain, model = Parts(Parts.settings_class(lengths=(90,), samples=10, **source)), create_baseline("uniform", 30)
     evaluator = Parts(Parts.settings_class(lengths=(90,), samples=10, genbank=genbank("held"), **source))
     assert evaluator.identity(model) != plain.identity(model)
-    rows = {row["part"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
+    rows = {row["part"]: row for row in rows_of(evaluator.settings, model)}
     assert tuple(rows) == (*PARTS, "coding", "non-coding") == evaluator.points(model)
     assert rows["coding"]["bases"] == 180 + 5  # 80 to 260, and 700 to 710 without the unknown ones
     assert rows["non-coding"]["bases"] == 895 - 185 and rows["coding"]["bits_per_base"] == 2.0
+    both = (tmp_path / "both.bed").absolute()
+    both.write_text("held\t0\t900\theldout\ntrain\t0\t900\theldout\n")  # of the other contig nothing is annotated
+    chosen = {**source, "split": str(both), "genbank": genbank("held")}
+    of_both = {row["part"]: row for row in rows_of(Parts.settings_class(lengths=(90,), samples=10, **chosen), model)}
+    assert of_both["coding"]["share"] == rows["coding"]["share"] == pytest.approx(185 / 895)
+    assert of_both["non-coding"]["share"] == pytest.approx(710 / 895) and of_both["all"]["contigs"] == 2
     with pytest.raises(ValueError, match="none of the held-out contigs held, but other"):
         Parts(Parts.settings_class(genbank=genbank("other"), **source)).identity(model)
 

@@ -125,8 +125,10 @@ def test_tables(tmp_path, text):
     ("content", "message"),
     [
         (HEADER + "c\t3\t.\tA\n", r"line 4: 4 tab-separated columns"),
-        (HEADER + "c\tthree\t.\tA\tC\n", r"line 4: position 'three'"),
-        (HEADER + "c\t-3\t.\tA\tC\n", r"line 4: position '-3'"),
+        (HEADER + "c\t3\t.\tA\tC\t.\n", r"line 4: 6 tab-separated columns; the line of #CHROM has 8"),
+        (HEADER + "c\t3\t.\tA\tC\t.\t.\tAF=0c\t9\t.\tA\tC\t.\t.\t.\n", r"line 4: 15 tab-separated columns"),
+        (HEADER + "c\tthree\t.\tA\tC\t.\t.\t.\n", r"line 4: position 'three'"),
+        (HEADER + "c\t-3\t.\tA\tC\t.\t.\t.\n", r"line 4: position '-3'"),
         ("chrom,po,ref,alt\nc,3,A,C\n", r"line 1: no column 'pos' .* did you mean 'po'"),
         ("c\t3\t.\tA\tC\n", r"line 1: no column 'chrom'.*expected a VCF"),
         ("chrom,pos,ref,alt\nc,3,A\n", r"line 2: 3 columns; the header has 4"),
@@ -222,15 +224,19 @@ def test_windows_share_both_ends_everywhere(step):
                         size = min(window, length + max(0, alt - ref)) // step * step
                         if found is None:
                             without += 1
-                            assert size < change.longest or size - max(0, ref - alt) < step
+                            assert size < change.longest or size - abs(ref - alt) < step
                             continue
                         placed += 1
-                        assert max(found.sizes) == size and found.sizes[1] - found.sizes[0] == alt - ref
+                        assert (
+                            min(found.sizes) >= step
+                            and max(found.sizes) == size
+                            and found.sizes[1] - found.sizes[0] == alt - ref
+                        )
                         assert found.start >= 0 and found.stop <= length and found.left >= 0 and found.right >= 0
                         assert found.left + change.longest + found.right == size
                         centred = found.left == (size - change.longest) // 2
                         assert centred or found.start == 0 or found.stop == length
-    assert placed > 1000 and without > 100
+    assert placed > 900 and without > 100
 
 
 @pytest.mark.parametrize(
@@ -359,6 +365,15 @@ def test_every_spelling_of_a_haplotype_has_one_score(files):
     assert len({next(iter(found.values()))[0] for found in scores.values()}) > 95
 
 
+def test_a_spelling_may_begin_with_an_unknown_base_that_does_not_change(files):
+    chosen = files(
+        {"c": "N" * 20 + "TG" + letters(60)}, vcf(("c", 21, "a", "TG", "G"), ("c", 20, "b", "NT", "N")), window=9
+    )
+    one, other = rows_of(tiny("bases"), chosen)
+    assert not one["reason"] and one["llr_nats"] == other["llr_nats"] != 0
+    assert [(row["norm_pos"], row["norm_ref"], row["norm_alt"]) for row in (one, other)] == [(20, "NT", "N")] * 2
+
+
 def test_every_variant_is_listed_with_its_reason(files):
     text = letters(100)[:-1] + "A"
     other = {"A": "C", "C": "A", "G": "A", "T": "A"}
@@ -372,6 +387,7 @@ def test_every_variant_is_listed_with_its_reason(files):
         ("gap", 20, "uneven", "AC", "A"),
         ("c", 40, "long", text[39:60], text[39]),
         ("c", 7, "none", text[6], "<INS>"),
+        ("c", 60, "full", text[59], text[59] + other[text[60]] + "ACGTACGTACGTAC" + other[text[59]]),
     ]
     chosen = files({"c": text, "gap": "G" * 19 + "AC" + "G" * 5 + "N" * 30}, vcf(*rows), window=16)
     found = {row["id"]: row for row in rows_of(Composed(), chosen)}
@@ -385,6 +401,7 @@ def test_every_variant_is_listed_with_its_reason(files):
     assert (
         found["long"]["reason"].startswith(f"{variants.NO_ROOM}: the alleles") and "span 2" in found["long"]["reason"]
     )
+    assert found["full"]["reason"].endswith("span 16 bases, which leaves no token of the reference's window")
     kmers = {row["id"]: row for row in rows_of(tiny("kmer:3"), chosen)}
     assert kmers["uneven"]["reason"] == UNEVEN  # the frame moves, and other k-mers have an unknown base
 

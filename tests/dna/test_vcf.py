@@ -157,6 +157,13 @@ def test_a_field_is_found_wherever_its_id_stands(tmp_path, line, there):
         check_annotation(tmp_path / "v.vcf", [InfoField("LLR", "")])
 
 
+@pytest.mark.parametrize(("info", "there"), [("DB;LLR", True), ("LLR=9", True), ("XLLR=1;S=LLR", False)])
+def test_a_field_is_found_in_a_line_that_the_header_does_not_announce(tmp_path, info, there):
+    (tmp_path / "v.vcf").write_text(f"{META[0]}\n{HEAD}\n{RECORDS[0].replace('AF=0.25;DB', info)}\n")
+    with pytest.raises(ValueError, match="line 3 has an INFO field LLR already") if there else contextlib.nullcontext():
+        check_annotation(tmp_path / "v.vcf", [InfoField("LLR", "")])
+
+
 def test_semicolons_that_end_info_are_no_empty_fields(tmp_path):
     columns = RECORDS[0].split("\t")
     for info, expected in (("DP=3;", "DP=3;LLR=0.5;LLR_FLANK=1"), (";", "LLR=0.5;LLR_FLANK=1")):

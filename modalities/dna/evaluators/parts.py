@@ -39,7 +39,7 @@ class Parts(Contigs):
     A base of "repeats" lies in 24 bases all of whose words of 16 stand more than once, on either strand, in the file of its
     contig; others are "unique". "soft-masked" are those that the file has in lower case; none in many files. With `genbank`,
     "coding" bases lie in a CDS feature of the record of their contig's name, on either strand, "non-coding" ones of such a
-    contig do not. `share` is that of a part in the bases that count. Contigs weigh equally.
+    contig do not. `share` is that of a part in the bases that count, of annotated contigs for these two. Contigs weigh equally.
     """
 
     name = "parts"
@@ -118,7 +118,8 @@ class Parts(Contigs):
         for k, part in enumerate(self.parts):
             known = [sums[:, k] for sums in contigs.values() if sums[1, k]]
             if known:
-                shares = [sums[1, k] / sums[1, 0] for sums in contigs.values() if sums[1, 0]]
+                whole = slice(len(PARTS), None) if part in ANNOTATED else slice(1)  # what the part is a share of
+                shares = [sums[1, k] / sums[1, whole].sum() for sums in contigs.values() if sums[1, whole].any()]
                 row = {"part": part, "length": next(iter(cells.values()))["length"]}
                 row |= {"bits_per_base": mean([bits / bases for bits, bases in known]), "share": mean(shares)}
                 rows.append(row | {"bases": int(sum(bases for _, bases in known)), "contigs": len(known)})

@@ -100,7 +100,9 @@ class Variants(FileEvaluator):
     """
 
     name = "variants"
-    version = 3  # windows of 1 hung on the spelling; a flank of 2 that nothing reads after the alleles had ratio 0
+    version = (
+        4  # 3 gave no score to spellings with an N that does not change, and failed where no base of a window was left
+    )
     summary = "log-likelihood ratio of alternative to reference allele for every variant of a VCF, BCF or table"
     scores = (Score("llr_nats"),)
     settings_class = VariantSettings
@@ -229,10 +231,12 @@ def _entry(genome: Genome, variant: Variant, path: str, window: int, step: int) 
         return Entry(variant, reason=f"{MISMATCH}: {where} {f'has {found}' if found else f'lies beyond its {length}'}")
     change = normalize(genome, variant.chrom, at, variant.ref, variant.alt)
     placed = place(change, length, window, step)
-    reason = (
-        "" if placed else f"{NO_ROOM}: the alleles, wherever their repeat can move them, span {change.longest:,} bases"
-    )
-    return Entry(variant, placed, reason)
+    if placed:
+        return Entry(variant, placed)
+    span = f"the alleles, wherever their repeat can move them, span {change.longest:,} bases"
+    if change.longest <= window:  # an insertion, or a deletion, that fills the longer one
+        span += f", which leaves no token of the {'reference' if change.growth > 0 else 'alternative'}'s window"
+    return Entry(variant, reason=f"{NO_ROOM}: {span}")
 
 
 def _cause(genome: Genome, variants: list[Variant]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zoo.naming import check_grid, check_number, check_whole, nearest
 from zoo.positions import Positions
 
-__all__ = ["Learned", "Learned2d", "NormalisedRotary2d", "Rotary", "Rotary2d", "Sinusoidal", "Sinusoidal2d"]
+__all__ = ["Learned", "Learned2d", "NormalisedRotary2d", "Rotary", "Rotary2d", "Rotation", "Sinusoidal", "Sinusoidal2d"]
 
 # As transformers names them; "ntk" is "dynamic" with the factor given instead of read off the length.
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
@@ -32,7 +32,18 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
 
-class Rotary(nn.Module):
+class Rotation(nn.Module):
+    """What turns queries and keys, called as rotation(x, positions)."""
+
+    def both(
+        self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions, **line: int
+    ) -> tuple[Tensor, Tensor]:
+        """q and k of one attention call, turned alike: their products depend on where they are and on nothing that is drawn for
+        one of them."""
+        return self(q, q_positions, **line), self(k, k_positions, **line)
+
+
+class Rotary(Rotation):
     """RoPE (arXiv 2104.09864): column pair n of q and k turns by position·ω_n, ω_n = theta^(−2n/D), angles formed in float64.
 
     Args:
@@ -155,7 +166,7 @@ class Rotary(nn.Module):
         return 0.1 * math.log(self.factor) + 1 if self.scaling == "yarn" else 1.0
 
 
-class Rotary2d(nn.Module):
+class Rotary2d(Rotation):
     """RoPE on a grid of patches; prefix tokens are not turned.
 
     Both forms (arXiv 2403.13298) have D/4 sizes of frequency, theta^(−4n/D). "axial": each turns one pair with y and one with
@@ -251,12 +262,12 @@ class Rotary2d(nn.Module):
         return rotate(x, F.pad(angle, (0, 0, positions.num_prefix, 0)))
 
 
-class NormalisedRotary2d(nn.Module):
+class NormalisedRotary2d(Rotation):
     """RoPE of DINOv3 (arXiv 2508.10104): coordinates in −1…1 whatever the grid, and in training a box of random size.
 
     angle = 2π·c·theta^(−4n/D), n = 0 … D/4 − 1, a pair with y and one with x each; c = 2·(p + 1/2)/side − 1, p from 0. In
-    training mode every call draws c ← (c + s)·j·r, s uniform in ±shift and ln j in ±ln jitter for each axis, ln r uniform in
-    ±ln rescale for both. Prefix tokens are not turned.
+    training mode every attention call draws c ← (c + s)·j·r, the same for q and k, s uniform in ±shift and ln j in ±ln jitter
+    for each axis, ln r uniform in ±ln rescale for both. Prefix tokens are not turned.
 
     Args:
         head_dim: D, a multiple of 4.
@@ -277,24 +288,41 @@ class NormalisedRotary2d(nn.Module):
         check_number("rescale", rescale, least=1)
         self.head_dim, self.theta, self.shift, self.jitter, self.rescale = head_dim, theta, shift, jitter, rescale
 
-    def coordinates(self, positions: Positions, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-        """y and x of the patches, (height·width,) float64 each, drawn anew in training."""
+    def box(self, device: torch.device | str | None = None) -> tuple[Tensor, Tensor] | None:
+        """(2,) shift and (2,) size of y and x, drawn for one attention call in training; None outside it."""
+        if not self.training or (self.shift, self.jitter, self.rescale) == (0, 1, 1):
+            return None
+        drawn = 2 * torch.rand(5, dtype=torch.float64, device=device) - 1  # on the device: nothing is read back
+        return self.shift * drawn[:2], (drawn[2:4] * math.log(self.jitter) + drawn[4] * math.log(self.rescale)).exp()
+
+    def coordinates(
+        self,
+        positions: Positions,
+        device: torch.device | str | None = None,
+        box: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """y and x of the patches, (height·width,) float64 each, in a box that was drawn or −1…1."""
         if positions.shape is None:
             raise ValueError("normalised 2-D RoPE needs the positions of a grid of patches")
         y, x = (
             2 * (at.double() + 0.5) / side - 1 for at, side in zip(positions.yx(device), positions.shape, strict=True)
         )
-        if not self.training or (self.shift, self.jitter, self.rescale) == (0, 1, 1):
+        if box is None:
             return y, x
-        drawn = 2 * torch.rand(5, dtype=torch.float64, device=device) - 1  # on the device: nothing is read back
-        size = (drawn[2:4] * math.log(self.jitter) + drawn[4] * math.log(self.rescale)).exp()
-        return (y + self.shift * drawn[0]) * size[0], (x + self.shift * drawn[1]) * size[1]
+        shift, size = box
+        return (y + shift[0]) * size[0], (x + shift[1]) * size[1]
 
-    def forward(self, x: Tensor, positions: Positions) -> Tensor:
-        """x (B, H, T, D)."""
+    def both(
+        self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions, **line: int
+    ) -> tuple[Tensor, Tensor]:
+        box = self.box(q.device)
+        return self(q, q_positions, box), self(k, k_positions, box)
+
+    def forward(self, x: Tensor, positions: Positions, box: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """x (B, H, T, D), its patches in a box of `box`; without one as they are, in training too."""
         omega = torch.arange(0, self.head_dim, 4, dtype=torch.float64, device=x.device) / self.head_dim
         omega = 2 * math.pi * self.theta**-omega
-        at_y, at_x = (c[:, None] * omega for c in self.coordinates(positions, x.device))
+        at_y, at_x = (c[:, None] * omega for c in self.coordinates(positions, x.device, box))
         angle = torch.cat([at_y, at_x], dim=-1)[None, None]
         return rotate(x, F.pad(angle, (0, 0, positions.num_prefix, 0)))
 

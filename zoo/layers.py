@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from zoo.attention.base import Kernel, repeat_heads
 from zoo.attention.dispatch import prior_attention
+from zoo.encodings import Rotation
 from zoo.naming import check_flags, check_number, check_options, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
@@ -202,7 +203,7 @@ class Attention(nn.Module):
         num_heads: H, dividing C.
         prior: the log-prior.
         num_kv_heads: G, dividing H; None for H.
-        rotary: turns q and k, called as rotary(x, positions).
+        rotary: turns q and k.
         ssmax: row scale of the logits.
         window: keys a query sees, itself included; None for all.
         causal: whether keys after the query are hidden.
@@ -224,7 +225,7 @@ class Attention(nn.Module):
         *,
         prior: Prior,
         num_kv_heads: int | None = None,
-        rotary: nn.Module | None = None,
+        rotary: Rotation | None = None,
         ssmax: SSMax | None = None,
         window: int | None = None,
         causal: bool = True,
@@ -293,7 +294,7 @@ class Attention(nn.Module):
         weight = self._prior_weight(q)
         if self.rotary is not None:
             line = {} if sequence is None else {"length": positions.length}
-            q, k = self.rotary(q, of, **line), self.rotary(k, at, **line)
+            q, k = self.rotary.both(q, of, k, at, **line)
         scale = made.row_scale
         if scale is None and self.ssmax is not None:
             scale = self.ssmax(of, causal=self.causal)

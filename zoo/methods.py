@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from zoo.encodings import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Sinusoidal, Sinusoidal2d
+from zoo.encodings import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Rotation, Sinusoidal, Sinusoidal2d
 from zoo.layers import LANES
 from zoo.naming import check_depth, check_grid, check_options, check_whole, did_you_mean, nearest
 from zoo.priors import Compose, Prior, broken_prior, create_prior, known_priors, on_grid
@@ -50,7 +50,7 @@ class Position:
     """
 
     prior: Prior
-    rotary: nn.Module | None = None
+    rotary: Rotation | None = None
     embedding: nn.Module | None = None
     window: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -357,7 +357,8 @@ def _create(
         if isinstance(made, Prior):
             return Position(made, options=made.stored_options(options))
         uniform = create_prior("uniform", num_heads=given["num_heads"])
-        return Position(uniform, **{method.part: made}, window=window, options=options)
+        own: dict[str, Any] = {method.part: made}
+        return Position(uniform, **own, window=window, options=options)
     for part, own in options.items():
         if part not in parts:
             raise ValueError(f"{name!r} has no part {part!r}; {did_you_mean(part, parts)}Its parts: {', '.join(parts)}")
@@ -375,7 +376,7 @@ def _create(
         made_parts[part] = _make(f"part {part!r} of {name!r}", method, own, defaults | dict(options.get(part, {})))
     priors = {part: made for part, made in made_parts.items() if isinstance(made, Prior)}
     prior = Compose(**priors) if priors else create_prior("uniform", num_heads=given["num_heads"])
-    others = {parts[part].part: made for part, made in made_parts.items() if part not in priors}
+    others: dict[str, Any] = {parts[part].part: made for part, made in made_parts.items() if part not in priors}
     stored = {part: dict(priors[part].stored_options(own) if part in priors else own) for part, own in options.items()}
     return Position(prior, **others, window=window, options=stored)
 

@@ -266,7 +266,7 @@ class PriorMultiheadAttention(nn.Module):
             shown, window = near[None, None] if shown is None else shown & near, None
         q, k, v = self._project(query, key, value)
         if self.rotary is not None:
-            q, k = self.rotary(q, q_pos), self.rotary(k, k_pos)
+            q, k = self.rotary.both(q, q_pos, k, k_pos)
         options: dict[str, Any] = dict(query_scale=self._row_scale(q_pos, shape[2], is_causal, shown), window=window)
         options["mask"] = None if shown is None else shown.expand(-1, -1, *shape[1:])
         options["kernel"] = watched = _Watched() if need_weights else kernel

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from tests.zoo.priors_table import GRID, make
 from zoo import Positions, create_prior
 from zoo.encodings import Learned2d, NormalisedRotary2d, Rotary2d, Sinusoidal2d
+from zoo.methods import create_grid_position, list_grid_positions
 from zoo.priors import Prior
 
 HEIGHT, WIDTH, PREFIX = 3, 5, 2
@@ -408,16 +409,16 @@ def test_normalised_rope_pair_by_pair_and_as_timm_has_it() -> None:
 
 def test_normalised_rope_draws_its_box_in_training_alone() -> None:
     rotary = NormalisedRotary2d(8, shift=0.25, jitter=1.5, rescale=2.0)
-    still = NormalisedRotary2d(8).eval().coordinates(POS)
-    assert all(torch.equal(a, b) for a, b in zip(rotary.eval().coordinates(POS), still, strict=True))
+    still = rotary.coordinates(POS)
+    assert rotary.eval().box() is None and NormalisedRotary2d(8, rescale=1.0).train().box() is None
     rotary.train()
     torch.manual_seed(3)
-    first = rotary.coordinates(POS)
+    first = rotary.box()
     torch.manual_seed(3)
-    assert all(torch.equal(a, b) for a, b in zip(rotary.coordinates(POS), first, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(rotary.box(), first, strict=True))
     scales, moved = [], []
     for _ in range(300):
-        drawn = rotary.coordinates(POS)
+        drawn = rotary.coordinates(POS, box=rotary.box())
         grown = [(d.max() - d.min()) / (s.max() - s.min()) for d, s in zip(drawn, still, strict=True)]
         scales.append([float(g) for g in grown])
         moved += [float(d.mean() / g) for d, g in zip(drawn, grown, strict=True)]
@@ -427,6 +428,24 @@ def test_normalised_rope_draws_its_box_in_training_alone() -> None:
     assert 0.6 < ratio.abs().max() / math.log(1.5) <= 2 and -0.25 <= min(moved) < -0.2 and 0.2 < max(moved) <= 0.25
     with pytest.raises(ValueError, match="rescale"):
         NormalisedRotary2d(8, rescale=0.5)
+
+
+@pytest.mark.parametrize("name", [name for name in list_grid_positions() if name.startswith("rope")])
+def test_queries_and_keys_are_turned_alike_in_training(name: str) -> None:
+    """⟨q_i, k_j⟩ of equal vectors is |q|² at one place, and depends on the displacement alone, whatever is drawn."""
+    options = {"shift": 0.25, "jitter": 1.5, "rescale": 2.0} if name == "rope2d_normalised" else {}
+    made = create_grid_position(name, dim=8, num_heads=1, train_grid=(HEIGHT, WIDTH), options=options)
+    vector = torch.randn(8, dtype=torch.float64).expand(1, 1, POS.length, 8)
+    products = set()
+    for _ in range(3):
+        q, k = made.rotary.train().both(vector, POS, vector, POS)
+        logits = (
+            (q @ k.transpose(2, 3))[0, 0, PREFIX:, PREFIX:].unflatten(0, (HEIGHT, WIDTH)).unflatten(2, (HEIGHT, WIDTH))
+        )
+        torch.testing.assert_close(logits.flatten(2).flatten(0, 1).diagonal(), vector[0, 0, PREFIX:].square().sum(-1))
+        torch.testing.assert_close(logits[1:, :, 1:], logits[:-1, :, :-1])
+        products.add(float(logits[0, 0, -1, -1]))
+    assert len(products) == (3 if options else 1)
 
 
 @pytest.mark.parametrize("grid", [(3, 5), (4, 7), (2, 9), (1, 2)])

@@ -185,6 +185,11 @@ class Evaluator(ABC):
         """What files call the held-out data; known without opening it."""
         return self.settings.source
 
+    @property
+    def note(self) -> str:
+        """What is to be said of the held-out data before they are measured; empty: nothing."""
+        return ""
+
     def trained_at(self, model: Any) -> int:
         """The place of training on the axis."""
         return model.config.train_context

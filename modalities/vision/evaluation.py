@@ -11,8 +11,9 @@ from modalities.files import write_table
 from modalities.heldout import Heldout
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import DEFAULT_SOURCE, HeldoutImages, heldout_by, heldout_name, open_heldout
+from modalities.vision.sources import HELD_OUT
 
-__all__ = ["ImageEvaluator", "sizes_of_training", "write_controls"]
+__all__ = ["ImageEvaluator", "note_of", "sizes_of_training", "write_controls"]
 
 
 class ImageEvaluator(Evaluator):
@@ -33,6 +34,21 @@ class ImageEvaluator(Evaluator):
     @property
     def source_name(self) -> str:
         return heldout_name(self.source)
+
+    @property
+    def note(self) -> str:
+        return note_of(self.settings.source, self.heldout)
+
+
+def note_of(source: str | None, heldout: Heldout[Any]) -> str:
+    """That a source which was named is not read as a whole, and how it would be."""
+    images = heldout.items.images
+    if source is None or not images.among:
+        return ""
+    return (
+        f"{len(images):,} of the {images.among:,} pictures of {source} are read, those that training on it holds out; "
+        f"'{source}{'&' if '?' in source else '?'}{HELD_OUT}' is all of them"
+    )
 
 
 def sizes_of_training(trained_on: Mapping[str, Any]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -40,7 +41,7 @@ class HFImages(ImageSet):
         for key in options:
             if key not in _OPTIONS:
                 raise ValueError(
-                    f"source {spec!r}: unknown option {key!r}; expected {' or '.join(map(repr, _OPTIONS))}"
+                    f"source {spec!r}: unknown option {key!r}; expected {' or '.join(map(repr, _OPTIONS))}, or 'split=heldout'"
                 )
         name, config, named = _parts(spec, place)
         splits = _splits(datasets, name, config)
@@ -57,18 +58,25 @@ class HFImages(ImageSet):
         chosen = named or heldout or whole if split == "all" else heldout if split == "heldout" and heldout else whole
         data = _rows(spec, splits, chosen)
         if split != "all" and hold_out and heldout is None:
-            wanted = split == "heldout"
+            wanted, self.among = split == "heldout", len(data)
             data = data.select([row for row in range(len(data)) if is_heldout(f"row {row}") == wanted])
         if not len(data):
             raise ValueError(f"source {spec!r}: split {chosen!r} has no row for {split!r}")
         self.spec, self.split, self.mask = spec, chosen, None
+
+        def is_image(feature: Any) -> bool:
+            return isinstance(feature, datasets.Image)
+
+        def holds_fields(feature: Any) -> bool:
+            return not isinstance(feature, (datasets.Image, datasets.ClassLabel, datasets.Value))
+
         if objects and "mask" in options:
-            self.mask = _column(spec, data, options["mask"], datasets.Image, "masks")
-        self.image = _column(spec, data, options.get("image"), datasets.Image, "an Image", but=self.mask)
+            self.mask = _column(spec, data, options["mask"], is_image, "Image")
+        self.image = _column(spec, data, options.get("image"), is_image, "Image", but=self.mask)
         if self.mask and "objects" not in (*options, *data.features):
             self.label = ""  # masks alone
         elif objects:
-            self.label = _column(spec, data, options.get("objects", "objects"), datasets.Sequence, "objects")
+            self.label = _column(spec, data, options.get("objects", "objects"), holds_fields, "objects")
         else:
             self.label = _label_column(spec, data, options.get("label"), datasets)
         feature = data.features.get(self.label)
@@ -152,19 +160,25 @@ def _splits(datasets: Any, name: str, config: str | None) -> dict[str, Any]:
     return dict(datasets.load_dataset(name, config))
 
 
-def _column(spec: str, data: Any, named: str | None, kind: type, what: str, *, but: str | None = None) -> str:
-    columns = [column for column, feature in data.features.items() if isinstance(feature, kind) and column != but]
-    if named is not None:
-        if named not in data.features:
-            raise ValueError(
-                f"source {spec!r}: no column {named!r} among {', '.join(data.features)}; "
-                f"{did_you_mean(named, data.features)}".rstrip("; ")
-            )
+def _column(
+    spec: str, data: Any, named: str | None, fits: Callable[[Any], bool], what: str, *, but: str | None = None
+) -> str:
+    """The column named, or the only one, whose type `fits`."""
+    columns = [column for column, feature in data.features.items() if fits(feature) and column != but]
+    if named is not None and named in columns:
         return named
-    if len(columns) != 1:
-        found = f"several: {', '.join(columns)}" if columns else f"none among {', '.join(data.features)}"
+    if named is not None and named not in data.features:
         raise ValueError(
-            f"source {spec!r}: expected one column of type {what}, found {found}; name it with '?image=…&label=…'"
+            f"source {spec!r}: no column {named!r} among {', '.join(data.features)}; "
+            f"{did_you_mean(named, data.features)}".rstrip("; ")
+        )
+    if named is not None or len(columns) != 1:
+        found = f"{named!r} of another, {data.features[named]!r:.80}; there is " if named is not None else ""
+        several = "several: " if len(columns) > 1 and not found else ""
+        found += f"{several}{', '.join(columns)}" if columns else f"none among {', '.join(data.features)}"
+        raise ValueError(
+            f"source {spec!r}: expected one column of type {what}, found {found}; name it with '?image=…&label=…', or of boxes "
+            "and masks with '?image=…&objects=…&mask=…'"
         )
     return columns[0]
 
@@ -174,4 +188,6 @@ def _label_column(spec: str, data: Any, named: str | None, datasets: Any) -> str
     none = not any(isinstance(feature, datasets.ClassLabel) for feature in data.features.values())
     if named is None and none and getattr(data.features.get("label"), "dtype", "").startswith("int"):
         return "label"
-    return _column(spec, data, named, datasets.ClassLabel, "ClassLabel")
+    if getattr(data.features.get(named), "dtype", "").startswith("int"):  # a number is no name
+        return str(named)
+    return _column(spec, data, named, lambda feature: isinstance(feature, datasets.ClassLabel), "ClassLabel")

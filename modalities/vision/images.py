@@ -238,12 +238,14 @@ class ImageSet:
         classes: by label; None where the source has no list of them.
         fingerprint: of the content.
         problems: events of listing the source.
+        among: images that these were chosen from by name, as the held-out tenth; 0 where they are all there are.
     """
 
     spec: str
     classes: tuple[str, ...] | None
     fingerprint: str
     problems: Sequence[Event] = ()
+    among: int = 0
 
     def __len__(self) -> int:
         raise NotImplementedError

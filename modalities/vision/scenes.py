@@ -6,7 +6,7 @@ a picture lie inside the larger ones. Each canvas is read in six ways, with the 
     native       whole, at H × W
     reduced      resized to the training size first (its shorter side): the cheap way to read a large picture
     multi_scale  the mean of the probabilities at every size measured up to H × W, the smaller ones by reducing
-    enlarged     the canvas of the training size, enlarged to H × W: as many patches, and no more to be seen
+    enlarged     the canvas of the training size and this aspect, enlarged to H × W: as many patches, and no more to be seen
     tiled        cut into windows of the training size, each read alone; how they are put together is the task's
     overlapping  the same with windows half a side apart: what the border of one cuts is whole in another; a place is taken
                  from the window in whose middle it lies most
@@ -37,7 +37,7 @@ from modalities.paired import Observed, t_quantile
 from modalities.results import mean_of_seeds
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import HeldoutScenes, heldout_by, heldout_name, open_scenes
-from modalities.vision.evaluation import sizes_of_training, write_controls
+from modalities.vision.evaluation import note_of, sizes_of_training, write_controls
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, check_objects, cut, window_on
@@ -92,8 +92,10 @@ class SceneEvaluator(Evaluator):
     differences, by Student's t.
     """
 
-    version = 2
-    readable = (1,)  # without overlapping tiles and intervals: its gain is over the other readings
+    version = 3
+    # 1 has neither overlapping tiles nor intervals: its gain is over the other readings. 2 enlarged a canvas of the training's
+    # aspect, whatever that of the larger one.
+    readable = (1, 2)
 
     settings_class = SceneSettings
     axis = Axis("size", "shorter side of the canvas (pixels, log₂)", "{:g}".format, "train_size")
@@ -119,6 +121,10 @@ class SceneEvaluator(Evaluator):
     @property
     def source_name(self) -> str:
         return heldout_name(self.source)
+
+    @property
+    def note(self) -> str:
+        return note_of(self.settings.source, self.heldout)
 
     @property
     def trained_range(self) -> tuple[int, ...]:
@@ -195,6 +201,7 @@ class SceneEvaluator(Evaluator):
     def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
         shape, shapes = cell.data["shape"], self._shapes(model)
         config, trained = model.config, tuple(model.config.train_size)
+        before = shape_at(min(trained), lowest_terms(shape[1], shape[0]))  # what is enlarged: of the canvas's aspect
         skipped: Counter[str] = Counter()
         details: dict[str, str] = {}
         groups: list[str] = []
@@ -204,7 +211,7 @@ class SceneEvaluator(Evaluator):
                 image, objects = self.heldout.items[place]
                 check_objects(objects, image.size, self.target, [trained], self._classes(model))
                 across, down = np.random.default_rng([place, 0]).random(2).tolist()  # the same for every size
-                canvas, small = (self._canvas(image, objects, one, (across, down)) for one in (shape, trained))
+                canvas, small = (self._canvas(image, objects, one, (across, down)) for one in (shape, before))
             except BadImage as error:
                 skipped[error.reason] += 1
                 details.setdefault(error.reason, f"{self.heldout.items.name(place)}: {error.detail or error.reason}")
@@ -234,7 +241,7 @@ class SceneEvaluator(Evaluator):
         at_shape = {one: self.resampled(self._read(model, canvas.resized(one))[0], shape, patch) for one in scales}
         native, reduced = at_shape[shape], at_shape[scales[0]]
         grown = small.resized(shape)
-        enlarged = native if shape == tuple(model.config.train_size) else self._read(model, grown)[0]
+        enlarged = native if shape == (small.image.height, small.image.width) else self._read(model, grown)[0]
         multi_scale = torch.stack(list(at_shape.values())).mean(0)
         return {
             "native": (native, canvas),

@@ -15,7 +15,8 @@ one that "…?objects=COLUMN&mask=COLUMN" names, and from the metadata.jsonl of 
 PATH/metadata.jsonl, a line a picture: {"file_name", "objects", "mask_file_name"}.
 
 A folder or dataset without a held-out part of its own holds out a tenth, by a hash of each image's name (its row number in
-a dataset), unless `heldout_source` is set; shards hold out nothing. The data folder is `modalities.files.data_folder`.
+a dataset), unless `heldout_source` is set; "…?split=heldout" behind it holds out all of it, and trains on none. Shards hold
+out nothing. The data folder is `modalities.files.data_folder`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ __all__ = ["BUILTIN", "BUILTIN_SIZES", "FETCHED", "class_names", "open_images", 
 
 FETCHED = ("glyphs", "photos", "solar", "scenes", "scenes-count")
 BUILTIN = Path(__file__).with_name("assets") / "glyphs"
+HELD_OUT = "split=heldout"  # behind a folder or dataset: all of it
 BUILTIN_SIZES = {"train": (64,), "heldout": (64, 384)}  # pixels
 _FORMS = (*FETCHED, "glyphs-builtin", "folder:PATH", "wds:PATTERN", "hf:NAME")
 
@@ -88,6 +90,13 @@ def open_images(
         raise ValueError(f"source must be a non-empty string such as 'glyphs-builtin', got {spec!r}")
     if split not in ("train", "heldout", "all"):
         raise ValueError(f"split {split!r}: expected 'train', 'heldout' or 'all'")
+    given, spec = spec, _without_split(spec)
+    if spec != given:
+        if split == "train":
+            raise ValueError(
+                f"source {given!r} is held out as a whole: train on another, and give this as heldout_source"
+            )
+        split = "all"
     shards = open_shard_source(spec, split)
     if shards is not None:
         return TarImages(shards)
@@ -105,6 +114,16 @@ def open_images(
         or did_you_mean(f"{spec.partition(':')[0]}:PATH", _FORMS)
     )
     raise ValueError(f"source {spec!r} is none of {', '.join(_FORMS)}; {hint}".rstrip("; "))
+
+
+def _without_split(spec: str) -> str:
+    """The spec of a folder or dataset without its option "split=heldout", if it has that."""
+    place, _, query = spec.partition("?")
+    options = query.split("&")
+    if not spec.startswith(("folder:", "hf:")) or HELD_OUT not in options:
+        return spec
+    options.remove(HELD_OUT)
+    return "?".join([place, "&".join(options)] if options else [place])
 
 
 def class_names(spec: str) -> tuple[str, ...]:
@@ -186,19 +205,26 @@ class FolderImages(ImageSet):
             raise FileNotFoundError(f"source {spec!r}: no folder {path}")
         train, heldout = path / "train", next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None)
         own = train.is_dir() and any(child.is_dir() for child in train.iterdir())  # else a class called "train"
+        alone = (
+            not own
+            and split != "train"
+            and {child.name for child in path.iterdir() if child.is_dir()} <= {*HELDOUT_NAMES}
+        )
         if own and heldout is None and split != "train":
             raise ValueError(f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source")
         if own and classes is None:
             classes = find_classes(train)[0]
         root = path
-        if own:
+        if heldout is not None and alone:
+            root, split = heldout, "all"
+        elif own:
             root = heldout if heldout is not None and split != "train" else train
         listed = _ListedFolder(root, classes)
         self.spec, self.root = spec, root
         self.classes: tuple[str, ...] = tuple(listed.classes)
         samples = listed.samples
         if not own and hold_out and split != "all":
-            wanted = split == "heldout"
+            wanted, self.among = split == "heldout", len(samples)
             samples = [sample for sample in samples if is_heldout(self._relative(sample[0])) == wanted]
         empty = sorted(set(range(len(self.classes))) - {label for _, label in listed.samples})
         self.problems = [("skipped", "unknown extension", name) for name in listed.left_out]
@@ -247,8 +273,10 @@ class ObjectFolder(ImageSet):
         own = listed["train"].is_file() and heldout is not None
         if not path.is_dir():
             raise FileNotFoundError(f"source {spec!r}: no folder {path}")
-        chosen = heldout if own and split != "train" else listed["train"] if own else path / "metadata.jsonl"
-        if chosen is None or not chosen.is_file():
+        chosen = listed["train"] if own else path / "metadata.jsonl"
+        if split != "train" and heldout is not None and (own or not chosen.is_file()):
+            chosen, own = heldout, True
+        if not chosen.is_file():
             raise FileNotFoundError(
                 f"source {spec!r}: boxes are read from {path / 'metadata.jsonl'}, or from metadata.jsonl in its train and "
                 f"{' or '.join(HELDOUT_NAMES)}, which are not there"
@@ -257,6 +285,7 @@ class ObjectFolder(ImageSet):
         lines = enumerate(chosen.read_bytes().split(b"\n"), 1)
         self.rows = [self._row(line, f"{chosen}, line {number}") for number, line in lines if line.strip()]
         if not own and hold_out and split != "all":
+            self.among = len(self.rows)
             self.rows = [row for row in self.rows if is_heldout(row["file_name"]) == (split == "heldout")]
         if not self.rows:
             by_name = "; one in ten is held out, by its name" if hold_out and not own else ""

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import shutil
 import tarfile
 from dataclasses import replace
 from types import SimpleNamespace
@@ -238,6 +239,21 @@ def test_every_kind_of_source_gives_the_same_objects(stored, form):
         assert np.array_equal(objects.mask, target_of(wanted, "map", (96, 96)))
 
 
+def test_a_folder_of_scenes_is_measured_as_a_whole_where_it_says_so(stored, tmp_path):
+    assert len(open_images(f"folder:{stored}/folder?split=heldout", "heldout", objects=True)) == 6
+    shutil.copytree(stored / "folder", tmp_path / "val")
+    assert len(open_images(f"folder:{tmp_path}", "heldout", objects=True)) == 6
+    (tmp_path / "metadata.jsonl").write_text((stored / "folder/metadata.jsonl").read_text())
+    found = open_images(f"folder:{tmp_path}", "all", objects=True)  # as before: what lies in the folder itself
+    assert found.root == tmp_path
+
+
+@pytest.mark.parametrize("wrong", ["image=objects", "image=image&mask=objects", "image=image&objects=mask"])
+def test_a_column_of_another_type_is_named(stored, wrong):
+    with pytest.raises(ValueError, match=rf"found '{wrong.rpartition('=')[2]}' of another"):
+        open_images(f"hf:{stored}/hf?{wrong}", "all", objects=True)
+
+
 def test_sources_without_objects_say_so(tmp_path):
     with pytest.raises(ValueError, match="has no boxes and no masks"):
         open_images("glyphs-builtin", "heldout", objects=True).read_objects(0)
@@ -454,6 +470,9 @@ def test_canvases_may_be_oblong_and_need_room(opened):
     opened(size=(64, 128))
     _, _, rows = measured("find", sizes=(32, 64), aspect=(2, 1))
     assert [(row["height"], row["width"], row["top1"]) for row in rows] == [(32, 64, 1.0), (64, 128, 1.0)]
+    assert (
+        rows[0]["enlarged_top1"] == 1.0
+    )  # a canvas of this aspect and the training size, which there is nothing to enlarge
     _, _, rows = measured("map", samples=4)
     assert [row["size"] for row in rows] == [32, 48, 64]  # as far as the pictures reach
     with pytest.raises(ValueError, match=r"size 96 is larger than every .*at aspect 1:1 the largest size is 64"):

@@ -11,9 +11,11 @@ from collections import Counter
 
 import pytest
 import torch
+from PIL import Image
 
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_loader
+from modalities.vision.evaluation import note_of
 from modalities.vision.images import BadImage, decode_image, is_heldout
 from modalities.vision.shards import PackedStrings, open_shards, write_index
 from modalities.vision.sources import open_images
@@ -95,6 +97,25 @@ def test_a_folder_without_split_holds_out_a_tenth(tmp_path):
 
 
 PINNED = [0, 1, 5, 16]
+
+
+def test_a_folder_may_be_held_out_as_a_whole(tmp_path):
+    write_folder(tmp_path, "abcd", 40)
+    spec = f"folder:{tmp_path}"
+    note = note_of(spec, opened(spec))
+    heldout = open_images(spec, "heldout")
+    assert heldout.among == 40 and f"{len(heldout)} of the 40 pictures of {spec} are read" in note
+    whole = note.split("'")[1]
+    assert whole == f"{spec}?split=heldout" and len(open_images(whole, "heldout")) == 40
+    assert not note_of(whole, opened(whole)) and not note_of(None, opened(spec))
+    with pytest.raises(ValueError, match="is held out as a whole"):
+        open_images(whole, "train")
+
+
+def test_a_held_out_folder_needs_none_to_train_on(tmp_path):
+    write_folder(tmp_path / "val", "ab", 6)
+    found = open_images(f"folder:{tmp_path}", "heldout")
+    assert found.classes == ("a", "b") and len(found) == 6 and not found.among
 
 
 def test_held_out_folders_are_labelled_as_the_training_folder(tmp_path):
@@ -279,6 +300,16 @@ def test_a_local_shard_without_hashes_is_known_by_its_members(tmp_path):
     assert len(prints) == 3
 
 
+def test_a_picture_or_mask_of_as_many_bytes_is_other_content(tmp_path):
+    prints, sizes = set(), set()
+    for number, shade in ((1, 3), (1, 4), (2, 4)):
+        mask = encoded(Image.new("L", (4, 4), shade))
+        write_tar(tmp_path / "a.tar", [("0000", {"png": encoded(solid(number)), "mask.png": mask})])
+        sizes.add((tmp_path / "a.tar").stat().st_size)
+        prints.add(open_shards("x", str(tmp_path / "a.tar")).fingerprint)
+    assert len(sizes) == 1 and len(prints) == 3
+
+
 def test_remote_shards_are_streamed_and_held_out_ones_copied(tmp_path, monkeypatch):
     write_shards(tmp_path, [6, 6])
     handler = functools.partial(_Quiet, directory=str(tmp_path))
@@ -338,6 +369,12 @@ def test_hugging_face_datasets(tmp_path):
         open_images(f"hf:{tmp_path / 'two'}::tain", "train")
     with pytest.raises(ValueError, match="did you mean 'picture'"):
         open_images(f"{spec}?image=pictur", "train")
+    for wrong in ("image=kind", "label=picture"):
+        with pytest.raises(
+            ValueError, match=f"expected one column of type .*, found '{wrong.partition('=')[2]}' of another"
+        ):
+            open_images(f"{spec}?{wrong}", "train")
+    assert len(open_images(f"{spec}?image=picture&split=heldout", "heldout")) == 40
 
     wrong = datasets.Dataset.from_dict({"picture": [None, solid(1)], "kind": [0, -1]}, features=features)
     wrong.save_to_disk(tmp_path / "wrong")

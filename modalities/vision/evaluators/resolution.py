@@ -202,7 +202,7 @@ class Resolution(ImageEvaluator):
         every = [shape for _, shape in named] + [trained]
         count = min(settings.samples or len(images), len(images))
         small = set() if settings.mode != "native" else images.too_small(range(count), every, settings.fitting)
-        if len(small) == count:
+        if small and len(small) + images.unreadable(range(count)) == count:
             raise self._too_large(model, every, count)
         if settings.recalibrate and model.config.num_classes > MOST_SCORED:
             raise ValueError(

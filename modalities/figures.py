@@ -276,7 +276,8 @@ def position_curves(
     for row, style in zip(rows, styles or styles_of(results), strict=True):
         if column in row:
             ends, windows = row["position_to"], row.get("tokens", row.get("bases", 0)) / row["length"]
-            enough = [windows * (end - start) >= FEWEST for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+            sizes = [min(end, row["length"]) - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+            enough = [windows * size >= FEWEST for size in sizes]
             places, values = list(compress(ends, enough)), list(compress(row[column], enough))
             axis.plot(places, values, **style)
             drawn += values
@@ -285,6 +286,8 @@ def position_curves(
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(lambda value, _: compact(value))
     log_if_wide(axis, drawn)
+    if not drawn:
+        axis.annotate("too few windows", (0.5, 0.5), xycoords="axes fraction", ha="center", color="0.35")
     mark_training(axis, results)
 
 

@@ -251,7 +251,7 @@ def evaluate_command(
         if not target.trained:
             console.print(f"note: {target.label} has random weights; a name with a tag after a dot has trained ones")
     check_sources(measurements)
-    for note in dict.fromkeys(m.evaluator.note for m in measurements if m.evaluator.note):
+    for note in filter(None, dict.fromkeys(m.evaluator.note for m in measurements)):
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     print_plan([m.planned(out) for m in measurements], f"device {device}, files to {out}")
     if dry_run:

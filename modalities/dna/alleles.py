@@ -27,6 +27,7 @@ __all__ = [
     "haplotypes",
     "normalize",
     "place",
+    "room",
     "score_haplotypes",
     "trimmed",
     "vcf_form",
@@ -147,15 +148,21 @@ class Placed:
         return self.stop - self.start, self.stop - self.start + self.change.growth
 
 
+def room(change: Change, length: int, window: int, step: int = 1) -> int:
+    """W, the bases of the longer window: `window`, or as many as a contig of `length` bases allows, rounded down to a multiple
+    of `step`."""
+    return min(window, length + max(0, change.growth)) // step * step
+
+
 def place(change: Change, length: int, window: int, step: int = 1) -> Placed | None:
     """Where the windows of a change lie; None where `window` bases have no room for them, or the shorter one for no token.
 
-    The longer window has W bases: `window`, or as many as a contig of `length` bases allows, rounded down to a multiple of
-    `step`. With M = `change.longest` the left flank has ⌊(W − M) / 2⌋ bases and the right one the rest, whatever the spelling;
-    at a contig's edges the windows move inwards. Where W − M is even, as for a substitution in an odd window, the flanks are
-    equal and the windows of the reverse-complemented genome are the reverse complements of these; else theirs lie one base off.
+    The longer window has W bases (`room`). With M = `change.longest` the left flank has ⌊(W − M) / 2⌋ bases and the right one
+    the rest, whatever the spelling; at a contig's edges the windows move inwards. Where W − M is even, as for a substitution in
+    an odd window, the flanks are equal and the windows of the reverse-complemented genome are the reverse complements of these;
+    else theirs lie one base off.
     """
-    size = min(window, length + max(0, change.growth)) // step * step
+    size = room(change, length, window, step)
     if size < change.longest or size - abs(change.growth) < step:
         return None
     reference = size - max(0, change.growth)

@@ -160,7 +160,7 @@ def _vcf(lines: Iterator[str], path: str | Path) -> Iterator[Variant]:
     named = 0  # columns of the line of #CHROM
     for number, line in enumerate(lines, start=1):
         if line.startswith("#") or not line.strip():
-            named = line.rstrip().count("\t") + 1 if line.startswith("#CHROM\t") else named
+            named = line.rstrip("\r\n").count("\t") + 1 if line.startswith("#CHROM\t") else named
             continue
         columns = line.rstrip("\r\n").split("\t")
         if len(columns) < 5:

@@ -50,8 +50,8 @@ class VisionConfig:
         patch_size: side of a patch in pixels.  in_chans: colours.  num_classes: 0 for no classifier.
         dim: C.  num_layers, num_heads: H.  hidden_dim: of the MLP.  mlp: "swiglu" or "gelu".
         position: a name of `zoo.methods.list_grid_positions()` or a sum of them, with `position_options` for it; or a list of
-            one per layer, or a shorter one that is repeated, with options by name. The default, with SSMax, is what reads
-            pictures of 16 times the patches best (docs/RESULTS.md).
+            one per layer, or a shorter one that is repeated, with options by name. The default, with SSMax
+            and {"train_mu": True}, is what reads pictures of 16 times the patches best (docs/RESULTS.md).
         ssmax: scale logits by s·ln n, n all tokens of the image; scale_prior: the prior's logits too; ssmax_start: s at the
             start, see `SSMax`.
         share_prior: one prior for all layers instead of one each.

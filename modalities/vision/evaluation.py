@@ -37,13 +37,13 @@ class ImageEvaluator(Evaluator):
 
     @property
     def note(self) -> str:
-        return note_of(self.settings.source, self.heldout)
+        return note_of(self.settings.source, self.heldout) if self.settings.source else ""
 
 
-def note_of(source: str | None, heldout: Heldout[Any]) -> str:
+def note_of(source: str, heldout: Heldout[Any]) -> str:
     """That a source which was named is not read as a whole, and how it would be."""
     images = heldout.items.images
-    if source is None or not images.among:
+    if not images.among:
         return ""
     return (
         f"{len(images):,} of the {images.among:,} pictures of {source} are read, those that training on it holds out; "

@@ -188,6 +188,6 @@ def _label_column(spec: str, data: Any, named: str | None, datasets: Any) -> str
     none = not any(isinstance(feature, datasets.ClassLabel) for feature in data.features.values())
     if named is None and none and getattr(data.features.get("label"), "dtype", "").startswith("int"):
         return "label"
-    if getattr(data.features.get(named), "dtype", "").startswith("int"):  # a number is no name
+    if isinstance(feature := data.features.get(named), datasets.Value) and feature.dtype.startswith(("int", "uint")):
         return str(named)
     return _column(spec, data, named, lambda feature: isinstance(feature, datasets.ClassLabel), "ClassLabel")

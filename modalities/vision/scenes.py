@@ -124,7 +124,7 @@ class SceneEvaluator(Evaluator):
 
     @property
     def note(self) -> str:
-        return note_of(self.settings.source, self.heldout)
+        return note_of(self.settings.source, self.heldout) if self.settings.source else ""
 
     @property
     def trained_range(self) -> tuple[int, ...]:

@@ -205,18 +205,19 @@ class FolderImages(ImageSet):
             raise FileNotFoundError(f"source {spec!r}: no folder {path}")
         train, heldout = path / "train", next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None)
         own = train.is_dir() and any(child.is_dir() for child in train.iterdir())  # else a class called "train"
-        alone = (
-            not own
-            and split != "train"
-            and {child.name for child in path.iterdir() if child.is_dir()} <= {*HELDOUT_NAMES}
-        )
+        folders = {child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")}
+        alone = heldout is not None and folders <= {*HELDOUT_NAMES}
+        if alone and split == "train":
+            raise ValueError(
+                f"source {spec!r} has {', '.join(sorted(folders))} and no train: it is held out as a whole"
+            )
         if own and heldout is None and split != "train":
             raise ValueError(f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source")
         if own and classes is None:
             classes = find_classes(train)[0]
         root = path
         if heldout is not None and alone:
-            root, split = heldout, "all"
+            root, own = heldout, True
         elif own:
             root = heldout if heldout is not None and split != "train" else train
         listed = _ListedFolder(root, classes)

@@ -401,7 +401,7 @@ def test_every_variant_is_listed_with_its_reason(files):
     assert (
         found["long"]["reason"].startswith(f"{variants.NO_ROOM}: the alleles") and "span 2" in found["long"]["reason"]
     )
-    assert found["full"]["reason"].endswith("span 16 bases, which leaves no token of the reference's window")
+    assert found["full"]["reason"].endswith("span 16 bases; the longer window has 16, the other 0")
     kmers = {row["id"]: row for row in rows_of(tiny("kmer:3"), chosen)}
     assert kmers["uneven"]["reason"] == UNEVEN  # the frame moves, and other k-mers have an unknown base
 

@@ -117,8 +117,8 @@ def test_scores_are_the_direct_computation(images):
     held_out = images(count=37)
     torch.manual_seed(0)
     config = VisionConfig(
-        img_size=16, patch_size=8, num_classes=CLASSES, dim=16, num_layers=1, num_heads=2, hidden_dim=16,
-        position_options={"rank": 1},
+        img_size=16, patch_size=8, num_classes=CLASSES, dim=16, num_layers=1, num_heads=2, hidden_dim=16, position="goat",
+        position_options={"rank": 1}, ssmax=False,
     )  # fmt: skip
     model = VisionTransformer(config).eval()
     measured = rows(model, sizes=(16, 32), batch_tokens=50)

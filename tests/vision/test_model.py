@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from modalities.vision import VisionConfig, VisionTransformer
-from modalities.vision.architectures import SIZES
+from modalities.vision.architectures import SIZES, vision_config
 from zoo import create_model, list_models
 from zoo.methods import list_grid_positions
 from zoo.priors import Prior
@@ -32,6 +32,11 @@ def moved(model: nn.Module, seed: int = 0) -> nn.Module:
             if {"prior", "position_embedding", "ssmax"} & set(name.split(".")):
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
     return model
+
+
+def test_a_config_of_ones_own_is_of_what_is_recommended() -> None:
+    recommended = vision_config("ggd2d_separable", "small_patch16", ssmax=True)
+    assert VisionConfig(position_options={"train_mu": True}) == recommended
 
 
 def test_every_method_is_registered_in_every_size() -> None:

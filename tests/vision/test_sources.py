@@ -107,7 +107,7 @@ def test_a_folder_may_be_held_out_as_a_whole(tmp_path):
     assert heldout.among == 40 and f"{len(heldout)} of the 40 pictures of {spec} are read" in note
     whole = note.split("'")[1]
     assert whole == f"{spec}?split=heldout" and len(open_images(whole, "heldout")) == 40
-    assert not note_of(whole, opened(whole)) and not note_of(None, opened(spec))
+    assert not note_of(whole, opened(whole))
     with pytest.raises(ValueError, match="is held out as a whole"):
         open_images(whole, "train")
 
@@ -116,6 +116,10 @@ def test_a_held_out_folder_needs_none_to_train_on(tmp_path):
     write_folder(tmp_path / "val", "ab", 6)
     found = open_images(f"folder:{tmp_path}", "heldout")
     assert found.classes == ("a", "b") and len(found) == 6 and not found.among
+    (tmp_path / ".cache").mkdir()
+    assert len(open_images(f"folder:{tmp_path}", "all")) == 6
+    with pytest.raises(ValueError, match="has val and no train"):
+        open_images(f"folder:{tmp_path}", "train")
 
 
 def test_held_out_folders_are_labelled_as_the_training_folder(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from modalities.dna.alleles import Placed, effect, normalize, place, score_haplotypes, vcf_form
+from modalities.dna.alleles import Placed, effect, normalize, place, room, score_haplotypes, vcf_form
 from modalities.dna.bases import decode
 from modalities.dna.evaluation import (
     REFERENCE,
@@ -233,10 +233,12 @@ def _entry(genome: Genome, variant: Variant, path: str, window: int, step: int) 
     placed = place(change, length, window, step)
     if placed:
         return Entry(variant, placed)
-    span = f"the alleles, wherever their repeat can move them, span {change.longest:,} bases"
-    if change.longest <= window:  # an insertion, or a deletion, that fills the longer one
-        span += f", which leaves no token of the {'reference' if change.growth > 0 else 'alternative'}'s window"
-    return Entry(variant, reason=f"{NO_ROOM}: {span}")
+    longer = room(change, length, window, step)
+    return Entry(
+        variant,
+        reason=f"{NO_ROOM}: the alleles, wherever their repeat can move them, span {change.longest:,} bases; the longer window "
+        f"has {longer:,}, the other {max(0, longer - abs(change.growth)):,}",
+    )
 
 
 def _cause(genome: Genome, variants: list[Variant]) -> str:

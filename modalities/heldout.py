@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 __all__ = ["Heldout", "fingerprint_of"]
 
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 
 
 @dataclass(frozen=True)

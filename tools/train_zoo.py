@@ -856,8 +856,8 @@ def _drawn(kind: Family, results: list[ModelResult]) -> list[ModelResult]:
     """What figures show: the methods of several seeds, all where none has them, and baselines."""
     methods = {kind.label(method, seed): method for method in kind.methods for seed in kind.seeds}
     seeds = Counter(methods[result.label] for result in results if result.label in methods)
-    several = any(count > 1 for count in seeds.values())
-    return [r for r in results if r.label not in methods or seeds[methods[r.label]] > several]
+    least = min(2, max(seeds.values(), default=0))
+    return [r for r in results if r.label not in methods or seeds[methods[r.label]] >= least]
 
 
 def _named(kind: Family, results: list[ModelResult]) -> list[ModelResult]:

@@ -30,14 +30,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from modalities.evaluation import Axis, Cell, CellValue, Evaluator, ModelResult, Score
+from modalities.evaluation import Axis, Cell, CellValue, ModelResult, Score
 from modalities.figures import RULE, curves, finish, name_panel, panels
 from modalities.heldout import Heldout
 from modalities.paired import Observed, t_quantile
 from modalities.results import mean_of_seeds
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.data import HeldoutScenes, heldout_by, heldout_name, open_scenes
-from modalities.vision.evaluation import note_of, sizes_of_training, write_controls
+from modalities.vision.data import HeldoutScenes, heldout_by, open_scenes
+from modalities.vision.evaluation import ImageEvaluator, write_controls
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, check_objects, cut, window_on
@@ -82,7 +82,7 @@ class Canvas:
         return Canvas(image, self.objects.resized(before, shape))
 
 
-class SceneEvaluator(Evaluator):
+class SceneEvaluator(ImageEvaluator):
     """Base of the evaluators of scenes; a subclass says what is asked and how an answer is scored.
 
     Pictures that cannot be asked for the target, or are smaller than a canvas, are left out and counted as `skipped`.
@@ -117,18 +117,6 @@ class SceneEvaluator(Evaluator):
     @property
     def heldout(self) -> Heldout[HeldoutScenes]:
         return open_scenes(self.source)
-
-    @property
-    def source_name(self) -> str:
-        return heldout_name(self.source)
-
-    @property
-    def note(self) -> str:
-        return note_of(self.settings.source, self.heldout) if self.settings.source else ""
-
-    @property
-    def trained_range(self) -> tuple[int, ...]:
-        return sizes_of_training(self.trained_on)
 
     def trained_at(self, model: VisionTransformer) -> int:
         return min(model.config.train_size)

@@ -100,9 +100,8 @@ class Variants(FileEvaluator):
     """
 
     name = "variants"
-    version = (
-        4  # 3 gave no score to spellings with an N that does not change, and failed where no base of a window was left
-    )
+    # 3 gave no score to spellings with an N that does not change, and failed where no base of a window was left.
+    version = 4
     summary = "log-likelihood ratio of alternative to reference allele for every variant of a VCF, BCF or table"
     scores = (Score("llr_nats"),)
     settings_class = VariantSettings

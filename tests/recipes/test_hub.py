@@ -9,7 +9,7 @@ import torch
 import yaml
 
 import zoo
-from recipes.cards import dataset_name
+from recipes.hub import dataset_name
 from recipes.cli import main
 from zoo.pretrained import manifest
 

@@ -1,7 +1,6 @@
-// The page: charts, sorting and the sliders. Figures come from the JSON in #data.
+// Charts and sorting. Numbers come from the JSON in #data.
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
-const $ = id => document.getElementById(id);
 const FLOOR = -12;
 
 function svg(parent, name, attributes, text) {
@@ -97,92 +96,6 @@ function sortable(table) {
   }));
 }
 
-const live = data.live;
-let mine = null;
-
-const SLIDERS = () => [
-  ["theta_alpha", null, "θα: strength", -6, 6, 0.01], ["theta_beta", null, "θβ: shape (below 0 looks away)", -3, 3, 0.01],
-  ["mu", null, "μ: centre, in tokens (below 0: back)", -48, 48, 0.1],
-  ...live.heads[0].omega.flatMap((w, r) => [
-    ["alpha", r, `α${r + 1}: cosine, ω = ${w.toPrecision(2)}`, -6, 6, 0.01], ["beta", r, `β${r + 1}: sine, ω = ${w.toPrecision(2)}`, -6, 6, 0.01],
-  ]),
-];
-
-const get = ([name, r]) => r === null ? mine[name] : mine[name][r];
-function set([name, r], value) { if (r === null) mine[name] = value; else mine[name][r] = value; }
-
-function makeSliders() {
-  for (const slider of SLIDERS()) {
-    const [name, r, text, min, max, step] = slider, id = name + (r ?? "");
-    const [row, label, out, input] = ["div", "label", "output", "input"].map(tag => document.createElement(tag));
-    row.className = "slider";
-    label.htmlFor = input.id = id;
-    label.textContent = text;
-    row.append(label, out, input);
-    Object.assign(input, { type: "range", min, max, step });
-    input.addEventListener("input", () => { set(slider, Number(input.value)); show(); });
-    $("sliders").append(row);
-    input.refresh = () => { input.value = get(slider); };
-    input.tell = () => { out.textContent = get(slider).toFixed(2); input.setAttribute("aria-valuetext", out.textContent); };
-  }
-}
-
-function learned() {
-  mine = structuredClone(live.heads[$("head").value]);
-  for (const input of $("sliders").querySelectorAll("input")) input.refresh();
-  show();
-}
-
-function show() {
-  const own = live.heads[$("head").value], n = live.tokens.length;
-  for (const input of $("sliders").querySelectorAll("input")) input.tell();
-  const at = Array.from({ length: n }, (_, d) => d);
-  const curve = head => { const y = at.map(d => relativePrior(d, head)), top = Math.max(...y); return y.map(v => v - top); };
-  chart($("live-prior"), { x: at, lines: [{ y: curve(own), style: "s1" }, { y: curve(mine), style: "s0" }], low: FLOOR, high: 0, offset: 1 });
-  const p = attention(mine), canvas = $("heat"), draw = canvas.getContext("2d"), side = canvas.width / n;
-  const style = getComputedStyle(document.documentElement);
-  draw.globalAlpha = 1;
-  draw.fillStyle = style.getPropertyValue("--page");
-  draw.fillRect(0, 0, canvas.width, canvas.height);
-  draw.fillStyle = style.getPropertyValue("--mark");
-  p.forEach((row, i) => row.forEach((v, j) => {
-    draw.globalAlpha = Math.sqrt(v);
-    draw.fillRect(Math.floor(j * side), Math.floor(i * side), Math.ceil(side), Math.ceil(side));
-  }));
-  const query = Number($("query").value), row = p[query], before = attention(own)[query];
-  $("query-out").textContent = `${query + 1} of ${n}, “${live.tokens[query].trim()}”`;
-  [...$("tokens").children].forEach((span, j) => {
-    span.style.setProperty("--p", j <= query ? (12 * Math.sqrt(row[j])).toFixed(1) + "px" : "0px");
-    span.classList.toggle("query", j === query);
-  });
-  const name = probabilities => probabilities.map((v, j) => [v, j]).sort((a, b) => b[0] - a[0]).slice(0, 3)
-    .map(([v, j]) => `“${live.tokens[j].trim()}” ${(100 * v).toFixed(1)}%`).join(", ");
-  $("told").textContent = `It attends most to ${name(row)}; as learned to ${name(before)}.`;
-}
-
-function startLive() {
-  $("live-model").textContent = live.model;
-  live.heads.forEach((head, n) => $("head").append(new Option(`layer ${head.layer}, head ${head.head}`, n, false, n === live.chosen)));
-  for (const token of live.tokens) {
-    const span = document.createElement("span");
-    span.textContent = token;
-    $("tokens").append(span);
-  }
-  $("query").max = $("query").value = live.tokens.length - 1;
-  makeSliders();
-  $("query").addEventListener("input", show);
-  $("head").addEventListener("change", learned);
-  $("reset").addEventListener("click", learned);
-  $("flat").addEventListener("click", () => {
-    for (const slider of SLIDERS()) set(slider, slider[0] === "theta_alpha" ? -6 : 0);
-    for (const input of $("sliders").querySelectorAll("input")) input.refresh();
-    show();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
-  learned();
-}
-
 document.querySelectorAll("table").forEach(sortable);
 document.querySelectorAll("details").forEach(node => node.addEventListener("toggle", () => node.open && drawPrior(node)));
 drawScores();
-startLive();

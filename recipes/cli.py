@@ -32,7 +32,6 @@ COMMANDS = {
     "adapt": ("Give a causal language model of transformers a prior, and train it on", "recipes.adapt"),
     "verify": ("Verify a run's checkpoints and weights by their digests", "recipes.verify"),
     "hub": ("Write a model as the folder of a hub repository, with its card, and push it", "recipes.hub"),
-    "import": ("Make a saved model of a released checkpoint", "recipes.import_released"),
     "gallery": ("Write one page of the models: curves, priors to move, tables", "recipes.gallery"),
     "lm-eval": ("Measure a text model on the tasks of lm-evaluation-harness", "recipes.lm_eval"),
     "fetch-data": ("Fetch the data that the recipes name", "recipes.fetch_data"),

@@ -19,7 +19,6 @@ from zoo.encodings import Rotation
 from zoo.naming import check_flags, check_number, check_options, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
-from zoo.priors.kept import kept_terms
 from zoo.priors.stack import has_whole_parameters, stacked_terms
 from zoo.sequence import SequenceGroup
 
@@ -377,15 +376,12 @@ def costs_launches(x: Tensor) -> bool:
 def layer_terms(
     layers: Sequence[Attention], positions: Positions, x: Tensor, *, sequence: SequenceGroup | None = None
 ) -> list[LayerTerms]:
-    """What layers take from the positions of whole lines, made for all of them at once where that pays (`costs_launches`), and
-    on a grid of patches kept from call to call (`kept_terms`).
+    """What layers take from the positions of whole lines, made for all of them at once where that pays (`costs_launches`).
 
     Args:
         layers: that attend to no cache and give all tokens.
         x: input of the first, (B, T, C); this rank's part in a sequence group, as in `Attention.forward`.
     """
-    if sequence is None and not costs_launches(x):
-        return [LayerTerms(kept_terms(layer.prior, positions, x, causal=layer.causal)) for layer in layers]
     if not costs_launches(x) or len(layers) < 2:
         return [LayerTerms()] * len(layers)
     at = positions if sequence is None else sequence.part_of(positions)

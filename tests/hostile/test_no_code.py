@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pickle
-import zipfile
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from modalities.dna.sources import find_source
 from modalities.text.corpus import TokenCorpus, corpus_of
 from modalities.text.model import CausalLM, TextConfig
 from modalities.text.outside import OUTSIDE
-from modalities.text.released import import_released
 from modalities.text.sources import Document, open_source
 from modalities.text.tokenizers import ByteTokenizer, load_tokenizer
 from modalities.vision.config import VisionDataConfig
@@ -176,20 +174,6 @@ def test_weights_of_a_manifest_are_safetensors_alone(mark, tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"x.y": {"file": path.name, "sha256": file_sha256(path)}}))
     with pytest.raises(ValueError, match=r"is no safetensors file"):
         load_pretrained(model, "x.y", tmp_path)
-
-
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("family", ["bam", "cable"])
-def test_a_released_checkpoint_runs_nothing(family, mark, tmp_path):
-    (tmp_path / "plain.pt").write_bytes(pickle.dumps({"model": Runs(mark)}))
-    torch_file(mark, tmp_path / "model.pt")
-    torch_file(mark, tmp_path / "model.safetensors")
-    with zipfile.ZipFile(tmp_path / "zip.pt", "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps(Runs(mark)))
-        archive.writestr("archive/version", "3")
-    for path in sorted(tmp_path.iterdir()):
-        with pytest.raises(ValueError, match=path.name):
-            import_released(family, path, context=8, heads=2)
 
 
 def test_a_tokenizer_s_code_is_not_run(mark, tmp_path):

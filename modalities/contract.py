@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, runtime_checkable
 
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from modalities.evaluation import Evaluator
 from zoo.model import ZooModel
 from zoo.registry import load_modality, modality_names
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = [
     "Batch",
@@ -27,7 +31,10 @@ __all__ = [
     "Cost",
     "Embedder",
     "Loader",
+    "Loss",
     "Modality",
+    "OpenHeldout",
+    "OpenLoader",
     "Outside",
     "Reader",
     "Reading",
@@ -37,6 +44,9 @@ __all__ = [
 ]
 
 Batch = dict[str, Tensor]
+Data = TypeVar("Data", default=Any)  # a recipe's data section
+Model = TypeVar("Model", bound=ZooModel, default=Any)
+DataIn = TypeVar("DataIn", contravariant=True, default=Any)
 
 
 class Loader(Protocol):
@@ -56,6 +66,30 @@ class Loader(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ValueError for a state of other data, or of a set-up in which samples would differ."""
         ...
+
+
+class OpenLoader(Protocol[DataIn]):
+    """Opens the training split, of which `rank` reads its share in batches of `micro_batch`."""
+
+    def __call__(self, data: DataIn, /, *, rank: int, world: int, micro_batch: int) -> Loader: ...
+
+
+class OpenHeldout(Protocol[DataIn]):
+    """Opens the first held-out samples: this rank's batches, the same at every iteration, equally many on every rank."""
+
+    def __call__(
+        self, data: DataIn, /, *, samples: int, rank: int, world: int, micro_batch: int
+    ) -> Iterable[Batch]: ...
+
+
+class Loss(Protocol):
+    """Mean loss over the targets of a batch, and a tensor for each of the modality's `metrics`.
+
+    The model is one of the modality, or the engine round it, which has its attributes. The batch comes from
+    `modalities.loading.to_device`.
+    """
+
+    def __call__(self, model: Any, batch: Batch, /) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
 @runtime_checkable
@@ -163,7 +197,7 @@ class Outside:
 
 
 @dataclass(frozen=True)
-class Modality:
+class Modality(Generic[Data, Model]):
     """One kind of data, with its models, loaders, loss and evaluators.
 
     Attributes:
@@ -173,11 +207,9 @@ class Modality:
         config: dataclass of a recipe's data section; raises ValueError for values that cannot work.
         build: (registered model name, options, data config) → model with fresh weights, options overriding what follows
             from the data.
-        loader: (data config, *, rank, world, micro_batch) → `Loader` of the training split.
-        heldout: (data config, *, samples, rank, world, micro_batch) → the batches of this rank among the first held-out
-            samples, the same at every iteration, equally many on every rank.
-        loss: (model, batch) → mean loss over the batch's targets, and a tensor for each of `metrics` (held-out data). The batch
-            is where the model is, from `modalities.loading.to_device`.
+        loader: opens the training split.
+        heldout: opens held-out samples.
+        loss: of a batch, with `metrics` of held-out data.
         weight: batch → (what its targets weigh together, how many there are).
         cost: (model, data config, bytes per number) → `Cost` of one sample.
         example: (model, data config, samples) → a random batch of the shapes that training has, for timing where there are no
@@ -196,20 +228,20 @@ class Modality:
 
     name: str
     unit: str
-    model: type[ZooModel]
-    config: type
-    build: Callable[[str, Mapping[str, Any], Any], ZooModel]
-    loader: Callable[..., Loader]
-    heldout: Callable[..., Iterable[Batch]]
-    loss: Callable[[Any, Batch], tuple[Tensor, dict[str, Tensor]]]
+    model: type[Model]
+    config: type[Data]
+    build: Callable[[str, Mapping[str, Any], Data], ZooModel]
+    loader: OpenLoader[Data]
+    heldout: OpenHeldout[Data]
+    loss: Loss
     weight: Callable[[Batch], tuple[float, int]]
-    cost: Callable[[Any, Any, int], Cost]
+    cost: Callable[[Model, Data, int], Cost]
     evaluators: Mapping[str, type[Evaluator]]
     baselines: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
     outside: Mapping[str, Outside] = field(default_factory=dict)
-    example: Callable[[Any, Any, int], Batch] | None = None
-    prompts: Callable[[Any, int], list[str]] | None = None
-    draw: Callable[[Any, Any, int], Any] | None = None
+    example: Callable[[Model, Data, int], Batch] | None = None
+    prompts: Callable[[Data, int], list[str]] | None = None
+    draw: Callable[[Model, Data, int], Figure] | None = None
     metrics: tuple[str, ...] = ()
     recipes: str = ""
     task: str = ""

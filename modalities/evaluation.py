@@ -5,9 +5,10 @@ deterministic given the settings, so a run that is stopped loses one cell at mos
 (name, value) pairs and is the same during training and after it; here a value is a small dictionary of numbers.
 
 The least that a new evaluator defines is `name`, `summary`, `scores`, `cells` and `measure`: rows are then means over the
-cells at each place of the axis, the figure has a panel for each score, and the options of the command are the fields of
-`settings_class`. A modality finds the evaluators in its folder `evaluators/` (`find_evaluators`). With `paired_over` and
-`observed` models can be compared unit by unit too (`--against`).
+cells at each place of the axis, and the figure has a panel for each score. Its class names its settings, whose fields are
+options of the command, and its models: `class Find(Evaluator[SceneSettings, VisionTransformer])`. A modality finds the
+evaluators in its folder `evaluators/` (`find_evaluators`). With `paired_over` and `observed` models can be compared unit by
+unit too (`--against`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, cast, get_args
 
 import numpy as np
+from typing_extensions import TypeVar
 
 from modalities.figures import scores_figure
 from modalities.files import file_safe, write_table
@@ -145,13 +147,17 @@ class Cell:
 # ------------------------------------------------------------------------------------------------ evaluators
 
 
-class Evaluator(ABC):
+S = TypeVar("S", bound=Settings, default=Any)
+Model = TypeVar("Model", default=Any)
+
+
+class Evaluator(ABC, Generic[S, Model]):
     """One measurement, bound to its settings and to the held-out data that they name.
 
-    Methods take a model of the modality, or a baseline; a subclass says of which class.
+    `Model` is the class of models that its methods take, or a union where it takes baselines too.
 
     Args:
-        settings: of `settings_class`.
+        settings: of class `S`; None for the defaults.
         trained_on: the data section of the recipe that the model was trained by; where settings name no source, an
             evaluator may take what that training held out.
     """
@@ -159,18 +165,24 @@ class Evaluator(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]  # one line, for --help and error messages
     version: ClassVar[int] = 1  # raised when prompts or scoring change, so that earlier cells are not reused
-    readable: ClassVar[
-        tuple[int, ...]
-    ] = ()  # earlier versions whose stored results lack columns, and mean the same by others
+    # Earlier versions whose stored results lack columns, and mean the same by others.
+    readable: ClassVar[tuple[int, ...]] = ()
     scores: tuple[Score, ...]  # what tables show and figures draw; of an instance where settings decide
     overview: Score | None = None  # what represents it in overview.png, beside other evaluators of its axis
-    settings_class: ClassVar[type[Settings]] = LengthSettings
+    settings_class: ClassVar[type[Settings]] = LengthSettings  # the S of the nearest class that names one
     axis: ClassVar[Axis] = LENGTH
     unit: ClassVar[str] = "tokens"  # what the cost of a cell counts
     paired_over: ClassVar[str] = ""  # what `observed` tells apart, such as "documents"; empty: no paired comparison
 
-    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
-        self.settings: Any = self.settings_class() if settings is None else settings
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        named = (kind for base in vars(cls).get("__orig_bases__", ()) for kind in get_args(base))
+        settings = next((kind for kind in named if inspect.isclass(kind) and issubclass(kind, Settings)), None)
+        if settings is not None and "settings_class" not in vars(cls):
+            cls.settings_class = settings
+
+    def __init__(self, settings: S | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
+        self.settings: S = cast(S, self.settings_class()) if settings is None else settings
         self.trained_on = trained_on or {}
         # `measure` tells so how many more units of its cell it has read; what it leaves out is told when the cell is done.
         self.advance: Callable[[int], object] = lambda units: None
@@ -190,35 +202,35 @@ class Evaluator(ABC):
         """What is to be said of the held-out data before they are measured; empty: nothing."""
         return ""
 
-    def trained_at(self, model: Any) -> int:
+    def trained_at(self, model: Model) -> int:
         """The place of training on the axis."""
-        return model.config.train_context
+        return cast(Any, model).config.train_context
 
     @property
     def trained_range(self) -> tuple[int, ...]:
         """Least and greatest place of training on the axis, for models that `trained_on` trained at several; else ()."""
         return ()
 
-    def longest(self, model: Any) -> int | None:
+    def longest(self, model: Model) -> int | None:
         """The greatest length for which the model has positions; None where it has no table of them."""
-        return getattr(model.config, "max_context", None)
+        return getattr(cast(Any, model).config, "max_context", None)
 
-    def lengths_for(self, model: Any) -> tuple[int, ...]:
+    def lengths_for(self, model: Model) -> tuple[int, ...]:
         """`lengths` of the settings; by default those of `factors` for which the model has positions.
 
         Raises ValueError for a length beyond the positions of a model that has a table of them.
         """
-        lengths = self.settings.resolved_lengths(self.trained_at(model))
-        most = self.longest(model)
+        settings, most = cast(LengthSettings, self.settings), self.longest(model)
+        lengths = settings.resolved_lengths(self.trained_at(model))
         if most is None or lengths[-1] <= most:
             return lengths
-        if self.settings.lengths:
+        if settings.lengths:
             raise ValueError(
                 f"length {lengths[-1]} is beyond the {most} positions that the model has: at most --lengths {most}"
             )
         return tuple(length for length in lengths if length <= most)
 
-    def identity(self, model: Any) -> dict[str, Any]:
+    def identity(self, model: Model) -> dict[str, Any]:
         """What a cell's number depends on besides the model: by default all settings but the source, and the held-out data.
 
         Stored cells are keyed by it. Leave out what only decides which cells there are.
@@ -226,16 +238,16 @@ class Evaluator(ABC):
         kept = {k: v for k, v in dataclasses.asdict(self.settings).items() if k not in ("source", "batch_tokens")}
         return kept | ({"heldout": self.heldout.fingerprint} if self.heldout else {})
 
-    def points(self, model: Any) -> tuple[Any, ...]:
+    def points(self, model: Model) -> tuple[Any, ...]:
         """The places on the axis that are measured."""
         return tuple(dict.fromkeys(cell.data[self.axis.column] for cell in self.cells(model)))
 
     @abstractmethod
-    def cells(self, model: Any) -> list[Cell]:
+    def cells(self, model: Model) -> list[Cell]:
         """Every cell, in order, with its samples drawn. Raises ValueError for what cannot be measured."""
 
     @abstractmethod
-    def measure(self, model: Any, cell: Cell) -> CellValue:
+    def measure(self, model: Model, cell: Cell) -> CellValue:
         """The numbers of one cell, the axis's column among them."""
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
@@ -294,7 +306,7 @@ class Evaluator(ABC):
         """Files in folder `out` besides JSON, CSV and PNG; none by default."""
         return None
 
-    def run(self, model: Any, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
+    def run(self, model: Model, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
         """Yield (cell name, value) for every cell, in order; those in `finished` are passed on, not computed.
 
         `finished` is looked at cell by cell: it may grow meanwhile.
@@ -305,7 +317,7 @@ class Evaluator(ABC):
             yield cell.name, self.measure(model, cell) if value is None else value
 
 
-class Listing(Evaluator):
+class Listing(Evaluator[S, Model]):
     """An evaluator of the entries of a file: a row for each, in the file's order, without an axis.
 
     `show` prints instead of the table of the others, and every model gets a table of its own, EVAL.MODEL.tsv.
@@ -313,7 +325,7 @@ class Listing(Evaluator):
 
     axis = Axis("name", "entry")
 
-    def points(self, model: Any) -> tuple[Any, ...]:
+    def points(self, model: Model) -> tuple[Any, ...]:
         return ()
 
     @abstractmethod

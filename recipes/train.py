@@ -206,7 +206,7 @@ def train(
     # ---- model, engine, data --------------------------------------------------------------------------------
     torch.manual_seed(settings.seed)
     source, universal = backend.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
-    share = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch}
+    share: dict[str, Any] = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch}
     model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
     check_sequence(model, settings.sequence_parallel)
     if source is None and recipe.model.init_from:

@@ -32,11 +32,11 @@ class HueSettings(Settings):
     strength: float = option(0.5, "of the colour")
 
 
-class Hues(Evaluator):
+class Hues(Evaluator[HueSettings]):
     """The least that an evaluator defines."""
 
     name, summary, scores = "hues", "mean hue", ()
-    settings_class, axis = HueSettings, Axis("hue", "hue")
+    axis = Axis("hue", "hue")
 
     def cells(self, model):
         return [Cell(f"{hue}/{n}", 1, {"hue": hue, "n": n}) for hue in (30, 10) for n in range(2)]

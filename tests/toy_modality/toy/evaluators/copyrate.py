@@ -3,6 +3,7 @@ from dataclasses import dataclass
 import torch
 
 from modalities.evaluation import Cell, Evaluator, LengthSettings, Score, option
+from toy.model import ToyModel
 
 
 @dataclass(frozen=True)
@@ -10,10 +11,9 @@ class CopySettings(LengthSettings):
     repeats: int = option(2, "times that the symbols are written")
 
 
-class CopyRate(Evaluator):
+class CopyRate(Evaluator[CopySettings, ToyModel]):
     name, summary = "copyrate", "share of the repeated symbols that are predicted"
     scores = (Score("copied", unit_interval=True),)
-    settings_class = CopySettings
 
     def cells(self, model):
         return [Cell(f"length={n}", n, {"length": n}) for n in self.settings.resolved_lengths(self.trained_at(model))]

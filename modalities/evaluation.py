@@ -296,7 +296,7 @@ class Evaluator(ABC, Generic[S, Model]):
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """All models in one figure, written to `path`; by default a panel of curves for each score."""
-        scores_figure(results, path, self.scores, self.axis)
+        scores_figure(results, path, self.scores, self.axis, unit=self.unit)
 
     def show(self, results: list[ModelResult], console: Any) -> None:
         """What a rich `console` shows besides the table; nothing by default."""

@@ -9,6 +9,7 @@ a band from the least to the greatest. matplotlib is imported when a figure is d
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import compress, pairwise
 from pathlib import Path
@@ -61,19 +62,38 @@ ERROR_BAND = "standard error"
 FEWEST = 100  # predictions of an octave of positions that is drawn
 NAME_WIDTH = 0.3  # of a panel, below which the names of two places of training are one
 SINGLE_SPAN = 0.1  # of octaves, over which models stand side by side where an axis has one place
-RULE = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
+Style = dict[str, Any]  # arguments of matplotlib's plot
+LINE: Style = {"linewidth": 1.6, "markersize": 5.5, "alpha": 0.9, "zorder": 3}
+RULE: Style = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
 
 
-def scores_figure(results: Sequence[ModelResult], path: Path, scores: Sequence[Score], along: Axis = LENGTH) -> None:
-    """A panel of curves for each score that is drawn and that rows have."""
+def scores_figure(
+    results: Sequence[ModelResult],
+    path: Path,
+    scores: Sequence[Score],
+    along: Axis = LENGTH,
+    *,
+    unit: str = "tokens",
+    styles: Sequence[Style] | None = None,
+    bare: Collection[str] = (),
+) -> None:
+    """A panel for each score that is drawn and that rows have: over the axis, or by position in the longest window.
+
+    unit: what positions count. styles, bare: as in `curves`.
+    """
     results = mean_of_seeds(results, along.column)
     columns = {name for result in results for row in result.rows for name in row}
     drawn = [score for score in scores if score.drawn and not score.exception and score.column in columns]
     figure, axes = panels(math.ceil(len(drawn) / 3) or 1, min(3, len(drawn)) or 1, width=4.6, height=3.9)
-    cut = [label for axis, score in zip(axes, drawn, strict=False) for label in curves(axis, results, score, along)]
+    cut: list[str] = []
+    for axis, score in zip(axes, drawn, strict=False):
+        if score.by_position:
+            position_curves(axis, results, score.column, score.label, styles=styles, unit=unit)
+        else:
+            cut += curves(axis, results, score, along, styles=styles, bare=bare)
     for axis in axes[len(drawn) :]:
         axis.set_visible(False)
-    finish(figure, axes, results, path, cut=cut)
+    finish(figure, axes, results, path, unseeded=bare, cut=cut)
 
 
 def overview_figure(
@@ -124,32 +144,24 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, t
     save_figure(figure, path)
 
 
-def styles_of(
-    results: Sequence[ModelResult], known: Mapping[str, tuple[str, str]] | None = None
-) -> list[dict[str, Any]]:
+def styles_of(results: Sequence[ModelResult], known: Mapping[str, tuple[str, str]] | None = None) -> list[Style]:
     """Line styles by method, those of `known` before the common ones. A second model of a method keeps its colour and marker
     and takes the next dash pattern; a method without a style takes a spare one, dashed where these come again."""
     table = {**STYLES, **(known or {})}
-    seen: dict[str, int] = {}
-    given: dict[str, int] = {}  # which spare style
+    models: Counter[str] = Counter()
+    spare: dict[str, int] = {}
     styles = []
     for result in results:
-        again = seen[result.method] = seen.get(result.method, -1) + 1
-        base = result.method if result.method in table else result.method.removesuffix("_ssmax")
-        round_, place = (0, 0) if base in table else divmod(given.setdefault(base, len(given)), len(SPARE))
+        method = result.method
+        base = method if method in table else method.removesuffix("_ssmax")
+        round_, place = (0, 0) if base in table else divmod(spare.setdefault(base, len(spare)), len(SPARE))
         color, marker = table.get(base) or SPARE[place]
+        fill = color if base == method else "white"
+        dashes = DASHES[(models[method] + round_) % len(DASHES)]
+        models[method] += 1
         styles.append(
-            {
-                "color": color,
-                "marker": marker,
-                "markerfacecolor": color if base == result.method else "white",
-                "linestyle": DASHES[(again + round_) % len(DASHES)],
-                "linewidth": 1.6,
-                "markersize": 5.5,
-                "alpha": 0.9,
-                "zorder": 3,
-                "label": result.label,
-            }
+            LINE
+            | {"color": color, "marker": marker, "markerfacecolor": fill, "linestyle": dashes, "label": result.label}
         )
     return styles
 
@@ -173,7 +185,7 @@ def curves(
     score: Score,
     along: Axis = LENGTH,
     *,
-    styles: Sequence[dict[str, Any]] | None = None,
+    styles: Sequence[Style] | None = None,
     bare: Collection[str] = (),
 ) -> list[str]:
     """One line per model or group of seeds, over a logarithmic axis of base 2; rows without the score are left out, and of
@@ -182,26 +194,56 @@ def curves(
 
     bare: methods without a band, such as baselines.
     """
-    ticks = sorted({row[along.column] for result in results for row in result.rows})
-    single = len(ticks) == 1
-    cut = [result.label for result in unconverged(results, score, along.column)]
-    for k, (result, style) in enumerate(zip(results, styles or styles_of(results), strict=True)):
-        there = [n for n, row in enumerate(result.rows) if row.get(score.column) is not None]
-        if result.label in cut:
-            there = [n for n in there if result.rows[n][along.column] <= result.trained_at]
-        aside = 2 ** (SINGLE_SPAN * ((k + 0.5) / len(results) - 0.5)) if single else 1.0
-        places = [result.rows[n][along.column] * aside for n in there]
-        axis.plot(places, [result.rows[n][score.column] for n in there], **style)
-        error = f"{score.column}_standard_error"
-        if isinstance(result, SeedMean):
-            low, high = ([rows[n][score.column] for n in there] for rows in (result.low, result.high))
-            _band(axis, places, low, high, style["color"], bar=single)
-            continue
-        errors = [result.rows[n].get(error, math.nan) for n in there]
-        if result.method not in bare and any(spread > 0 for spread in errors):  # NaN is not
-            middle = [result.rows[n][score.column] for n in there]
-            low, high = ([m + k * s for m, s in zip(middle, errors, strict=True)] for k in (-1, 1))
-            _band(axis, places, low, high, style["color"], dashed=True, bar=single)
+    column = along.column
+    ticks = sorted({row[column] for result in results for row in result.rows})
+    cut = [result.label for result in unconverged(results, score, column)]
+    for n, (result, style) in enumerate(zip(results, styles or styles_of(results), strict=True)):
+        last = result.trained_at if result.label in cut else math.inf
+        shown = [row.get(score.column) is not None and row[column] <= last for row in result.rows]
+        aside = 2 ** (SINGLE_SPAN * ((n + 0.5) / len(results) - 0.5)) if len(ticks) == 1 else 1.0
+        places = [row[column] * aside for row in compress(result.rows, shown)]
+        axis.plot(places, [row[score.column] for row in compress(result.rows, shown)], **style)
+        if result.method not in bare or isinstance(result, SeedMean):
+            _band(axis, places, result, score.column, shown, style["color"], bar=len(ticks) == 1)
+    _scale_along(axis, ticks, along)
+    axis.set(xlabel=along.label, ylabel=score.label or score.column.replace("_", " "))
+    axis.grid(alpha=0.25, linewidth=0.6)
+    if score.unit_interval:
+        axis.set_ylim(-0.04, 1.04)
+    elif not score.linear:
+        log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
+    _draw_level(axis, results, score, column)
+    mark_training(axis, results, along)
+    if score.title:
+        name_panel(axis, score.title)
+    return cut
+
+
+def _band(
+    axis, places: list[float], result: ModelResult, column: str, shown: list[bool], color: str, *, bar: bool
+) -> None:
+    """From the least to the greatest seed, or one seed's standard error about its score in dashes; nothing where neither is
+    known. A faint band has edges that can be followed where bands overlap; a bar serves a single place."""
+    dashed = not isinstance(result, SeedMean)
+    if isinstance(result, SeedMean):
+        low, high = ([row[column] for row in compress(rows, shown)] for rows in (result.low, result.high))
+    else:
+        rows = list(compress(result.rows, shown))
+        errors = [row.get(f"{column}_standard_error", math.nan) for row in rows]
+        if not any(error > 0 for error in errors):  # NaN is not
+            return
+        low, high = ([row[column] + k * e for row, e in zip(rows, errors, strict=True)] for k in (-1, 1))
+    dashes = "--" if dashed else "-"
+    if bar:
+        axis.vlines(places, low, high, color=color, alpha=0.6, linewidth=1.2, linestyle=dashes, zorder=2)
+    gid = ERROR_BAND if dashed else None  # `finish` looks for it
+    axis.fill_between(places, low, high, color=color, alpha=0.04 if dashed else 0.07, linewidth=0, zorder=2, gid=gid)
+    for edge in (low, high):
+        axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, linestyle=dashes, zorder=2)
+
+
+def _scale_along(axis, ticks: list[float], along: Axis) -> None:
+    """A logarithmic x axis with a tick at each place, turned or small where there is little room."""
     axis.set_xscale("log", base=2)
     gaps = [math.log2(b / a) for a, b in pairwise(ticks)]
     room = min(gaps) / sum(gaps) if gaps else 1.0
@@ -209,37 +251,17 @@ def curves(
     if room < 0.12:
         axis.tick_params(axis="x", labelsize=8)
     axis.set_xticks([], minor=True)
-    octaves = max(1.0, min(5.0, math.log2(ticks[-1] / ticks[0])))
-    axis.set_xlim(ticks[0] / 2 ** (0.07 * octaves), ticks[-1] * 2 ** (0.07 * octaves))
-    axis.set(xlabel=along.label, ylabel=score.label or score.column.replace("_", " "))
-    axis.grid(alpha=0.25, linewidth=0.6)
-    if score.unit_interval:
-        axis.set_ylim(-0.04, 1.04)
-    elif not score.linear:
-        log_if_wide(axis, [row[score.column] for r in results for row in r.rows if row.get(score.column) is not None])
-    mark_training(axis, results, along)
-    return cut
+    margin = 2 ** (0.07 * max(1.0, min(5.0, math.log2(ticks[-1] / ticks[0]))))
+    axis.set_xlim(ticks[0] / margin, ticks[-1] * margin)
 
 
-def _band(
-    axis,
-    places: Sequence[Any],
-    low: Sequence[float],
-    high: Sequence[float],
-    color: str,
-    *,
-    dashed: bool = False,
-    bar: bool,
-):
-    """A faint band with edges that can be followed where bands overlap, or a bar; dashed for one seed's standard error."""
-    gid = ERROR_BAND if dashed else None  # `finish` looks for it
-    if bar:
-        axis.vlines(
-            places, low, high, color=color, alpha=0.6, linewidth=1.2, linestyle="--" if dashed else "-", zorder=2
-        )
-    axis.fill_between(places, low, high, color=color, alpha=0.04 if dashed else 0.07, linewidth=0, zorder=2, gid=gid)
-    for edge in (low, high):
-        axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, linestyle="--" if dashed else "-", zorder=2)
+def _draw_level(axis, results: Sequence[ModelResult], score: Score, column: str) -> None:
+    """The score's level: a line across, or dotted along the rows that have it."""
+    if isinstance(score.level, str):
+        rows = next((result.rows for result in results if score.level in result.rows[0]), [])
+        axis.plot([row[column] for row in rows], [row[score.level] for row in rows], **RULE, linestyle=":")
+    elif score.level is not None:
+        axis.axhline(score.level, **RULE)
 
 
 def log_if_wide(axis, values: Sequence[float]) -> None:
@@ -264,7 +286,7 @@ def position_curves(
     column: str,
     ylabel: str,
     *,
-    styles: Sequence[dict[str, Any]] | None = None,
+    styles: Sequence[Style] | None = None,
     unit: str = "tokens",
 ) -> None:
     """The list `column` of each model's longest row against its "position_to": octaves of positions inside a window.
@@ -306,7 +328,7 @@ def mark_training(axis, results: Sequence[ModelResult], along: Axis = LENGTH) ->
             before, other = names.pop()
             at, name = math.sqrt(at * before), f"{other}, {name}"
         names.append((at, name))
-    where: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+    where: Style = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
     for at, name in names:
         axis.annotate(f"trained at {name}", (at, 1.01), fontsize=7.5, color="0.35", **where)
 
@@ -330,27 +352,29 @@ def finish(
     cut: labels of models that are drawn up to their training in some panel, since they have not converged there.
     """
     handles, labels = axes[0].get_legend_handles_labels()
-    named = {result.label: result for result in results}
-    short = {result.label: name for result, name in zip(results, short_names(results), strict=True)}
     seeds = {getattr(result, "seeds", 1) for result in results}
-    names = [short.get(label, label) for label in labels]
-    if len(seeds) > 1:
-        numbers = [getattr(named.get(label), "seeds", 1) for label in labels]
-        kinds = [named[label].method in unseeded if label in named else True for label in labels]
-        counts = [
-            f", {n} seeds" if n > 1 else "" if plain else ", one seed" for n, plain in zip(numbers, kinds, strict=True)
-        ]
-        names = [name + count for name, count in zip(names, counts, strict=True)]
-    dashed = any(band.get_gid() == ERROR_BAND for axis in figure.axes for band in axis.collections)
-    title = "thin dashes: standard error" if dashed else None
-    if seeds != {1}:
-        mixed = "\n(one seed: standard error, thin dashes)" if dashed else ""
-        title = f"mean of {seeds.pop() if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest{mixed}"
-    names = [f"{name} *" if label in cut else name for name, label in zip(names, labels, strict=True)]
-    if cut:
-        title = "\n".join(filter(None, [title, "* not converged in context:\n   not drawn beyond it"]))
-    columns = 1 + (len(names) > 16)  # more would not fit under each other
-    style: dict[str, Any] = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, alignment="left")
-    legend = figure.legend(handles, names, loc="outside right center", **style)
-    legend.set_title(title, prop={"size": 8.5})
+    names = {label: label for label in labels}
+    for result, name in zip(results, short_names(results), strict=True):
+        count = getattr(result, "seeds", 1)
+        plain = len(seeds) == 1 or (count == 1 and result.method in unseeded)
+        names[result.label] = name + ("" if plain else f", {count} seeds" if count > 1 else ", one seed")
+    texts = [names[label] + " *" * (label in cut) for label in labels]
+    columns = 1 + (len(texts) > 16)  # more would not fit under each other
+    style: Style = dict(fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, alignment="left")
+    legend = figure.legend(handles, texts, loc="outside right center", **style)
+    legend.set_title(_legend_title(figure, seeds, bool(cut)), prop={"size": 8.5})
     save_figure(figure, path)
+
+
+def _legend_title(figure, seeds: set[int], cut: bool) -> str | None:
+    """What bands and asterisks mean, where there are some."""
+    lines = []
+    dashed = any(band.get_gid() == ERROR_BAND for axis in figure.axes for band in axis.collections)
+    if seeds != {1}:
+        lines.append(f"mean of {next(iter(seeds)) if len(seeds) == 1 else 'the'} seeds,\nband from least to greatest")
+        lines += ["(one seed: standard error, thin dashes)"] * dashed
+    elif dashed:
+        lines.append("thin dashes: standard error")
+    if cut:
+        lines.append("* not converged in context:\n   not drawn beyond it")
+    return "\n".join(lines) or None

@@ -64,6 +64,9 @@ class Score:
             `unit_interval` (more is better), else a share (less is better). What is worse has not converged in context, so its
             curve beyond says nothing of extrapolation and is not drawn. None: everything is drawn.
         tabled, drawn: whether tables show it, and the default figure has a panel for it.
+        title: stands above the panel.
+        level: what a line marks in the panel, such as chance: a value, or the column of rows that holds it, which is dotted.
+        by_position: rows hold a list, of octaves of positions inside windows ("position_to"); the panel shows the longest's.
     """
 
     column: str
@@ -74,6 +77,9 @@ class Score:
     within: float | None = None
     tabled: bool = True
     drawn: bool = True
+    title: str = ""
+    level: float | str | None = None
+    by_position: bool = False
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ COMMANDS = {
     "train": ("Train a model by recipe", "recipes.train"),
     "train-seeds": ("Train recipes with several seeds each, side by side", "recipes.train_seeds"),
     "evaluate": ("Measure models beside each other", "recipes.evaluate"),
-    "tabulate": ("Join results of several folders in one table and figure", "recipes.tabulate"),
     "generate": ("Continue a text or a sequence of bases", "recipes.generate"),
     "attention": ("Show what heads attend to in a text, bases or an image", "recipes.attention"),
     "predict": ("Name what images show", "recipes.predict"),

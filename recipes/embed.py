@@ -3,13 +3,13 @@
     python recipes/embed.py vision_goat_ssmax_tiny_patch8.glyphs a.png b.png --out features.npy
     python recipes/embed.py text_ggd_tiny.facts "The people" "The Congress" --pool last --out features.safetensors
     python recipes/embed.py dna_goat_tiny.genomes - --out features.npy < sequences.txt
-    python recipes/embed.py dna_goat_tiny.genomes genome.fa --regions genes.bed --out features.parquet
+    python recipes/embed.py dna_goat_tiny.genomes genome.fa --regions genes.bed --out features.safetensors
 
 The model is a name with weights, a run folder or a saved model's folder. An image's features are what its classifier reads:
 the class token or the mean of the patches. Those of a text or of bases are the mean over its tokens after the last norm, or
 with `--pool last` those of the last token, which has seen all others. Rows are in the order of the inputs: (inputs, C) float32.
 A sequence file (FASTA, 2bit, GenBank) is an input for each of its records, or for each row of the BED file --regions.
-`.npz` has arrays `features` and `names`, `.parquet` columns `name` and `features`; the others have features alone.
+`.safetensors` also has the names of the inputs, as JSON in its metadata.
 Exit codes: 0 done, 2 the request cannot be served as written.
 """
 
@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -40,7 +40,7 @@ from zoo.cli import Import
 from zoo.files import replacing_path
 from zoo.outside import import_named
 
-FORMATS = (".npy", ".npz", ".parquet", ".safetensors")
+FORMATS = (".npy", ".safetensors")
 
 
 def embed_command(
@@ -72,8 +72,6 @@ def embed_command(
         raise CommandError("standard input has no line")
     if regions is not None and not isinstance(model, Collector):
         raise CommandError(f"--regions {regions}: {target.label} reads no sequence files")
-    if out.suffix == ".parquet":
-        _parquet()  # raises before anything is computed
     found = _collect(model, given, regions)
     if dry_run:
         facts = {"inputs": f"{sum(1 for _ in found):,}", "features of each": f"{target.model.config.dim:,}"}
@@ -89,10 +87,6 @@ def embed_command(
     with replacing_path(out) as file:
         if out.suffix == ".npy":
             np.save(file, features.numpy())
-        elif out.suffix == ".npz":
-            np.savez(file, features=features.numpy(), names=np.array(names))
-        elif out.suffix == ".parquet":
-            _write_parquet(file, names, features.numpy(), model=name)
         else:
             save_file({"features": features}, file, metadata={"model": name, "inputs": json.dumps(names)})
     console.print(f"written: {out}, {features.shape[0]} × {features.shape[1]}", soft_wrap=True)
@@ -105,23 +99,6 @@ def _collect(model: Embedder, given: Sequence[str], regions: str | None) -> Iter
             yield from model.collect(one, regions=regions) if isinstance(model, Collector) else [(one, one)]
         except ValueError as error:
             raise CommandError(f"input {one[:40]!r}: {error}") from error
-
-
-def _parquet() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise CommandError("Parquet needs the package `pyarrow`: pip install pyarrow") from error
-    return pyarrow
-
-
-def _write_parquet(path: Path, names: list[str], features: np.ndarray, *, model: str) -> None:
-    """Columns `name` and `features`, a list of C float32 in each row; the model's name is metadata."""
-    arrow = _parquet()
-    vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(features.reshape(-1)), features.shape[1])
-    table = arrow.table({"name": arrow.array(names, arrow.string()), "features": vectors})
-    arrow.parquet.write_table(table.replace_schema_metadata({"model": model}), path)
 
 
 def _embed(model: Embedder, given: str, pool: str | None, size: int | None) -> torch.Tensor:

@@ -39,15 +39,13 @@ def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -
     draw_results(evaluator, results, out)
 
 
-def draw_results(
-    evaluator: Evaluator, results: list[ModelResult], out: Path, *, drawn: list[ModelResult] | None = None
-) -> None:
-    """What shows all models together: EVAL.csv, EVAL.png of all or those `drawn`, and the evaluator's own files."""
+def draw_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -> None:
+    """Write what shows all models together: EVAL.csv, EVAL.png and the evaluator's own files."""
     if not isinstance(evaluator, Listing):
         facts = ({"model": r.label, "method": r.method, evaluator.axis.trained: r.trained_at} for r in results)
         rows = [fact | row for fact, result in zip(facts, results, strict=True) for row in result.rows]
         write_table(out / f"{evaluator.name}.csv", rows)
-    evaluator.draw(results if drawn is None else drawn, out / f"{evaluator.name}.png")
+    evaluator.draw(results, out / f"{evaluator.name}.png")
     evaluator.write(results, out)
 
 
@@ -56,50 +54,31 @@ def result_path(out: Path, evaluator: str, label: str) -> Path:
 
 
 def load_results(evaluator: type[Evaluator], out: Path) -> list[ModelResult]:
-    """What `write_results` stored in a folder, without cells, in the order of the files' names.
+    """Read what `write_results` stored in a folder, without cells, in the order of the files' names.
 
     Raises:
-        ValueError: where models were measured with different settings, or by a version of the evaluator that it does not read.
+        ValueError: where models were measured with different settings, or by another version of the evaluator.
     """
-    results, settings = [], {}
+    results: list[ModelResult] = []
+    first: tuple[Path, Mapping[str, Any]] | None = None
+    names = {field.name for field in dataclasses.fields(ModelResult)}
     for path in sorted((out / evaluator.name).glob("*.json")):
         content = json.loads(path.read_text())
-        version, settings[path] = measured_by(evaluator, content)
+        version, settings = content["version"], content["settings"]
         if version != evaluator.version:
             raise ValueError(
                 f"{path} was measured by version {version} of {evaluator.name}; expected {evaluator.version}"
             )
+        first = first or (path, settings)
+        if settings != first[1]:
+            differing = ", ".join(
+                f"{n} {v!r}, not {first[1].get(n)!r}" for n, v in settings.items() if v != first[1].get(n)
+            )
+            raise ValueError(f"{path} was measured with other settings than {first[0].name}: {differing}")
         content["trained_at"] = content.pop(evaluator.axis.trained)
         content["trained_range"] = tuple(content.get("trained_range", ()))
-        names = {field.name for field in dataclasses.fields(ModelResult)}
         results.append(ModelResult(**{name: value for name, value in content.items() if name in names}))
-    for path, found in settings.items():
-        if found != (first := next(iter(settings.values()))):
-            differing = ", ".join(f"{n} {value!r}, not {first[n]!r}" for n, value in found.items() if value != first[n])
-            raise ValueError(f"{path} was measured otherwise than others of its folder: {differing}")
     return results
-
-
-def stored_settings(evaluator: type[Evaluator], out: Path) -> Any:
-    """The settings with which the results in a folder were measured; `load_results` checks that they are the same for all."""
-    path = next(iter(sorted((out / evaluator.name).glob("*.json"))))
-    return _settings(evaluator, json.loads(path.read_text())["settings"])
-
-
-def measured_by(evaluator: type[Evaluator] | None, content: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    """(version, settings) of a stored result, equal for results that stand beside each other.
-
-    Versions that the evaluator reads count as its own, and settings that a result was stored without as their defaults.
-    """
-    version, settings = content["version"], content["settings"]
-    if evaluator is None or version not in (evaluator.version, *evaluator.readable):
-        return version, settings
-    return evaluator.version, dataclasses.asdict(_settings(evaluator, settings))
-
-
-def _settings(evaluator: type[Evaluator], stored: dict[str, Any]) -> Any:
-    fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in stored.items()}
-    return evaluator.settings_class(**fields)
 
 
 def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:

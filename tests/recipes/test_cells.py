@@ -126,15 +126,6 @@ def test_a_file_without_its_key_is_refused(tmp_path, line):
         CellStore(tmp_path, KEY)
 
 
-def test_a_cell_is_appended_and_those_before_are_not_written_again(tmp_path):
-    store = filled(tmp_path, 1)
-    before, inode = store.path.read_bytes(), store.path.stat().st_ino
-    store.add("next", {"score": 1})
-    after = store.path.read_bytes()
-    assert after.startswith(before) and store.path.stat().st_ino == inode
-    assert after.count(b"\n") == before.count(b"\n") + 1
-
-
 def test_weights_hash_sees_every_bit():
     def model():
         torch.manual_seed(1)

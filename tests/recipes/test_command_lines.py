@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from recipes import adapt, attention, embed, evaluate, generate, predict, tabulate, train, verify
+from recipes import adapt, attention, embed, evaluate, generate, predict, train, verify
 from tests.recipes.test_train import SMALL
 from zoo.cli import app, call
 
@@ -34,7 +34,6 @@ COMMANDS = {
     "embed": (embed.main, [TEXT, "The people"]),
     "predict": (predict.main, [IMAGE, "nothing.png"]),
     "verify": (verify.main, ["."]),
-    "tabulate": (tabulate.main, ["passkey", "results"]),
     "adapt": (adapt.main, ["nothing", "--dry-run"]),
     "show": (lambda words: call(app, words, prog="zoo"), ["show", TEXT]),
     "plot-prior": (lambda words: call(app, words, prog="zoo"), ["plot-prior", TEXT, "--length", "64"]),

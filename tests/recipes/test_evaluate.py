@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from modalities.evaluation import LengthSettings, counts, option
 from modalities.text.evaluators import EVALUATORS
@@ -28,9 +27,9 @@ from modalities.vision.evaluators.resolution import Resolution
 from modalities.vision.transforms import preprocess
 from recipes import evaluate as command
 from recipes import find_recipe
-from recipes.commands import CommandError, with_options
+from recipes.commands import with_options
 from recipes.report import load_results, result_path
-from recipes.targets import Target, find_targets, modality_of, override, parse_overrides, seed_groups
+from recipes.targets import find_targets, modality_of, override, parse_overrides, seed_groups
 from tests import launching
 from zoo import create_model
 from zoo.pretrained import manifest
@@ -186,7 +185,7 @@ from recipes.evaluate import main
 alone, out, *words = sys.argv[1:]
 assert main([*words, "--out", alone]) == 0
 children = []
-for _ in range(6):
+for _ in range(3):
     if not (child := os.fork()):
         os._exit(main([*words, "--out", out]))
     children.append(child)
@@ -200,23 +199,20 @@ Path(out, "codes").write_text(json.dumps(codes))
 
 @pytest.mark.slow
 def test_evaluations_at_once_share_a_folder(tmp_path, runs):
-    """Six, one of which is killed midway: five succeed with what one alone finds; nothing is stored twice or left behind."""
+    """Three, one of which is killed midway: two succeed with what one alone finds; nothing is stored twice or left behind."""
     words = ["passkey", "--lengths", "96,192", "--samples", "1"]
     alone, out = tmp_path / "alone", tmp_path / "out"
     done = launching.command([sys.executable, "-c", SHARED, str(alone), str(out), runs[0], *words])
     assert done.returncode == 0, done.stderr
-    assert json.loads((out / "codes").read_text())[1:] == [0] * 5
+    assert json.loads((out / "codes").read_text())[1:] == [0] * 2
     found = {path.relative_to(out) for path in out.rglob("*")} - {Path("codes")}
     assert found == {path.relative_to(alone) for path in alone.rglob("*")}
     for path in (alone / "passkey.csv", alone / "passkey.png", *(alone / "cells").iterdir()):
         assert (out / path.relative_to(alone)).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: 3 GB")]
-)
-def test_where_memory_ends_an_option_is_named(tmp_path, runs, monkeypatch, error):
-    measured, measure = [], Passkey.measure
+def test_where_memory_ends_an_option_is_named(tmp_path, runs, monkeypatch):
+    measured, measure, error = [], Passkey.measure, RuntimeError("can't allocate memory: 3 GB")
 
     def ending(self, model, cell):
         if len(measured) == 2:
@@ -233,17 +229,10 @@ def test_where_memory_ends_an_option_is_named(tmp_path, runs, monkeypatch, error
     assert next((tmp_path / "out" / "cells").iterdir()).read_text().count("\n") == 3
 
 
-def test_another_error_of_torch_is_not_one_of_memory(tmp_path, runs, monkeypatch):
-    monkeypatch.setattr(Passkey, "measure", lambda *_: torch.zeros(2) @ torch.zeros(3))
-    done = invoke(runs[0], "passkey", "--lengths", 96, "--samples", 1, "--out", tmp_path / "out")
-    assert done.exit_code == 2 and "inconsistent" in done.stderr and "memory" not in done.stderr
-
-
 def test_dry_run_measures_and_writes_nothing(tmp_path, runs):
-    options = ("--lengths", 1200, "--samples", 1, "--keys", "own", "--tasks", "single_1,fwe")
-    done = invoke(*runs, "ruler", *options, "--out", tmp_path / "out", "--dry-run")
+    done = invoke(*runs, "passkey", "--lengths", 96, "--samples", 1, "--out", tmp_path / "out", "--dry-run")
     assert done.exit_code == 0
-    assert "ruler" in done.output and not (tmp_path / "out").exists()
+    assert "passkey" in done.output and not (tmp_path / "out").exists()
 
 
 def test_models_are_compared_with_one_of_them(tmp_path, runs):
@@ -292,8 +281,7 @@ def test_seeds_are_compared_by_their_mean(tmp_path):
 
 @pytest.mark.slow
 def test_all_names_every_evaluator(tmp_path, runs):
-    options = ("--lengths", 900, "--samples", 1, "--keys", "own", "--tasks", "single_1,fwe")
-    done = invoke(runs[0], "all", *options, "--out", tmp_path / "out")
+    done = invoke(runs[0], "all", "--lengths", 300, "--samples", 1, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     assert {p.stem for p in (tmp_path / "out").glob("*.csv")} == set(EVALUATORS) - {"heads"}
     assert len(list((tmp_path / "out").glob("heads.*.tsv"))) == 1  # a listing
@@ -314,23 +302,6 @@ def test_an_option_of_two_evaluators_is_read_in_one_way():
     assert both(facts=(1, 5), samples=None) == {"facts": (1, 5)}
     with pytest.raises(TypeError, match="one and other read the option --facts in different ways"):
         with_options(lambda **options: options, {"one": One, "other": Other})
-
-
-@pytest.mark.slow
-def test_a_condition_measured_among_others_is_not_measured_again(tmp_path, runs):
-    request = (runs[0], "passkey", "--template", "heldout", "--lengths", 800, "--samples", 1, "--depths", 2)
-    out = ("--out", tmp_path / "out")
-    done = invoke(*request, "--facts", "1,5", *out)
-    assert done.exit_code == 0, done.stderr
-    names = {f"passkey_depth-facts-{facts}.png" for facts in (1, 5)}
-    assert names <= {p.name for p in (tmp_path / "out").glob("*.png")}
-    (row,) = contents(tmp_path / "out", "passkey")["text.test (run_a)"]["rows"]
-    for facts, finished in ((5, 2), (1, 2), (3, 0)):
-        plan = invoke(*request, "--facts", facts, *out, "--dry-run").output
-        assert re.search(rf"\b800\b\D+\b2\b\D+\b{finished}\b", plan), plan  # length, cells, finished
-    assert invoke(*request, "--facts", 5, *out).exit_code == 0
-    (alone,) = contents(tmp_path / "out", "passkey")["text.test (run_a)"]["rows"]
-    assert alone["nll"] == row["nll (facts=5)"] and alone["depths"] == row["depths"]
 
 
 def test_help_lists_the_options_of_the_models_evaluators(runs):
@@ -359,9 +330,6 @@ def test_help_lists_the_options_of_the_models_evaluators(runs):
         (["text_ggd_tiny", "passkey", "--filler", "file:hay.txt"], ["no file hay.txt"]),
         (["text_ggd_tiny", "passkey", "--facts", "1,5"], ["facts=5", "heldout"]),
         (["text_ggd_tiny", "niah", "--template", "heldout", "--prefix-digits", "1"], ["'heldout'", "prefix_digits=1"]),
-        (["text_ggd_tiny", "ruler", "--keys", "own", "--lengths", "128"], ["128", "single_1"]),
-        (["text_ggd_tiny", "ruler", "--tasks", "vt,cew"], ["'cew'", "'cwe'"]),
-        (["text_ggd_tiny", "ruler", "--budget", "promt"], ["'promt'", "'prompt'"]),
         (["text_ggd_tiny", "perplexity", "--against", "text_ggd_tiny"], ["'text_ggd_tiny'", "another"]),
         (["text_ggd_tiny", "perplexity", "--against", "text_goat_tinny"], ["'text_goat_tinny'", "text_goat_tiny"]),
         (
@@ -398,12 +366,6 @@ def test_the_modality_of_a_word_is_known_without_loading_it(tmp_path, runs):
     assert modality_of(str(tmp_path / "empty")) is None
 
 
-def test_a_saved_models_folder_is_a_model(tmp_path, runs):
-    done = invoke(f"{runs[1]}/model", "passkey", "--lengths", 96, "--samples", 1, "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.stderr
-    assert contents(tmp_path / "out", "passkey")["model"]["method"] == "rope_ssmax"
-
-
 def test_override_keeps_the_weights_and_changes_the_angles():
     torch.manual_seed(0)
     model = CausalLM(TextConfig(**(SMALL | {"position": "rope"})))
@@ -425,12 +387,6 @@ def test_override_of_one_option_of_a_sum_keeps_the_others():
     changed = override(model, parse_overrides(settings)).config.position_options
     assert changed["rope"] == {"theta": 500.0, "scaling": "linear", "factor": 4}
     assert changed["table"] == {"length": 8, "beyond": "zero"}
-
-
-def test_parsing_of_overrides():
-    assert parse_overrides(["a.b=1", "a.c=x", "d=true"]) == {"a": {"b": 1, "c": "x"}, "d": True}
-    with pytest.raises(ValueError, match="a is 1, which has no entries"):
-        parse_overrides(["a=1", "a.b=2"])
 
 
 # -------------------------------------------------------------------------------------------------------- images
@@ -533,7 +489,6 @@ def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
     rows = table(out / "resolution.csv")
     assert [(row["model"], row["size"]) for row in rows] == [(m, n) for m in labels for n in ("16", "24", "40")]
     assert {row["images"] for row in rows} == {"18"}
-    assert not [name for name in rows[0] if "tuned" in name]
     assert (out / "resolution.png").read_bytes().startswith(b"\x89PNG")
     assert done.output.count("±") > 6  # the table's, at three sizes
 
@@ -541,35 +496,6 @@ def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
     alone = invoke(*request, "--no-group-seeds")
     assert alone.exit_code == 0 and "±" not in alone.output
     assert [m["rows"] for m in contents(out, "resolution").values()] == [m["rows"] for m in found.values()]
-
-
-def test_tuned_numbers_are_called_so_everywhere(tmp_path, pictures):
-    run = vision_run(tmp_path / "run", pictures)
-    done = invoke(run, "resolution", "--sizes", "16,32", "--tune-temperature", "--out", tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    assert "tuned_top1" in done.output and "tuned_scale" in done.output
-    names = list(table(tmp_path / "out" / "resolution.csv")[0])
-    assert {"tuned_top1", "tuned_ratio", "tuned_scale"} <= set(names)
-    assert not [name for name in names if "top5" in name]  # of two classes
-
-
-def test_a_stopped_run_over_images_goes_on(tmp_path, pictures, monkeypatch):
-    run, measured, measure = vision_run(tmp_path / "run", pictures), [], Resolution.measure
-
-    def stopping(self, model, cell):
-        if len(measured) == 2:
-            raise KeyboardInterrupt
-        measured.append(cell.name)
-        return measure(self, model, cell)
-
-    monkeypatch.setattr(Resolution, "measure", stopping)
-    request = (run, "resolution", "--sizes", "16,24,32", "--out", tmp_path / "out")
-    assert invoke(*request).exit_code == 130
-    monkeypatch.setattr(
-        Resolution, "measure", lambda self, *rest: measured.append(rest[1].name) or measure(self, *rest)
-    )
-    assert invoke(*request).exit_code == 0
-    assert measured == [f"{size}x{size}/images=0-18" for size in (16, 24, 32)]
 
 
 @pytest.mark.parametrize(
@@ -598,15 +524,6 @@ def test_models_of_other_data_are_not_measured_together(tmp_path, pictures):
     done = invoke(*runs, "resolution", "--out", tmp_path / "out")
     assert done.exit_code == 2 and "--source" in done.stderr
     assert invoke(*runs, "resolution", "--source", pictures, "--dry-run").exit_code == 0
-
-
-def test_override_keeps_the_weights_of_a_vision_model():
-    small = dict(img_size=16, patch_size=8, num_classes=2, dim=16, num_layers=1, num_heads=2, hidden_dim=16)
-    model = VisionTransformer(VisionConfig(**small, position="alibi"))
-    changed = override(model, {"pad": True})
-    assert changed.config.pad and changed(torch.zeros(1, 3, 20, 20)).shape == (1, 2)
-    with pytest.raises(CommandError, match="'dim': 32"):
-        override(model, {"dim": 32})
 
 
 def test_seeds_are_equal_in_everything_else(tmp_path, pictures):
@@ -648,18 +565,3 @@ def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
     assert grouped(weights, longer) == {}
     assert grouped(weights, run("other-rate", 4, batch=4), *runs) == dict.fromkeys(labels[1:], labels[1])
     assert grouped(weights, run("the-same", 0)) == {}  # the weights' own run: no second seed
-
-
-def test_weights_of_further_seeds_are_one_group_by_name():
-    def target(label, seed):
-        family = re.sub(r"-s\d+$", "", label)
-        return Target(label, "vision", nn.Identity(), True, family, "set-up", (seed, seed), True)
-
-    both = [target("goat.glyphs", 0), target("goat.glyphs-s1", 1), target("alibi.glyphs", 0)]
-    assert seed_groups(both, None) == dict.fromkeys(["goat.glyphs", "goat.glyphs-s1"], "goat.glyphs")
-
-
-@pytest.mark.parametrize(("name", "meant"), [("mixr", "mixer"), ("markov12", "markov-12"), ("uniformm", "uniform")])
-def test_mistyped_baselines_name_the_nearest(name, meant):
-    with pytest.raises(CommandError, match=f"no model or baseline '{name}'; did you mean '{meant}'"):
-        find_targets([name], {}, "cpu", "float32")

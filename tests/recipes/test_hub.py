@@ -9,8 +9,8 @@ import torch
 import yaml
 
 import zoo
-from recipes.hub import dataset_name
 from recipes.cli import main
+from recipes.hub import dataset_name
 from zoo.pretrained import manifest
 
 NAME = "text_ggd_tiny.facts"

@@ -10,12 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recipes import find_recipe, list_recipes
+from recipes import find_recipe
 from recipes.config import ConfigError, apply_overrides, resolve
 from recipes.registry import recipe_named
 from tests.launching import ROOT, command
 from zoo import create_model
-from zoo.outside import import_file, import_named
 
 OWN = '''
 import torch
@@ -191,13 +190,6 @@ def test_recipes_in_files_are_chosen_by_name(files) -> None:
         find_recipe(f"{files}/table.py:two")  # only a command line imports files
 
 
-def test_a_file_is_imported_once(files) -> None:
-    assert import_file(files / "table.py") is import_file(str(files / "table.py"))
-    import_named([str(files / "table.py"), "json"])
-    with pytest.raises(ImportError, match="nowhere_at_all"):
-        import_named(["nowhere_at_all"])
-
-
 # ------------------------------------------------------------------------------------------------ options of options
 
 
@@ -238,34 +230,3 @@ def test_recipes_of_sums_are_found_by_name() -> None:
         find_recipe("text.alibbi+spectral_tiny")
     with pytest.raises(ConfigError, match=r"did you mean 'text\.ggd_goat_tiny'"):
         find_recipe("text.ggd_gaot_tiny")
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("bam_ggd+key_bias_ssmax_120m", {"lanes": "beside", "ssmax_start": 1.0}),
-        ("bam_extend_ggd_goat_432m", {"lanes": "beside", "position_options": {"key_bias": {"train_context": 512}}}),
-        ("bam_extend_ggd+key_bias_120m", {"lanes": "beside", "position_options": {"key_bias": {"train_context": 512}}}),
-        ("bam_extend_rope_120m", {"position_options": {"theta": 500_000.0, "train_context": 512}}),
-        ("goat_c4_goat_ssmax_125m", {}),
-        ("bam_alibi_ssmax_120m", {"lanes": "beside", "ssmax_start": 1.0, "scale_prior": False}),
-        ("goat_c4_ggd+spectral_125m", {"lanes": "beside"}),
-        ("cable_alibi+key_bias_44m", {"lanes": "beside"}),
-    ],
-)
-def test_the_papers_set_ups_are_there_for_sums(name: str, options: dict) -> None:
-    recipe = find_recipe(f"text.{name}")
-    assert (recipe.name, recipe.model.options) == (f"text.{name}", options)
-
-
-def test_of_the_papers_set_ups_the_papers_methods_are_listed() -> None:
-    named = [name.removeprefix("text.") for name in list_recipes()]
-    assert {"bam_ggd_ssmax_1100m", "bam_extend_nope_120m", "goat_c4_ggd_goat_125m", "cable_fire_354m"} <= set(named)
-    assert not any(name.startswith(("bam_kerple", "goat_c4_nope", "cable_nope")) for name in named)
-    assert find_recipe("text.goat_c4_nope_125m").optim.lr == find_recipe("text.goat_c4_goat_125m").optim.lr
-    with pytest.raises(ConfigError, match=r"did you mean 'text\.bam_alibi_120m'"):
-        find_recipe("text.bam_alibbi_120m")
-    with pytest.raises(ConfigError, match=r"unknown part 'alibbi'"):
-        find_recipe("text.bam_extend_alibbi+ggd_120m")
-    with pytest.raises(ConfigError, match=r"no recipe 'text\.bam_extend_learned_120m'"):
-        find_recipe("text.bam_extend_learned_120m")

@@ -7,7 +7,6 @@ import json
 import sys
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -103,21 +102,17 @@ def test_features_of_sequences(name, given, tmp_path, monkeypatch):
     assert isinstance(model, Embedder) and not isinstance(model, Classifier)
 
 
-@pytest.mark.parametrize("kind", ["npz", "parquet"])
-def test_features_of_files_and_regions(kind, tmp_path, capsys, monkeypatch):
+def test_features_of_files_and_regions(tmp_path, capsys, monkeypatch):
     """Records of a sequence file, rows of a BED file, and bases beside them, with their names."""
     (tmp_path / "g.fa").write_text(">one\nACGTTGCA\nGATTACA\n>two\nTTTT\n")
     (tmp_path / "r.bed").write_text("one\t2\t9\tgene\none\t2\t9\ntwo\t0\t4\n")
-    model, out, fasta = zoo.create_model(DNA).eval(), tmp_path / f"f.{kind}", str(tmp_path / "g.fa")
+    model, out, fasta = zoo.create_model(DNA).eval(), tmp_path / "f.safetensors", str(tmp_path / "g.fa")
 
     def read(*words):
         assert main(["embed", DNA, *words, "--out", str(out)]) == 0
-        if kind == "npz":
-            with np.load(out, allow_pickle=False) as file:
-                return file["names"].tolist(), file["features"]
-        table = pq.read_table(out)
-        assert table.schema.metadata[b"model"] == DNA.encode()
-        return table["name"].to_pylist(), np.array(table["features"].to_pylist(), np.float32)
+        with safe_open(out, "np") as file:
+            assert file.metadata()["model"] == DNA
+            return json.loads(file.metadata()["inputs"]), file.get_tensor("features")
 
     for words, names, bases in (
         ([fasta, "GATT"], ["one", "two", "GATT"], ["ACGTTGCAGATTACA", "TTTT", "GATT"]),
@@ -131,10 +126,6 @@ def test_features_of_files_and_regions(kind, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("modalities.dna.model.MOST_EMBEDDED", 8)
     assert main(["embed", DNA, fasta, "--out", str(out)]) == 2
     assert "one has 15 bases, expected at most 8: name smaller ones with --regions" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    if kind == "parquet":
-        assert main(["embed", DNA, "ACGT", "--out", str(out)]) == 2
-        assert "Parquet needs the package `pyarrow`: pip install pyarrow" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -153,7 +144,7 @@ def test_features_of_files_and_regions(kind, tmp_path, capsys, monkeypatch):
         (["embed", TEXT, ""], "empty"),
         (["embed", DNA, "PROTEIN"], "'P'"),
         (["embed", GLYPHS, "A", "--pool", "token"], "avg"),
-        (["embed", GLYPHS, "A", "--out", "f.txt"], ".npy or .npz or .parquet or .safetensors"),
+        (["embed", GLYPHS, "A", "--out", "f.txt"], ".npy or .safetensors"),
         (["embed", DNA, "none.fa"], "no file 'none.fa'"),
         (["embed", DNA, "ACGT", "--regions", "r.bed"], "of a sequence file, and 'ACGT' is none"),
         (["embed", TEXT, "a", "--regions", "r.bed"], "reads no sequence files"),

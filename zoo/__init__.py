@@ -7,7 +7,7 @@ from zoo.positions import Positions
 from zoo.priors import Prior, PriorTerms, RelativeTable, compose, create_prior, list_priors, register_prior
 from zoo.registry import create_model, list_models, load_model, register_model
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 __all__ = [
     "KVCache",

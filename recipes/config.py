@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.distributions import Distribution
 
 from recipes.deepspeed_optim import SECTIONS, Claim, claims
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
@@ -390,7 +389,7 @@ def resolve(
 
 
 def _settle_positions(recipe: Recipe) -> None:
-    """Turn functions, distributions and arrays among `position_options` into numbers: a recipe is stored as JSON."""
+    """Turn functions and arrays among `position_options` into numbers: a recipe is stored as JSON."""
     options = recipe.model.options
     if "position_options" not in options:
         return
@@ -406,7 +405,7 @@ def in_numbers(options: Any, train_context: int | None) -> Any:
     """Position options, of any depth, in what JSON has; `values` of distances are log-values at as many as the prior has."""
     if isinstance(options, Mapping):
         found = dict(options)
-        if callable(values := found.get("values")) or isinstance(values, Distribution):
+        if callable(values := found.get("values")):
             length = found.get("length") or found.get("train_context") or train_context
             found["values"] = over_distances(values, length)
             found.pop("kind", None)  # of numbers, and these are logarithms

@@ -28,7 +28,6 @@ from zoo.adapters import load_adapted
 from zoo.adapters.layer import RECORD
 from zoo.files import file_sha256
 from zoo.pretrained import load_pretrained
-from zoo.priors.given import read_numbers
 from zoo.registry import load_model
 
 REFUSED = (ValueError, FileNotFoundError)
@@ -97,16 +96,6 @@ def test_a_tar_s_index_is_json(mark, tmp_path):
     (tmp_path / "index.json").write_bytes(pickle.dumps(Runs(mark)))
     with pytest.raises(ValueError, match=r"index\.json: not JSON"):
         open_shards("x", str(tmp_path))
-
-
-def test_numbers_of_a_prior_are_no_objects(mark, tmp_path):
-    object_array(mark, tmp_path / "a.npy")
-    (tmp_path / "b.npy").write_bytes(pickle.dumps(Runs(mark)))
-    for name in ("json", "csv", "safetensors"):
-        (tmp_path / f"c.{name}").write_bytes(pickle.dumps(Runs(mark)))
-    for path in tmp_path.iterdir():
-        with pytest.raises(Exception, match=r".+"):  # of a kind that belongs to the priors
-            read_numbers(path)
 
 
 @pytest.mark.parametrize("read", [lambda spec: list(open_source(spec)), lambda spec: open_images(spec, "all")])

@@ -62,7 +62,6 @@ def two() -> Recipe:
 """
 GIVEN = """
 import torch
-from torch.distributions import Exponential
 
 from modalities.text.config import TextDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Train
@@ -73,7 +72,7 @@ def made(position, options):
     train, evaluate = Train(steps=2, batch=2), Evaluate(every=0)
     return Recipe("text.given", "text", model, TextDataConfig(context=32), Optim(), train, evaluate)
 
-RATES = Exponential(torch.tensor([0.1, 0.7]))
+RATES = lambda distance: -torch.tensor([[0.1], [0.7]], dtype=torch.float64) * distance
 WAVES = torch.arange(32.0)[:, None].add(torch.arange(32.0)).sin()
 DECAY = {"values": lambda distance: -0.1 * distance, "kind": "weights"}  # a function's values are logarithms in any case
 function = lambda: made("table", DECAY)

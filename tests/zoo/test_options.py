@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tests.zoo.priors_table import OPTIONS, causal_modes, inputs, positions_for
-from zoo import KVCache, PagedCache, Positions, adapt, compose, create_prior, list_priors
+from zoo import KVCache, Positions, adapt, compose, create_prior, list_priors
 from zoo.encodings import SCALINGS
 from zoo.layers import Attention, LogitOptions, SSMax
 from zoo.methods import ENCODINGS, GRID_ENCODINGS, create_grid_position, create_position
 from zoo.nn import PriorMultiheadAttention
-from zoo.priors import PRIORS, Table
+from zoo.priors import PRIORS
 
 WRONG = [math.nan, math.inf, -math.inf, -1, 0, 2.5, "x", True, None, [], torch.tensor(math.nan)]
 NUMBERS = ("int", "float", "bool", "tuple[int, int]")
@@ -78,7 +78,7 @@ MAKERS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = 
     "PriorMultiheadAttention": (
         PriorMultiheadAttention,
         {"embed_dim": 16, "num_heads": 2},
-        ("num_kv_heads=None", "kdim=None", "vdim=None"),
+        ("kdim=None", "vdim=None"),
     ),
     "create_position": (create_position, {"name": "ggd", "dim": 16, "num_heads": 2, "train_context": 8}, ()),
     "create_grid_position": (
@@ -92,7 +92,6 @@ MAKERS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = 
     "grid": (Positions.grid, {"height": 3, "width": 5}, ()),
     "tail": (Positions.line(4).tail, {}, ()),
     "KVCache": (KVCache, {"num_layers": 1}, ()),
-    "PagedCache": (PagedCache, {"num_layers": 1, "horizon": 8}, ()),
 }
 ZERO = {"num_layers=0", "offset=0", "num_prefix=0", "capacity=0", "dropout=0"}
 FRACTIONS = {"start=2.5", "temperature=2.5", "prior_scale=2.5"}
@@ -144,10 +143,6 @@ def test_a_constructor_takes_no_nonsense(what: str) -> None:
         (
             lambda: compose(create_prior("alibi", num_heads=2), "ggd"),
             "part '1' of a composed prior must be a zoo.Prior",
-        ),
-        (
-            lambda: Table.fit(2, counts=[1, 2], smoothing=math.nan),
-            "smoothing must be a finite number of 0 or more, got nan",
         ),
         (lambda: KVCache(1).crop(0.5), "cannot be cropped to 0.5"),
         (lambda: adapt(torch.nn.Linear(2, 2), "ggd"), "is a model of none of"),

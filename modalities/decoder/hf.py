@@ -6,6 +6,7 @@ Arguments are those that the models serve; any other is a TypeError that names i
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
@@ -13,31 +14,32 @@ from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoTokenizer,
     GenerationMixin,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.cache_utils import Cache as TransformersCache
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.trainer import Trainer
 from transformers.utils.generic import can_return_tuple
 
-from modalities.decoder.hf_cache import PriorzooCache
-from modalities.decoder.hf_files import REMOTE_CODE, complete_folder
 from modalities.decoder.model import IGNORED, Decoder
 from zoo.analysis import analyse_call
 from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
+from zoo.decoding import Cache, PagedCache
 from zoo.model import ZooModel
 
-__all__ = ["PriorzooConfig", "PriorzooForCausalLM", "PriorzooModel", "register"]
+__all__ = ["PriorzooCache", "PriorzooConfig", "PriorzooForCausalLM", "PriorzooModel", "register"]
 
 # What `transformers` calls them, and the names in a `DecoderConfig`.
 NAMES = {
@@ -46,6 +48,7 @@ NAMES = {
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
 }
+REMOTE_CODE = "modeling_priorzoo"  # the file that auto_map names
 
 
 class PriorzooConfig(PreTrainedConfig):
@@ -71,9 +74,9 @@ class PriorzooConfig(PreTrainedConfig):
         self.architecture = asdict(self.decoder_class.config_class(**(self.architecture or {})))
         for theirs, ours in NAMES.items():
             value = self.architecture[ours]
-            if (given := kwargs.pop(theirs, value)) != value:
+            if (other := kwargs.pop(theirs, value)) != value:
                 raise ValueError(
-                    f"{theirs}={given} disagrees with architecture[{ours!r}]={value}: set the latter alone"
+                    f"{theirs}={other} disagrees with architecture[{ours!r}]={value}: set the latter alone"
                 )
             setattr(self, theirs, value)
         name = type(self).__name__.removesuffix("Config")
@@ -89,6 +92,61 @@ class PriorzooConfig(PreTrainedConfig):
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
         """Nothing: `auto_map` is always written, and its file imports this class instead of holding a copy."""
+
+
+class PriorzooCache(TransformersCache):
+    """What `transformers` asks of a cache, answered by one of `zoo.decoding`.
+
+    A layer's keys and values belong to its prior (lanes, pages, running sums), so the cache has no `layers` to be looked into.
+
+    Args:
+        held: the cache, as `Decoder.new_cache` makes it.
+    """
+
+    def __init__(self, held: Cache) -> None:
+        super().__init__(layers=[])
+        self.held = held
+        self._mark: object = None
+
+    def __len__(self) -> int:
+        return len(self.held.layers)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.held).__name__}, {self.held.length} tokens)"
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens held; every layer holds as many."""
+        return self.held.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Most tokens of a paged cache; −1, no limit, of a dense one."""
+        return self.held.horizon if isinstance(self.held, PagedCache) else -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drop the last −`tokens_to_remove` tokens. ValueError for a number above 0, or where needed pages are gone."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes minus the number of tokens to remove, got {tokens_to_remove}")
+        self.held.crop(self.held.length + tokens_to_remove)
+
+    def reset(self) -> None:
+        """Drop all tokens."""
+        self.held.crop(0)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Rows of the batch by number (B',), as beams are kept and dropped."""
+        self.held.select(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """As `reorder_cache`."""
+        self.held.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Not served: NotImplementedError. `batch_select_indices` takes a row as often as it is named."""
+        raise NotImplementedError("this cache repeats rows by batch_select_indices")
+
+    def activate_past_recording(self) -> None:
+        """Evict nothing from here on, so that any later token can be cropped."""
+        self._mark = self.held.mark()
 
 
 class PriorzooModel(PreTrainedModel):
@@ -111,24 +169,23 @@ class PriorzooModel(PreTrainedModel):
         self.model = decoder(decoder.config_class(**(config.architecture or {})))
         self.post_init()
 
-    def _init_weights(self, module: torch.nn.Module) -> None:
+    def _init_weights(self, module: nn.Module) -> None:
         """The decoder has initialised itself, and priors must keep the inits of their papers."""
 
-    def get_input_embeddings(self) -> torch.nn.Module:
+    def get_input_embeddings(self) -> nn.Module:
         return self.model.embedding
 
-    def set_input_embeddings(self, value: torch.nn.Module) -> None:
-        self.model.embedding = cast(torch.nn.Embedding, value)
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.embedding = cast(nn.Embedding, value)
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> torch.nn.Embedding:
+    ) -> nn.Embedding:
         """As `PreTrainedModel.resize_token_embeddings`. ValueError for mean_resizing=False: only the mean is served."""
         if not mean_resizing:
             raise ValueError("mean_resizing=False is not served: new embeddings are drawn about the mean of the old")
         embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of)
-        size = embedding.weight.shape[0]
-        self.model.config = replace(self.model.config, vocab_size=size)
+        self.model.config = replace(self.model.config, vocab_size=embedding.weight.shape[0])
         self.config.architecture = asdict(self.model.config)
         return embedding
 
@@ -136,14 +193,13 @@ class PriorzooModel(PreTrainedModel):
         self, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, every_n_layers: int = 1
     ) -> None:
         """Recompute each block in the backward pass. ValueError for what the decoder's own recomputation does not do."""
-        asked = getattr(gradient_checkpointing_func, "keywords", {})
-        plain = getattr(gradient_checkpointing_func, "func", gradient_checkpointing_func) is checkpoint
-        if enable and (
-            not plain or every_n_layers != 1 or asked.get("use_reentrant") or set(asked) - {"use_reentrant"}
-        ):
+        options = getattr(gradient_checkpointing_func, "keywords", {})
+        function = getattr(gradient_checkpointing_func, "func", gradient_checkpointing_func)
+        served = function is checkpoint and every_n_layers == 1 and options in ({}, {"use_reentrant": False})
+        if enable and not served:
             raise ValueError(
                 "gradient checkpointing recomputes every layer, with use_reentrant=False, and takes no other options: "
-                f"got every_n_layers={every_n_layers}, {asked or gradient_checkpointing_func}"
+                f"got every_n_layers={every_n_layers}, {options or gradient_checkpointing_func}"
             )
         self.model.gradient_checkpointing = enable
 
@@ -161,6 +217,7 @@ class PriorzooModel(PreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        last: int | None = None,
     ) -> BaseModelOutputWithPast:
         """Features of tokens.
 
@@ -172,6 +229,7 @@ class PriorzooModel(PreTrainedModel):
             use_cache: return a cache. None: as the config says where no gradient is recorded, else not.
             output_attentions: attention weights, (B, H, T, past + T) of each layer, computed in float64; without gradient.
             output_hidden_states: (B, T, C) before each layer, and last_hidden_state.
+            last: features of so many tokens at the end suffice; all are given with attentions or states.
 
         Returns:
             last_hidden_state (B, T, C), and what was asked for.
@@ -180,25 +238,9 @@ class PriorzooModel(PreTrainedModel):
             ValueError: for both or neither of input_ids and inputs_embeds, a mask of another shape, a cache of another kind,
                 attention weights with a paged cache.
         """
-        asked: dict[str, Any] = dict(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
-        return self._features(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, **asked)
-
-    def _features(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        cache: PriorzooCache | None,
-        inputs_embeds: Tensor | None,
-        use_cache: bool | None,
-        *,
-        output_attentions: bool | None,
-        output_hidden_states: bool | None,
-        last: int | None = None,
-    ) -> BaseModelOutputWithPast:
-        """As `forward`; with `last`, of so many tokens at the end alone where neither attentions nor states are asked for."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
-        tokens = cast(Tensor, inputs_embeds if input_ids is None else input_ids)
+        tokens, cache = cast(Tensor, inputs_embeds if input_ids is None else input_ids), past_key_values
         if cache is not None and not isinstance(cache, PriorzooCache):
             raise ValueError(f"past_key_values is a {type(cache).__name__}; expected a cache that new_cache() makes")
         if use_cache is None:
@@ -207,7 +249,7 @@ class PriorzooModel(PreTrainedModel):
             cache = self.new_cache()
         attend = self.config.output_attentions if output_attentions is None else output_attentions
         keep = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        if attend and cache is not None and cache.paged:
+        if attend and cache is not None and isinstance(cache.held, PagedCache):
             raise ValueError("output_attentions=True needs all keys: use a dense cache")
         attentions: list[Tensor] = []
         states: list[Tensor] = []
@@ -255,20 +297,30 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
 
     accepts_loss_kwargs = True  # Trainer then passes num_items_in_batch and leaves the division to the loss
 
-    def get_output_embeddings(self) -> torch.nn.Module | None:
+    @classmethod
+    def of(cls, model: Decoder) -> Self:
+        """The `transformers` model around `model`, sharing its weights; its special tokens are those of its tokenizer."""
+        kind = cls.config_class
+        try:
+            tokenizer = kind.fast_tokenizer(model.config.tokenizer)
+            ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+        except FileNotFoundError:
+            ids = {}  # a warning says so when the model is saved
+        with torch.device("meta"):
+            special = {name: number for name, number in ids.items() if number is not None}
+            wrapped = cls(kind(architecture=asdict(model.config), **special))
+        wrapped.model = model
+        return wrapped.train(model.training)
+
+    def get_output_embeddings(self) -> nn.Module | None:
         return self.model.head
 
-    def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
-        self.model.head = cast(torch.nn.Linear, new_embeddings)
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.model.head = cast(nn.Linear, new_embeddings)
 
     def targets(self, labels: Tensor) -> Tensor:
         """Labels (B, T) with −100 where the model cannot predict them."""
         return labels
-
-    def _chunks(self, labels: Tensor, *, whole: bool) -> bool:
-        """Whether the loss is computed in chunks: in training, where it is transformers' own and of whole rows."""
-        own = self.loss_function is ForCausalLMLoss
-        return self.training and own and whole and self.model.chunks_losses(labels.numel())
 
     @can_return_tuple
     def forward(
@@ -293,15 +345,16 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
             num_items_in_batch: what the sum of losses is divided by, of all accumulation steps; None for their number here.
         """
         tail = logits_to_keep if isinstance(logits_to_keep, int) else 0
-        read = self._features(
-            input_ids,
-            attention_mask,
-            past_key_values,
-            inputs_embeds,
-            use_cache,
+        read = super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             last=tail or None,
+            return_dict=True,
         )
         features = cast(Tensor, read.last_hidden_state)
         features = features[:, -tail:] if isinstance(logits_to_keep, int) else features[:, logits_to_keep]
@@ -314,8 +367,8 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
             logits = self.model.forward_head(features)
             if labels is not None:
                 # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch stays 0.
-                own = self.targets(labels)
-                loss = self.loss_function(logits, own, logits.shape[-1], num_items_in_batch, ignore_index=IGNORED)
+                targets, size = self.targets(labels), logits.shape[-1]
+                loss = self.loss_function(logits, targets, size, num_items_in_batch, ignore_index=IGNORED)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=cast(Any, logits),
@@ -323,6 +376,11 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
             hidden_states=read.hidden_states,
             attentions=read.attentions,
         )
+
+    def _chunks(self, labels: Tensor, *, whole: bool) -> bool:
+        """Whether the loss is computed in chunks: in training, where it is transformers' own and of whole rows."""
+        standard = self.loss_function is ForCausalLMLoss
+        return self.training and standard and whole and self.model.chunks_losses(labels.numel())
 
     @wraps(GenerationMixin.prepare_inputs_for_generation)  # generate reads its arguments' names
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -333,10 +391,9 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict, generation_mode: Any, batch_size: int, max_cache_length: int
     ) -> None:
-        asked = generation_config.cache_implementation
-        if asked not in (None, "dynamic"):
+        if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
             raise ValueError(
-                f"cache_implementation={asked!r} is not served; the default is dense and grows, and "
+                f"cache_implementation={kind!r} is not served; the default is dense and grows, and "
                 "past_key_values=model.new_cache(tokens, kind='paged') evicts keys that decaying heads cannot use again"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
@@ -354,25 +411,6 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
             "continuous batching, which cache_implementation='paged' asks for, is not served; for a paged cache pass "
             "past_key_values=model.new_cache(tokens, kind='paged')"
         )
-
-    @classmethod
-    def of(cls, model: Decoder) -> Self:
-        """The `transformers` model around `model`, sharing its weights; its special tokens are those of its tokenizer."""
-        config_class = cls.config_class
-        with torch.device("meta"):
-            wrapped = cls(config_class(architecture=asdict(model.config), **_special_ids(config_class, model)))
-        wrapped.model = model
-        return wrapped.train(model.training)
-
-
-def _special_ids(config_class: type[PriorzooConfig], model: Decoder) -> dict[str, Any]:
-    """bos_token_id and so on; none where the tokenizer's files are missing, which is told when the model is saved."""
-    try:
-        tokenizer = config_class.fast_tokenizer(model.config.tokenizer)
-    except FileNotFoundError:
-        return {}
-    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
-    return {name: number for name, number in ids.items() if number is not None}
 
 
 def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) -> Tensor | None:
@@ -392,11 +430,15 @@ def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) 
     return mask[:, past:].long() - 1
 
 
+# ------------------------------------------------------------------------------------------------ Auto classes, Trainer
+
+
 def register(config: type[PriorzooConfig], model: type[PriorzooModel], causal_lm: type[PriorzooForCausalLM]) -> None:
-    """Make the Auto classes find a modality's three classes."""
+    """Make the Auto classes find a modality's three classes and its tokenizers."""
     AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModel.register(config, model, exist_ok=True)
     AutoModelForCausalLM.register(config, causal_lm, exist_ok=True)
+    AutoTokenizer.register(config, fast_tokenizer_class=PreTrainedTokenizerFast, exist_ok=True)
 
 
 def _exempt_from_decay() -> None:
@@ -408,16 +450,63 @@ def _exempt_from_decay() -> None:
     original = Trainer.get_decay_parameter_names
 
     @wraps(original)
-    def decayed(self: Trainer, model: torch.nn.Module) -> list[str]:
-        kept = {
-            f"{prefix}.{name}" if prefix else name
-            for prefix, module in model.named_modules()
-            if isinstance(module, ZooModel)
-            for name in module.no_weight_decay()
-        }
-        return [name for name in original(self, model) if name not in kept]
+    def decayed(self: Trainer, model: nn.Module) -> list[str]:
+        ours = ((prefix, module) for prefix, module in model.named_modules() if isinstance(module, ZooModel))
+        exempt = {f"{prefix}.{name}".lstrip(".") for prefix, module in ours for name in module.no_weight_decay()}
+        return [name for name in original(self, model) if name not in exempt]
 
     Trainer.get_decay_parameter_names = decayed  # type: ignore[method-assign]
 
 
 _exempt_from_decay()
+
+
+# ------------------------------------------------------------------------------------------------ files of a folder
+
+
+def complete_folder(folder: Path, config: PriorzooConfig) -> None:
+    """Write what the folder lacks: the tokenizer's files, README.md, the file that auto_map names.
+
+    Where the tokenizer's own files are missing, a warning says so.
+    """
+    kind, spec = type(config), (config.architecture or {})["tokenizer"]
+    if not (folder / "tokenizer_config.json").exists():
+        try:
+            kind.fast_tokenizer(spec).save_pretrained(folder)
+        except FileNotFoundError as error:
+            logging.getLogger(__name__).warning("%s is saved without a tokenizer: %s", folder, error)
+    card = folder / "README.md"
+    if not card.exists() or "automatically generated" in card.read_text():  # by transformers
+        card.write_text(model_card(config))
+    classes = sorted(target.split(".")[1] for target in config.auto_map.values())
+    (folder / f"{REMOTE_CODE}.py").write_text(
+        '"""Loads this model with the installed package priorzoo, for `trust_remote_code=True`."""\n\n'
+        f"from {kind.__module__} import {', '.join(classes)}  # noqa: F401\n"
+    )
+
+
+def model_card(config: PriorzooConfig) -> str:
+    """Markdown with YAML front matter, as the hub reads it: what the model is, and how it is loaded."""
+    entries = config.architecture or {}
+    position = entries["position"] if isinstance(entries["position"], str) else " ".join(entries["position"])
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- priorzoo
+- {config.model_type}
+---
+
+# A causal decoder of priorzoo
+
+| | |
+|---|---|
+| position method | {position}{", with SSMax" if entries["ssmax"] else ""} |
+| layers, width, heads | {entries["num_layers"]}, {entries["dim"]}, {entries["num_heads"]} |
+| training context | {entries["train_context"]} tokens |
+| tokenizer | {entries["tokenizer"]} |
+
+The package priorzoo must be installed: `pipeline("text-generation", "FOLDER_OR_REPOSITORY", trust_remote_code=True)`.
+
+What it was trained on, how it was measured, and its licence are for its author to say here.
+"""

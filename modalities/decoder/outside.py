@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from modalities.decoder.outside_tokenizers import open_tokenizer, opened
+from modalities.decoder.tokenizers import open_tokenizer, opened
 from zoo.adapters import is_adapted, load_adapted
 from zoo.adapters.layer import attending_by, has_priors
 from zoo.attention.base import AttentionCall
@@ -60,8 +60,7 @@ class OutsideConfig:
     tokenizer: str
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A saved state of a cache; `copy` of one that cannot be cropped."""
 
     length: int
@@ -81,10 +80,10 @@ class OutsideCache:
         """Whether it holds states of a recurrence, which have no tokens to crop, and not keys and values alone."""
         from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-        layers = getattr(self.held, "layers", [None])
-        return self.held is not None and any(
-            type(one) not in (DynamicLayer, DynamicSlidingWindowLayer) for one in layers
-        )
+        if self.held is None:
+            return False
+        kinds = map(type, getattr(self.held, "layers", [None]))
+        return not all(kind in (DynamicLayer, DynamicSlidingWindowLayer) for kind in kinds)
 
     def mark(self) -> Mark:
         """This state, for `rewind`."""
@@ -199,28 +198,25 @@ class OutsideDecoder(nn.Module):
             ValueError: for more tokens than the model has positions for, rows of several documents, a cache that the model
                 does not make, or attention that cannot be seen.
         """
-        before = cache.length if cache else 0
-        most, reach = self.config.max_context, before + tokens.shape[1]
+        name, most = self.config.name, self.config.max_context
+        reach = tokens.shape[1] + (cache.length if cache else 0)
         if most and reach > most:
-            raise ValueError(
-                f"hf:{self.config.name} has positions for {most} tokens and is given {reach}: choose --lengths to fit"
-            )
+            raise ValueError(f"hf:{name} has positions for {most} tokens and is given {reach}: choose --lengths to fit")
         if cache is not None and cache.recurrent and tokens.shape[1] > 1:
             # Several tokens after a state: some models of transformers begin anew there.
             every = [None] * tokens.shape[1] if segments is None else segments.split(1, dim=1)
             steps = zip(tokens.split(1, dim=1), every, strict=True)
             read = [self.forward_features(one, segments=ids, cache=cache, kernel=kernel) for one, ids in steps]
             return torch.cat(read if last is None else read[-last:], dim=1)
-        options: dict[str, Any] = self._padding(segments, cache)
+        options = self._padding(segments, cache)
         if cache is not None:
             options |= {"use_cache": True, self._cache: cache.held}
         with self._shown(kernel):
             output = self._read(tokens, **options)
         if cache is not None:
-            cache.held = getattr(output, self._cache, None)
+            cache.held, cache.length = getattr(output, self._cache, None), reach
             if cache.held is None:
-                raise ValueError(f"hf:{self.config.name}: {self.model.config.model_type} gives no cache to go on from")
-            cache.length = reach
+                raise ValueError(f"hf:{name}: {self.model.config.model_type} gives no cache to go on from")
         features = output.last_hidden_state
         return features if last is None else features[:, -last:]
 
@@ -239,10 +235,10 @@ class OutsideDecoder(nn.Module):
 
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, V) float32 logits from (…, C) features, by the model itself around a base model that gives these features."""
-        base, given = self._base[0], features.reshape(1, -1, features.shape[-1])
-        tokens = torch.zeros(given.shape[:2], dtype=torch.int64, device=given.device)
+        base, flat = self._base[0], features.reshape(1, -1, features.shape[-1])
+        tokens = torch.zeros(flat.shape[:2], dtype=torch.int64, device=flat.device)
         with _TURN:
-            base.forward = lambda *_, **__: self._kind(last_hidden_state=given)
+            base.forward = lambda *_, **__: self._kind(last_hidden_state=flat)
             try:
                 logits = self.model(input_ids=tokens, use_cache=False).logits
             finally:
@@ -260,16 +256,15 @@ class OutsideDecoder(nn.Module):
             yield
             return
         _register()
-        before, calls = self.model.config._attn_implementation, 0
-        adapted = has_priors(self.model)
-        see = kernel.see
+        implementation, adapted = self.model.config._attn_implementation, has_priors(self.model)
+        calls, see = 0, kernel.see
 
-        def counted(call: AttentionCall) -> None:
+        def count_and_see(call: AttentionCall) -> None:
             nonlocal calls
             calls += 1
             see(call)
 
-        observer = Observer(counted)
+        observer = Observer(count_and_see)
         token = _OBSERVER.set(observer)
         try:
             if not adapted:
@@ -279,7 +274,7 @@ class OutsideDecoder(nn.Module):
         finally:
             _OBSERVER.reset(token)
             if not adapted:
-                self.model.set_attn_implementation(before)
+                self.model.set_attn_implementation(implementation)
         if calls != self.config.num_layers:
             raise ValueError(
                 f"hf:{self.config.name}: attention of {self.model.config.model_type} cannot be seen: {calls} of "
@@ -296,16 +291,14 @@ def open_causal_lm(name: str) -> Any:
 
 
 def _train_context(config: Any, name: str) -> int:
-    found = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-    if not found:
-        length = open_tokenizer(name).model_max_length
-        found = length if length < 1 << 30 else None  # transformers writes 10³⁰ where it is not known
-    if not found:
+    length = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    length = length or open_tokenizer(name).model_max_length
+    if not length or length >= 1 << 30:  # transformers writes 10³⁰ where it is not known
         raise ValueError(
             f"hf:{name}: neither max_position_embeddings in config.json nor the tokenizer's model_max_length says how long its "
             "training texts were; add one"
         )
-    return int(found)
+    return int(length)
 
 
 def _max_context(model: Any, config: Any) -> int | None:

@@ -13,11 +13,11 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
-from modalities.decoder.hf_files import make_fast
 from modalities.decoder.model import IGNORED
+from modalities.decoder.tokenizers import make_fast
 from modalities.dna.bases import BASES, decode
 from modalities.dna.model import DnaDecoder
 from modalities.dna.tokenizers import PIECE, BpeTokenizer, DnaTokenizer, KmerTokenizer, load_tokenizer
@@ -99,7 +99,6 @@ class PriorzooDnaForCausalLM(PriorzooForCausalLM):
 
 
 register(PriorzooDnaConfig, PriorzooDnaModel, PriorzooDnaForCausalLM)
-AutoTokenizer.register(PriorzooDnaConfig, fast_tokenizer_class=PreTrainedTokenizerFast, exist_ok=True)
 
 
 def wrap(model: DnaDecoder) -> PriorzooDnaForCausalLM:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modalities.contract import Outside
 from modalities.decoder.outside import OutsideConfig, OutsideDecoder, open_causal_lm
-from modalities.decoder.outside_tokenizers import open_tokenizer, spells
+from modalities.decoder.tokenizers import open_tokenizer, spells
 from modalities.dna.model import DnaDecoder
 from modalities.dna.tokenizers import OutsideTokenizer, load_tokenizer
 

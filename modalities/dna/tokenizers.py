@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modalities.decoder.outside_tokenizers import fingerprint_of_tokenizer, open_tokenizer, start_id
-from modalities.decoder.tokenizer_files import no_panic, read_backend
+from modalities.decoder.tokenizers import fingerprint_of_tokenizer, no_panic, open_tokenizer, read_backend, start_id
 from modalities.dna.bases import BASES, UNKNOWN, decode, encode, runs
 from modalities.files import near_file
 from zoo.files import write_text

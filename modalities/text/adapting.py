@@ -19,7 +19,7 @@ from transformers import (
 from modalities.decoder.llama import as_llama
 from modalities.decoder.model import IGNORED
 from modalities.decoder.outside import open_causal_lm
-from modalities.decoder.outside_tokenizers import open_tokenizer
+from modalities.decoder.tokenizers import open_tokenizer
 from modalities.text.config import TextDataConfig
 from modalities.text.data import PackedDataset, load_corpus
 from modalities.text.hf import fast_tokenizer

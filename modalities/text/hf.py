@@ -10,10 +10,10 @@ Needs the extra `hf`. For lm-evaluation-harness there is `lm_eval.py`.
 from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
-from modalities.decoder.hf_files import make_fast
+from modalities.decoder.tokenizers import make_fast
 from modalities.text.model import CausalLM
 from modalities.text.tokenizers import BPETokenizer, load_tokenizer
 
@@ -62,7 +62,6 @@ class PriorzooTextForCausalLM(PriorzooForCausalLM):
 
 
 register(PriorzooTextConfig, PriorzooTextModel, PriorzooTextForCausalLM)
-AutoTokenizer.register(PriorzooTextConfig, fast_tokenizer_class=PreTrainedTokenizerFast, exist_ok=True)
 
 
 def wrap(model: CausalLM) -> PriorzooTextForCausalLM:

@@ -8,7 +8,7 @@ from torch import nn
 
 from modalities.contract import Outside
 from modalities.decoder.outside import OutsideDecoder, open_causal_lm
-from modalities.decoder.outside_tokenizers import open_tokenizer, spells
+from modalities.decoder.tokenizers import open_tokenizer, spells
 from modalities.text.model import CausalLM
 
 __all__ = ["OUTSIDE"]

@@ -31,8 +31,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from modalities.decoder.outside_tokenizers import fingerprint_of_tokenizer, open_tokenizer, start_id
-from modalities.decoder.tokenizer_files import no_panic, read_backend
+from modalities.decoder.tokenizers import fingerprint_of_tokenizer, no_panic, open_tokenizer, read_backend, start_id
 from modalities.files import data_folder, fetch_command, near_file
 from zoo.naming import did_you_mean, nearest
 

@@ -1,0 +1,186 @@
+"""Tokenizers of the libraries `tokenizers` and `transformers`, as text and DNA read and write them.
+
+Files are checked before the library `tokenizers` sees them: it ends the process where memory for an id is not there, and its
+panics are no `Exception`. Both libraries are imported when they are needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from zoo.inputs import read_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = [
+    "MOST_IDS",
+    "check_tokenizer_file",
+    "fingerprint_of_tokenizer",
+    "make_fast",
+    "no_panic",
+    "open_tokenizer",
+    "opened",
+    "read_backend",
+    "spells",
+    "start_id",
+]
+
+MOST_IDS = 2**24  # ids of a vocabulary
+_LARGEST = 1 << 28  # bytes of a file; the largest in use have some 30 million
+_T = TypeVar("_T")
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def check_tokenizer_file(path: Path) -> dict[str, Any]:
+    """The content of a tokenizer.json.
+
+    Raises:
+        ValueError: for what is none, or has an id that no vocabulary has.
+    """
+    content = read_json(path, most=_LARGEST)
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise ValueError(f"{path} is not a `tokenizers` JSON file: it has no object 'model'")
+    added, vocabulary = content.get("added_tokens") or [], content["model"].get("vocab") or {}
+    if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
+        raise ValueError(f"{path}: added_tokens is not a list of objects")
+    ids = [(one.get("content"), one.get("id")) for one in added]
+    ids += vocabulary.items() if isinstance(vocabulary, dict) else []
+    for token, number in ids:
+        if type(number) is not int or not 0 <= number < MOST_IDS:
+            raise ValueError(f"{path}: token {token!r:.80} has id {number!r:.80}; expected 0 to {MOST_IDS - 1:,}")
+    return content
+
+
+def read_backend(spec: str, path: Path, tokenizers: Any) -> Any:
+    """The tokenizer of a file, of the class of the library `tokenizers`. Raises ValueError for what is none."""
+    content = check_tokenizer_file(path)
+    try:
+        with no_panic(spec):  # what was checked and nothing else: parsers differ where a key comes twice
+            return tokenizers.Tokenizer.from_str(json.dumps(content))
+    except Exception as error:  # the library raises a bare Exception for every malformed file
+        raise ValueError(f"tokenizer {spec!r}: {path} is not a `tokenizers` JSON file: {error}") from error
+
+
+@contextmanager
+def no_panic(name: str) -> Iterator[None]:
+    """Turns a panic of the library, such as by a pattern that takes forever, and text with half of a surrogate pair into a
+    ValueError."""
+    try:
+        yield
+    except TypeError as error:
+        raise ValueError(f"tokenizer {name!r} takes text of whole Unicode characters: {error}") from error
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        message = " ".join(str(error).split())[:200]
+        raise ValueError(f"tokenizer {name!r} failed inside its library: {message}") from error
+
+
+# ------------------------------------------------------------------------------------------------ of transformers
+
+
+def opened(name: str, what: str, load: Callable[[Any], _T]) -> _T:
+    """`load(transformers)`; what it raises becomes one line that names the model.
+
+    Raises:
+        ImportError: without `transformers`.
+        ValueError: for a name that cannot be opened; code of a folder or a repository is never run.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError(f"hf:{name} needs the package transformers: pip install 'priorzoo[hf]'") from error
+    if not Path(name).is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1 or not name):
+        raise ValueError(f"hf:{name}: no such folder; expected a folder of save_pretrained, or a name of the hub")
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # what is wrong is an error here, in one line
+    logging.disable_progress_bar()
+    try:
+        with no_panic(f"hf:{name}"):
+            return load(transformers)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if "trust_remote_code" in str(error) or "custom code" in str(error):
+            raise ValueError(f"hf:{name}: its {what} is code of its own, which is never run") from error
+        message = " ".join(str(error).split())
+        raise ValueError(f"hf:{name}: no {what} can be opened: {message[:200]}{'…' * (len(message) > 200)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@lru_cache(maxsize=8)
+def open_tokenizer(name: str) -> Any:
+    """The tokenizer of a folder or repository; the same object for the same name. Errors as in `opened`."""
+    if (file := Path(name) / "tokenizer.json").is_file():
+        check_tokenizer_file(file)
+    return opened(name, "tokenizer", lambda t: t.AutoTokenizer.from_pretrained(name, trust_remote_code=False))
+
+
+def start_id(tokenizer: Any, name: str) -> int:
+    """The token that begins a text: BOS, else EOS, which then stands between documents, else [CLS].
+
+    Raises ValueError for a tokenizer with none of them.
+    """
+    for role in ("bos", "eos", "cls"):
+        number = getattr(tokenizer, f"{role}_token_id", None)
+        if number is not None:
+            return int(number)
+    raise ValueError(f"hf:{name}: its tokenizer has no bos_token, eos_token or cls_token to begin a text with")
+
+
+def spells(tokenizer: Any, text: str) -> bool:
+    """Whether a text comes back from its tokens, but for case and spaces."""
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+        return False
+    back = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return "".join(back.split()).lower() == "".join(text.split()).lower()
+
+
+def fingerprint_of_tokenizer(tokenizer: Any) -> str:
+    """Hex digits, equal for tokenizers that give equal ids for every text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
+    kind = [type(tokenizer).__name__, tokenizer.bos_token_id, tokenizer.eos_token_id]
+    return hashlib.blake2b(f"{kind}{content}".encode(), digest_size=16).hexdigest()
+
+
+def make_fast(
+    backend: Tokenizer, *, bos: int, pad: int, eos: int | None = None, **options: Any
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of `transformers` that puts `bos` before a text and pads on the left.
+
+    Args:
+        backend: its post-processor is replaced.
+        bos, pad, eos: ids in its vocabulary.
+        options: of `PreTrainedTokenizerFast`.
+    """
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    names = {n: backend.id_to_token(n) for n in (bos, pad, eos) if n is not None}
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{names[bos]} $A", pair=f"{names[bos]} $A $B", special_tokens=[(names[bos], bos)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=names[bos],
+        eos_token=None if eos is None else names[eos],
+        pad_token=names[pad],
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        **options,
+    )

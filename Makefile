@@ -67,7 +67,7 @@ gpu-tests: $(GPU_SETUP)
 	PRIORZOO_TEST_DEVICE=cuda $(if $(filter-out 0,$(MINUTES)),timeout $(MINUTES)m) $(GPU_PYTHON) -m pytest -m gpu tests/zoo tests/gpu
 
 gpu-attention gpu-training: gpu-%: $(GPU_SETUP)
-	$(GPU_PYTHON) tools/bench.py $* --device cuda --minutes $(MINUTES) --out $(GPU_OUT)/$*.json
+	$(GPU_PYTHON) tools/bench.py $* --device cuda $(if $(filter-out 0,$(MINUTES)),--minutes $(MINUTES)) --out $(GPU_OUT)/$*.json
 
 weights: setup  ## train every shipped tiny model again
 	$(BIN)/python tools/train_zoo.py train text

@@ -1,21 +1,13 @@
-"""Benchmarks: ratios of times measured in turns within one run, peak memory, and the record of both.
+"""Benchmarks: ratios to the fastest thing that a user would call instead, all measured in turns in one process.
 
-    python tools/bench.py attention                     on CUDA 1k to 128k tokens; on the CPU 1k to 16k
-    python tools/bench.py attention --minutes 8 --out benchmarks/h200/attention.json
-    python tools/bench.py far                           heads that forget, 4k to 512k tokens
-    python tools/bench.py reading                       trained models over texts of 16k and 64k tokens
-    python tools/bench.py decoding                      a token after 4k to 512k, beside a transformers Llama
-    python tools/bench.py adapting                      a transformers Llama with priors, beside itself without
-    torchrun --nproc-per-node 4 tools/bench.py sharing  memory of ranks that share lines of tokens
-    python tools/bench.py launches                      kernels that a layer would launch on a GPU, and the host's time
-    python tools/bench.py training --methods rope,ggd_ssmax --contexts 2048 --out training.json
-    python tools/bench.py loss --tokens 16384 --vocabulary 32768
-    python tools/bench.py vision --model tiny --size 96 --seconds 0.5
-    python tools/bench.py dna
-    python tools/bench.py dna-data --source human.fa --tokenizers bases,kmer:6
-    python tools/bench.py plot benchmarks/cpu/attention.json
+    python tools/bench.py attention --lengths 2048,16384          beside torch, flash-attn and FlexAttention
+    python tools/bench.py training --models text_rope_tiny,text_ggd_ssmax_tiny        beside a transformers Llama
+    python tools/bench.py decoding --lengths 4096,65536           a token after many, beside a transformers Llama
+    python tools/bench.py images --size 96                        beside a timm vision transformer
+    python tools/bench.py attention --device cuda --minutes 5 --out benchmarks/gpu/attention.json
 
---out is written after each shape or context, so that a run cut short keeps what it found.
+--out is written after each shape, so that a run cut short keeps its rows. Needs torch, numpy and safetensors; what is not
+installed is left out, and the record says so.
 """
 
 from __future__ import annotations
@@ -23,57 +15,25 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from tools.benches.screen import command_line
-
-# Command → module and function. Only the one that runs is imported: text needs no Biopython, attention no DeepSpeed.
-COMMANDS = {
-    "attention": ("attention", "main"),
-    "far": ("far", "main"),
-    "reading": ("reading", "main"),
-    "decoding": ("decoding", "main"),
-    "adapting": ("adapting", "main"),
-    "sharing": ("sharing", "main"),
-    "launches": ("launches", "main"),
-    "training": ("models", "training"),
-    "loss": ("models", "loss"),
-    "vision": ("models", "vision"),
-    "dna": ("models", "dna"),
-    "dna-data": ("dna_data", "main"),
-    "plot": ("plot", "main"),
-}
+COMMANDS = ("attention", "training", "decoding", "images")
 
 
-def application(name: str) -> Callable[[], object]:
-    """The command line of one command; without a known name, one that shows the help."""
-    command, text = None, (__doc__ or "").replace("\n\n    python", "\n\n\b\n    python")  # \b: click keeps the lines
-    if name in COMMANDS:
-        import torch
+def main(argv: list[str] | None = None) -> int:
+    """Run a benchmark by its name; returns the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    if not words or words[0] not in COMMANDS:
+        print(__doc__, f"expected one of {', '.join(COMMANDS)}", sep="\n", file=sys.stderr)
+        return 0 if words[:1] in (["--help"], ["-h"]) else 2
+    import torch
 
-        torch.set_flush_denormal(True)  # as recipes/train.py and evaluate.py do
-        module, function = COMMANDS[name]
-        command = getattr(importlib.import_module(f"tools.benches.{module}"), function)
-    return command_line(name, command, text)
-
-
-def main() -> int:
-    """Run the command line; returns its exit status."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        application(next(iter(sys.argv[1:]), ""))()
-    except SystemExit as stopped:
-        return int(stopped.code or 0)
-    return 0
+    torch.set_flush_denormal(True)  # as recipes/train.py and evaluate.py do
+    return importlib.import_module(f"tools.benches.{words[0]}").main(words[1:])
 
 
 if __name__ == "__main__":
-    status = main()
-    if "recipes.engine" in sys.modules:  # ends the process group that training started
-        from recipes.engine import leave
-
-        leave(status)
-    sys.exit(status)
+    sys.exit(main())

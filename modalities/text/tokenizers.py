@@ -36,7 +36,7 @@ from modalities.files import data_folder, fetch_command, near_file
 from zoo.naming import did_you_mean, nearest
 
 _ASSETS = Path(__file__).parent / "assets"
-SHIPPED = ("bpe-1k", "bpe-4k")  # assets/NAME.json, made by tools/train_tokenizer.py
+SHIPPED = ("bpe-1k", "bpe-4k")  # assets/NAME.json; assets/README.md says how they were made
 _BOS_NAMES = ("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|startoftext|>", "<|endoftext|>", "[CLS]")
 _EOS_NAMES = ("</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]")
 _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>")

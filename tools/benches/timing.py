@@ -1,0 +1,239 @@
+"""Times measured in turns, peak memory and the record of both: what the benchmarks share.
+
+Contenders take turns within a round, and a ratio is the median over rounds of two times of one round, so that whatever else
+runs on the machine falls on both. `torch.utils.benchmark.Timer` and `triton.testing.do_bench` repeat one callable and then the
+next: their medians compare two different stretches of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib.metadata
+import math
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from modalities.cost import Meter, device_name
+from zoo.files import write_json
+
+Row = dict[str, object]
+Call = Callable[[], object]
+PACKAGES = ("triton", "flash-attn", "transformers", "timm", "liger-kernel")
+SLEEP = 10_000_000  # cycles: more than the host takes to launch a step
+
+
+class Refused(Exception):
+    """Why something cannot be measured at a shape."""
+
+
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """A command line with the options that all benchmarks have."""
+    options = argparse.ArgumentParser(f"bench.py {name}", description=description, allow_abbrev=False)
+    options.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    options.add_argument("--seconds", type=float, default=1.0, help="of rounds for each contender")
+    options.add_argument("--minutes", type=float, default=math.inf, help="start no shape after this time")
+    options.add_argument("--out", type=Path, help="write the rows here as JSON, after each shape")
+    options.add_argument("--commit", default="", help="recorded where the checkout has no history")
+    return options
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers above 0 with commas, ascending; for argparse."""
+    values = sorted({int(word) for word in text.split(",")})
+    if values[0] < 1:
+        raise ValueError(text)
+    return values
+
+
+def words(text: str) -> list[str]:
+    """Words with commas, each once; for argparse."""
+    return list(dict.fromkeys(filter(None, text.split(","))))
+
+
+def device_of(options: argparse.Namespace) -> torch.device:
+    """The device of --device; SystemExit where it is not available."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("--device cuda: torch sees no CUDA device here")
+    return torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+# -------------------------------------------------------------------------------------------------------- time and memory
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Milliseconds of each call in each round, by name."""
+
+    rows: list[dict[str, float]]
+
+    def ms(self, name: str) -> float:
+        return statistics.median(row[name] for row in self.rows)
+
+    def ratio(self, name: str, to: str) -> float:
+        """Median over rounds of one call's time by another's in the same round."""
+        return statistics.median(row[name] / row[to] for row in self.rows)
+
+
+def in_turns(calls: Mapping[str, Call], seconds: float, device: torch.device) -> Rounds:
+    """A warm-up, then rounds of all calls one after the other: three at least, 200 at most, for about `seconds` each call."""
+    for call in calls.values():
+        call()
+    clock = _events(device) if device.type == "cuda" else _wall
+    rows: list[dict[str, float]] = []
+    end = time.perf_counter() + seconds * len(calls)
+    while len(rows) < 3 or (time.perf_counter() < end and len(rows) < 200):
+        rows.append({name: clock(call) for name, call in calls.items()})
+    return Rounds(rows)
+
+
+def _wall(call: Call) -> float:
+    start = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def _events(device: torch.device) -> Callable[[Call], float]:
+    """A clock of the device's events. A sleep keeps the queue full while the host launches; writes before it empty the
+    second-level cache."""
+    flushed = torch.empty(2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.int8, device=device)
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def clock(call: Call) -> float:
+        flushed.zero_()
+        torch.cuda._sleep(SLEEP)
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop)
+
+    return clock
+
+
+def peak_mib(call: Call, device: torch.device) -> float | None:
+    """MiB that a call adds at its peak, its result included; None where it cannot be read."""
+    with Meter(device) as meter:
+        result = call()
+    del result
+    return None if meter.peak_bytes is None else meter.peak_bytes / 2**20
+
+
+def matmul_tflops(device: torch.device, dtype: torch.dtype) -> float:
+    """TFLOP/s of a large square matrix product: the ceiling that rates are shares of."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    return 2 * size**3 / in_turns({"mm": lambda: a @ b}, 0.5, device).ms("mm") / 1e9
+
+
+# -------------------------------------------------------------------------------------------------------- record
+
+
+class Record:
+    """Rows of a benchmark with what they were measured on, saved after each shape.
+
+    `missing` says why something was not measured, `failed` has exceptions.
+    """
+
+    def __init__(self, options: argparse.Namespace, device: torch.device, **about: object) -> None:
+        self.about = environment(options.commit) | {"device": device_name(device)} | about
+        self.device, self.out, self.seconds = device, options.out, options.seconds
+        self.end = time.perf_counter() + 60 * options.minutes
+        self.rows: list[Row] = []
+        self.missing: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def guard(self, name: str, shape: str) -> Iterator[None]:
+        """Note an exception of one contender and go on with the others."""
+        try:
+            yield
+        except (Refused, torch.OutOfMemoryError) as error:
+            self.missing[f"{name} at {shape}"] = str(error) if isinstance(error, Refused) else "out of memory"
+        except Exception as error:  # a compiler's and a library's errors have no common type
+            lines = str(error).strip().splitlines() or [""]
+            self.failed[f"{name} at {shape}"] = f"{type(error).__name__}: {lines[0][:200]}"
+
+    def compare(
+        self, shape: str, what: str, calls: Mapping[str, Call], baselines: Sequence[str], **units: float
+    ) -> None:
+        """Time calls in turns and add a row for each, with its ratio to the fastest of the `baselines` that ran.
+
+        units: how many of something a call computes, such as tokens=2048; the row has them by the second.
+        """
+        if time.perf_counter() > self.end:
+            self.missing[f"{shape}, {what}"] = "no time left"
+            return
+        runnable, memory = {}, {}
+        for name, call in calls.items():
+            with self.guard(name, f"{shape}, {what}"):
+                call()  # compiles it and loads libraries
+                memory[name] = peak_mib(call, self.device)
+                runnable[name] = call
+        if not runnable:
+            return
+        rounds = in_turns(runnable, self.seconds, self.device)
+        baseline = min((name for name in baselines if name in runnable), key=rounds.ms, default=next(iter(runnable)))
+        for name in runnable:
+            ms = rounds.ms(name)
+            rates = {f"{unit}_per_s": 1e3 * count / ms for unit, count in units.items()}
+            ratios = {"ratio": rounds.ratio(name, baseline), "baseline": baseline, "rounds": len(rounds.rows)}
+            self.rows.append(
+                {"shape": shape, "what": what, "name": name, "ms": ms, "mib": memory[name], **ratios, **rates}
+            )
+        self.save()
+        if self.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def save(self) -> None:
+        if self.out is not None:
+            notes = {"missing": self.missing, "failed": self.failed}
+            write_json(self.out, self.about | {"rows": self.rows} | notes)
+
+    def finish(self) -> int:
+        """Print the table and what is missing from it; returns the exit status, 1 where something failed."""
+        print(", ".join(f"{name} {value}" for name, value in self.about.items() if value not in (None, {})))
+        place = None
+        for row in self.rows:
+            if place != (place := (row["shape"], row["what"])):
+                print(f"\n{row['shape']}, {row['what']}; ratios to {row['baseline']}")
+            rates = " ".join(
+                f"{row[name]:12,.1f} {name.replace('_per_s', '/s')}" for name in row if name.endswith("_per_s")
+            )
+            memory = "" if row["mib"] is None else f"{row['mib']:9,.0f} MiB"
+            print(f"  {row['name']:34} {row['ms']:10.3f} ms {row['ratio']:7.2f} {memory} {rates}")
+        for kind, notes in (("failed", self.failed), ("not measured", self.missing)):
+            for name, note in notes.items():
+                print(f"{kind}: {name}: {note}")
+        self.save()
+        return 1 if self.failed or not self.rows else 0
+
+
+def environment(commit: str) -> Row:
+    """Versions, machine, threads and commit."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    if not commit:
+        with contextlib.suppress(OSError):
+            command = ["git", "describe", "--always", "--dirty"]
+            commit = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    return {
+        "commit": commit or None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "packages": versions,
+    }

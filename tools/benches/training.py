@@ -1,0 +1,97 @@
+"""Training steps of decoders, one position method beside another and beside a transformers Llama of the same shape."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from modalities.contract import find_modality
+from modalities.decoder.model import Decoder, DecoderConfig
+from tools.benches.timing import Record, Refused, device_of, matmul_tflops, numbers, parser, words
+from zoo import create_model
+
+LLAMA = "transformers Llama"
+
+
+def llama_like(config: DecoderConfig, context: int) -> nn.Module:
+    """transformers' Llama of a decoder's width, depth, heads and vocabulary, with fresh weights."""
+    if importlib.util.find_spec("transformers") is None:
+        raise Refused("transformers is not installed")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.dim,
+        intermediate_size=config.hidden_dim,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(shape)
+
+
+def training_step(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], float]:
+    """Forward, loss, backward, gradient clipping and a fused AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> float:
+        value = loss()
+        value.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(value.detach())
+
+    return step
+
+
+def flops_per_token(model: Decoder, context: int) -> float:
+    """6 operations for each parameter that multiplies an activation, and 6·C for each of the (L + 1)/2 keys a layer twice."""
+    config = model.config
+    matrices = sum(m.weight.numel() for m in model.layers.modules() if isinstance(m, nn.Linear))
+    return 6.0 * (matrices + config.vocab_size * config.dim) + 6.0 * config.num_layers * config.dim * (context + 1)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Steps of plain torch with random tokens, in bfloat16 on CUDA; `priorzoo train RECIPE --calibrate` times DeepSpeed's."""
+    options = parser("training", main.__doc__)
+    options.add_argument("--models", type=words, help="decoders of one shape; the first gives Llama's")
+    options.add_argument("--lengths", type=numbers, help="tokens a row; default 2048,16384 on CUDA, 256 on the CPU")
+    options.add_argument("--tokens", type=int, help="of a step; default 32768 on CUDA, 1024 on the CPU")
+    args = options.parse_args(argv)
+    device = device_of(args)
+    cuda = device.type == "cuda"
+    size = "125m" if cuda else "tiny"
+    names = args.models or [f"text_{method}_{size}" for method in ("rope", "alibi", "goat", "ggd_ssmax")]
+    dtype = torch.bfloat16 if cuda else torch.float32
+    record = Record(args, device, dtype=str(dtype), matmul_tflops=matmul_tflops(device, dtype))
+    for length in args.lengths or ([2048, 16384] if cuda else [256]):
+        rows = max(1, (args.tokens or (32768 if cuda else 1024)) // length)
+        shape, steps, flops = f"{rows} × {length} tokens", {}, 0.0
+        for name in names:
+            with record.guard(name, shape):
+                torch.manual_seed(0)
+                model = create_model(name, train_context=length).to(device, dtype).train()
+                tokens = torch.randint(0, min(256, model.config.vocab_size), (rows, length + 1), device=device)
+                batch = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
+                loss = find_modality(model.modality).loss
+                steps[name] = training_step(model, lambda m=model, b=batch, f=loss: f(m, b)[0])
+                flops = flops or flops_per_token(model, length)
+                config = model.config
+        if not steps:
+            continue
+        with record.guard(LLAMA, shape):
+            llama = llama_like(config, length).to(device, dtype).train()
+            ids = torch.randint(0, config.vocab_size, (rows, length), device=device)
+            steps[LLAMA] = training_step(llama, partial(_llama_loss, llama, ids))
+        record.compare(shape, "training step", steps, [LLAMA], tokens=rows * length, gflops=flops * rows * length / 1e9)
+    return record.finish()
+
+
+def _llama_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, labels=ids).loss

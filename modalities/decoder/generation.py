@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,16 +18,47 @@ from zoo.slices import slices
 if TYPE_CHECKING:
     from modalities.decoder.model import Decoder
 
-__all__ = ["batches", "generate", "left_pad", "prefill", "stream", "stream_text"]
+__all__ = ["Sampling", "batches", "generate", "left_pad", "prefill", "stream", "stream_text"]
 
 PREFILL_TOKENS = 1 << 15  # prompt tokens, of all rows, that are read at a time
 CACHE_SHARE = 4  # keys and values of the rows that are read together take at most a quarter of the memory
+Prompts = Tensor | Sequence[Sequence[int] | np.ndarray]  # token ids, of any lengths
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn from its logits; `generate` says what each field does. ValueError for values out of range."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and at least 0, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is a probability in (0, 1], got {self.top_p}")
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None) -> Tensor:
+        """(B,) token ids from (B, V) logits."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[:, -1:], -torch.inf)
+        if self.top_p is not None:
+            ordered, index = logits.sort(descending=True)
+            before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+            logits = logits.scatter(-1, index, ordered.masked_fill(before >= self.top_p, -torch.inf))
+        return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
 
 
 def generate(
     model: Decoder,
-    prompts: Tensor | Sequence[Sequence[int] | np.ndarray],
+    prompts: Prompts,
     *,
     max_new_tokens: int,
     temperature: float = 0.0,
@@ -57,32 +89,28 @@ def generate(
     Raises:
         ValueError: for empty prompts or settings out of range.
     """
-    rows: list[list[int]] = [[] for _ in prompts]
     if stop and tokenizer is None:
         raise ValueError("stop strings are found in decoded text: pass tokenizer as well")
-    parts = batches(model, prompts, max_new_tokens)
-    sampling: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    if len(parts) > 1:
-        sampling |= {
-            "seed": _generator(model, seed),
-            "stop": stop,
-            "tokenizer": tokenizer,
-            "eos_id": eos_id,
-            "cache": cache,
-        }
-        written = (generate(model, prompts[part], max_new_tokens=max_new_tokens, **sampling) for part in parts)
-        return [row for rows in written for row in rows]
-    done = [False] * len(rows)
-    for tokens in stream(model, prompts, max_new_tokens=max_new_tokens, cache=cache, **sampling):
+    sampling: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p)
+    options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, seed=_generator(model, seed), cache=cache) | sampling
+    rows: list[list[int]] = []
+    for part in batches(model, prompts, max_new_tokens):
+        rows += _rows(stream(model, prompts[part], **options), eos_id, stop, tokenizer)
+    return rows
+
+
+def _rows(steps: Iterator[Tensor], eos_id: int | None, stop: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """The tokens of each row up to its end."""
+    rows: list[list[int]] = []
+    done: list[bool] = []
+    for tokens in steps:
+        rows, done = rows or [[] for _ in tokens], done or [False] * len(tokens)
         for n, token in enumerate(tokens.tolist()):
-            if done[n]:
-                continue
-            if token == eos_id:
+            if done[n] or token == eos_id:
                 done[n] = True
                 continue
             rows[n].append(token)
-            if stop:
-                done[n] = _cut_at_stop(rows[n], stop, tokenizer)
+            done[n] = bool(stop) and _cut_at_stop(rows[n], stop, tokenizer)
         if all(done):
             break
     return rows
@@ -90,45 +118,35 @@ def generate(
 
 def stream(
     model: Decoder,
-    prompts: Tensor | Sequence[Sequence[int] | np.ndarray],
+    prompts: Prompts,
     *,
     max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     seed: int | torch.Generator | None = None,
     cache: str = "auto",
+    **sampling: Any,
 ) -> Iterator[Tensor]:
     """Yields (B,) int64, the next token of every row, as soon as it is known. Arguments as in `generate`; all rows are read
     together, so memory grows with their number."""
-    if max_new_tokens < 1 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
-        raise ValueError(
-            f"need max_new_tokens >= 1, temperature >= 0, top_k >= 1; got {max_new_tokens}, {temperature}, {top_k}"
-        )
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p is a probability in (0, 1], got {top_p}")
-    return _stream(model, prompts, max_new_tokens, temperature, top_k, top_p, seed, cache)
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+    return _stream(model, prompts, max_new_tokens, Sampling(**sampling), _generator(model, seed), cache)
 
 
 @torch.no_grad()
 def _stream(
     model: Decoder,
-    prompts: Tensor | Sequence[Sequence[int] | np.ndarray],
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | torch.Generator | None,
+    prompts: Prompts,
+    count: int,
+    sampling: Sampling,
+    generator: torch.Generator | None,
     cache: str,
 ) -> Iterator[Tensor]:
-    device = model.embedding.weight.device
-    tokens, segments = left_pad(prompts, device)
-    generator = _generator(model, seed)
-    held = model.new_cache(tokens.shape[1] + max_new_tokens, cache)
+    tokens, segments = left_pad(prompts, model.embedding.weight.device)
+    held = model.new_cache(tokens.shape[1] + count, cache)
     real = None if segments is None else torch.zeros_like(segments[:, :1])
-    for _ in range(max_new_tokens):
+    for _ in range(count):
         features = prefill(model, tokens, held, segments)
-        tokens = _pick(model.forward_head(features), temperature, top_k, top_p, generator)[:, None]
+        tokens = sampling.draw(model.forward_head(features), generator)[:, None]
         segments = real
         yield tokens[:, 0]
 
@@ -139,12 +157,12 @@ def _generator(model: Decoder, seed: int | torch.Generator | None) -> torch.Gene
     return torch.Generator(model.embedding.weight.device).manual_seed(seed)
 
 
-def batches(model: Decoder, prompts: Tensor | Sequence[Sequence[int] | np.ndarray], new_tokens: int) -> list[slice]:
+def batches(model: Decoder, prompts: Prompts, new_tokens: int) -> list[slice]:
     """Parts of the prompts that are read together: rows whose keys and values, with those of `new_tokens` each, take at most
     1/CACHE_SHARE of `device_memory`, one row at least. Besides, a batch takes the activations of PREFILL_TOKENS."""
     row = (max(map(len, prompts), default=0) + new_tokens) * model.token_bytes
     most = device_memory(model.embedding.weight.device) // CACHE_SHARE
-    return list(slices(len(prompts), max(1, most // max(1, row))))
+    return list(slices(max(1, len(prompts)), max(1, most // max(1, row))))
 
 
 def prefill(
@@ -210,9 +228,7 @@ def _whole_characters(
         yield decode(before + since).removeprefix(decode(before))[len(written) :]
 
 
-def left_pad(
-    prompts: Tensor | Sequence[Sequence[int] | np.ndarray], device: torch.device
-) -> tuple[Tensor, Tensor | None]:
+def left_pad(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Tokens (B, T) and document ids (B, T): −1 on the padding, 0 on the prompt; None when all are equally long.
 
     Raises:
@@ -230,22 +246,6 @@ def left_pad(
         tokens[n, longest - len(row) :] = row
         segments[n, longest - len(row) :] = 0
     return tokens, segments
-
-
-def _pick(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
-) -> Tensor:
-    """(B,) token ids from (B, V) logits."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    logits = logits / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
-    if top_p is not None:
-        ordered, index = logits.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        logits = logits.scatter(-1, index, ordered.masked_fill(before >= top_p, -torch.inf))
-    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
 
 
 def _cut_at_stop(row: list[int], stop: Sequence[str], tokenizer: Any) -> bool:

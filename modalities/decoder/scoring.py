@@ -1,4 +1,4 @@
-"""Log-likelihood scoring and decoding of causal decoders.
+"""What evaluators read off causal decoders: log-likelihoods, answers, continuations, and a vector for a text.
 
 Memory grows with the length, never with its square or with length × vocabulary: logits are made for a slice of
 positions at a time and dropped once reduced.
@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from modalities.contract import Reading
 from modalities.decoder.generation import PREFILL_TOKENS, batches, left_pad, prefill, stream
 from modalities.decoder.model import Decoder
 from zoo.decoding import Cache
+from zoo.naming import nearest
 from zoo.slices import slices
 
 LOGIT_BUDGET = 1 << 23  # logits alive at once, as a count of float64 numbers (64 MiB)
+POOLS = ("mean", "last")
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
@@ -235,3 +238,25 @@ def continue_texts(
         if all(done):
             break
     return texts
+
+
+@torch.inference_mode()
+def embed(model: Decoder, reading: Reading, *, pool: str | None = None, size: int | None = None) -> Tensor:
+    """(C,) float32 features after the last norm, of a reading whose first token is the start.
+
+    Args:
+        pool: "mean" over the tokens without the start (None), or the "last" token, which alone has seen all of them.
+
+    Raises:
+        ValueError: for another pool, a size, or a reading without tokens.
+    """
+    if pool not in (None, *POOLS):
+        raise ValueError(f"pool {pool!r}: {nearest(pool, POOLS)}")
+    if size is not None:
+        raise ValueError(f"size {size} is of images, and this model reads {model.modality}")
+    (tokens,) = reading.inputs
+    if tokens.shape[1] < 2:
+        raise ValueError("nothing to embed: the input is empty")
+    if pool == "last":
+        return model.forward_features(tokens, last=1)[0, 0].float()
+    return model.forward_features(tokens)[0, 1:].float().mean(0)

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modalities.contract import Reading
-from modalities.decoder.embedding import embed
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
+from modalities.decoder.scoring import embed
 from modalities.decoder.training import check_tokenizer
 from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.bed import bed_rows, whole_contigs
@@ -210,7 +210,7 @@ class DnaDecoder(Decoder):
             yield row.name, decode(reverse_complement(codes) if row.strand == "-" else codes)
 
     def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
-        """(C,) float32 features of bases; `pool` is "mean" or "last", see `modalities.decoder.embedding.embed`."""
+        """(C,) float32 features of bases; `pool` is "mean" or "last", see `modalities.decoder.scoring.embed`."""
         return embed(self, self.read(given), pool=pool, size=size)[: self.config.dim]
 
 

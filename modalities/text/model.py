@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from modalities.contract import Reading
-from modalities.decoder.embedding import embed
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, register_decoders
+from modalities.decoder.scoring import embed
 from modalities.text.tokenizers import load_tokenizer
 
 __all__ = ["SIZES", "CausalLM", "TextConfig", "register_text_models"]
@@ -44,7 +44,7 @@ class CausalLM(Decoder):
         return Reading((torch.tensor([ids], device=self.embedding.weight.device),), names=names)
 
     def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
-        """(C,) float32 features of a text; `pool` is "mean" or "last", see `modalities.decoder.embedding.embed`."""
+        """(C,) float32 features of a text; `pool` is "mean" or "last", see `modalities.decoder.scoring.embed`."""
         return embed(self, self.read(given), pool=pool, size=size)
 
 

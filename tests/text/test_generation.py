@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from modalities.decoder import generation
-from modalities.decoder.generation import _pick, batches, stream, stream_text
+from modalities.decoder.generation import Sampling, batches, stream, stream_text
 from modalities.decoder.scoring import continuation_scores, telling, token_nll
 from modalities.text.tokenizers import load_tokenizer
 from zoo import create_model
@@ -54,11 +54,10 @@ def test_sampling_is_reproducible_and_streams(model) -> None:
 def test_filters_keep_what_they_say() -> None:
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0]]).expand(4000, -1)
     generator = torch.Generator().manual_seed(0)
-    assert set(_pick(logits, 1.0, 2, None, generator).tolist()) == {0, 1}
     # Probabilities .636 .234 .086 .032 .012: the first three are the fewest that reach 0.9.
-    assert set(_pick(logits, 1.0, None, 0.9, generator).tolist()) == {0, 1, 2}
-    assert set(_pick(logits, 1.0, None, 0.1, generator).tolist()) == {0}
-    share = (_pick(logits, 1.0, None, None, generator) == 0).float().mean().item()
+    for options, tokens in (({"top_k": 2}, {0, 1}), ({"top_p": 0.9}, {0, 1, 2}), ({"top_p": 0.1}, {0})):
+        assert set(Sampling(1.0, **options).draw(logits, generator).tolist()) == tokens
+    share = (Sampling(1.0).draw(logits, generator) == 0).float().mean().item()
     assert share == pytest.approx(0.636, abs=0.04)
 
 

@@ -35,8 +35,7 @@ from recipes.commands import CommandError, call
 from zoo.files import write_text
 from zoo.model import ZooModel
 from zoo.pretrained import manifest
-from zoo.prior_plot import FLOOR, layer_priors, log_prior_curve
-from zoo.prior_plot_grid import centre_log_prior
+from zoo.prior_plot import FLOOR, centre_log_prior, layer_priors, log_prior_curve
 from zoo.registry import create_model
 
 PAGE = Path(__file__).with_name("gallery_page")

@@ -1,4 +1,4 @@
-"""python -m zoo list | show | plot-prior | doctor: models, what one is made of, its priors; kernels that can be trusted here.
+"""python -m zoo list | show | plot-prior | doctor: models, what one consists of, its priors, and a check of the kernels.
 
 `call` runs any typer app with the project's way of reporting errors.
 """
@@ -9,7 +9,7 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +19,10 @@ from rich.table import Table
 
 from zoo.errors import from_outside, one_line, require
 from zoo.inputs import read_object
+from zoo.layers import Attention
+from zoo.model import ZooModel
 from zoo.outside import import_named
-from zoo.pretrained import manifest
+from zoo.pretrained import manifest, resolve_tag
 from zoo.priors import Compose
 from zoo.registry import create_model, list_models, load_model, model_entry
 
@@ -39,9 +41,9 @@ _USAGE_ERROR = typer.BadParameter.__mro__[2]
 def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> int:
     """Run a typer app on `argv` (None: the process's) and return the exit code. Every command has the option --verbose.
 
-    What cannot be carried out is one line on standard error, with --verbose its trace before it. The code is 2 where the cause
-    is outside (usage, values, files, connections, devices, memory), 1 where it is a fault of this program, 130 for Ctrl-C, and
-    141 where the reader of the output is gone. Of ranks that a launcher started, one a machine speaks.
+    An error is one line on standard error, after its trace with --verbose. The code is 2 where the cause is outside (usage,
+    values, files, connections, devices, memory), 1 for a fault of this program, 130 for Ctrl-C, and 141 where the reader of the
+    output is gone. Of ranks that a launcher started, one per machine prints.
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"] * bool(app.info.no_args_is_help)
     code = 2
@@ -54,7 +56,8 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        # Python flushes it once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except _USAGE_ERROR as error:  # type: ignore[misc]
         message = error.format_message()
@@ -63,10 +66,7 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
             traceback.print_exc()
         message = one_line(error)
         if not from_outside(error):
-            code, message = (
-                1,
-                f"{type(error).__name__}: {message}; this is a fault of priorzoo, and --verbose shows where",
-            )
+            code, message = 1, f"{type(error).__name__}: {message}; this is a fault of priorzoo; --verbose shows where"
     if message and os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {message}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return code
@@ -82,13 +82,9 @@ def _offer_verbose(command: Any) -> None:
 
 
 def _verbose_option() -> Any:
-    """The option as typer makes it; its value is handed to no function."""
+    """The option as typer makes it; its value is passed to no function."""
     app = typer.Typer(add_completion=False)
-
-    @app.command()
-    def command(verbose: Annotated[bool, typer.Option("--verbose", help="show the trace of an error")] = False) -> None:
-        pass
-
+    app.command()(lambda verbose=typer.Option(False, "--verbose", help="show the trace of an error"): None)
     (option,) = (option for option in typer.main.get_command(app).params if "--verbose" in option.opts)
     option.expose_value = False
     return option
@@ -120,54 +116,93 @@ def show(
 
     import_named(import_)
     if Path(name).is_dir():
-        return _show_model(_run_title(Path(name)), load_model(name))
+        return _show_model(_title(name), load_model(name))
     entry = model_entry(name)
-    card = _card(name)
-    with torch.device("meta"):  # counts without memory: the largest models are several GB
+    card: dict[str, Any] = dict(manifest()[resolve_tag(name)]) if "." in name else {}
+    # Counts without memory: the largest models are several GB.
+    with torch.device("meta"):
         model = entry.build(**entry.config)
     _show_model(name, model)
-    if card:
-        names = card.pop("class_names", [])  # a line, not a row each
-        card |= {"class_names": " ".join(names[:40]) + " …" * (len(names) > 40)} if names else {}
-        _print_pairs("weights", {key: value for key, value in card.items() if not isinstance(value, (dict, list))})
-        for key, value in card.items():
-            if isinstance(value, (dict, list)):
-                _print_nested(key, value)
-    else:
+    if not card:
         tags = list_models(f"{entry.name}.*", pretrained=True)
-        console.print(f"weights: {', '.join(tags) if tags else 'none ship for this model'}")
+        return console.print(f"weights: {', '.join(tags) if tags else 'none ship for this model'}")
+    if classes := card.pop("class_names", []):
+        card["class_names"] = " ".join(classes[:40]) + " …" * (len(classes) > 40)
+    tables = {key: value for key, value in card.items() if isinstance(value, (dict, list))}
+    _print_pairs("weights", {key: value for key, value in card.items() if key not in tables})
+    for key, table in tables.items():
+        _print_rows(key, table if isinstance(table, list) else [{"": key} | row for key, row in table.items()])
 
 
-def _show_model(title: str, model: Any) -> None:
+def _show_model(title: str, model: ZooModel) -> None:
     total = sum(p.numel() for p in model.parameters())
     console.print(f"[bold]{title}[/bold]  {model.modality}, {total:,} parameters")
     _print_pairs("configuration", dataclasses.asdict(model.config))
-    _print_pairs("attention", _attention(model))
-    _print_pairs("parameters", _parameter_groups(model))
-    if described := model.describe_input():
-        _print_pairs("a training sample", described)
-
-
-def _attention(model: Any) -> dict[str, str]:
-    """Columns of a head that hold content, and the prior's lanes; by layer where layers differ."""
-    from zoo.layers import Attention
-
     layers = [module for module in model.modules() if isinstance(module, Attention)]
-    rows: dict[str, list[str]] = {"content columns per head": [], "lanes": []}
-    for attention in layers:
-        rows["content columns per head"].append(f"{attention.content_dim} of {attention.head_dim}")
-        lanes = {
-            name: part.num_lanes for name, part in attention.prior.named_children() if part in attention.prior.parts()
-        }
-        named = ", ".join(f"{name} {count}" for name, count in lanes.items() if count)
-        summed = isinstance(attention.prior, Compose) and named
-        total = attention.prior.num_lanes
-        where = " beside the head" if attention.lanes == "beside" and total else ""
-        rows["lanes"].append(f"{total}{where}" + (f" ({named})" if summed else ""))
-    return {
-        key: found[0] if len(set(found)) == 1 else "; ".join(f"layer {n}: {text}" for n, text in enumerate(found))
-        for key, found in rows.items()
-    }
+    contents = [f"{attention.content_dim} of {attention.head_dim}" for attention in layers]
+    columns = {"content columns per head": _by_layer(contents), "lanes": _by_layer(map(_lanes, layers))}
+    _print_pairs("attention", columns)
+    _print_pairs("parameters", _parameter_groups(model))
+    if sample := model.describe_input():
+        _print_pairs("a training sample", sample)
+
+
+def _lanes(attention: Attention) -> str:
+    """How many lanes the prior has, where, and of a sum which part has how many."""
+    prior = attention.prior
+    parts = {name: part.num_lanes for name, part in prior.named_children() if part in prior.parts()}
+    named = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
+    beside = " beside the head" if attention.lanes == "beside" and prior.num_lanes else ""
+    return f"{prior.num_lanes}{beside}" + (f" ({named})" if named and isinstance(prior, Compose) else "")
+
+
+def _by_layer(texts: Iterable[str]) -> str:
+    texts = list(texts)
+    if len(set(texts)) == 1:
+        return texts[0]
+    return "; ".join(f"layer {n}: {text}" for n, text in enumerate(texts))
+
+
+def _parameter_groups(model: ZooModel) -> dict[str, int]:
+    """Parameters by what they belong to, the largest group first."""
+    known = "prior ssmax position_embedding embedding patch_embed prefix_tokens mlp attention head".split()  # noqa: SIM905
+    groups: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        words = name.split(".")
+        group = next((word for word in known if word in words), "norm" if "norm" in name else "other")
+        groups[group] = groups.get(group, 0) + parameter.numel()
+    return dict(sorted(groups.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _title(name: str) -> str:
+    """Of a run's folder its recipe and name, "text.ggd_tiny (20261121-0800)"; of another the folder's name."""
+    folder = Path(name).resolve()
+    run = folder.parent if folder.name == "model" else folder
+    try:
+        return f"{read_object(run / 'recipe.json')['name']} ({run.name})"
+    except (OSError, ValueError, KeyError):
+        return folder.name
+
+
+def _print_pairs(title: str, pairs: Mapping[str, object]) -> None:
+    _print_rows(title, [{"": f"  {key}", "value": value} for key, value in pairs.items()], header=False)
+
+
+def _print_rows(title: str, rows: Sequence[Mapping[str, object]], *, header: bool = True) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(title=title, title_justify="left", title_style="dim", show_header=header)
+    table.box = table.box if header else None
+    for column in columns:
+        table.add_column(column, justify="right" if column and header else "left")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column, "")) for column in columns))
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 @app.command("plot-prior")
@@ -189,19 +224,15 @@ def plot_prior(
     """
     import_named(import_)
     require("matplotlib", "drawing priors", "figures")
-    from zoo.prior_plot import draw_priors
-    from zoo.prior_plot_grid import draw_grid_priors
+    from zoo import prior_plot
 
     if Path(name).is_dir():
-        model, title = load_model(name), _run_title(Path(name))
+        model, title = load_model(name), _title(name)
     else:
-        tags = [] if "." in name else list_models(f"{name}.*", pretrained=True)
-        model = create_model(name)
-        title = name if "." in name else f"{name} (untrained)"
-        if tags:
+        model, title = create_model(name), name if "." in name else f"{name} (untrained)"
+        if "." not in name and (tags := list_models(f"{name}.*", pretrained=True)):
             console.print(f"note: {name} is untrained; trained ones are {', '.join(tags)}", soft_wrap=True)
-    path = out or Path(f"{Path(name).name}.prior.png")
-    grid = model.train_positions().is_grid
+    path, grid = out or Path(f"{Path(name).name}.prior.png"), model.train_positions().is_grid
     if length is not None and grid:
         raise ValueError("--length does not apply to a model of images; use --size, in pixels")
     if size is not None and not grid:
@@ -211,13 +242,11 @@ def plot_prior(
     if head is not None and not matrix:
         raise ValueError("--head chooses a head of --matrix; without it every head is drawn")
     if grid:
-        draw_grid_priors(model, title, path, size=size)
+        prior_plot.draw_grid_priors(model, title, path, size=size)
     elif matrix:
-        from zoo.prior_plot_matrix import draw_prior_matrices
-
-        draw_prior_matrices(model, title, path, length=length or 96, head=head)
+        prior_plot.draw_prior_matrices(model, title, path, length=length or 96, head=head)
     else:
-        draw_priors(model, title, path, length=length or 8 * model.config.train_context)
+        prior_plot.draw_priors(model, title, path, length=length or 8 * model.config.train_context)
     console.print(f"written: {path}", soft_wrap=True)
 
 
@@ -227,74 +256,3 @@ def doctor() -> int:
     from zoo.doctor import examine
 
     return 0 if examine(console) else 1
-
-
-def _run_title(folder: Path) -> str:
-    """A run's recipe and the name of its folder, "text.ggd_tiny (20261121-0800)"; of other folders the name alone."""
-    folder = folder.resolve()
-    run = folder.parent if folder.name == "model" else folder
-    try:
-        return f"{read_object(run / 'recipe.json')['name']} ({run.name})"
-    except (OSError, ValueError, KeyError):
-        return folder.name
-
-
-def _card(name: str) -> dict[str, Any]:
-    """The manifest's entry of a tagged name; empty for an architecture."""
-    if "." not in name:
-        return {}
-    from zoo.pretrained import resolve_tag
-
-    return dict(manifest()[resolve_tag(name)])
-
-
-def _parameter_groups(model: Any) -> dict[str, int]:
-    """Parameters by what they belong to: embedding, attention, prior, ssmax, mlp, norm, head, …"""
-    groups: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
-        words = name.split(".")
-        known = (
-            "prior",
-            "ssmax",
-            "position_embedding",
-            "embedding",
-            "patch_embed",
-            "prefix_tokens",
-            "mlp",
-            "attention",
-            "head",
-        )
-        group = next((word for word in known if word in words), "norm" if "norm" in name else "other")
-        groups[group] = groups.get(group, 0) + parameter.numel()
-    return {group: groups[group] for group in sorted(groups, key=lambda g: -groups[g])}
-
-
-def _print_pairs(title: str, pairs: dict[str, Any]) -> None:
-    table = Table(title=title, show_header=False, title_justify="left", box=None, title_style="dim")
-    for key, value in pairs.items():
-        table.add_row(
-            f"  {key}", f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        )
-    console.print(table)
-
-
-def _print_nested(title: str, value: Any) -> None:
-    """A card's table: a list of rows, or a dictionary of them."""
-    rows = value if isinstance(value, list) else [{"": key} | _row(inner) for key, inner in value.items()]
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        return _print_pairs(title, {str(n): row for n, row in enumerate(rows)})
-    table = Table(title=title, title_justify="left", title_style="dim")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    for column in columns:
-        table.add_column(column, justify="right" if column else "left")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column, "")) for column in columns))
-    console.print(table)
-
-
-def _row(inner: Any) -> dict[str, Any]:
-    return inner if isinstance(inner, dict) else {"value": inner}
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,7 +1,7 @@
-"""One figure of a model's learned priors: every head's log-prior against distance, and its parameters.
+"""Figures of a model's log-priors: curves over distance, maps around the centre of an image, matrices K and π.
 
-A curve is the last row of K from the prior's oracle: one query at position N − 1, all N keys, O(N) memory. matplotlib is
-imported when a figure is drawn.
+A curve is the last row of K, a map the row of the centre patch: O(N) memory, for lengths and grids far beyond training.
+matplotlib is imported when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -11,19 +11,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.files import replacing
+from zoo.model import ZooModel
 from zoo.positions import Positions
-from zoo.priors.base import Prior
+from zoo.priors.base import Prior, PriorTerms
+from zoo.priors.blocked import bias_block
+from zoo.priors.key_bias import KeyBias
 
-__all__ = ["draw_priors", "head_style", "layer_priors", "log_prior_curve", "mark_training", "save_figure"]
+__all__ = [
+    "FLOOR",
+    "centre_log_prior",
+    "draw_grid_priors",
+    "draw_prior_matrices",
+    "draw_priors",
+    "key_and_distance_parts",
+    "layer_priors",
+    "log_prior_curve",
+    "save_figure",
+]
 
-FLOOR = -12.0  # lower end of the panels: exp(−12) = 6e-6 of the best key's weight
-RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion
+FLOOR = -12.0  # lower end of a scale: exp(−12) = 6e-6 of the best key's weight
+LEAST_RANGE = 0.1  # nats on the colour scale of a map, so that noise around 0 does not look like structure
+RESOLVED = 8.0  # logits below the largest that the matrix of K resolves
+RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from the query
 
 
-def layer_priors(model: nn.Module) -> list[Prior]:
+def layer_priors(model: Any) -> list[Prior]:
     """The prior of each layer of a model.
 
     Raises:
@@ -52,7 +67,53 @@ def log_prior_curve(prior: Prior, length: int) -> Tensor:
     return row - row.max(dim=-1, keepdim=True).values
 
 
-def draw_priors(model: nn.Module, title: str, path: Path, *, length: int) -> None:
+@torch.no_grad()
+def key_and_distance_parts(prior: Prior, length: int) -> tuple[Tensor, Tensor]:
+    """u(j) of the parts that see the key's position alone, and κ(d) of all others, (H, length) float64 each.
+
+    κ is read off the last row, for d = 0 … length − 1. The slope of a key bias is in κ: up to a row constant it is linear in d.
+    """
+    query, keys = Positions.line(1, offset=length - 1), Positions.line(length)
+    of_key, of_distance = torch.zeros(2, prior.num_heads, length, dtype=torch.float64)
+    for part in prior.parts() or [prior]:
+        if isinstance(part, KeyBias):
+            of_key += part.bias(keys.index(), False, torch.float64)[0].cpu()
+            of_distance -= part.slopes().cpu()[:, None] * torch.arange(length)
+        else:
+            of_distance += part.log_prior(query, keys, causal=True)[0, :, 0].double().cpu().flip(-1)
+    return of_key, of_distance
+
+
+@torch.no_grad()
+def centre_log_prior(prior: Prior, positions: Positions) -> tuple[Tensor, Tensor]:
+    """K from the patch in the centre of a grid (the later one of an even side), less each head's maximum over patches.
+
+    Returns:
+        (H, height, width) to the patches, and (H, P) to the prefix tokens, float64.
+    """
+    assert positions.shape is not None
+    height, width = positions.shape
+    query = positions.num_prefix + height // 2 * width + width // 2
+    row = _query_row(prior(positions, positions, causal=False), query, positions).double().cpu()
+    prefix, patches = row.expand(prior.num_heads, -1).tensor_split([positions.num_prefix], dim=1)
+    highest = patches.max(dim=-1, keepdim=True).values
+    return (patches - highest).unflatten(-1, (height, width)), prefix - highest
+
+
+def _query_row(terms: PriorTerms, query: int, positions: Positions) -> Tensor:
+    """(1 or H, S): K of one query that is a patch, without the matrix it is a row of."""
+    row = torch.zeros(1, positions.length)
+    if terms.q_lanes is not None and terms.k_lanes is not None:
+        row = row + (terms.q_lanes[0, :, query : query + 1] @ terms.k_lanes[0].transpose(-1, -2))[:, 0].cpu()
+    if (table := terms.table) is not None:
+        values = table.table[:, table.q_code[query] - table.k_code + table.center].cpu()
+        row = row + torch.where(torch.arange(positions.length) >= table.num_prefix, values, 0.0)
+    if terms.bias is not None:
+        row = row + bias_block(terms.bias, slice(None), slice(query, query + 1), positions.length)[0, :, 0].cpu()
+    return row
+
+
+def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None:
     """Write one PNG: a panel of curves for each layer, and below them the parameters as layer × head tables.
 
     Raises:
@@ -61,49 +122,106 @@ def draw_priors(model: nn.Module, title: str, path: Path, *, length: int) -> Non
     if length < 2:
         raise ValueError(f"a curve needs a length of at least 2, got {length}")
     priors = layer_priors(model)
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = min(4, len(priors))
-    rows = math.ceil(len(priors) / columns)
-    tables = [_head_parameters(prior) for prior in priors]
+    with torch.no_grad():
+        tables = [{name: x.double().tolist() for name, x in prior.head_parameters().items()} for prior in priors]
     names = list(dict.fromkeys(name for table in tables for name in table))
-    heads = max(prior.num_heads for prior in priors)
-    absent = [math.nan] * heads  # a parameter of other layers' methods
-    table_height = 0.9 + 0.28 * len(priors) if names else 0.0
-    figure = pyplot.figure(figsize=(3.6 * columns + 1.4, 2.7 * rows + table_height + 0.6), layout="constrained")
-    top, *below = figure.subfigures(
-        2 if names else 1, 1, height_ratios=[2.7 * rows, table_height][: 1 + bool(names)], squeeze=False
-    ).flat
-    axes = list(top.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
-    for n, (axis, prior) in enumerate(zip(axes, priors, strict=False)):
-        _draw_layer(axis, prior, length, trained_at=getattr(model.config, "train_context", None))
-        axis.set_title(f"layer {n}", fontsize=10)
-        if n % columns == 0:
-            axis.set_ylabel("K − max K (nats)")
-        if n + columns >= len(priors):  # the lowest of its column
-            axis.set_xlabel("distance + 1 (tokens, log₂)")
-            axis.tick_params(labelbottom=True)
-    for axis in axes[len(priors) :]:
+    columns = max(min(4, len(priors)), len(names))
+    rows = math.ceil(len(priors) / columns)
+    figure, axes = _subplots(rows + bool(names), columns, (3.4, 2.8))
+    distance = torch.logspace(0, math.log2(length), 512, base=2).round().long().unique() - 1
+    for n, prior in enumerate(priors):
+        axis = axes[n // columns][n % columns]
+        _draw_curves(axis, prior, distance + 1, log_prior_curve(prior, length)[:, distance])
+        axis.set(title=f"layer {n}", ylim=(FLOOR, 0.6), xlabel="distance + 1 (tokens, log₂)", ylabel="K − max K (nats)")
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        _mark_training(axis, model.config.train_context, length)
+    for axis in axes.flat[len(priors) :]:
         axis.set_visible(False)
-    _legend(top, priors, heads)
-    if names:
-        for axis, name in zip(below[0].subplots(1, len(names), squeeze=False).flat, names, strict=True):
-            _draw_table(
-                axis,
-                name,
-                [table.get(name, absent) for table in tables],
-                [prior.retrieval_heads().tolist() for prior in priors],
+    absent = [math.nan] * max(prior.num_heads for prior in priors)
+    for axis, name in zip(axes[-1], names, strict=False):
+        axis.set_visible(True)
+        _draw_table(axis, name, [table.get(name, absent) for table in tables])
+    figure.suptitle(f"{title}: log-prior of every head against distance; thick: retrieval heads (β < 0)", fontsize=11)
+    save_figure(figure, path)
+
+
+def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = None) -> None:
+    """Write one PNG: a heat map for each head, layers downwards, on one colour scale; framed heads are retrieval heads.
+
+    Args:
+        model: has `layers[n].attention.prior`, `positions(height, width)` of an image in pixels, and `config.train_size`.
+        size: side of the image in pixels; None takes the training size. On larger grids the displacements that training
+            has seen are framed.
+
+    Raises:
+        ValueError: see `layer_priors`; or for a size that is no multiple of the patch.
+    """
+    priors = layer_priors(model)
+    pixels = (size, size) if size is not None else model.config.train_size
+    positions, trained = model.positions(*pixels), model.positions(*model.config.train_size)
+    maps = [centre_log_prior(prior, positions) for prior in priors]
+    lowest = min(float(patches.min()) for patches, _ in maps)
+    (height, width), (least_height, least_width) = positions.shape, trained.shape
+    y, x = height // 2, width // 2
+    figure, axes = _subplots(len(priors), max(prior.num_heads for prior in priors), (1.5, 1.5 * height / width + 0.2))
+    image: Any = None
+    for n, (prior, (patches, prefix)) in enumerate(zip(priors, maps, strict=True)):
+        for h, retrieval in enumerate(prior.retrieval_heads().tolist()):
+            axis = axes[n][h]
+            image = axis.imshow(
+                patches[h].numpy(), cmap="viridis", vmin=max(FLOOR, min(lowest, -LEAST_RANGE)), vmax=0.0
             )
-    figure.suptitle(f"{title}: log-prior of every head against distance", fontsize=11)
+            axis.set(title=f"layer {n}, head {h}", xticks=[x], yticks=[y], xticklabels=[], yticklabels=[])
+            if bool(prefix.any()):
+                axis.set_xlabel(f"prefix {float(prefix[h].mean()):+.2f}", fontsize=7)
+            if y > least_height - 1 or x > least_width - 1:
+                corner = (x - least_width + 0.5, y - least_height + 0.5)
+                _frame(axis, corner, 2 * least_width - 1, 2 * least_height - 1, color="white", linestyle="--")
+            for side in axis.spines.values():
+                side.set(color=RETRIEVAL if retrieval else "0.4", linewidth=2.2 if retrieval else 0.6)
+    figure.colorbar(image, ax=axes, shrink=0.8).set_label("K − max K (nats)")
+    grids = f"{pixels[0]} × {pixels[1]} pixels, {height} × {width} patches; dashed: displacements seen in training"
+    figure.suptitle(f"{title}: log-prior of every head from the centre (ticks)\n{grids}", fontsize=9)
     save_figure(figure, path)
 
 
 @torch.no_grad()
-def _head_parameters(prior: Prior) -> dict[str, list[float]]:
-    return {name: value.double().cpu().tolist() for name, value in prior.head_parameters().items()}
+def draw_prior_matrices(model: ZooModel, title: str, path: Path, *, length: int, head: int | None = None) -> None:
+    """Write one PNG: a line for each layer with u(j), κ(d), and of one head K[i,j] before the mask and π after it.
+
+    GOAT (arXiv 2601.15380), fig. 1, 2b and 3b.
+
+    Args:
+        head: whose matrices are drawn; None: in each layer the one with most of π on the first key in the last row.
+
+    Raises:
+        ValueError: see `layer_priors`; for a length below 2, or a head that the model does not have.
+    """
+    if length < 2:
+        raise ValueError(f"a matrix needs a length of at least 2, got {length}")
+    priors, line = layer_priors(model), Positions.line(length)
+    if head is not None and not 0 <= head < priors[0].num_heads:
+        raise ValueError(f"head {head}: expected one of 0 to {priors[0].num_heads - 1}")
+    figure, axes = _subplots(len(priors), 4, (3.4, 2.7))
+    for n, (panels, prior) in enumerate(zip(axes, priors, strict=True)):
+        logits = prior.log_prior(line, line, causal=True)[0].double().cpu()
+        weights = logits.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+        h = int(weights[:, -1, 0].argmax()) if head is None else head
+        of_key, of_distance = key_and_distance_parts(prior, length)
+        for axis, curve, name in ((panels[0], of_key, "u(j) of key j"), (panels[1], of_distance, "κ(d) of distance d")):
+            _draw_curves(axis, prior, torch.arange(length), curve)
+            axis.set_title(f"layer {n}: {name}", fontsize=9)
+            top = float(curve.max())
+            axis.set_ylim(max(float(curve.min()), top - 4 * RESOLVED) - 0.2, top + 0.2)
+            _mark_training(axis, model.config.train_context, length)
+        low = max(float(logits[h].min()), float(logits[h].max()) - RESOLVED)
+        matrices = (logits[h].clamp(min=low), f"K[i, j], head {h}, before the mask"), (weights[h].sqrt(), "√π, masked")
+        for axis, (matrix, name) in zip(panels[2:], matrices, strict=True):
+            figure.colorbar(axis.imshow(matrix.numpy(), cmap="cividis", interpolation="nearest"), ax=axis, shrink=0.85)
+            axis.set(title=name, xlabel="key j", ylabel="query i")
+    figure.suptitle(f"{title}: the prior of the key's position, that of the distance, and both", fontsize=11)
+    save_figure(figure, path)
 
 
 def save_figure(figure: Any, path: Path) -> None:
@@ -115,74 +233,58 @@ def save_figure(figure: Any, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw_layer(axis, prior: Prior, length: int, *, trained_at: int | None) -> None:
-    curves = log_prior_curve(prior, length)
-    at = _sampled(length)
-    for head, (curve, retrieval) in enumerate(zip(curves, prior.retrieval_heads().tolist(), strict=True)):
-        axis.plot(at + 1, curve[at], **head_style(head, prior.num_heads, retrieval))
-    axis.set_xscale("log", base=2)
-    axis.set_ylim(FLOOR, 0.6)
-    axis.grid(alpha=0.25, linewidth=0.6)
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    mark_training(axis, trained_at, length)
+def _subplots(rows: int, columns: int, panel: tuple[float, float]) -> tuple[Any, Any]:
+    """A figure and its (rows, columns) axes, of `panel` inches each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    size = (panel[0] * columns + 1.0, panel[1] * rows + 0.8)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    return figure, axes
 
 
-def mark_training(axis: Any, trained_at: int | None, length: int) -> None:
-    """A dashed line at the training length, where it is in view."""
-    if trained_at and trained_at < length:
-        axis.axvline(trained_at, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-        low = axis.get_ylim()[0]
-        axis.annotate(
-            f"trained at {trained_at}", (trained_at, low + 0.2), rotation=90, ha="right", fontsize=7, color="0.35"
-        )
-
-
-def _legend(figure, priors: list[Prior], heads: int) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], **head_style(h, heads, False), label=f"head {h}") for h in range(heads)]
-    if any(flag for prior in priors for flag in prior.retrieval_heads().tolist()):
-        handles.append(
-            Line2D([], [], color=RETRIEVAL, linewidth=2.6, label="retrieval head\n(β < 0), in its\nhead's dashes")
-        )
-    figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False, handlelength=3.2)
-
-
-def _draw_table(axis, name: str, rows: list[list[float]], marked: list[list[bool]]) -> None:
-    """Layers × heads, printed and shaded; a marked cell is framed."""
-    from matplotlib.patches import Rectangle
-
-    axis.set_title(name, fontsize=9)
-    largest = max((abs(v) for row in rows for v in row if not math.isnan(v)), default=1.0) or 1.0
-    axis.imshow(rows, cmap="PuOr_r", vmin=-largest, vmax=largest, aspect="auto", alpha=0.55)
-    heads = max(map(len, rows))
-    size = 8 if heads <= 8 else 5.5 if heads <= 16 else 4
-    for y, row in enumerate(rows):
-        for x, value in enumerate(row):
-            text = "–" if math.isnan(value) else f"{value:.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.0e}"
-            axis.text(x, y, text, ha="center", va="center", fontsize=size)
-            if marked[y][x]:
-                axis.add_patch(Rectangle((x - 0.47, y - 0.45), 0.94, 0.9, fill=False, edgecolor=RETRIEVAL, linewidth=2))
-    axis.set_xticks(range(heads))
-    axis.set_yticks(range(len(rows)))
-    axis.tick_params(labelsize=7, length=0)
-    axis.set_xlabel("head", fontsize=8)
-    axis.set_ylabel("layer", fontsize=8)
-
-
-def head_style(head: int, heads: int, retrieval: bool) -> dict:
-    """Grey level and dash by head index; retrieval heads in their own colour."""
-    dashes = ("-", "--", "-.", ":")[head % 4]
-    if retrieval:
-        return {"color": RETRIEVAL, "linewidth": 2.6, "linestyle": dashes, "zorder": 4}
+def _draw_curves(axis: Any, prior: Prior, at: Tensor, curves: Tensor) -> None:
+    """A line for each head: grey level and dash by its index; retrieval heads in their own colour."""
     from matplotlib import colormaps
 
-    return {"color": colormaps["cividis"](0.9 * head / max(heads - 1, 1)), "linewidth": 1.7, "linestyle": dashes}
+    last = max(prior.num_heads - 1, 1)
+    for head, (curve, retrieval) in enumerate(zip(curves, prior.retrieval_heads().tolist(), strict=True)):
+        color = RETRIEVAL if retrieval else colormaps["cividis"](0.9 * head / last)
+        style = ("-", "--", "-.", ":")[head % 4]
+        axis.plot(
+            at.numpy(),
+            curve.numpy(),
+            color=color,
+            linestyle=style,
+            linewidth=2.6 if retrieval else 1.7,
+            label=f"head {head}",
+        )
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.legend(fontsize=6, frameon=False, ncols=max(1, prior.num_heads // 8))
 
 
-def _sampled(length: int) -> Tensor:
-    """At most a few hundred distances, all small ones included: the resolution of a log axis."""
-    if length <= 512:
-        return torch.arange(length)
-    spaced = torch.logspace(math.log10(256), math.log10(length - 1), 256, dtype=torch.float64).round().long()
-    return torch.unique(torch.cat([torch.arange(256), spaced.clamp(max=length - 1)]))
+def _mark_training(axis: Any, train_context: int, length: int) -> None:
+    """A dashed line at the training length, where it is in view."""
+    if train_context < length:
+        axis.axvline(train_context, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+        low = axis.get_ylim()[0]
+        axis.annotate(f"trained at {train_context}", (train_context, low), rotation=90, ha="right", fontsize=7)
+
+
+def _draw_table(axis: Any, name: str, rows: list[list[float]]) -> None:
+    """A parameter of each layer (rows) and head (columns), printed and shaded."""
+    largest = max((abs(v) for row in rows for v in row if not math.isnan(v)), default=1.0) or 1.0
+    axis.imshow(rows, cmap="PuOr_r", vmin=-largest, vmax=largest, aspect="auto", alpha=0.55)
+    for y, row in enumerate(rows):
+        for x, value in enumerate(row):
+            text = "–" if math.isnan(value) else f"{value:.2g}"
+            axis.text(x, y, text, ha="center", va="center", fontsize=8 if len(row) <= 8 else 5)
+    axis.set(title=name, xticks=range(len(rows[0])), yticks=range(len(rows)), xlabel="head", ylabel="layer")
+
+
+def _frame(axis: Any, corner: tuple[float, float], width: float, height: float, **style: Any) -> None:
+    from matplotlib.patches import Rectangle
+
+    axis.add_patch(Rectangle(corner, width, height, fill=False, **style))

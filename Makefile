@@ -15,7 +15,7 @@ JOBS       ?= 3
 TRITON_OLD := build/triton-3.6.0
 WITH_OLD   := PYTHONPATH=$(TRITON_OLD)
 
-.PHONY: setup demo test test-fast lint docs kernels old-triton bench bench-gpu gpu-tests gpu-attention gpu-training weights figures far clean
+.PHONY: setup demo test test-fast lint docs kernels old-triton bench bench-gpu gpu-tests gpu-attention gpu-training weights far clean
 
 setup: $(VENV)/.ready
 
@@ -69,20 +69,10 @@ gpu-tests: $(GPU_SETUP)
 gpu-attention gpu-training: gpu-%: $(GPU_SETUP)
 	$(GPU_PYTHON) tools/bench.py $* --device cuda $(if $(filter-out 0,$(MINUTES)),--minutes $(MINUTES)) --out $(GPU_OUT)/$*.json
 
-weights: setup  ## train every shipped tiny model again
-	$(BIN)/python tools/train_zoo.py train text
-	$(BIN)/python tools/train_zoo.py publish text
+weights: setup  ## train every shipped tiny model again, publish and measure it
 	$(BIN)/python recipes/fetch_data.py vision glyphs --offline
-	$(BIN)/python tools/train_zoo.py train vision
-	$(BIN)/python tools/train_zoo.py publish vision
 	$(BIN)/python recipes/fetch_data.py dna genomes --offline
-	$(BIN)/python tools/train_zoo.py train dna
-	$(BIN)/python tools/train_zoo.py publish dna
-
-figures: setup  ## results, figures and cards, from the shipped weights
-	$(BIN)/python tools/train_zoo.py measure text
-	$(BIN)/python tools/train_zoo.py measure vision
-	$(BIN)/python tools/train_zoo.py measure dna
+	set -e; for group in text vision dna; do for step in train publish measure; do $(BIN)/python tools/weights.py $$step $$group; done; done
 
 FAR := ggd_ssmax ggd_goat_ssmax goat_ssmax alibi
 FARTHEST := ggd_ssmax alibi

@@ -29,7 +29,7 @@ FINEWEB = "hf:HuggingFaceFW/fineweb:sample-10BT:train"
 # ------------------------------------------------------------------------------------------ tiny, small, lm
 
 # How many times the weights' rate the prior's parameters learn at, where held-out loss was least of 1, 5 and 20
-# (`tools/train_zoo.py sweep text`, benchmarks/text_tiny/sweep.csv). Other methods take 5.
+# (benchmarks/text_tiny/sweep.csv). Other methods take 5.
 PRIOR_RATES = {"ggd": 20.0, "t5": 20.0}
 
 

@@ -55,7 +55,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", dict.fromkeys(commands()))
 def test_commands_name_files_recipes_and_models_that_exist(command: str) -> None:
     from recipes import list_recipes
-    from tools.train_zoo import FAMILIES
+    from tools.weights import GROUPS
     from zoo import list_models
 
     for word in shlex.split(command):
@@ -65,5 +65,5 @@ def test_commands_name_files_recipes_and_models_that_exist(command: str) -> None
             ]  # an example's own file
         elif re.match(r"(text|vision|dna)\.\w", word):
             assert word in list_recipes()
-        elif re.match(r"(text|vision|dna)_", word) and "gaussian" not in word and word not in FAMILIES:
+        elif re.match(r"(text|vision|dna)_", word) and "gaussian" not in word and word not in GROUPS:
             assert list_models(word, pretrained=True)

@@ -543,7 +543,7 @@ def test_seeds_are_equal_in_everything_else(tmp_path, pictures):
 
 
 def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
-    """What `tools/train_zoo.py measure` asks for: the published first seed, and run folders of the others."""
+    """What `tools/weights.py measure` asks for: the published first seed, and run folders of the others."""
     name = "text_ggd_ssmax_tiny"
     weights, steps = f"{name}.facts", manifest()[f"{name}.facts"]["steps"]
 

@@ -1,11 +1,10 @@
-"""What the demo and the zoo-training tool say about measured files."""
+"""What the demo says about measured files."""
 
 from __future__ import annotations
 
 from modalities.evaluation import ModelResult
-from tools import demo, train_zoo
+from tools import demo
 from zoo import list_models
-from zoo.pretrained import manifest
 
 
 def result(label: str, method: str, **ends: tuple[float, float]) -> ModelResult:
@@ -29,15 +28,3 @@ def test_the_demo_says_what_was_measured() -> None:
 
 def test_the_demo_compares_with_weights_that_ship() -> None:
     assert set(demo.SHIPPED) <= set(list_models(pretrained=True))
-
-
-def test_cards_come_from_the_measured_files(monkeypatch) -> None:
-    text = train_zoo.FAMILIES["text"]
-    label = text.weights("ggd")
-    columns = {name: {column: (1.0, 0.5) for column in columns} for name, columns in text.evaluators.items()}
-    stored = {name: [result(label, "ggd", **values)] for name, values in columns.items()}
-    monkeypatch.setattr(train_zoo, "load_results", lambda evaluator, out: stored[evaluator.name])
-    table = train_zoo.measured_tables(text)[label]
-    assert table[1] == {"length": 4096} | {column: 0.5 for values in columns.values() for column in values}
-    card = train_zoo.card(text, label, manifest()[label] | {"measured": table})
-    assert f"\n# {label}\n" in card and "| 4096 | 0.5 |" in card and "- **seed**: 0" in card

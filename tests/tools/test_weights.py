@@ -1,0 +1,96 @@
+"""tools/weights.py: the table names what exists, and the three commands ask for what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+
+import pytest
+import typer
+
+from modalities.contract import find_modality
+from recipes.registry import find_recipe
+from tools import weights
+from zoo.pretrained import manifest
+from zoo.registry import create_model, list_models
+
+
+def test_the_table_names_recipes_models_and_evaluators_that_exist() -> None:
+    shipped = set()
+    for group in weights.GROUPS.values():
+        evaluators = find_modality(group.recipe.partition(".")[0]).evaluators
+        assert set(group.columns) <= set(evaluators) and group.against in ("", *group.methods)
+        for table in group.tables:
+            assert set(table.evaluators.split(",")) <= set(evaluators) and set(table.methods) <= set(group.methods)
+        for method in group.methods:
+            name = group.weights.format(method)
+            assert find_recipe(group.recipe.format(method)).model.name == name.partition(".")[0]
+            shipped.add(name)
+    assert set(list_models(pretrained=True)) <= shipped
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[list[str]]:
+    """The commands that run, with all folders below tmp_path."""
+    commands: list[str] = []
+    monkeypatch.setattr(weights, "execute", lambda *words: commands.append(" ".join(words)))
+    for name in ("RUNS", "BENCHMARKS", "WEIGHTS", "RELEASE"):
+        monkeypatch.setattr(weights, name, tmp_path / name.lower())
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "manifest.json").write_text(json.dumps(manifest()))
+    return commands
+
+
+def test_training_and_measuring_are_commands_of_the_project(asked: list[str], tmp_path) -> None:
+    weights.train("text", methods="goat,rope", jobs=1)
+    assert asked == [
+        f"recipes/train_seeds.py text.goat_tiny text.rope_tiny --seeds 0,1,2 --out {tmp_path}/runs/text --jobs 1"
+    ]
+    asked.clear()
+    (tmp_path / "runs/vision/vision.goat_ssmax_tiny-s2/model").mkdir(parents=True)
+    (tmp_path / "benchmarks/vision_tiny").mkdir(parents=True)
+    name = "vision_goat_ssmax_tiny_patch8.glyphs"
+    (tmp_path / "benchmarks/vision_tiny/resolution.csv").write_text(
+        f"model,size,top1,top5\n{name},48,0.77777,\nother,48,0,0\n"
+    )
+    weights.measure("vision", methods="goat_ssmax")
+    run = tmp_path / "runs/vision/vision.goat_ssmax_tiny-s2"
+    out = tmp_path / "benchmarks/vision_tiny"
+    assert asked == [f"recipes/evaluate.py {name} {run} resolution --sizes 48,72,96,144,192 --out {out}"]
+    assert json.loads((tmp_path / "weights/manifest.json").read_text())[name]["measured"] == [
+        {"size": 48, "top1": 0.7778}
+    ]
+    card = (tmp_path / f"weights/{name}.md").read_text()
+    assert "0.7778" in card and f"priorzoo evaluate {name} resolution --sizes 48" in card
+    with pytest.raises(typer.BadParameter, match="methods roper: expected some of"):
+        weights.measure("text", methods="roper")
+    with pytest.raises(typer.BadParameter, match="'txt': expected one of text, lm"):
+        weights.train("txt")
+
+
+@pytest.mark.parametrize("bundled", [0, 10**9])
+def test_published_weights_have_an_entry_like_those_that_ship(bundled: int, asked, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(weights, "BUNDLED", bundled)
+    name = "text_alibi_tiny.facts"
+    with pytest.raises(typer.BadParameter, match="train text first"):
+        weights.publish("text", methods="alibi")
+    run = tmp_path / "runs/text/text.alibi_tiny-s0"
+    create_model(name).save_pretrained(run / "model")
+    recipe = dataclasses.asdict(find_recipe("text.alibi_tiny"))
+    (run / "recipe.json").write_text(json.dumps(recipe))
+    (run / "environment.json").write_text('{"commit": "abc"}')
+    weights.publish("text", methods="alibi")
+    entry = json.loads((tmp_path / "weights/manifest.json").read_text())[name]
+    shipped = manifest()[name]
+    assert set(entry) == set(shipped) - {"measured"} and entry["commit"] == "abc"
+    assert {key for key in entry if entry[key] == shipped[key]} >= {
+        "sha256",
+        "bytes",
+        "steps",
+        "position",
+        "tokens",
+        "data",
+    }
+    place = tmp_path / ("weights" if bundled else "release")
+    assert (place / f"{name}.safetensors").stat().st_size == entry["bytes"]

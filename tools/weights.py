@@ -1,0 +1,338 @@
+"""Train the shipped weights again, measure them, and put them into the package.
+
+    python tools/weights.py train text              every method and seed, finished runs are kept
+    python tools/weights.py measure text            tables and figures in benchmarks/, of published weights and further seeds
+    python tools/weights.py publish text            weights in bf16, their entries in the manifest, their cards
+
+GROUPS is the table of what ships: models that are trained on the same data with the same budget and measured together. Those of
+seed 0 are published; runs of further seeds stay in runs/weights/GROUP and are measured where they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that a plain `python tools/…` finds the project
+
+from recipes.hub import published_card
+from recipes.registry import find_recipe
+from zoo.cli import call
+from zoo.files import replacing, write_json, write_text
+from zoo.pretrained import BUNDLED
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS, BENCHMARKS = ROOT / "runs" / "weights", ROOT / "benchmarks"
+WEIGHTS, RELEASE = ROOT / "zoo" / "weights", ROOT / "release"
+app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
+
+
+@dataclass(frozen=True)
+class Table:
+    """One call of `recipes/evaluate.py`: evaluators, options, baselines beside the models, a folder below the group's.
+
+    methods: the group's that it is about; empty: all. seeds: whether runs of further seeds are measured too.
+    """
+
+    evaluators: str
+    options: str = ""
+    beside: str = ""
+    folder: str = ""
+    methods: tuple[str, ...] = ()
+    seeds: bool = True
+
+
+@dataclass(frozen=True)
+class Group:
+    """Models that are trained, published and measured together.
+
+    Attributes:
+        recipe, weights: names, with {} for the method.
+        columns: evaluator → columns of its table that cards show, by the places of `axis`.
+        data: what the models have read.
+        against: the method that others are compared with, item by item.
+    """
+
+    recipe: str
+    weights: str
+    methods: tuple[str, ...]
+    axis: str
+    columns: dict[str, tuple[str, ...]]
+    tables: tuple[Table, ...]
+    data: str
+    against: str = ""
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    @property
+    def modality(self) -> str:
+        return self.recipe.partition(".")[0]
+
+    @property
+    def folder(self) -> Path:
+        """Of the tables, such as benchmarks/text_tiny."""
+        return BENCHMARKS / self.recipe.replace(".{}", "")
+
+
+# What the columns of cards mean.
+NOTES = {
+    "text": "free_generation: share of answers generated exactly. passkey: one fact, or one of five, in held-out text, with "
+    "wording, names and nouns unseen in training. niah: the passkey sentence in held-out text. nll: nats per token.",
+    "vision": "Held-out font families, with real detail at every size (pixels of a side), nothing tuned for any size. miou: "
+    "mean IoU of the patches' letters. reduced: the image reduced to the training size first; multi_scale: mean of the sizes up to "
+    "it; enlarged: the training canvas enlarged; tiled: windows of the training size; overlapping: half a side apart.",
+    "dna": "Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any length. "
+    "nll: nats a base; bits_per_base: uniform is 2; accuracy: of the likeliest next base.",
+}
+READS = ("", "reduced_", "multi_scale_", "enlarged_", "tiled_", "overlapping_")
+BITS = {"bits": ("nll", "bits_per_base", "accuracy")}
+COPYING = (
+    Table("bits", "--lengths 256,1024,4096,16384,65536", "markov-12 uniform"),
+    Table("bits", "--lengths 1024,4096,16384,65536 --samples 8", folder="megabase", methods=("goat",), seeds=False),
+)
+SCENES = (
+    "ggd_goat_ssmax", "goat_ssmax", "ggd2d_separable_ssmax", "alibi_ssmax", "lookhere_ssmax", "rope2d_axial_ssmax",
+    "rope2d_normalised_ssmax", "learned_ssmax", "nope_ssmax", "rope2d_axial",
+)  # fmt: skip
+GENOMES = "eight genomes (`priorzoo fetch-data dna genomes`); whole contigs are held out: {}"
+
+
+def scenes(task: str, data: str) -> Group:
+    """Models of scenes; 2-D RoPE also with its positions interpolated, and with theta grown (NTK)."""
+    evaluators, sizes = "count,map" if task == "count" else "find,map", "--sizes 96,192,384 --samples 260"
+    tables = [Table(evaluators, sizes), Table(evaluators, "--sizes 96,192 --aspect 2:1", folder="wide", seeds=False)]
+    tables += [
+        Table(evaluators, f"{sizes} --set position_options.scaling={scaling}", folder=scaling, methods=SCENES[5::4])
+        for scaling in ("linear", "ntk")
+    ]
+    columns = {evaluators.partition(",")[0]: tuple(f"{read}top1" for read in READS)}
+    columns["map"] = tuple(f"{read}miou" for read in READS if read not in ("multi_scale_", "enlarged_"))
+    weights = f"vision_{{}}_scene_patch8.{task}"
+    return Group(f"vision.{{}}_{task}", weights, SCENES, "size", columns, tuple(tables), data, "ggd_goat_ssmax")
+
+
+GROUPS = {
+    "text": Group(
+        "text.{}_tiny", "text_{}_tiny.facts",
+        ("ggd_goat", "ggd_goat_ssmax", "ggd", "ggd_ssmax", "goat", "goat_ssmax", "alibi", "cable", "t5", "rope", "rope_ssmax"),
+        "length",
+        {
+            "passkey": ("free_generation (facts=1)", "free_generation (facts=5)"),
+            "niah": ("free_generation",),
+            "perplexity": ("nll", "bits_per_byte"),
+        },
+        (
+            Table("passkey", "--template heldout --facts 1,5 --lengths 256,512,1024,2048,4096 --samples 3"),
+            Table("perplexity", "--source sotu-unseen --lengths 256,1024,4096,16384 --samples 16"),
+            Table("niah", "--lengths 256,1024,4096 --samples 3"),
+            Table("passkey", "--template train --facts 5 --lengths 256,1024,4096 --samples 3", folder="trained_words"),
+            Table("passkey", "--distractors 0,1,4 --lengths 256,1024,4096 --samples 2", folder="distractors", seeds=False),
+        ),
+        "State of the Union speeches (public domain), training split of the shipped excerpt; 65% of the rows state facts "
+        "and ask for them, in many wordings, their answers counting 10 times in the loss; in 20% a stretch of text comes again",
+        "ggd_goat_ssmax",
+    ),
+    "lm": Group(
+        "text.{}_lm", "text_{}_lm.english", ("ggd_goat", "rope"), "length",
+        {"niah": ("free_generation",), "perplexity": ("nll", "bits_per_byte")},
+        (
+            Table("perplexity", "--lengths 512,1024,2048,4096,8192,16384 --samples 16"),
+            Table("niah", "--lengths 512,1024,2048,4096"),
+        ),
+        "State of the Union speeches, verse of Project Gutenberg and RFCs, training splits (docs/DATA.md)", "ggd_goat", (0,),
+    ),
+    "vision": Group(
+        "vision.{}_tiny", "vision_{}_tiny_patch8.glyphs",
+        (
+            "goat_ssmax", "ggd2d_separable_ssmax", "ggd2d_ssmax", "alibi_ssmax", "rope2d_axial_ssmax", "rope2d_mixed_ssmax",
+            "learned_ssmax", "sinusoidal_ssmax", "nope_ssmax",
+        ),
+        "size", {"resolution": ("top1", "top5", "ratio")}, (Table("resolution", "--sizes 48,72,96,144,192"),),
+        "capitals of freely licensed fonts, one in a scene with clutter (`priorzoo fetch-data vision glyphs --offline`)",
+    ),
+    "scenes": scenes("scenes", "crowds of capitals over photographs, one ringed (`priorzoo fetch-data vision scenes`)"),
+    "scenes_shapes": scenes("scenes_shapes", "crowds of capitals over photographs, one ringed, canvases of several shapes"),
+    "count": scenes("count", "crowds of capitals over photographs, none to four ringed"),
+    "dna": Group(
+        "dna.{}_tiny", "dna_{}_tiny.genomes", ("goat", "rope", "ggd_ssmax", "alibi", "nope", "cable"), "length", BITS,
+        (
+            Table("bits", "--stretch 16384", "markov-* uniform"),
+            Table("completion", "--lengths 256,1024 --samples 32", "markov-12", seeds=False),
+        ),
+        GENOMES.format("yeast_chr04, zymoseptoria_chr01"),
+    ),
+    "dna_copy": Group(
+        "dna.{}_copy_tiny", "dna_{}_copy_tiny.genomes", ("goat", "rope"), "length", BITS, COPYING,
+        GENOMES.format("yeast_chr04, zymoseptoria_chr01"), "goat",
+    ),
+    "dna_human": Group(
+        "dna.{}_human_tiny", "dna_{}_copy_tiny.human", ("goat", "ggd_goat", "rope"), "length", BITS, COPYING,
+        GENOMES.format("human_chr20"), "goat",
+    ),
+    "dna_human_3m": Group(
+        "dna.{}_human_3m", "dna_{}_copy_3m.human", ("goat", "ggd_goat", "rope"), "length", BITS, COPYING,
+        GENOMES.format("human_chr20"), "goat", (0,),
+    ),
+}  # fmt: skip
+
+Name = Annotated[str, typer.Argument(metavar="GROUP", help=", ".join(GROUPS))]
+Methods = Annotated[str, typer.Option(help="comma-separated; default all")]
+
+
+@app.command()
+def train(name: Name, methods: Methods = "", jobs: Annotated[int, typer.Option(help="runs at a time")] = 2) -> None:
+    """Train each method with each seed by its recipe; an interrupted run continues from its last checkpoint."""
+    group = find_group(name)
+    names = [group.recipe.format(method) for method in chosen(group, methods)]
+    seeds = ",".join(map(str, group.seeds))
+    execute("recipes/train_seeds.py", *names, "--seeds", seeds, "--out", str(RUNS / name), "--jobs", str(jobs))
+
+
+@app.command()
+def measure(name: Name, methods: Methods = "") -> None:
+    """Measure published weights and the runs of further seeds that are there; tables, figures, and scores of the cards."""
+    group = find_group(name)
+    for table in group.tables:
+        subset = [method for method in chosen(group, methods) if not table.methods or method in table.methods]
+        further = [run_folder(name, method, seed) for seed in group.seeds[1:] for method in subset if table.seeds]
+        models = [group.weights.format(method) for method in subset]
+        models += [str(run) for run in further if (run / "model").is_dir()]
+        against = ["--against", group.weights.format(group.against)] if group.against and not table.folder else []
+        if models:
+            options = [*shlex.split(table.options), *against, "--out", str(group.folder / table.folder)]
+            execute("recipes/evaluate.py", *models, *table.beside.split(), table.evaluators, *options)
+    entries = json.loads((WEIGHTS / "manifest.json").read_text())
+    for method in chosen(group, methods):
+        if scores := scores_of(group, weights := group.weights.format(method)):
+            entries[weights]["measured"] = scores
+            write_card(group, weights, entries[weights])
+    write_json(WEIGHTS / "manifest.json", entries)
+
+
+@app.command()
+def publish(name: Name, methods: Methods = "") -> None:
+    """Write the trained weights of the first seed: bf16 safetensors, the manifest with their digests, and cards.
+
+    Files above `BUNDLED` bytes go to release/, where a checkout finds them.
+    """
+    group = find_group(name)
+    entries = json.loads((WEIGHTS / "manifest.json").read_text())
+    for method in chosen(group, methods):
+        if not (run := run_folder(name, method, group.seeds[0])).is_dir():
+            raise typer.BadParameter(f"no run in {run}; train {name} first")
+        weights = group.weights.format(method)
+        entries[weights] = publish_run(group, weights, run)
+        write_card(group, weights, entries[weights])
+    write_json(WEIGHTS / "manifest.json", entries)
+    typer.echo(f"{len(entries)} models, {sum(entry['bytes'] for entry in entries.values()) / 1e6:.1f} MB")
+
+
+def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
+    """Write the weights of a run; returns their entry of the manifest. BadParameter: another model than is registered."""
+    import torch
+    from safetensors.torch import save
+
+    from recipes.runs import load_run
+    from zoo.registry import model_entry
+
+    model, recipe = load_run(run)
+    entry = model_entry(weights)
+    if model.config != entry.build(**entry.config).config:
+        raise typer.BadParameter(f"{run} was not trained as {weights} is registered: {model.config}")
+    content = save(model.storable_state(torch.bfloat16), metadata={"format": "pt"})
+    file = f"{weights}.safetensors"
+    (WEIGHTS / file).unlink(missing_ok=True)
+    with replacing((RELEASE if len(content) > BUNDLED else WEIGHTS) / file, "wb") as stream:
+        stream.write(content)
+    settings, optim, data = recipe["train"], recipe["optim"], recipe["data"]
+    precision, usual = settings["precision"], find_recipe(recipe["name"]).train.precision
+    changed = "" if precision in (usual, {"auto": "fp32"}.get(usual)) else f" --set train.precision={precision}"
+    facts = {
+        "file": file,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "bytes": len(content),
+        "dtype": "bfloat16 matrices, float32 vectors and priors",
+        "license": "Apache-2.0",
+        "optimiser": f"{optim['name']}, learning rate {optim['lr']:g}, of the priors' parameters "
+        f"{optim['prior_lr_scale']:g} times that",
+        "recipe": recipe["name"],
+        "command": f"deepspeed --num_gpus 1 recipes/train.py {recipe['name']}{changed}",
+        "steps": settings["steps"],
+        "seed": settings["seed"],
+        "commit": json.loads((run / "environment.json").read_text())["commit"],
+        "position": f"{model.config.position}, options {json.dumps(model.config.position_options)}, "
+        f"SSMax {'on' if model.config.ssmax else 'off'}",
+        "data": group.data,
+    }
+    samples = settings["steps"] * settings["batch"]
+    if "context" in data:
+        return facts | {
+            "tokens": samples * data["context"], "train_context": data["context"], "tokenizer": data["tokenizer"],
+        }  # fmt: skip
+    from modalities.vision.sources import class_names
+
+    images = {"images": samples, "image_size": data["image_size"], "class_names": list(class_names(data["source"]))}
+    return facts | images | {"augmentation": data["augment"], "model_options": recipe["model"]["options"] or "none"}
+
+
+def scores_of(group: Group, weights: str) -> list[dict[str, float]]:
+    """Rows of a card: the group's columns of its CSV tables, by the places of the axis."""
+    rows: dict[int, dict[str, float]] = {}
+    for evaluator, columns in group.columns.items():
+        if not (path := group.folder / f"{evaluator}.csv").is_file():
+            continue
+        for line in csv.DictReader(path.read_text().splitlines()):
+            if line["model"] == weights:
+                place = int(line[group.axis])
+                scores = {column: round(float(line[column]), 4) for column in columns if line.get(column)}
+                rows.setdefault(place, {group.axis: place}).update(scores)
+    return list(rows.values())
+
+
+def write_card(group: Group, weights: str, entry: dict[str, Any]) -> None:
+    """The model card beside the weights, with the commands of its scores."""
+    tables = [
+        table for table in group.tables if not table.folder and set(table.evaluators.split(",")) & set(group.columns)
+    ]
+    commands = [f"priorzoo evaluate {weights} {table.evaluators} {table.options}".strip() for table in tables]
+    card = published_card(weights, entry, notes=[NOTES[group.modality], "", "```bash", *commands, "```"])
+    write_text(WEIGHTS / f"{weights}.md", card)
+
+
+def run_folder(name: str, method: str, seed: int) -> Path:
+    """Where `recipes/train_seeds.py` puts a run."""
+    return RUNS / name / f"{GROUPS[name].recipe.format(method)}-s{seed}"
+
+
+def find_group(name: str) -> Group:
+    if name not in GROUPS:
+        raise typer.BadParameter(f"{name!r}: expected one of {', '.join(GROUPS)}")
+    return GROUPS[name]
+
+
+def chosen(group: Group, methods: str) -> Sequence[str]:
+    """The methods of an option, by default all."""
+    names = methods.split(",") if methods else group.methods
+    if unknown := [name for name in names if name not in group.methods]:
+        raise typer.BadParameter(f"methods {', '.join(unknown)}: expected some of {', '.join(group.methods)}")
+    return names
+
+
+def execute(*words: str) -> None:
+    """Run a command of the project; typer.Exit with its status where it fails."""
+    typer.echo(f"$ python {shlex.join(words)}")
+    if status := subprocess.run([sys.executable, *words], cwd=ROOT).returncode:
+        raise typer.Exit(status)
+
+
+if __name__ == "__main__":
+    sys.exit(call(app, prog="tools/weights.py"))

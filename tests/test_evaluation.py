@@ -1,14 +1,19 @@
-"""What evaluators share: settings, cells to rows, means over seeds, and how a folder of them is found."""
+"""What evaluators share: settings, cells to rows, means over seeds, paired differences, figures, memory."""
 
 from __future__ import annotations
 
 import math
+import os
+import resource
 import sys
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
+from matplotlib import pyplot
 
+from modalities import cost
 from modalities.evaluation import (
     Axis,
     Cell,
@@ -21,10 +26,10 @@ from modalities.evaluation import (
     option,
     standard_error,
 )
-from modalities.figures import curves, finish, panels
+from modalities.figures import curves, finish, panels, scores_figure
 from modalities.paired import Observed, paired_rows, scores_by_unit, t_quantile
-from modalities.results import Score, SeedMean, compact, mean_of_seeds
-from zoo.slices import slices
+from modalities.results import Score, SeedMean, compact, mean_of_seeds, unconverged
+from zoo.errors import ran_out_of_memory
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ def test_settings_refuse_nonsense():
             LengthSettings(**{name: wrong})
     with pytest.raises(ValueError, match="lengths"):
         LengthSettings(lengths=())
+    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+        LengthSettings(seed=-1)
     assert LengthSettings(lengths=(64, 16, 64)).lengths == (16, 64)
     assert LengthSettings().resolved_lengths(128) == (128, 256, 512, 1024, 2048, 4096)
     assert Settings(batch_tokens=100).batch_size(30) == 3 and Settings(batch_tokens=10).batch_size(30) == 1
@@ -62,14 +69,8 @@ def test_counts_read_powers_of_two():
     for wrong in ("1x", "k", "-3", "1.5k"):
         with pytest.raises(ValueError, match=wrong):
             counts(wrong)
-    assert [compact(n) for n in (128, 1008, 1024, 1536, 2**20 - 1024, 2**20)] == [
-        "128",
-        "1008",
-        "1k",
-        "1.5k",
-        "1023k",
-        "1M",
-    ]
+    ticks = {128: "128", 1008: "1008", 1024: "1k", 1536: "1.5k", 2**20 - 1024: "1023k", 2**20: "1M"}
+    assert {n: compact(n) for n in ticks} == ticks
 
 
 def test_rows_are_means_along_the_axis_and_finished_cells_are_passed_on():
@@ -121,15 +122,18 @@ def test_a_score_that_an_older_result_lacks_is_the_mean_of_the_others():
         assert (mean.low[0]["y"], mean.high[0]["y"]) == (5.0, 5.0) and math.isnan(mean.deviation[0]["y"])
 
 
-def test_what_was_trained_otherwise_is_no_seed():
+def test_only_seeds_of_one_set_up_are_averaged():
+    results = [seed("run (a)", group="", size=[16], top1=[top1]) for top1 in (0.2, 0.4)]
+    assert [result.rows[0]["top1"] for result in mean_of_seeds(results, "size")] == [0.2, 0.4]
     with pytest.raises(ValueError, match=r"\ba, b\b"):
         mean_of_seeds([seed("a", size=[1]), seed("b", trained_at=32, size=[1])], "size")
 
 
-def test_students_t_is_that_of_the_tables():
+def test_students_t_and_the_standard_error_are_those_of_the_tables():
     table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 9: 2.2622, 12: 2.1788, 30: 2.0423, 99: 1.9842, 5000: 1.9604}
     assert {n: round(t_quantile(0.95, n), 4) for n in table} == table
     assert t_quantile(0.5, 1) == pytest.approx(1.0)  # a quarter of a Cauchy distribution is above 1
+    assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0) and math.isnan(standard_error(np.array([1.0])))
 
 
 def test_a_unit_is_the_weighted_mean_of_its_parts():
@@ -203,11 +207,6 @@ def test_an_evaluator_compares_groups_with_a_label():
     assert not Hues().observed("10/0", {})
 
 
-def test_models_of_one_label_are_not_averaged():
-    results = [seed("run (a)", group="", size=[16], top1=[top1]) for top1 in (0.2, 0.4)]
-    assert [result.rows[0]["top1"] for result in mean_of_seeds(results, "size")] == [0.2, 0.4]
-
-
 def test_a_folder_of_evaluators_is_found_by_itself(tmp_path, monkeypatch):
     source = "from tests.test_evaluation import Hues\n\nclass Own(Hues):\n    name = {name!r}\n"
     package = tmp_path / "found_evaluators"
@@ -224,27 +223,112 @@ def test_a_folder_of_evaluators_is_found_by_itself(tmp_path, monkeypatch):
         del sys.modules[module]
 
 
-def test_small_helpers():
-    assert [(s.start, s.stop) for s in slices(5, 2)] == [(0, 2), (2, 4), (4, 5)]
-    assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0) and math.isnan(standard_error(np.array([1.0])))
+# ------------------------------------------------------------------------------------------------ figures
+
+BITS = Score("bits", within=0.05)
+EXACT = Score("exact", unit_interval=True, within=0.2)
 
 
-@pytest.mark.parametrize("bare", [(), ("rope",)])
-@pytest.mark.parametrize("spread", [0.1, 0.0, math.nan, None])
-@pytest.mark.parametrize("group", ["", "g"])
-def test_a_legend_names_the_dashed_band_where_there_is_one(spread, group, bare, tmp_path):
+def model(label, *, at=128, **values):
+    rows = [{"length": n} | {name: value[k] for name, value in values.items()} for k, n in enumerate((128, 512))]
+    return ModelResult(label, at, rows)
+
+
+@pytest.mark.parametrize(
+    ("score", "values", "late"),
+    [
+        (BITS, {"a": 2.0, "b": 2.09, "c": 2.11}, ["c"]),
+        (EXACT, {"a": 0.9, "b": 0.7, "c": 0.69}, ["c"]),
+        (BITS, {"a": math.nan, "b": 2.0}, ["a"]),
+        (BITS, {"a": math.nan}, []),
+        (Score("bits"), {"a": 2.0, "b": 9.0}, []),
+    ],
+)
+def test_what_is_far_from_the_best_where_it_was_trained_has_not_converged(score, values, late):
+    results = [model(label, **{score.column: (value, 5.0)}) for label, value in values.items()]
+    assert [result.label for result in unconverged(results, score, "length")] == late
+
+
+def test_models_are_judged_where_they_were_trained_alone():
+    results = [model("a", bits=(2.0, 1.0)), model("b", at=512, bits=(9.0, 1.8)), model("c", at=512, bits=(9.0, 2.0))]
+    results += [model("unmeasured", at=256, bits=(9.0, 9.0))]
+    assert [result.label for result in unconverged(results, BITS, "length")] == ["c"]
+
+
+def test_a_curve_ends_where_training_did_not_converge():
+    _, (axis,) = panels(1, 1, width=4, height=3)
+    cut = curves(axis, [model("a", bits=(2.0, 2.0)), model("b", bits=(3.0, 3.0))], BITS)
+    drawn = {line.get_label(): list(line.get_xdata()) for line in axis.lines}
+    assert drawn["a"] == [128, 512] and drawn["b"] == [128] and cut == ["b"]
+
+
+def test_at_a_single_place_models_stand_side_by_side_with_bars():
+    _, (axis,) = panels(1, 1, width=3, height=3)
+    row = {"length": 16, "bits": 2.0, "bits_standard_error": 0.1}
+    curves(axis, [ModelResult(name, 16, [row], method=name) for name in ("goat", "rope")], BITS)
+    drawn = {line.get_label(): line.get_xdata()[0] for line in axis.lines}
+    assert drawn["goat"] < 16 < drawn["rope"] and drawn["goat"] * drawn["rope"] == pytest.approx(256)
+    bars = [bar.get_segments()[0] for bar in axis.collections if hasattr(bar, "get_segments")]
+    assert np.allclose(bars, [[(drawn[name], 1.9), (drawn[name], 2.1)] for name in ("goat", "rope")])
+
+
+@pytest.mark.parametrize(
+    ("spread", "group", "bare", "bands"),
+    [
+        (0.1, "", (), 2),
+        (0.1, "", ("rope",), 1),
+        (0.1, "g", (), 2),
+        (0.1, "g", ("rope",), 1),
+        (math.nan, "", (), 0),
+        (None, "g", (), 1),
+    ],
+)
+def test_a_legend_names_the_dashed_band_where_there_is_one(spread, group, bare, bands, tmp_path):
     error = {} if spread is None else {"x_standard_error": spread}
     rows = [{"length": length, "x": 2.0} | error for length in (16, 32)]
     results = [ModelResult(f"goat-{n}", 16, rows, method="goat", group=group) for n in (0, 1)]
     results = mean_of_seeds([*results[: 2 if group else 1], ModelResult("rope", 16, rows, method="rope")], "length")
     figure, axes = panels(1, 1, width=6, height=3)
     curves(axes[0], results, Score("x"), bare=bare)
-    drawn = spread == 0.1 and not (group and bare)  # two seeds have a band of another kind
-    assert len(axes[0].collections) == bool(group) + (spread == 0.1) * (2 - bool(group) - bool(bare))
+    assert len(axes[0].collections) == bands
     finish(figure, axes, results, tmp_path / "x.png")
-    assert ("standard error" in figure.legends[0].get_title().get_text()) == drawn
+    dashed = spread == 0.1 and not (group and bare)  # two seeds have a band of another kind
+    assert ("standard error" in figure.legends[0].get_title().get_text()) == dashed
 
 
-def test_a_seed_below_0_is_named() -> None:
-    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
-        LengthSettings(seed=-1)
+def test_panels_have_titles_levels_and_positions(tmp_path):
+    rows = [{"length": n, "x": 2.0, "half": 0.5} for n in (128, 256)]
+    rows[1] |= {"by_place": [1.0, 2.0, 3.0], "position_to": [1, 128, 256], "tokens": 2**20}
+    scores = (Score("x", title="An x", level=1.5), Score("half", level="x"), Score("by_place", by_position=True))
+    drawn = []
+    original = pyplot.subplots
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pyplot, "subplots", lambda *a, **k: drawn.append(original(*a, **k)) or drawn[-1])
+        scores_figure([ModelResult("a", 128, rows)], tmp_path / "x.png", scores)
+    first, second, third = drawn[0][1].flat
+    assert first.get_title() == "An x" and 1.5 in first.lines[1].get_ydata()
+    assert list(second.lines[1].get_ydata()) == [2.0, 2.0]
+    assert list(third.lines[0].get_ydata()) == [1.0, 2.0, 3.0] and (tmp_path / "x.png").exists()
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def test_memory_is_the_least_of_its_limits(tmp_path, monkeypatch):
+    group = tmp_path / "memory.max"
+    monkeypatch.setattr(cost, "_GROUP_LIMIT", str(group))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit, memory in (("max", machine), (f"{machine // 2}", machine // 2)):
+        group.write_text(f"{limit}\n")
+        assert cost.device_memory("cpu") == memory
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (machine // 4, machine))
+    assert cost.device_memory("cpu") == machine // 4
+
+
+def test_errors_of_allocators_are_known():
+    for ask in (lambda: torch.empty(1 << 45), lambda: np.empty(1 << 50)):
+        with pytest.raises((RuntimeError, MemoryError)) as error:
+            ask()
+        assert ran_out_of_memory(error.value)
+    assert not ran_out_of_memory(RuntimeError("shapes differ")) and not ran_out_of_memory(ValueError("bad_alloc"))

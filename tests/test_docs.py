@@ -1,0 +1,101 @@
+"""What pages show is true: code runs, commands and links name what exists. (Links inside docs/ are `make docs`'s.)"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import shlex
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from recipes import list_recipes
+from tests.launching import command
+from zoo import list_models
+
+ROOT = Path(__file__).parent.parent
+OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = {page: page.read_text() for page in [*OUTSIDE, *(ROOT / "docs").rglob("*.md")]}
+README, CONTRIBUTING = (PAGES[page] for page in OUTSIDE)
+GUIDES = [ROOT / "docs/CONCEPTS.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
+SHORTER = {  # of the first guide, for the test
+    '"*.py"': '"[a-c]*.py"',
+    "train.steps=300": "train.steps=2",
+    "--lengths 256,1024,4096": "--lengths 256,512 --samples 2",
+}
+
+
+def test_the_readme_s_example_runs() -> None:
+    for example in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL):
+        exec(compile(example, "README.md", "exec"), {})
+
+
+def test_links_and_trees_name_what_exists() -> None:
+    links = [(page, link) for page in OUTSIDE for link in re.findall(r"\]\(([^)#:]+)\)", PAGES[page])]
+    assert len(links) > 5
+    assert not [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
+    top, missing = "", []
+    for line in "\n".join(re.findall(r"```\n(zoo/.*?)```", "\n".join(PAGES.values()), flags=re.DOTALL)).splitlines():
+        top = line.split("/")[0] if not line.startswith(" ") else top
+        places = [ROOT, ROOT / top, *(place for place in (ROOT / top).iterdir() if place.is_dir())]
+        words = re.findall(r"(?<!\S)[\w/]+(?:/|\.py)(?!\S)", line)
+        missing += [word for word in words if not any((place / word).exists() for place in places)]
+    assert not missing
+
+
+def commands() -> list[str]:
+    """Every command line of the pages, in blocks, in tables and in text."""
+    lines: list[str] = []
+    for text in PAGES.values():
+        for block in re.findall(r"```(?:bash|sh)\n(.*?)```", text, flags=re.DOTALL):
+            lines += block.replace("\\\n", " ").splitlines()
+        lines += re.findall(r"`((?:\.venv/bin/|python |deepspeed |priorzoo )[^`]+)`", text)
+    programs = r"(\.venv/bin/|python |deepspeed |priorzoo )"
+    return [line.partition(" #")[0].strip() for line in lines if re.match(rf"\s*{programs}", line)]
+
+
+def test_commands_name_files_recipes_and_models_that_exist() -> None:
+    assert len(commands()) > 30
+    wrong, recipes, models = [], set(list_recipes()), [*list_models(), *list_models(pretrained=True)]
+    for line in commands():
+        if "…" in line or "tools/" in line:
+            continue
+        for word in shlex.split(line):
+            if word.endswith(".py") and "/" in word:
+                known = (ROOT / word).is_file() or f"\n# {word}\n" in CONTRIBUTING  # an example's own file
+            elif re.fullmatch(r"(text|vision|dna)\.\w+", word):
+                known = word in recipes
+            elif re.match(r"(text|vision|dna)_", word) and "gaussian" not in word and "/" not in word:
+                known = bool(fnmatch.filter(models, word))
+            else:
+                continue
+            wrong += [] if known else [f"{line}: {word}"]
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_does_what_it_shows(page: Path, tmp_path: Path) -> None:
+    """Its blocks in order in one folder, but for `sh`; those of one language that follow each other share a process."""
+    text = PAGES[page]
+    assert page.stem != "first" or all(long in text for long in SHORTER)
+    for long, short in SHORTER.items():
+        text = text.replace(long, short)
+    blocks = re.findall(r"```(python|bash)\n(.*?)```", text, flags=re.DOTALL)
+    assert blocks
+    for kind, group in groupby(blocks, key=lambda block: block[0]):
+        code = "".join(part for _, part in group)
+        for words in [["-c", code]] if kind == "python" else map(python_words, code.replace("\\\n", " ").splitlines()):
+            done = command([sys.executable, *words], folder=tmp_path, PYTHONPATH=str(ROOT), HF_HUB_OFFLINE="1")
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+
+
+def python_words(line: str) -> list[str]:
+    """What `python` runs for a line of a guide: the console command, or a look at a file."""
+    program, *words = shlex.split(line)
+    if program == "priorzoo":
+        return [str(ROOT / "priorzoo/__main__.py"), *words]
+    assert program == "cat", line
+    return ["-c", "import pathlib, sys; assert pathlib.Path(sys.argv[1]).read_text()", *words]

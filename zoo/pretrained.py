@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zoo.download import download_verified
+from zoo.download import download
 from zoo.errors import require
-from zoo.files import file_sha256
+from zoo.files import file_sha256, replacing_path
 from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.naming import did_you_mean
@@ -32,8 +32,7 @@ BUNDLED = 2_000_000  # bytes of the largest file in the package; others are in a
 
 
 def manifest(folder: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Tagged name → {file, sha256, license, recipe, seed, commit, data, …}, as `folder`'s manifest.json has it; by default
-    that of the weights that ship."""
+    """Tagged name → {file, sha256, license, recipe, seed, commit, data, …} of `folder`, by default of the weights that ship."""
     return _read_manifest(folder or WEIGHTS)
 
 
@@ -70,10 +69,9 @@ def resolve_tag(name: str, folder: Path | None = None) -> str:
 def verified_file(name: str, folder: Path | None = None) -> Path:
     """The weights file of a tagged name, after its digest matched.
 
-    Weights that are not in the package (those above `BUNDLED` bytes are not) are in a checkout's folder `release`, or come from
-    the place that $PRIORZOO_WEIGHTS or the manifest's entry `source` names: a folder, which needs no network; an http(s)
-    address; or `hf:OWNER/NAME[@REVISION]`, a repository of the hub. What was fetched is kept in `cache_folder()`, and
-    nothing is fetched twice.
+    Files above `BUNDLED` bytes are not in the package but in a checkout's folder `release`, or where $PRIORZOO_WEIGHTS or the
+    manifest's entry `source` says: a folder, an http(s) address, or `hf:OWNER/NAME[@REVISION]`, a repository of the hub. What
+    was fetched is not fetched again: `cache_folder()`, or the hub library's own cache, has it.
 
     Raises:
         OSError: if the file is nowhere, or does not come; one line says what to set.
@@ -83,43 +81,47 @@ def verified_file(name: str, folder: Path | None = None) -> Path:
     entry = manifest(folder)[name]
     path = (folder or WEIGHTS) / entry["file"]
     if not path.exists():
-        path = _from_elsewhere(name, entry)
-    found = file_sha256(path)
-    if found != entry["sha256"]:
-        raise ValueError(f"{path} is damaged: its SHA-256 is {found}, the manifest says {entry['sha256']}")
+        path = _outside_package(name, entry)
+    digest = file_sha256(path)
+    if digest != entry["sha256"]:
+        raise ValueError(f"{path} is damaged: its SHA-256 is {digest}, the manifest says {entry['sha256']}")
     return path
 
 
 def cache_folder() -> Path:
-    """Where fetched weights are kept, in the user's cache folder."""
+    """Where fetched weights are, in the user's cache folder."""
     from platformdirs import user_cache_path
 
     return user_cache_path("priorzoo", appauthor=False) / "weights"
 
 
-def _from_elsewhere(name: str, entry: Mapping[str, Any]) -> Path:
-    """The file of an entry, fetched where it must be."""
-    file, source = entry["file"], os.environ.get("PRIORZOO_WEIGHTS") or entry.get("source", "")
-    cached = cache_folder() / entry["sha256"][:16] / file
-    if source and "://" not in source and not source.startswith("hf:"):
-        if not (place := Path(source) / file).is_file():
-            raise FileNotFoundError(f"the weights of {name} should be at {place}, by PRIORZOO_WEIGHTS")
-        return place
-    if not os.environ.get("PRIORZOO_WEIGHTS") and (RELEASE / file).is_file():
+def _outside_package(name: str, entry: Mapping[str, Any]) -> Path:
+    """The file of an entry that the package does not have, fetched where it must be."""
+    file, source = entry["file"], os.environ.get("PRIORZOO_WEIGHTS", "")
+    if not source and (RELEASE / file).is_file():
         return RELEASE / file
-    if cached.is_file() and (not source or file_sha256(cached) == entry["sha256"]):
-        return cached
-    if not source:
-        raise FileNotFoundError(
-            f"the weights of {name} ({file}, {entry['bytes'] / 1e6:.1f} MB) are neither in the package nor in a checkout's "
-            f"release/ nor in {cached.parent}: set PRIORZOO_WEIGHTS to a folder, http(s) address or hf:OWNER/NAME that has it"
-        )
+    source = source or entry.get("source", "")
+    cached = cache_folder() / entry["sha256"][:16] / file
     if source.startswith("hf:"):
         return _from_hub(name, source.removeprefix("hf:"), file)
-    if not source.startswith(("http://", "https://")):
+    if source.startswith(("http://", "https://")):
+        if not cached.is_file() or file_sha256(cached) != entry["sha256"]:
+            with replacing_path(cached) as temporary:
+                download(f"{source.rstrip('/')}/{file}", temporary)
+                if (digest := file_sha256(temporary)) != entry["sha256"]:
+                    raise ValueError(f"{source}/{file}: its SHA-256 is {digest}, the manifest says {entry['sha256']}")
+        return cached
+    if "://" in source:
         raise ValueError(f"PRIORZOO_WEIGHTS={source!r}: expected a folder, an http(s) address or hf:OWNER/NAME")
-    download_verified(f"{source.rstrip('/')}/{file}", cached, sha256=entry["sha256"], size=entry["bytes"])
-    return cached
+    place = Path(source) / file if source else cached
+    if place.is_file():
+        return place
+    if source:
+        raise FileNotFoundError(f"the weights of {name} should be at {place}, by PRIORZOO_WEIGHTS")
+    raise FileNotFoundError(
+        f"the weights of {name} ({file}, {entry['bytes'] / 1e6:.1f} MB) are neither in the package nor in a checkout's "
+        f"release/ nor in {cached.parent}: set PRIORZOO_WEIGHTS to a folder, http(s) address or hf:OWNER/NAME that has it"
+    )
 
 
 def _from_hub(name: str, repository: str, file: str) -> Path:
@@ -130,9 +132,10 @@ def _from_hub(name: str, repository: str, file: str) -> Path:
     owner_name, _, revision = repository.partition("@")
     try:
         return Path(hf_hub_download(owner_name, file, revision=revision or None))
-    except (OSError, ValueError) as error:  # its own errors are of these two kinds
-        told = " ".join(str(error).split())[:300]
-        raise FileNotFoundError(f"the weights of {name} do not come from hf:{repository}: {told}") from error
+    except (OSError, ValueError) as error:
+        # The library's errors are of these two kinds.
+        reason = " ".join(str(error).split())[:300]
+        raise FileNotFoundError(f"the weights of {name} do not come from hf:{repository}: {reason}") from error
 
 
 def load_pretrained(model: ZooModel, name: str, folder: Path | None = None) -> ZooModel:

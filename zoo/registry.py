@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -143,8 +143,7 @@ def register_family(family: ModelFamily) -> None:
 
 @cache
 def _points() -> dict[str, EntryPoint]:
-    """Entry points of all modalities by name, looked up once, as that reads the metadata of every installed package; those
-    that ship win over installed ones of the same name."""
+    """Entry points of all modalities by name; those that ship win over installed ones of the same name."""
     return {point.name: point for point in entry_points(group=GROUP)} | SHIPPED
 
 
@@ -164,31 +163,27 @@ def load_modality(name: str) -> Any:
     points = _points()
     if name not in points:
         raise ValueError(f"no modality {name!r}; {did_you_mean(name, points)}there are {', '.join(modality_names())}")
-    with _naming_extra(points[name]):
-        return points[name].load()
+    _import_module(points[name])
+    return points[name].load()
 
 
-@contextmanager
-def _naming_extra(point: EntryPoint) -> Iterator[None]:
-    """ImportError with the pip command, where a modality's packages are not installed."""
+def _import_module(point: EntryPoint) -> None:
+    """Import a modality's module. ImportError with the pip command, where its packages are not installed."""
     try:
-        yield
+        import_module(point.module)
     except ModuleNotFoundError as error:
-        own = {"zoo", "modalities", "recipes", point.module.partition(".")[0]}
-        if (error.name or "").partition(".")[0] in own:
+        if (error.name or "").partition(".")[0] in {"zoo", "modalities", "recipes", point.module.partition(".")[0]}:
             raise
         extra = f": pip install 'priorzoo[{point.name}]'" if point.name in SHIPPED else ""
         raise ImportError(f"{point.name} needs the package {error.name}{extra}") from error
 
 
-def _register_all(names: Iterable[str]) -> list[str]:
-    """Import the modules of modalities, which registers their models, and no more of them than that; returns what is missing
-    for those that cannot be imported."""
-    points, missing = _points(), []
+def _register_models(names: Iterable[str]) -> list[str]:
+    """Import the modules of modalities, which register their models; returns what those that cannot be imported lack."""
+    missing = []
     for name in names:
         try:
-            with _naming_extra(points[name]):
-                import_module(points[name].module)
+            _import_module(_points()[name])
         except ImportError as error:
             missing.append(str(error))
     return missing
@@ -201,7 +196,7 @@ def model_entry(name: str) -> ModelEntry:
         ValueError: for an unknown name, with the nearest known ones.
     """
     base = name.partition(".")[0]
-    missing = _register_all({base.partition("_")[0]} & set(modality_names()) or modality_names())
+    missing = _register_models({base.partition("_")[0]} & set(modality_names()) or modality_names())
     entry = _find(base)
     if entry is None:
         names = _listed()
@@ -238,14 +233,14 @@ def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> Zo
 
 def list_models(pattern: str = "*", *, modality: str | None = None, pretrained: bool = False) -> list[str]:
     """Names that match a shell pattern: architectures, or with `pretrained` the tagged names that have weights."""
-    literal = pattern.partition("*")[0].partition("?")[0].partition("[")[0]  # what every match starts with
     if modality is not None and modality not in modality_names():
         raise ValueError(f"no modality {modality!r}; {nearest(modality, modality_names())}")
-    wanted = [modality] if modality else modality_names()
-    _register_all(name for name in wanted if f"{name}_".startswith(literal) or literal.startswith(f"{name}_"))
+    # What every match starts with tells which modalities need not be imported.
+    start = re.split(r"[*?[]", pattern)[0]
+    names = [modality] if modality else modality_names()
+    _register_models(name for name in names if f"{name}_".startswith(start) or start.startswith(f"{name}_"))
     known = weights.list_weights() if pretrained else _listed()
-    known = [name for name in known if fnmatch.fnmatch(name, pattern)]
-    entries = {name: _find(name.partition(".")[0]) for name in known}
+    entries = {name: _find(name.partition(".")[0]) for name in fnmatch.filter(known, pattern)}
     return sorted(name for name, entry in entries.items() if entry and modality in (None, entry.modality))
 
 
@@ -268,21 +263,9 @@ def load_model(folder: str | os.PathLike[str]) -> ZooModel:
 
 
 def saved_modality(folder: str | os.PathLike[str]) -> str | None:
-    """The modality that a folder's config.json names; None where it tells none.
-
-    One written before version 0.5 names none, but its entries are those of one modality's configuration.
-    """
+    """The modality that a folder's config.json names; None where it names none."""
     try:
-        found = read_object(Path(folder) / "config.json")
+        modality = read_object(Path(folder) / "config.json").get("modality")
     except (OSError, ValueError):
         return None
-    if "modality" in found:
-        return found["modality"] if isinstance(found["modality"], str) else None
-    for name in SHIPPED:
-        try:
-            config_class = load_modality(name).model.config_class
-        except ImportError:  # its packages are not installed
-            continue
-        if set(found) | {"lanes"} == {field.name for field in fields(config_class)}:  # lanes are newer than 0.5
-            return name
-    return None
+    return modality if isinstance(modality, str) else None

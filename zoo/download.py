@@ -19,7 +19,11 @@ TRIES, WAIT, TIMEOUT = (
 
 
 class DownloadError(OSError):
-    """Why a file did not come, in one line that names its address."""
+    """Why a file did not come, in one line that names its address; `tried_again`: after several tries."""
+
+    def __init__(self, message: str, *, tried_again: bool = False) -> None:
+        super().__init__(message)
+        self.tried_again = tried_again
 
 
 def download(url: str, path: Path) -> None:
@@ -60,4 +64,4 @@ def download(url: str, path: Path) -> None:
                 raise DownloadError(f"{url}: {failure}") from error
         except (OSError, HTTPException) as error:
             failure = str(getattr(error, "reason", error)) or type(error).__name__
-    raise DownloadError(f"{url}: {failure}, after {TRIES} tries")
+    raise DownloadError(f"{url}: {failure}, after {TRIES} tries", tried_again=True)

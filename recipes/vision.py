@@ -86,7 +86,7 @@ def photographs(source: str, method: str) -> Recipe:
     """0.5M parameters, 96 pixels: photographs of fruit (photos, 14 kinds, 348 pixels and more) or of solar cells (solar, 300).
 
     deepspeed --num_gpus 1 recipes/train.py vision.<method>_photos        or _solar
-    python recipes/evaluate.py RUN_DIR resolution --sizes 96,144,192,288 --recalibrate
+    python recipes/evaluate.py RUN_DIR resolution --sizes 96,144,192,288
 
     Any set of class folders in their place: --set data.source=folder:PATH --set data.num_classes=N. The pictures are those of
     `python recipes/fetch_data.py vision photos solar`. Hardware: one CPU core.

@@ -23,8 +23,7 @@ from torchvision.transforms import v2
 
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.objects import NO_OBJECTS, Objects, cut, targets_of, window_on
-from modalities.vision.shapes import Shape
-from modalities.vision.transforms import BICUBIC, LimitAspect, rand_augment
+from modalities.vision.transforms import BICUBIC, LimitAspect, Shape, rand_augment
 
 __all__ = ["BatchMaker", "train_transform"]
 

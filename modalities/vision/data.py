@@ -1,7 +1,7 @@
 """Vision data, read from here outwards: a config in, a resumable loader of batches out; and held-out images for evaluation.
 
     config.py   the data section of a recipe            sources.py     images by spec string, and the held-out split
-    samples.py  order, bad images, exact resume         shards.py, tars.py  WebDataset          hf.py   Hugging Face
+    samples.py  order, bad images, exact resume         shards.py      WebDataset          hf.py   Hugging Face
     batches.py  augmentation of training batches        transforms.py  evaluation at exact sizes
     images.py   decoding, and what bad images become    ../loading.py  the loaders: ranks, workers, resume
     objects.py  boxes, masks, windows, and what is asked of them
@@ -13,7 +13,6 @@ count is −1.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -26,29 +25,14 @@ from PIL import Image
 from modalities.heldout import Heldout
 from modalities.loading import IndexedLoader, StreamLoader
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.images import BadImage, ImageSet, load_image, orientation, picture_of
+from modalities.vision.images import BadImage, ImageSet, checked_image, upright_size
 from modalities.vision.samples import ImageSamples, ShardStream
-from modalities.vision.shapes import Shape
 from modalities.vision.sources import open_images, open_shard_source
-
-__all__ = [
-    "DEFAULT_SOURCE",
-    "HeldoutImages",
-    "HeldoutScenes",
-    "build_loader",
-    "fitted",
-    "heldout_by",
-    "heldout_name",
-    "open_heldout",
-    "open_scenes",
-]
+from modalities.vision.transforms import Shape
 
 DEFAULT_SOURCE = "glyphs"
 EVALUATION_SIZE = 384  # pixels that "glyphs-builtin" should have for evaluation
 KEPT_BYTES = 512 * 2**20  # of decoded held-out images
-_TURNED = (5, 6, 7, 8)  # EXIF orientations of images stored on their side
-# Options of a training that decide what it held out.
-_HOLDS_OUT = ("source", "heldout_source", "num_classes", "target")
 
 
 def build_loader(
@@ -89,12 +73,15 @@ def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
     elif objects:
         images = open_images(config.heldout_source, "all", objects=True)
     else:
-        folders = config.source.startswith("folder:") and config.heldout_source.startswith("folder:")
         classes = _train_classes(config)
-        images = open_images(config.heldout_source, "all", size=size, classes=classes if folders else None)
+        images = open_images(config.heldout_source, "all", size=size, classes=classes if _folders(config) else None)
         _check_same_classes(config, classes, images.classes)
     _check_classes(config, images.classes)
     return images
+
+
+def _folders(config: VisionDataConfig) -> bool:
+    return all((source or "").startswith("folder:") for source in (config.source, config.heldout_source))
 
 
 def _train_classes(config: VisionDataConfig) -> tuple[str, ...] | None:
@@ -110,8 +97,8 @@ def _check_same_classes(config: VisionDataConfig, train: Sequence[str] | None, h
     """ValueError where a label means one class in training and another in held-out images."""
     if train is None or heldout is None or train == heldout:
         return
-    label = next(n for n, (one, other) in enumerate(zip_longest(train, heldout)) if one != other)
-    one, other = (classes[label] if label < len(classes) else None for classes in (train, heldout))
+    pairs = enumerate(zip_longest(train, heldout))
+    label, (one, other) = next((label, pair) for label, pair in pairs if pair[0] != pair[1])
     raise ValueError(
         f"source {config.source!r} and heldout_source {config.heldout_source!r} must list the same classes in one order: "
         f"label {label} is {one!r} in training and {other!r} in held-out images"
@@ -119,14 +106,13 @@ def _check_same_classes(config: VisionDataConfig, train: Sequence[str] | None, h
 
 
 def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) -> None:
-    mapped = "map" in config.target
     if classes is None or config.target == "count":
         return
-    expected = len(classes) + mapped
-    if expected != config.num_classes:
-        found = f"{len(classes)} classes" + (" and the background" if mapped else "")
+    mapped = "map" in config.target
+    if (expected := len(classes) + mapped) != config.num_classes:
+        listed = f"{len(classes)} classes" + (" and the background" if mapped else "")
         raise ValueError(
-            f"the source has {found}, num_classes is {config.num_classes}: --set data.num_classes={expected}"
+            f"the source has {listed}, num_classes is {config.num_classes}: --set data.num_classes={expected}"
         )
 
 
@@ -134,7 +120,8 @@ def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) ->
 
 
 class HeldoutImages:
-    """Images in one random order, the same whatever order they are stored in: `[place]` is (RGB at its stored size, label).
+    """Images in one random order, the same whatever order they are stored in: `[place]` is (RGB at its stored size, label),
+    or with `objects` (RGB, `Objects`).
 
     The first that fit into KEPT_BYTES stay decoded, for the next size and the next model.
 
@@ -142,49 +129,57 @@ class HeldoutImages:
         classes: names by label; numbers where the source has no names, empty where their number is unknown too.
     """
 
-    def __init__(self, images: ImageSet, num_classes: int = 0) -> None:
-        self.images = images
+    def __init__(self, images: ImageSet, num_classes: int = 0, *, objects: bool = False) -> None:
+        self.images, self.objects = images, objects
         self.classes = list(map(str, range(num_classes))) if images.classes is None else list(images.classes)
         self.order = np.random.default_rng(0).permutation(len(images))
-        self.kept: dict[int, tuple[Image.Image, Any]] = {}
-        self.room = KEPT_BYTES
-        self.sizes: dict[int, tuple[int, int] | None] = {}
-        self.unread = ""  # why the first image without a size has none
+        self._decoded: dict[int, tuple[Image.Image, Any]] = {}
+        self._room = KEPT_BYTES
+        self._sizes: dict[int, tuple[int, int] | None] = {}
+        self._unread = ""  # why the first image without a size has none
 
     def __len__(self) -> int:
         return len(self.order)
 
     def __getitem__(self, place: int) -> tuple[Image.Image, Any]:
         """Raises BadImage; ValueError for a label outside the source's list of classes."""
-        if place in self.kept:
-            return self.kept[place]
-        image, label = self._load(int(self.order[place]))
-        size = 3 * image.width * image.height
-        if size <= self.room:
-            self.kept[place] = image, label
-            self.room -= size
-        return image, label
+        if place not in self._decoded:
+            payload, label = self._stored(place)
+            listed = self.images.classes is not None
+            classes = len(self.classes) or None
+            image = checked_image(payload, label, self.name(place), [], num_classes=classes, listed=listed)
+            size = 3 * image.width * image.height
+            if size > self._room:
+                return image, label
+            self._decoded[place] = image, label
+            self._room -= size
+        return self._decoded[place]
 
-    def _load(self, index: int) -> tuple[Image.Image, Any]:
-        return load_image(self.images, index, len(self.classes) or None, [])
+    def _stored(self, place: int) -> tuple[bytes | Image.Image, Any]:
+        index = int(self.order[place])
+        return self.images.read_objects(index) if self.objects else self.images.read(index)
 
     def group(self, place: int) -> str:
         """What the image shares with others (`ImageSet.group`); by default itself."""
         index = int(self.order[place])
         return self.images.group(index) or f"image {index}"
 
+    def name(self, place: int) -> str:
+        """The file or row of an image."""
+        return self.images.name(int(self.order[place]))
+
     def too_small(self, places: Iterable[int], shapes: Sequence[Shape], fit: str) -> set[int]:
         """The places whose image has, by its header, fewer pixels than one of `shapes`.
 
         An image without a readable header is not among them: it fails when it is decoded.
         """
-        found = set()
+        small = set()
         for place in places:
             if size := self._size(place):
                 fits = (fitted(size, shape, fit) for shape in shapes)
                 if any(have[0] < need[0] or have[1] < need[1] for have, need in zip(fits, shapes, strict=True)):
-                    found.add(place)
-        return found
+                    small.add(place)
+        return small
 
     def unreadable(self, places: Iterable[int]) -> int:
         """How many have no readable header."""
@@ -195,38 +190,19 @@ class HeldoutImages:
         that of the largest image. Raises ValueError where no header can be read."""
         sizes = [size for place in range(min(count or len(self), len(self))) if (size := self._size(place))]
         if not sizes:
-            first = f"; of {self.name(0)}: {self.unread}" if self.unread else ""
+            first = f"; of {self.name(0)}: {self._unread}" if self._unread else ""
             raise ValueError(f"source {self.images.spec!r}: none of its first held-out images can be read{first}")
         sides = sorted((min(fitted(size, shape, fit)) for size in sizes), reverse=True)
         return sides[max(0, math.ceil(share * len(sides)) - 1)]
 
     def _size(self, place: int) -> tuple[int, int] | None:
         """(width, height) of the upright image from its header alone, None where that cannot be read."""
-        if place not in self.sizes:
+        if place not in self._sizes:
             try:
-                self.sizes[place] = _upright_size(self._stored(int(self.order[place])))
+                self._sizes[place] = upright_size(self._stored(place)[0])
             except BadImage as error:
-                self.sizes[place] = None
-                self.unread = self.unread or str(error)
-        return self.sizes[place]
-
-    def _stored(self, index: int) -> bytes | Image.Image:
-        return self.images.read(index)[0]
-
-    def name(self, place: int) -> str:
-        """The file or row of an image."""
-        return self.images.name(int(self.order[place]))
-
-
-class HeldoutScenes(HeldoutImages):
-    """Pictures with objects: `[place]` is (RGB at its stored size, `Objects`)."""
-
-    def _load(self, index: int) -> tuple[Image.Image, Any]:
-        payload, objects = self.images.read_objects(index)
-        return picture_of(payload, self.images.name(index), []), objects
-
-    def _stored(self, index: int) -> bytes | Image.Image:
-        return self.images.read_objects(index)[0]
+                self._sizes[place], self._unread = None, self._unread or str(error)
+        return self._sizes[place]
 
 
 def fitted(size: tuple[int, int], shape: Shape, fit: str) -> Shape:
@@ -236,22 +212,13 @@ def fitted(size: tuple[int, int], shape: Shape, fit: str) -> Shape:
     return max(1, choose(height, round(width * aspect))), max(1, choose(width, round(height / aspect)))
 
 
-def _upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
-    """(width, height). Raises BadImage for bytes that are no image."""
-    try:
-        image = stored if isinstance(stored, Image.Image) else Image.open(io.BytesIO(stored))
-    except Exception as error:  # a broken file can make Pillow's readers raise nearly anything
-        raise BadImage("unknown format") from error
-    return (image.height, image.width) if orientation(image) in _TURNED else image.size
-
-
 def heldout_by(data: Mapping[str, Any]) -> VisionDataConfig:
     """What a training held out, from the data section of its recipe; equal for runs that held out the same.
 
     Raises ValueError for shards without `heldout_source`, which hold nothing out.
     """
-    kept = {name: data[name] for name in _HOLDS_OUT if name in data}
-    config = VisionDataConfig(**kept, augment="light" if kept.get("target", "label") == "label" else "window")
+    deciding = {name: data[name] for name in ("source", "heldout_source", "num_classes", "target") if name in data}
+    config = VisionDataConfig(**deciding, augment="light" if deciding.get("target", "label") == "label" else "window")
     if config.heldout_source is None and config.source.startswith("wds:"):
         raise ValueError(f"training on {config.source!r} held out nothing: name the held-out images with --source")
     return config
@@ -263,29 +230,19 @@ def heldout_name(source: str | VisionDataConfig) -> str:
         return source
     if source.heldout_source is None:
         return source.source
-    folders = source.source.startswith("folder:") and source.heldout_source.startswith("folder:")
-    return f"all of {source.heldout_source}" + (f", classes of {source.source}" if folders else "")
+    return f"all of {source.heldout_source}" + (f", classes of {source.source}" if _folders(source) else "")
 
 
-@lru_cache(maxsize=2)
-def open_scenes(source: str | VisionDataConfig) -> Heldout[HeldoutScenes]:
-    """The held-out pictures of a source with boxes or masks, as `open_heldout` opens those with labels."""
-    if isinstance(source, VisionDataConfig):
-        images = _heldout(source, size=EVALUATION_SIZE)
-    else:
-        images = open_images(source, "all" if source.startswith("wds:") else "heldout", objects=True)
-    return Heldout(heldout_name(source), images.fingerprint, HeldoutScenes(images))
-
-
-@lru_cache(maxsize=2)
-def open_heldout(source: str | VisionDataConfig) -> Heldout[HeldoutImages]:
+@lru_cache(maxsize=4)
+def open_heldout(source: str | VisionDataConfig, *, objects: bool = False) -> Heldout[HeldoutImages]:
     """The held-out images of a spec string, or of a training's data (`heldout_by`), opened once per process.
 
-    Shards given as "wds:…" are a held-out set as a whole. Raises what the sources raise.
+    objects: pictures with boxes or masks. Shards given as "wds:…" are a held-out set as a whole. Raises what the sources raise.
     """
     if isinstance(source, VisionDataConfig):
         images, classes = _heldout(source, size=EVALUATION_SIZE), source.num_classes
     else:
-        split = "all" if source.startswith("wds:") else "heldout"
-        images, classes = open_images(source, split, size=EVALUATION_SIZE), 0
-    return Heldout(heldout_name(source), images.fingerprint, HeldoutImages(images, classes))
+        split, classes = "all" if source.startswith("wds:") else "heldout", 0
+        images = open_images(source, split, size=EVALUATION_SIZE, objects=objects)
+    held = HeldoutImages(images, 0 if objects else classes, objects=objects)
+    return Heldout(heldout_name(source), images.fingerprint, held)

@@ -1,31 +1,46 @@
-"""What evaluators of images share: the held-out images that they read, and the table of their controls."""
+"""What evaluators of images share: held-out images, sizes in whole patches, and the table of controls."""
 
 from __future__ import annotations
 
+import re
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from modalities.evaluation import Evaluator, ModelResult
+from modalities.evaluation import Axis, Evaluator, ModelResult, Settings, counts, option
 from modalities.files import write_table
 from modalities.heldout import Heldout
+from modalities.vision.architectures import not_multiples
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import DEFAULT_SOURCE, HeldoutImages, heldout_by, heldout_name, open_heldout
+from modalities.vision.images import MAX_PIXELS
+from modalities.vision.model import VisionTransformer
 from modalities.vision.sources import HELD_OUT
+from modalities.vision.transforms import Shape
 
-__all__ = ["ImageEvaluator", "note_of", "sizes_of_training", "write_controls"]
+__all__ = ["FACTORS", "ImageEvaluator", "SizeEvaluator", "SizeSettings", "lowest_terms", "shape_at", "write_controls"]
+
+FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
 
 
 class ImageEvaluator(Evaluator):
-    """Base of the image evaluators: the source named, or what the models' own training held out."""
+    """Base of the image evaluators. They read the source named, or what the models' own training held out."""
 
     def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
-        self.source = self.settings.source or (heldout_by(self.trained_on) if self.trained_on else DEFAULT_SOURCE)
+        self.source: str | VisionDataConfig = self.settings.source or (
+            heldout_by(self.trained_on) if self.trained_on else DEFAULT_SOURCE
+        )
 
     @property
     def trained_range(self) -> tuple[int, ...]:
-        return sizes_of_training(self.trained_on)
+        """Least and greatest shorter side of `data.shapes`, in pixels; () where training was at one size."""
+        shapes = VisionDataConfig(shapes=tuple(self.trained_on.get("shapes", ()))).train_shapes
+        sides = sorted({min(shape) for shape in shapes})
+        return (sides[0], sides[-1]) if len(sides) > 1 else ()
 
     @property
     def heldout(self) -> Heldout[HeldoutImages]:
@@ -37,28 +52,121 @@ class ImageEvaluator(Evaluator):
 
     @property
     def note(self) -> str:
-        return note_of(self.settings.source, self.heldout) if self.settings.source else ""
+        """Says that a source which was named is read in part only, and how to read it as a whole."""
+        source, images = self.settings.source, self.heldout.items.images if self.settings.source else None
+        if images is None or not images.among:
+            return ""
+        return (
+            f"{len(images):,} of the {images.among:,} pictures of {source} are read, those that training on it holds out; "
+            f"'{source}{'&' if '?' in source else '?'}{HELD_OUT}' is all of them"
+        )
 
 
-def note_of(source: str, heldout: Heldout[Any]) -> str:
-    """That a source which was named is not read as a whole, and how it would be."""
-    images = heldout.items.images
-    if not images.among:
-        return ""
-    return (
-        f"{len(images):,} of the {images.among:,} pictures of {source} are read, those that training on it holds out; "
-        f"'{source}{'&' if '?' in source else '?'}{HELD_OUT}' is all of them"
+# ------------------------------------------------------------------------------------------------ sizes
+
+
+def width_to_height(text: str) -> tuple[int, int]:
+    """ "2:1" to (2, 1)."""
+    match = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    if not match:
+        raise ValueError(f"{text!r} is not width:height in whole numbers, such as 2:1 or 3:4")
+    return int(match[1]), int(match[2])
+
+
+def lowest_terms(width: int, height: int) -> tuple[int, int]:
+    return Fraction(width, height).as_integer_ratio()
+
+
+def shape_at(size: int, aspect: tuple[int, int]) -> Shape:
+    """(height, width) with `size` pixels on the shorter side, at an aspect (width, height)."""
+    longer = size * max(aspect) // min(aspect)
+    return (size, longer) if aspect[0] >= aspect[1] else (longer, size)
+
+
+@dataclass(frozen=True)
+class SizeSettings(Settings):
+    """Settings of evaluators over sizes.
+
+    Attributes:
+        sizes: ascending, of the shorter side. Default: 1, 1.5, 2, 3 and 4 times the training size, as far as pictures reach.
+        aspect: (width, height) in lowest terms. Default: that of training.
+    """
+
+    sizes: tuple[int, ...] | None = option(
+        None, "pixels of the shorter side, as 96,192,384; default 1x to 4x trained", parse=counts
     )
+    aspect: tuple[int, int] | None = option(None, "width:height, as 2:1; default as trained", parse=width_to_height)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sizes is not None:
+            if not self.sizes or min(self.sizes) < 1:
+                raise ValueError(f"sizes must be pixel counts of at least 1, got {list(self.sizes)}")
+            object.__setattr__(self, "sizes", tuple(sorted(set(self.sizes))))
+        if self.aspect is not None:
+            if min(self.aspect) < 1:
+                raise ValueError(f"aspect must be width:height, both at least 1, got {self.aspect[0]}:{self.aspect[1]}")
+            object.__setattr__(self, "aspect", lowest_terms(*self.aspect))
+        side, aspect = max(self.sizes or (1,)), self.aspect or (1, 1)
+        if (pixels := side**2 * max(aspect) // min(aspect)) > MAX_PIXELS:
+            raise ValueError(
+                f"images of {pixels:,} pixels (sizes {side}, aspect {aspect[0]}:{aspect[1]}); at most {MAX_PIXELS:,}"
+            )
 
 
-def sizes_of_training(trained_on: Mapping[str, Any]) -> tuple[int, ...]:
-    """Least and greatest shorter side of `data.shapes`, in pixels; () where training was at one size."""
-    sides = [min(shape) for shape in VisionDataConfig(shapes=tuple(trained_on.get("shapes", ()))).train_shapes]
-    return (min(sides), max(sides)) if len(set(sides)) > 1 else ()
+class SizeEvaluator(ImageEvaluator):
+    """Base of the evaluators that read the same pictures at several sizes, in whole patches."""
+
+    axis = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format, "train_size")
+
+    def trained_at(self, model: VisionTransformer) -> int:
+        return min(model.config.train_size)
+
+    def points(self, model: VisionTransformer) -> tuple[int, ...]:
+        return tuple(min(shape) for shape in self.shapes(model))
+
+    def aspect(self, model: VisionTransformer) -> tuple[int, int]:
+        height, width = model.config.train_size
+        return self.settings.aspect or lowest_terms(width, height)
+
+    def step(self, model: VisionTransformer) -> int:
+        """The shorter side is a multiple of this where both sides are whole patches at the aspect."""
+        return model.config.patch_size * min(self.aspect(model))
+
+    @abstractmethod
+    def reach(self, model: VisionTransformer, least: int) -> float:
+        """The largest size among the default ones, of which `least` is the smallest."""
+
+    @abstractmethod
+    def unreached(self, model: VisionTransformer, least: int) -> ValueError:
+        """The error where pictures reach no default size."""
+
+    def shapes(self, model: VisionTransformer) -> list[Shape]:
+        """(height, width) of every point, ascending; that of training is always among them where it has the aspect.
+
+        Raises ValueError for a size of which a side is no multiple of the patch, naming the nearest sizes.
+        """
+        aspect, step, trained = self.aspect(model), self.step(model), self.trained_at(model)
+        for size in self.settings.sizes or ():
+            if wrong := not_multiples([size], step):
+                at = "" if max(aspect) == 1 else f" at aspect {aspect[0]}:{aspect[1]}"
+                raise ValueError(f"size {size}{at} does not divide into patches of {model.config.patch_size}: {wrong}")
+        factors = (1,) if getattr(model.config, "fixed", False) else FACTORS
+        sizes = set(self.settings.sizes or (max(1, round(factor * trained / step)) * step for factor in factors))
+        least = min(sizes)
+        if self.settings.sizes is None:
+            most = self.reach(model, least)
+            sizes = {size for size in sizes if size <= most}
+        height, width = model.config.train_size
+        if aspect == lowest_terms(width, height):
+            sizes.add(trained)
+        if not sizes:
+            raise self.unreached(model, least)
+        return [shape_at(size, aspect) for size in sorted(sizes)]
 
 
 def write_controls(path: Path, results: Sequence[ModelResult], score: str) -> None:
-    """The score less that of each control, a row for each model, size and control; nothing where no row has `controls`."""
+    """The score less that of each control, a row for each model, size and control; no file where no row has `controls`."""
     rows = [
         {"model": result.label, "size": row["size"], "score": score} | control | {"groups": row["groups"]}
         for result in results

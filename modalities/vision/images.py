@@ -1,43 +1,18 @@
-"""From stored bytes to an RGB image, and sets of images. What is done with every kind of image, and how it is counted:
+"""From stored bytes to an upright 8-bit RGB image, sets of images, and the report of what was converted and skipped.
 
-    stored as                                   treatment                                          counted as
-    8-bit RGB                                   taken as it is                                     –
-    grey, 1-bit                                 grey in all three channels                         converted: grey
-    palette                                     its colours                                        converted: palette
-    alpha, transparent colour                   composited on white                                converted: alpha
-    CMYK, YCbCr, HSV                            converted by Pillow, without colour profiles       converted: cmyk, ycbcr, hsv
-    16-bit grey (also in 32-bit integers)       divided by 257 to 8 bits                           converted: 16-bit
-    EXIF orientation                            applied: the picture stands upright                converted: rotated
-    broken EXIF                                 taken as upright                                   –
-    several frames                              the first one                                      –
-    no bytes                                    skipped                                            skipped: empty
-    no image format that Pillow knows           skipped                                            skipped: unknown format
-    ends too early                              skipped, never filled up with grey                 skipped: truncated
-    broken otherwise                            skipped                                            skipped: corrupt
-    float, LAB, integers beyond 16 bits         skipped: they have no defined range                skipped: unsupported mode
-    what Pillow cannot convert                  skipped                                            skipped: unsupported mode
-    more than MAX_PIXELS pixels                 skipped before a pixel is decoded                  skipped: too large
+    8-bit RGB                                       taken as it is
+    grey, 1-bit, palette, CMYK, YCbCr, HSV          converted by Pillow, without colour profiles
+    alpha, a transparent colour                     composited on white
+    16-bit grey (also in 32-bit integers)           divided by 257 to 8 bits
+    EXIF orientation                                applied; broken EXIF counts as upright
+    several frames                                  the first one
+    empty, unknown format, truncated, corrupt, float, LAB, too large (MAX_PIXELS)      skipped
 
-What the sources add:
-
-    a file without an image's extension         folder: not listed                                 skipped: unknown extension
-    a tar sample without an image member        skipped                                            skipped: no image
-    a tar sample without a label, or an unreadable one   skipped                                   skipped: no label, bad label
-    objects that are none, or cannot be right            skipped                                   skipped: no objects,
-                                                                                                   bad objects, bad mask
-    objects of an image that its EXIF turns              skipped: in which of the two is not known skipped: rotated objects
-    objects of which a window cannot be made             skipped                                   skipped: too small,
-                                                                                                   spread, not one marked
-    a label outside 0…num_classes−1             list of classes known (folder, index.json, hf ClassLabel): ValueError;
-                                                otherwise skipped                                  skipped: label out of range
-                                                taken as it is where num_classes is not known either (evaluation
-                                                of a spec string); −1 in an hf ClassLabel is none  skipped: no label
-    a class folder without images               the class keeps its number                         skipped: empty class
-    a tar without its end mark, with a damaged header or a sparse member, or with another number
-    of samples than its index says                                                                 ValueError
-
-The place of a skipped image is taken by the next good one of the order; in held-out passes it then has target −1. A set of
-which nothing is left is a ValueError. Read by index (`HeldoutImages`), a bad image raises BadImage, a ValueError.
+Sources skip a file without an image's extension, a class folder without images, a sample without an image, a label or objects
+that can be used, and a label outside 0…num_classes−1 (a ValueError where the source lists its classes). Everything skipped or
+converted is counted by its reason (`ImageReport`). The place of a skipped image is taken by the next good one of the order; in
+held-out passes it then has target −1. A set of which nothing is left is a ValueError. Read by index (`HeldoutImages`), a bad
+image raises BadImage, a ValueError.
 """
 
 from __future__ import annotations
@@ -55,27 +30,11 @@ from PIL import Image, UnidentifiedImageError
 if TYPE_CHECKING:
     from modalities.vision.objects import Objects
 
-__all__ = [
-    "EXTENSIONS",
-    "HELDOUT_NAMES",
-    "MAX_PIXELS",
-    "BadImage",
-    "Event",
-    "ImageReport",
-    "ImageSet",
-    "checked_image",
-    "decode_image",
-    "digest_of",
-    "is_heldout",
-    "load_image",
-    "orientation",
-    "picture_of",
-    "to_rgb",
-]
-
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
 MAX_PIXELS = 89_478_485  # a quarter of a GiB in RGB: Pillow's own bound
-_UPRIGHT = {
+HELDOUT_NAMES = ("heldout", "val", "validation", "test")  # what a held-out folder or split may be called
+HELDOUT_FRACTION = 0.1
+TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -83,15 +42,13 @@ _UPRIGHT = {
     6: Image.Transpose.ROTATE_270,
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
-}
-HELDOUT_NAMES = ("heldout", "val", "validation", "test")  # what a held-out folder or split may be called
-HELDOUT_FRACTION = 0.1
+}  # that make an image of an EXIF orientation upright
 Event = tuple[str, str, str]  # "skipped" or "converted", reason, name
 _log = logging.getLogger(__name__)
 
 
 class BadImage(ValueError):
-    """An image that is skipped: `reason` as in the module's table, `detail` for people."""
+    """An image that is skipped: `reason` is what reports count, `detail` is for people."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -101,8 +58,7 @@ class BadImage(ValueError):
 class ImageReport:
     """What was skipped and converted: counts by reason, with the first few names of each.
 
-    A training loader counts an image in every epoch. The first of every reason is logged: skipped as a warning,
-    converted as information.
+    A training loader counts an image in every epoch. The first of every reason is logged.
     """
 
     NAMES = 5
@@ -113,38 +69,36 @@ class ImageReport:
         self.converted: Counter[str] = Counter()
         self.names: dict[str, list[str]] = {}
 
-    def add(self, kind: str, reason: str, name: str) -> None:
-        """Count one event; kind is "skipped" or "converted"."""
-        counts = self.skipped if kind == "skipped" else self.converted
-        counts[reason] += 1
-        names = self.names.setdefault(reason, [])
-        if len(names) < self.NAMES and name not in names:
-            names.append(name)
-        if counts[reason] == 1:
-            level = logging.WARNING if kind == "skipped" else logging.INFO
-            _log.log(level, "image %s (%s): %s; more of these are only counted", kind, reason, name)
-
     def extend(self, events: Iterable[Event]) -> None:
-        """Add events (kind, reason, name), as workers hand them over."""
-        for event in events:
-            self.add(*event)
+        """Count events, as workers hand them over."""
+        for kind, reason, name in events:
+            counts = self.skipped if kind == "skipped" else self.converted
+            counts[reason] += 1
+            names = self.names.setdefault(reason, [])
+            if len(names) < self.NAMES and name not in names:
+                names.append(name)
+            if counts[reason] == 1:
+                level = logging.WARNING if kind == "skipped" else logging.INFO
+                _log.log(level, "image %s (%s): %s; more of these are only counted", kind, reason, name)
 
     def __str__(self) -> str:
         """One line: "skipped 9 × corrupt (such as NAME), 1 × empty (such as NAME); converted 4 × grey (such as NAME)"."""
-        if not self.names:
-            return "every image was taken as it is"
-        kinds = [("skipped", self.skipped), ("converted", self.converted)]
-        return "; ".join(
-            f"{kind} {', '.join(map(self._line, counts.most_common()))}" for kind, counts in kinds if counts
-        )
+        parts = []
+        for kind, counts in (("skipped", self.skipped), ("converted", self.converted)):
+            lines = []
+            for reason, count in counts.most_common():
+                name = self.names[reason][0]
+                name = name if len(name) <= self.SHOWN else "…" + name[1 - self.SHOWN :]
+                lines.append(f"{count} × {reason} (such as {name})")
+            parts += [f"{kind} {', '.join(lines)}"] if lines else []
+        return "; ".join(parts) or "every image was taken as it is"
 
-    def _line(self, counted: tuple[str, int]) -> str:
-        (reason, count), name = counted, self.names[counted[0]][0]
-        return f"{count} × {reason} (such as {name if len(name) <= self.SHOWN else '…' + name[1 - self.SHOWN :]})"
+
+# ------------------------------------------------------------------------------------------------ decoding
 
 
 def decode_image(data: bytes) -> tuple[Image.Image, tuple[str, ...]]:
-    """(RGB image, what was converted). Raises BadImage, with a reason of the module's table."""
+    """(RGB image, what was converted). Raises BadImage."""
     if not data:
         raise BadImage("empty")
     try:
@@ -168,7 +122,7 @@ def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     """(upright 8-bit RGB image, what was converted). Raises BadImage for a mode without a defined range, and for what
     Pillow cannot convert."""
     notes: list[str] = []
-    turn = _UPRIGHT.get(orientation(image))
+    turn = TURNS.get(orientation(image))
     if turn is not None:
         transparency = image.info.get("transparency")
         image = image.transpose(turn)
@@ -179,7 +133,7 @@ def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
         return image, tuple(notes)
     if mode.startswith("I"):
         notes.append("16-bit")
-        image = _eight_bits(image)  # with alpha where it had a transparent colour
+        image = _eight_bits(image)
     try:
         return _eight_bit_rgb(image, notes), tuple(notes)
     except (ValueError, TypeError, OSError) as error:
@@ -191,28 +145,16 @@ def _eight_bit_rgb(image: Image.Image, notes: list[str]) -> Image.Image:
     mode = image.mode
     if mode == "P":
         notes.append("palette")
-    keyed = (
-        mode in ("RGB", "L", "1", "P") and "transparency" in image.info
-    )  # what PNG and GIF have; Pillow tries others
+    keyed = mode in ("RGB", "L", "1", "P") and "transparency" in image.info  # as PNG and GIF have it
     if keyed or mode in ("RGBA", "LA", "PA", "La", "RGBa"):
         notes.append("alpha")
         image = (image.convert("LA") if mode == "La" else image).convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     if mode not in ("L", "1", "P", "CMYK", "YCbCr", "HSV"):
         raise BadImage("unsupported mode", mode)
-    if "16-bit" not in notes:
-        notes += {"L": ["grey"], "1": ["grey"], "P": []}.get(mode, [mode.lower()])
+    if mode != "P" and "16-bit" not in notes:
+        notes.append("grey" if mode in ("L", "1") else mode.lower())
     return image.convert("RGB")
-
-
-def orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 (upright) where there is none or the EXIF data is broken."""
-    if "exif" not in image.info and image.format == "JPEG":
-        return 1
-    try:
-        return int(image.getexif().get(0x0112, 1))
-    except Exception:  # Pillow's EXIF reader raises many things; a broken note does not make the picture bad
-        return 1
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -225,6 +167,25 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if transparent is None:
         return grey
     return Image.merge("LA", (grey, Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8))))
+
+
+def orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 (upright) where there is none or the EXIF data is broken."""
+    if "exif" not in image.info and image.format == "JPEG":
+        return 1
+    try:
+        return int(image.getexif().get(0x0112, 1))
+    except Exception:  # Pillow's EXIF reader raises many things; a broken note does not make the picture bad
+        return 1
+
+
+def upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
+    """(width, height) by the header alone. Raises BadImage for bytes that are no image."""
+    try:
+        image = stored if isinstance(stored, Image.Image) else Image.open(io.BytesIO(stored))
+    except Exception as error:  # as in `decode_image`
+        raise BadImage("unknown format") from error
+    return (image.height, image.width) if orientation(image) in (5, 6, 7, 8) else image.size
 
 
 # ------------------------------------------------------------------------------------------------ sets of images
@@ -269,40 +230,36 @@ class ImageSet:
         return f"{self.spec}[{index}]"
 
 
-def load_image(images: ImageSet, index: int, num_classes: int | None, events: list[Event]) -> tuple[Image.Image, int]:
-    """(RGB image, label) of a set, as `checked_image`."""
-    payload, label = images.read(index)
-    return checked_image(payload, label, num_classes, images.name(index), images.classes is not None, events)
-
-
 def checked_image(
-    payload: bytes | Image.Image, label: int, num_classes: int | None, name: str, listed: bool, events: list[Event]
-) -> tuple[Image.Image, int]:
-    """(RGB image, label); conversions are added to `events`. Raises BadImage.
+    payload: bytes | Image.Image,
+    label: int | Objects,
+    name: str,
+    events: list[Event],
+    *,
+    num_classes: int | None = None,
+    listed: bool = False,
+) -> Image.Image:
+    """The RGB image; conversions are added to `events`. Raises BadImage.
 
-    A label outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage.
+    A label outside 0…num_classes−1 is a ValueError where the source lists its classes (`listed`), else a BadImage. An image
+    with objects whose EXIF would turn it is a BadImage: whether the boxes are of the turned one is not known.
     """
-    if num_classes is not None and not 0 <= label < num_classes:
+    if isinstance(label, int) and num_classes is not None and not 0 <= label < num_classes:
         if listed:
             raise ValueError(f"{name} has label {label}, outside 0…{num_classes - 1} (num_classes {num_classes})")
         raise BadImage("label out of range", f"{label} of {num_classes} classes")
     image, notes = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
-    events += [("converted", note, name) for note in notes]
-    return image, label
-
-
-def picture_of(payload: bytes | Image.Image, name: str, events: list[Event]) -> Image.Image:
-    """The RGB image of a picture with objects, whose places are those of stored pixels; conversions are added to `events`.
-
-    Raises BadImage, also where the image's EXIF would turn it.
-    """
-    image, notes = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
-    if "rotated" in notes:
+    if not isinstance(label, int) and "rotated" in notes:
         raise BadImage(
             "rotated objects", "its EXIF turns the picture; whether its boxes are of the turned one is not known"
         )
     events += [("converted", note, name) for note in notes]
     return image
+
+
+def heldout_places(names: Iterable[str], split: str) -> list[int]:
+    """Of a source without a held-out part, the places of a split's images: "heldout" or not, by `is_heldout`."""
+    return [n for n, name in enumerate(names) if is_heldout(name) == (split == "heldout")]
 
 
 def is_heldout(name: str) -> bool:

@@ -3,14 +3,14 @@
     "objects": {"bbox": [[left, top, width, height], …], "category": [0, …], "marked": [true, …]}
 
 is how sources give them, in pixels: Hugging Face's form for detection, which a column of a dataset, a line of an image
-folder's metadata.jsonl and a KEY.json in a shard hold alike ("categories" and "label" are read for "category"). Which are
-*marked* is optional, and without it all are. Targets are made of them, all of the picture's window that a model sees:
+folder's metadata.jsonl and a KEY.json in a shard hold alike ("categories" and "label" are read for "category"). Without
+"marked" all are. Targets are of the window on the picture that a model sees:
 
     marked    the category of the one marked object
     count     how many objects are marked
     map       the category of every pixel + 1, 0 where there is none; models name their patches, by the pixel in the middle.
-              From a mask where there is one, whose values are as in Pascal VOC: 0 background, c + 1 for category c, 255 not
-              known, which is −1 in targets. Else from the boxes, of overlapping ones the last
+              From a mask where there is one, with Pascal VOC's values: 0 background, c + 1 for category c, 255 not known,
+              which is −1 in targets. Else from the boxes, of overlapping ones the last
     marked+map, count+map   both at once: the class token answers for the picture, each patch for itself, by one classifier,
               whose class of category c is c + 1 for both
 """
@@ -21,7 +21,6 @@ import io
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -37,7 +36,6 @@ __all__ = [
     "at_patches",
     "check_objects",
     "cut",
-    "parse_mask",
     "parse_objects",
     "target_of",
     "targets_of",
@@ -47,7 +45,6 @@ __all__ = [
 OBJECT_TARGETS = ("marked", "count", "map", "marked+map", "count+map")
 UNKNOWN = 255  # in masks
 MARGIN = 8  # pixels round the marked boxes that a window shows too, where picture and window have them
-_CATEGORIES = ("category", "categories", "label")
 
 Window = tuple[int, int, int, int]  # left, top, width, height in pixels
 
@@ -80,16 +77,16 @@ class Objects:
         mask = self.mask
         if mask is not None:
             mask = np.asarray(Image.fromarray(mask).resize((after[1], after[0]), Image.Resampling.NEAREST))
-        return Objects(self.boxes * [across, down, across, down], self.categories, self.marked, self.group, mask)
+        return replace(self, boxes=self.boxes * [across, down, across, down], mask=mask)
 
 
 NO_OBJECTS = Objects(np.zeros((0, 4)), np.zeros(0, np.int64), np.zeros(0, bool))
 
 
-def parse_mask(stored: bytes | Image.Image) -> np.ndarray:
-    """(height, width) uint8 of a picture of one channel: 8-bit grey, or a palette's numbers. Raises BadImage "bad mask"."""
+def _parse_mask(stored: bytes) -> np.ndarray:
+    """(height, width) uint8 of a picture of one channel: 8-bit grey, or a palette's numbers."""
     try:
-        image = stored if isinstance(stored, Image.Image) else Image.open(io.BytesIO(stored))
+        image = Image.open(io.BytesIO(stored))
         image.load()
     except Exception as error:  # a broken file can make Pillow's readers raise nearly anything
         raise BadImage("bad mask", "no image that Pillow reads") from error
@@ -98,38 +95,36 @@ def parse_mask(stored: bytes | Image.Image) -> np.ndarray:
     return np.asarray(image)
 
 
-def parse_objects(fields: Any, group: Any = "", mask: bytes | Image.Image | None = None) -> Objects:
+def parse_objects(fields: object, group: object = "", mask: bytes | None = None) -> Objects:
     """The objects of a mapping as above, and a picture's mask; with a mask the mapping may be None.
 
     Raises BadImage "no objects", "bad objects", "bad mask".
     """
-    found = None if mask is None else parse_mask(mask)
-    if fields is None and found is not None:
-        return replace(NO_OBJECTS, group=str(group or ""), mask=found)
+    pixels, name = None if mask is None else _parse_mask(mask), str(group or "")
+    if fields is None and pixels is not None:
+        return replace(NO_OBJECTS, group=name, mask=pixels)
     if not isinstance(fields, Mapping) or "bbox" not in fields:
         raise BadImage("no objects", "expected {'bbox': [[left, top, width, height], …], 'category': […]}")
-    name = next((name for name in _CATEGORIES if name in fields), None)
-    if name is None:
+    column = next((column for column in ("category", "categories", "label") if column in fields), None)
+    if column is None:
         raise BadImage("bad objects", f"expected 'category' among {', '.join(map(str, fields))}")
     try:
         boxes = np.array(fields["bbox"], np.float64).reshape(-1, 4)
-        categories = np.array(fields[name]).reshape(-1)
+        categories = np.array(fields[column]).reshape(-1)
         marked = np.array(fields.get("marked", [True] * len(boxes))).reshape(-1)
+        counts = len(fields["bbox"]), len(boxes), len(categories), len(marked)
     except (TypeError, ValueError) as error:
-        raise BadImage("bad objects", f"bbox, {name} or marked are no lists of numbers ({error})") from None
-    if len(fields["bbox"]) != len(boxes) or not len(boxes) == len(categories) == len(marked):
-        raise BadImage(
-            "bad objects",
-            f"{len(fields['bbox'])} boxes, {len(categories)} categories, {len(marked)} marks; expected equally many",
-        )
-    if len(boxes) and (categories.dtype.kind not in "iu" or marked.dtype.kind != "b" or categories.min() < 0):
+        raise BadImage("bad objects", f"bbox, {column} or marked are no lists of numbers ({error})") from None
+    if len(set(counts)) > 1:
+        what = f"{counts[0]} boxes, {counts[2]} categories, {counts[3]} marks; expected equally many"
+    elif len(boxes) and (categories.dtype.kind not in "iu" or marked.dtype.kind != "b" or categories.min() < 0):
         got = f"{categories[:3].tolist()} and {marked[:3].tolist()}"
-        raise BadImage(
-            "bad objects", f"expected whole categories from 0 on, and marks that are true or false, got {got}"
-        )
-    if not np.isfinite(boxes).all() or (boxes[:, 2:] <= 0).any():
-        raise BadImage("bad objects", "expected boxes of a width and height above 0")
-    return Objects(boxes, categories.astype(np.int64), marked.astype(bool), str(group or ""), found)
+        what = f"expected whole categories from 0 on, and marks that are true or false, got {got}"
+    elif not np.isfinite(boxes).all() or (boxes[:, 2:] <= 0).any():
+        what = "expected boxes of a width and height above 0"
+    else:
+        return Objects(boxes, categories.astype(np.int64), marked.astype(bool), name, pixels)
+    raise BadImage("bad objects", what)
 
 
 def check_objects(
@@ -137,27 +132,24 @@ def check_objects(
 ) -> None:
     """BadImage where `target` cannot be asked of windows of `shapes` on a picture of `size` (width, height).
 
-    Also where the answer is none of `num_classes`: for a map its categories + 1 are, and the background; and where a box lies
+    Also where the answer is none of `num_classes` (a map's are its categories + 1, and the background), and where a box is
     outside of the picture.
     """
-    parts, mapped = target.split("+"), "map" in target
+    parts = target.split("+")
     if "marked" in parts:
         target_of(objects, "marked", (0, 0))
-    if objects.mask is not None and objects.mask.shape != (size[1], size[0]):
-        raise BadImage(
-            "bad mask", f"{objects.mask.shape[1]}×{objects.mask.shape[0]} pixels of an image of {size[0]}×{size[1]}"
-        )
-    inside = objects.in_window((0, 0, *size))
-    if len(inside.boxes) < len(objects.boxes):
-        outside = next(box for box in objects.boxes.tolist() if box not in inside.boxes.tolist())
+    mask = objects.mask
+    if mask is not None and mask.shape != (size[1], size[0]):
+        raise BadImage("bad mask", f"{mask.shape[1]}×{mask.shape[0]} pixels of an image of {size[0]}×{size[1]}")
+    inside = objects.in_window((0, 0, *size)).boxes.tolist()
+    if len(inside) < len(objects.boxes):
+        outside = next(box for box in objects.boxes.tolist() if box not in inside)
         raise BadImage("bad objects", f"box {outside} lies outside of an image of {size[0]}×{size[1]}")
     answers = {
         "count": objects.marked.sum(initial=0),
-        "marked": objects.categories[objects.marked].max(initial=0) + mapped,
-        "map": objects.categories.max(initial=-1) + 1,
+        "marked": objects.categories[objects.marked].max(initial=0) + ("map" in parts),
+        "map": objects.categories.max(initial=-1) + 1 if mask is None else mask[mask != UNKNOWN].max(initial=0),
     }
-    if objects.mask is not None:
-        answers["map"] = objects.mask[objects.mask != UNKNOWN].max(initial=0)
     largest = max(answers[part] for part in parts)
     if largest >= num_classes:
         raise BadImage("label out of range", f"{largest} of {num_classes} classes, asked for {target!r}")
@@ -199,12 +191,11 @@ def targets_of(objects: Objects | None, target: str, shape: tuple[int, int]) -> 
     """A batch's entries for one picture: "targets", and "maps" of a picture that is asked for both. None: −1 everywhere."""
     parts = target.split("+")
     if objects is None:
-        found = [np.full(shape if part == "map" else (), -1) for part in parts]
+        answers = [np.full(shape if part == "map" else (), -1) for part in parts]
     else:
-        found = [target_of(objects, part, shape) for part in parts]
-    if parts == ["marked", "map"] and objects is not None:
-        found[0] = found[0] + 1
-    return dict(zip(("targets", "maps"), found, strict=False))
+        answers = [target_of(objects, part, shape) for part in parts]
+        answers[0] = answers[0] + (target == "marked+map")
+    return dict(zip(("targets", "maps"), answers, strict=False))
 
 
 def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarray:
@@ -212,24 +203,20 @@ def target_of(objects: Objects, target: str, shape: tuple[int, int]) -> np.ndarr
 
     Raises BadImage "not one marked" for "marked".
     """
-    if target == "map":
-        return _map(objects, shape)
     if target == "count":
         return np.array(objects.marked.sum(), np.int64)
-    marked = objects.categories[objects.marked]
-    if len(marked) != 1:
-        raise BadImage("not one marked", f"{len(marked)} objects are marked; to be named, expected one")
-    return marked[0]
-
-
-def _map(objects: Objects, shape: tuple[int, int]) -> np.ndarray:
+    if target == "marked":
+        marked = objects.categories[objects.marked]
+        if len(marked) != 1:
+            raise BadImage("not one marked", f"{len(marked)} objects are marked; to be named, expected one")
+        return marked[0]
     if objects.mask is not None:
         return np.where(objects.mask == UNKNOWN, -1, objects.mask.astype(np.int64))
-    found = np.zeros(shape, np.int64)
+    pixels = np.zeros(shape, np.int64)
     for box, category in zip(objects.boxes, objects.categories.tolist(), strict=True):
         left, top, right, bottom = (max(0, round(side)) for side in (*box[:2], *(box[:2] + box[2:])))
-        found[top:bottom, left:right] = category + 1
-    return found
+        pixels[top:bottom, left:right] = category + 1
+    return pixels
 
 
 def at_patches(maps: Tensor, patches: int) -> Tensor:

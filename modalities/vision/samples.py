@@ -8,7 +8,7 @@ and CutMix's λ, and which images are paired, follow from its batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
 
@@ -18,15 +18,14 @@ from torch import Tensor
 
 from modalities.vision.batches import BatchMaker
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.images import BadImage, Event, ImageReport, ImageSet, checked_image, picture_of
+from modalities.vision.images import BadImage, Event, ImageReport, ImageSet, checked_image
 from modalities.vision.objects import Objects, check_objects
 from modalities.vision.shards import ShardSet, read_label, read_objects, sample_image
 
-__all__ = ["ImageSamples", "ShardOrder", "ShardStream"]
-
 # First word of every random key after the seed, so that no two uses share a stream; batches.py has its own.
 _ORDER, _SHARDS, _BLOCK = 0, 1, 2
-_Block = list[tuple[int, dict[str, Any]]]  # (number, sample)
+Sample = tuple[Image.Image, int | Objects]
+Block = list[tuple[int, dict[str, Any]]]  # (number, sample)
 
 
 class ImageSamples:
@@ -61,21 +60,19 @@ class ImageSamples:
         images, labels = zip(*(self._good(number, events) for number in numbers), strict=True)
         return self.make(images, labels, [(number,) for number in numbers], (numbers[0],)), events
 
-    def _good(self, number: int, events: list[Event]) -> tuple[Image.Image, int | Objects]:
+    def _good(self, number: int, events: list[Event]) -> Sample:
         epoch, position = divmod(number, len(self.images))
-        order = self._order(epoch if self.train else 0)
+        order, config, images = self._order(epoch if self.train else 0), self.make.config, self.images
         for step in range(len(order)):
             index = int(order[(position + step) % len(order)])
             try:
-                plain = self.make.config.target == "label"
-                payload, label = self.images.read(index) if plain else self.images.read_objects(index)
-                name, listed = self.images.name(index), self.images.classes is not None
-                image, label = _checked(payload, label, self.make.config, name, listed, events)
+                payload, label = images.read(index) if config.target == "label" else images.read_objects(index)
+                image = _checked(payload, label, config, images.name(index), images.classes is not None, events)
                 again = not self.train and (epoch or step)  # beyond the end, or in place of a skipped one
                 return image, -1 if again else label
             except BadImage as error:
-                events.append(("skipped", error.reason, self.images.name(index)))
-        raise ValueError(f"source {self.images.spec!r}: all {len(order)} images were skipped: {_reasons(events)}")
+                events.append(("skipped", error.reason, images.name(index)))
+        raise ValueError(f"source {images.spec!r}: all {len(order)} images were skipped: {_reasons(events)}")
 
 
 class ShardOrder:
@@ -104,7 +101,7 @@ class ShardOrder:
                 yield int(shard), start, stop
             at += self.shards.counts[shard]
 
-    def blocks(self, slot: int, done: int) -> Iterator[tuple[int, _Block, int]]:
+    def blocks(self, slot: int, done: int) -> Iterator[tuple[int, Block, int]]:
         """A slot's endless blocks after its first `done` samples: (epoch, shuffled (number, sample), how many are done)."""
         epoch, done = done // len(self.shards) * self.slots, done % len(self.shards)  # `slots` epochs are N samples
         while True:
@@ -132,17 +129,11 @@ class ShardStream:
 
     def __init__(self, shards: ShardSet, config: VisionDataConfig, micro_batch: int) -> None:
         self.shards, self.config, self.micro_batch = shards, config, micro_batch
-        self.make = BatchMaker(config)
-        self.report = ImageReport()
+        self.make, self.report = BatchMaker(config), ImageReport()
 
     def identity(self) -> dict[str, Any]:
-        config = self.config
-        return {
-            "kind": "shards",
-            "fingerprint": self.shards.fingerprint,
-            "seed": config.seed,
-            "shuffle_buffer": config.shuffle_buffer,
-        }
+        facts = {"kind": "shards", "fingerprint": self.shards.fingerprint}
+        return facts | {"seed": self.config.seed, "shuffle_buffer": self.config.shuffle_buffer}
 
     def batches(
         self, slot: int, slots: int, done: int, state: None
@@ -163,38 +154,39 @@ class ShardStream:
             end += len(block) - first
             spare = None  # for every place of a block without a good image
             for place in range(first, len(block)):
-                found = spare or self._good(block, place, events)
-                if found is None:
-                    found = spare = self._good_after(order, slot, end, events)
-                yield (epoch, block[place][0]), *found
+                sample = spare or self._good(block, place, events)
+                if sample is None:
+                    sample = spare = self._good_after(order, slot, end, events)
+                yield (epoch, block[place][0]), *sample
             del block
 
-    def _good(self, block: _Block, place: int, events: list[Event]) -> tuple[Image.Image, int | Objects] | None:
+    def _good(self, block: Block, place: int, events: list[Event]) -> Sample | None:
         """The first good image of a block from `place` on, wrapping around; None where there is none."""
+        config = self.config
         for step in range(len(block)):
             sample = block[(place + step) % len(block)][1]
             name = f"{sample['__url__']}:{sample['__key__']}"
             try:
-                label = read_label(sample) if self.config.target == "label" else read_objects(sample)
-                return _checked(sample_image(sample), label, self.config, name, self.shards.classes is not None, events)
+                label = read_label(sample) if config.target == "label" else read_objects(sample)
+                listed = self.shards.classes is not None
+                return _checked(sample_image(sample), label, config, name, listed, events), label
             except BadImage as error:
                 events.append(("skipped", error.reason, name))
         return None
 
-    def _good_after(
-        self, order: ShardOrder, slot: int, done: int, events: list[Event]
-    ) -> tuple[Image.Image, int | Objects]:
+    def _good_after(self, order: ShardOrder, slot: int, done: int, events: list[Event]) -> Sample:
         """The next good image of a slot after its first `done` samples. Raises ValueError where an epoch's worth has none."""
-        tried, shards = 0, self.shards
+        tried = 0
         for _, block, _ in order.blocks(slot, done):
-            found = self._good(block, 0, events)
+            if sample := self._good(block, 0, events):
+                return sample
             tried += len(block)
-            if found is not None:
-                return found
-            if tried >= len(shards):
+            if tried >= len(self.shards):
                 break
             del block
-        raise ValueError(f"source {shards.spec!r}: all of {tried} images in a row were skipped: {_reasons(events)}")
+        raise ValueError(
+            f"source {self.shards.spec!r}: all of {tried} images in a row were skipped: {_reasons(events)}"
+        )
 
 
 def _checked(
@@ -204,19 +196,15 @@ def _checked(
     name: str,
     listed: bool,
     events: list[Event],
-) -> tuple[Image.Image, int | Objects]:
-    """(RGB image, label or objects) that training can ask for. Raises BadImage, and ValueError as `checked_image`."""
-    if isinstance(label, int):
-        return checked_image(payload, label, config.num_classes, name, listed, events)
-    image = picture_of(payload, name, events)
-    check_objects(label, image.size, config.target, config.train_shapes, config.num_classes)
-    return image, label
+) -> Image.Image:
+    """The RGB image of a sample that training can ask for. Raises BadImage, and ValueError as `checked_image`."""
+    image = checked_image(payload, label, name, events, num_classes=config.num_classes, listed=listed)
+    if isinstance(label, Objects):
+        check_objects(label, image.size, config.target, config.train_shapes, config.num_classes)
+    return image
 
 
-def _reasons(events: Sequence[Event]) -> str:
+def _reasons(events: list[Event]) -> str:
     report = ImageReport()
-    for kind, reason, name in events:
-        if kind == "skipped":
-            report.names.setdefault(reason, [name])
-            report.skipped[reason] += 1
+    report.extend(event for event in events if event[0] == "skipped")
     return str(report)

@@ -9,7 +9,8 @@ webdataset's `widsindex` writes), from timm's `_info.json`, or, for local shards
 an index.json.
 
 Shards are files or URLs of `SCHEMES`. Commands (webdataset's "pipe:") are never run: a spec may come from someone else's
-file. Members are bytes: those that webdataset's decoders would unpickle are members like any other.
+file. Members are bytes, also those that webdataset's decoders would unpickle. `tarfile` takes the end of a file, and a damaged
+header, for the end of the archive, and allocates what headers claim; here an archive ends in its mark, or is an error.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 import webdataset
@@ -35,27 +36,74 @@ from webdataset.tariterators import group_by_keys
 from modalities.files import data_folder
 from modalities.vision.images import EXTENSIONS, BadImage, ImageSet
 from modalities.vision.objects import Objects, parse_objects
-from modalities.vision.tars import scan, stream_members
 from zoo.files import file_sha256, replacing_path, write_json
 from zoo.inputs import LARGEST_JSON, parse_json, read_json
 
-__all__ = [
-    "PackedStrings",
-    "ShardSet",
-    "TarImages",
-    "open_shards",
-    "read_label",
-    "read_objects",
-    "sample_image",
-    "write_index",
-]
-
 SCHEMES = ("http", "https", "hf", "gs")  # of which webdataset runs no shell
-_REMOTE = re.compile(rf"^({'|'.join(SCHEMES)})://")
 MOST_SAMPLES = 1 << 30  # of a shard
+LARGEST_MEMBER, LARGEST_OTHER = 1 << 30, 1 << 20  # bytes of a file, and of a long name or a pax header
+_REMOTE = re.compile(rf"^({'|'.join(SCHEMES)})://")
+_OTHER = re.compile(r"^\s*(pipe:|[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
+_META = re.compile(r"__[^/]*__($|/)")  # members that webdataset leaves out
 _LABELS = ("cls", "json", "mask.png")  # members that hold what is to be told
 _TAIL = 64  # bytes at the end of other members
-_OTHER = re.compile(r"^\s*(pipe:|[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
+
+
+# ------------------------------------------------------------------------------------------------ tars
+
+
+class _Header(tarfile.TarInfo):
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:  # of which iterating a tar would hide most
+            if bytes(buf) == bytes(tarfile.BLOCKSIZE):
+                raise  # ends the iteration
+            damaged = len(buf) == tarfile.BLOCKSIZE
+            what = f"a damaged header ({error})" if damaged else "no end-of-archive mark: it is cut short"
+            raise tarfile.ReadError(what) from error
+        most = LARGEST_MEMBER if header.isreg() else LARGEST_OTHER
+        if not 0 <= header.size <= most:
+            raise tarfile.ReadError(f"{header.name[:80]!r} has {header.size:,} bytes; expected 0 to {most:,}")
+        return header
+
+
+def _members(stream: IO[bytes], place: str, *, read: bool) -> Iterator[dict[str, Any]]:
+    """{"fname", "data", "__url__"} of every regular member, as `group_by_keys` takes them.
+
+    data: its bytes; without `read`, of an uncompressed file, its (offset, size). Raises ValueError for a tar that cannot be
+    read, has a sparse member, which unpacks to more than there is, or has no end.
+    """
+    errors = (tarfile.TarError, ValueError, OverflowError, IndexError)  # the last three: numbers in extended headers
+    try:
+        with tarfile.open(fileobj=stream, mode="r|*" if read else "r:", tarinfo=_Header) as tar:
+            for member in tar:
+                name, size = member.name, member.size
+                if member.issparse():
+                    raise tarfile.ReadError(f"{name[:80]!r} is a sparse file; archive it without holes")
+                if not 0 <= size <= LARGEST_MEMBER:  # as a pax header may say
+                    raise tarfile.ReadError(f"{name[:80]!r} has {size:,} bytes; at most {LARGEST_MEMBER:,}")
+                if member.isreg() and not _META.match(name):
+                    content = tar.extractfile(member) if read else None
+                    data = content.read() if content else (member.offset_data, size)
+                    yield {"fname": name, "data": data, "__url__": place}
+                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every member otherwise
+            if tar.fileobj is not None and tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError("no end-of-archive mark: it is cut short")
+    except errors as error:
+        what = str(error) if isinstance(error, errors[0]) else f"a damaged header ({error})"
+        raise ValueError(f"shard {place} cannot be read: {what}") from error
+
+
+def scan(path: Path) -> list[dict[str, Any]]:
+    """Per sample of a local tar {"__key__", extension: (offset, size)}, by its headers. Raises ValueError."""
+    with path.open("rb") as stream:
+        samples = list(group_by_keys(_members(stream, str(path), read=False)))
+    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in samples]
+
+
+# ------------------------------------------------------------------------------------------------ shards
 
 
 def _check_place(place: str) -> str:
@@ -99,20 +147,25 @@ class ShardSet:
 
     def read(self, shard: int, start: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """(number, sample) of samples start…stop−1 of one shard, read in order from its beginning."""
-        url, found = self.urls[shard], 0
-        tar_error = tarfile.TarError  # looked up now: the module is gone when interpreter exit closes an open reader
+        url, end = self.urls[shard], start
         with _open(url) as stream:
-            samples = group_by_keys(stream_members(stream, url))
-            try:
-                for position, sample in enumerate(islice(samples, start, stop), start):
-                    found += 1
-                    if position + 1 == self.counts[shard] and next(samples, None) is not None:
-                        raise ValueError(f"shard {url} has more samples than the {position + 1} that its index says")
-                    yield self.starts[shard] + position, sample
-            except tar_error as error:
-                raise ValueError(f"shard {url} cannot be read: {error}") from error
-        if found != stop - start:
-            raise ValueError(f"shard {url} ends after {start + found} samples; its index says {self.counts[shard]}")
+            samples = group_by_keys(_members(stream, url, read=True))
+            for sample in islice(samples, start, stop):
+                end += 1
+                if end == self.counts[shard] and next(samples, None) is not None:
+                    raise ValueError(f"shard {url} has more samples than the {end} that its index says")
+                yield self.starts[shard] + end - 1, sample
+        if end != stop:
+            raise ValueError(f"shard {url} ends after {end} samples; its index says {self.counts[shard]}")
+
+
+class Entry(NamedTuple):
+    """A shard in an index; without a sha256 a local one is known by a digest of its members."""
+
+    file: str
+    samples: int
+    sha256: str | None = None
+    members: str | None = None
 
 
 def open_shards(spec: str, pattern: str) -> ShardSet:
@@ -121,41 +174,43 @@ def open_shards(spec: str, pattern: str) -> ShardSet:
     Raises FileNotFoundError for missing shards; ValueError for a scheme outside SCHEMES, and for an unknown number of
     samples.
     """
-    place, _, query = pattern.partition("?index=")
-    if Path(_check_place(place)).is_dir():
-        index = _read_json(query or str(Path(place) / "index.json"))
-        if index is None:
+    place, _, named = pattern.partition("?index=")
+    folder = Path(_check_place(place)).is_dir()
+    urls = [] if folder else webdataset.shardlists.expand_urls(place)
+    directory = place if folder else posixpath.dirname(urls[0])
+    indexes = [named] if named else [posixpath.join(directory, name) for name in ("index.json", "_info.json")]
+    entries, classes = next((read for read in map(_read_index, indexes) if read), ({}, ()))
+    if not entries and named:
+        raise FileNotFoundError(f"no index {named}")
+    if folder:
+        if not entries:
             raise FileNotFoundError(f"source {spec!r}: {place} has no index.json; give its tars as a pattern")
-        index = _as_index(index, query or str(Path(place) / "index.json"))
-        urls = [str(Path(place) / entry["file"]) for entry in index["shards"]]
-    else:
-        urls = webdataset.shardlists.expand_urls(place)
-        index = _find_index(urls, query)
+        urls = [str(Path(place) / file) for file in entries]
     local = [not _REMOTE.match(_check_place(url)) for url in urls]
     for url, here in zip(urls, local, strict=True):
         if here and not Path(url).is_file():
             raise FileNotFoundError(f"source {spec!r}: no shard {url}")
-    known = {_file_name(entry["file"]): entry for entry in index["shards"]} if index else {}
-    if all(_file_name(url) in known for url in urls):
-        entries = [known[_file_name(url)] for url in urls]
+    by_name = {_file_name(file): entry for file, entry in entries.items()}
+    if all(_file_name(url) in by_name for url in urls):
+        chosen = [by_name[_file_name(url)] for url in urls]
     elif not all(local):
         raise ValueError(
             f"source {spec!r}: the number of samples in these remote shards is not known. Put an index.json beside them "
             "(modalities.vision.shards.write_index writes one from a local copy), or name a local one: '…tar?index=PATH'"
         )
     else:
-        entries = [_entry(Path(url)) for url in urls]
-    if not sum(entry["samples"] for entry in entries):
+        scans = [(Path(url), scan(Path(url))) for url in urls]
+        chosen = [Entry(path.name, len(found), members=_digest(path, found)) for path, found in scans]
+    counts = tuple(entry.samples for entry in chosen)
+    if not sum(counts):
         raise ValueError(f"source {spec!r}: its {len(urls)} shards hold no sample")
-    classes = tuple(index["classes"]) or None if index else None
-    hashes = tuple(entry.get("sha256") for entry in entries)
     contents = [
-        sha256 or entry.get("members") or (_digest(url) if here else None)
-        for sha256, entry, url, here in zip(hashes, entries, urls, local, strict=True)
+        [entry.file, entry.samples, entry.sha256 or entry.members or (_digest(Path(url)) if here else None)]
+        for entry, url, here in zip(chosen, urls, local, strict=True)
     ]
-    content = json.dumps([[e["file"], e["samples"], found] for e, found in zip(entries, contents, strict=True)])
-    digest = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-    return ShardSet(spec, tuple(urls), tuple(int(entry["samples"]) for entry in entries), classes, digest, hashes)
+    fingerprint = hashlib.blake2b(json.dumps(contents).encode(), digest_size=16).hexdigest()
+    hashes = tuple(entry.sha256 for entry in chosen)
+    return ShardSet(spec, tuple(urls), counts, tuple(classes) or None, fingerprint, hashes)
 
 
 def _file_name(url: str) -> str:
@@ -163,80 +218,54 @@ def _file_name(url: str) -> str:
     return ([*re.findall(r"[^/\s?]+\.tar(?:\.gz)?", url)] or [posixpath.basename(url)])[-1]
 
 
-def _find_index(urls: Sequence[str], named: str) -> dict[str, Any] | None:
-    if named:
-        index = _read_json(named)
-        if index is None:
-            raise FileNotFoundError(f"no index {named}")
-        return _as_index(index, named)
-    folder = posixpath.dirname(urls[0])
-    for name in ("index.json", "_info.json"):
-        index = _read_json(posixpath.join(folder, name))
-        if index is not None:
-            return _as_index(index, posixpath.join(folder, name))
-    return None
-
-
-def _as_index(found: Any, place: str) -> dict[str, Any]:
-    """An index of ours, timm's {"splits": {…: {"filenames", "shard_lengths"}}} or webdataset's {"shardlist"} as ours.
+def _read_index(place: str) -> tuple[dict[str, Entry], list[str]] | None:
+    """Entries by file, and classes, of an index of ours, timm's {"splits": {…: {"filenames", "shard_lengths"}}} or webdataset's
+    {"shardlist"}; None where there is none.
 
     Raises ValueError for what is none of them, and for entries that cannot be right.
     """
-    if not isinstance(found, dict) or not {"shards", "shardlist", "splits"} & found.keys():
-        what = sorted(map(str, found)) if isinstance(found, dict) else repr(found)[:80]
-        raise ValueError(f"{place} is no index of shards: expected 'shards', 'shardlist' or 'splits' among {what}")
     try:
-        if "shards" in found:
-            entries = [{"sha256": None, **entry} for entry in found["shards"]]
-        elif "shardlist" in found:
-            entries = [
-                {"file": entry["url"], "samples": entry["nsamples"], "sha256": None} for entry in found["shardlist"]
-            ]
+        if not _REMOTE.match(_check_place(place)):
+            content = read_json(place)
         else:
-            pairs = [p for s in found["splits"].values() for p in zip(s["filenames"], s["shard_lengths"], strict=True)]
-            entries = [{"file": file, "samples": samples, "sha256": None} for file, samples in pairs]
-        for entry in entries:
-            _check_entry(entry)
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ValueError(f"{place} is no index of shards: {type(error).__name__}: {error}") from error
-    classes = found.get("classes") or []
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise ValueError(f"{place}: classes={classes!r:.80}: expected a list of names")
-    return {"shards": entries, "classes": classes}
-
-
-def _check_entry(entry: dict[str, Any]) -> None:
-    file, samples, sha256 = entry["file"], entry["samples"], entry["sha256"]
-    if not isinstance(file, str) or not file or "\0" in file:
-        raise ValueError(f"file={file!r:.80}: expected the name of a tar")
-    if type(samples) is not int or not 0 <= samples <= MOST_SAMPLES:
-        raise ValueError(f"samples={samples!r:.80} of {file!r:.80}: expected a whole number from 0 to {MOST_SAMPLES:,}")
-    if sha256 is not None and not isinstance(sha256, str):
-        raise ValueError(f"sha256={sha256!r:.80} of {file!r:.80}: expected hex digits")
-
-
-def _read_json(place: str) -> Any:
-    if not _REMOTE.match(_check_place(place)):
-        return read_json(place) if Path(place).is_file() else None
-    try:
-        with _open(place) as stream:
-            return parse_json(stream.read(LARGEST_JSON + 1), place)
-    except (OSError, ValueError):  # missing: an HTTP error, or the page that a server sends instead
+            with _open(place) as stream:
+                content = parse_json(stream.read(LARGEST_JSON + 1), place)
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError):
+        if not _REMOTE.match(place):
+            raise
+        return None  # an HTTP error, or the page that a server sends instead
+    try:
+        if "shards" in content:
+            rows = [Entry(one["file"], one["samples"], one.get("sha256")) for one in content["shards"]]
+        elif "shardlist" in content:
+            rows = [Entry(one["url"], one["nsamples"]) for one in content["shardlist"]]
+        else:
+            splits = content["splits"].values()
+            rows = [Entry(*p) for s in splits for p in zip(s["filenames"], s["shard_lengths"], strict=True)]
+        for file, samples, sha256, _ in rows:
+            if not isinstance(file, str) or not file or "\0" in file:
+                raise ValueError(f"file={file!r:.80}: expected the name of a tar")
+            if type(samples) is not int or not 0 <= samples <= MOST_SAMPLES:
+                raise ValueError(f"samples={samples!r:.80} of {file!r:.80}: expected 0 to {MOST_SAMPLES:,}")
+            if not isinstance(sha256, str | None):
+                raise ValueError(f"sha256={sha256!r:.80} of {file!r:.80}: expected hex digits")
+        classes = content.get("classes") or []
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise ValueError(f"classes={classes!r:.80}: expected a list of names")
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        expected = "expected 'shards', 'shardlist' or 'splits'"
+        raise ValueError(f"{place} is no index of shards, {expected}: {type(error).__name__}: {error}") from error
+    return {entry.file: entry for entry in rows}, classes
 
 
-def _entry(path: Path) -> dict[str, Any]:
-    """A local shard's entry of an index, from its headers."""
-    samples = scan(path)
-    return {"file": path.name, "samples": len(samples), "members": _digest(path, samples)}
-
-
-def _digest(path: str | Path, samples: Sequence[dict[str, Any]] | None = None) -> str:
+def _digest(path: Path, samples: Sequence[dict[str, Any]] | None = None) -> str:
     """Cheaper than hashing a whole local tar: a hash of its members' names and sizes, of labels and masks, and of the last
     bytes of others, where a PNG has its checksum and a JPEG pixels."""
     digest = hashlib.blake2b(digest_size=16)
-    with Path(path).open("rb") as stream:
-        for sample in scan(Path(path)) if samples is None else samples:
+    with path.open("rb") as stream:
+        for sample in scan(path) if samples is None else samples:
             sizes = {name: place[1] for name, place in sample.items() if name != "__key__"}
             digest.update(json.dumps([sample["__key__"], sizes]).encode() + b"\n")
             for name, (start, size) in sorted((name, sample[name]) for name in sizes):
@@ -256,7 +285,7 @@ def write_index(folder: str | Path, classes: Sequence[str] = ()) -> Path:
     return folder / "index.json"
 
 
-def local_copy(url: str, sha256: str | None = None) -> Path:
+def _local_copy(url: str, sha256: str | None) -> Path:
     """A shard as a local file: remote ones are copied once, into the data folder's `cache`.
 
     Raises ValueError for a copy, new or old, with another hash than the given one.
@@ -276,29 +305,13 @@ def local_copy(url: str, sha256: str | None = None) -> Path:
 
 
 def _check_hash(path: Path, sha256: str | None, what: str) -> None:
-    if sha256 is None:
-        return
-    found = file_sha256(path)
-    if found != sha256:
-        raise ValueError(f"{what} its sha256 is {found[:12]}…, the index says {sha256[:12]}…")
+    if sha256 is not None and (digest := file_sha256(path)) != sha256:
+        raise ValueError(f"{what} its sha256 is {digest[:12]}…, the index says {sha256[:12]}…")
 
 
-class PackedStrings(Sequence[str]):
-    """Strings in two buffers: forked workers share them, while they would copy a list of objects page by page."""
-
-    def __init__(self, strings: Iterable[str]) -> None:
-        encoded = [os.fsencode(string) for string in strings]
-        self.data, self.ends = b"".join(encoded), np.cumsum([0, *map(len, encoded)])
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [self[n] for n in range(*number.indices(len(self)))]
-        if not 0 <= number < len(self):
-            raise IndexError(f"string {number} is outside 0..{len(self) - 1}")
-        return os.fsdecode(self.data[self.ends[number] : self.ends[number + 1]])
+def packed(strings: Iterable[str]) -> np.ndarray:
+    """Strings in one buffer: forked workers share it, while they would copy a list of objects page by page."""
+    return np.array([os.fsencode(string) for string in strings])
 
 
 class TarImages(ImageSet):
@@ -307,7 +320,7 @@ class TarImages(ImageSet):
     def __init__(self, shards: ShardSet) -> None:
         self.spec, self.classes, self.fingerprint = shards.spec, shards.classes, shards.fingerprint
         hashes = shards.hashes or [None] * len(shards.urls)
-        self.shards, self.paths = shards, [local_copy(*shard) for shard in zip(shards.urls, hashes, strict=True)]
+        self.shards, self.paths = shards, [_local_copy(*shard) for shard in zip(shards.urls, hashes, strict=True)]
         samples = []
         for path, count in zip(self.paths, shards.counts, strict=True):
             found = scan(path)
@@ -316,46 +329,44 @@ class TarImages(ImageSet):
                     f"source {shards.spec!r}: {len(found)} samples found in {path}, its index says {count}"
                 )
             samples += found
-        members = [[(ext, *place) for ext, place in s.items() if ext != "__key__"] for s in samples]
-        self.keys = PackedStrings(sample["__key__"] for sample in samples)
-        self.extensions = sorted({ext for sample in members for ext, _, _ in sample})
-        numbers = {ext: number for number, ext in enumerate(self.extensions)}
+        self.keys = packed(sample.pop("__key__") for sample in samples)
+        self.extensions = sorted({extension for sample in samples for extension in sample})
+        numbers = {extension: number for number, extension in enumerate(self.extensions)}
         # Members (M, 3) as extension, offset, size; those of sample n are rows ends[n]…ends[n + 1]−1.
-        flat = [(numbers[ext], offset, size) for sample in members for ext, offset, size in sample]
-        self.members = np.array(flat, dtype=np.int64).reshape(-1, 3)
-        self.ends = np.cumsum([0, *map(len, members)])
+        members = [(numbers[extension], *place) for sample in samples for extension, place in sample.items()]
+        self.members = np.array(members, dtype=np.int64).reshape(-1, 3)
+        self.ends = np.cumsum([0, *map(len, samples)])
         self.shard_ends = np.cumsum(shards.counts)
-        self._open: tuple[int, Any] | None = None
+        self._open: tuple[int, IO[bytes]] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def shard(self, number: int) -> int:
-        """The shard that holds a sample."""
-        return int(np.searchsorted(self.shard_ends, number, side="right"))
-
     def name(self, index: int) -> str:
-        return f"{self.shards.urls[self.shard(index)]}:{self.keys[index]}"
+        return f"{self.shards.urls[self._shard(index)]}:{os.fsdecode(self.keys[index])}"
 
     def read(self, index: int) -> tuple[bytes, int]:
         sample = self[index]
         return sample_image(sample), read_label(sample)
 
-    def group(self, index: int) -> str:
-        """The field "group" of the `.json` member, or "font" as "glyphs" has it; "" without."""
-        try:
-            fields = parse_json(self[index].get("json", b"{}"), "the member json")
-        except ValueError:
-            return ""
-        return str(fields.get("group") or fields.get("font") or "") if isinstance(fields, dict) else ""
-
     def read_objects(self, index: int) -> tuple[bytes, Objects]:
         sample = self[index]
         return sample_image(sample), read_objects(sample)
 
+    def group(self, index: int) -> str:
+        """The field "group" of the `.json` member, or "font" as "glyphs" has it; "" without."""
+        try:
+            fields = _fields(self[index])
+        except ValueError:
+            return ""
+        return str(fields.get("group") or fields.get("font") or "")
+
+    def _shard(self, number: int) -> int:
+        return int(np.searchsorted(self.shard_ends, number, side="right"))
+
     def __getitem__(self, number: int) -> dict[str, Any]:
         """The sample as webdataset gives it: {"__key__", extension: bytes}."""
-        shard, sample = self.shard(number), {"__key__": self.keys[number]}
+        shard, sample = self._shard(number), {"__key__": os.fsdecode(self.keys[number])}
         if self._open is None or self._open[0] != shard:
             if self._open is not None:
                 self._open[1].close()
@@ -369,25 +380,35 @@ class TarImages(ImageSet):
         return {**self.__dict__, "_open": None}
 
 
+# ------------------------------------------------------------------------------------------------ samples
+
+
+def _names(sample: dict[str, Any]) -> list[str]:
+    return sorted(name for name in sample if not name.startswith("__"))
+
+
+def _fields(sample: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the `.json` member; {} without. Raises ValueError."""
+    fields = parse_json(sample.get("json", b"{}"), "the member json")
+    return fields if isinstance(fields, dict) else {}
+
+
 def sample_image(sample: dict[str, Any]) -> bytes:
     """The image member of a sample. Raises BadImage "no image"."""
     for extension, data in sample.items():
         if not extension.startswith(("__", "mask.")) and f".{extension.rpartition('.')[2]}" in EXTENSIONS:
             return data
-    raise BadImage("no image", f"members {sorted(name for name in sample if not name.startswith('__'))}")
+    raise BadImage("no image", f"members {_names(sample)}")
 
 
 def read_label(sample: dict[str, Any]) -> int:
     """The label of a sample. Raises BadImage "no label", "bad label"."""
     try:
-        if "cls" in sample:
-            return int(sample["cls"])
-        fields = parse_json(sample.get("json", b"{}"), "the member json")
+        label = int(sample["cls"]) if "cls" in sample else _fields(sample).get("label")
     except ValueError as error:
         raise BadImage("bad label", str(error)) from None
-    label = fields.get("label") if isinstance(fields, dict) else None
     if label is None:
-        raise BadImage("no label", f"members {sorted(name for name in sample if not name.startswith('__'))}")
+        raise BadImage("no label", f"members {_names(sample)}")
     if type(label) is not int:  # True is an int to isinstance
         raise BadImage("bad label", f"label {label!r} is not a whole number")
     return label
@@ -399,8 +420,7 @@ def read_objects(sample: dict[str, Any]) -> Objects:
     Raises BadImage, as `parse_objects`.
     """
     try:
-        fields = parse_json(sample.get("json", b"{}"), "the member json")
+        fields = _fields(sample)
     except ValueError as error:
         raise BadImage("bad objects", str(error)) from None
-    fields = fields if isinstance(fields, dict) else {}
     return parse_objects(fields.get("objects"), fields.get("group"), sample.get("mask.png"))

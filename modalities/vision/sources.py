@@ -34,18 +34,16 @@ from torchvision.datasets.folder import find_classes
 
 from modalities.files import data_folder, fetch_command
 from modalities.vision.hf import HFImages
-from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, BadImage, ImageSet, digest_of, is_heldout
+from modalities.vision.images import EXTENSIONS, HELDOUT_NAMES, BadImage, Event, ImageSet, digest_of, heldout_places
 from modalities.vision.objects import Objects, parse_objects
-from modalities.vision.shards import PackedStrings, ShardSet, TarImages, open_shards
+from modalities.vision.shards import ShardSet, TarImages, open_shards, packed
 from zoo.inputs import parse_json
 from zoo.naming import did_you_mean
 
-__all__ = ["BUILTIN", "BUILTIN_SIZES", "FETCHED", "class_names", "open_images", "open_shard_source"]
-
 FETCHED = ("glyphs", "photos", "solar", "scenes", "scenes-count")
 BUILTIN = Path(__file__).with_name("assets") / "glyphs"
-HELD_OUT = "split=heldout"  # behind a folder or dataset: all of it
 BUILTIN_SIZES = {"train": (64,), "heldout": (64, 384)}  # pixels
+HELD_OUT = "split=heldout"  # behind a folder or dataset: all of it
 _FORMS = (*FETCHED, "glyphs-builtin", "folder:PATH", "wds:PATTERN", "hf:NAME")
 
 
@@ -90,15 +88,16 @@ def open_images(
         raise ValueError(f"source must be a non-empty string such as 'glyphs-builtin', got {spec!r}")
     if split not in ("train", "heldout", "all"):
         raise ValueError(f"split {split!r}: expected 'train', 'heldout' or 'all'")
-    given, spec = spec, _without_split(spec)
-    if spec != given:
+    place, _, query = spec.partition("?")
+    options = query.split("&")
+    if spec.startswith(("folder:", "hf:")) and HELD_OUT in options:
         if split == "train":
             raise ValueError(
-                f"source {given!r} is held out as a whole: train on another, and give this as heldout_source"
+                f"source {spec!r} is held out as a whole: train on another, and give this as heldout_source"
             )
-        split = "all"
-    shards = open_shard_source(spec, split)
-    if shards is not None:
+        options.remove(HELD_OUT)
+        spec, split = "?".join([place, "&".join(options)] if options else [place]), "all"
+    if (shards := open_shard_source(spec, split)) is not None:
         return TarImages(shards)
     if spec == "glyphs-builtin":
         return BuiltinImages(spec, "train" if split == "train" else "heldout", size)
@@ -108,22 +107,9 @@ def open_images(
         return FolderImages(spec, split, hold_out=hold_out, classes=classes)
     if spec.startswith("hf:"):
         return HFImages(spec, split, hold_out=hold_out, objects=objects)
-    hint = (
-        did_you_mean(spec, _FORMS)
-        or (f"did you mean 'folder:{spec}'? " if os.path.isdir(spec) else "")
-        or did_you_mean(f"{spec.partition(':')[0]}:PATH", _FORMS)
-    )
+    folder = f"did you mean 'folder:{spec}'? " if os.path.isdir(spec) else ""
+    hint = did_you_mean(spec, _FORMS) or folder or did_you_mean(f"{spec.partition(':')[0]}:PATH", _FORMS)
     raise ValueError(f"source {spec!r} is none of {', '.join(_FORMS)}; {hint}".rstrip("; "))
-
-
-def _without_split(spec: str) -> str:
-    """The spec of a folder or dataset without its option "split=heldout", if it has that."""
-    place, _, query = spec.partition("?")
-    options = query.split("&")
-    if not spec.startswith(("folder:", "hf:")) or HELD_OUT not in options:
-        return spec
-    options.remove(HELD_OUT)
-    return "?".join([place, "&".join(options)] if options else [place])
 
 
 def class_names(spec: str) -> tuple[str, ...]:
@@ -133,13 +119,17 @@ def class_names(spec: str) -> tuple[str, ...]:
     if spec.startswith("folder:"):
         path = Path(spec[len("folder:") :]).expanduser()
         for folder in (path / "train", path):
-            if folder.is_dir() and any(child.is_dir() for child in folder.iterdir()):
+            if _has_folders(folder):
                 return tuple(find_classes(folder)[0])
     return ()
 
 
+def _has_folders(path: Path) -> bool:
+    return path.is_dir() and any(child.is_dir() for child in path.iterdir())
+
+
 class BuiltinImages(ImageSet):
-    """Letters cut from the sheets that `tools/glyphs/builtin.py` drew, one for each font.
+    """Letters cut from the sheets that ship with the package, one for each font.
 
     Of the stored sizes the smallest with at least `size` pixels, or the largest. The fingerprint is of the scenes, the same
     at every size. Consecutive images walk through the letters, then the fonts.
@@ -151,8 +141,7 @@ class BuiltinImages(ImageSet):
         self.side = min((side for side in sizes if side >= size), default=max(sizes))
         self.fonts: list[str] = index[split]["fonts"]
         self.files = [BUILTIN / f"{split}-{self.side}-{font}.webp" for font in self.fonts]
-        self.scenes = index[split]["scenes"]
-        self.letters = len(index["classes"])
+        self.scenes, self.letters = index[split]["scenes"], len(index["classes"])
         self.sheets: dict[int, Image.Image] = {}
         self.spec, self.classes, self.fingerprint = spec, tuple(index["classes"]), index[split]["fingerprint"]
 
@@ -171,94 +160,100 @@ class BuiltinImages(ImageSet):
         return self.fonts[index // self.letters % len(self.fonts)]
 
 
+# ------------------------------------------------------------------------------------------------ folders
+
+
 class _ListedFolder(ImageFolder):
     """ImageFolder that may be given its classes, admits empty ones, and lists the files it leaves out."""
 
     def __init__(self, root: Path, classes: Sequence[str] | None) -> None:
-        self.given = classes
+        self.known_classes = classes
         self.left_out: list[str] = []
         super().__init__(str(root), is_valid_file=self._is_image, allow_empty=True)
 
     def _is_image(self, path: str) -> bool:
-        if path.lower().endswith(EXTENSIONS):
-            return True
-        self.left_out.append(path)
-        return False
+        valid = path.lower().endswith(EXTENSIONS)
+        if not valid:
+            self.left_out.append(path)
+        return valid
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-        found, numbers = super().find_classes(directory)
-        if self.given is None:
-            return found, numbers
-        for name in found:
-            if name not in self.given:
-                hint = did_you_mean(name, self.given)
+        names, numbers = super().find_classes(directory)
+        known = self.known_classes
+        if known is None:
+            return names, numbers
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, known)
                 raise ValueError(f"{directory} has a class {name!r} that training does not have; {hint}".rstrip("; "))
-        return list(self.given), {name: number for number, name in enumerate(self.given)}
+        return list(known), {name: number for number, name in enumerate(known)}
 
 
 class FolderImages(ImageSet):
     """A folder of class folders. Labels are the places of the class names in alphabetical order, those of PATH/train."""
 
     def __init__(self, spec: str, split: str, *, hold_out: bool, classes: Sequence[str] | None = None) -> None:
-        path = Path(spec[len("folder:") :]).expanduser()
-        if not path.is_dir():
-            raise FileNotFoundError(f"source {spec!r}: no folder {path}")
+        path = _folder(spec)
         train, heldout = path / "train", next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None)
-        own = train.is_dir() and any(child.is_dir() for child in train.iterdir())  # else a class called "train"
+        parts = _has_folders(train)  # else a class called "train"
         folders = {child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")}
         alone = heldout is not None and folders <= {*HELDOUT_NAMES}
         if alone and split == "train":
             raise ValueError(
                 f"source {spec!r} has {', '.join(sorted(folders))} and no train: it is held out as a whole"
             )
-        if own and heldout is None and split != "train":
+        if parts and heldout is None and split != "train":
             raise ValueError(f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source")
-        if own and classes is None:
+        if parts and classes is None:
             classes = find_classes(train)[0]
         root = path
-        if heldout is not None and alone:
-            root, own = heldout, True
-        elif own:
-            root = heldout if heldout is not None and split != "train" else train
+        if heldout is not None and (alone or (parts and split != "train")):
+            root = heldout
+        elif parts:
+            root = train
         listed = _ListedFolder(root, classes)
-        self.spec, self.root = spec, root
-        self.classes: tuple[str, ...] = tuple(listed.classes)
         samples = listed.samples
-        if not own and hold_out and split != "all":
-            wanted, self.among = split == "heldout", len(samples)
-            samples = [sample for sample in samples if is_heldout(self._relative(sample[0])) == wanted]
-        empty = sorted(set(range(len(self.classes))) - {label for _, label in listed.samples})
-        self.problems = [("skipped", "unknown extension", name) for name in listed.left_out]
-        self.problems += [("skipped", "empty class", str(root / self.classes[label])) for label in empty]
+        names = [os.path.relpath(file, root).replace(os.sep, "/") for file, _ in samples]
+        self.problems: list[Event] = [("skipped", "unknown extension", name) for name in listed.left_out]
+        for label in sorted(set(range(len(listed.classes))) - {label for _, label in samples}):
+            self.problems.append(("skipped", "empty class", str(root / listed.classes[label])))
+        if root == path and hold_out and split != "all":
+            self.among, places = len(samples), heldout_places(names, split)
+            samples, names = [samples[n] for n in places], [names[n] for n in places]
         if not samples:
             raise ValueError(f"source {spec!r}: no image for split {split!r} in {root}")
         versions = split != "train"  # of a training set the names suffice: a stat of every file would take minutes
         self.fingerprint = digest_of(
-            (self._relative(path), label, _version(path) if versions else 0) for path, label in samples
+            (name, label, _version(file) if versions else 0) for name, (file, label) in zip(names, samples, strict=True)
         )
-        self.paths = PackedStrings(path for path, _ in samples)
+        self.spec, self.classes = spec, tuple(listed.classes)
+        self.paths = packed(file for file, _ in samples)
         self.labels = np.array([label for _, label in samples])
-
-    def _relative(self, path: str) -> str:
-        return os.path.relpath(path, self.root).replace(os.sep, "/")
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def read(self, index: int) -> tuple[bytes, int]:
-        return Path(self.paths[index]).read_bytes(), int(self.labels[index])
+        return Path(self.name(index)).read_bytes(), int(self.labels[index])
 
     def name(self, index: int) -> str:
-        return self.paths[index]
+        return os.fsdecode(self.paths[index])
+
+
+def _folder(spec: str) -> Path:
+    path = Path(spec[len("folder:") :]).expanduser()
+    if not path.is_dir():
+        raise FileNotFoundError(f"source {spec!r}: no folder {path}")
+    return path
 
 
 def _version(path: str | Path) -> tuple[int, int]:
     """(size, time of the last change) of a file, which differ where it was written again; of none zeros."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):  # ValueError: a name that no file can have
         return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 class ObjectFolder(ImageSet):
@@ -268,15 +263,13 @@ class ObjectFolder(ImageSet):
     """
 
     def __init__(self, spec: str, split: str, *, hold_out: bool) -> None:
-        path = Path(spec[len("folder:") :]).expanduser()
+        path = _folder(spec)
         listed = {name: path / name / "metadata.jsonl" for name in ("train", *HELDOUT_NAMES)}
         heldout = next((listed[name] for name in HELDOUT_NAMES if listed[name].is_file()), None)
-        own = listed["train"].is_file() and heldout is not None
-        if not path.is_dir():
-            raise FileNotFoundError(f"source {spec!r}: no folder {path}")
-        chosen = listed["train"] if own else path / "metadata.jsonl"
-        if split != "train" and heldout is not None and (own or not chosen.is_file()):
-            chosen, own = heldout, True
+        parts = listed["train"].is_file() and heldout is not None
+        chosen = listed["train"] if parts else path / "metadata.jsonl"
+        if split != "train" and heldout is not None and (parts or not chosen.is_file()):
+            chosen, parts = heldout, True
         if not chosen.is_file():
             raise FileNotFoundError(
                 f"source {spec!r}: boxes are read from {path / 'metadata.jsonl'}, or from metadata.jsonl in its train and "
@@ -284,20 +277,19 @@ class ObjectFolder(ImageSet):
             )
         self.spec, self.root, self.classes = spec, chosen.parent, None
         lines = enumerate(chosen.read_bytes().split(b"\n"), 1)
-        self.rows = [self._row(line, f"{chosen}, line {number}") for number, line in lines if line.strip()]
-        if not own and hold_out and split != "all":
-            self.among = len(self.rows)
-            self.rows = [row for row in self.rows if is_heldout(row["file_name"]) == (split == "heldout")]
-        if not self.rows:
-            by_name = "; one in ten is held out, by its name" if hold_out and not own else ""
-            raise ValueError(f"source {spec!r}: no picture for split {split!r} in {chosen}{by_name}")
-        versions = self.rows if split != "train" else []  # as of a `FolderImages`
-        self.fingerprint = digest_of(
-            [*self.rows, *(_version(self.root / name) for row in versions for name in self._names(row) if name)]
-        )
+        rows = [self._row(line, f"{chosen}, line {number}") for number, line in lines if line.strip()]
+        by_name = not parts and hold_out
+        if by_name and split != "all":
+            self.among = len(rows)
+            rows = [rows[n] for n in heldout_places((row["file_name"] for row in rows), split)]
+        if not rows:
+            why = "; one in ten is held out, by its name" if by_name else ""
+            raise ValueError(f"source {spec!r}: no picture for split {split!r} in {chosen}{why}")
+        files = [name for row in rows for name in self._files(row) if name] if split != "train" else []
+        self.rows, self.fingerprint = rows, digest_of([*rows, *(_version(self.root / name) for name in files)])
 
     @staticmethod
-    def _names(row: dict[str, Any]) -> tuple[str, str | None]:
+    def _files(row: dict[str, Any]) -> tuple[str, str | None]:
         return row["file_name"], row.get("mask_file_name")
 
     @staticmethod
@@ -315,8 +307,8 @@ class ObjectFolder(ImageSet):
 
     def read_objects(self, index: int) -> tuple[bytes, Objects]:
         row = self.rows[index]
-        stored = [self._read(name) if name else None for name in self._names(row)]
-        return stored[0] or b"", parse_objects(row.get("objects"), row.get("group"), stored[1])
+        image, mask = (self._read(name) if name else None for name in self._files(row))
+        return image or b"", parse_objects(row.get("objects"), row.get("group"), mask)
 
     def _read(self, name: str) -> bytes:
         path = self.root / name

@@ -22,10 +22,12 @@ from modalities.vision.images import MAX_PIXELS, BadImage, to_rgb
 
 __all__ = [
     "BICUBIC",
+    "FITS",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "MODES",
     "LimitAspect",
+    "Shape",
     "ToRGB",
     "eval_transform",
     "preprocess",
@@ -35,7 +37,8 @@ __all__ = [
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-MODES = ("native", "resized", "upsampled")  # see `preprocess`
+MODES, FITS = ("native", "resized", "upsampled"), ("extend", "crop")  # see `preprocess`
+Shape = tuple[int, int]  # (height, width)
 BICUBIC = v2.InterpolationMode.BICUBIC
 
 
@@ -106,7 +109,7 @@ def preprocess(
     """
     if mode not in MODES:
         raise ValueError(f"mode {mode!r}: expected {' or '.join(map(repr, MODES))}")
-    if fit not in ("extend", "crop"):
+    if fit not in FITS:
         raise ValueError(f"fit {fit!r}: expected 'extend' or 'crop'")
     if height < 1 or width < 1 or train_size < 1:
         raise ValueError(f"height {height}, width {width} and train_size {train_size} must be at least 1")

@@ -9,8 +9,7 @@ import tarfile
 import pytest
 
 from modalities.dna.formats import read_codes
-from modalities.vision.shards import open_shards
-from modalities.vision.tars import scan
+from modalities.vision.shards import open_shards, scan
 from tests.dna.test_genome import two_bit
 from tests.hostile.memory import Peak
 from tests.vision.image_files import encoded, opened, solid, write_tar

@@ -34,8 +34,7 @@ from modalities.text.model import CausalLM, TextConfig
 from modalities.text.sources import Document, open_source
 from modalities.text.tokenizers import ByteTokenizer, load_tokenizer
 from modalities.vision.images import decode_image
-from modalities.vision.shards import open_shards, write_index
-from modalities.vision.tars import scan
+from modalities.vision.shards import open_shards, scan, write_index
 from tests.dna.test_genome import MIXED, fasta, genbank, two_bit
 from tests.dna.test_vcf import whole as whole_vcf
 from tests.hostile.mutations import damaged, damaged_json, in_child, outcome

@@ -101,7 +101,7 @@ def test_a_transparent_palette_is_composited_too():
 def test_exif_orientation_is_applied_once(form, orientation):
     upright = picture(5, (48, 32))
     undo = {5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, orientation)  # what stores the picture so that the note is true
-    turn = images._UPRIGHT.get(undo)
+    turn = images.TURNS.get(undo)
     stored = upright if turn is None else upright.transpose(turn)
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -182,7 +182,7 @@ def test_the_report_counts_and_logs_the_first_of_each_kind(caplog):
     assert report.names["corrupt"] == [f"image {n}" for n in range(5)]
     assert len(caplog.records) == 1 and "corrupt" in caplog.text and "image 0" in caplog.text
     assert str(report) == "skipped 9 × corrupt (such as image 0); converted 1 × grey (such as g)"
-    report.add("skipped", "empty", "/a/long/way/to" * 20 + "/the-image.png")
+    report.extend([("skipped", "empty", "/a/long/way/to" * 20 + "/the-image.png")])
     assert "), 1 × empty (such as …" in str(report) and "/the-image.png); converted" in str(report)
     assert len(str(report)) < 200 and "\n" not in str(report)
 

@@ -1,0 +1,523 @@
+"""Find, count and map: pictures in which objects keep their pixels while the canvas grows, with the controls.
+
+A canvas of H × W is a window on a stored picture, at its stored resolution, that holds the marked objects; smaller canvases of
+a picture lie inside the larger ones. Each canvas is read in six ways, with the weights as they are:
+
+    native       whole, at H × W
+    reduced      resized to the training size first (its shorter side): the cheap way to read a large picture
+    multi_scale  the mean of the probabilities at every size measured up to H × W, the smaller ones by reducing
+    enlarged     the canvas of the training size and this aspect, enlarged to H × W: as many patches, and no more to be seen
+    tiled        cut into windows of the training size, each read alone; how they are put together is the task's
+    overlapping  the same with windows half a side apart: what the border of one cuts is whole in another; a place is taken
+                 from the window in whose middle it lies most
+
+`gain` is native less the best of the others; EVAL.controls.csv has native less each, with 95% intervals over the groups of
+pictures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score
+from modalities.heldout import Heldout
+from modalities.paired import t_quantile
+from modalities.vision.data import HeldoutImages, heldout_by, open_heldout
+from modalities.vision.evaluation import SizeEvaluator, SizeSettings, lowest_terms, shape_at, write_controls
+from modalities.vision.images import BadImage
+from modalities.vision.model import VisionTransformer
+from modalities.vision.objects import Objects, at_patches, check_objects, cut, target_of, window_on
+from modalities.vision.transforms import Shape
+from zoo.slices import slices
+
+__all__ = ["READINGS", "Canvas", "Count", "Find", "Map", "SceneEvaluator", "SceneSettings", "Tiles"]
+
+READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled", "overlapping")
+CHUNK = 64  # scenes in a cell
+
+
+@dataclass(frozen=True)
+class SceneSettings(SizeSettings):
+    """`samples` counts pictures, the first of a fixed random order (default: all)."""
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """A picture, or a window on it, and its objects."""
+
+    image: Image.Image
+    objects: Objects
+
+    @property
+    def shape(self) -> Shape:
+        return self.image.height, self.image.width
+
+    def window(self, left: int, top: int, shape: Shape) -> Canvas:
+        window = (left, top, shape[1], shape[0])
+        return Canvas(cut(self.image, window), self.objects.in_window(window))
+
+    def resized(self, shape: Shape) -> Canvas:
+        """Bicubic, antialiased."""
+        if self.shape == shape:
+            return self
+        image = self.image.resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
+        return Canvas(image, self.objects.resized(self.shape, shape))
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Answers about windows of (rows, columns) patches on a canvas, row by row.
+
+    corners (N, 2): top and left of each, in patches.  owner: the window from which each patch of the canvas is taken.
+    """
+
+    answers: list[Tensor]
+    corners: np.ndarray
+    owner: np.ndarray
+    size: Shape
+    overlapping: bool
+
+
+def scene_scores(main: Score, *others: Score) -> tuple[Score, ...]:
+    readings = (Score(f"{reading}_{main.column}", unit_interval=True) for reading in READINGS[1:])
+    chance = Score(f"chance_{main.column}", drawn=False)
+    return (main, *others, *readings, chance, Score("gain", linear=True), Score("skipped", exception=True))
+
+
+class SceneEvaluator(SizeEvaluator):
+    """Base of the evaluators of scenes; a subclass says what is asked and how an answer is scored.
+
+    The training size is always among the sizes. Pictures that cannot be asked for the target, or are smaller than a canvas, are
+    left out and counted as `skipped`. A picture's answer becomes a *tally*, a list of numbers that add up over pictures.
+    `<score>_standard_error` is the delete-one-group jackknife over the groups that pictures vary by (the font of the marked
+    letter, in "scenes"), where a source names no groups over pictures; the intervals of `controls` are of the same jackknife of
+    differences, by Student's t.
+    """
+
+    version = 3
+    # 1 has neither overlapping tiles nor intervals. 2 enlarged a canvas of the training's aspect.
+    readable = (1, 2)
+    settings_class = SceneSettings
+    unit = "canvases"
+    paired_over = "groups of pictures"
+    target: ClassVar[str]  # of objects.py
+    default_source: ClassVar[str] = "scenes"
+    main: ClassVar[str] = "top1"  # rows have it by reading, `<main>` of native and `<reading>_<main>`
+
+    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
+        super().__init__(settings, trained_on)
+        trained = heldout_by(self.trained_on) if self.trained_on else None
+        if not self.settings.source:
+            asked = trained is not None and self.target in trained.target.split("+")
+            self.source = trained if trained is not None and asked else self.default_source
+        # What is asked of pictures is known of a model with a recipe; one trained on labels may name a category too.
+        labelled = trained is None or (trained.target == "label" and self.target == "marked")
+        self.trained_for = None if labelled or trained is None else trained.target
+
+    @property
+    def heldout(self) -> Heldout[HeldoutImages]:
+        return open_heldout(self.source, objects=True)
+
+    def identity(self, model: VisionTransformer) -> dict[str, Any]:
+        """The sizes too: multi_scale reads them all."""
+        return {"pictures": self.heldout.fingerprint, "shapes": [list(shape) for shape in self.shapes(model)]}
+
+    # ---- what a subclass defines ----
+
+    @abstractmethod
+    def merged(self, tiles: Tiles) -> Tensor:
+        """One answer for a canvas from those about its tiles."""
+
+    @abstractmethod
+    def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
+        """What an answer, probabilities as the model gives them for one picture, counts on a canvas."""
+
+    @abstractmethod
+    def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
+        """The tally to be expected of an answer given without looking."""
+
+    @abstractmethod
+    def scores_of(self, total: np.ndarray) -> dict[str, float]:
+        """Scores from the sum of tallies."""
+
+    @abstractmethod
+    def observation(self, tally: Sequence[float]) -> tuple[str, float, float]:
+        """(score, total, weight) of a tally as a part of its group's score, for paired comparisons."""
+
+    def resampled(self, answer: Tensor, shape: Shape, patch: int) -> Tensor:
+        """An answer of another size as one of a canvas of `shape`; an answer about the whole picture is one of any size."""
+        return answer
+
+    def chances(self, model: VisionTransformer) -> int:
+        """Among how many answers chance draws."""
+        return self._classes(model)
+
+    # ---- measurement ----
+
+    def reach(self, model: VisionTransformer, least: int) -> float:
+        """The largest shorter side at the aspect that the first picture has."""
+        scenes, aspect, why = self.heldout.items, self.aspect(model), ""
+        for place in range(len(scenes)):
+            try:
+                image, _ = scenes[place]
+            except BadImage as error:
+                why = why or f"; of {scenes.name(place)}: {error}"
+                continue
+            unit = shape_at(min(aspect), aspect)
+            return min(image.height // unit[0], image.width // unit[1]) * min(aspect)
+        raise ValueError(f"none of the held-out pictures of {self.heldout.name!r} can be read{why}")
+
+    def unreached(self, model: VisionTransformer, least: int) -> ValueError:
+        trained = self.trained_at(model)
+        return ValueError(
+            f"pictures of {self.heldout.name!r} are smaller than a canvas of {trained} pixels at this aspect"
+        )
+
+    def shapes(self, model: VisionTransformer) -> list[Shape]:
+        shapes, trained = super().shapes(model), self.trained_at(model)
+        if small := [min(shape) for shape in shapes if min(shape) < trained]:
+            raise ValueError(f"sizes {small} are below the training size; expected {trained} or more")
+        return shapes
+
+    def cells(self, model: VisionTransformer) -> list[Cell]:
+        if self.trained_for is not None and self.target not in self.trained_for.split("+"):
+            raise ValueError(
+                f"{self.name} asks for {self.target!r}; the model was trained with data.target={self.trained_for!r}"
+            )
+        scenes, shapes = self.heldout.items, self.shapes(model)
+        count = min(self.settings.samples or len(scenes), len(scenes))
+        most = scenes.largest(shapes[-1], "crop", share=0, count=count)
+        if most < min(shapes[-1]):
+            (across, down), step = self.aspect(model), self.step(model)
+            raise ValueError(
+                f"size {min(shapes[-1])} is larger than every held-out picture of {self.source_name!r}: at aspect "
+                f"{across}:{down} the largest size is {most // step * step or 'none at all'}"
+            )
+        cells = []
+        for height, width in shapes:
+            for part in slices(count, CHUNK):
+                name = f"{height}x{width}/scenes={part.start}-{part.stop}"
+                data = {"shape": (height, width), "places": range(part.start, part.stop)}
+                cells.append(Cell(name, cost=part.stop - part.start, data=data))
+        return cells
+
+    @torch.inference_mode()
+    def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
+        shape, trained, patch = cell.data["shape"], tuple(model.config.train_size), model.config.patch_size
+        before = shape_at(min(trained), lowest_terms(shape[1], shape[0]))  # what is enlarged: of the canvas's aspect
+        skipped: Counter[str] = Counter()
+        details: dict[str, str] = {}
+        groups: list[str] = []
+        tallies: dict[str, list[list[float]]] = {name: [] for name in (*READINGS, "chance")}
+        for place in cell.data["places"]:
+            try:
+                image, objects = self.heldout.items[place]
+                check_objects(objects, image.size, self.target, [trained], self._classes(model))
+                at = tuple(np.random.default_rng([place, 0]).random(2).tolist())  # the same for every size
+                picture = Canvas(image, objects)
+                canvas, small = (
+                    picture.window(*window_on(image.size, objects, one, at)[:2], one) for one in (shape, before)
+                )
+            except BadImage as error:
+                skipped[error.reason] += 1
+                details.setdefault(error.reason, f"{self.heldout.items.name(place)}: {error.detail or error.reason}")
+                continue
+            for name, (answer, seen) in self._answers(model, canvas, small).items():
+                tallies[name].append(self.tally(answer, seen, patch))
+            tallies["chance"].append(self.chance(canvas, self.chances(model), patch))
+            groups.append(objects.group or f"picture {int(self.heldout.items.order[place])}")
+            self.advance(1)
+        facts = {"size": min(shape), "height": shape[0], "width": shape[1], "skipped": dict(skipped)}
+        return facts | {"skipped_details": details, "groups": groups, "tallies": tallies}
+
+    def _answers(self, model: VisionTransformer, canvas: Canvas, small: Canvas) -> dict[str, tuple[Tensor, Canvas]]:
+        """The answer of each reading, and the canvas it is about."""
+        shape, patch, trained = canvas.shape, model.config.patch_size, self.trained_at(model)
+        sizes = sorted({trained, *(min(one) for one in self.shapes(model) if min(one) <= min(shape))})
+        at_size = [shape_at(size, lowest_terms(shape[1], shape[0])) for size in sizes]
+        by_size = [self.resampled(self._read(model, canvas.resized(one))[0], shape, patch) for one in at_size]
+        native, grown = by_size[at_size.index(shape)], small.resized(shape)
+        return {
+            "native": (native, canvas),
+            "reduced": (by_size[0], canvas),
+            "multi_scale": (torch.stack(by_size).mean(0), canvas),
+            "enlarged": (native if shape == small.shape else self._read(model, grown)[0], grown),
+            "tiled": (self.merged(self._tiles(model, canvas, overlapping=False)), canvas),
+            "overlapping": (self.merged(self._tiles(model, canvas, overlapping=True)), canvas),
+        }
+
+    def _tiles(self, model: VisionTransformer, canvas: Canvas, *, overlapping: bool) -> Tiles:
+        """Tiles of the training size, one or half a side in whole patches apart, the last moved inwards at the border.
+
+        A patch is taken from the last tile that shows it; of overlapping ones from that whose middle is nearest.
+        """
+        patch, tile = model.config.patch_size, tuple(model.config.train_size)
+        starts, owners = [], []
+        for side, most in zip(tile, canvas.shape, strict=True):
+            step = max(1, side // 2 // patch) * patch if overlapping else side
+            begins = np.array([min(n * step, most - side) for n in range(-(-(most - side) // step) + 1)])
+            places = np.arange(0, most, patch)
+            middles = np.abs((places + patch / 2)[:, None] - (begins + side / 2)).argmin(1)
+            owners.append(middles if overlapping else np.searchsorted(begins, places, side="right") - 1)
+            starts.append(begins.tolist())
+        corners = np.array([(top, left) for top in starts[0] for left in starts[1]])
+        answers = self._read(model, *(canvas.window(int(left), int(top), tile) for top, left in corners))
+        owner = owners[0][:, None] * len(starts[1]) + owners[1]
+        return Tiles(answers, corners // patch, owner, (tile[0] // patch, tile[1] // patch), overlapping)
+
+    def _read(self, model: VisionTransformer, *canvases: Canvas) -> list[Tensor]:
+        """Probabilities in float64 of canvases of one shape; of maps (rows, columns, classes)."""
+        (height, width), patch, like = canvases[0].shape, model.config.patch_size, next(model.parameters())
+        size = (height // patch, width // patch)
+        answers: list[Tensor] = []
+        for part in slices(len(canvases), self.settings.batch_size(size[0] * size[1])):
+            some = canvases[part.start : part.stop]
+            pixels = [model.pixels(canvas.image, height, width, mode="resized") for canvas in some]
+            answers += self._probabilities(model, model(torch.stack(pixels).to(like)).double().cpu())
+        return [answer.unflatten(0, size) for answer in answers] if self.target == "map" else answers
+
+    def _probabilities(self, model: VisionTransformer, logits: Tensor) -> Tensor:
+        """(B, classes), or of maps (B, patches, classes), from a model's logits."""
+        if self.target == "map":
+            if logits.ndim != 3:
+                raise ValueError(
+                    f"{self.name} needs a model with logits of every token: trained with data.target='map'"
+                )
+            return logits[:, model.num_prefix_tokens :].softmax(-1)
+        if logits.ndim == 3:
+            if not model.config.class_token:
+                raise ValueError(
+                    f"{self.name} needs a model that answers for the picture: data.target='{self.target}+map'"
+                )
+            logits = logits[:, 0]
+            logits = logits[:, 1:] if self.target == "marked" else logits  # of "marked+map", 0 is the background
+        return logits.softmax(-1)
+
+    def _classes(self, model: VisionTransformer) -> int:
+        """Answers that the model has."""
+        return model.config.num_classes - (self.target == "marked" and getattr(model.config, "global_pool", None) == "")
+
+    # ---- rows, comparison ----
+
+    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+        by_shape: dict[Shape, list[CellValue]] = {}
+        for cell in cells.values():
+            by_shape.setdefault((cell["height"], cell["width"]), []).append(cell)
+        return [self._row(shape, same) for shape, same in sorted(by_shape.items(), key=lambda item: min(item[0]))]
+
+    def _row(self, shape: Shape, cells: list[CellValue]) -> dict[str, Any]:
+        groups = [group for cell in cells for group in cell["groups"]]
+        skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
+        because = {reason: f"{number} {reason}" for reason, number in skipped.most_common()}
+        if not groups:
+            details = {reason: f" ({text})" for cell in cells for reason, text in cell["skipped_details"].items()}
+            why = ", ".join(text + details.get(reason, "") for reason, text in because.items())
+            raise ValueError(
+                f"none of the held-out pictures can be asked for {self.target!r} at {shape[1]}×{shape[0]}: {why}"
+            )
+        row: dict[str, Any] = {"size": min(shape), "height": shape[0], "width": shape[1], "canvases": len(groups)}
+        row |= {"groups": len(set(groups)), "skipped": skipped.total(), "skipped_because": ", ".join(because.values())}
+        left_out: dict[str, list[dict[str, float]]] = {}  # scores without each group, by reading
+        for reading in (*READINGS, "chance"):
+            tallies = np.array([tally for cell in cells for tally in cell["tallies"][reading]], float)
+            lead = "" if reading == "native" else f"{reading}_"
+            total, without = _by_group(tallies, groups)
+            scores, left_out[reading] = self.scores_of(total), [self.scores_of(one) for one in without]
+            row |= {f"{lead}{name}": value for name, value in scores.items()}
+            if reading != "chance":
+                errors = {name: _jackknife([one[name] for one in left_out[reading]]) for name in scores}
+                row |= {f"{lead}{name}_standard_error": error for name, error in errors.items()}
+        row["gain"] = row[self.main] - max(row[f"{reading}_{self.main}"] for reading in READINGS[1:])
+        row["controls"] = []
+        for reading in READINGS[1:]:
+            value, control = row[self.main], row[f"{reading}_{self.main}"]
+            pairs = zip(left_out["native"], left_out[reading], strict=True)
+            error = _jackknife([native[self.main] - other[self.main] for native, other in pairs])
+            half = t_quantile(0.95, len(left_out["native"]) - 1) * error if error > 0 else math.nan
+            gap = {"value": value, "control_value": control, "difference": value - control}
+            gap |= {"low": value - control - half, "high": value - control + half}
+            row["controls"].append({"control": reading} | gap)
+        return row
+
+    def write(self, results: list[ModelResult], out: Path) -> None:
+        write_controls(out / f"{self.name}.controls.csv", results, self.main)
+
+    def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
+        for group, tally in zip(cell["groups"], cell["tallies"]["native"], strict=True):
+            yield Observed(cell["size"], group, *self.observation(tally))
+
+
+def _by_group(tallies: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of tallies (N, n), and (G, n) that without each group."""
+    names, group_of = np.unique(groups, return_inverse=True)
+    sums = np.zeros((len(names), tallies.shape[1]))
+    np.add.at(sums, group_of, tallies)
+    total = sums.sum(0)
+    return total, total - sums
+
+
+def _jackknife(left_out: Sequence[float]) -> float:
+    """√((G − 1)/G · Σ_g (θ_g − θ̄)²) of scores without each group; NaN for one group."""
+    values, many = np.array(left_out), len(left_out)
+    return math.sqrt((many - 1) / many * float(((values - values.mean()) ** 2).sum())) if many > 1 else math.nan
+
+
+# ------------------------------------------------------------------------------------------------ the three
+
+
+class Find(SceneEvaluator):
+    """Top-1 of the marked object's category. Of tiles the one with the largest probability answers."""
+
+    name = "find"
+    summary = "the marked object's category, on canvases in which it keeps its pixels, beside reading them reduced or in tiles"
+    target = "marked"
+    scores = scene_scores(Score("top1", "top-1 of the marked object", unit_interval=True))
+
+    def merged(self, tiles: Tiles) -> Tensor:
+        return max(tiles.answers, key=lambda answer: float(answer.max()))
+
+    def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
+        """[right, 1]."""
+        return [float(int(answer.argmax()) == int(target_of(canvas.objects, self.target, canvas.shape))), 1.0]
+
+    def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
+        return [1 / classes, 1.0]
+
+    def scores_of(self, total: np.ndarray) -> dict[str, float]:
+        return {"top1": float(total[0] / total[1])}
+
+    def observation(self, tally: Sequence[float]) -> tuple[str, float, float]:
+        return "top1", tally[0], tally[1]
+
+
+class Count(SceneEvaluator):
+    """Top-1 of the count, and its mean absolute error. Tiles are counted one by one, their likeliest counts added up.
+
+    Of overlapping tiles a count weighs as much as the share of the tile that no other has nearer to its middle.
+    """
+
+    name = "count"
+    summary = (
+        "how many marked objects, on canvases in which they keep their pixels, beside reading them reduced or in tiles"
+    )
+    target, default_source = "count", "scenes-count"
+    scores = scene_scores(
+        Score("top1", "top-1 of the count", unit_interval=True), Score("error", "mean absolute error")
+    )
+
+    def merged(self, tiles: Tiles) -> Tensor:
+        """One hot, at most the largest count that the model has."""
+        counts, most = np.array([int(answer.argmax()) for answer in tiles.answers]), len(tiles.answers[0]) - 1
+        total = int(counts.sum())
+        if tiles.overlapping:
+            share = np.bincount(tiles.owner.ravel(), minlength=len(counts)) / (tiles.size[0] * tiles.size[1])
+            total = math.floor(float(counts @ share) + 0.5)
+        return F.one_hot(torch.tensor(min(total, most)), most + 1).double()
+
+    def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
+        """[right, absolute error, 1]."""
+        wrong = abs(int(answer.argmax()) - int(canvas.objects.marked.sum()))
+        return [float(not wrong), float(wrong), 1.0]
+
+    def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
+        wrong = np.abs(np.arange(classes) - int(canvas.objects.marked.sum()))
+        return [float((wrong == 0).mean()), float(wrong.mean()), 1.0]
+
+    def chances(self, model: VisionTransformer) -> int:
+        """The counts from 0 to the largest of the held-out pictures."""
+        return 1 + self._largest
+
+    @cached_property
+    def _largest(self) -> int:
+        images, largest = self.heldout.items.images, 0
+        for index in range(len(images)):
+            with contextlib.suppress(BadImage):  # counted as skipped when it is measured
+                largest = max(largest, int(images.read_objects(index)[1].marked.sum()))
+        return largest
+
+    def scores_of(self, total: np.ndarray) -> dict[str, float]:
+        return {"top1": float(total[0] / total[2]), "error": float(total[1] / total[2])}
+
+    def observation(self, tally: Sequence[float]) -> tuple[str, float, float]:
+        return "top1", tally[0], tally[2]
+
+
+class Map(SceneEvaluator):
+    """Mean intersection over union of the classes, the background among them, over the patches of all pictures.
+
+    IoU_c = Σ |said c and is c| / Σ |said c or is c|, sums over pictures (Pascal VOC); classes that are neither said nor there
+    have none. `objects` is the share of the patches with an object that are named right. A map read at another size is
+    resized bilinearly, its probabilities; tiles are put side by side. Chance says background everywhere.
+    """
+
+    name = "map"
+    summary = (
+        "what is at each patch (mean IoU), on canvases in which objects keep their pixels, beside reduced and tiled"
+    )
+    target, main = "map", "miou"
+    scores = scene_scores(
+        Score("miou", "mean IoU of the patches", unit_interval=True),
+        Score("objects", "patches with an object named right", unit_interval=True),
+    )
+
+    def resampled(self, answer: Tensor, shape: Shape, patch: int) -> Tensor:
+        size = (shape[0] // patch, shape[1] // patch)
+        if tuple(answer.shape[:2]) == size:
+            return answer
+        channels = answer.permute(2, 0, 1)[None]
+        return F.interpolate(channels, size=size, mode="bilinear", align_corners=False)[0].permute(1, 2, 0)
+
+    def merged(self, tiles: Tiles) -> Tensor:
+        rows, columns = np.indices(tiles.owner.shape)
+        tops, lefts = tiles.corners[tiles.owner].transpose(2, 0, 1)
+        return torch.stack(tiles.answers)[tiles.owner, rows - tops, columns - lefts]
+
+    def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
+        """[intersections (K), unions (K), patches with an object named right, patches with one]."""
+        return self._compared(answer.flatten(0, 1).argmax(-1), canvas, answer.shape[-1])
+
+    def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
+        patches = (canvas.shape[0] // patch) * (canvas.shape[1] // patch)
+        return self._compared(torch.zeros(patches, dtype=torch.int64), canvas, classes)
+
+    def _compared(self, said: Tensor, canvas: Canvas, classes: int) -> list[float]:
+        pixels = torch.from_numpy(target_of(canvas.objects, self.target, canvas.shape))
+        true = at_patches(pixels[None], len(said))[0]
+        said, true = said[true >= 0], true[true >= 0]
+        right = torch.bincount(true[said == true], minlength=classes)
+        union = torch.bincount(said, minlength=classes) + torch.bincount(true, minlength=classes) - right
+        objects = true > 0
+        named = (said == true)[objects].sum()
+        return [*right.tolist(), *union.tolist(), float(named), float(objects.sum())]
+
+    def scores_of(self, total: np.ndarray) -> dict[str, float]:
+        right, union = np.split(total[:-2], 2)
+        return {
+            "miou": float((right[union > 0] / union[union > 0]).mean()),
+            "objects": float(total[-2] / total[-1]) if total[-1] else math.nan,
+        }
+
+    def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
+        """The mean IoU too: groups of pictures, pooled class by class."""
+        for group, tally in zip(cell["groups"], cell["tallies"]["native"], strict=True):
+            right, union = np.split(np.array(tally[:-2]), 2)
+            for k in np.flatnonzero(union):
+                yield Observed(cell["size"], group, "miou", float(right[k]), float(union[k]), pooled=str(k))
+        yield from super().observed(name, cell)
+
+    def observation(self, tally: Sequence[float]) -> tuple[str, float, float]:
+        return "objects", tally[-2], tally[-1]

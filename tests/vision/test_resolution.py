@@ -1,0 +1,405 @@
+"""The resolution evaluator against direct computation, and against models whose answers are known beforehand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+from modalities.cost import Meter
+from modalities.heldout import Heldout
+from modalities.paired import t_quantile
+from modalities.results import ModelResult
+from modalities.vision import VisionConfig, VisionTransformer, evaluation
+from modalities.vision import data as data_module
+from modalities.vision.data import HeldoutImages
+from modalities.vision.evaluation import width_to_height
+from modalities.vision.evaluators import resolution as module
+from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
+from modalities.vision.images import BadImage, ImageSet
+from modalities.vision.scoring import auc, class_scores
+from modalities.vision.transforms import preprocess
+from recipes.report import load_results, write_results
+
+CLASSES = 8
+
+
+class Greys(ImageSet):
+    """Images of one grey each, which is the class; the classes in turn."""
+
+    def __init__(self, count=40, size=(64, 64), broken=(), groups=0):
+        self.count, self.size, self.broken, self.groups = count, size, broken, groups
+        self.spec, self.classes, self.fingerprint = "greys", tuple(map(str, range(CLASSES))), "greys"
+
+    def __len__(self):
+        return self.count
+
+    def read(self, index):
+        if index in self.broken:
+            raise BadImage("truncated")
+        label = index % CLASSES
+        size = self.size[index] if isinstance(self.size, list) else self.size
+        return Image.new("RGB", size, (int((label + 0.5) / CLASSES * 255),) * 3), label
+
+    def group(self, index):
+        return f"font {index // self.groups}" if self.groups else ""
+
+
+@pytest.fixture
+def images(monkeypatch):
+    """Makes `Greys(...)` what the evaluator opens, and returns its held-out items."""
+
+    def use(kind=Greys, **options):
+        heldout = Heldout("greys", "greys", HeldoutImages(kind(**options)))
+        monkeypatch.setattr(evaluation, "open_heldout", lambda source: {"greys": heldout}[source])
+        return heldout.items
+
+    return use
+
+
+@dataclass
+class Config:
+    train_size: tuple[int, int] = (16, 16)
+    patch_size: int = 8
+    num_classes: int = CLASSES
+    pad: bool = False
+    mean: tuple = (0.0, 0.0, 0.0)
+    std: tuple = (1.0, 1.0, 1.0)
+
+
+class Reader(nn.Module):
+    """Reads the class off the grey; `wrong(true classes, images)` says where it names the next one."""
+
+    num_prefix_tokens = 0
+    pixels = VisionTransformer.pixels
+
+    def __init__(self, wrong=lambda true, images: true < 0, **config):
+        super().__init__()
+        self.config, self.wrong, self.batches = Config(**config), wrong, []
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, images):
+        self.batches.append(tuple(images.shape))
+        true = (images.mean((1, 2, 3)) * CLASSES).long()
+        return F.one_hot(torch.where(self.wrong(true, images), (true + 1) % CLASSES, true), CLASSES).float()
+
+
+class Shifted(Reader):
+    """Knows the grey, but says class 0 too often at larger sizes: its ranking stays, its decision moves."""
+
+    def forward(self, images):
+        true = images.mean((1, 2, 3)) * CLASSES - 0.5
+        logits = -((true[:, None] - torch.arange(CLASSES)) ** 2)
+        logits[:, 0] += 6.0 * (images.shape[-1] > 16)
+        return logits
+
+
+class Unsure(Reader):
+    """A little wrong about classes 0 to 3 at 16 pixels, and about 4 to 7 at 32; surer where it is right."""
+
+    def forward(self, images):
+        true = (images.mean((1, 2, 3)) * CLASSES - 0.5).round().long()
+        wrong = (true < 4) == (images.shape[-1] == 16)
+        right = F.one_hot(true, CLASSES).float()
+        return torch.where(wrong[:, None], 0.5 * right.roll(1, -1), right)
+
+
+def resolution(**settings):
+    return Resolution(ResolutionSettings(source="greys", **settings))
+
+
+def rows(model, **settings):
+    evaluator = resolution(**settings)
+    return {row["size"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
+
+
+# ---- scores ----
+
+
+def test_scores_are_the_direct_computation(images):
+    held_out = images(count=37)
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 8, "dim": 16, "num_layers": 1, "num_heads": 2, "hidden_dim": 16}
+    config = VisionConfig(**sizes, num_classes=CLASSES, position="goat", position_options={"rank": 1})
+    model = VisionTransformer(config).eval()
+    measured = rows(model, sizes=(16, 32), batch_tokens=50)
+    for size in (16, 32):
+        pixels = [
+            preprocess(held_out[n][0], size, size, train_size=16, mean=config.mean, std=config.std) for n in range(37)
+        ]
+        labels = torch.tensor([held_out[n][1] for n in range(37)])
+        with torch.no_grad():
+            logits = model(torch.stack(pixels))
+        row = measured[size]
+        assert (row["images"], row["skipped"], row["device"]) == (37, 0, "cpu") and row["images_per_second"] > 0
+        assert row["top1"] == pytest.approx(float((logits.argmax(-1) == labels).float().mean()))
+        assert row["top5"] == pytest.approx(float((logits.topk(5).indices == labels[:, None]).any(1).float().mean()))
+        assert row["nll"] == pytest.approx(float(F.cross_entropy(logits, labels)), abs=1e-5)
+
+
+def test_scores_beside_top1_by_hand():
+    labels, said = np.array([0, 0, 0, 0, 2, 2]), np.array([0, 0, 0, 1, 0, 2])
+    scores = class_scores(labels, said, np.array([0.9, 0.9, 0.6, 0.6, 1.0, 1.0]), 4)
+    assert scores["per_class"][:3:2] == [0.75, 0.5] and math.isnan(scores["per_class"][1])
+    assert scores["balanced_accuracy"] == (0.75 + 0.5) / 2
+    # Of 0.9 both are right, of 0.6 one in two, of 1.0 one in two; 0.6 = 9/15 and 0.9 fall into bins of their own.
+    assert scores["ece"] == pytest.approx((2 * 0.1 + 2 * 0.1 + 2 * 0.5) / 6)
+    rng = np.random.default_rng(0)
+    labels, ties = rng.integers(3, size=41), rng.integers(4, size=(41, 3)) / 4
+    pairs = [
+        np.mean([(a > b) + (a == b) / 2 for a in ties[labels == k, k] for b in ties[labels != k, k]]) for k in range(3)
+    ]
+    assert auc(ties, labels) == pytest.approx(np.mean(pairs)) == auc(3 * ties - 7, labels)
+    assert math.isnan(auc(np.ones((3, 2)), np.zeros(3, int)))
+
+
+def test_errors_and_paired_differences_are_over_groups(images):
+    """Fonts of 10 images each; one model errs in a class, the other nowhere."""
+    items = images(groups=10)
+    results = []
+    for label, model in (("bad", Reader(lambda true, pixels: true == 0)), ("good", Reader())):
+        evaluator = resolution(sizes=(16, 32))
+        cells = dict(evaluator.run(model))
+        results.append(ModelResult(label, 16, evaluator.rows(cells), cells=cells))
+    right = np.array([items[place][1] != 0 for place in range(40)], float)
+    fonts = np.array([int(items.order[place]) // 10 for place in range(40)])
+    sums = [(right - right.mean())[fonts == font].sum() for font in range(4)]
+    error = math.sqrt(4 / 3 * sum(one**2 for one in sums)) / 40
+    assert all(row["top1_standard_error"] == pytest.approx(error) for row in results[0].rows)
+    paired = evaluator.paired(results, "good")
+    assert [(row["size"], row["score"], row["units"]) for row in paired] == [(16, "top1", 4), (32, "top1", 4)]
+    for row in paired:
+        assert row["difference"] == pytest.approx(right.mean() - 1)
+        assert row["high"] - row["difference"] == pytest.approx(t_quantile(0.95, 3) * error)
+
+
+def test_the_training_size_is_always_measured_and_the_ratio_is_to_it(images):
+    images(size=(64, 48))
+    quarter = Reader(lambda true, images: (true % 4 == 0) & (images.shape[-1] > 16))
+    measured = rows(quarter, sizes=(32, 48))
+    assert [measured[size]["ratio"] for size in (16, 32, 48)] == [1.0, 0.75, 0.75]
+    assert measured[32]["top1_standard_error"] == pytest.approx(math.sqrt(0.75 * 0.25 / 40))
+    half = Reader(lambda true, images: (true % 2 == 0) & (images.shape[-1] > images.shape[-2]))
+    oblong = rows(half, sizes=(16, 24), aspect=(2, 1))
+    assert {(row["height"], row["width"]) for row in oblong.values()} == {(16, 32), (24, 48)}
+    assert oblong[16]["ratio"] == pytest.approx(0.5)  # of the square image's 1.0
+    assert {shape[2:] for shape in half.batches} == {(16, 16), (16, 32), (24, 48)}
+
+
+def test_what_cannot_be_read_is_left_out_and_counted(images):
+    images(broken=(0, 3, 39))
+    row = rows(Reader(), sizes=(16,))[16]
+    assert (row["images"], row["skipped"], row["top1"], row["skipped_because"]) == (37, 3, 1.0, "3 truncated")
+    images(broken=range(40))
+    with pytest.raises(ValueError, match="none of the held-out images could be decoded"):
+        rows(Reader(), sizes=(16,))
+    with pytest.raises(ValueError, match=r"none of its first held-out images can be read; of .*: truncated"):
+        rows(Reader())
+    sizes = [(64, 64)] * 38 + [(64, 20)] * 2  # large enough for 16 pixels, not for 32
+    images(size=sizes)
+    measured = rows(Reader(), sizes=(16, 32))  # compared on the same images
+    assert {(r["images"], r["skipped_because"]) for r in measured.values()} == {(38, "2 too small")}
+    resized = rows(Reader(), sizes=(16, 32), mode="resized")
+    assert {(r["images"], r["skipped"], r["top1"]) for r in resized.values()} == {(40, 0, 1.0)}
+    names = [[cell.name for cell in resolution(sizes=sizes).cells(Reader())] for sizes in ((16,), (16, 32))]
+    assert names == [["16x16/images=0-40"], [f"{n}x{n}/images=0-40/of 16x16+32x32" for n in (16, 32)]]
+
+
+def test_batches_hold_as_many_tokens_and_the_first_is_not_timed(images, monkeypatch):
+    images(count=300)
+    model, timed = Reader(), []
+
+    class Clock(Meter):
+        def __enter__(self):
+            timed.append(len(model.batches))
+            return super().__enter__()
+
+    monkeypatch.setattr(module, "Meter", Clock)
+    rows(model, sizes=(16, 32), batch_tokens=1024)
+    sides = [shape[-1] for shape in model.batches]
+    assert sides == [16] * 4 + [32] * 6 and max(shape[0] for shape in model.batches if shape[-1] == 32) == 64
+    assert timed == [1, 2, 3, 5, 6, 7, 8, 9]  # one pass before them at each size
+
+
+# ---- sizes, settings ----
+
+
+def test_default_sizes_stop_where_the_images_do(images):
+    for size, settings, expected in (
+        ((64, 64), {}, (16, 24, 32, 48, 64)),
+        ((100, 40), {}, (16, 24, 32)),
+        ((100, 40), {"mode": "resized"}, (16, 24, 32, 48, 64)),
+        ((100, 40), {"aspect": (2, 1)}, (16, 24, 32, 48)),  # extended to 100 × 50
+        ((100, 40), {"aspect": (3, 2)}, (16, 32, 48, 64)),  # both sides whole patches; extended to 100 × 67
+        ([(64, 64)] * 37 + [(17, 17)] * 3, {}, (16, 24, 32, 48, 64)),  # one image in ten may be smaller
+        ([(64, 64)] * 30 + [(17, 17)] * 10, {}, (16,)),
+    ):
+        images(size=size)
+        assert resolution(**settings).points(Reader()) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sizes": (16, 20)}, "size 20 .* 16 and 24"),
+        ({"sizes": (24,), "aspect": (3, 2)}, "size 24 at aspect 3:2 .* 16 and 32"),
+        ({"sizes": (16, 72)}, "size 72 .* 'greys' .* 64"),
+        ({"sizes": (16, 40), "aspect": (1, 2), "fit": "crop"}, "size 40 .* aspect 1:2 is 32"),
+        ({"aspect": (9, 1), "fit": "crop"}, "size 16 .* no stored image reaches .* aspect 9:1"),
+        ({"sizes": ()}, "at least 1"),
+        ({"aspect": (0, 1)}, "width:height"),
+        ({"mode": "natve"}, "did you mean 'native'"),
+        ({"fit": "pad"}, "expected extend or crop"),
+        ({"mode": "upsampled", "enlarged": True}, "--mode upsampled"),
+    ],
+)
+def test_what_cannot_be_measured_is_known_before(images, settings, message):
+    images()
+    with pytest.raises(ValueError, match=message):
+        resolution(**settings).cells(Reader())
+
+
+def test_settings_are_put_in_order(images):
+    assert ResolutionSettings(sizes=(32, 16, 32)).sizes == (16, 32)
+    assert ResolutionSettings(aspect=(4, 2)).aspect == (2, 1) == width_to_height("2:1")
+    with pytest.raises(ValueError, match="'2x1'"):
+        width_to_height("2x1")
+    images()
+    with pytest.raises(ValueError, match="'greys' has 8 classes and the model 14"):
+        resolution().cells(Reader(num_classes=14))
+
+
+def test_cells_and_what_they_are_stored_by(images):
+    images(count=300)
+    few, every = (resolution(sizes=(16,), samples=n).cells(Reader()) for n in (128, None))
+    assert [cell.name for cell in few] == ["16x16/images=0-128"]
+    assert [cell.name for cell in every] == [f"16x16/images={a}-{b}" for a, b in ((0, 128), (128, 256), (256, 300))]
+    identity = resolution(sizes=(16,), samples=128, batch_tokens=1).identity(Reader())
+    assert identity == {"images": "greys", "mode": "native", "fit": "crop", "scales": []}  # of cells of 0.5.0
+    assert identity != resolution(sizes=(16,), mode="upsampled").identity(Reader())
+
+
+def test_images_are_taken_in_random_order_and_stay_decoded(images, monkeypatch):
+    items = images(count=64)
+    labels = [items[place][1] for place in range(64)]
+    assert sorted(labels) == sorted(n % CLASSES for n in range(64)) and len(set(labels[:16])) > 4
+    items.images.broken = range(64)
+    assert [items[place][1] for place in range(64)] == labels
+    monkeypatch.setattr(data_module, "KEPT_BYTES", 10 * 3 * 64 * 64)
+    items = images(count=64)
+    assert [items[place][1] for place in range(64)] == labels
+    items.images.broken = range(64)
+    assert sum(1 for place in range(64) if _readable(items, place)) == 10
+
+
+def _readable(items, place):
+    try:
+        return items[place]
+    except BadImage:
+        return None
+
+
+def test_a_recipe_decides_what_is_held_out_unless_a_source_does(tmp_path):
+    data = {"source": "folder:a", "num_classes": 3}
+    assert Resolution(None, data).source_name == "folder:a" and Resolution().source_name == "glyphs"
+    assert Resolution(None, {**data, "heldout_source": "hf:b"}).source_name == "all of hf:b"
+    assert Resolution(ResolutionSettings(source="glyphs-builtin"), data).source_name == "glyphs-builtin"
+    several = Resolution(None, {**data, "shapes": ["64x64", "128x128", "64x144"]})
+    assert several.trained_range == (64, 128) and Resolution(None, data).trained_range == ()
+    table = [{"size": size, "top1": top1} for size, top1 in ((96, 0.8), (192, 0.5))]
+    write_results(several, [ModelResult("goat", 96, table, trained_range=(64, 128))], tmp_path)
+    assert load_results(Resolution, tmp_path)[0].trained_range == (64, 128)
+    assert (tmp_path / "resolution.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ---- controls ----
+
+
+def test_a_shift_of_the_decision_is_told_from_a_loss_of_the_ranking(images, tmp_path):
+    images(count=64)
+    evaluator = resolution(sizes=(16, 32))
+    cells = dict(evaluator.run(Shifted()))
+    small, large = evaluator.rows(cells)
+    assert small["top1"] == small["balanced_accuracy"] == small["auc"] == 1.0
+    assert large["top1"] == 0.75 and 0.9 < large["auc"] < 1 and large["ece"] > 0.2
+    assert large["balanced_accuracy"] == pytest.approx(np.mean(large["per_class"]))
+    evaluator.write([ModelResult("shifted", 16, [small, large], cells)], tmp_path)
+    lines = (tmp_path / "resolution.shifted.classes.tsv").read_text().splitlines()
+    assert lines[0] == "class\t16\t32" and len(lines) == 1 + CLASSES and lines[1].startswith("0\t1.0\t1.0")
+
+
+def test_a_larger_size_stands_beside_its_controls(images, tmp_path):
+    """By hand: at 32 pixels half are right, as at 16; the mean of both has each right where the surer one is."""
+    images(count=64)
+    evaluator = resolution(sizes=(16, 32), enlarged=True)
+    cells = dict(evaluator.run(Unsure()))
+    small, large = evaluator.rows(cells)
+    assert small["top1"] == large["top1"] == large["reduced_top1"] == 0.5 and large["gain"] == 0
+    assert large["multi_scale_top1"] == 1.0 and large["multi_scale_gain"] == -0.5
+    assert large["enlarged_top1"] == 0.5 and large["enlarged_gain"] == 0  # greys have nothing to lose
+    assert small["chance_top1"] == 1 / CLASSES and not {"gain", "multi_scale_gain", "enlarged_gain"} & small.keys()
+    apart = {row["control"]: (row["low"], row["high"]) for row in large["controls"]}
+    assert list(apart) == ["reduced", "multi_scale", "enlarged"]
+    assert apart["multi_scale"][0] < -0.5 < apart["multi_scale"][1] < 0
+    evaluator.write([ModelResult("unsure", 16, [small, large], cells)], tmp_path)
+    assert len((tmp_path / "resolution.controls.csv").read_text().splitlines()) == 1 + 3
+    for name, cell in cells.items():
+        if name.startswith("16x16"):  # one image less: other images than at 32, so no control
+            one_less = {column: cell[column][1:] for column in ("labels", "said", "confidence", "groups", "logits")}
+            cells[name] = cell | one_less
+    assert not {"gain", "multi_scale_gain"} & evaluator.rows(cells)[1].keys()
+    images(count=64, groups=8)  # each of all eight classes, so all alike
+    grouped = evaluator.rows(dict(evaluator.run(Unsure())))[1]
+    assert grouped["groups"] == 8 and all(math.isnan(row["low"]) for row in grouped["controls"])
+
+
+def test_the_reduced_control_is_the_best_smaller_size(images):
+    images()
+    best_at_32 = Reader(lambda true, images: (true % 4 == 0) & (images.shape[-1] != 32))
+    measured = rows(best_at_32, sizes=(8, 32, 48, 64))
+    assert [measured[size].get("reduced_top1") for size in (8, 16, 32, 48, 64)] == [None, 0.75, 0.75, 1.0, 1.0]
+
+
+def test_a_logit_that_is_no_number_is_wrong(images):
+    class Infinite(Shifted):
+        def forward(self, images):
+            logits = super().forward(images[..., :16, :16])
+            logits[:, 0] = -math.inf  # finite probabilities, of which the other classes' are right
+            return logits
+
+    images(count=64)
+    large = rows(Infinite(), sizes=(16, 32))[32]
+    assert large["top1"] == large["top5"] == large["multi_scale_top1"] == 0.0 and math.isnan(large["ratio"])
+
+
+def test_enlarged_is_what_upsampled_measures(images):
+    """Stripes of one pixel are there at 32, and not in what was reduced to 16 and enlarged."""
+
+    class Striped(Greys):
+        def read(self, index):
+            grey = np.full((32, 32), (index % CLASSES + 0.5) / CLASSES * 255)
+            grey[:, ::2] += 12
+            grey[:, 1::2] -= 12
+            return Image.fromarray(grey.astype(np.uint8)).convert("RGB"), index % CLASSES
+
+    images(Striped)
+    model = Reader(lambda true, pixels: pixels.diff(dim=-1).abs().mean((1, 2, 3)) < 0.05)
+    row = rows(model, sizes=(16, 32), enlarged=True)[32]
+    assert row["top1"] == 1.0 and row["enlarged_top1"] == 0.0
+    assert rows(model, sizes=(16, 32), mode="upsampled")[32]["top1"] == 0.0
+    images(size=(20, 20))
+    assert rows(Reader(), sizes=(16, 64), mode="upsampled")[64]["top1"] == 1.0  # larger than stored
+
+
+def test_five_classes_have_no_top_five(images):
+    items = images(count=5)
+    items.classes = []  # of which only five occur
+    model = Reader(num_classes=5)
+    model.forward = lambda pixels: torch.eye(5)[torch.zeros(len(pixels), dtype=torch.long)]
+    assert "top5" not in rows(model, sizes=(16,))[16]

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from modalities.evaluation import Axis, Evaluator, ModelResult, Settings, counts, option
+from modalities.evaluation import Axis, Evaluator, ModelResult, S, Settings, counts, option
 from modalities.files import write_table
 from modalities.heldout import Heldout
 from modalities.vision.architectures import not_multiples
@@ -26,10 +26,10 @@ __all__ = ["FACTORS", "ImageEvaluator", "SizeEvaluator", "SizeSettings", "lowest
 FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
 
 
-class ImageEvaluator(Evaluator):
+class ImageEvaluator(Evaluator[S, VisionTransformer]):
     """Base of the image evaluators. They read the source named, or what the models' own training held out."""
 
-    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: S | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
         self.source: str | VisionDataConfig = self.settings.source or (
             heldout_by(self.trained_on) if self.trained_on else DEFAULT_SOURCE
@@ -114,7 +114,10 @@ class SizeSettings(Settings):
             )
 
 
-class SizeEvaluator(ImageEvaluator):
+Sizes = TypeVar("Sizes", bound=SizeSettings)
+
+
+class SizeEvaluator(ImageEvaluator[Sizes]):
     """Base of the evaluators that read the same pictures at several sizes, in whole patches."""
 
     axis = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format, "train_size")

@@ -71,7 +71,7 @@ class ResolutionSettings(SizeSettings):
         return self.fit or ("crop" if self.aspect is None else "extend")
 
 
-class Resolution(SizeEvaluator):
+class Resolution(SizeEvaluator[ResolutionSettings]):
     """Top-1 and top-5 of held-out images at every size, and the ratio of top-1 to that at the training size.
 
     The training size is always measured. At another aspect than in training it is not a point of the curve, only the ratio's
@@ -113,10 +113,9 @@ class Resolution(SizeEvaluator):
         Score("peak_memory_mib", drawn=False),
         Score("skipped", exception=True),
     )
-    settings_class = ResolutionSettings
     unit = "images"
 
-    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: ResolutionSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
         self._warm: set[tuple[int, Shape]] = set()  # shapes that each model, by its id, has read
 

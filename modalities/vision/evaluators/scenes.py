@@ -98,7 +98,7 @@ def scene_scores(main: Score, *others: Score) -> tuple[Score, ...]:
     return (main, *others, *readings, chance, Score("gain", linear=True), Score("skipped", exception=True))
 
 
-class SceneEvaluator(SizeEvaluator):
+class SceneEvaluator(SizeEvaluator[SceneSettings]):
     """Base of the evaluators of scenes; a subclass says what is asked and how an answer is scored.
 
     The training size is always among the sizes. Pictures that cannot be asked for the target, or are smaller than a canvas, are
@@ -111,14 +111,13 @@ class SceneEvaluator(SizeEvaluator):
     version = 3
     # 1 has neither overlapping tiles nor intervals. 2 enlarged a canvas of the training's aspect.
     readable = (1, 2)
-    settings_class = SceneSettings
     unit = "canvases"
     paired_over = "groups of pictures"
     target: ClassVar[str]  # of objects.py
     default_source: ClassVar[str] = "scenes"
     main: ClassVar[str] = "top1"  # rows have it by reading, `<main>` of native and `<reading>_<main>`
 
-    def __init__(self, settings: Any = None, trained_on: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: SceneSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
         trained = heldout_by(self.trained_on) if self.trained_on else None
         if not self.settings.source:

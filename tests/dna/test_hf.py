@@ -1,39 +1,155 @@
-"""DNA models in `transformers`: the same logits and bases, labels that cannot be predicted, tokenizers, a saved folder."""
+"""Causal LMs of `transformers` under the evaluators of DNA, and DNA models in `transformers`."""
 
 from __future__ import annotations
 
+import math
 import random
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+pytest.importorskip("transformers")
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, pipeline
+
 from modalities.dna.bases import decode, encode
-from modalities.dna.model import DnaDecoder
+from modalities.dna.evaluators import EVALUATORS
+from modalities.dna.hf import PriorzooDnaForCausalLM, fast_tokenizer, wrap
+from modalities.dna.outside import OutsideDnaDecoder
+from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import load_tokenizer
+from recipes.targets import find_outside, find_targets, modality_of
+from tests.recipes.test_evaluate import invoke
+from tests.text.outside_models import character_tokenizer, close
 from zoo import create_model
 
-transformers = pytest.importorskip("transformers")
-from modalities.dna import hf  # noqa: E402
 
-
-def small(tokenizer: str = "bases", **options) -> DnaDecoder:
+def small(name="dna_goat_ssmax_tiny", tokenizer="bases", **options):
     torch.manual_seed(0)
-    known = load_tokenizer(tokenizer)
-    vocabulary = dict(vocab_size=known.vocab_size, num_targets=known.num_targets, tokenizer=tokenizer)
-    sizes = dict(num_layers=2, dim=64, num_heads=2, hidden_dim=64)
-    return create_model("dna_goat_ssmax_tiny", **sizes, **vocabulary, **options).eval()
+    spec = load_tokenizer(tokenizer)
+    vocabulary = dict(tokenizer=tokenizer, vocab_size=spec.vocab_size, num_targets=spec.num_targets)
+    sizes = dict(dim=32, num_layers=2, num_heads=2, hidden_dim=32)
+    return create_model(name, **sizes, **vocabulary, **options).eval()
+
+
+def kmer_tokenizer(k):
+    """Whole k-mers from the left, single bases for what is left over and for what holds an N."""
+    words = ["<unk>", "<cls>", "<pad>", *("".join(w) for w in product("ACGT", repeat=k)), *"ACGTN"]
+    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(f"[ACGT]{{{k}}}|."), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    special = dict(unk_token="<unk>", cls_token="<cls>", pad_token="<pad>")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def saved(folder, tokenizer):
+    """A folder with a small GPT-2 of random weights."""
+    torch.manual_seed(0)
+    shape = dict(n_embd=32, n_layer=2, n_head=2, n_positions=128, vocab_size=len(tokenizer) + 3)
+    model = GPT2LMHeadModel(GPT2Config(**shape))
+    torch.nn.init.normal_(model.transformer.wte.weight, std=0.5)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def bases(**options):
+    return character_tokenizer("ACGTN", ["<s>", "<p>"], bos="<s>", pad_token="<p>", **options)
+
+
+def load(name):
+    return find_targets([f"hf:{name}"], {}, "cpu", "float32")[0].model
+
+
+@pytest.mark.parametrize(("name", "tokenizer"), [("bits", "bases"), ("bits", "kmer:3"), ("heads", "bases")])
+def test_our_own_format_is_the_zoo_s_model(name, tokenizer, tmp_path):
+    model = small("dna_rope_tiny", tokenizer, train_context=64)
+    wrap(model).save_pretrained(tmp_path)
+    assert modality_of(f"hf:{tmp_path}") == "dna"
+    settings = {"length": 48} if name == "heads" else {"lengths": (16, 64)}
+    evaluator = EVALUATORS[name](EVALUATORS[name].settings_class(samples=2, **settings))
+    mine, theirs = (evaluator.rows(dict(evaluator.run(one))) for one in (model, load(tmp_path)))
+    close(mine, theirs)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(k, tmp_path):
+    tokenizer = bases() if k == 1 else kmer_tokenizer(k)
+    outside = load(saved(tmp_path, tokenizer))
+    assert isinstance(outside, OutsideDnaDecoder) and outside.config.strands == "one"
+    text = "ACGTTGCAACGNTTGACCAGTACGGTAC" + "ACG" * 8
+    scores = score_windows(outside, encode(text)[None])
+    start = tokenizer.bos_token_id if k == 1 else tokenizer.cls_token_id
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    with torch.inference_mode():
+        logits = outside.model(torch.tensor([[start, *ids]])).logits[0].double().log_softmax(-1)
+    counted = 0.0
+    for place, number in enumerate(ids):
+        word = tokenizer.convert_ids_to_tokens(number)
+        if set(word) <= set("ACGT"):
+            assert float(scores.nll[0, place]) == pytest.approx(-logits[place, number].item(), rel=1e-5)
+            assert int(scores.bases[0, place]) == len(word)
+            counted += -logits[place, number].item()
+        else:
+            assert int(scores.bases[0, place]) == 0
+    assert float(scores.nats) == pytest.approx(counted, rel=1e-5) and int(scores.counted) == len(text) - 1
+
+
+def test_the_command_measures_beside_baselines(tmp_path):
+    folder, out = saved(tmp_path / "gpt", bases()), tmp_path / "out"
+    done = invoke(
+        f"hf:{folder}", "uniform", "bits", "--lengths", "32,64", "--samples", 1, "--strands", "both", "--out", out
+    )
+    assert done.exit_code == 0, done.stderr
+    assert "bits_per_base" in done.output and (out / "bits.csv").exists()
+    done = invoke(f"hf:dna:{folder}", "bits", "--lengths", "256", "--out", out)
+    assert done.exit_code == 2 and "length 256 is beyond the 128 positions" in done.stderr
+
+
+def test_tokens_keep_their_bases(tmp_path):
+    kmer_tokenizer(3).save_pretrained(tmp_path / "kmer")
+    bases().save_pretrained(tmp_path / "bases")
+    kmers, single = (load_tokenizer(f"hf:{tmp_path}/{name}") for name in ("kmer", "bases"))
+    codes = encode("ACGTNACGTA")
+    for tokenizer in (kmers, single):
+        found = tokenizer.encode(codes)
+        assert found.spans.sum() + found.left_over == len(codes)
+        assert (tokenizer.decode(found.ids) == codes).all()
+    assert kmers.encode(codes).spans.tolist() == [3, 1, 1, 3, 1, 1] and kmers.complements is None
+    assert single.bases_per_token == 1.0 and single.complements[:4].tolist() == [3, 2, 1, 0]
+    assert math.isclose(kmers.bases_per_token, 3, rel_tol=1e-3)
+    assert (single.library_ids[:4] == np.arange(3, 7)).all()
+
+
+def test_modality_is_that_of_the_vocabulary(tmp_path):
+    bases().save_pretrained(tmp_path / "dna")
+    character_tokenizer([*map(chr, range(32, 127))], ["<e>"], eos="<e>").save_pretrained(tmp_path / "text")
+    character_tokenizer("ACDEFGHIKLMNPQRSTVWY", ["<s>"], bos="<s>").save_pretrained(tmp_path / "proteins")
+    lower = character_tokenizer("acgtn", ["<s>"], bos="<s>")
+    lower.save_pretrained(tmp_path / "lower")
+    assert [modality_of(f"hf:{tmp_path}/{name}") for name in ("dna", "text")] == ["dna", "text"]
+    assert find_outside(f"hf:dna:{tmp_path}/text")[0] == "dna" and find_outside(f"hf:text:{tmp_path}/dna")[0] == "text"
+    for name in ("lower", "proteins"):
+        with pytest.raises(ValueError, match=r"seems to read none of text, dna; to insist, hf:text:.*, hf:dna:"):
+            find_outside(f"hf:{tmp_path}/{name}")
+    with pytest.raises(ValueError, match="no token of upper-case A, C, G and T"):
+        load_tokenizer(f"hf:{tmp_path}/lower")
+
+
+# ------------------------------------------------------------------------------------ our models in transformers
 
 
 @pytest.fixture(scope="module")
-def bpe(tmp_path_factory) -> str:
+def bpe(tmp_path_factory):
     """A file of BPE over random bases."""
-    library = pytest.importorskip("tokenizers")
     draw = random.Random(1)
-    backend = library.Tokenizer(library.models.BPE())
+    backend = Tokenizer(models.BPE())
     words = ["".join(draw.choices("ACGT", k=300)) for _ in range(30)]
     backend.train_from_iterator(
-        words, library.trainers.BpeTrainer(vocab_size=60, initial_alphabet=list("ACGT"), show_progress=False)
+        words, trainers.BpeTrainer(vocab_size=60, initial_alphabet=list("ACGT"), show_progress=False)
     )
     path = tmp_path_factory.mktemp("bpe") / "dna.json"
     backend.save(str(path))
@@ -41,10 +157,10 @@ def bpe(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("spec", ["bases", "kmer:3", "kmer:6", "bpe"])
-def test_tokenizers_give_our_ids(spec, bpe) -> None:
+def test_tokenizers_give_our_ids(spec, bpe):
     """Random bases in both cases, RNA, unknown and ambiguous ones, rests of k-mers, more bases than BPE merges at once."""
     spec = bpe if spec == "bpe" else spec
-    ours, theirs, draw = load_tokenizer(spec), hf.fast_tokenizer(spec), random.Random(0)
+    ours, theirs, draw = load_tokenizer(spec), fast_tokenizer(spec), random.Random(0)
     for n in [*range(60), 9001]:
         text = "".join(draw.choices("ACGTacgtuUNnRY" if n % 2 else "ACGT", k=n))
         ids = ours.encode(encode(text)).ids.tolist()
@@ -56,20 +172,20 @@ def test_tokenizers_give_our_ids(spec, bpe) -> None:
 
 @pytest.mark.parametrize("spec", ["bases", "kmer:3"])
 @torch.no_grad()
-def test_a_folder_writes_the_bases_that_our_model_writes(spec, tmp_path) -> None:
-    model = small(spec)
-    hf.wrap(model).save_pretrained(tmp_path)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert isinstance(again, hf.PriorzooDnaForCausalLM)
+def test_a_folder_writes_the_bases_that_our_model_writes(spec, tmp_path):
+    model = small(tokenizer=spec)
+    wrap(model).save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert isinstance(again, PriorzooDnaForCausalLM)
     ids = torch.randint(0, model.config.num_targets, (2, 9))
     assert torch.equal(again(ids).logits, model(ids))
-    write = transformers.pipeline("text-generation", str(tmp_path), device="cpu")
+    write = pipeline("text-generation", str(tmp_path), device="cpu")
     [written] = write("ACGTACGTA", max_new_tokens=6, do_sample=False, return_full_text=False)
     assert written["generated_text"] == "".join(model.stream_text("ACGTACGTA", max_new_tokens=6))
 
 
-def test_what_cannot_be_predicted_is_ignored_as_a_label() -> None:
-    wrapped = hf.wrap(small())
+def test_what_cannot_be_predicted_is_ignored_as_a_label():
+    wrapped = wrap(small())
     tokens = torch.tensor([[5, 0, 1, 4, 2, 3, 6]])
     out = wrapped(tokens, labels=tokens)
     targets = torch.tensor([0, 1, -100, 2, 3, -100])
@@ -77,4 +193,4 @@ def test_what_cannot_be_predicted_is_ignored_as_a_label() -> None:
     out.loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in wrapped.parameters())
     with pytest.raises(ValueError, match="strands='one'"):
-        hf.wrap(small(strands="both"))(tokens, labels=tokens)
+        wrap(small(strands="both"))(tokens, labels=tokens)

@@ -5,47 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from modalities.decoder.llama import as_llama
 from modalities.text.hf import fast_tokenizer
-
-NAMES = {
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.out": "self_attn.o_proj",
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
 
 
 def llama_of(model, folder):
     """A folder with the Llama that computes what a rope model of the zoo does, and the zoo's tokenizer."""
-    own = model.config
-    config = LlamaConfig(
-        vocab_size=own.vocab_size,
-        hidden_size=own.dim,
-        num_hidden_layers=own.num_layers,
-        num_attention_heads=own.num_heads,
-        intermediate_size=own.hidden_dim,
-        max_position_embeddings=own.train_context,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=own.tied,
-    )
-    state = {}
-    for name, tensor in model.state_dict().items():
-        for ours, theirs in NAMES.items():
-            name = name.replace(ours, theirs)
-        name = name.replace("embedding.", "embed_tokens.")
-        state[f"model.{name}"] = tensor
-    llama = LlamaForCausalLM(config)
-    found = llama.load_state_dict(state, strict=False)
-    assert not found.unexpected_keys and set(found.missing_keys) <= {"lm_head.weight"}
-    llama.save_pretrained(folder)
-    fast_tokenizer(own.tokenizer).save_pretrained(folder)
+    as_llama(model).save_pretrained(folder)
+    fast_tokenizer(model.config.tokenizer).save_pretrained(folder)
     return str(folder)
 
 

@@ -104,7 +104,7 @@ def test_a_tokens_bytes_are_those_of_the_cache() -> None:
         assert cache.memory() == 2 * 256 * model.token_bytes
 
 
-@pytest.mark.parametrize("name", ["text_ggd_goat_ssmax_tiny", "text_rope_tiny", "text_cable_tiny", "text_t5_tiny"])
+@pytest.mark.parametrize("name", ["text_ggd_goat_ssmax_tiny", "text_cable_tiny"])
 def test_threads_share_a_model(name) -> None:
     """16 at once generate and score, to the bit as one after the other."""
     torch.manual_seed(0)
@@ -166,17 +166,15 @@ def test_a_model_streams_what_it_generates(model) -> None:
         dna.stream_text("AE")
 
 
-@pytest.mark.parametrize(
-    ("prompts", "options", "message"),
-    [
-        ([[]], {}, "bos_id"),
-        ([[1]], {"max_new_tokens": 0}, "max_new_tokens"),
-        ([[1]], {"temperature": -1}, r"temperature.*-1\b"),
-        ([[1]], {"top_k": 0}, "top_k"),
-        ([[1]], {"top_p": 1.5}, r"top_p.*1\.5"),
-        ([[1]], {"stop": ["x"]}, "tokenizer"),
-    ],
-)
-def test_bad_requests_are_named(model, prompts, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        model.generate(prompts, **{"max_new_tokens": 2, **options})
+def test_bad_requests_are_named(model) -> None:
+    for options, message in (
+        ({"prompts": [[]]}, "bos_id"),
+        ({"prompts": []}, "bos_id"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"temperature": -1}, r"temperature.*-1\b"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_p": 1.5}, r"top_p.*1\.5"),
+        ({"stop": ["x"]}, "tokenizer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.generate(**{"prompts": [[1]], "max_new_tokens": 2, **options})

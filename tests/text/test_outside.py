@@ -16,7 +16,7 @@ from modalities.decoder.generation import generate
 from modalities.decoder.outside import OutsideDecoder, open_causal_lm
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.hf import wrap
-from modalities.text.prompts import TEMPLATES, Template
+from modalities.text.prompts import PUBLISHED, Template, open_haystack
 from modalities.text.tokenizers import load_tokenizer
 from recipes.commands import CommandError
 from recipes.targets import find_outside, find_targets, modality_of
@@ -54,30 +54,27 @@ def load(name):
 MEASURED = {
     "perplexity": dict(lengths=(64, 256), samples=3),
     "passkey": dict(lengths=(128, 256), samples=1, depths=3),
-    "niah": dict(lengths=(256,), samples=1, depths=3),
-    "ruler": dict(lengths=(1000,), samples=2, keys="own", tasks=("single_1", "fwe")),
     "heads": dict(length=96, samples=2),
     "sinks": dict(length=96, samples=2),
 }
 
 
-@pytest.mark.parametrize("kind", ["llama", "own"])
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize(
+    ("kind", "name"), [*(("llama", name) for name in MEASURED), ("own", "perplexity"), ("own", "heads")]
+)
 def test_rows_are_those_of_the_zoo_s_own_model(name, kind, zoo_model, folders):
-    evaluator = EVALUATORS[name]
-    made = evaluator(evaluator.settings_class(**MEASURED[name]))
-    mine = made.rows(dict(made.run(zoo_model)))
-    theirs = made.rows(dict(made.run(load(folders[kind]))))
-    own = {"head"} | {score.column for score in made.scores} | {"layer"}
+    evaluator = EVALUATORS[name](EVALUATORS[name].settings_class(**MEASURED[name]))
+    mine, theirs = (evaluator.rows(dict(evaluator.run(model))) for model in (zoo_model, load(folders[kind])))
     if name == "heads":  # parameters of priors are the zoo's alone
-        mine, theirs = ([{key: value for key, value in row.items() if key in own} for row in r] for r in (mine, theirs))
+        shared = {"head", "layer", *(score.column for score in evaluator.scores)}
+        mine, theirs = ([{k: v for k, v in row.items() if k in shared} for row in rows] for rows in (mine, theirs))
     close(mine, theirs)
 
 
 def test_far_reads_once_and_answers_as_the_zoo_does(zoo_model, folders):
-    far = EVALUATORS["far"]
-    made = far(far.settings_class(lengths=(500,), filler="own", depths=3, samples=1, exact=500))
-    mine, theirs = (dict(made.run(model)) for model in (zoo_model, load(folders["llama"])))
+    settings = EVALUATORS["far"].settings_class(lengths=(500,), filler="own", depths=3, samples=1, exact=500)
+    far = EVALUATORS["far"](settings)
+    mine, theirs = (dict(far.run(model)) for model in (zoo_model, load(folders["llama"])))
     assert all(mine[cell]["right"] == theirs[cell]["right"] for cell in mine)
 
 
@@ -187,7 +184,7 @@ def test_a_head_that_caps_logits_is_its_own(tmp_path):
         analyse(outside, tokens)
 
 
-def test_buffers_keep_their_dtype(folders):
+def test_a_lower_precision_is_of_weights_alone(folders):
     model = find_targets([f"hf:{folders['llama']}"], {}, "cpu", "bfloat16")[0].model
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert {b.dtype for b in model.buffers()} == {torch.float32}  # angles
@@ -215,13 +212,12 @@ def tokenizer_of(tmp_path, **options):
     return load_tokenizer(f"hf:{tmp_path}")
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize(
+    ("kind", "template"), [*((kind, "own") for kind in TOKENIZERS), *(("adds BOS", name) for name in PUBLISHED)]
+)
 def test_prompts_begin_once_and_are_of_the_length_asked_for(kind, template, tmp_path):
-    from modalities.text.prompts import open_haystack
-
     tokenizer = tokenizer_of(tmp_path, **TOKENIZERS[kind])
-    hay = open_haystack("grass" if template in ("mohtashami", "bam") else "own", tokenizer)
+    hay = open_haystack("grass" if template in PUBLISHED else "own", tokenizer)
     prompt, answer = Template(template).draw(900, 0.5, np.random.default_rng(0), tokenizer, hay)
     assert len(prompt) + len(answer) <= 900 if template == "bam" else len(prompt) + len(answer) == 900
     begins = [] if template == "bam" else [tokenizer.bos_id]  # BAM's prompt has none
@@ -241,11 +237,8 @@ def test_nothing_is_cut_off_and_ids_come_back(tmp_path):
     other = tokenizer_of(tmp_path / "other", **TOKENIZERS["adds none"])
     assert other.bos_id != other.eos_id and tokenizer.bos_id == tokenizer.eos_id
     assert other.fingerprint != tokenizer.fingerprint
-
-
-def test_a_tokenizer_without_a_token_to_begin_with_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no bos_token, eos_token or cls_token"):
-        tokenizer_of(tmp_path, specials=[])
+        tokenizer_of(tmp_path / "none", specials=[])
 
 
 # --------------------------------------------------------------------------------------------- limits and errors

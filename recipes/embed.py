@@ -8,7 +8,7 @@
 The model is a name with weights, a run folder or a saved model's folder. An image's features are what its classifier reads:
 the class token or the mean of the patches. Those of a text or of bases are the mean over its tokens after the last norm, or
 with `--pool last` those of the last token, which has seen all others. Rows are in the order of the inputs: (inputs, C) float32.
-A sequence file (FASTA, 2bit, GenBank) is an input for each of its records, or for each row of the BED file --regions.
+A sequence file (FASTA, GenBank) is an input for each of its records, or for each row of the BED file --regions.
 `.safetensors` also has the names of the inputs, as JSON in its metadata.
 Exit codes: 0 done, 2 the request cannot be served as written.
 """

@@ -174,7 +174,7 @@ def one_count(text: str) -> int:
 class FileSettings(DnaSettings, StrandSettings):
     """A file of sequences; the source is that which baselines are fitted to."""
 
-    fasta: str | None = option(None, "file of sequences (FASTA, 2bit, GenBank; also compressed)")
+    fasta: str | None = option(None, "file of sequences (FASTA, GenBank; also compressed)")
     window: int | None = option(
         None, "bases read at once, as 4096 or 4k; default: the evaluator's own", parse=one_count
     )

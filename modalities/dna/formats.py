@@ -1,11 +1,11 @@
-"""Files of sequences, parsed once from start to end: FASTA, 2bit and GenBank, plain or compressed with gzip or bgzip.
+"""Files of sequences, parsed once from start to end: FASTA and GenBank, plain or compressed with gzip or bgzip.
 
 `read_codes(path)` yields `Start(name, place)` and after it the sequence in pieces of at most a few million letters, a
 byte each as `bases.LETTERS` translates it: code | SOFT, with AMBIGUITY and URACIL kept apart for the caller to count.
 
 Biopython parses GenBank. Its FASTA parser is not used: it reads a record at a time as text, for a human chromosome three
 times its 250 million letters in memory, joins lines in Python, and drops the line numbers that errors name. The one below
-translates a megabyte at a time in C. Nor is its reader of 2bit: see twobit.py.
+translates a megabyte at a time in C.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from modalities.dna.bases import LETTERS, NOT_A_BASE, invalid_letter
-from modalities.dna.twobit import SIGNATURES, TwoBit
 
 __all__ = ["SUFFIXES", "Start", "check_bgzip_end", "feature_kinds", "is_sequence_file", "read_codes", "read_features"]
 
@@ -34,7 +33,7 @@ _BAR_FROM_BYTES = 16 * 2**20  # smaller files take about a second and need no ba
 _LONGEST_HEADER = 1 << 20
 _LONGEST_LINE = 1 << 20  # of GenBank, in characters
 _LONGEST_RECORD = 1 << 30  # the same; a record is read as a whole, at three times its size
-_FORMATS = {"FASTA": (".fa", ".fasta", ".fna"), "2bit": (".2bit",), "GenBank": (".gb", ".gbk", ".gbff")}
+_FORMATS = {"FASTA": (".fa", ".fasta", ".fna"), "GenBank": (".gb", ".gbk", ".gbff")}
 _COMPRESSED = (".gz", ".bgz")
 SUFFIXES = tuple(suffix for suffixes in _FORMATS.values() for suffix in suffixes)
 # Of Biopython's scanner, which checks little of a damaged feature.
@@ -86,24 +85,18 @@ def read_codes(path: Path) -> Iterator[Start | bytes]:
             f"{path}: unknown suffix; expected {', '.join(SUFFIXES)}, with or without {' or '.join(_COMPRESSED)}"
         )
     with _decompressed(path, format) as stream:
-        if format == "2bit":
-            yield from _read_2bit(path, stream)
-        else:
-            yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
+        yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
 
 
 @contextlib.contextmanager
 def _decompressed(path: Path, format: str) -> Iterator[Any]:
-    """A stream of a file's bytes; of 2bit the file itself."""
+    """A stream of a file's bytes."""
     if format == "GenBank" and importlib.util.find_spec("Bio") is None:
         raise ImportError(f"{path}: {format} needs the package `biopython`: pip install biopython")
     with _opened(path) as raw:
         start = raw.read(64)
-        _check_compression(path, start, format)
+        _check_compression(path, start)
         raw.seek(0)
-        if format == "2bit":
-            yield raw
-            return
         check_bgzip_end(path)
         yield _Watched(gzip.GzipFile(fileobj=raw) if start.startswith(b"\x1f\x8b") else io.BufferedReader(raw), path)
 
@@ -117,14 +110,12 @@ def _opened(path: Path) -> AbstractContextManager[Any]:
     return open_with_bar(path, "rb", description="indexing", console=Console(stderr=True), transient=True)
 
 
-def _check_compression(path: Path, start: bytes, format: str) -> None:
+def _check_compression(path: Path, start: bytes) -> None:
     if not start:
         raise ValueError(f"{path}: the file is empty")
     for magic, name in _OTHERS.items():
         if start.startswith(magic):
             raise ValueError(f"{path}: is compressed with {name}; only gzip and bgzip can be read: decompress it")
-    if start.startswith(b"\x1f\x8b") and format == "2bit":
-        raise ValueError(f"{path}: a 2bit file needs random access and cannot be compressed: decompress it (gunzip)")
 
 
 def check_bgzip_end(path: Path) -> None:
@@ -228,8 +219,8 @@ def _no_header(path: Path, piece: bytes, line: int) -> str:
     found = piece.lstrip()[:40].splitlines()[0]
     if found.startswith(b"LOCUS"):
         return f"{path}, line {line}: this is GenBank, not FASTA; rename it {path.stem}.gb"
-    if found.startswith(tuple(SIGNATURES)):
-        return f"{path}: this is 2bit, not FASTA; rename it {path.stem}.2bit"
+    if found.startswith((b"\x1aA'C", b"C'A\x1a")):
+        return f"{path}: this is 2bit, not FASTA; convert it with twoBitToFa"
     if not found.decode("latin-1").isprintable() or not found.isascii():
         return f"{path}: expected '>' and a name, found binary data ({found[:8].hex(' ')})"
     return f"{path}, line {line}: expected '>' and a name, found {found.decode('ascii')!r}"
@@ -350,10 +341,3 @@ def _records(lines: _Lines, path: Path, *, features: bool) -> Iterator[tuple[Any
 
 def _name(record: Any) -> str:
     return record.name if record.id in ("", "<unknown id>", ".") else record.id
-
-
-def _read_2bit(path: Path, raw: BinaryIO) -> Iterator[Start | bytes]:
-    sequences = TwoBit(path, raw)
-    for number, name in enumerate(sequences.names):
-        yield Start(name, f"sequence {number + 1}")
-        yield from sequences.codes(number)

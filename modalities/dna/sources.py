@@ -3,7 +3,7 @@
 "yeast-chr01"             chromosome I of baker's yeast, which ships with the package (the default)
 "genomes"                 everything that `recipes/fetch_data.py dna genomes` fetched into the data folder
 "genomes:yeast,ustilago"  those of them
-"PATH or GLOB"            .fa .fasta .fna .2bit .gb .gbk .gbff, also with .gz or .bgz (2bit: not); several with commas
+"PATH or GLOB"            .fa .fasta .fna .gb .gbk .gbff, also with .gz or .bgz; several with commas
 """
 
 from __future__ import annotations

@@ -24,13 +24,11 @@ from modalities.dna.evaluators.completion import (
     gc_correlation,
     gc_trajectory,
 )
-from modalities.dna.evaluators.spectrum import Spectrum, SpectrumSettings, jensen_shannon, kmer_counts
 from modalities.dna.genome import open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.sources import find_source
 from modalities.dna.splits import load_regions
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
-from modalities.evaluation import ModelResult
 
 NEW = 60
 
@@ -90,10 +88,6 @@ def completion(source, **options):
     )
 
 
-def spectrum(source, **options):
-    return Spectrum(SpectrumSettings(**{"new_bases": NEW, "samples": 12, "lengths": (24, 64)} | source[0] | options))
-
-
 def after(texts):
     """What stands after a prompt in the genome."""
 
@@ -128,26 +122,6 @@ def test_correlation_is_undefined_for_a_constant_trajectory():
     written = truth.copy()
     written[0], written[1] = 0, np.resize(encode("ACGT" * 6 + "A"), 70)  # of period 25: the same count in every window
     assert np.isnan(gc_correlation(truth, written)[:2]).all() and gc_correlation(truth, written)[2] == pytest.approx(1)
-
-
-@pytest.mark.parametrize("k", [1, 3, 6])
-def test_kmers_are_counted_inside_rows(k):
-    codes = np.random.default_rng(k).integers(0, 4, (4, 50)).astype(np.uint8)
-    expected = Counter(decode(row)[n : n + k] for row in codes for n in range(50 - k + 1))
-    counts = kmer_counts(codes, k)
-    assert counts.sum() == 4 * (50 - k + 1)
-    for word, count in expected.items():
-        assert counts[int("".join(str("ACGT".index(letter)) for letter in word), 4)] == count
-
-
-def test_divergence_in_bits():
-    p, q = np.array([3, 1, 0, 0]), np.array([1, 1, 2, 0])
-    a, b = p / 4, q / 4
-    m = (a + b) / 2
-    kl = [sum(x * math.log2(x / y) for x, y in zip(one, m, strict=True) if x) for one in (a, b)]
-    assert jensen_shannon(p, q) == pytest.approx(sum(kl) / 2)
-    assert jensen_shannon(p, 7 * p) == pytest.approx(0, abs=1e-12)
-    assert jensen_shannon(np.array([1, 0]), np.array([0, 5])) == 1
 
 
 # --------------------------------------------------------------------------------------------------------------- writing
@@ -260,38 +234,3 @@ def test_default_prompts_are_those_there_is_room_for(source):
 
 
 # -------------------------------------------------------------------------------------------------------------- spectrum
-
-
-def test_the_truth_lies_on_the_floor(source):
-    rows = rows_of(spectrum(source, samples=20), Writer(after(source[1])))
-    assert [row["k"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert all(row["excess"] == pytest.approx(0, abs=1e-12) and row["floor"] > 0 for row in rows)
-    floors = [row["floor"] for row in rows]
-    assert floors == sorted(floors)  # more k-mers than the sample can fill
-
-
-def test_a_chain_of_the_right_composition_lies_near_the_floor_and_another_text_above(source):
-    rng = np.random.default_rng(8)
-    draw = lambda p: Writer(lambda _: rng.choice(4, NEW, p=p).astype(np.uint8))  # noqa: E731
-    right, wrong = (rows_of(spectrum(source, samples=40), draw(p))[0] for p in ((0.3, 0.2, 0.1, 0.4), (0.25,) * 4))
-    assert abs(right["excess"]) < 0.003 < 0.01 < wrong["excess"]
-    assert right["floor"] == wrong["floor"]
-
-
-def test_two_halves_need_two_continuations(source):
-    with pytest.raises(ValueError, match="two halves"):
-        spectrum(source, samples=1).cells(tiny())
-
-
-def test_what_cannot_write_is_refused_before_anything_is_measured(source):
-    with pytest.raises(ValueError, match="uniform cannot continue a sequence"):
-        completion(source, samples=3, lengths=(16,)).cells(create_baseline("uniform", 16))
-
-
-@pytest.mark.slow
-def test_completion_has_a_table_and_spectrum_a_figure(tmp_path, source):
-    cells = dict(spectrum(source, samples=4).run(tiny()))
-    result = ModelResult("tiny", 16, Spectrum().rows(cells), cells, method="goat")
-    Completion().draw([result], tmp_path / "completion.png")
-    Spectrum().draw([result], tmp_path / "spectrum.png")
-    assert [path.name for path in tmp_path.iterdir()] == ["spectrum.png"]

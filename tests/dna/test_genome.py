@@ -8,9 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
-import struct
 import sys
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,7 @@ from Bio import bgzf
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
-from modalities.dna import formats, genome, twobit
+from modalities.dna import formats, genome
 from modalities.dna.bases import decode, encode
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
@@ -35,35 +33,6 @@ def fasta(sequences, width=13, end="\n"):
     for name, letters in sequences.items():
         lines += [f">{name} some words", *(letters[i : i + width] for i in range(0, len(letters), width))]
     return end.join(lines) + end
-
-
-def two_bit(sequences, order="<"):
-    """A 2bit file, written from its specification."""
-
-    def runs(flags):
-        starts, at = [], 0
-        for flag, run in groupby(flags):
-            size = len(list(run))
-            starts += [(at, size)] if flag else []
-            at += size
-        return [len(starts), *(start for start, _ in starts), *(size for _, size in starts)]
-
-    def number(*values):
-        return struct.pack(f"{order}{len(values)}I", *values)
-
-    records = []
-    for letters in sequences.values():
-        codes = ["TCAG".index(letter) if letter in "TCAG" else 0 for letter in letters.upper()]
-        codes += [0] * (-len(codes) % 4)
-        packed = bytes(a << 6 | b << 4 | c << 2 | d for a, b, c, d in zip(*[iter(codes)] * 4, strict=True))
-        blocks = runs(letter in "Nn" for letter in letters) + runs(letter.islower() for letter in letters)
-        records.append(number(len(letters), *blocks, 0) + packed)
-    at = 16 + sum(5 + len(name) for name in sequences)
-    index = b""
-    for name, record in zip(sequences, records, strict=True):
-        index += bytes([len(name)]) + name.encode() + number(at)
-        at += len(record)
-    return number(0x1A412743, 0, len(sequences), 0) + index + b"".join(records)
 
 
 def genbank(sequences):
@@ -111,8 +80,6 @@ def test_every_format_gives_the_same_genome(tmp_path):
         written(tmp_path / "plain.fa.gz", text),  # as a browser leaves it that decompressed on its way
         bgzipped(tmp_path / "d.fa.gz", text.encode()),
         bgzipped(tmp_path / "d.fa.bgz", text.encode()),
-        written(tmp_path / "a.2bit", two_bit(MIXED)),
-        written(tmp_path / "big_endian.2bit", two_bit(MIXED, ">")),
     ]
     genomes = {path.name: opening(str(path)) for path in paths}
     for name, opened in genomes.items():
@@ -133,10 +100,8 @@ def test_every_format_gives_the_same_genome(tmp_path):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_chunks_may_end_anywhere(tmp_path, monkeypatch, chunk, end):
     monkeypatch.setattr(formats, "_CHUNK", chunk)
-    monkeypatch.setattr(twobit, "_BLOCK", chunk)
     opened = opening(str(written(tmp_path / "a.fa", fasta(MIXED, end=end))))
     assert sequences_of(opened) == MIXED
-    assert sequences_of(opening(str(written(tmp_path / "a.2bit", two_bit(MIXED))))) == MIXED
     for contig in opened.contigs:
         unknown = np.array([letter in "Nn" for letter in MIXED[contig.name]])
         edges = np.flatnonzero(np.diff(np.r_[0, unknown, 0])).reshape(-1, 2)
@@ -185,7 +150,7 @@ BAD_FASTA = {
     "blank": ("\n \r\n\n", r"no sequence"),
     "no header": ("\nACGT\n>a\nACGT\n", r", line 2: expected '>' and a name, found 'ACGT'"),
     "GenBank": ("LOCUS       x 10 bp\n", r", line 1: this is GenBank, not FASTA; rename it bad\.gb"),
-    "2bit": (two_bit({"a": "ACGT"}), r"this is 2bit, not FASTA; rename it bad\.2bit"),
+    "2bit": (b"\x43\x27\x41\x1a" + bytes(12), r"this is 2bit, not FASTA; convert it with twoBitToFa"),
     "binary": (b"\x00\x01\xff" * 9, r"found binary data \(00 01 ff"),
     "UTF-16": ("\ufeff>a\nACGT\n".encode("utf-16"), r"binary data"),
     "binary later": (b">a\nACGT\nAC\x00GT\n", r", line 3: '\\x00' \(0x00\)"),
@@ -242,27 +207,6 @@ def test_truncated_and_damaged_compression(tmp_path):
         opening(str(written(tmp_path / "no_end.fa.bgz", blocks[:-28])))
     with pytest.raises(ValueError, match=r"the file is empty"):
         opening(str(written(tmp_path / "zero.fa.gz", b"")))
-
-
-def test_malformed_2bit(tmp_path):
-    whole = two_bit({"a": "ACGT" * 100, "b": "GATTACA" * 100})
-    for size, message in (
-        (-60, r"sequence 2 \('b'\): truncated"),
-        (12, "end in its header"),
-        (20, "cannot hold the index"),
-        (30, "truncated"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            opening(str(written(tmp_path / "cut.2bit", whole[:size])))
-    twice = whole.replace(b"\x01b", b"\x01a")
-    with pytest.raises(ValueError, match=r"a name occurs twice among its 2 sequences"):
-        opening(str(written(tmp_path / "twice.2bit", twice)))
-    with pytest.raises(ValueError, match=r"not a 2bit file: .* 3e 61 0a 41"):
-        opening(str(written(tmp_path / "text.2bit", ">a\nACGT\n")))
-    with pytest.raises(ValueError, match=r"2bit file .* cannot be compressed"):
-        opening(str(written(tmp_path / "a.2bit.gz", gzip.compress(whole))))
-    with pytest.raises(ValueError, match=r"empty\.2bit, sequence 1: contig 'a' is empty"):
-        opening(str(written(tmp_path / "empty.2bit", two_bit({"a": "", "b": "A"}))))
 
 
 def test_malformed_genbank(tmp_path):
@@ -337,8 +281,8 @@ def test_specs(tmp_path, monkeypatch):
         (f"{there}/wrm.fa", FileNotFoundError, r"no file .*wrm\.fa'.*did you mean '.*worm\.fa'"),
         ("yeast-chr1", FileNotFoundError, r"did you mean 'yeast-chr01'"),
         (str(there), FileNotFoundError, r"is a folder; name its files, such as '.*genomes/\*\.fa'"),
-        (f"{there}/*.2bit", FileNotFoundError, r"no file matches"),
-        (str(written(tmp_path / "a.txt", ">a\nA\n")), ValueError, r"a\.txt is none of \.fa, \.fasta, \.fna, \.2bit"),
+        (f"{there}/*.fna", FileNotFoundError, r"no file matches"),
+        (str(written(tmp_path / "a.txt", ">a\nA\n")), ValueError, r"a\.txt is none of \.fa, \.fasta, \.fna, \.gb"),
         ("", ValueError, "source must be a non-empty string"),
         (f"{there}/worm.fa,", ValueError, r"worm\.fa,': no name before or after a comma"),
     ):
@@ -448,7 +392,6 @@ def test_a_bar_on_terminals_alone(tmp_path, monkeypatch):
         for name, data in (
             ("a.fa", fasta(MIXED)),
             ("a.fa.gz", gzip.compress(fasta(MIXED).encode())),
-            ("a.2bit", two_bit(MIXED)),
         ):
             assert sequences_of(opening(str(written(tmp_path / name, data)))) == MIXED
         assert ("indexing" in terminal.getvalue()) == shown

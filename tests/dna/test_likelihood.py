@@ -1,5 +1,6 @@
 """bits, contigs and strands: what they average over which bases, for models of any tokenizer and for baselines."""
 
+import csv
 import dataclasses
 import itertools
 import json
@@ -8,11 +9,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from modalities.dna.baselines import create_baseline, markov
 from modalities.dna.baselines.markov import MarkovChain
-from modalities.dna.bases import UNKNOWN, decode, reverse_complement
+from modalities.dna.bases import UNKNOWN, decode
 from modalities.dna.data import open_heldout
 from modalities.dna.evaluators import EVALUATORS
 from modalities.dna.evaluators.bits import by_octave, with_styles
@@ -21,7 +21,6 @@ from modalities.dna.scoring import score_windows
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer, train_bpe
 from modalities.evaluation import ModelResult
-from recipes import report
 
 SHAPE = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=48, train_context=16, position="goat")
 
@@ -75,13 +74,9 @@ def measure(name, model, settings, finished=None):
 
 def test_uniform_is_exactly_two_bits_everywhere(source):
     settings = dict(lengths=(10, 48, 100), samples=5, **source)
-    for name in ("bits", "contigs"):
-        for row in measure(name, create_baseline("uniform", 16), settings)[0]:
-            assert row["bits_per_base"] == 2.0 and row["accuracy"] == 0.25
-            assert row["nll"] == pytest.approx(2 * math.log(2), rel=1e-15)
-    for row in measure("strands", create_baseline("uniform", 16), settings)[0]:
-        assert row["one_strand_bits"] == row["both_strands_bits"] == 2.0 and row["difference"] == 0.0
-        assert math.isnan(row["pearson_r"])
+    for row in measure("bits", create_baseline("uniform", 16), settings)[0]:
+        assert row["bits_per_base"] == 2.0 and row["accuracy"] == 0.25
+        assert row["nll"] == pytest.approx(2 * math.log(2), rel=1e-15)
 
 
 def test_every_length_reads_the_same_bases(source):
@@ -198,25 +193,16 @@ def test_bits_by_position_add_up(source):
 
 def test_places_of_training_are_on_the_axis_of_each_evaluator(source):
     model = decoder("kmer:4", train_context=100)
-    along = {"length": ["bits", "completion", "strands"], "layer": ["sinks"], "name": ["score", "track", "variants"]}
+    along = {"length": ["bits", "completion"], "layer": ["sinks"], "name": ["score", "track", "variants"]}
     assert {axis: [n for n in names if of(n, **source).axis.column == axis] for axis, names in along.items()} == along
-    trained = {
-        name: of(name, **source).trained_at(model) for name in ("bits", "contigs", "completion", "sinks", "heads")
-    }
-    assert trained == {"bits": 400, "contigs": 400, "completion": 400, "sinks": 100, "heads": 100}
+    trained = {name: of(name, **source).trained_at(model) for name in ("bits", "completion", "sinks", "heads")}
+    assert trained == {"bits": 400, "completion": 400, "sinks": 100, "heads": 100}
 
 
-def test_contigs_too_short_for_the_longest_length_are_counted_or_read_whole(source):
+def test_contigs_too_short_for_the_longest_length_are_counted(source):
     settings = dict(lengths=(20, 64), samples=2, **source)
     rows, _ = measure("bits", create_baseline("uniform", 16), settings)
     assert [(row["contigs"], row["contigs_left_out"]) for row in rows] == [(2, 1), (2, 1)]
-    rows, _ = measure("contigs", create_baseline("uniform", 16), settings)
-    assert [(row["contig"], row["bases"], row["window_bases"]) for row in rows] == [
-        ("near", 128, 64),
-        ("far", 128, 64),
-        ("short", 50, 50),
-    ]
-    assert of("contigs", **settings).points(create_baseline("uniform", 16)) == ("near", "far", "short")
 
 
 def test_default_lengths_end_where_heldout_contigs_do(source):
@@ -230,40 +216,25 @@ def test_default_lengths_end_where_heldout_contigs_do(source):
         bits.cells(create_baseline("uniform", 7000))
 
 
-def test_a_markov_chain_knows_contigs_like_those_it_learnt_from(source):
-    settings = dict(lengths=(256,), samples=5, **source)
-    rows, _ = measure("contigs", create_baseline("markov-1", 16), settings)
-    found = {row["contig"]: row for row in rows}
+def test_contigs_and_repeats_have_a_table(source, tmp_path):
+    settings = dict(lengths=(64, 256), samples=5, repeats=True, **source)
+    rows, values = measure("bits", create_baseline("markov-1", 16), settings)
+    result = ModelResult("markov-1", 16, rows, values)
+    of("bits", **settings).write([result], tmp_path)
+    with (tmp_path / "bits.contigs.csv").open() as file:
+        table = {(row["length"], row["contig"], row["part"]): row for row in csv.DictReader(file)}
     truth = -(0.775 * math.log2(0.775) + 0.225 * math.log2(0.075))  # the entropy of the chain that made it
-    assert found["near"]["bits_per_base"] == pytest.approx(truth, abs=0.1)
-    assert found["near"]["accuracy"] == pytest.approx(0.775, abs=0.04)
-    assert found["far"]["bits_per_base"] > 2
-    (zero,), _ = measure("bits", create_baseline("markov-0", 16), settings)
+    assert float(table["256", "near", "all"]["bits_per_base"]) == pytest.approx(truth, abs=0.1)
+    assert float(table["256", "far", "all"]["bits_per_base"]) > 2
+    assert ("64", "near", "unique") not in table
+    parts = [row for (length, contig, part), row in table.items() if (length, contig) == ("256", "near")]
+    whole = next(row for row in parts if row["part"] == "all")
+    split = [row for row in parts if row["part"] in ("unique", "repeats")]
+    assert sum(int(row["bases"]) for row in split) == int(whole["bases"])
+    bits = sum(int(row["bases"]) * float(row["bits_per_base"]) for row in split)
+    assert bits == pytest.approx(int(whole["bases"]) * float(whole["bits_per_base"]))
+    zero = measure("bits", create_baseline("markov-0", 16), settings)[0][-1]
     assert zero["bits_per_base"] == pytest.approx(2, abs=0.01)
-
-
-def test_strands_compare_windows_with_their_reverse_complements(source):
-    model, settings = decoder(), dict(lengths=(32, 128), samples=4, **source)
-    rows, _ = measure("strands", model, settings)
-    data = open_heldout(find_source(*source.values())).items
-    pairs = []
-    for stretches in data.stretches(128, 4, 42).values():
-        windows = np.stack([data.codes(stretch) for stretch in stretches])
-        turned = np.stack([reverse_complement(window) for window in windows])
-        scores = [score_windows(model, w) for w in (windows, turned)]
-        pairs.append(np.stack([(s.bits / s.counted).numpy() for s in scores]))
-    every = np.concatenate(pairs, axis=1)
-    assert rows[1]["difference"] == pytest.approx(np.abs(every[0] - every[1]).mean(), rel=1e-4)
-    assert rows[1]["pearson_r"] == pytest.approx(np.corrcoef(every)[0, 1], rel=1e-4)
-    assert rows[1]["one_strand_bits"] == pytest.approx(every[0].mean(), rel=1e-5)
-    assert rows[1]["both_strands_bits"] == pytest.approx(every.mean(), rel=1e-5)
-    assert [row["windows"] for row in rows] == [32, 8]
-    both, _ = measure("contigs", model, dict(lengths=(128,), samples=4, **source, strands="both"))
-    long = [row["bits_per_base"] for row in both if row["contig"] != "short"]
-    assert np.mean(long) == pytest.approx(rows[1]["both_strands_bits"], rel=1e-5)
-    assert (
-        "position_bits" not in measure("bits", model, dict(lengths=(128,), samples=1, **source, strands="both"))[0][0]
-    )
 
 
 def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monkeypatch):
@@ -291,31 +262,23 @@ def test_figures_hold_models_and_the_best_and_highest_chain(source, tmp_path):
     settings = dict(lengths=(16, 64, 128), samples=2, **source)
     models = {"goat": decoder(), "kmer": decoder("kmer:2")}
     models |= {name: create_baseline(name, 16) for name in ("uniform", "markov-0", "markov-1", "markov-2")}
-    for name in ("bits", "contigs"):
-        results = []
-        for label, model in models.items():
-            rows, values = measure(name, model, settings)
-            method = model.config.position
-            results.append(ModelResult(label, 16, rows, values, method=method, group="g" if label == "goat" else ""))
-        twin = ModelResult("goat-s1", 16, results[0].rows, results[0].cells, method="goat", group="g")
-        of(name, **settings).draw([*results, twin], tmp_path / f"{name}.png")
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        of(name, **settings).draw(results[1:2], tmp_path / f"{name}-one.png")
-    bits = {"uniform": 2.0, "mixer": 1.88, "goat": 1.9, "markov-0": 1.98, "markov-1": 1.95, "markov-2": 1.97}
+    results = []
+    for label, model in models.items():
+        rows, values = measure("bits", model, settings)
+        method = model.config.position
+        results.append(ModelResult(label, 16, rows, values, method=method, group="g" if label == "goat" else ""))
+    twin = ModelResult("goat-s1", 16, results[0].rows, results[0].cells, method="goat", group="g")
+    of("bits", **settings).draw([*results, twin], tmp_path / "bits.png")
+    assert (tmp_path / "bits.png").read_bytes().startswith(b"\x89PNG")
+    bits = {"uniform": 2.0, "goat": 1.9, "markov-0": 1.98, "markov-1": 1.95, "markov-2": 1.97}
     results = [
         ModelResult(label, 16, [{"length": 16, "bits_per_base": value}], method=label) for label, value in bits.items()
     ]
     drawn, styles = with_styles(results, lambda result: result.rows[0]["bits_per_base"])
-    assert [result.label for result in drawn] == ["uniform", "mixer", "goat", "markov-1", "markov-2"]
-    labels = ["uniform", "mixer", "goat", "markov-1 (best order)", "markov-2 (highest order)"]
+    assert [result.label for result in drawn] == ["uniform", "goat", "markov-1", "markov-2"]
+    labels = ["uniform", "goat", "markov-1 (best order)", "markov-2 (highest order)"]
     assert [style["label"] for style in styles] == labels
-    assert [bool(style["marker"]) for style in styles] == [False, False, True, False, False]
-
-
-def test_seeds_of_a_baseline_that_are_not_joined_are_told_apart():
-    results = [ModelResult(label, 16, [], method="mixer") for label in ("mixer", "mixer-s1", "mixer-s2")]
-    styles = with_styles(results, lambda result: 2.0)[1]
-    assert len({style["color"] for style in styles}) == 3
+    assert [bool(style["marker"]) for style in styles] == [False, True, False, False]
 
 
 def test_figures_count_length_in_bases(monkeypatch, tmp_path):
@@ -346,22 +309,3 @@ def test_positions_of_few_predictions_are_not_drawn(monkeypatch, tmp_path):
     }
     of("bits").draw([ModelResult("goat", 256, [row], method="goat")], tmp_path / "bits.png")
     assert drawn == [64, 128, 256]  # of 5 windows, 32, 64 and 128 places each
-
-
-def test_strands_have_a_table_and_no_figure(tmp_path):
-    of("strands").draw([], tmp_path / "strands.png")
-    assert not list(tmp_path.iterdir())
-
-
-def test_contigs_are_rows_of_the_table(source, monkeypatch):
-    settings = dict(lengths=(16,), samples=2, **source)
-    results = []
-    for name in ("uniform", "markov-2"):
-        rows, values = measure("contigs", create_baseline(name, 16), settings)
-        results.append(ModelResult(name, 16, rows, values, method=name))
-    console = Console(width=60, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    monkeypatch.setattr(report, "console", console)
-    report.print_results(of("contigs"), results)
-    lines = console.export_text().splitlines()
-    for row in results[0].rows:
-        assert any(line.split()[:2] == [row["contig"], "2.000"] for line in lines if line.strip())

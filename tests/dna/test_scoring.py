@@ -8,7 +8,6 @@ import torch
 
 from modalities.decoder import scoring
 from modalities.dna.baselines import BASELINES, create_baseline
-from modalities.dna.baselines.mixer import MIXERS
 from modalities.dna.bases import UNKNOWN, decode, encode, reverse_complement
 from modalities.dna.genome import open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
@@ -182,14 +181,9 @@ def test_uniform_is_two_bits_exactly():
 
 
 def test_baselines_go_by_names():
-    assert BASELINES.keys() == {"uniform", *MIXERS, *(f"markov-{order}" for order in range(13))}
+    assert BASELINES.keys() == {"uniform", *(f"markov-{order}" for order in range(13))}
     config = BASELINES["markov-3"](train_context=64).config
     assert (config.position, config.train_context, config.ssmax, config.tokenizer) == ("markov-3", 64, False, "bases")
-    assert not list(BASELINES["mixer"]().parameters())
-    assert [(m.config.position, m.config.seed) for m in map(create_baseline, MIXERS)] == [
-        *(("mixer", k) for k in range(3)),
-        ("mixer-all", 0),
-    ]
     with pytest.raises(ValueError, match="no baseline 'markov-13'; orders go to 12"):
         create_baseline("markov-13")
     with pytest.raises(ValueError, match="did you mean 'uniform'"):

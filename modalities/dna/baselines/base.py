@@ -28,7 +28,6 @@ class BaselineConfig:
         position: the baseline's name, which gives it its style in figures.
         train_context: default lengths are multiples of it; that of the models beside it.
         version: of what a chain learns, so that older stored numbers are not reused.
-        seed: of the training data that it reads, where that is a sample.
     """
 
     position: str
@@ -37,7 +36,6 @@ class BaselineConfig:
     tokenizer: str = "bases"
     strands: str = "one"
     version: int = VERSION
-    seed: int = 0
 
 
 class Baseline(WindowScorer):
@@ -50,7 +48,7 @@ class Baseline(WindowScorer):
         self.config = config
 
     def fit(self, data: Heldout[GenomeSplit]) -> None:
-        """Learn from the training regions of a source; Markov chains and the mixer do."""
+        """Learn from the training regions of a source; Markov chains do."""
         return None
 
     def score(self, windows: np.ndarray) -> Scores:

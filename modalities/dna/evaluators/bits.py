@@ -22,11 +22,13 @@ from modalities.dna.evaluation import (
     strands_of,
     whole_kmers,
 )
+from modalities.dna.repeats import repetitive
 from modalities.dna.scoring import BIT, score_windows, tokens_of
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, Settings, option
 from modalities.figures import RULE, curves, finish, name_panel, panels, position_curves, styles_of
+from modalities.files import write_table
 from modalities.results import mean_of_seeds
 from zoo.model import ZooModel
 from zoo.slices import slices
@@ -44,6 +46,7 @@ __all__ = [
     "with_styles",
 ]
 
+PARTS = ("unique", "repeats", "soft-masked")
 CELL_BASES = 1 << 16  # in a cell, at least one stretch
 LEFT_OUT = Score("contigs_left_out", exception=True)
 
@@ -124,6 +127,7 @@ class BitsSettings(LikelihoodSettings):
     """As `LikelihoodSettings`, and the bases of the stretches that windows of every length are cut from."""
 
     stretch: int | None = option(None, "bases of a stretch; default: 65,536, or the longest length beyond that")
+    repeats: bool = option(False, "also score repeats and unique sequence apart, at the longest length")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,6 +146,10 @@ class Bits(Likelihood):
     less than either length's: what stretches are easy is alike at every length.
     Positions count the start and the bases seen before a token, in octaves; they are left out for both strands, where a base is
     at two positions. A tokenizer of more than single bases has a token accuracy instead.
+
+    bits.contigs.csv has the same by contig. With `repeats` it also has parts of the sequence at the longest length: a base of
+    "repeats" lies in 24 bases all of whose words of 16 occur more than once, on either strand, in the file of its contig; the
+    others are "unique"; "soft-masked" ones are lower case in the file.
     """
 
     name = "bits"
@@ -182,7 +190,8 @@ class Bits(Likelihood):
             )
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
-        return super().identity(model) | {"strands": strands_of(model, self.settings)}
+        key = super().identity(model) | {"strands": strands_of(model, self.settings)}
+        return key | ({"repeats": True} if self.settings.repeats else {})
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         strands = strands_of(model, self.settings)
@@ -202,7 +211,27 @@ class Bits(Likelihood):
                 bucket_bits, bucket_bases = add(bucket_bits, octaves[0]), add(bucket_bases, octaves[1])
         accuracy = "accuracy" if load_tokenizer(model.config.tokenizer).bases_per_token == 1 else "token_accuracy"
         sums = {"left_over": left_over, "bucket_bits": bucket_bits.tolist(), "bucket_bases": bucket_bases.tolist()}
+        if self.settings.repeats and cell.data["facts"]["length"] == self.lengths(model)[-1]:
+            sums["parts"] = self._measure_parts(model, by_stretch, cell.data["stretches"])
         return {**cell.data["facts"], "window": by_stretch[0].shape[1], "score": accuracy, **values, **sums}
+
+    def _measure_parts(
+        self, model: ZooModel, by_stretch: Sequence[np.ndarray], stretches: Sequence[Region]
+    ) -> dict[str, list[float]]:
+        """[bits, bases] of each of `PARTS`, over all stretches of a cell."""
+        totals, genome = {part: [0.0, 0.0] for part in PARTS}, self.heldout.items.genome
+        for windows, stretch in zip(by_stretch, stretches, strict=True):
+            options: dict[str, Any] = dict(strands=strands_of(model, self.settings), by_base=True)
+            scores = score_windows(model, windows, batch_tokens=self.settings.batch_tokens, **options)
+            bits, bases = np.zeros(windows.shape), np.zeros(windows.shape)
+            width = scores.nll.shape[1]  # less than a window where bases at its end make no token
+            bits[:, :width], bases[:, :width] = scores.nll / BIT, scores.bases
+            place = stretch.contig, stretch.start, stretch.start + windows.size
+            repeated, soft = repetitive(genome, *place), genome.soft_masked(*place)
+            for part, mask in zip(PARTS, (~repeated, repeated, soft), strict=True):
+                totals[part][0] += float(bits.ravel()[mask].sum())
+                totals[part][1] += float(bases.ravel()[mask].sum())
+        return totals
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """Stretches of a contig."""
@@ -226,6 +255,21 @@ class Bits(Likelihood):
             rows.append(row)
         return rows
 
+    def write(self, results: list[ModelResult], out: Path) -> None:
+        """bits.contigs.csv: a row for each model, length and held-out contig; with `repeats` also for parts of the sequence."""
+        rows: list[dict[str, Any]] = []
+        for result in results:
+            cells = list(result.cells.values())
+            for length in sorted({cell["length"] for cell in cells}):
+                for contig, group in by_contig([cell for cell in cells if cell["length"] == length]).items():
+                    place = {"model": result.label, "length": length, "contig": contig}
+                    sums = [sum(sum(cell[name]) for cell in group) for name in ("bits", "bases")]
+                    for part, (bits, bases) in {"all": sums, **_sum_parts(group)}.items():
+                        if bases:
+                            rows.append(place | {"part": part, "bases": int(bases), "bits_per_base": bits / bases})
+        if rows:
+            write_table(out / f"{self.name}.contigs.csv", rows)
+
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """Bits per base and accuracy against length, and bits by position inside windows of the longest length."""
         results, styles = with_styles(mean_of_seeds(results, self.axis.column), _bits_as_trained)
@@ -246,6 +290,15 @@ class Bits(Likelihood):
             axes[2].axhline(2.0, **RULE)
         axes[2].set_visible(bool(where))
         finish(figure, axes, results, path, unseeded=BASELINES)
+
+
+def _sum_parts(cells: Sequence[CellValue]) -> dict[str, list[float]]:
+    """[bits, bases] by part of the sequence; empty where parts were not measured."""
+    totals: dict[str, list[float]] = {}
+    for cell in cells:
+        for part, sums in cell.get("parts", {}).items():
+            totals[part] = [a + b for a, b in zip(totals.get(part, [0.0, 0.0]), sums, strict=True)]
+    return totals
 
 
 def by_octave(
@@ -353,7 +406,7 @@ def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------ baselines in figures
 
-GREYS = {"uniform": ("0.75", "-"), "mixer": ("0.0", "-."), "mixer-all": ("0.55", ":")}
+GREYS = {"uniform": ("0.75", "-")}
 
 
 def with_styles(

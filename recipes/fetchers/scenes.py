@@ -1,45 +1,446 @@
-"""Crowds of letters as shards: pictures, and what stands where in them.
+"""Pictures of letters: one in a small scene ("glyphs"), or a crowd of them over photographs ("scenes", "scenes-count").
 
-    python recipes/fetchers/scenes.py --out FOLDER      without a download: matplotlib's fonts over textures, smaller sets
-    python recipes/fetchers/scenes.py --out FOLDER --side 768 --seed 1 --train 1        other scenes, larger, to measure on
+    python recipes/fetchers/scenes.py --out FOLDER      crowds without a download: matplotlib's fonts over textures
+    python recipes/fetchers/scenes.py --out FOLDER --side 768 --seed 1 --train 1        other crowds, larger, to measure on
 
-Two sets, `SCENES`: in "scenes" one letter is ringed, which is the label; in "scenes-count" none to `MOST_RINGS` are, and how
-many is the label. KEY.json of both has {"objects": {"bbox": [[left, top, width, height], …], "category": […], "marked": […]}}
-in pixels, as Hugging Face's detection sets have it; of "scenes" also "group", the font of the ringed letter.
+**One letter.** A `Scene` is a description in units of the canvas, and `draw_scene` puts it, or a window of it, on any number of
+pixels. Outlines are drawn anew each time, so a picture of 384 px is no enlarged one of 96 px, and reducing the large one gives
+the small one. Held-out scenes are seen whole, with a cap height of 0.22 to 0.28 canvases; training scenes through a random
+window that holds the letter, with a cap height of 0.22 to 0.95 views, so that strokes of larger test pictures have been seen.
 
-Training pictures are larger than what models are trained at: a window on them that holds the rings is cut out for each view.
+**A crowd.** Letters keep their size in pixels: a larger canvas holds more of them, not larger ones, at one density. Some are
+*marked* by a closed ring: which letter the ring is round (find), how many rings there are (count), which letter is where (a
+map). KEY.json has {"objects": {"bbox": [[left, top, width, height], …], "category": […], "marked": […]}} in pixels, and of
+"scenes" also "group", the font of the ringed letter. Training pictures are larger than what models are trained at: a window
+that holds the rings is cut out for each view.
+
+Ink is always darker than the background, so which of the two is the letter is not part of the task.
 """
 
 from __future__ import annotations
 
+import colorsys
 import io
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Annotated, Any
 
-if __name__ == "__main__":  # `tools` from the checkout
+if __name__ == "__main__":  # import `recipes` from this checkout
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import numpy as np
 import PIL
 import typer
-from PIL import features
+from PIL import Image, ImageDraw, features
 
 from modalities.files import new_folder
-from recipes.fetchers.glyphs.crowds import Background, crowd, draw, texture
-from recipes.fetchers.glyphs.letters import CLASSES, builtin_fonts
-from recipes.fetchers.shards import Sample, write_shards
+from recipes.fetchers.common import Sample, write_shards
+from recipes.fetchers.letters import CLASSES, PAD, builtin_fonts, cap_ratio, letter_box, letter_mask
 from zoo.cli import call
 
 app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
+
+Colour = tuple[int, int, int]
+Box = tuple[int, int, int, int]  # left, top, width, height in pixels
+# (generator, height, width) → uint8 (height, width, 3)
+Background = Callable[[np.random.Generator, int, int], np.ndarray]
+
+
+def jpeg(picture: Image.Image) -> bytes:
+    """Full colour resolution: halving it would blur small pictures more than large ones."""
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=92, subsampling=0)
+    return stream.getvalue()
+
+
+def versions() -> dict[str, str | None]:
+    """What decides on the pixels."""
+    return {"pillow": PIL.__version__, "freetype": features.version("freetype2"), "numpy": np.__version__}
+
+
+def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return float(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+# ------------------------------------------------------------------------------------------------ one letter: what is seen
+
+HELDOUT_CAP = (0.22, 0.28)  # cap height of a scene, in canvases
+TRAIN_CAP = (0.22, 0.95)  # cap height of a training view, in views
+MARGIN = 0.01  # free between a letter and the edge of a canvas or view
+ROTATION = 10.0  # degrees at most, either way
+MIN_CONTRAST = 4.0  # of the letter against every colour of the background, as WCAG's ratio of luminances
+MAX_CLUTTER_CONTRAST = 1.4
+MASTER = 256.0  # cap height, in pixels, at which letters are drawn at least
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Clutter: "line" between two corners of `box`, filled "ellipse" in it, or "arc" of it over `angles` (degrees)."""
+
+    kind: str
+    box: tuple[float, float, float, float]
+    colour: Colour
+    width: float
+    angles: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A letter, its ink box's `centre` (x, y) before it is tilted by `rotation` (degrees, counter-clockwise), and a background
+    that runs from paper[0] to paper[1] in the direction `slope` (degrees)."""
+
+    font: str
+    letter: str
+    cap_height: float
+    centre: tuple[float, float]
+    rotation: float
+    ink: Colour
+    paper: tuple[Colour, Colour]
+    slope: float
+    clutter: tuple[Shape, ...] = ()
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """Width and height of the upright box around the tilted letter."""
+        width, height = (side * self.cap_height for side in letter_box(self.font, self.letter))
+        cos, sin = abs(math.cos(math.radians(self.rotation))), abs(math.sin(math.radians(self.rotation)))
+        return width * cos + height * sin, width * sin + height * cos
+
+
+@dataclass(frozen=True)
+class View:
+    """The window of a scene that is drawn: a square of side 1/zoom about `centre`."""
+
+    zoom: float = 1.0
+    centre: tuple[float, float] = (0.5, 0.5)
+
+
+def heldout_example(rng: np.random.Generator, font: str, letter: str) -> tuple[Scene, View]:
+    """A scene with a cap height log-uniform in HELDOUT_CAP, seen whole."""
+    return _scene(rng, font, letter, _log_uniform(rng, *HELDOUT_CAP)), View()
+
+
+def training_example(rng: np.random.Generator, font: str, letter: str) -> tuple[Scene, View]:
+    """A scene and a window that holds its whole letter, with a cap height in the window log-uniform in TRAIN_CAP; wide and
+    long letters stop where they fill the window."""
+    seen = _log_uniform(rng, *TRAIN_CAP)
+    scene = _scene(rng, font, letter, _log_uniform(rng, HELDOUT_CAP[0], min(HELDOUT_CAP[1], seen)))
+    zoom = min(max(seen / scene.cap_height, 1.0), (1 - 2 * MARGIN) / max(scene.extent))
+    half, centre = 0.5 / zoom, []
+    for place, side in zip(scene.centre, scene.extent, strict=True):
+        reach = side / 2 + MARGIN / zoom
+        low, high = max(half, place + reach - half), min(1 - half, place - reach + half)
+        centre.append(float(rng.uniform(low, max(low, high))))  # equal, but for rounding, where the letter fills it
+    return scene, View(zoom, (centre[0], centre[1]))
+
+
+def _scene(rng: np.random.Generator, font: str, letter: str, cap_height: float) -> Scene:
+    ink, paper = _colours(rng)
+    rotation = float(rng.uniform(-ROTATION, ROTATION))
+    scene = Scene(font, letter, cap_height, (0.5, 0.5), rotation, ink, paper, float(rng.uniform(0, 360)))
+    across, down = (float(rng.uniform(side / 2 + MARGIN, 1 - side / 2 - MARGIN)) for side in scene.extent)
+    clutter = tuple(_shape(rng, paper) for _ in range(rng.integers(0, 7)))
+    return replace(scene, centre=(across, down), clutter=clutter)
+
+
+def contrast(one: Colour, other: Colour) -> float:
+    """WCAG's ratio of luminances, the lighter above the darker: 1 to 21."""
+
+    def luminance(colour: Colour) -> float:
+        linear = [c / 3294.6 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _near(rng: np.random.Generator, colour: Colour, spread: float) -> Colour:
+    red, green, blue = np.clip(np.asarray(colour) + rng.normal(0, spread, 3), 0, 255).round().astype(int).tolist()
+    return red, green, blue
+
+
+def _colours(rng: np.random.Generator) -> tuple[Colour, tuple[Colour, Colour]]:
+    """Dark ink and two light background colours; drawn again until the ink stands out from both."""
+    while True:
+        first, ink = (tuple(rng.integers(low, high, 3).tolist()) for low, high in ((150, 256), (0, 120)))
+        second = _near(rng, first, 20.0)
+        if min(contrast(ink, first), contrast(ink, second)) >= MIN_CONTRAST:
+            return ink, (first, second)
+
+
+def _shape(rng: np.random.Generator, paper: tuple[Colour, Colour]) -> Shape:
+    """A faint shape that may stick out of the canvas."""
+    while True:
+        colour = _near(rng, paper[int(rng.integers(2))], 30.0)
+        if max(contrast(colour, side) for side in paper) <= MAX_CLUTTER_CONTRAST * contrast(*paper):
+            break
+    kind = ("line", "ellipse", "arc")[int(rng.integers(3))]
+    x, y = rng.uniform(-0.1, 1.1, 2).tolist()
+    width, height = (_log_uniform(rng, 0.08, 0.6) for _ in range(2))
+    flip = -1 if kind == "line" and rng.random() < 0.5 else 1
+    box = (x - width / 2, y - flip * height / 2, x + width / 2, y + flip * height / 2)
+    start = float(rng.uniform(0, 360))
+    angles = (start, start + float(rng.uniform(60, 300)))
+    return Shape(kind, box, colour, _log_uniform(rng, 0.006, 0.04), angles)
+
+
+# ------------------------------------------------------------------------------------------------ one letter: how it is drawn
+
+
+def draw_scene(scene: Scene, side: int, view: View = View()) -> Image.Image:
+    """A square RGB picture of a scene's window; equal arguments give equal pixels. Small pictures are drawn at up to four
+    times their size and averaged."""
+    fine = max(2, min(4, round(384 / side)))
+    scale = view.zoom * side * fine  # fine pixels to a unit of the scene
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (x - view.centre[0]) * scale + side * fine / 2, (y - view.centre[1]) * scale + side * fine / 2
+
+    picture = _paper(scene, side, view)
+    for shape in scene.clutter:
+        mask = Image.new("L", (side * fine, side * fine))
+        pen, corners = ImageDraw.Draw(mask), [*place(*shape.box[:2]), *place(*shape.box[2:])]
+        width = max(1, round(shape.width * scale))
+        if shape.kind == "line":
+            pen.line(corners, fill=255, width=width)
+        elif shape.kind == "ellipse":
+            pen.ellipse(corners, fill=255)
+        else:
+            pen.arc(corners, *shape.angles, fill=255, width=width)
+        picture.paste(shape.colour, mask=mask.reduce(fine))
+    picture.paste(scene.ink, mask=_tilted_letter(scene, side * fine, scale, place(*scene.centre)).reduce(fine))
+    return picture
+
+
+def _paper(scene: Scene, side: int, view: View) -> Image.Image:
+    scale = view.zoom * side
+    x = (np.arange(side) + 0.5 - side / 2) / scale + view.centre[0] - 0.5
+    y = (np.arange(side) + 0.5 - side / 2) / scale + view.centre[1] - 0.5
+    cos, sin = math.cos(math.radians(scene.slope)), math.sin(math.radians(scene.slope))
+    along = (x * cos + y[:, None] * sin) / (abs(cos) + abs(sin)) + 0.5  # 0 to 1, corner to corner
+    shares = np.clip(along, 0, 1).astype(np.float32)[..., None]
+    first, second = (np.asarray(colour, np.float32) for colour in scene.paper)
+    return Image.fromarray((first + (second - first) * shares + 0.5).astype(np.uint8))
+
+
+def _tilted_letter(scene: Scene, side: int, scale: float, centre: tuple[float, float]) -> Image.Image:
+    """The letter, drawn upright and large, halved as often as it can be, and brought to its place by one affine map.
+
+    Small letters would be shaped by hinting, which moves their outlines to whole pixels: strokes would be thicker in
+    small pictures than in large ones. From MASTER pixels of cap height on, that is below 1% of a letter's ink.
+    """
+    mask = Image.new("L", (side, side))
+    cap = scene.cap_height * scale  # in fine pixels
+    master = 2.0 ** math.ceil(math.log2(max(cap, MASTER)))
+    glyph, ink = letter_mask(scene.font, scene.letter, master / cap_ratio(scene.font))
+    halved = min(2 ** math.floor(math.log2(master / cap)), PAD)
+    glyph, (u, v) = glyph.reduce(halved), (ink[0] / halved, ink[1] / halved)
+    shrink = master / halved / cap  # glyph pixels to a fine pixel, 1 to 2
+    (x, y), reach = centre, math.hypot(*glyph.size) / 2 / shrink
+    left, top = max(0, math.floor(x - reach)), max(0, math.floor(y - reach))
+    right, bottom = min(side, math.ceil(x + reach)), min(side, math.ceil(y + reach))
+    cos, sin = (f(math.radians(scene.rotation)) * shrink for f in (math.cos, math.sin))
+    x, y = x - left, y - top
+    matrix = (cos, -sin, u - cos * x + sin * y, sin, cos, v - sin * x - cos * y)
+    turned = glyph.transform((right - left, bottom - top), Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)
+    mask.paste(turned, (left, top))
+    return mask
+
+
+# ------------------------------------------------------------------------------------------------ crowds: what stands where
+
+CAP = (17.0, 22.0)  # cap height in pixels, log-uniform
+AREA = 48.0**2  # pixels a letter, and as many a piece of clutter
+DARKEST_INK, BRIGHTEST_DARK = 60, 120  # values of ink reach the first, those of backgrounds begin at the second
+ROOM = 3.0  # pixels between the ink's circle and the middle of the ring's line
+TRIES = 60  # places that are tried for a letter; where all overlap others it is left out
+FINE = 4  # everything is drawn at so many times its size and averaged
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A letter of a font: cap height in pixels, tilt in degrees counter-clockwise, its middle (x, y), and its ink."""
+
+    font: str
+    letter: str
+    cap: float
+    rotation: float
+    at: tuple[int, int]
+    ink: Colour
+    marked: bool = False
+
+    @property
+    def radius(self) -> float:
+        """Of a circle round the ink, in pixels, a widest letter of 1.5 cap heights taken for all."""
+        return 0.5 * math.hypot(1.0, 1.1) * self.cap
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """Part of an ellipse's line, or all of it: the ring round a marked letter is an arc of 360 degrees."""
+
+    at: tuple[int, int]
+    radii: tuple[float, float]
+    angles: tuple[float, float]
+    width: float
+    colour: Colour
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """What stands on a canvas of (height, width) pixels."""
+
+    size: tuple[int, int]
+    letters: tuple[Letter, ...]
+    strokes: tuple[Stroke, ...]
+
+
+def crowd(
+    rng: np.random.Generator,
+    fonts: Sequence[str],
+    size: tuple[int, int],
+    *,
+    marked: Sequence[tuple[str, str]],
+    within: int,
+) -> Crowd:
+    """Letters and clutter on a canvas of (height, width) pixels.
+
+    marked: (font, letter) of each marked one; the others are drawn from `fonts`. within: side of a square, in pixels, that
+    holds all that are marked with their rings. Raises ValueError where they find no room.
+    """
+    height, width = size
+    side = min(within, *size)
+    inside = (int(rng.integers(0, width - side + 1)), int(rng.integers(0, height - side + 1)), side, side)
+    letters = next((p for p in (_place_marked(rng, marked, inside) for _ in range(TRIES)) if p is not None), None)
+    if letters is None:
+        raise ValueError(f"{len(marked)} marked letters find no room in {side} pixels; expected fewer")
+    strokes = []
+    for letter in letters:
+        radius = letter.radius + ROOM
+        strokes.append(Stroke(letter.at, (radius, radius), (0.0, 360.0), float(rng.uniform(2.0, 3.0)), _hue(rng)))
+    for _ in range(max(0, round(height * width / AREA) - len(marked))):
+        font, name = fonts[int(rng.integers(len(fonts)))], CLASSES[int(rng.integers(len(CLASSES)))]
+        if placed := _place(rng, font, name, letters, (0, 0, width, height)):
+            letters.append(placed)
+    clutter = (_clutter(rng, size) for _ in range(round(height * width / AREA)))
+    order = rng.permutation(len(letters)).tolist()  # of the list, which then tells nothing
+    return Crowd(size, tuple(letters[n] for n in order), (*clutter, *strokes))
+
+
+def _place_marked(rng: np.random.Generator, marked: Sequence[tuple[str, str]], inside: Box) -> list[Letter] | None:
+    """The marked letters within a box; None where one finds no room beside those before it."""
+    letters: list[Letter] = []
+    for font, name in marked:
+        if (letter := _place(rng, font, name, letters, inside, marked=True)) is None:
+            return None
+        letters.append(letter)
+    return letters
+
+
+def _place(
+    rng: np.random.Generator, font: str, name: str, others: Sequence[Letter], inside: Box, *, marked: bool = False
+) -> Letter | None:
+    """A letter within a box where it, and the ring that it may have, overlaps none of the others."""
+    cap = float(math.exp(rng.uniform(*np.log(CAP))))
+    rotation = float(rng.uniform(-ROTATION, ROTATION))
+    red, green, blue = rng.integers(0, DARKEST_INK, 3).tolist()
+    letter = Letter(font, name, cap, rotation, (0, 0), (red, green, blue), marked)
+    reach = letter.radius + ROOM + 2
+    left, top, width, height = inside
+    for _ in range(TRIES):
+        x, y = (
+            int(rng.integers(math.ceil(low + reach), math.floor(low + most - reach) + 1))
+            for low, most in ((left, width), (top, height))
+        )
+        if all(math.dist((x, y), other.at) >= reach + other.radius for other in others):
+            return replace(letter, at=(x, y))
+    return None
+
+
+def _hue(rng: np.random.Generator) -> Colour:
+    red, green, blue = colorsys.hsv_to_rgb(float(rng.random()), 1.0, float(rng.uniform(0.6, 0.95)))
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _clutter(rng: np.random.Generator, size: tuple[int, int]) -> Stroke:
+    """An arc of less than half a turn, from the curvature of a ring to nearly straight; anywhere."""
+    y, x = (int(rng.integers(0, most)) for most in size)
+    radius = _log_uniform(rng, CAP[0], 4 * CAP[0])
+    start, turn = float(rng.uniform(0, 360)), float(rng.uniform(30, 150)) * CAP[0] / radius
+    radii = (radius, radius * float(rng.uniform(0.6, 1)))
+    return Stroke((x, y), radii, (start, start + turn), float(rng.uniform(1, 3)), _hue(rng))
+
+
+# ------------------------------------------------------------------------------------------------ crowds: how they are drawn
+
+
+def draw_crowd(what: Crowd, background: np.ndarray) -> tuple[Image.Image, list[Box]]:
+    """The picture, and the box round the ink of each letter, over a background of uint8 (height, width, 3)."""
+    dim = BRIGHTEST_DARK + (255 - BRIGHTEST_DARK) / 255 * background.astype(np.float32)
+    picture = Image.fromarray(np.round(dim).astype(np.uint8))
+    for stroke in what.strokes:
+        half = math.ceil(max(stroke.radii) + stroke.width)
+        mask, middle = Image.new("L", (2 * half * FINE, 2 * half * FINE)), half * FINE
+        across, down = (FINE * (radius + stroke.width / 2) for radius in stroke.radii)
+        box = (middle - across, middle - down, middle + across, middle + down)
+        ImageDraw.Draw(mask).arc(box, *stroke.angles, fill=255, width=max(1, round(FINE * stroke.width)))
+        picture.paste(stroke.colour, (stroke.at[0] - half, stroke.at[1] - half), mask.reduce(FINE))
+    boxes = []
+    for letter in what.letters:
+        # hinting moves outlines by up to one fine pixel
+        glyph, (x, y) = letter_mask(letter.font, letter.letter, round(FINE * letter.cap / cap_ratio(letter.font)))
+        half = math.ceil((max(glyph.size) / 2 + 1) / FINE)
+        square = Image.new("L", (2 * half * FINE, 2 * half * FINE))
+        square.paste(glyph, (round(half * FINE - x), round(half * FINE - y)))
+        mask = square.rotate(letter.rotation, Image.Resampling.BICUBIC).reduce(FINE)
+        corner = (letter.at[0] - half, letter.at[1] - half)
+        picture.paste(letter.ink, corner, mask)
+        left, top, right, bottom = mask.getbbox() or (0, 0, *mask.size)
+        boxes.append((corner[0] + left, corner[1] + top, right - left, bottom - top))
+    return picture, boxes
+
+
+def texture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Coloured noise of several octaves: a background that needs no file."""
+    field, side = np.zeros((height, width), np.float32), max(height, width)
+    for octave in range(int(rng.integers(3, 7))):
+        cells = min(side, 2 ** (octave + 1))
+        noise = Image.fromarray(rng.random((cells, cells), np.float32)).resize((side, side), Image.Resampling.BICUBIC)
+        field += np.asarray(noise)[:height, :width] * 0.6**octave
+    field = (field - field.min()) / max(float(np.ptp(field)), 1e-6)
+    ends = rng.integers(0, 256, (2, 3)).astype(np.float32)
+    return np.round(ends[0] + field[..., None] * (ends[1] - ends[0])).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Photographs:
+    """Regions of photographs, `files` as bytes: at random, reduced by up to the picture's own size."""
+
+    files: Sequence[bytes]
+
+    def __call__(self, rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+        with Image.open(io.BytesIO(self.files[int(rng.integers(len(self.files)))])) as opened:
+            photo = opened.convert("RGB")
+        most = min(photo.width / width, photo.height / height)
+        scale = float(rng.uniform(min(1.0, most), most))  # below 1 the whole of a small photograph is enlarged
+        across, down = round(scale * width), round(scale * height)
+        left, top = int(rng.integers(photo.width - across + 1)), int(rng.integers(photo.height - down + 1))
+        region = photo.crop((left, top, left + across, top + down)).resize((width, height), Image.Resampling.BICUBIC)
+        return np.asarray(region)
+
+
+# ------------------------------------------------------------------------------------------------ sets of crowds
 
 SCENES = ("scenes", "scenes-count")
 TRAIN_SIDE, HELDOUT_SIDE = 160, 384  # pixels
 TRAIN_SCENES, HELDOUT_SCENES = 20_000, 520
 MOST_RINGS = 4  # as many as 96 pixels have room for
 WITHIN = 96  # pixels of a square that holds all rings, so that a window of training does
+_worker: tuple[Sequence[str], Background]  # of a process: once, since photographs are large
 
 
 def write_scenes(
@@ -55,50 +456,44 @@ def write_scenes(
 ) -> dict[str, int]:
     """Draw a set of `SCENES` into folder/train and folder/heldout; returns the number of pictures of each.
 
-    fonts, backgrounds, counts: of each split. heldout_side: in pixels. Ringed letters walk through the letters, then the fonts.
+    fonts, backgrounds, counts: of each split. Ringed letters walk through the letters, then the fonts.
     """
-    made = {}
+    sizes = {}
     for split, count in (counts or {"train": TRAIN_SCENES, "heldout": HELDOUT_SCENES}).items():
-        versions = {"pillow": PIL.__version__, "freetype": features.version("freetype2"), "numpy": np.__version__}
         side = heldout_side if split == "heldout" else TRAIN_SIDE
-        index = {"classes": CLASSES, "size": side, "seed": seed, "made_with": {**(made_with or {}), **versions}}
+        index = {"classes": CLASSES, "size": side, "seed": seed, "made_with": {**(made_with or {}), **versions()}}
         jobs = [(kind, split, number, side, seed) for number in range(count)]
-        with Pool(initializer=_give, initargs=(tuple(fonts[split]), backgrounds[split])) as pool:
+        with Pool(initializer=_start_worker, initargs=(tuple(fonts[split]), backgrounds[split])) as pool:
             samples = pool.imap(_draw_sample, jobs, chunksize=16)
-            made[split] = write_shards(folder / split, samples, name=kind, per_shard=2000, total=count, index=index)
-    return made
+            sizes[split] = write_shards(folder / split, samples, name=kind, per_shard=2000, total=count, index=index)
+    return sizes
 
 
-_given: tuple[Sequence[str], Background]  # of a worker: once, since photographs are large
-
-
-def _give(*given: Any) -> None:
-    global _given
-    _given = given
+def _start_worker(fonts: Sequence[str], background: Background) -> None:
+    global _worker
+    _worker = fonts, background
 
 
 def _draw_sample(job: tuple[str, str, int, int, int]) -> Sample:
     """Picture `number` of a kind's split, of a side and seed."""
-    (kind, split, number, side, seed), (fonts, background) = job, _given
+    (kind, split, number, side, seed), (fonts, background) = job, _worker
     rng = np.random.default_rng([seed, SCENES.index(kind), split == "heldout", number])
     if kind == "scenes":
         label = number % len(CLASSES)
         marked = [(fonts[number // len(CLASSES) % len(fonts)], CLASSES[label])]
     else:
         label = number % (MOST_RINGS + 1)
-        drawn = rng.integers([len(fonts), len(CLASSES)], size=(label, 2)).tolist()
-        marked = [(fonts[font], CLASSES[letter]) for font, letter in drawn]
+        pairs = rng.integers([len(fonts), len(CLASSES)], size=(label, 2)).tolist()
+        marked = [(fonts[font], CLASSES[letter]) for font, letter in pairs]
     what = crowd(rng, fonts, (side, side), marked=marked, within=WITHIN)
-    picture, boxes = draw(what, background(rng, side, side))
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=92, subsampling=0)
+    picture, boxes = draw_crowd(what, background(rng, side, side))
     objects = {
         "bbox": boxes,
         "category": [CLASSES.index(letter.letter) for letter in what.letters],
         "marked": [letter.marked for letter in what.letters],
     }
     group = {"group": Path(marked[0][0]).name} if kind == "scenes" else {}
-    return Sample(stream.getvalue(), label, {"objects": objects, **group})
+    return Sample(jpeg(picture), label, {"objects": objects, **group})
 
 
 @app.command()
@@ -109,13 +504,13 @@ def main(
     side: Annotated[int, typer.Option(min=WITHIN, max=2048, help="pixels of a held-out scene's side")] = HELDOUT_SIDE,
     seed: Annotated[int, typer.Option(min=0, help="another one draws other scenes")] = 0,
 ) -> None:
+    """Draw crowds in matplotlib's fonts over textures."""
     if out.exists():
         raise typer.BadParameter(f"{out} exists; remove it, or name another folder with --out")
     fonts = {split: [str(path) for path in builtin_fonts(split)] for split in ("train", "heldout")}
+    grounds, counts = dict.fromkeys(fonts, texture), {"train": train, "heldout": heldout}
     with new_folder(out, "scenes/train/index.json") as folder:
         for kind in SCENES:
-            grounds = {"train": texture, "heldout": texture}
-            counts = {"train": train, "heldout": heldout}
             write_scenes(folder / kind, kind, fonts, grounds, counts=counts, heldout_side=side, seed=seed)
 
 

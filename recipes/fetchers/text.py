@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.fetchers.common import Corpus, FetchError, download, write_jsonl
-from recipes.fetchers.packages import apt_unpack, npm_pack, pip_download
+from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, npm_pack, pip_download, write_jsonl
 
 RFC_TRAIN_UPTO, RFC_HELDOUT_ABOVE = 8500, 8900
 RFC_PACKAGES = ("std", "std-proposed", "informational", "experimental", "old-std", "others", "misc", "fyi-bcp")
@@ -216,32 +215,19 @@ def strip_pages(text: str) -> str:
     text = re.sub(r"[\x00-\x08\x0b\x0e-\x1f]", "", text.replace("\r\n", "\n").replace("\r", "\n"))
     joined: list[str] = []
     for number, page in enumerate(text.split("\f")):
-        lines = [line.rstrip() for line in page.split("\n")]
-        _drop_edge(lines, -1, _FOOTER)
-        if number > 0:
-            _drop_edge(lines, 0, _HEADER)
-        _trim(lines)
-        if not lines:
+        lines = "\n".join(line.rstrip() for line in page.split("\n")).strip("\n").split("\n")
+        if _FOOTER.search(lines[-1]):
+            lines.pop()
+        if number > 0 and lines and _HEADER.search(lines[0]):
+            lines.pop(0)
+        lines = "\n".join(lines).strip("\n").split("\n")
+        if lines == [""]:
             continue
         runs_on = joined and joined[-1][-1:] not in ".:;!?" and lines[0].lstrip()[:1].islower()
         if joined and not runs_on:
             joined.append("")
         joined += lines
     return re.sub(r"\n{3,}", "\n\n", "\n".join(joined)).strip()
-
-
-def _trim(lines: list[str]) -> None:
-    while lines and not lines[0]:
-        lines.pop(0)
-    while lines and not lines[-1]:
-        lines.pop()
-
-
-def _drop_edge(lines: list[str], edge: int, pattern: re.Pattern[str]) -> None:
-    """Drop the first (0) or last (−1) line that is not blank when it matches."""
-    _trim(lines)
-    if lines and pattern.search(lines[edge]):
-        lines.pop(edge)
 
 
 CORPORA = {

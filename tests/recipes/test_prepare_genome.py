@@ -64,9 +64,10 @@ def test_the_whole_command(fasta, tmp_path):
     said = json.loads((out / "statistics.json").read_text())
     assert said["total"]["length"] == sum(SIZES.values()) and len(said["contigs"]) == len(SIZES)
     assert (
-        said["fingerprint"] == open_genome(find_source(str(fasta))).fingerprint and "train: 2 regions" in said["split"]
+        said["fingerprint"] == open_genome(find_source(str(fasta))).fingerprint
+        and "train: regions 2, contigs 2" in said["split"]
     )
-    assert "not used" in done.stdout and f"{said['total']['gc']:.1%}" in done.stdout
+    assert f"GC {said['total']['gc']:.1%}" in done.stdout
     command = shlex.split(done.stdout.split("train on it: ")[1].replace("\n", " "))
     assert command[:3] == ["python", "recipes/train.py", "dna.human_125m"]
     settings = dict(part.split("=", 1) for part in command if "=" in part)
@@ -91,14 +92,6 @@ def test_a_bed_of_ones_own_and_a_tokenizer(fasta, tmp_path):
     assert done.exit_code == 0 and f"data.tokenizer={tmp_path}/out/bpe.json" in done.stdout
     assert (tmp_path / "out/split.bed").read_text() == "chr1\t0\t800\ttrain\nchr1\t800\t900\tvalid\n"
     assert json.loads((tmp_path / "out/bpe.json").read_text())["model"]["type"] == "BPE"
-
-
-def test_many_contigs_are_summarised(tmp_path):
-    path = tmp_path / "many.fa"
-    path.write_text("".join(f">c{n}\n{'ACGT' * (n + 5)}\n" for n in range(60)))
-    done = prepare(path, "--out", tmp_path / "out")
-    assert "20 shorter" in done.stdout and "c59" in done.stdout and "c3 " not in done.stdout
-    assert len(splits(tmp_path / "out")) == 60
 
 
 def test_dry_run_writes_nothing(fasta, tmp_path):

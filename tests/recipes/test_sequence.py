@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from functools import cache
@@ -23,8 +22,6 @@ from recipes.runs import RunFolder
 from recipes.sequence import sequence_group
 from recipes.train import main, rank_state
 from tests.ranks import Ranks
-from tools.benches import sharing
-from tools.benches.sharing import kept_bytes
 from zoo.methods import list_positions
 from zoo.priors import PRIORS, TablePrior
 
@@ -171,31 +168,35 @@ def test_streams_are_read_by_groups():
         rank_state(["a", "b", "c"], ranks[0])
 
 
+def saved_bytes(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
+    """Bytes of the tensors that autograd saves for the backward pass of a batch's loss, each storage once."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}  # held here, so that no address is used twice
+
+    def save(x: torch.Tensor) -> torch.Tensor:
+        if (storage := x.untyped_storage()).data_ptr() not in parameters:
+            storages[storage.data_ptr()] = storage
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
+        loss, _ = causal_lm_loss(model, batch)
+    loss.backward()
+    model.zero_grad()
+    return sum(storage.nbytes() for storage in storages.values())
+
+
 def kept_share(config: dict[str, Any], size: int) -> float:
     """What ranks that share lines keep for backward, of what one rank keeps."""
     model, batch = model_of(config), batch_of(documents=True)
-    alone = kept_bytes(model, batch)
+    alone = saved_bytes(model, batch)
     model.sequence = group(size)
-    return kept_bytes(model, batch) / alone
+    return saved_bytes(model, batch) / alone
 
 
 @pytest.mark.parametrize("position", ["ggd+spectral+key_bias", "rope"])
 def test_activation_memory_falls_with_the_ranks(position, four):
     """1/4, and what every rank keeps of whole lines: documents, and key features that all heads have in common."""
     assert max(four(kept_share, {"position": position, "ssmax": True}, 4)) < 0.32
-
-
-def measure(out: Path) -> None:
-    sharing.main("text_ggd_tiny", "64,66", out)
-
-
-def test_the_benchmark_measures_every_number_of_ranks(four, tmp_path):
-    four(measure, tmp_path / "out.json")
-    found = json.loads((tmp_path / "out.json").read_text())
-    shares = {row["share"]: row["of_one"] for row in found["results"] if row["length"] == 64}
-    assert shares[1] == 1 and 0.5 <= shares[2] < 0.55 and 0.25 <= shares[4] < 0.3
-    assert [row["share"] for row in found["results"] if row["length"] == 66] == [1, 2]
-    assert "no multiple of 4" in found["left_out"]["text_ggd_tiny at 66"]
 
 
 def test_terms_of_some_heads_are_made_alone():

@@ -1,1 +1,0 @@
-"""Letters in fonts: alone in scenes with clutter, and in crowds over photographs."""

@@ -1,0 +1,137 @@
+"""Pictures of letters: the same composition at every size, boxes round the ink, the pixels of the shipped data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from modalities.vision.objects import window_on
+from modalities.vision.sources import BUILTIN, open_images
+from recipes.fetchers import letters, scenes
+from recipes.fetchers.letters import CLASSES, builtin_fonts
+from recipes.fetchers.scenes import Photographs, View, crowd, draw_crowd, draw_scene, texture
+
+FONTS = {split: [str(path) for path in builtin_fonts(split)] for split in ("train", "heldout")}
+MAKERS = [scenes.training_example, scenes.heldout_example]
+
+
+def examples(count: int, make, fonts=FONTS["train"]):
+    for n in range(count):
+        yield make(np.random.default_rng(n), fonts[n % len(fonts)], CLASSES[n % 26])
+
+
+def pixels(picture: Image.Image) -> np.ndarray:
+    return np.asarray(picture, np.float32)
+
+
+def test_equal_seeds_give_the_pixels_of_the_shipped_data() -> None:
+    if json.loads((BUILTIN / "index.json").read_text())["made_with"]["pillow"] != scenes.versions()["pillow"]:
+        pytest.skip("another Pillow draws other pixels")
+    digest = hashlib.sha256()
+    for make in MAKERS:
+        for scene, view in examples(6, make):
+            digest.update(draw_scene(scene, 48, view).tobytes())
+    assert digest.hexdigest()[:16] == "dde2ebba22cb7528"
+    digest, rng = hashlib.sha256(), np.random.default_rng(0)
+    what = crowd(rng, FONTS["train"], (160, 224), marked=[(FONTS["train"][0], "Q")], within=96)
+    digest.update(draw_crowd(what, texture(rng, 160, 224))[0].tobytes())
+    assert digest.hexdigest()[:16] == "ba0ffc7180a96c95"
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_every_size_shows_the_same_letter_whole(make) -> None:
+    for scene, view in examples(8, make):
+        small, large = draw_scene(scene, 96, view), draw_scene(scene, 384, view)
+        assert np.abs(pixels(small) - pixels(large.reduce(4))).mean() < 0.5
+        half = 0.5 / view.zoom
+        assert all(half - 1e-9 <= place <= 1 - half + 1e-9 for place in view.centre)
+        low, high = scenes.TRAIN_CAP if make is scenes.training_example else scenes.HELDOUT_CAP
+        assert low <= scene.cap_height * view.zoom <= high
+        assert min(scenes.contrast(scene.ink, side) for side in scene.paper) >= scenes.MIN_CONTRAST
+        ink = replace(scene, clutter=(), ink=(0, 0, 0), paper=((255, 255, 255),) * 2)
+        dark = pixels(draw_scene(ink, 96, view)).min(-1) < 128
+        assert dark.any() and not dark[[0, -1]].any() and not dark[:, [0, -1]].any()
+    cropped = draw_scene(scene, 256).crop((0, 0, 128, 128))
+    assert np.abs(pixels(cropped) - pixels(draw_scene(scene, 128, View(2.0, (0.25, 0.25))))).mean() < 0.5
+
+
+@pytest.mark.parametrize(("size", "marked"), [((96, 96), 1), ((384, 384), 4), ((96, 384), 0)])
+def test_crowds_have_one_density_and_boxes_round_the_ink(size, marked: int) -> None:
+    fonts = FONTS["train"]
+    what = crowd(
+        np.random.default_rng(1), fonts, size, marked=[(fonts[n], "QRST"[n]) for n in range(marked)], within=96
+    )
+    wanted = size[0] * size[1] / scenes.AREA
+    assert 0.6 * wanted <= len(what.letters) <= max(1, round(wanted))
+    ringed = [letter for letter in what.letters if letter.marked]
+    assert len(ringed) == marked == sum(stroke.angles == (0.0, 360.0) for stroke in what.strokes)
+    assert all(np.abs(np.subtract(a.at, b.at)).max() <= 96 for a in ringed for b in ringed)
+    picture, boxes = draw_crowd(replace(what, strokes=()), np.full((*size, 3), 255, np.uint8))
+    dark = np.asarray(picture).min(-1) < 200
+    for left, top, width, height in boxes:
+        assert dark[top : top + height, left : left + width].any() and 6 <= height <= 2.2 * scenes.CAP[1]
+        dark[top : top + height, left : left + width] = False
+    assert not dark.any()
+
+
+def test_too_many_marked_letters_are_refused_and_backgrounds_are_lighter_than_ink(tmp_path: Path) -> None:
+    fonts, rng = FONTS["train"], np.random.default_rng(0)
+    with pytest.raises(ValueError, match="5 marked letters find no room in 48 pixels"):
+        crowd(rng, fonts, (384, 384), marked=[(fonts[0], "Q")] * 5, within=48)
+    Image.fromarray(rng.integers(0, 256, (90, 120, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+    for background in (texture, Photographs([(tmp_path / "a.png").read_bytes()])):
+        field = background(rng, 96, 200)
+        assert field.shape == (96, 200, 3) and field.dtype == np.uint8 and field.std() > 0
+        picture, _ = draw_crowd(scenes.Crowd((96, 200), (), ()), field)
+        assert np.asarray(picture).min() >= scenes.BRIGHTEST_DARK > scenes.DARKEST_INK
+
+
+@pytest.mark.parametrize("kind", scenes.SCENES)
+def test_sets_are_read_as_what_was_drawn(kind: str, tmp_path: Path) -> None:
+    grounds, counts = dict.fromkeys(FONTS, texture), {"train": 3, "heldout": 5}
+    assert scenes.write_scenes(tmp_path / kind, kind, FONTS, grounds, counts=counts, heldout_side=192) == counts
+    images = open_images(f"wds:{tmp_path / kind / 'heldout'}", "all", objects=True)
+    for n in range(5):
+        _, objects = images.read_objects(n)
+        marked, label = objects.categories[objects.marked], images.read(n)[1]
+        assert label == (marked[0] if kind == "scenes" else len(marked)) and len(marked) == (
+            1 if kind == "scenes" else n
+        )
+        assert bool(objects.group) == (kind == "scenes")
+        window_on((192, 192), objects, (96, 96), (0.3, 0.7))  # raises where the marked ones do not fit
+
+
+# ---- fonts
+
+
+@pytest.fixture(scope="module")
+def shipped() -> list[letters.Font]:
+    """matplotlib's fonts, as if every name had come in a package of its own."""
+    fonts = [letters.read_font((path, "package")) for paths in FONTS.values() for path in paths]
+    return [replace(font, package=font.name) for font in fonts if font]
+
+
+@pytest.mark.slow
+def test_fonts_of_other_letters_and_copies_are_left_out(shipped, tmp_path: Path) -> None:
+    folder = Path(FONTS["train"][0]).parent
+    assert not any(letters.usable(folder / name) for name in ("cmex10.ttf", "DejaVuSansDisplay.ttf"))
+    (tmp_path / "x.ttf").write_text("no font")
+    assert letters.read_font((str(tmp_path / "x.ttf"), "none")) is None
+    odd = replace(shipped[0], pictures=np.roll(shipped[0].pictures, 1, axis=0), package="other script", path="odd")
+    thin = replace(shipped[3], stroke=0.03, package="hairline", path="thin")
+    chosen = {font.path for font in letters.legible([*shipped, odd, thin])}
+    assert not {"odd", "thin"} & chosen and len(chosen) > len(shipped) / 2
+    copy = replace(shipped[3], package="zzz", name="Copy", path="copy.ttf")
+    assert len(letters.distinct([shipped[3], copy])) == 1
+    train, heldout = letters.split([*shipped, copy], 3)
+    place = {font.path: n for n, group in enumerate(letters.families([*shipped, copy])) for font in group}
+    assert place["copy.ttf"] == place[shipped[3].path] and len(heldout) == 3
+    assert not {place[font.path] for font in train} & {place[font.path] for font in heldout}
+    with pytest.raises(ValueError, match="99 families"):
+        letters.split(shipped, 99)

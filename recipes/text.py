@@ -198,7 +198,7 @@ def bam(method: str, size: str) -> Recipe:
     RoPE-SSMax (`recipes/evaluate.py RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is RoPE measured
     with `--set position=local`. Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the others; any number of ranks that divides
     1152 / micro_batch. Needs Mistral-v0.3's tokenizer.json. Expected of ggd_ssmax at 120M: passkey 1.0 to 102k tokens, 0.8 at
-    256k; RULER single_1 1.0 to 4k; of the larger ones the same at lower perplexity.
+    256k; of the larger ones the same at lower perplexity.
     """
     lr, micro_batch, of_size = BAM[size]
     return Recipe(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,13 +22,9 @@ from modalities.text.evaluators.far import Far
 from modalities.text.evaluators.niah import NeedleGrid
 from modalities.text.evaluators.passkey import Passkey
 from modalities.text.evaluators.perplexity import Perplexity
-from modalities.text.evaluators.ruler import Ruler, fraction_found
 from modalities.text.grammars import GRAMMARS
 from modalities.text.model import CausalLM, TextConfig
 from modalities.text.prompts import PUBLISHED, TEMPLATES, Template
-from modalities.text.ruler import RULER_TASKS, Material, load_words, make_sample
-from modalities.text.ruler.counting import FrequentWords
-from modalities.text.ruler.needles import Needles
 from modalities.text.tokenizers import load_tokenizer
 from zoo import KVCache
 
@@ -81,8 +76,7 @@ def tiny(position="ggd", **options):
 
 
 def made(kind, trained_on=None, **settings):
-    own = {"keys": "own"} if issubclass(kind, Ruler) else {}  # words that need no package
-    return kind(kind.settings_class(**own | settings), trained_on)
+    return kind(kind.settings_class(**settings), trained_on)
 
 
 def summary(kind, model, **settings):
@@ -128,13 +122,6 @@ def other_number_of(prompt):
     key = given + passkey_of(prompt).strip()
     other = next(number for number in re.findall(r"(?<!\d)\d{5}(?!\d)", prompt) if number != key)
     return other if given else f" {other}"
-
-
-def asked_values(prompt):
-    """All but the last of the values that a RULER prompt asks for, wherever they are, in capitals."""
-    asked = prompt.rsplit("What ", 1)[1]
-    found = [value for key, value in re.findall(r"for (\S+) is: (\S+)\.", prompt) if key in asked]
-    return " " + ", ".join(found[:-1]).upper() + ", not the last"
 
 
 # ------------------------------------------------------------------------------------------------------------ far
@@ -538,171 +525,6 @@ def test_needle_grid_hides_the_key_in_held_out_text():
     assert row["free_generation"] == 1.0
 
 
-NEEDLES = [name for name, task in RULER_TASKS.items() if isinstance(task, Needles)]
-SENTENCES = "It was a bright cold day. The clocks struck one. Nobody was there to hear them."
-ESSAY = tuple(SENTENCES.split())
-OWN = Material(load_tokenizer("bytes"), ESSAY, load_words("own"))
-
-
-def ruler_text(name, length, seed=0, budget="ruler", material=OWN):
-    prompt, references = make_sample(RULER_TASKS[name], length, material, np.random.default_rng(seed), budget=budget)
-    return prompt, OWN.tokenizer.decode(prompt), references
-
-
-@pytest.mark.parametrize("name", NEEDLES)
-def test_ruler_prompts_fit_and_hold_their_references(name):
-    task = RULER_TASKS[name]
-    for seed in range(5):
-        prompt, text, references = ruler_text(name, 1200, seed, "prompt")
-        assert 1200 - 170 < len(prompt) <= 1200  # the largest haystack: one more sentence would not fit
-        assert len(references) == task.num_values * task.num_queries
-        assert all(text.count(reference) == 1 for reference in references)
-        asked = text.rsplit("What ", 1)[1]
-        keys = re.findall(r"for (\S+) is: ", text)
-        assert sum(key in asked for key in dict.fromkeys(keys)) == task.num_queries
-        pattern = {"numbers": r"\d{7}", "uuids": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"}[task.value]
-        assert all(re.fullmatch(pattern, reference) for reference in references)
-
-
-@pytest.mark.parametrize("budget", ["ruler", "prompt"])
-@pytest.mark.parametrize("name", RULER_TASKS)
-def test_a_budget_is_used_up_and_never_exceeded(name, budget):
-    """RULER's: prompt without BOS and generated tokens; the prompt's: all that is read."""
-    length, step = 3000, {"cwe": 250, "fwe": 60}.get(name, 170)
-    prompt, _, _ = ruler_text(name, length, budget=budget)
-    used = len(prompt) - 1 + RULER_TASKS[name].new_tokens if budget == "ruler" else len(prompt)
-    assert length - step < used <= length
-
-
-@pytest.mark.parametrize("name", RULER_TASKS)
-def test_ruler_ends_with_an_error_when_too_short(name):
-    for budget in ("ruler", "prompt"):
-        with pytest.raises(ValueError, match=rf"\b256\b.*'{budget}'.* \d+ tokens .*'bytes'") as error:
-            ruler_text(name, 256, budget=budget)
-        least = int(re.search(r"takes (\d+) tokens", str(error.value))[1])
-        ruler_text(name, least, budget=budget)  # what the error says is enough
-        with pytest.raises(ValueError, match=str(least)):
-            ruler_text(name, least - 1, budget=budget)
-    with pytest.raises(ValueError, match=rf"{name}.*\b200\b"):
-        made(Ruler, lengths=(200,), tasks=(name,)).cells(tiny())
-
-
-def test_variable_tracking_is_one_chain_of_four_hops_behind_a_solved_example():
-    _, text, references = ruler_text("vt", 2600)
-    example, asked = text.split("\n\nMemorize", 1)
-    for part, names, letters in ((example, example.split()[-5:], 3), (asked, list(references), 5)):
-        value = re.search(r"VAR [A-Z]+ = (\d{5})\n", part)[1]
-        chain = re.findall(r"VAR ([A-Z]+) = (?:VAR )?(\w+) ?\n", part)
-        assert chain == list(zip(names, [value, *names[:-1]], strict=True))  # in order
-        assert len(set(names)) == 5 and all(len(name) == letters for name in names)
-        assert f"5 variables are assigned the value {value}, they are: " in part
-    assert (
-        text.endswith("they are: ") and asked.count("The grass is green.") > example.count("The grass is green.") == 5
-    )
-
-
-@pytest.mark.parametrize(("length", "often", "seldom", "shown"), [(3000, 6, 1, (20, 3, 1)), (7000, 30, 3, (40, 10, 3))])
-def test_common_words_occur_as_often_as_ruler_has_them(length, often, seldom, shown):
-    _, text, references = ruler_text("cwe", length)
-    example, asked = text.split("\nBelow is", 1)
-    answer = re.findall(r"\d+\. (\S+)", example.rsplit("list are: ", 1)[1])
-    for part, common, times in ((example, answer, shown[1:]), (asked, list(references), (often, seldom))):
-        words = re.findall(r"\d+\. (\S+)", part.split("Question:")[0])
-        assert len(common) == len(set(common)) == 10
-        assert {word: words.count(word) for word in words} == {
-            word: times[word not in common] for word in words
-        } and set(common) <= set(words)
-    assert len(set(re.findall(r"\d+\. (\S+)", example.split("Question:")[0]))) == shown[0]
-
-
-def test_common_words_are_pairs_where_a_list_is_used_up():
-    words = load_words("own")
-    drawn = words.sample(len(words.listed) + 1, np.random.default_rng(0))
-    assert len(set(drawn)) == len(words.listed) + 1 and all("-" in word for word in drawn)
-    assert not any("-" in word for word in words.sample(len(words.listed), np.random.default_rng(0)))
-    few = Material(OWN.tokenizer, ESSAY, type(words)("few", words.adjectives[:5], words.nouns[:5]))
-    with pytest.raises(ValueError, match=r"3000.* 25 different words"):
-        ruler_text("cwe", 3000, material=few)
-
-
-def test_frequent_words_follow_the_zeta_distribution():
-    for length in (700, 3000, 20000):
-        _, text, references = ruler_text("fwe", length)
-        words = text.split("coded words. ")[1].split("\nQuestion")[0].split()
-        counts = sorted({word: words.count(word) for word in words}.items(), key=lambda pair: -pair[1])
-        assert [word for word, _ in counts[:4]] == ["...", *references]
-        assert [count for _, count in counts[:5]] == sorted({count for _, count in counts[:5]}, reverse=True)
-        total = counts[0][1] / (6 / math.pi**2)
-        assert all(abs(count - total * 6 / math.pi**2 / k**2) < 2 for k, (_, count) in enumerate(counts, 1))
-    share = 6 / math.pi**2 / np.arange(1, 6) ** 2
-    distinct = [n for n in range(1, 2000) if len(set(np.floor(n * share))) == 5]
-    assert set(range(FrequentWords.least, 2000)) <= set(distinct)
-
-
-def test_wonderwords_are_rulers_own():
-    pytest.importorskip("wonderwords")
-    words = load_words("wonderwords")
-    assert (len(words.adjectives), len(words.nouns), len(words.verbs)) == (910, 6782, 1041)
-    assert words.fingerprint != load_words("own").fingerprint
-
-
-def test_words_that_are_not_installed_are_asked_for(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wonderwords", None)
-    load_words.cache_clear()
-    with pytest.raises(ImportError, match=r"pip install wonderwords.*--keys own"):
-        made(Ruler, keys="wonderwords").identity(tiny())
-
-
-def test_ruler_settings_name_what_they_know():
-    for wrong in ({"budget": "promt"}, {"keys": "mine"}, {"tasks": ("vt", "cvt")}, {"tasks": ()}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))}.*expected"):
-            made(Ruler, **wrong)
-    assert made(Ruler, tasks=("cwe", "single_1")).tasks == ("single_1", "cwe")
-    keys = [made(Ruler, **options).identity(tiny()) for options in ({}, {"budget": "prompt"}, {"samples": 3})]
-    assert len({json.dumps(key) for key in keys}) == 3
-    assert made(Ruler, tasks=("vt",)).identity(tiny()) == keys[0]  # only decides which cells there are
-
-
-def test_default_lengths_have_room_for_every_task():
-    model = KnownAnswer()
-    assert made(Ruler).points(model) == (2048,)  # at 4,096 words are repeated more often
-    assert made(Ruler, tasks=("single_3",)).points(model) == (1024, 2048, 4096)
-    model.config.train_context = 32
-    with pytest.raises(ValueError, match=r"cwe, fwe: .* 1024 .*--tasks single_1,.*,fwe, which fit in 1024"):
-        made(Ruler).points(model)
-
-
-def test_ruler_scores_what_is_generated():
-    row = summary(Ruler, KnownAnswer(asked_values), lengths=(1200,), samples=2, tasks=NEEDLES)[1200]
-    assert row["single_1"] == 0.0  # one reference, left out
-    assert row["multivalue"] == 0.75  # three of four, in capitals where there are letters
-    assert row["average"] == pytest.approx(np.mean([row[task] for task in NEEDLES]))
-
-
-def test_ruler_generates_what_a_task_asks_for_and_no_more():
-    def solved(prompt):
-        names = re.findall(r"VAR ([A-Z]{5}) =", prompt)
-        return "." * (30 - 17) + " ".join(names)  # the third name ends with the 30th token
-
-    assert summary(Ruler, KnownAnswer(solved), lengths=(2400,), samples=2, tasks=("vt",))[2400]["vt"] == 0.6
-
-
-def test_ruler_errors_are_over_samples():
-    cells = {
-        f"{task}": {"length": 1, "task": task, "scores": scores}
-        for task, scores in (("vt", [0.0, 1.0, 0.5, 0.5]), ("cwe", [0.1, 0.1, 0.3, 0.3]))
-    }
-    row = made(Ruler).rows(cells)[0]
-    vt, cwe = (np.std(cells[task]["scores"], ddof=1) / 2 for task in ("vt", "cwe"))
-    assert (row["vt_standard_error"], row["cwe_standard_error"]) == pytest.approx((vt, cwe))
-    assert row["average"] == pytest.approx(0.35)
-    assert row["average_standard_error"] == pytest.approx(math.sqrt(vt**2 + cwe**2) / 2)
-
-
-def test_fraction_found_ignores_case():
-    assert fraction_found("the ABC and 12", ("abc", "12", "34")) == pytest.approx(2 / 3)
-
-
 # ------------------------------------------------------------------------------------------------------------ cells
 
 
@@ -713,7 +535,7 @@ SCORING = {name: kind for name, kind in EVALUATORS.items() if not issubclass(kin
 @pytest.mark.parametrize("name", SCORING)
 def test_finished_cells_are_handed_on_and_the_rest_is_the_same(name):
     kind, model = EVALUATORS[name], KnownAnswer(None if name == "perplexity" else passkey_of)
-    few = {"lengths": (900,), "samples": 1} | ({"tasks": ("multivalue", "fwe")} if name == "ruler" else {})
+    few = {"lengths": (900,), "samples": 1}
     full = dict(made(kind, **few).run(model))
     kept = dict(list(full.items())[:-1])
     measured = []
@@ -731,11 +553,11 @@ def test_finished_cells_are_handed_on_and_the_rest_is_the_same(name):
 
 @pytest.mark.parametrize("kind", [kind for kind in SCORING.values() if kind is not Far])  # reads one text at a time
 def test_batches_change_no_number_and_are_no_part_of_a_cells_key(kind):
-    model = KnownAnswer({Perplexity: None, Ruler: asked_values}.get(kind, passkey_of))
-    few = {"lengths": (900,), "samples": 2} | ({"tasks": ("multivalue", "fwe")} if kind is Ruler else {})
+    model = KnownAnswer({Perplexity: None}.get(kind, passkey_of))
+    few = {"lengths": (900,), "samples": 2}
     one, many = (made(kind, **few, batch_tokens=n) for n in (1, 10**6))
     assert one.identity(model) == many.identity(model)
-    score = "nll_sum" if kind is Perplexity else "scores" if kind is Ruler else "free_generation"
+    score = "nll_sum" if kind is Perplexity else "free_generation"
     first, second = (np.ravel([value[score] for _, value in evaluator.run(model)]) for evaluator in (one, many))
     assert first == pytest.approx(second, rel=1e-12) and sum(first) > 0
 
@@ -767,11 +589,7 @@ def test_a_run_is_measured_on_what_its_training_held_out(tmp_path):
     assert len(found["whole"]) == 10 and all("bee" in text for text in found["whole"])
     assert len(found["share"]) == 3 and all("ant" in text for text in found["share"])
     assert found["asked"] == found["share"]
-    keys = [
-        made(kind, data).identity(model)
-        for kind in (Perplexity, NeedleGrid, Ruler)
-        for data in (None, {"source": other})
-    ]
+    keys = [made(kind, data).identity(model) for kind in (Perplexity, NeedleGrid) for data in (None, {"source": other})]
     assert all(a != b for a, b in zip(keys[::2], keys[1::2], strict=True))
     assert made(Passkey, {"source": other}).source_name == "own"
     assert made(Passkey, {"source": other}, template="heldout").source_name == other

@@ -22,7 +22,7 @@ from torch import Tensor
 from zoo.attention.base import AttentionCall, repeat_heads, visible
 from zoo.attention.dispatch import Observer
 from zoo.model import ZooModel
-from zoo.priors.blocked import bias_block
+from zoo.priors.tables import bias_block
 
 __all__ = ["Analysis", "analyse", "analyse_call"]
 

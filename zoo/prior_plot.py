@@ -17,8 +17,8 @@ from zoo.files import replacing
 from zoo.model import ZooModel
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
-from zoo.priors.blocked import bias_block
 from zoo.priors.key_bias import KeyBias
+from zoo.priors.tables import bias_block
 
 __all__ = [
     "FLOOR",

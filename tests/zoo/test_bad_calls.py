@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from zoo import Positions, PriorTerms, create_prior, prior_attention
-from zoo.priors.blocked import whole_bias
+from zoo.priors.tables import whole_bias
 
 BATCH, HEADS, QUERIES, KEYS, WIDTH = 2, 4, 5, 9, 8
 PRIORS: dict[str, dict[str, Any]] = {"ggd": {}, "goat": {"train_context": 8}, "fire": {"train_context": 8}}

@@ -12,8 +12,8 @@ import zoo
 from zoo.attention.sdpa import SdpaKernel
 from zoo.priors import fire
 from zoo.priors.base import PriorTerms
-from zoo.priors.blocked import whole_bias
 from zoo.priors.fire import Fire
+from zoo.priors.tables import whole_bias
 
 SMALL = SdpaKernel(mask_limit=16 * 37, block_rows=16)  # blocks of 16 rows
 

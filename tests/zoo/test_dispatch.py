@@ -28,7 +28,7 @@ from zoo.attention.dispatch import MaskWarning, choose_kernel
 from zoo.attention.flash import FlashKernel, find_package, find_runs
 from zoo.attention.triton import TritonKernel
 from zoo.priors.base import PriorTerms, RelativeTable
-from zoo.priors.blocked import _Sum
+from zoo.priors.tables import _Sum
 
 MISSING = "the flash-attn package is not installed"
 

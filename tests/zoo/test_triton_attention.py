@@ -19,7 +19,7 @@ from zoo.attention.triton import TritonKernel, common, table_grad
 from zoo.methods import list_positions
 from zoo.priors import Prior
 from zoo.priors.base import PriorTerms, RelativeTable
-from zoo.priors.blocked import BlockedBias
+from zoo.priors.tables import BlockedBias
 from zoo.registry import create_model
 
 pytestmark = pytest.mark.gpu

@@ -17,7 +17,7 @@ from zoo.layers import SSMax
 from zoo.methods import create_grid_position, create_position, uniform_options
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
-from zoo.priors.blocked import whole_bias
+from zoo.priors.tables import whole_bias
 
 __all__ = ["RECORD", "Grid", "LayerPrior", "attending_by", "create_layer", "has_priors", "prior_parameters"]
 

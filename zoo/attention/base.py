@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms, RelativeTable
-from zoo.priors.blocked import padded_bias
+from zoo.priors.tables import padded_bias
 
 __all__ = [
     "AttentionCall",

@@ -11,8 +11,7 @@ from torch import Tensor
 from zoo.attention.base import AttentionCall
 from zoo.naming import check_whole
 from zoo.priors.base import PriorTerms
-from zoo.priors.blocked import BlockedBias
-from zoo.priors.tables import RelativeTable
+from zoo.priors.tables import BlockedBias, RelativeTable
 
 __all__ = ["check_call"]
 

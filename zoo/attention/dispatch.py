@@ -21,7 +21,7 @@ from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.attention.triton import TRITON
 from zoo.naming import did_you_mean
 from zoo.priors.base import PriorTerms
-from zoo.priors.blocked import BlockedBias
+from zoo.priors.tables import BlockedBias
 
 __all__ = ["KERNELS", "MaskWarning", "Observer", "choose_kernel", "prior_attention", "skipped_share", "skipping"]
 

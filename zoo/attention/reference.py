@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.attention.base import AttentionCall, repeat_heads, visible
-from zoo.priors.blocked import whole_bias
+from zoo.priors.tables import whole_bias
 
 __all__ = ["ReferenceKernel", "attend"]
 

@@ -25,8 +25,7 @@ from zoo.attention.base import (
     visible,
 )
 from zoo.priors.base import without_autocast
-from zoo.priors.blocked import Bias, BlockedBias, bias_block
-from zoo.priors.tables import UnrolledTable
+from zoo.priors.tables import Bias, BlockedBias, UnrolledTable, bias_block
 from zoo.slices import slices
 
 __all__ = ["SdpaKernel"]

@@ -22,8 +22,16 @@ from torch import Tensor, nn
 
 from zoo.naming import check_whole
 from zoo.positions import Positions
-from zoo.priors.blocked import Bias, BlockedBias, whole_bias
-from zoo.priors.tables import ParametricTable, RelativeTable, grid_table, line_table
+from zoo.priors.tables import (
+    Bias,
+    BlockedBias,
+    ParametricTable,
+    RelativeTable,
+    bias_of_heads,
+    grid_table,
+    line_table,
+    whole_bias,
+)
 
 __all__ = [
     "GridPrior",
@@ -93,7 +101,7 @@ class PriorTerms:
 
         table = None if self.table is None else self.table.of_heads(heads)
         lanes, carry = (cut(self.q_lanes), cut(self.k_lanes)), cut(self.carry)
-        bias = self.bias.of_heads(heads) if isinstance(self.bias, BlockedBias) else cut(self.bias)
+        bias = None if self.bias is None else bias_of_heads(self.bias, heads)
         return PriorTerms(*lanes, table, bias, carry, self.causal, self.offset)
 
     def with_parametric(self, parametric: ParametricTable) -> PriorTerms:

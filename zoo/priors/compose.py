@@ -6,9 +6,9 @@ from torch import Tensor
 
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, RelativeTable, prior_device
-from zoo.priors.blocked import Bias
 from zoo.priors.key_bias import KeyBias, KeyBias2d
 from zoo.priors.spectral import Spectral, Spectral2d
+from zoo.priors.tables import Bias
 
 __all__ = ["Compose", "Goat", "Goat2d", "compose"]
 

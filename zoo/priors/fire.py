@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo.naming import check_grid, check_number, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, patch_distance, prior_dtype, without_autocast
-from zoo.priors.blocked import BlockedBias, whole_bias
+from zoo.priors.tables import BlockedBias, whole_bias
 from zoo.slices import slices
 
 __all__ = ["Fire", "Fire2d"]

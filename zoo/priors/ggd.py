@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from zoo.naming import check_flags, nearest
 from zoo.positions import Positions
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import GridPrior, PriorTerms, TablePrior, patch_distance, prior_dtype
-from zoo.priors.tables import ParametricTable, line_table
+from zoo.priors.tables import ParametricTable
 
 __all__ = ["EPSILON", "Ggd", "Ggd2d", "GgdTable"]
 
@@ -44,43 +41,6 @@ def _curve(alpha: Tensor, beta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(steep, there, -alpha.exp() * r.masked_fill(steep, 1.0) ** beta), steep
 
 
-def _slopes(theta: Tensor, t: Tensor, steep: Tensor, x: Tensor, log_r: Tensor, train_mu: bool) -> Tensor:
-    """∂t/∂(θα, θβ[, θμ]) (2 or 3, H, …); see `GgdTable`."""
-    _, beta, mu = theta
-    t = t.masked_fill(steep, 0.0)
-    rows = [t, t * log_r]
-    if train_mu:
-        rows.append(-2 * mu.cosh() * t * beta / (x.abs() + EPSILON) * x.sign())
-    return torch.stack(rows)
-
-
-class _Curve(torch.autograd.Function):
-    """t and its Jacobian, by which t's gradient is found too, for theta (3, H) and distance (N,): few kernels for all layers.
-
-    exp(θα + θβ·ln r) instead of exp(θα)·r^θβ: within 10⁻⁶ of it, relative, where it is above −STEEP.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, theta: Tensor, distance: Tensor, train_mu: bool) -> tuple[Tensor, Tensor]:
-        alpha, beta, mu = theta = theta[..., None]
-        x = -distance - 2 * mu.sinh()
-        log_r = (x.abs() + EPSILON).log()
-        exponent = torch.addcmul(alpha, beta, log_r)
-        steep = exponent > math.log(STEEP)
-        t = exponent.clamp_(max=math.log(-LOWEST)).exp_().neg_()
-        jacobian = _slopes(theta, t, steep, x, log_r, train_mu)
-        ctx.save_for_backward(jacobian)
-        ctx.mark_non_differentiable(jacobian)
-        return t, jacobian
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        (jacobian,) = ctx.saved_tensors
-        found = (grad * jacobian).sum(-1)
-        return F.pad(found, (0, 0, 0, 3 - len(found))), None, None
-
-
 @dataclass(frozen=True)
 class GgdTable(ParametricTable):
     """table = Σ over axes of t,  t = −exp(θα)·r^θβ,  r = |x| + 1e−5,  x = −d − μ,  μ = 2·sinh θμ,  and so
@@ -91,13 +51,11 @@ class GgdTable(ParametricTable):
         theta: (A, 3, H) θα, θβ, θμ of each axis.
         axes: displacement of each axis: "d" of a line; "y", "x", or "r" = √(y² + x²), of a grid.
         train_mu: whether θμ is one of the params; these are ordered by axis, then (θα, θβ, θμ).
-        known: the Jacobian at the table's columns, where it was made with it.
     """
 
     theta: Tensor
     axes: tuple[str, ...]
     train_mu: bool
-    known: Tensor | None = None
 
     @staticmethod
     def of(priors: Sequence[Ggd], axes: tuple[str, ...]) -> GgdTable:
@@ -116,7 +74,7 @@ class GgdTable(ParametricTable):
         return (self.theta if self.train_mu else self.theta[:, :2]).flatten(0, 1)
 
     def of_heads(self, heads: slice | Tensor) -> GgdTable:
-        return replace(self, theta=self.theta[:, :, heads], known=None if self.known is None else self.known[:, heads])
+        return replace(self, theta=self.theta[:, :, heads])
 
     def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:
         rows = []
@@ -125,8 +83,12 @@ class GgdTable(ParametricTable):
             alpha, beta, mu = theta
             x = -distance - 2 * mu.sinh()
             r = x.abs() + EPSILON
-            rows.append(_slopes(theta, *_curve(alpha, beta, r), x, r.log(), self.train_mu))
-        return torch.cat(rows)
+            t, steep = _curve(alpha, beta, r)
+            t = t.masked_fill(steep, 0.0)
+            rows += [t, t * r.log()]
+            if self.train_mu:
+                rows.append(-2 * mu.cosh() * t * beta / r * x.sign())
+        return torch.stack(rows)
 
 
 class Ggd(TablePrior):
@@ -145,7 +107,6 @@ class Ggd(TablePrior):
     """
 
     by_head = ("theta_alpha", "theta_beta", "theta_mu")
-    stacked: Tensor | None = None  # (3, L·H) θα, θβ, θμ of layers
 
     def __init__(
         self,
@@ -172,27 +133,7 @@ class Ggd(TablePrior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None, carry: Tensor | None = None
     ) -> PriorTerms:
-        if self.stacked is None or not torch.is_grad_enabled():
-            return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(GgdTable.of([self], ("d",)))
-        self.require_line(q_pos, k_pos)
-        theta, train_mu = self.stacked.to(prior_dtype(self)), self.theta_mu.requires_grad
-        jacobians: list[Tensor] = []
-
-        def curve(distance: Tensor) -> Tensor:
-            t, jacobian = _Curve.apply(theta, distance, train_mu)
-            jacobians.append(jacobian)
-            return t
-
-        table = line_table(curve, q_pos, k_pos, device=theta.device, dtype=theta.dtype)
-        return PriorTerms(table=table, causal=causal).with_parametric(
-            GgdTable(theta[None], ("d",), train_mu, *jacobians)
-        )
-
-    @classmethod
-    def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
-        own = super().stack(priors, values)
-        own.__dict__["stacked"] = torch.stack([values[name] for name in cls.by_head])
-        return own
+        return super().forward(q_pos, k_pos, causal=causal, x=x).with_parametric(GgdTable.of([self], ("d",)))
 
     def head_parameters(self) -> dict[str, Tensor]:
         found = {"β = θβ": self.theta_beta, "α = exp θα": self.theta_alpha.exp()}

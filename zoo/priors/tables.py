@@ -1,4 +1,4 @@
-"""Relative tables: log-priors that are functions of the displacement between query and key, on a line or on a grid.
+"""Relative tables, log-priors that are functions of the displacement between query and key, and biases made by blocks of rows.
 
 The matrix of a table is Toeplitz: on a line each row is the one above it shifted by one key, on a grid block-Toeplitz with
 Toeplitz blocks. Its rows are overlapping windows of the table and can be copied without a T × S index.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,20 @@ from torch import Tensor
 
 from zoo.positions import Positions
 
-__all__ = ["FusedTable", "ParametricTable", "RelativeTable", "UnrolledTable", "grid_table", "line_table"]
+__all__ = [
+    "Bias",
+    "BlockedBias",
+    "FusedTable",
+    "ParametricTable",
+    "RelativeTable",
+    "UnrolledTable",
+    "bias_block",
+    "bias_of_heads",
+    "grid_table",
+    "line_table",
+    "padded_bias",
+    "whole_bias",
+]
 
 
 class ParametricTable:
@@ -29,11 +43,9 @@ class ParametricTable:
         params: (P, H) float32 or float64, differentiable with respect to the prior's parameters.
         log_factor: whether the first of params is the logarithm of a factor of the table, which then is its own derivative by
             it; but for entries below −1e4, which may be taken for constants.
-        known: the Jacobian at the columns of the table, where it was made with the table.
     """
 
     log_factor: bool = False
-    known: Tensor | None = None
 
     @property
     def params(self) -> Tensor:
@@ -121,8 +133,7 @@ class RelativeTable:
         if self.parametric is None:
             raise ValueError("this table is not parametric and has no Jacobian: use the gradient of the table itself")
         with torch.no_grad():
-            found = self.parametric.known
-            return self.parametric.jacobian(self.displacements()) if found is None else found
+            return self.parametric.jacobian(self.displacements())
 
     def unroll(self, dtype: torch.dtype | None = None) -> UnrolledTable:
         """The layout whose rows are windows, in `dtype`. On a grid 2·H·width·S elements, on a line as many as the table."""
@@ -343,3 +354,108 @@ def _grid_displacements(
     dy = torch.arange(1 - height, height, device=device, dtype=dtype)[:, None].expand(-1, 2 * width - 1)
     dx = torch.arange(1 - width, width, device=device, dtype=dtype).expand(2 * height - 1, -1)
     return dy, dx
+
+
+class BlockedBias:
+    """K of shape (1 or B, H, T, S) that is neither lanes nor a table, made a block of rows at a time: no (H, T, S) matrix.
+
+    It holds copies of parameters: those that a sharded optimiser gathers for the prior's `forward` are gone when attention asks
+    for a block.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> torch.dtype:
+        raise NotImplementedError
+
+    @property
+    def requires_grad(self) -> bool:
+        raise NotImplementedError
+
+    def block(self, heads: slice | Tensor, rows: slice, num_keys: int) -> Tensor:
+        """(1 or B, h, t, num_keys): K of some heads, a slice or their indices, for some queries and the first keys."""
+        raise NotImplementedError
+
+    def of_heads(self, heads: slice) -> BlockedBias:
+        """The same of some heads."""
+        raise NotImplementedError
+
+    def padded(self, before: int, after: int) -> BlockedBias:
+        """With queries in front, and keys and as many queries at the end, at which K is any finite number."""
+        raise NotImplementedError
+
+    def __add__(self, other: Bias) -> BlockedBias:
+        return _Sum((self, other))
+
+    __radd__ = __add__
+
+
+Bias: TypeAlias = Tensor | BlockedBias
+
+
+def bias_block(bias: Bias, heads: slice | Tensor, rows: slice, num_keys: int) -> Tensor:
+    """`BlockedBias.block`, also of a matrix, which the heads may share."""
+    if isinstance(bias, BlockedBias):
+        return bias.block(heads, rows, num_keys)
+    return bias[:, heads if bias.shape[1] > 1 else slice(None), rows, :num_keys]
+
+
+def whole_bias(bias: Bias) -> Tensor:
+    """(1 or B, H, T, S): the matrix itself."""
+    every = slice(None)
+    return bias.block(every, every, bias.shape[3]) if isinstance(bias, BlockedBias) else bias
+
+
+def bias_of_heads(bias: Bias, heads: slice) -> Bias:
+    """`BlockedBias.of_heads`, also of a matrix, which the heads may share."""
+    if isinstance(bias, BlockedBias):
+        return bias.of_heads(heads)
+    return bias if bias.shape[1] == 1 else bias[:, heads]
+
+
+def padded_bias(bias: Bias, before: int, after: int) -> Bias:
+    """`BlockedBias.padded`, also of a matrix."""
+    if isinstance(bias, BlockedBias):
+        return bias.padded(before, after)
+    return F.pad(bias, (0, after, before, after))
+
+
+@dataclass(frozen=True)
+class _Sum(BlockedBias):
+    """A sum of log-priors, one of them at least made by blocks."""
+
+    parts: tuple[Bias, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        batch, heads, queries, keys = torch.broadcast_shapes(*(tuple(part.shape) for part in self.parts))
+        return batch, heads, queries, keys
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.parts[0].dtype, self.parts[1].dtype)
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(part.requires_grad for part in self.parts)
+
+    def block(self, heads: slice | Tensor, rows: slice, num_keys: int) -> Tensor:
+        first, *rest = (bias_block(part, heads, rows, num_keys) for part in self.parts)
+        return sum(rest, first)
+
+    def of_heads(self, heads: slice) -> BlockedBias:
+        return _Sum(tuple(bias_of_heads(part, heads) for part in self.parts))
+
+    def padded(self, before: int, after: int) -> BlockedBias:
+        return _Sum(tuple(padded_bias(part, before, after) for part in self.parts))

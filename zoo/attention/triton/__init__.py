@@ -30,7 +30,7 @@ from zoo.attention.base import (
 )
 from zoo.attention.reach import SKIPS
 from zoo.priors import alibi
-from zoo.priors.blocked import BlockedBias
+from zoo.priors.tables import BlockedBias
 
 __all__ = ["TRITON", "TritonKernel", "skipped_share", "skipping"]
 

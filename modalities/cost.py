@@ -1,4 +1,4 @@
-"""What a stretch of computation takes: wall time, and memory at its peak above what was held before it; and memory there is."""
+"""Wall time and peak memory of a block of code, and the memory that a device has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -21,12 +20,11 @@ _INTERVAL = 0.002  # seconds between two looks at the resident set
 
 
 class Meter:
-    """`with Meter(device) as meter: …` adds the block's wall time to `seconds` and raises `peak_bytes` to its peak.
+    """`with Meter(device) as meter: …` adds the block's wall time to `seconds` and raises `peak_bytes` to its peak above what
+    was held before. One meter serves many blocks.
 
-    One meter serves many blocks. On CUDA the peak is that of torch's allocator, exact. On the CPU it is that of the
-    resident set without mapped files, which the system may drop and read again whenever it likes; a thread looks every
-    2 ms, so a block shorter than that may be missed; pages that the C library kept from earlier are given back first where
-    it can. `peak_bytes` is None where there is nothing to read: on the CPU of systems without /proc.
+    On CUDA the peak is that of torch's allocator, exact. On the CPU a thread looks at the resident set, without mapped files,
+    every 2 ms. `peak_bytes` is None on the CPU of systems without /proc.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -48,9 +46,7 @@ class Meter:
         self._started = time.perf_counter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.seconds += time.perf_counter() - self._started
@@ -70,13 +66,13 @@ class Meter:
 
 
 def device_name(device: torch.device | str) -> str:
-    """ "cpu", or the GPU's own name."""
+    """ "cpu", or the GPU's name."""
     device = torch.device(device)
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def device_memory(device: torch.device | str) -> int:
-    """Bytes: a GPU's own; on the CPU those of the machine, or fewer where the process or its control group may have fewer."""
+    """Bytes of a GPU; on the CPU those of the machine, or fewer where the process or its control group may have fewer."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
@@ -84,12 +80,12 @@ def device_memory(device: torch.device | str) -> int:
         return sys.maxsize
     import resource
 
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
-        found.append(most)
+        limits.append(most)
     with contextlib.suppress(OSError, ValueError):  # no control groups, or "max"
-        found.append(int(Path(_GROUP_LIMIT).read_text()))
-    return min(found)
+        limits.append(int(Path(_GROUP_LIMIT).read_text()))
+    return min(limits)
 
 
 def _resident_bytes() -> int:
@@ -100,7 +96,5 @@ def _resident_bytes() -> int:
 
 def _trim() -> None:
     """Give free pages back to the system, so that what is reused counts as much as what is new. glibc only."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)

@@ -1,21 +1,16 @@
 """Two loaders for every modality: of samples with numbers (`IndexedLoader`) and of streams (`StreamLoader`).
 
 Both run in one process a rank, with `num_workers` worker processes each, and resume with the next sample. Workers fetch
-ahead; a state counts batches yielded, so nothing is lost or repeated.
-
-torchdata's StatefulDataLoader is not used: its state holds one entry per worker, so it cannot resume with another number
-of workers or ranks, while the state of an `IndexedLoader` is one sample number. Streams resume by a state of their own
-that travels with each batch, which needs no support from the DataLoader.
-
-`permuted` orders N samples without storing the order, for data with too many of them.
+ahead; a state counts batches yielded, so nothing is lost or repeated. (The state of torchdata's StatefulDataLoader holds one
+entry per worker, so it cannot resume with another number of workers or ranks.)
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,7 +27,6 @@ __all__ = [
     "Samples",
     "Stream",
     "StreamLoader",
-    "check_share",
     "collate",
     "first_heldout",
     "hash64",
@@ -40,71 +34,65 @@ __all__ = [
     "to_device",
 ]
 
-Row = dict[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
+Arrays = Mapping[str, torch.Tensor | np.ndarray]  # a batch as it comes from a worker
+State = dict[str, Any]  # JSON values
 Events = list[Any]  # conversions, skips and replacements of samples, for the loader's report
 MOST_WORKERS = 1024  # processes that fetch for one rank
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROUNDS = 4
 
 
-class Samples(Protocol):
+class Source(Protocol):
+    """What both kinds of data have in common."""
+
+    @property
+    def report(self) -> Any:
+        """str() of it says what was converted or skipped; where batches come with events, it has `extend(events)`."""
+        ...
+
+    def identity(self) -> State:
+        """Everything that decides what a sample is, kept in saved states. "kind" names the class of data."""
+        ...
+
+
+class Samples(Source, Protocol):
     """Samples with numbers, read a batch at a time.
 
     Attributes:
         size: samples of one pass; None for endless.
-        report: str() of it says what was converted or skipped; where batches come with events, it has `extend(events)`.
     """
 
     size: int | None
 
-    @property
-    def report(self) -> Any: ...
-
-    def __getitem__(self, numbers: list[int], /) -> tuple[Any, Events]:
-        """The batch of these samples, tensors or arrays by name; numbers beyond `size` give entries without targets."""
-        ...
-
-    def identity(self) -> dict[str, Any]:
-        """Everything that decides what sample n is: JSON values, kept in saved states. "kind" names the class of data."""
+    def __getitem__(self, numbers: list[int], /) -> tuple[Arrays, Events]:
+        """The batch of these samples; numbers beyond `size` give entries without targets."""
         ...
 
 
-class Stream(Protocol):
-    """Endless batches read in order, one independent sequence per (rank, worker).
+class Stream(Source, Protocol):
+    """Endless batches read in order, one independent sequence per (rank, worker)."""
 
-    Attributes:
-        report: as in `Samples`.
-    """
-
-    @property
-    def report(self) -> Any: ...
-
-    def batches(self, slot: int, slots: int, done: int, state: Any) -> Iterator[tuple[Any, Events, Any]]:
+    def batches(self, slot: int, slots: int, done: int, state: Any) -> Iterator[tuple[Arrays, Events, Any]]:
         """(batch, events, state after it) of one of `slots` sequences, after its first `done` batches.
 
         state: that of batch `done` − 1, or None at the start; a stream that can seek may ignore it and give None.
         """
         ...
 
-    def identity(self) -> dict[str, Any]:
-        """As in `Samples`."""
-        ...
+
+S = TypeVar("S", bound=Source)
+T = TypeVar("T")
 
 
-def check_share(micro_batch: int, rank: int, world: int) -> None:
-    """Raises ValueError for a micro-batch below 1 or a rank outside 0..world − 1."""
-    if micro_batch < 1:
-        raise ValueError(f"micro_batch {micro_batch} must be at least 1")
-    if not 0 <= rank < world:
-        raise ValueError(f"rank {rank} is outside 0..{world - 1}")
+class _Loader(Generic[S]):
+    """What both loaders share: the checked share of a rank, the identity of the data, the report."""
 
-
-class _Loader:
-    """Common to both loaders: the checked share, the state's identity, the report."""
-
-    def __init__(self, source: Any, micro_batch: int, *, rank: int, world: int, num_workers: int) -> None:
-        check_share(micro_batch, rank, world)
+    def __init__(self, source: S, micro_batch: int, *, rank: int = 0, world: int = 1, num_workers: int = 0) -> None:
+        if micro_batch < 1:
+            raise ValueError(f"micro_batch {micro_batch} must be at least 1")
+        if not 0 <= rank < world:
+            raise ValueError(f"rank {rank} is outside 0..{world - 1}")
         self.source, self.micro_batch, self.rank, self.world = source, micro_batch, rank, world
         self.num_workers = num_workers
 
@@ -112,21 +100,23 @@ class _Loader:
     def report(self) -> Any:
         return self.source.report
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> State:
         return self.source.identity()
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        for key, mine in self.identity().items():
-            if state.get(key) != mine:
-                raise ValueError(f"data state has {key}={state.get(key)!r}, this loader {mine!r}: samples would differ")
+    def check_state(self, state: State) -> None:
+        for key, value in self.identity().items():
+            if state.get(key) != value:
+                raise ValueError(
+                    f"data state has {key}={state.get(key)!r}, this loader {value!r}: samples would differ"
+                )
 
-    def received(self, batch: Any, events: Events) -> Batch:
+    def received(self, batch: Arrays, events: Events) -> Batch:
         if events:
             self.report.extend(events)
         return {name: _tensor(value) for name, value in batch.items()}
 
 
-class IndexedLoader(_Loader):
+class IndexedLoader(_Loader[Samples]):
     """Batches of samples with numbers for one rank.
 
     Micro-batch k of rank r holds samples start + (k·B + b)·world + r, b < B. So the global batch of any step is one run
@@ -135,10 +125,8 @@ class IndexedLoader(_Loader):
     and starts over when it is iterated again, but for the first time after a state was loaded.
     """
 
-    def __init__(
-        self, source: Samples, micro_batch: int, *, rank: int = 0, world: int = 1, num_workers: int = 0
-    ) -> None:
-        super().__init__(source, micro_batch, rank=rank, world=world, num_workers=num_workers)
+    def __init__(self, source: Samples, micro_batch: int, **share: int) -> None:
+        super().__init__(source, micro_batch, **share)
         self.next_sample, self._loaded = 0, False
 
     def __len__(self) -> int:
@@ -152,9 +140,8 @@ class IndexedLoader(_Loader):
             self.next_sample = 0
         self._loaded = False
         numbers = self._numbers(self.next_sample)
-        loader = DataLoader(
-            self.source, sampler=numbers, batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged
-        )
+        options: dict[str, Any] = dict(batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged)
+        loader = DataLoader(cast(Dataset[Any], self.source), sampler=numbers, **options)
         for batch, events in loader:
             self.next_sample += self.micro_batch * self.world
             yield self.received(batch, events)
@@ -165,29 +152,27 @@ class IndexedLoader(_Loader):
             yield list(range(start + self.rank, start + step, self.world))
             start += step
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The next global sample, and the identity of the samples."""
         return {**self.identity(), "next_sample": self.next_sample}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.check_state(state)
         self.next_sample, self._loaded = int(state["next_sample"]), True
 
 
-class StreamLoader(_Loader):
+class StreamLoader(_Loader[Stream]):
     """Endless batches of a stream for one rank; worker w of W makes the rank's batches w, w + W, …
 
     The state fits the same number of ranks and workers and the same micro-batch. Where batches carry states of their own
     it is this rank's alone: every rank saves and loads its own.
     """
 
-    def __init__(
-        self, source: Stream, micro_batch: int, *, rank: int = 0, world: int = 1, num_workers: int = 0
-    ) -> None:
-        super().__init__(source, micro_batch, rank=rank, world=world, num_workers=num_workers)
-        self.workers = max(1, num_workers)
+    def __init__(self, source: Stream, micro_batch: int, **share: int) -> None:
+        super().__init__(source, micro_batch, **share)
+        self.workers = max(1, self.num_workers)
         self.batches = 0  # yielded
-        self.states: dict[str, Any] = {}  # of each worker's sequence after its last batch
+        self.states: State = {}  # of each worker's sequence after its last batch
 
     def __iter__(self) -> Iterator[Batch]:
         loader = DataLoader(_StreamBatches(self), batch_size=None, num_workers=self.num_workers, collate_fn=_unchanged)
@@ -197,16 +182,16 @@ class StreamLoader(_Loader):
             self.batches += 1
             yield self.received(batch, events)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> State:
         share = {"world": self.world, "workers": self.workers, "micro_batch": self.micro_batch}
         return {**self.source.identity(), **share}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Batches yielded, and per worker the state of its sequence where the stream has one."""
         states = {"states": copy.deepcopy(self.states), "rank": self.rank} if self.states else {}
         return {"batches": self.batches, **states, **self.identity()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.check_state(state)
         if state.get("rank", self.rank) != self.rank:
             raise ValueError(f"data state has rank={state['rank']}, this loader {self.rank}: samples would differ")
@@ -220,7 +205,7 @@ class _StreamBatches(IterableDataset):
         self.source, self.batches, self.states = loader.source, loader.batches, dict(loader.states)
         self.rank, self.world, self.workers = loader.rank, loader.world, loader.workers
 
-    def __iter__(self) -> Iterator[tuple[int, Any, Events, Any]]:
+    def __iter__(self) -> Iterator[tuple[int, Arrays, Events, Any]]:
         # A DataLoader reads its workers round-robin from worker 0. After a resume, worker 0 takes the sequence that is
         # next, and the others those after it.
         info = get_worker_info()
@@ -232,7 +217,7 @@ class _StreamBatches(IterableDataset):
 
 
 class FirstBatches:
-    """The first `samples` samples of a one-pass loader (on all ranks together), read anew at every iteration."""
+    """The first `samples` samples of a loader of one pass (on all ranks together), read anew at every iteration."""
 
     def __init__(self, loader: IndexedLoader, samples: int) -> None:
         self.loader, self.count = loader, -(-samples // (loader.micro_batch * loader.world))
@@ -257,21 +242,16 @@ def first_heldout(
 
 class Rows(Protocol):
     """A dataset of rows: "tokens" and "segments", int64 (L+1,), perhaps "weights", float32 (L+1,), and whatever else it
-    records of a sample. Where it has torch's `__getitems__(numbers)`, the rows of a batch are read in one call.
-
-    Attributes:
-        size: samples there are; None for endless.
-    """
+    records of a sample; size and identity as in `Samples`. Where it has torch's `__getitems__(numbers)`, the rows of a batch
+    are read in one call."""
 
     size: int | None
 
-    def __getitem__(self, index: int, /) -> Row: ...
+    def __getitem__(self, index: int, /) -> Batch: ...
 
-    def identity(self) -> dict[str, Any]:
-        """As in `Samples`."""
-        ...
+    def identity(self) -> State: ...
 
-    def padding_row(self) -> Row:
+    def padding_row(self) -> Batch:
         """A row without a target, with the keys of every row."""
         ...
 
@@ -286,17 +266,19 @@ class RowBatches(Dataset):
     def report(self) -> str:
         return str(getattr(self.rows, "report", ""))
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> State:
         return self.rows.identity()
 
-    def __getitem__(self, numbers: Sequence[int]) -> tuple[Any, Events]:
+    def __getitem__(self, numbers: Sequence[int]) -> tuple[Arrays, Events]:
         inside = [number for number in numbers if self.size is None or number < self.size]
         read = getattr(self.rows, "__getitems__", None)
-        found = (read(inside) if inside else []) if read else [self.rows[number] for number in inside]
-        batch = collate(found + [self.rows.padding_row() for _ in range(len(numbers) - len(inside))])
+        rows = (read(inside) if inside else []) if read else [self.rows[number] for number in inside]
+        batch = collate(rows + [self.rows.padding_row() for _ in range(len(numbers) - len(inside))])
+        if get_worker_info() is None:
+            return batch, []
         # From a worker, torch would move each tensor into a shared memory of its own, which costs several times what a
         # batch of short rows takes to make; arrays go through a pipe, where few bytes count.
-        return (batch if get_worker_info() is None else {k: _narrowed(t.numpy()) for k, t in batch.items()}), []
+        return {name: _narrowed(tensor.numpy()) for name, tensor in batch.items()}, []
 
 
 def to_device(batch: Batch, device: torch.device | str) -> dict[str, Any]:
@@ -308,7 +290,7 @@ def to_device(batch: Batch, device: torch.device | str) -> dict[str, Any]:
     return moved
 
 
-def collate(rows: list[Row]) -> Batch:
+def collate(rows: list[Batch]) -> Batch:
     """Rows to a batch: each tensor stacked, (B, …). "weights" are 1 in rows that have none, if another row has them."""
     if any("weights" in row for row in rows):
         rows = [row if "weights" in row else row | {"weights": torch.ones(len(row["tokens"]))} for row in rows]
@@ -324,12 +306,12 @@ def _narrowed(array: np.ndarray) -> np.ndarray:
     return array.astype(next(fits, np.int64), copy=False)
 
 
-def _unchanged(batch: Any) -> Any:
+def _unchanged(batch: T) -> T:
     """In place of the DataLoader's own conversion of arrays to tensors, which keeps `_narrowed` types."""
     return batch
 
 
-def _tensor(value: Any) -> torch.Tensor:
+def _tensor(value: torch.Tensor | np.ndarray) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
     return torch.tensor(value, dtype=torch.int64 if value.dtype.kind == "i" else None)
@@ -359,12 +341,12 @@ def permuted(index: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
     half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = [np.broadcast_to(hash64(*key, round_), index.shape) for round_ in range(_ROUNDS)]
-    found = index.astype(np.uint64)
-    outside = np.arange(len(found))
+    places = index.astype(np.uint64)
+    outside = np.arange(len(places))
     while len(outside):
-        left, right = found[outside] >> half, found[outside] & mask
+        left, right = places[outside] >> half, places[outside] & mask
         for round_key in keys:
             left, right = right, left ^ (hash64(round_key[outside] ^ right) & mask)
-        found[outside] = (left << half) | right
-        outside = outside[found[outside] >= size]
-    return found.astype(np.int64)
+        places[outside] = (left << half) | right
+        outside = outside[places[outside] >= size]
+    return places.astype(np.int64)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from modalities.evaluation import Evaluator
+from modalities.loading import Batch, State
 from zoo.model import ZooModel
 from zoo.registry import load_modality, modality_names
 
@@ -43,7 +44,6 @@ __all__ = [
     "modality_names",
 ]
 
-Batch = dict[str, Tensor]
 Data = TypeVar("Data", default=Any)  # a recipe's data section
 Model = TypeVar("Model", bound=ZooModel, default=Any)
 DataIn = TypeVar("DataIn", contravariant=True, default=Any)
@@ -53,17 +53,17 @@ class Loader(Protocol):
     """Endless training batches of one rank (`modalities.loading` has two)."""
 
     @property
-    def report(self) -> Any:
+    def report(self) -> object:
         """str() of it says what was converted or skipped; empty where there is nothing to say."""
         ...
 
     def __iter__(self) -> Iterator[Batch]: ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """JSON values from which `load_state_dict` continues with the next sample. Equal on all ranks, or this rank's own."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Raises ValueError for a state of other data, or of a set-up in which samples would differ."""
         ...
 

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast, get_args
 
 import numpy as np
 from typing_extensions import TypeVar
@@ -30,10 +30,13 @@ from typing_extensions import TypeVar
 from modalities.figures import scores_figure
 from modalities.files import file_safe, write_table
 from modalities.heldout import Heldout
-from modalities.paired import Observed, paired_rows, scores_by_unit
-from modalities.results import LENGTH, Axis, CellValue, ModelResult, Score, mean_of_rows
+from modalities.paired import Observed, Place, paired_rows, scores_by_unit
+from modalities.results import LENGTH, Axis, CellValue, ModelResult, Row, Score, mean_of_rows
 from zoo.bounds import LARGEST_SEED
 from zoo.naming import did_you_mean
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = [
     "LENGTH",
@@ -45,6 +48,7 @@ __all__ = [
     "Listing",
     "ModelResult",
     "Observed",
+    "Row",
     "Score",
     "Settings",
     "check_choice",
@@ -71,13 +75,13 @@ def option(default: Any, help: str, *, parse: Callable[[str], Any] | None = None
 def counts(text: str) -> tuple[int, ...]:
     """ "128,512,4k" to (128, 512, 4096)."""
     scale = {"k": 2**10, "m": 2**20}
-    found = []
+    numbers = []
     for part in filter(None, (p.strip().lower() for p in text.split(","))):
         number, factor = (part[:-1], scale[part[-1]]) if part[-1] in scale else (part, 1)
         if not number.isdigit():
             raise ValueError(f"{part!r} is not a count; expected numbers such as 128,512,4k")
-        found.append(int(number) * factor)
-    return tuple(found)
+        numbers.append(int(number) * factor)
+    return tuple(numbers)
 
 
 def check_choice(name: str, value: str | None, choices: Sequence[str]) -> None:
@@ -204,7 +208,7 @@ class Evaluator(ABC, Generic[S, Model]):
 
     def trained_at(self, model: Model) -> int:
         """The place of training on the axis."""
-        return cast(Any, model).config.train_context
+        return _config(model).train_context
 
     @property
     def trained_range(self) -> tuple[int, ...]:
@@ -213,7 +217,7 @@ class Evaluator(ABC, Generic[S, Model]):
 
     def longest(self, model: Model) -> int | None:
         """The greatest length for which the model has positions; None where it has no table of them."""
-        return getattr(cast(Any, model).config, "max_context", None)
+        return getattr(_config(model), "max_context", None)
 
     def lengths_for(self, model: Model) -> tuple[int, ...]:
         """`lengths` of the settings; by default those of `factors` for which the model has positions.
@@ -235,10 +239,10 @@ class Evaluator(ABC, Generic[S, Model]):
 
         Stored cells are keyed by it. Leave out what only decides which cells there are.
         """
-        kept = {k: v for k, v in dataclasses.asdict(self.settings).items() if k not in ("source", "batch_tokens")}
-        return kept | ({"heldout": self.heldout.fingerprint} if self.heldout else {})
+        settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if k not in ("source", "batch_tokens")}
+        return settings | ({"heldout": self.heldout.fingerprint} if self.heldout else {})
 
-    def points(self, model: Model) -> tuple[Any, ...]:
+    def points(self, model: Model) -> tuple[Place, ...]:
         """The places on the axis that are measured."""
         return tuple(dict.fromkeys(cell.data[self.axis.column] for cell in self.cells(model)))
 
@@ -250,15 +254,15 @@ class Evaluator(ABC, Generic[S, Model]):
     def measure(self, model: Model, cell: Cell) -> CellValue:
         """The numbers of one cell, the axis's column among them."""
 
-    def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
+    def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         """Cells gathered into table rows; by default the mean of every number at each place of the axis."""
         column = self.axis.column
-        by_point: dict[Any, list[CellValue]] = {}
+        by_point: dict[Place, list[CellValue]] = {}
         for cell in cells.values():
             by_point.setdefault(cell[column], []).append(cell)
         return [
-            {column: point} | {name: value for name, value in mean_of_rows(mine).items() if name != column}
-            for point, mine in sorted(by_point.items())
+            {column: point} | {name: value for name, value in mean_of_rows(values).items() if name != column}
+            for point, values in sorted(by_point.items())
         ]
 
     def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
@@ -269,7 +273,7 @@ class Evaluator(ABC, Generic[S, Model]):
         """
         return ()
 
-    def paired(self, results: Sequence[ModelResult], against: str) -> list[dict[str, Any]]:
+    def paired(self, results: Sequence[ModelResult], against: str) -> list[Row]:
         """Differences to the model labelled `against`, as `paired_rows`; seeds of a group are one model, by their means.
 
         Raises ValueError where no result has that label, or nothing else is there to compare.
@@ -279,8 +283,9 @@ class Evaluator(ABC, Generic[S, Model]):
             sides.setdefault(result.group or result.label, []).append(result)
         reference = next((name for name, side in sides.items() if any(one.label == against for one in side)), None)
         if reference is None or len(sides) < 2:
-            found = ", ".join(sides)
-            raise ValueError(f"nothing to compare with {against!r}: measured are {found}, seeds of a set-up as one")
+            raise ValueError(
+                f"nothing to compare with {against!r}: measured are {', '.join(sides)}, seeds of a set-up as one"
+            )
         scores = {
             name: [
                 scores_by_unit(one for c, v in result.cells.items() for one in self.observed(c, v)) for result in side
@@ -298,7 +303,7 @@ class Evaluator(ABC, Generic[S, Model]):
         """All models in one figure, written to `path`; by default a panel of curves for each score."""
         scores_figure(results, path, self.scores, self.axis, unit=self.unit)
 
-    def show(self, results: list[ModelResult], console: Any) -> None:
+    def show(self, results: list[ModelResult], console: Console) -> None:
         """What a rich `console` shows besides the table; nothing by default."""
         return None
 
@@ -317,6 +322,11 @@ class Evaluator(ABC, Generic[S, Model]):
             yield cell.name, self.measure(model, cell) if value is None else value
 
 
+def _config(model: Any) -> Any:
+    """The configuration of a model, with what evaluators ask: train_context, tokenizer and so on."""
+    return model.config
+
+
 class Listing(Evaluator[S, Model]):
     """An evaluator of the entries of a file: a row for each, in the file's order, without an axis.
 
@@ -325,11 +335,11 @@ class Listing(Evaluator[S, Model]):
 
     axis = Axis("name", "entry")
 
-    def points(self, model: Model) -> tuple[Any, ...]:
+    def points(self, model: Model) -> tuple[Place, ...]:
         return ()
 
     @abstractmethod
-    def show(self, results: list[ModelResult], console: Any) -> None:
+    def show(self, results: list[ModelResult], console: Console) -> None:
         """The first rows, and totals."""
 
     def write(self, results: list[ModelResult], out: Path) -> None:
@@ -339,15 +349,16 @@ class Listing(Evaluator[S, Model]):
 
 def find_evaluators(package: str) -> dict[str, type[Evaluator]]:
     """The evaluators of all modules of a package, by name, in the order of their modules' names."""
-    found: dict[str, type[Evaluator]] = {}
+    evaluators: dict[str, type[Evaluator]] = {}
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         for kind in vars(importlib.import_module(module.name)).values():
-            own = inspect.isclass(kind) and issubclass(kind, Evaluator) and kind.__module__ == module.name
-            if own and not inspect.isabstract(kind):
-                if kind.name in found:
-                    raise ValueError(f"two evaluators of {package} are called {kind.name!r}")
-                found[kind.name] = kind
-    return found
+            local = inspect.isclass(kind) and issubclass(kind, Evaluator) and kind.__module__ == module.name
+            if not local or inspect.isabstract(kind):
+                continue
+            if kind.name in evaluators:
+                raise ValueError(f"two evaluators of {package} are called {kind.name!r}")
+            evaluators[kind.name] = kind
+    return evaluators
 
 
 def clustered_error(values: np.ndarray, groups: Sequence[str]) -> float:

@@ -47,7 +47,7 @@ class Source(Protocol):
     """What both kinds of data have in common."""
 
     @property
-    def report(self) -> Any:
+    def report(self) -> object:
         """str() of it says what was converted or skipped; where batches come with events, it has `extend(events)`."""
         ...
 
@@ -97,7 +97,7 @@ class _Loader(Generic[S]):
         self.num_workers = num_workers
 
     @property
-    def report(self) -> Any:
+    def report(self) -> object:
         return self.source.report
 
     def identity(self) -> State:
@@ -112,7 +112,7 @@ class _Loader(Generic[S]):
 
     def received(self, batch: Arrays, events: Events) -> Batch:
         if events:
-            self.report.extend(events)
+            cast(list[Any], self.report).extend(events)
         return {name: _tensor(value) for name, value in batch.items()}
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from modalities.results import Row
+
 __all__ = ["Observed", "Ratio", "ScoresByUnit", "paired_rows", "scores_by_unit", "t_quantile"]
+
+
+Place = Any  # on an evaluator's axis: a number or a name
 
 
 class Observed(NamedTuple):
@@ -19,7 +24,7 @@ class Observed(NamedTuple):
     few bases counts little; None: units weigh equally.
     """
 
-    point: Any
+    point: Place
     unit: str
     column: str
     total: float
@@ -27,32 +32,31 @@ class Observed(NamedTuple):
     pooled: str | None = None
 
 
+Comparison = tuple[np.ndarray, np.ndarray, float]
 Ratio = dict[str, tuple[float, float]]  # of a pooled unit: stratum → what it adds to numerator and denominator
-ScoresByUnit = dict[tuple[Any, str], dict[str, float | Ratio]]  # (place, column of the score) → unit → score
+ScoresByUnit = dict[tuple[Place, str], dict[str, float | Ratio]]  # (place, column of the score) → unit → score
 
 
 def scores_by_unit(observed: Iterable[Observed]) -> ScoresByUnit:
     """The score of each unit, of a pooled one what it is made of; a unit of weight 0 has none."""
-    sums: dict[tuple[Any, str], dict[str, dict[str | None, tuple[float, float]]]] = {}
+    sums: dict[tuple[Place, str], dict[str, dict[str | None, tuple[float, float]]]] = {}
     for one in observed:
         strata = sums.setdefault((one.point, one.column), {}).setdefault(one.unit, {})
         total, weight = strata.get(one.pooled, (0.0, 0.0))
         strata[one.pooled] = total + one.total, weight + one.weight
-    found: ScoresByUnit = {}
+    table: ScoresByUnit = {}
     for key, units in sums.items():
-        scores = found.setdefault(key, {})
+        scores = table.setdefault(key, {})
         for unit, strata in units.items():
-            kept = {stratum: pair for stratum, pair in strata.items() if pair[1]}
-            if None in kept:
-                scores[unit] = kept[None][0] / kept[None][1]
-            elif kept:
-                scores[unit] = {str(stratum): pair for stratum, pair in kept.items()}
-    return found
+            weighty = {stratum: pair for stratum, pair in strata.items() if pair[1]}
+            if None in weighty:
+                scores[unit] = weighty[None][0] / weighty[None][1]
+            elif weighty:
+                scores[unit] = {str(stratum): pair for stratum, pair in weighty.items()}
+    return table
 
 
-def paired_rows(
-    model: Sequence[ScoresByUnit], against: Sequence[ScoresByUnit], axis: str = "point"
-) -> list[dict[str, Any]]:
+def paired_rows(model: Sequence[ScoresByUnit], against: Sequence[ScoresByUnit], axis: str = "point") -> list[Row]:
     """The seeds of one model minus those of another: a row for each score and place that all have, places in column `axis`.
 
     Each side's score of a unit is the mean of its seeds; d_u is the difference at unit u, over the n units that all seeds of
@@ -75,32 +79,33 @@ def paired_rows(
         units = [unit for unit in tables[0] if all(unit in table for table in tables)]
         if not units:
             continue
-        made = _pooled if isinstance(tables[0][units[0]], dict) else _equal
-        scores, means, half = made([[table[unit] for unit in units] for table in tables], len(model))
+        compare: Callable[..., Comparison] = _pooled if isinstance(tables[0][units[0]], dict) else _equal
+        scores, means, half = compare([[table[unit] for unit in units] for table in tables], len(model))
         gap = scores[: len(model)].mean(0) - scores[len(model) :].mean(0)
-        mine, theirs = means[: len(model)], means[len(model) :]
-        middle = float(mine.mean() - theirs.mean())
-        row = {"score": column, axis: point, "units": len(units)}
-        row |= {"value": float(mine.mean()), "against_value": float(theirs.mean())}
+        both = means[: len(model)], means[len(model) :]
+        values = [float(side.mean()) for side in both]
+        middle = float(both[0].mean() - both[1].mean())
+        row: Row = {"score": column, axis: point, "units": len(units)}
+        row |= {"value": values[0], "against_value": values[1]}
         row |= {"difference": middle, "low": middle - half, "high": middle + half}
         row["lower_in"] = float((gap < 0).mean())
-        for name, side in (("", mine), ("against_", theirs)):
+        for name, side in zip(("", "against_"), both, strict=True):
             row[f"{name}seeds"] = len(side)
             row[f"{name}seed_deviation"] = statistics.stdev(side.tolist()) if len(side) > 1 else math.nan
         rows.append(row)
     return rows
 
 
-def _equal(units: list[list[Any]], mine: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Scores of units (seeds of both, units), their means, and half the interval of the difference of the first `mine` rows."""
+def _equal(units: list[list[float]], first: int) -> Comparison:
+    """Scores of units (seeds of both, units), their means, and half the interval of the `first` rows minus the others."""
     scores = np.array(units)
-    gap, half = scores[:mine].mean(0) - scores[mine:].mean(0), math.nan
+    gap, half = scores[:first].mean(0) - scores[first:].mean(0), math.nan
     if np.ptp(gap) > 0:  # where all units differ alike, nothing tells how others would
         half = t_quantile(0.95, gap.size - 1) * float(gap.std(ddof=1)) / math.sqrt(gap.size)
     return scores, scores.mean(1), half
 
 
-def _pooled(units: list[list[Any]], mine: int) -> tuple[np.ndarray, np.ndarray, float]:
+def _pooled(units: list[list[Ratio]], first: int) -> Comparison:
     """As `_equal`, of `Ratio`s."""
     names = list(dict.fromkeys(name for row in units for unit in row for name in unit))
     pairs = np.array([[[unit.get(name, (0.0, 0.0)) for name in names] for unit in row] for row in units])
@@ -109,7 +114,7 @@ def _pooled(units: list[list[Any]], mine: int) -> tuple[np.ndarray, np.ndarray, 
     there = (held > 0).sum(2)  # strata that a side has
     ratio = _divided(total.sum(1, keepdims=True), held)
     residual = _divided(total - ratio * weight, held).sum(2) / there
-    gap = residual[:mine].mean(0) - residual[mine:].mean(0)
+    gap = residual[:first].mean(0) - residual[first:].mean(0)
     inside = (weight > 0).any(0)
     sample = np.zeros(len(gap), int) if (inside.sum(1) > 1).any() else inside.argmax(1)
     groups = [gap[sample == one] for one in np.unique(sample)]

@@ -13,6 +13,7 @@ __all__ = [
     "Axis",
     "CellValue",
     "ModelResult",
+    "Row",
     "Score",
     "SeedMean",
     "compact",
@@ -22,7 +23,8 @@ __all__ = [
     "unconverged",
 ]
 
-CellValue = dict[str, Any]  # numbers, or lists of numbers: whatever JSON carries
+Row = dict[str, Any]  # a row of a table by column: numbers, lists of numbers, text, whatever JSON carries
+CellValue = Row
 
 
 def compact(number: float) -> str:
@@ -88,7 +90,7 @@ class ModelResult:
 
     label: str
     trained_at: int  # on the evaluator's axis
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     cells: dict[str, CellValue] = field(default_factory=dict)
     method: str = ""  # "ggd_ssmax": gives the model its colour
     weights: str = ""
@@ -127,9 +129,9 @@ def unconverged(results: Sequence[ModelResult], score: Score, axis: str) -> list
 class SeedMean(ModelResult):
     """Several seeds of one set-up as one result: `rows` are means, the others extremes and deviations, row by row."""
 
-    low: list[dict[str, Any]] = field(default_factory=list)
-    high: list[dict[str, Any]] = field(default_factory=list)
-    deviation: list[dict[str, Any]] = field(default_factory=list)  # sample standard deviation
+    low: list[Row] = field(default_factory=list)
+    high: list[Row] = field(default_factory=list)
+    deviation: list[Row] = field(default_factory=list)  # sample standard deviation
     seeds: int = 1
 
 
@@ -165,7 +167,7 @@ def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
     by_point = [{row[axis]: row for row in member.rows} for member in members]
     points = [point for point in by_point[0] if all(point in rows for rows in by_point)]
 
-    def reduced(how: Callable[[list[float]], float]) -> list[dict[str, Any]]:
+    def reduced(how: Callable[[list[float]], float]) -> list[Row]:
         rows = []
         for point in points:
             names = dict.fromkeys(name for rows in by_point for name in rows[point])
@@ -213,6 +215,6 @@ def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
     return values[0] if all(value == values[0] for value in values) else None
 
 
-def mean_of_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def mean_of_rows(rows: Sequence[Row]) -> Row:
     """The mean of every number; lists place by place; other values are kept where all agree, else None."""
     return {name: _reduce([row.get(name) for row in rows], _mean) for name in rows[0]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-import modalities.text.corpus as corpora
 from modalities.loading import IndexedLoader, RowBatches
 from modalities.text.config import TextDataConfig
-from modalities.text.corpus import TokenCorpus, corpus_of, tokenize_corpus
+from modalities.text.corpus import corpus_of, tokenize_corpus
 from modalities.text.data import PackedDataset, build_loader, open_heldout
 from modalities.text.rows import RowMix
 from modalities.text.sources import Document, document_split, open_source
@@ -77,12 +75,6 @@ def test_the_split_depends_on_the_text_alone():
 PINNED = ["16", "30", "41", "48", "58", "106"]
 
 
-def test_train_and_heldout_share_no_document():
-    source = open_source()
-    train, heldout = (set(tokenize_corpus(source, BYTES, split=s).ids) for s in ("train", "heldout"))
-    assert not train & heldout and len(train | heldout) == 36
-
-
 # ---- sources ----
 
 
@@ -107,20 +99,6 @@ def test_parquet(tmp_path):
     assert [d.id for d in open_source(spec + "?field=body&id_field=n")] == ["1", "3"]
     with pytest.raises(ValueError, match=r"row 1\b.*'bdy'.*'\?field=body'"):
         list(open_source(spec + "?field=bdy"))
-
-
-def test_empty_files_and_documents_are_left_out(tmp_path):
-    (tmp_path / "a.txt").write_text("")
-    (tmp_path / "b.txt").write_text(" \n ")
-    (tmp_path / "c.jsonl").write_text('{"text": ""}\n{"text": null}\n')
-    assert list(open_source(f"{tmp_path}/*")) == []
-    with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path))}.*empty"):
-        tokenize_corpus(open_source(f"{tmp_path}/*"), BYTES)
-    (tmp_path / "d.txt").write_text("something")
-    assert [d.id for d in open_source(f"{tmp_path}/*")] == ["d.txt"]
-    with pytest.raises(ValueError, match=r"\b1 document\b.*'heldout'"):
-        tokenize_corpus(open_source(f"{tmp_path}/*"), BYTES, split="heldout")
-    assert len(tokenize_corpus(open_source(f"{tmp_path}/*"), BYTES, split="all")) == 1
 
 
 def test_invalid_utf8_is_an_error_or_replaced(tmp_path):
@@ -269,45 +247,6 @@ def test_cache_is_used_and_notices_changes(tmp_path):
     assert len(list(cache.iterdir())) == 2
 
 
-def test_two_processes_may_fill_a_cache_at_once(tmp_path, monkeypatch):
-    path = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in random_texts(50)])
-    tokenize = corpora._tokenize
-
-    def overtaken(*arguments):
-        monkeypatch.setattr(corpora, "_tokenize", tokenize)  # the other process is not
-        tokenize_corpus(open_source(str(path)), BYTES, cache_dir=tmp_path / "cache")
-        return tokenize(*arguments)
-
-    monkeypatch.setattr(corpora, "_tokenize", overtaken)
-    both = tokenize_corpus(open_source(str(path)), BYTES, cache_dir=tmp_path / "cache")
-    assert both.fingerprint == tokenize_corpus(open_source(str(path)), BYTES).fingerprint
-    assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def test_saved_corpus_is_a_source(tmp_path):
-    for split in ("train", "heldout"):
-        tokenize_corpus(open_source(), BYTES, split=split).save(tmp_path / split)
-    config = TextDataConfig(source=f"tokens:{tmp_path}", context=64)
-    for split in ("train", "heldout"):
-        there = next(iter(build_loader(config, split=split, micro_batch=3)))
-        here = next(iter(build_loader(TextDataConfig(context=64), split=split, micro_batch=3)))
-        assert torch.equal(there["tokens"], here["tokens"])
-    with pytest.raises(FileExistsError):
-        corpus("x").save(tmp_path / "train")
-    with pytest.raises(FileNotFoundError, match=r"corpus\.json"):
-        TokenCorpus.load(tmp_path)
-    (tmp_path / "train/corpus.json").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="format 99"):
-        TokenCorpus.load(tmp_path / "train")
-
-
-def test_an_interrupted_save_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(np, "save", lambda *a, **k: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        corpus("x").save(tmp_path / "c")
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---- packing ----
 
 
@@ -329,34 +268,6 @@ def test_rows_hold_whole_pieces_with_document_ids():
     row = data[0]
     assert row["tokens"].tolist() == [256, 97, 98, 99, 256, 100, 101, 256, 102, 103, 104, 105, 106]
     assert row["segments"].tolist() == [0] * 4 + [1] * 3 + [2] * 6
-
-
-def test_a_document_longer_than_the_context_goes_on_as_a_piece_of_its_own():
-    data = PackedDataset(corpus("abcdefghij", "k"), 4, BYTES, shuffle=False, epochs=1)
-    tokens = [row["tokens"].tolist() for row in data]
-    assert tokens == [
-        [256, 97, 98, 99, 100],
-        [100, 101, 102, 103, 104],
-        [104, 105, 106, 256, 107],
-    ]
-    assert [row["segments"].tolist() for row in data] == [[0] * 5, [0] * 5, [0, 0, 0, 1, 1]]
-
-
-def test_a_corpus_shorter_than_a_window_is_padded():
-    data = PackedDataset(corpus("ab"), 8, BYTES, seed=1)
-    for index in (0, 1, 17):
-        row = data[index]
-        assert row["tokens"].tolist() == [256, 97, 98] + [258] * 6
-        assert row["segments"].tolist() == [0, 0, 0] + [-1] * 6
-
-
-def test_order_is_by_seed_and_differs_between_epochs():
-    texts = random_texts(60)
-    a, b, other = (PackedDataset(corpus(*texts), 16, BYTES, seed=s) for s in (1, 1, 2))
-    assert all(torch.equal(a[i]["tokens"], b[i]["tokens"]) for i in (0, 5, a.epoch_windows + 3, 1000))
-    rows = lambda d, e: torch.stack([d[e * d.epoch_windows + i]["tokens"] for i in range(d.epoch_windows)])  # noqa: E731
-    assert not torch.equal(rows(a, 0), rows(other, 0))
-    assert not torch.equal(rows(a, 0), rows(a, 1))
 
 
 def test_rows_of_facts_come_at_their_rate_and_leave_text_rows_alone():
@@ -454,14 +365,6 @@ def test_a_foreign_state_is_refused():
 
 
 STATE = {"kind": "packed", "fingerprint": "004d223252de1896a2e3132efee93a8b", "seed": 0, "context": 128}
-
-
-def test_a_state_of_before_0_5_goes_on_with_plain_text():
-    """What version 0.4 saved after three batches of the shipped text, and the sum of the ids it read next."""
-    state = STATE | {"passkey_fraction": 0.0, "passkey_weight": 1.0, "shuffle": True, "next_sample": 12}
-    loader = build_loader(TextDataConfig(context=128), micro_batch=4)
-    loader.load_state_dict(state)
-    assert next(iter(loader))["tokens"].sum() == 48947
 
 
 def test_a_state_of_other_rows_is_refused():

@@ -14,7 +14,7 @@ from torch import nn
 
 from modalities.attention import AttentionEvaluator
 from modalities.decoder import generation, scoring
-from modalities.decoder.scoring import continuation_scores, force_and_write, position_buckets
+from modalities.decoder.scoring import continuation_scores, force_and_write
 from modalities.paired import scores_by_unit
 from modalities.text.data import open_heldout
 from modalities.text.evaluators import EVALUATORS, far, niah, passkey
@@ -169,27 +169,6 @@ def test_far_says_how_much_is_left_out():
     assert row["left_out"] == 0 and row["texts"] == 1 and math.isnan(row["standard_error"])
 
 
-def test_far_reads_more_of_the_shorter_texts():
-    cells = made(Far, lengths=(500, 1000, 9000), filler="own").cells(tiny())
-    assert [(length, [c.data["length"] for c in cells].count(length)) for length in (500, 1000, 9000)] == [
-        (500, 16), (1000, 9), (9000, 1),
-    ]  # fmt: skip
-
-
-def test_what_is_read_twice_costs_twice_and_leaves_other_cells_as_they_are():
-    once, some = (made(Far, lengths=(500, 1000), filler="own", exact=n) for n in (0, 500))
-    assert once.identity(tiny()) == some.identity(tiny())
-    names, others = ([(c.name, c.cost) for c in far.cells(tiny())] for far in (once, some))
-    assert [cost for _, cost in names] == [500, 500, 1000] and [cost for _, cost in others] == [1000, 1000, 1000]
-    assert names[2] == others[2] and not set(names[:2]) & set(others[:2])
-
-
-@pytest.mark.parametrize("settings", [{"template": "own"}, {"depths": 1}, {"template": "bam"}])
-def test_far_needs_several_facts(settings):
-    with pytest.raises(ValueError, match="expected two or more of heldout"):
-        made(Far, **settings)
-
-
 # ----------------------------------------------------------------------------------------------------- perplexity
 
 
@@ -238,33 +217,6 @@ def test_every_document_takes_part_and_is_a_unit():
     assert score == pytest.approx({str(n): np.mean(of) / math.log(2) for n, of in by_document.items()})
 
 
-def test_every_length_scores_the_same_tokens():
-    cells = made(Perplexity, lengths=(16, 64), samples=3).cells(tiny())
-    first, second = ([c.data["tokens"] for c in cells if c.data["length"] == n] for n in (16, 64))
-    assert all((a == b).all() for a, b in zip(first, second, strict=True))
-    starts = [stretch for stretch in second if stretch[0] == load_tokenizer("bytes").bos_id]
-    assert len(starts) == 3  # the first stretch of three documents, each behind its BOS
-    assert all(
-        any((d.tokens[:64] == stretch[1:]).all() for d in documents() if len(d.tokens) >= 64) for stretch in starts
-    )
-
-
-def test_uniform_logits_take_log2_of_the_vocabulary():
-    rows = summary(Perplexity, KnownAnswer(), lengths=(32, 128), samples=2)
-    for row in rows.values():
-        assert row["bits_per_byte"] == pytest.approx(math.log2(264), abs=1e-9)
-        assert row["perplexity"] == pytest.approx(264)
-
-
-def test_buckets_hold_powers_of_two():
-    assert position_buckets(9).tolist() == [0, 1, 2, 2, 3, 3, 3, 3, 4]
-
-
-def test_a_length_beyond_every_document_is_an_error():
-    with pytest.raises(ValueError, match=r"\b5000000\b.* longest has \d+"):
-        made(Perplexity, lengths=(128, 5_000_000)).cells(tiny())
-
-
 # -------------------------------------------------------------------------------------------------------- passkey
 
 
@@ -283,28 +235,6 @@ def test_passkey_of_a_model_that_knows_four_digits_is_zero_with_most_of_the_digi
     row = summary(Passkey, KnownAnswer(nearly), lengths=(128,), samples=2)[128]
     assert (row["teacher_forced"], row["free_generation"]) == (0.0, 0.0)
     assert row["tokens_right"] == pytest.approx(5 / 6)  # the space in front is an answer's token too
-
-
-def test_passkey_of_random_weights_is_zero():
-    row = summary(Passkey, tiny(), lengths=(128,), samples=1)[128]
-    assert (row["teacher_forced"], row["free_generation"]) == (0.0, 0.0)
-    assert row["tokens_right"] < 0.3
-
-
-def test_outcomes_of_prompts_are_kept():
-    def sometimes(prompt):
-        return passkey_of(prompt) if passkey_of(prompt) > " 5" else "nothing"
-
-    evaluator = made(NeedleGrid, lengths=(256,), samples=3)
-    cells = dict(evaluator.run(KnownAnswer(sometimes)))
-    for value in cells.values():
-        for score, outcomes in value["outcomes"].items():
-            assert set(outcomes) <= {0, 1} and np.mean(outcomes) == pytest.approx(value[score])
-    scores = scores_by_unit(one for cell in cells.items() for one in evaluator.observed(*cell))
-    assert set(scores) == {(256, "teacher_forced"), (256, "free_generation")}
-    right = scores[256, "free_generation"]
-    assert len(right) == 33 and np.mean(list(right.values())) == evaluator.rows(cells)[0]["free_generation"]
-    assert 0 < sum(right.values()) < 33
 
 
 def test_passkeys_depend_on_the_seed_alone():
@@ -394,33 +324,6 @@ def test_every_condition_has_a_heat_map_that_says_so(monkeypatch, tmp_path):
     assert drawn["last.png"][0] == "free_generation_by_depth (facts=5)" and " (facts=5):" in drawn["last.png"][1]
 
 
-def test_a_condition_measured_among_others_is_measured():
-    """The cells of `--facts 1,5` hold those of `--facts 5`, under one key, though their columns have other names."""
-    few = {"template": "heldout", "lengths": (900,), "samples": 1, "depths": 3}
-    model, measured = KnownAnswer(value_of), []
-
-    class Counting(Passkey):
-        def measure(self, model, cell):
-            measured.append(cell.name)
-            return super().measure(model, cell)
-
-    both, five, one = (made(Counting, facts=facts, **few) for facts in ((1, 5), (5,), (1,)))
-    assert both.identity(model) == five.identity(model) == one.identity(model)
-    finished = dict(both.run(model))
-    assert len(measured) == len(finished) == 6
-    for evaluator in (five, one):
-        again = dict(evaluator.run(model, finished))
-        assert len(measured) == 6 and again.items() <= finished.items() and len(again) == 3
-        (row,), (whole,) = evaluator.rows(again), both.rows(finished)
-        condition = f" (facts={evaluator.templates[0].facts})"
-        for column in ("teacher_forced", "free_generation", "tokens_right", "nll", "free_generation_by_depth"):
-            assert row[column] == whole[column + condition]
-    assert dict(made(Passkey, facts=(5,), **few).run(model)) == dict(five.run(model, finished))
-    asked = [{"template": "train"}, {"filler": "own"}, {"samples": 2}, {"depths": 2}, {"seed": 1}]
-    keys = [json.dumps(made(Passkey, **few | other).identity(model)) for other in ({}, *asked)]
-    assert len(set(keys)) == len(keys)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -436,34 +339,6 @@ def test_a_condition_measured_among_others_is_measured():
 def test_retrieval_settings_name_what_they_know(wrong, message):
     with pytest.raises(ValueError, match=message):
         made(Passkey, **wrong)
-
-
-def test_what_statements_are_hidden_in_belongs_to_the_template_unless_named(tmp_path):
-    (tmp_path / "hay.txt").write_text("Hay is all there is. " * 30)
-    file = f"file:{tmp_path}/hay.txt"
-    for kind, settings, source, sign in (
-        (Passkey, {}, "own", "The river runs slow."),
-        (NeedleGrid, {}, "sotu-excerpt", None),
-        (Passkey, {"template": "heldout"}, "sotu-excerpt", None),
-        (Passkey, {"template": "mohtashami"}, "grass", "The grass is green."),
-        (NeedleGrid, {"template": "bam"}, "sotu-excerpt", None),
-        (Passkey, {"template": "bam", "filler": "own"}, "own", "The river runs slow."),
-        (Passkey, {"filler": "text"}, "sotu-excerpt", None),
-        (NeedleGrid, {"filler": file}, file, "Hay is all there is."),
-    ):
-        evaluator = made(kind, lengths=(700,), samples=1, depths=2, **settings)
-        assert evaluator.source_name == source
-        cells = evaluator.cells(tiny())
-        text = load_tokenizer("bytes").decode(cells[0].data["pairs"][0][0])
-        speech = any(text[n : n + 60] in d.text for d in documents() for n in range(100, len(text) - 60, 20))
-        assert speech if sign is None else sign in text and not speech
-    with pytest.raises(ValueError, match=r"filler 'gras'.*'grass'"):
-        made(Passkey, filler="gras").cells(tiny())
-
-
-def test_a_length_too_short_for_the_passkey_is_an_error():
-    with pytest.raises(ValueError, match=r"\b81\b"):
-        made(Passkey, lengths=(40,)).cells(tiny())
 
 
 @pytest.mark.parametrize("position", ["ggd", "goat", "cable", "rope", "fire", "nope"])
@@ -593,15 +468,3 @@ def test_a_run_is_measured_on_what_its_training_held_out(tmp_path):
     assert all(a != b for a, b in zip(keys[::2], keys[1::2], strict=True))
     assert made(Passkey, {"source": other}).source_name == "own"
     assert made(Passkey, {"source": other}, template="heldout").source_name == other
-
-
-def test_tokens_without_text_ask_for_a_source(tmp_path):
-    with pytest.raises(ValueError, match=r"'tokens:folder'.*--source"):
-        made(Perplexity, {"source": "tokens:folder"}).cells(tiny())
-    assert made(Perplexity, {"source": "tokens:folder"}, source="sotu-excerpt", lengths=(64,)).cells(tiny())
-
-
-def test_a_source_without_a_heldout_document_is_refused(tmp_path):
-    (tmp_path / "one.txt").write_text("A single text, and training has it.")
-    with pytest.raises(ValueError, match=r"one\.txt"):
-        open_heldout(f"{tmp_path}/one.txt", "bytes")

@@ -152,19 +152,6 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 16])
-@pytest.mark.parametrize("name", [NAME, "text_cable_tiny.facts", "text_goat_tiny.facts", "bpe"])
-def test_log_likelihoods_are_exact_in_any_batch(name: str, batch_size: int, bpe) -> None:
-    harness = PriorzooLM(str(bpe) if name == "bpe" else name, batch_size=batch_size)
-    encode, bos = harness.tokenizer.encode, harness.tokenizer.bos_id
-    found = harness.loglikelihood(asked("loglikelihood", *PAIRS), disable_tqdm=True)
-    for (context, continuation), (log_prob, greedy) in zip(PAIRS, found, strict=True):
-        given, ids = encode(context.rstrip()).tolist(), encode(context + continuation).tolist()
-        expected = direct(harness.model, [bos, *given, *ids[len(given) :]], len(ids) - len(given))
-        assert log_prob == pytest.approx(expected[0], abs=1e-4) and greedy == expected[1]
-    assert found[0] == pytest.approx(found[4], abs=1e-4)  # the space belongs to the continuation in both
-
-
 def test_a_context_is_read_once_for_all_that_follows_it(monkeypatch, by_bytes) -> None:
     harness, read, features = PriorzooLM(by_bytes, batch_size=4), [], CausalLM.forward_features
     monkeypatch.setattr(
@@ -176,21 +163,6 @@ def test_a_context_is_read_once_for_all_that_follows_it(monkeypatch, by_bytes) -
     read.clear()
     harness.loglikelihood(asked("loglikelihood", *(("", text) for text in "ABCD")), disable_tqdm=True)
     assert read == [(4, 1)]
-
-
-def test_rolling_predicts_each_token_once(model, by_bytes, caplog) -> None:
-    encode = load_tokenizer("bytes").encode
-    texts = ["We the people of the United States", "", "Words and more words. " * 20]
-    requests = asked("loglikelihood_rolling", *((text,) for text in texts))
-    found = PriorzooLM(by_bytes, batch_size=2).loglikelihood_rolling(requests, disable_tqdm=True)
-    for text, log_prob in zip(texts, found, strict=True):
-        ids = [256, *encode(text).tolist()]
-        assert log_prob == pytest.approx(direct(model, ids, len(ids) - 1)[0] if text else 0, abs=1e-4)
-    windowed = PriorzooLM(by_bytes, batch_size=2, max_length=16).loglikelihood_rolling(requests, disable_tqdm=True)
-    ids = [256, *encode(texts[0]).tolist()]  # 34 tokens: 16, 16, and 2 after the 15 before them
-    expected = sum(direct(model, ids[start:stop], n)[0] for start, stop, n in ((0, 17, 16), (16, 33, 16), (18, 35, 2)))
-    assert windowed[0] == pytest.approx(expected, abs=1e-4) and windowed[1] == 0
-    assert not caplog.records
 
 
 def test_max_length_cuts_from_the_left_and_says_so(model, by_bytes, caplog) -> None:

@@ -12,8 +12,9 @@ from modalities.text import prompts
 from modalities.text.data import open_heldout
 from modalities.text.facts import sentence_ends
 from modalities.text.grammars import GRAMMARS, HELDOUT, TRAIN
-from modalities.text.prompts import GRASS, OWN, PUBLISHED, TEMPLATES, Haystack, Template, open_haystack
+from modalities.text.prompts import GRASS, OWN, PUBLISHED, TEMPLATES, Template, open_haystack
 from modalities.text.tokenizers import load_tokenizer
+from tests.pairs import pairs
 
 TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}
 HAYS = ("own", "grass", "text", "file")
@@ -64,10 +65,12 @@ def drawn(monkeypatch):
 # ---- every template in every haystack ----
 
 
-@both_tokenizers
-@pytest.mark.parametrize("hay", HAYS)
-@pytest.mark.parametrize(("name", "facts", "others"), CONDITIONS)
-def test_lengths_and_values(name, facts, others, hay, tokenizer, hay_file, drawn):
+@pytest.mark.parametrize(
+    ("name", "facts", "others", "hay", "kind"),
+    [(*condition, HAYS[n % 4], list(TOKENIZERS)[n // 4 % 2]) for n, condition in enumerate(CONDITIONS)],
+)
+def test_lengths_and_values(name, facts, others, hay, kind, hay_file, drawn):
+    tokenizer = TOKENIZERS[kind]
     template, haystack = Template(name, facts, others), opened(hay, tokenizer, hay_file)
     for seed, depth in enumerate((0.0, 0.37, 1.0)):
         length = LONG + seed
@@ -95,12 +98,11 @@ def test_lengths_and_values(name, facts, others, hay, tokenizer, hay_file, drawn
             assert text.count(f"The pass key is{value}. Remember it.") == 1
 
 
-@both_tokenizers
-@pytest.mark.parametrize("hay", HAYS)
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_the_statement_stands_at_its_depth_and_between_sentences(name, hay, tokenizer, hay_file, drawn):
+@pytest.mark.parametrize(("name", "hay", "kind"), pairs(TEMPLATES, HAYS, list(TOKENIZERS)))
+def test_the_statement_stands_at_its_depth_and_between_sentences(name, hay, kind, hay_file, drawn):
     """The prompt without words is the hay; what is taken of it ahead of the statement is the depth."""
-    template, haystack = Template(name), opened(hay, tokenizer, hay_file)
+    template, tokenizer = Template(name), TOKENIZERS[kind]
+    haystack = opened(hay, tokenizer, hay_file)
     for seed, depth in enumerate((0.0, 0.1, 0.5, 0.77, 1.0)):
         prompt, answer = draw(template, 900, depth, seed, tokenizer, haystack)
         text, value = tokenizer.decode(prompt), tokenizer.decode(answer)
@@ -153,24 +155,6 @@ def test_every_fact_of_a_text_is_asked_for(name, tokenizer):
         Template(name, facts=4).draw_all(60, rng, tokenizer, hay)
 
 
-@both_tokenizers
-def test_other_statements_stand_anywhere(tokenizer, drawn):
-    haystack, shares = opened("own", tokenizer), []
-    for seed in range(60):
-        prompt, _ = draw(Template("heldout", 3), 600, 0.5, seed, tokenizer, haystack)
-        text = tokenizer.decode(prompt)
-        places = [text.index("".join(fact.statement)) / text.rindex(drawn[0].question) for fact in drawn]
-        assert 0.2 < places[0] < 0.8
-        shares += places[1:]
-        for fact in drawn:
-            before, after = text.split("".join(fact.statement))
-            for other in drawn:
-                after = after.replace("".join(other.statement), "")
-            assert before == "" or before[-1] in ".?!" or after == drawn[0].question
-    counts = np.histogram(shares, bins=4, range=(0, 1))[0]
-    assert counts.min() > 12, counts
-
-
 def test_prompts_are_drawn_from_the_generator_alone():
     """Pinned, so that they are the same in another process, and a change here is no accident: raise `Passkey.version`."""
     found = {}
@@ -197,13 +181,6 @@ PINNED = {
     "paraphrased": "7e303b01",
     "train_paraphrased": "e3c6cd8f",
 }  # fmt: skip
-
-
-def test_a_128_byte_prompt_keeps_40_bytes_of_hay():
-    tokenizer = TOKENIZERS["bytes"]
-    prompt, _ = draw(Template(), 128, 0.5, 0, tokenizer, opened("own", tokenizer))
-    words = len(" The pass key is 12345. Remember it. What is the pass key? The pass key is")
-    assert len(tokenizer.decode(prompt)) - words >= 40
 
 
 @pytest.mark.parametrize("name", ["own", "heldout", "mohtashami"])
@@ -249,7 +226,7 @@ def test_bams_prompt_to_the_letter(depth, ahead, tokenizer):
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.21, 0.5, 1.0])
-@pytest.mark.parametrize("length", [400, 401, 900])
+@pytest.mark.parametrize("length", [400, 401])
 def test_mohtashamis_prompt_to_the_letter(length, depth):
     """As their `generate_prompt_landmark` joins five lines, the filler cut to the letter and begun again."""
     tokenizer, lengths = TOKENIZERS["bytes"], set()
@@ -266,18 +243,8 @@ def test_mohtashamis_prompt_to_the_letter(length, depth):
     assert lengths == {3, 4, 5}  # from 1 to 50,000 without a 0 in front
 
 
-def test_mohtashamis_prompt_in_word_pieces():
-    tokenizer = TOKENIZERS["bpe-1k"]
-    prompt, answer = draw(Template("mohtashami"), 500, 0.5, 3, tokenizer, opened("grass", tokenizer))
-    task, first, information, second, ask = tokenizer.decode(prompt).split("\n")
-    key = tokenizer.decode(answer)[1:]
-    assert (task, ask) == (TASK, ASK) and information == f"The pass key is {key}. Remember it. {key} is the pass key."
-    for part in (first, second):
-        assert part and " ".join([GARBAGE] * 20).startswith(part)
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.parametrize("given", [1, 2, 4])
+@pytest.mark.parametrize("given", [1, 4])
 def test_digits_given_away_stand_at_the_end_and_five_are_left(name, given):
     tokenizer, firsts = TOKENIZERS["bpe-1k"], set()
     for seed in range(20):
@@ -289,58 +256,7 @@ def test_digits_given_away_stand_at_the_end_and_five_are_left(name, given):
     assert len(firsts) > 4 and "0" not in firsts
 
 
-def test_bams_key_without_a_digit_given_away_has_five():
-    tokenizer = TOKENIZERS["bytes"]
-    prompt, answer = draw(Template("bam"), 600, 0.5, 0, tokenizer, opened("grass", tokenizer))
-    assert re.fullmatch(r" [1-9]\d{4}", tokenizer.decode(answer)) and tokenizer.decode(prompt).endswith(ASK)
-
-
 # ---- haystacks ----
-
-
-@both_tokenizers
-def test_a_loop_begins_with_a_sentence_and_has_no_end(tokenizer):
-    haystack, sentences = opened("own", tokenizer), re.findall(r" [^.]+\.", OWN)
-    starts = set()
-    for seed in range(40):
-        text = tokenizer.decode(haystack.draw(300, np.random.default_rng(seed), tokenizer))
-        (first,) = [sentence for sentence in sentences if text.startswith(sentence)]
-        starts.add(first)
-        assert text in OWN * 20
-    assert starts == set(sentences)
-
-
-@both_tokenizers
-def test_a_stretch_is_of_one_document_or_of_several_in_a_row(tokenizer):
-    texts = ["First of all. ", "Then the second one. ", "And a third, longer than the others are. "]
-    haystack = open_haystack("text", tokenizer, [tokenizer.encode(text) for text in texts])
-    longest = len(haystack.texts[2])
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        assert tokenizer.decode(haystack.draw(longest, rng, tokenizer)) == texts[2]
-        short = haystack.draw(4, rng, tokenizer)
-        assert len(short) == 4 and any(places_of(short.tolist(), text.tolist()) for text in haystack.texts)
-        row = haystack.draw(60, rng, tokenizer)
-        assert len(row) == 60
-        rest = tokenizer.decode(row)
-        while rest:  # whole documents, the last one cut
-            (text,) = [text for text in texts if rest.startswith(text) or text.startswith(rest)]
-            rest = rest[len(text) :]
-        assert len(haystack.draw(0, rng, tokenizer)) == 0
-
-
-def test_fingerprints_tell_haystacks_apart():
-    tokenizer = TOKENIZERS["bytes"]
-    a, b = tokenizer.encode("One."), tokenizer.encode("Two.")
-    hays = [
-        Haystack((a,)),
-        Haystack((a,), loop=True),
-        Haystack((b,)),
-        Haystack((a, b)),
-        Haystack((np.concatenate([a, b]),)),
-    ]
-    assert len({hay.fingerprint for hay in hays}) == len(hays)
-    assert Haystack((a.copy(),)).fingerprint == hays[0].fingerprint == Haystack((a.astype(np.uint16),)).fingerprint
 
 
 WITHOUT_STOPS = {
@@ -375,15 +291,6 @@ def test_a_text_without_sentences_has_statements_at_their_depth(name, tokenizer,
             assert name == "chinese" or before[-1].isspace() or after[0].isspace()
 
 
-def test_a_text_with_sentences_keeps_them(tmp_path):
-    tokenizer = TOKENIZERS["bytes"]
-    (tmp_path / "hay.txt").write_text(OWN.strip() * 20)
-    haystack = open_haystack(f"file:{tmp_path}/hay.txt", tokenizer)
-    hay = haystack.draw(900, np.random.default_rng(0), tokenizer)
-    assert np.array_equal(haystack.places(hay, tokenizer), sentence_ends(hay, tokenizer))
-    assert haystack.fingerprint != Haystack(haystack.texts).fingerprint
-
-
 # ---- errors ----
 
 
@@ -404,7 +311,7 @@ def test_values_of_a_kind(values, form):
 
 
 @both_tokenizers
-@pytest.mark.parametrize(("name", "facts", "others"), CONDITIONS)
+@pytest.mark.parametrize(("name", "facts", "others"), CONDITIONS[::3])
 def test_too_short_a_length_names_what_is_needed(name, facts, others, tokenizer):
     template, haystack = Template(name, facts, others), opened("own", tokenizer)
     with pytest.raises(
@@ -416,11 +323,6 @@ def test_too_short_a_length_names_what_is_needed(name, facts, others, tokenizer)
     assert len(prompt) + (0 if name == "bam" else len(answer)) == least
     with pytest.raises(ValueError, match=rf"length {least - 1} .*\b{least} tokens"):
         draw(template, least - 1, 0.5, 1, tokenizer, haystack)
-
-
-def test_the_least_bytes_of_a_passkey_are_81():
-    with pytest.raises(ValueError, match=r"\b80\b.*\b81\b"):
-        draw(Template(), 80, 0.5, 0, TOKENIZERS["bytes"], opened("own", TOKENIZERS["bytes"]))
 
 
 @pytest.mark.parametrize(

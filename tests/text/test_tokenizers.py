@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
-from modalities.files import data_folder
 from modalities.text.tokenizers import load_tokenizer
 
 TEXT = "In 1903 the Senate met; 48213 dollars — naïve, 日本.\n  Two  spaces.\t"
@@ -62,13 +59,6 @@ def test_bpe_from_a_folder_and_from_json(bpe_folder):
     assert len(folder.encode(TEXT)) < len(TEXT.encode())
 
 
-def test_original_file_names_are_read_too(bpe_folder, tmp_path):
-    shutil.copy(bpe_folder / "vocab.json", tmp_path / "encoder.json")
-    shutil.copy(bpe_folder / "merges.txt", tmp_path / "vocab.bpe")
-    renamed, plain = load_tokenizer(f"gpt2:{tmp_path}"), load_tokenizer(f"gpt2:{bpe_folder}")
-    assert renamed.fingerprint == plain.fingerprint
-
-
 @pytest.mark.parametrize("kind", ["gpt2:{}", "{}/tokenizer.json"])
 def test_split_digits_gives_each_digit_its_own_token(bpe_folder, kind):
     joined = load_tokenizer(kind.format(bpe_folder))
@@ -121,12 +111,3 @@ def test_errors_name_what_is_valid(tmp_path):
         load_tokenizer(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match=r"\b300\b.*\b263\b"):
         load_tokenizer().decode([300])
-
-
-def test_the_real_gpt2_when_it_has_been_fetched():
-    folder = data_folder() / "gpt2"
-    if not (folder / "encoder.json").is_file():
-        pytest.skip("python recipes/fetch_data.py text gpt2 has not been run")
-    tokenizer = load_tokenizer("gpt2?split_digits=true")
-    assert tokenizer.vocab_size == 50257 and tokenizer.bos_id == 50256
-    assert tokenizer.encode("Hello world").tolist() == [15496, 995]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from modalities.native import compiler
+
 from tools.faults import trials
 from tools.faults.injector import Fault, Server, server
 from tools.faults.trials import Outcome

@@ -6,20 +6,20 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import Kernel, repeat_heads
+from zoo.attention.base import Kernel
 from zoo.attention.dispatch import prior_attention
 from zoo.encodings import Rotation
+from zoo.layer_terms import LayerTerms
 from zoo.naming import check_flags, check_number, check_options, check_whole, nearest
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms
-from zoo.priors.stack import has_whole_parameters, stacked_terms
+from zoo.priors.base import Prior
 from zoo.sequence import SequenceGroup
 
 __all__ = [
@@ -28,13 +28,11 @@ __all__ = [
     "AttentionCache",
     "Block",
     "GeluMLP",
-    "LayerTerms",
     "LogitOptions",
     "PriorGate",
     "SSMax",
     "SwiGLU",
     "init_linear",
-    "layer_terms",
     "share_prior",
 ]
 
@@ -282,68 +280,43 @@ class Attention(nn.Module):
 
         With a cache the T tokens follow those it holds; segments cover all. logit_scale multiplies every logit, the prior's
         too: an inverse temperature for measurements, 1 in the model itself. With a sequence group x and the result are this
-        rank's part of the line, `positions` and `segments` of the whole line. `made`: what `layer_terms` made for this call.
+        rank's part of the line, `positions` and `segments` of the whole line. `made`: by `layer_terms`, for this call.
         """
         made = LayerTerms() if made is None else made
-        at = positions if sequence is None else sequence.part_of(positions)
-        asked, of = (x, at) if last is None else (x[:, -last:], at.tail(last))
-        q = self.query(asked).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
+        k_pos = positions if sequence is None else sequence.part_of(positions)
+        asking, q_pos = (x, k_pos) if last is None else (x[:, -last:], k_pos.tail(last))
+        q = self.query(asking).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
         v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
         weight = self._prior_weight(q)
         if self.rotary is not None:
             line = {} if sequence is None else {"length": positions.length}
-            q, k = self.rotary.both(q, of, k, at, **line)
+            q, k = self.rotary.both(q, q_pos, k, k_pos, **line)
         scale = made.row_scale
         if scale is None and self.ssmax is not None:
-            scale = self.ssmax(of, causal=self.causal)
+            scale = self.ssmax(q_pos, causal=self.causal)
         if scale is not None and not self.scale_prior:
             q, scale = (q * scale[..., None]).to(q.dtype), None
         if self.temperature != 1.0:
             q = q / self.temperature
-        if weight is not None:  # the whole row times it, and the content divided by it
+        if weight is not None:
+            # The whole row times it, and the content divided by it.
             q, scale = (q / weight[..., None]).to(q.dtype), weight if scale is None else scale * weight
         if logit_scale != 1.0:
             scale = logit_scale * (q.new_ones(q.shape[1:3], dtype=torch.float32) if scale is None else scale)
         options: dict[str, Any] = dict(query_scale=scale, segments=segments, window=self.window, kernel=kernel)
-        if sequence is not None:
-            if cache is not None or last is not None or logit_scale != 1.0:
-                raise ValueError("a sequence group shares whole lines: expected no cache, no `last`, and logit_scale 1")
-            out = self._of_own_heads(sequence, x, q, k, v, positions, made.terms, **options)
-        elif cache is None:
-            terms = self.prior(of, positions, causal=self.causal, x=x) if made.terms is None else made.terms
+        if cache is None and sequence is None:
+            terms = self.prior(q_pos, positions, causal=self.causal, x=x) if made.terms is None else made.terms
             out = prior_attention(q, k, v, terms, causal=self.causal, **options)
-        else:
-            if not self.causal or logit_scale != 1.0:
-                raise ValueError("a KV cache serves causal attention only, at logit_scale 1")
+        elif logit_scale != 1.0 or (sequence is not None and (cache is not None or last is not None)):
+            raise ValueError("caches and sequence groups serve logit_scale 1, and groups no cache and no `last`")
+        elif sequence is not None:
+            out = sequence.attend(self.prior, x, q, k, v, positions, causal=self.causal, terms=made.terms, **options)
+        elif cache is not None:
+            if not self.causal:
+                raise ValueError("a KV cache serves causal attention only")
             out = cache.attend(self.prior, x, q, k, v, positions, **options)
         return self.out(out.transpose(1, 2).flatten(2))
-
-    def _of_own_heads(
-        self,
-        sequence: SequenceGroup,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Positions,
-        terms: PriorTerms | None,
-        *,
-        query_scale: Tensor | None,
-        **options: Any,
-    ) -> Tensor:
-        """(B, H, T/N, D): this rank computes its heads over the whole line, and the ranks exchange heads for tokens."""
-        # Where ranks do not divide the key heads, the least repetition that they do: H is a multiple of both.
-        groups = math.lcm(k.shape[1], sequence.size)
-        q, k, v = (sequence.to_heads(heads) for heads in (q, repeat_heads(k, groups), repeat_heads(v, groups)))
-        if query_scale is not None:
-            query_scale = sequence.to_heads(query_scale[..., None])[..., 0]
-        if terms is None:
-            prior, content = self.prior.of_heads(sequence.heads(self.num_heads)), self.prior.content(x)
-            x = x if content is None else sequence.to_heads(content)
-            terms = prior(positions, positions, causal=self.causal, x=x)
-        out = prior_attention(q, k, v, terms, causal=self.causal, query_scale=query_scale, **options)
-        return sequence.to_tokens(out)
 
     def _prior_weight(self, q: Tensor) -> Tensor | None:
         """(1 or B, 1 or H, T) float32: what the prior is multiplied by, from queries (B, H, T, d_c); None for 1."""
@@ -352,60 +325,6 @@ class Attention(nn.Module):
         return (
             None if self.prior_scale == 1.0 else q.new_full(q.shape[1:3], self.prior_scale, dtype=torch.float32)[None]
         )
-
-
-@dataclass(frozen=True)
-class LayerTerms:
-    """What a layer's attention takes from positions alone, where it was made before: None is made by the layer.
-
-    Attributes:
-        terms: the prior's.
-        row_scale: (1 or B, H, T) SSMax's.
-    """
-
-    terms: PriorTerms | None = None
-    row_scale: Tensor | None = None
-
-
-def costs_launches(x: Tensor) -> bool:
-    """Whether an operation on all layers costs less than one for each: where launching a kernel takes longer than a small one
-    runs. The processor does not launch, and torch.compile fuses what it traces."""
-    return x.device.type != "cpu" and not torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-
-
-def layer_terms(
-    layers: Sequence[Attention], positions: Positions, x: Tensor, *, sequence: SequenceGroup | None = None
-) -> list[LayerTerms]:
-    """What layers take from the positions of whole lines, made for all of them at once where that pays (`costs_launches`).
-
-    Args:
-        layers: that attend to no cache and give all tokens.
-        x: input of the first, (B, T, C); this rank's part in a sequence group, as in `Attention.forward`.
-    """
-    if not costs_launches(x) or len(layers) < 2:
-        return [LayerTerms()] * len(layers)
-    at = positions if sequence is None else sequence.part_of(positions)
-    terms: list[PriorTerms | None] = [None] * len(layers)
-    scales: list[Tensor | None] = [None] * len(layers)
-    for causal in {layer.causal for layer in layers}:
-        those = [n for n, layer in enumerate(layers) if layer.causal == causal]
-        priors = [layers[n].prior for n in those]
-        if sequence is not None:
-            priors = [
-                prior.of_heads(sequence.heads(layers[n].num_heads)) for n, prior in zip(those, priors, strict=True)
-            ]
-        for n, found in zip(those, stacked_terms(priors, positions, positions, causal=causal, x=x), strict=True):
-            terms[n] = found
-        alike: dict[tuple[object, ...], list[int]] = {}
-        for n in those:
-            ssmax = layers[n].ssmax
-            if ssmax is not None and has_whole_parameters(ssmax):
-                alike.setdefault((ssmax.window, ssmax.s.shape, ssmax.s.dtype), []).append(n)
-        for group in alike.values():
-            made = SSMax.of_layers([cast(SSMax, layers[n].ssmax) for n in group], at, causal=causal)
-            for n, scale in zip(group, made, strict=True):
-                scales[n] = scale
-    return [LayerTerms(*found) for found in zip(terms, scales, strict=True)]
 
 
 def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, Any]]) -> None:

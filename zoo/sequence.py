@@ -7,12 +7,17 @@ attention and after it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
+from zoo.attention.base import repeat_heads
+from zoo.attention.dispatch import prior_attention
 from zoo.positions import Positions
+from zoo.priors.base import Prior, PriorTerms
 
 __all__ = ["SequenceGroup"]
 
@@ -53,6 +58,43 @@ class SequenceGroup:
     def to_heads(self, x: Tensor) -> Tensor:
         """(B, H, T/N, D) of this rank's tokens → (B, H/N, T, D) of its heads."""
         return self.exchange(x.transpose(1, 2), 2, 1).transpose(1, 2)
+
+    def attend(
+        self,
+        prior: Prior,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Positions,
+        *,
+        causal: bool,
+        terms: PriorTerms | None = None,
+        query_scale: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """(B, H, T/N, D): this rank attends by its heads over the whole line, and the ranks exchange heads for tokens.
+
+        Args:
+            prior: of all heads.
+            x: (B, T/N, C) the layer's input at this rank's tokens.
+            q, k, v: (B, H, T/N, d_c), (B, G, T/N, d_c), (B, G, T/N, D).
+            positions: of the whole line.
+            terms: of this rank's heads, where they were made before.
+            query_scale, options: as in `prior_attention`.
+        """
+        # Where ranks do not divide the key heads, the least repetition that they do: H is a multiple of both.
+        groups = math.lcm(k.shape[1], self.size)
+        num_heads = q.shape[1]
+        q, k, v = (self.to_heads(heads) for heads in (q, repeat_heads(k, groups), repeat_heads(v, groups)))
+        if query_scale is not None:
+            query_scale = self.to_heads(query_scale[..., None])[..., 0]
+        if terms is None:
+            content = prior.content(x)
+            x = x if content is None else self.to_heads(content)
+            terms = prior.of_heads(self.heads(num_heads))(positions, positions, causal=causal, x=x)
+        out = prior_attention(q, k, v, terms, causal=causal, query_scale=query_scale, **options)
+        return self.to_tokens(out)
 
     def to_tokens(self, x: Tensor) -> Tensor:
         """(B, H/N, T, D) of this rank's heads → (B, H, T/N, D) of its tokens."""

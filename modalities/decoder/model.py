@@ -16,7 +16,8 @@ from modalities.decoder.generation import generate
 from zoo.attention.base import Kernel, has_values, single_documents
 from zoo.bounds import LONGEST_CONTEXT, bounded, check_fields, check_parameters
 from zoo.decoding import Cache, EvictionBound, KVCache, PagedCache
-from zoo.layers import Attention, Block, GeluMLP, LogitOptions, SSMax, SwiGLU, init_linear, layer_terms, share_prior
+from zoo.layer_terms import layer_terms
+from zoo.layers import Attention, Block, GeluMLP, LogitOptions, SSMax, SwiGLU, init_linear, share_prior
 from zoo.methods import (
     Position,
     check_position,

@@ -23,7 +23,8 @@ from modalities.vision.architectures import VisionConfig, not_multiples
 from modalities.vision.images import BadImage, decode_image
 from modalities.vision.transforms import preprocess
 from zoo.attention.base import Kernel
-from zoo.layers import Attention, LayerTerms, LogitOptions, SSMax, init_linear, layer_terms, share_prior
+from zoo.layer_terms import LayerTerms, layer_terms
+from zoo.layers import Attention, LogitOptions, SSMax, init_linear, share_prior
 from zoo.methods import Position, create_grid_position, layer_methods, shared_embedding, stored_options
 from zoo.model import ZooModel
 from zoo.positions import Positions

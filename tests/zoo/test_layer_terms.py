@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import zoo
 from tests.zoo.priors_table import GRID, LINE, make, positions_for
-from zoo import Positions, layers
+from zoo import Positions, layer_terms
 from zoo.attention.triton import TritonKernel
-from zoo.priors import Prior, stack
+from zoo.priors import Prior
 from zoo.sequence import SequenceGroup
 
 ALONE = ["cable", "fire", "fire2d", "lookhere2d", "t5_2d"]  # they read the input, or tell no parameters by head
@@ -21,7 +21,7 @@ ALONE = ["cable", "fire", "fire2d", "lookhere2d", "t5_2d"]  # they read the inpu
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU."""
-    monkeypatch.setattr(layers, "costs_launches", lambda x: True)
+    monkeypatch.setattr(layer_terms, "costs_launches", lambda x: True)
 
 
 def tensors(terms: zoo.PriorTerms, *, causal: bool) -> list[Tensor]:
@@ -38,7 +38,7 @@ def test_terms_and_gradients_of_every_prior(name: str, packed: bool) -> None:
         at = Positions.documents(torch.tensor([[0] * 5 + [1] * 6, [0] * 2 + [1] * 9]))
     priors = [make(name, seed=n) for n in range(3)]
     causal, x = name not in GRID, torch.zeros(2, 11, 12, dtype=torch.float64)
-    found = stack.stacked_terms([*priors, priors[0]], at, at, causal=causal, x=x)
+    found = layer_terms.stacked_terms([*priors, priors[0]], at, at, causal=causal, x=x)
     assert found[3] is found[0]
     for prior, terms in zip(priors, found, strict=False):
         alone = prior(at, at, causal=causal, x=x)
@@ -60,7 +60,7 @@ def test_steep_heads_of_layers_stay_finite_and_have_no_gradient_where_they_are_s
     with torch.no_grad():
         priors[1].theta_beta.fill_(-8.0)  # −1e40 at the query itself
         priors[1].theta_mu.fill_(0.0)
-    _, terms = stack.stacked_terms(priors, at, at, causal=True, x=torch.zeros(1))
+    _, terms = layer_terms.stacked_terms(priors, at, at, causal=True, x=torch.zeros(1))
     assert terms is not None
     alone, theta = priors[1](at, at, causal=True), [p for p in priors[1].parameters() if p.requires_grad]
     for own, wanted in zip(tensors(terms, causal=True), tensors(alone, causal=True), strict=True):
@@ -75,13 +75,13 @@ def test_steep_heads_of_layers_stay_finite_and_have_no_gradient_where_they_are_s
 def test_other_priors_make_their_own(name: str) -> None:
     at = positions_for(name)
     priors = [make(name, seed=n) for n in range(2)]
-    assert stack.stacked_terms(priors, at, at, causal=name not in GRID, x=torch.zeros(1)) == [None, None]
+    assert layer_terms.stacked_terms(priors, at, at, causal=name not in GRID, x=torch.zeros(1)) == [None, None]
 
 
 def test_what_cannot_be_read_outside_its_own_forward_is_not_stacked() -> None:
     def found(*priors: Prior) -> list[bool]:
         at = Positions.line(5)
-        return [t is not None for t in stack.stacked_terms(priors, at, at, causal=True, x=torch.zeros(1))]
+        return [t is not None for t in layer_terms.stacked_terms(priors, at, at, causal=True, x=torch.zeros(1))]
 
     hooked, empty = make("ggd"), make("ggd")
     hooked.register_forward_pre_hook(lambda *_: None)  # as ZeRO-3 gathers
@@ -129,11 +129,11 @@ def test_a_model_computes_the_same(name: str, options: dict[str, Any], monkeypat
     for call in calls:
         wanted = outcome(model, x, **call)
         with monkeypatch.context() as gpu:
-            gpu.setattr(layers, "costs_launches", lambda x: True)
+            gpu.setattr(layer_terms, "costs_launches", lambda x: True)
             torch.testing.assert_close(outcome(model, x, **call), wanted, rtol=1e-9, atol=1e-12)
     if name.startswith("text"):  # the last layer for its last token alone, and with a cache
         wanted = model.forward_features(x, last=1)
-        monkeypatch.setattr(layers, "costs_launches", lambda x: True)
+        monkeypatch.setattr(layer_terms, "costs_launches", lambda x: True)
         torch.testing.assert_close(model.forward_features(x, last=1), wanted)
         torch.testing.assert_close(model.forward_features(x, cache=model.new_cache())[:, -1:], wanted)
 
@@ -143,7 +143,7 @@ def test_ranks_that_share_lines_make_the_terms_of_their_heads(together: None) ->
     whole = Positions.line(8)
     attentions = [layer.attention for layer in model.layers]
     group = SequenceGroup(1, 2, lambda x, cut, joined: x)
-    made = layers.layer_terms(attentions, whole, torch.zeros(1), sequence=group)
+    made = layer_terms.layer_terms(attentions, whole, torch.zeros(1), sequence=group)
     for attention, found in zip(attentions, made, strict=True):
         assert found.terms is not None and found.row_scale is not None
         alone = attention.prior.of_heads(slice(2, 4))(whole, whole, causal=True)
@@ -157,7 +157,7 @@ def test_the_fused_kernel_reads_what_was_made(together: None) -> None:
     attention = [zoo.create_model("text_ggd_tiny").layers[0].attention for _ in range(2)]
     at, x = Positions.line(20), torch.randn(1, 20, 128)
     kernel = TritonKernel(least_keys=1, decode_queries=0, interpreted=lambda: True)
-    for layer, made in zip(attention, layers.layer_terms(attention, at, x), strict=True):
+    for layer, made in zip(attention, layer_terms.layer_terms(attention, at, x), strict=True):
         out = layer(x, at, made=made, kernel=kernel)
         torch.testing.assert_close(out, layer(x, at, kernel="reference"), rtol=1e-4, atol=1e-5)
         theta = layer.prior.theta_alpha
@@ -169,6 +169,6 @@ def test_the_fused_kernel_reads_what_was_made(together: None) -> None:
 
 def test_long_terms_are_made_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     priors, at = [make("ggd", seed=n) for n in range(2)], Positions.line(50)
-    assert None not in stack.stacked_terms(priors, at, at, causal=True, x=torch.zeros(1))
-    monkeypatch.setattr(stack, "LARGEST", 500)
-    assert stack.stacked_terms(priors, at, at, causal=True, x=torch.zeros(1)) == [None, None]
+    assert None not in layer_terms.stacked_terms(priors, at, at, causal=True, x=torch.zeros(1))
+    monkeypatch.setattr(layer_terms, "LARGEST", 500)
+    assert layer_terms.stacked_terms(priors, at, at, causal=True, x=torch.zeros(1)) == [None, None]

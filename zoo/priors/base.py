@@ -281,7 +281,7 @@ class Prior(nn.Module):
     def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
         """A prior of the heads of all of `priors`, with their parameters, whose terms `PriorTerms.split` cuts into theirs.
 
-        They differ by nothing but the values of `by_head` and `by_layer`: see `zoo.priors.stack`.
+        They differ by nothing but the values of `by_head` and `by_layer`: see `zoo.layer_terms`.
 
         values: the parameters of all of them by name, one after the other along the first axis.
         """

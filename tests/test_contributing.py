@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shlex
 import shutil
@@ -90,6 +91,8 @@ def test_an_evaluator(project: Path) -> None:
     with open(project / "out" / "repeat.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 and all(0 <= float(row["accuracy"]) <= 1 for row in rows)
+    (stored, _) = (json.loads(path.read_text()) for path in (project / "out" / "repeat").iterdir())
+    assert stored["settings"]["letters"] == 10
     assert (project / "out" / "repeat.png").stat().st_size > 10_000
     during = 'evaluate.during={"repeat": {"every": 2, "lengths": [16], "samples": 1}}'
     sets = ("train.steps=2", "train.batch=2", "evaluate.every=0", during)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 
 import numpy as np
 import pytest
 import torch
 
-from modalities.loading import FirstBatches, IndexedLoader, RowBatches, StreamLoader, collate, permuted
+from modalities.loading import FirstBatches, IndexedLoader, RowBatches, StreamLoader, permuted
 
 
 class Report(list):
@@ -101,7 +100,7 @@ def test_what_is_handed_out_has_the_same_types_and_events(workers):
     assert batch["n"].dtype == torch.int64 and batch["weights"].dtype == torch.float32
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 1)])
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
 def test_samples_go_on_with_another_number_of_workers_and_ranks(before, after):
     first = indexed(micro_batch=4, num_workers=before)
     take(first, 3)
@@ -132,13 +131,9 @@ def test_a_pass_ends_alike_on_all_ranks_and_starts_over():
 
 
 def test_wrong_shares_and_foreign_states_are_refused():
-    for share, word in (
-        ({"micro_batch": 0}, "micro_batch 0"),
-        ({"rank": 2, "world": 2}, "rank 2"),
-        ({"rank": -1}, "rank -1"),
-    ):
+    for share in ({"micro_batch": 0}, {"rank": 2, "world": 2}, {"rank": -1}):
         for make in (indexed, streamed):
-            with pytest.raises(ValueError, match=word):
+            with pytest.raises(ValueError, match=" ".join(map(str, next(iter(share.items()))))):
                 make(**share)
     with pytest.raises(ValueError, match=r"size=7\b.*\b9\b"):
         indexed(size=9).load_state_dict(saved(indexed(size=7)))
@@ -169,24 +164,16 @@ def test_rows_are_stacked_padded_and_weighed(workers):
 
 
 def test_rows_that_can_be_read_together_are():
-    asked = []
+    reads = []
 
     class Together(Rows):
         def __getitems__(self, numbers):
-            asked.append(list(numbers))
+            reads.append(list(numbers))
             return [self[n] for n in numbers]
 
-    assert [b["tokens"][:, 0].tolist() for b in IndexedLoader(RowBatches(Together(5)), 4)] == [
-        [0, 1, 2, 3],
-        [4, 0, 0, 0],
-    ]
-    assert asked == [[0, 1, 2, 3], [4]]
-    assert IndexedLoader(RowBatches(Rows(5)), 4).report == ""
-
-
-def test_collate_gives_every_row_a_weight_where_one_has_it():
-    rows = [{"tokens": torch.arange(3)}, {"tokens": torch.arange(3), "weights": torch.full((3,), 2.0)}]
-    assert "weights" not in collate(rows[:1]) and collate(rows)["weights"].tolist() == [[1, 1, 1], [2, 2, 2]]
+    first, second = IndexedLoader(RowBatches(Together(5)), 4)
+    assert first["tokens"][:, 0].tolist() == [0, 1, 2, 3] and second["tokens"][:, 0].tolist() == [4, 0, 0, 0]
+    assert reads == [[0, 1, 2, 3], [4]] and IndexedLoader(RowBatches(Rows(5)), 4).report == ""
 
 
 # ------------------------------------------------------------------------------------------------ streams
@@ -223,32 +210,28 @@ def test_states_of_batches_are_their_ranks_own():
             streamed(**share).load_state_dict(states[0])
 
 
-def test_a_state_of_before_0_5_without_states_goes_on():
+def test_saved_states_stay_and_those_of_before_0_5_go_on():
     """What shards of images saved: batches handed out, and the set-up."""
     old = {"batches": 3, "kind": "shards", "seed": 0, "world": 1, "workers": 1, "micro_batch": 1}
     loader = streamed(seeks=True)
     loader.load_state_dict(old)
     assert take(loader, 2) == [[3], [4]] and saved(loader) == old | {"batches": 5}
-
-
-def test_a_saved_state_does_not_change_while_training_goes_on():
     loader = streamed()
     batches = iter(loader)
     next(batches)
-    state = loader.state_dict()
-    before = pickle.dumps(state)
+    state, before = loader.state_dict(), saved(loader)
     next(batches)
-    assert pickle.dumps(state) == before
+    assert state == before
 
 
 # ------------------------------------------------------------------------------------------------ random order
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 64, 1000])
-def test_permuted_is_a_permutation_for_every_key(size):
-    index = np.arange(size)
-    orders = [permuted(index, size, seed, 7) for seed in range(3)]
-    assert all(sorted(order) == list(range(size)) for order in orders)
-    assert size < 64 or not (orders[0] == orders[1]).all()
-    seeds = np.arange(3).repeat(size)  # a key for each index
-    assert (permuted(np.tile(index, 3), size, seeds, 7) == np.concatenate(orders)).all()
+def test_permuted_is_a_permutation_for_every_key():
+    for size in (1, 2, 3, 64, 1000):
+        index = np.arange(size)
+        orders = [permuted(index, size, seed, 7) for seed in range(3)]
+        assert all(sorted(order) == list(range(size)) for order in orders)
+        assert size < 64 or not (orders[0] == orders[1]).all()
+        seeds = np.arange(3).repeat(size)  # a key for each index
+        assert (permuted(np.tile(index, 3), size, seeds, 7) == np.concatenate(orders)).all()

@@ -1,4 +1,4 @@
-"""Contributions from outside: a modality in one folder, an evaluator in one file, and how modalities are found."""
+"""Modalities: one in a folder of its own trains, resumes and is measured; how they are found; what saved models name."""
 
 from __future__ import annotations
 
@@ -99,77 +99,6 @@ def test_a_new_modality_is_evaluated_by_the_command(toy, trained, tmp_path):
     assert (out / "copyrate.png").read_bytes().startswith(b"\x89PNG")
     usage = python(toy, "recipes/evaluate.py", run, "copyrate", "--help").stdout
     assert "--repeats" in usage and "default 2" in " ".join(usage.split()) and "--mode" not in usage
-
-
-# ------------------------------------------------------------------------------------------------ an evaluator in a file
-
-VOWELS = '''
-"""How likely a vowel is after each byte of held-out text."""
-
-from dataclasses import dataclass
-
-import torch
-
-from modalities.evaluation import Cell, LengthSettings, Score, option
-from modalities.text.retrieval import TextEvaluator
-
-
-@dataclass(frozen=True)
-class VowelSettings(LengthSettings):
-    letters: str = option("aeiou", "what counts as a vowel")
-
-
-class Vowels(TextEvaluator):
-    name, summary, settings_class = "vowels", "mean probability of a vowel", VowelSettings
-    scores = (Score("vowel", unit_interval=True),)
-
-    def cells(self, model):
-        return [Cell(f"length={n}", n, {"length": n}) for n in self.settings.resolved_lengths(self.trained_at(model))]
-
-    @torch.inference_mode()
-    def measure(self, model, cell):
-        text = self.heldout_for(model).items[0].tokens[: cell.data["length"]]
-        likely = model(torch.as_tensor(text)[None]).softmax(-1)[..., list(self.settings.letters.encode())]
-        return {"length": cell.data["length"], "vowel": likely.sum(-1).mean().item()}
-'''
-
-
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory):
-    """A copy of the project with one more file, and a run of it with that evaluator on the way."""
-    root = tmp_path_factory.mktemp("project")
-    for folder in ("zoo", "modalities", "recipes"):
-        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    shutil.copy(ROOT / "pyproject.toml", root)
-    (root / "modalities" / "text" / "evaluators" / "vowels.py").write_text(VOWELS)
-    small = [f"model.options.{name}={value}" for name, value in SHAPES["text_ggd_tiny"].items()]
-    small += ["data.context=32", "data.facts_fraction=0", "train.batch=4", "train.steps=2", "evaluate.samples=4"]
-    on_the_way = 'evaluate.during={"vowels": {"every": 1, "lengths": [32], "letters": "xyz"}}'
-    words = ["text.ggd_tiny", "--run-dir", str(root / "run"), *settings(*small, on_the_way)]
-    done = command([sys.executable, str(root / "recipes/train.py"), *words], PYTHONPATH="")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return root
-
-
-@pytest.mark.slow
-def test_an_evaluator_in_one_file_is_measured_and_has_options(copied, tmp_path):
-    def evaluate(*words):
-        return command(
-            [sys.executable, str(copied / "recipes/evaluate.py"), str(copied / "run"), *words], PYTHONPATH=""
-        )
-
-    on_the_way = [r["vowels/vowel@32"] for r in RunFolder(copied / "run").metrics() if "vowels/vowel@32" in r]
-    assert len(on_the_way) == 2 and all(0 < value < 1 for value in on_the_way)
-    done = evaluate("vowels", "--lengths", "32", "--letters", "xyz", "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    (found,) = (tmp_path / "out" / "vowels").iterdir()
-    content = json.loads(found.read_text())
-    assert content["settings"]["letters"] == "xyz" and content["source"] == "sotu-excerpt"
-    assert content["rows"] == [{"length": 32, "vowel": on_the_way[-1]}]
-    assert (tmp_path / "out" / "vowels.csv").read_text().splitlines()[0] == "model,method,train_context,length,vowel"
-    assert (tmp_path / "out" / "vowels.png").read_bytes().startswith(b"\x89PNG")
-    usage = " ".join(evaluate("vowels", "--help").stdout.split())
-    assert "--letters" in usage and "default aeiou" in usage
 
 
 # ------------------------------------------------------------------------------------------------ how they are found

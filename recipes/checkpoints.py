@@ -9,55 +9,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import pickle
 import re
 import shutil
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from recipes.config import ConfigError, has_deepspeed
-from zoo.files import find_damage, remove_abandoned, sync, write_text
+import torch
+
+from recipes.config import ConfigError, Plan, has_deepspeed
+from zoo.files import file_digests, find_damage, remove_abandoned, sync, sync_tree, write_json, write_text
 from zoo.inputs import read_object
 
+if TYPE_CHECKING:
+    from recipes.engine import Ranks
+
 __all__ = [
-    "ASIDE",
     "COMPLETE",
     "checkpoint_facts",
     "checkpoint_step",
     "complete_checkpoints",
+    "convert",
     "damage",
     "data_only",
+    "loadable",
     "prune",
+    "quarantine",
     "remnants",
-    "say",
     "seal",
-    "set_aside",
     "tidy",
+    "warn",
 ]
 
-COMPLETE = "complete.json"
-ASIDE = ".aside"
-_NAME = re.compile(r"step_\d{8,}")
-FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's: no torch.load runs code, whatever its caller asks for
+COMPLETE, ASIDE = "complete.json", ".aside"
+NAME = re.compile(r"step_\d{8,}")
+WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's: no torch.load runs code, whatever its caller asks for
 
 
 def seal(facts: dict[str, Any]) -> dict[str, Any]:
-    """What complete.json holds: the facts, and the SHA-256 of them."""
+    """The facts with their own SHA-256: what complete.json holds."""
     return facts | {"sha256": hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}
 
 
 def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
-    """What complete.json says; None where it is not there, or is not what was written.
-
-    Raises:
-        OSError: where it is there and cannot be read.
-    """
+    """Contents of complete.json; None where it is missing, or is not as it was written."""
     try:
         facts = read_object(folder / COMPLETE)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -66,44 +70,43 @@ def checkpoint_facts(folder: Path) -> dict[str, Any] | None:
     if not all(type(facts.get(name)) is kind for name, kind in known.items()):
         return None
     digest = facts.pop("sha256", None)
-    old = facts.keys() == known.keys() and digest is None  # of versions before 0.6
-    return facts if old or seal(facts)["sha256"] == digest else None
+    without_digests = facts.keys() == known.keys() and digest is None  # of early versions
+    return facts if without_digests or seal(facts)["sha256"] == digest else None
 
 
 def complete_checkpoints(root: Path) -> list[Path]:
-    """Those that have got their names, by step. Whether they are still as they were written, `damage` tells."""
-    found = [path for path in root.glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=checkpoint_step)
+    """Checkpoints that have their final names, by step. `damage` tells whether they are still as they were written."""
+    folders = [path for path in root.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=checkpoint_step)
 
 
-def checkpoint_step(folder: Path) -> int:
-    """The step in the name of a checkpoint, or of what was made of one."""
-    return int(folder.name.removeprefix("step_").partition(".")[0])
+def checkpoint_step(path: Path) -> int:
+    """The step in the name of a checkpoint, or of a file or folder that was made from one."""
+    return int(path.name.removeprefix("step_").partition(".")[0])
 
 
 def damage(folder: Path, *, below: str = "") -> str | None:
     """What is wrong with a checkpoint, by its files' sizes and SHA-256; None where nothing is.
 
-    Those of versions before 0.6 have no digests: of them nothing can be told. `below`: of the files below this path alone.
+    `below`: check only files whose path begins with it. Checkpoints without digests (of early versions) pass.
     """
     facts = checkpoint_facts(folder)
     if facts is None:
-        there = (folder / COMPLETE).exists()
-        return f"{COMPLETE} {'is not as it was written' if there else 'is missing'}"
+        return f"{COMPLETE} {'is not as it was written' if (folder / COMPLETE).exists() else 'is missing'}"
     files = facts.get("files", {})
     if not isinstance(files, dict):
         return f"{COMPLETE} has no digests"
-    return find_damage(folder, {name: of for name, of in files.items() if name.startswith(below)})
+    return find_damage(folder, {name: digest for name, digest in files.items() if name.startswith(below)})
 
 
 def remnants(root: Path, suffix: str) -> list[Path]:
-    """What was made of checkpoints: folders called step_N with this suffix. Others are somebody else's."""
-    named = re.compile(_NAME.pattern + re.escape(suffix))
-    return [p for p in sorted(root.glob("step_*")) if named.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
+    """Folders called step_N with this suffix. Any other folder belongs to the user."""
+    pattern = re.compile(NAME.pattern + re.escape(suffix))
+    return [p for p in sorted(root.glob("step_*")) if pattern.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
 
 
-def set_aside(folder: Path) -> Path:
-    """Rename a checkpoint so that nothing uses it; the new path."""
+def quarantine(folder: Path) -> Path:
+    """Rename a checkpoint so that nothing uses it; returns the new path."""
     aside = folder.with_name(folder.name + ASIDE)
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
@@ -112,15 +115,15 @@ def set_aside(folder: Path) -> Path:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and those set aside that they have passed."""
+    """Remove all but the newest `keep` checkpoints, and quarantined ones that training has passed again."""
     complete = complete_checkpoints(root)
     for path in complete[:-keep]:
-        if path.is_symlink():  # to where somebody moved it
+        if path.is_symlink():  # the user moved it elsewhere
             path.unlink()
         else:
-            half = path.with_name(path.name + ".partial")  # so that a half-removed one is never taken for whole
-            path.rename(half)
-            shutil.rmtree(half)
+            partial = path.with_name(path.name + ".partial")  # a half-removed one is never taken for whole
+            path.rename(partial)
+            shutil.rmtree(partial)
         shutil.rmtree(path.with_name(path.name + ".universal"), ignore_errors=True)
     for path in remnants(root, ASIDE):
         if complete and checkpoint_step(path) <= checkpoint_step(complete[-1]):
@@ -128,75 +131,133 @@ def prune(root: Path, keep: int) -> None:
 
 
 def tidy(root: Path, keep: int) -> None:
-    """What processes that were killed left: half-written, half-removed and surplus checkpoints, and a stale `latest`.
-
-    For the process that holds the run's lock.
-    """
+    """Remove what killed processes left: partial and surplus checkpoints, and a stale `latest`. Needs the run's lock."""
     complete = complete_checkpoints(root)
-    orphans = [
-        p for p in remnants(root, ".universal") if p.with_name(p.name.removesuffix(".universal")) not in complete
-    ]
+    universal = remnants(root, ".universal")
+    orphans = [p for p in universal if p.with_name(p.name.removesuffix(".universal")) not in complete]
     for path in [*remnants(root, ".partial"), *remnants(root, ".universal.partial"), *orphans]:
         shutil.rmtree(path)
     remove_abandoned(root / "latest", 0)
     prune(root, keep)
-    if complete and _latest(root) != complete[-1].name:
+    if complete:
+        with contextlib.suppress(OSError, ValueError):
+            if (root / "latest").read_text() == complete[-1].name:
+                return
         write_text(root / "latest", complete[-1].name)
-
-
-def _latest(root: Path) -> str:
-    try:
-        return (root / "latest").read_text()
-    except (OSError, ValueError):
-        return ""
-
-
-def allow_deepspeed_classes() -> None:
-    """Name to torch the classes, of plain values, that DeepSpeed's checkpoints hold beside tensors; where it is installed."""
-    if not has_deepspeed():
-        return
-    import torch
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    torch.serialization.add_safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address])
 
 
 @contextmanager
 def data_only(folder: Path) -> Iterator[None]:
-    """Inside, `torch.load` reads tensors, plain values and DeepSpeed's own classes, and never runs code from a file.
+    """Make `torch.load` read tensors, plain values and DeepSpeed's own classes, and never run code from a file.
 
     DeepSpeed asks for unrestricted pickles in every place; torch's environment variable overrules it.
 
     Raises:
         ConfigError: where a file of the checkpoint `folder` holds anything else, or cannot be read.
     """
-    allow_deepspeed_classes()
-    before = os.environ.get(FORCE)
-    os.environ[FORCE] = "1"
+    if has_deepspeed():
+        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+        from deepspeed.utils.tensor_fragment import fragment_address
+
+        torch.serialization.add_safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address])
+    before = os.environ.get(WEIGHTS_ONLY)
+    os.environ[WEIGHTS_ONLY] = "1"
     try:
         yield
     except pickle.UnpicklingError as error:
-        raise ConfigError(refusal(folder, error)) from error
+        # torch's words for what it met, without its advice to allow it
+        lines = (line.strip() for line in str(error).splitlines() if "GLOBAL" in line or "nsupported" in line)
+        reason = next(lines, "").partition(" was not an allowed global")[0].partition(". Please")[0]
+        raise ConfigError(
+            f"{folder} holds more than tensors and plain values, and is not loaded; nothing in it was executed "
+            f"({reason or type(error).__name__})"
+        ) from error
+    except ConfigError:
+        raise
     except (RuntimeError, EOFError, OSError, KeyError, AssertionError, AttributeError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(f"{folder} cannot be loaded: {reason}") from error
     finally:
         if before is None:
-            del os.environ[FORCE]
+            del os.environ[WEIGHTS_ONLY]
         else:
-            os.environ[FORCE] = before
+            os.environ[WEIGHTS_ONLY] = before
 
 
-def refusal(folder: Path, error: Exception) -> str:
-    """One line on a pickle that asks for more than data: torch's words for what it met, without its advice to allow it."""
-    said = next((line.strip() for line in str(error).splitlines() if "GLOBAL" in line or "nsupported" in line), "")
-    said = said.partition(" was not an allowed global")[0].partition(". Please")[0] or type(error).__name__
-    return f"{folder} holds more than tensors and plain values, and is not loaded; nothing in it was executed ({said})"
+# ------------------------------------------------------------------------------------- other numbers of ranks
 
 
-def say(message: str) -> None:
+def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
+    """(folder to load, is it universal) for this plan; converts where ranks or ZeRO stage changed.
+
+    Stage 0 checkpoints hold everything in one file and load anywhere. Those of stages 1–3 are cut by rank, so at another
+    number of ranks rank 0 converts them, once, into `<name>.universal`. ConfigError names the alternative where the
+    conversion fails, or where precision or the kind of stage differs.
+    """
+    facts = checkpoint_facts(folder)
+    if facts is None:
+        raise ConfigError(f"{folder} has no readable {COMPLETE}")
+    stage, precision = plan.recipe.train.zero_stage, plan.recipe.train.precision
+    anew = f"start a new run from its weights with --set model.init_from={folder / 'model'}"
+    if facts["precision"] != precision:
+        raise ConfigError(
+            f"{folder} was written with train.precision={facts['precision']} and cannot continue in {precision}: the "
+            f"optimiser's state differs. Resume with --set train.precision={facts['precision']}, or {anew}"
+        )
+    if (facts["zero_stage"] == 0) != (stage == 0):
+        raise ConfigError(
+            f"{folder} was written with train.zero_stage={facts['zero_stage']} and cannot continue at {stage}: stage 0 and "
+            f"stages 1–3 keep the optimiser in different forms. Resume with the same stage, or {anew}"
+        )
+    if stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, stage):
+        return folder, False
+    differs = (
+        f"{folder} was written by {facts['world']} ranks at ZeRO stage {facts['zero_stage']}; this run has {ranks.world} "
+        f"at stage {stage}"
+    )
+    if plan.recipe.optim.name == "muon":
+        raise ConfigError(f"{differs}, and DeepSpeed converts no state of Muon. Resume with the same ranks, or {anew}")
+    universal = folder.with_name(folder.name + ".universal")
+    if ranks.lead and (not universal.exists() or damage(universal)):
+        shutil.rmtree(universal, ignore_errors=True)
+        try:
+            convert(folder, universal)
+        except (ConfigError, OSError) as error:  # told here; the error below reaches every rank
+            warn(str(error))
+    if ranks.world > 1:
+        torch.distributed.barrier()
+    if not universal.exists():
+        raise ConfigError(f"{differs}. Converting it failed. Resume with the same ranks and stage, or {anew}")
+    return universal, True
+
+
+def convert(source: Path, universal: Path) -> None:
+    """Write DeepSpeed's universal form of `source`, with digests, in place of what is there. Runs no code from a file."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    partial = universal.with_name(universal.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    target = partial / universal.name  # DeepSpeed also writes a pointer beside it
+    target.mkdir(parents=True)
+    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    options |= {"input_folder": str(source), "output_folder": str(target), "inject_missing_state": True}
+    silence = io.StringIO()
+    try:
+        with data_only(source), contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+            ds_to_universal.main(Namespace(**options))
+        if (target / "tmp").exists():  # DeepSpeed's removal of it ignores errors
+            shutil.rmtree(target / "tmp")
+        sync_tree(target)
+        names = sorted(str(path.relative_to(target)) for path in target.rglob("*") if path.is_file())
+        write_json(target / COMPLETE, seal((checkpoint_facts(source) or {}) | {"files": file_digests(target, names)}))
+        shutil.rmtree(universal, ignore_errors=True)
+        os.rename(target, universal)
+        sync(universal.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def warn(message: str) -> None:
+    """Print a message to standard error."""
     print(message, file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import json
 import math
+import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from recipes.deepspeed_optim import SECTIONS, Claim, claims
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
-from zoo.inputs import parse_json, read_json
+from zoo.errors import require
+from zoo.inputs import parse_json
 from zoo.naming import nearest
 from zoo.priors.given import over_distances
 from zoo.registry import model_entry
@@ -96,7 +97,7 @@ class Evaluate:
     every, samples: held-out loss over `samples` samples every `every` steps (0: never) and at the end.
     during: evaluators of `recipes/evaluate.py` by name, each with the number of steps between its runs, or with its
         settings and "every": {"passkey": 200}, {"passkey": {"every": 200, "lengths": [128, 512], "samples": 1}}. "generate"
-        continues prompts, "predict" draws images with their classes (recipes/samples.py):
+        continues prompts, "predict" draws images with their classes (recipes/during.py):
         {"generate": {"every": 200, "prompts": ["Fellow citizens"]}}.
     """
 
@@ -351,17 +352,19 @@ def resolve(
     ConfigError. `recipe` is not changed.
     """
     recipe, user_config = copy.deepcopy(recipe), copy.deepcopy(user_config or {})
-    _apply_user_config(recipe, user_config, overridden_keys or set())
+    chosen_keys = set(overridden_keys or ())
+    if user_config:
+        from recipes.deepspeed_json import apply_user_config
+
+        chosen_keys |= apply_user_config(recipe, user_config, chosen_keys)
     _settle_positions(recipe)
     check_values(recipe)
     train = recipe.train
     if train.precision == "auto":
         train.precision = "bf16" if device == "cuda" else "fp32"
-    asked_stage = "train.zero_stage" in (overridden_keys or set()) or "zero_optimization.stage" in dict(
-        _flatten(user_config)
-    )
     # One rank without DeepSpeed stays at stage 0: plain torch.
-    if train.precision != "fp32" and train.zero_stage == 0 and not asked_stage and (world > 1 or has_deepspeed()):
+    stage_is_open = train.zero_stage == 0 and "train.zero_stage" not in chosen_keys
+    if train.precision != "fp32" and stage_is_open and (world > 1 or has_deepspeed()):
         train.zero_stage = 1  # the optimiser's float32 copies shared out; stage 0 keeps them whole on every rank
     if train.precision == "fp16" and train.zero_stage == 0:
         raise ConfigError("train.zero_stage=0 is not served in fp16; expected 1, 2 or 3")
@@ -385,7 +388,12 @@ def resolve(
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 1_000_000_000,  # the loop prints; DeepSpeed need not
     }
-    return Plan(recipe, merge(config, user_config), world)
+    plan = Plan(recipe, merge(config, user_config), world)
+    if user_config and has_deepspeed():
+        from recipes.deepspeed_json import check_with_deepspeed
+
+        check_with_deepspeed(plan.deepspeed)
+    return plan
 
 
 def _settle_positions(recipe: Recipe) -> None:
@@ -417,147 +425,29 @@ def in_numbers(options: Any, train_context: int | None) -> Any:
     return str(options) if isinstance(options, Path) else options
 
 
-# DeepSpeed's name for a quantity, and the recipe's. Nested names are joined by dots.
-SHARED = {
-    "train_batch_size": "train.batch",
-    "train_micro_batch_size_per_gpu": "train.micro_batch",
-    "gradient_accumulation_steps": "train.accumulation",
-    "gradient_clipping": "train.clip",
-    "sequence_parallel_size": "train.sequence_parallel",
-    "zero_optimization.stage": "train.zero_stage",
-    "bf16.enabled": "train.precision",
-    "fp16.enabled": "train.precision",
-}
-
-
-def load_deepspeed_json(path: str) -> dict[str, Any]:
-    """Read a user's DeepSpeed file. ConfigError: unreadable, or not an object."""
-    try:
-        user_config = read_json(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--deepspeed_config {path}: {error}") from None
-    if not isinstance(user_config, dict):
-        raise ConfigError(f"--deepspeed_config {path}: expected a JSON object, got {type(user_config).__name__}")
-    return user_config
-
-
-def check_deepspeed_json(user_config: dict[str, Any]) -> None:
-    """ConfigError for what no recipe can run."""
-    path = "--deepspeed_config"
-    if "data_parallel_size" in user_config:  # with it DeepSpeed would sum gradients over some ranks alone
-        raise ConfigError(
-            f"{path}: 'data_parallel_size' follows from the ranks and train.sequence_parallel; remove the key"
-        )
-    if all(user_config.get(name, {}).get("enabled") not in (None, False, "auto") for name in ("fp16", "bf16")):
-        raise ConfigError(f"{path}: fp16 and bf16 are both enabled; keep one")
-
-
-def _apply_user_config(recipe: Recipe, user_config: dict[str, Any], overridden_keys: set[str]) -> None:
-    """Move what the user's file says about shared quantities into the recipe, and fill in its "auto"."""
-    check_deepspeed_json(user_config)
-    _apply_claims(recipe, user_config, overridden_keys)
-    _fill_auto(recipe, user_config)
-    flat = dict(_flatten(user_config))
-    for key, setting in SHARED.items():
-        if key not in flat:
-            continue
-        section, name = setting.split(".")
-        value = flat[key]
-        if name == "precision":
-            own = key.partition(".")[0]
-            if not value and recipe.train.precision not in (own, "auto"):
-                continue  # the other of the two is what it trains in
-            value = own if value else "fp32"
-        old = attrgetter(setting)(recipe)
-        if setting in overridden_keys and old != value:
-            raise ConfigError(f"--set {setting}={old} and {key}={flat[key]} of --deepspeed_config disagree; keep one")
-        expected = float if name == "clip" else str if name == "precision" else int
-        if isinstance(value, bool) or not isinstance(value, (expected, int)):
-            raise ConfigError(f"--deepspeed_config: {key}={value!r}: expected {_type_name(expected)}")
-        setattr(getattr(recipe, section), name, value)
-
-
-def _apply_claims(recipe: Recipe, user_config: dict[str, Any], overridden_keys: set[str]) -> None:
-    """Move `optimizer` and `scheduler` of the user's file into the recipe, whose own optimiser and schedule they describe."""
-    made: dict[str, Claim] = {}
-    for name in SECTIONS:
-        if name not in user_config:
-            continue
-        try:
-            found = list(claims(name, user_config.pop(name)))
-        except ValueError as error:
-            raise ConfigError(f"--deepspeed_config: {error}") from None
-        for claim in found:
-            key, setting, value = claim
-            section, field_name = setting.split(".")
-            old, before = attrgetter(setting)(recipe), made.setdefault(setting, claim)
-            if before.value != value:
-                raise ConfigError(
-                    f"--deepspeed_config: {before.key}={before.value} and {key}={value} disagree; keep one"
-                )
-            if setting in overridden_keys and old != value:
-                raise ConfigError(
-                    f"--set {setting}={old} and {key} of --deepspeed_config, which means {setting}={value}, disagree; keep one"
-                )
-            changed = dataclasses.replace(getattr(recipe, section), **{field_name: value})
-            try:
-                check_fields(changed, f"{section}.")
-            except ValueError as error:
-                raise ConfigError(f"--deepspeed_config: {key}: {error}") from None
-            setattr(recipe, section, changed)
-
-
-# What Hugging Face's Trainer writes for "auto" under zero_optimization, for a model of this width.
-BUCKETS: dict[str, Callable[[int], int]] = {
-    "reduce_bucket_size": lambda width: width * width,
-    "stage3_prefetch_bucket_size": lambda width: 9 * width * width // 10,
-    "stage3_param_persistence_threshold": lambda width: 10 * width,
-}
-OWN_AUTO = {"data_types.keep_in_fp32_modules", "pipeline.stages"}  # where DeepSpeed itself reads the word
-
-
-def _fill_auto(recipe: Recipe, user_config: dict[str, Any]) -> None:
-    """Replace "auto": the recipe has the quantities that both name, and the model's width gives the sizes of buckets."""
-    for key, value in list(_flatten(user_config)):
-        if value != "auto" or key in OWN_AUTO:
-            continue
-        *sections, name = key.split(".")
-        section = user_config
-        for part in sections:
-            section = section[part]
-        if key in SHARED:
-            del section[name]
-        elif sections == ["zero_optimization"] and name in BUCKETS and (width := _model_width(recipe)):
-            section[name] = BUCKETS[name](width)
-        else:
-            known = [*SHARED, *(f"zero_optimization.{bucket}" for bucket in BUCKETS)]
-            raise ConfigError(
-                f'--deepspeed_config: {key} is "auto", and the recipe has no value for it: write one, or remove the key for '
-                f"DeepSpeed's default; {nearest(key, known)}"
-            )
-
-
-def _model_width(recipe: Recipe) -> int | None:
-    try:
-        return recipe.model.options.get("dim") or model_entry(recipe.model.name).config.get("dim")
-    except (ImportError, ValueError) as error:
-        raise ConfigError(str(error)) from None
-
-
-def _flatten(tree: Any, prefix: str = "") -> typing.Iterator[tuple[str, Any]]:
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(tree, list):
-        for i, value in enumerate(tree):
-            yield from _flatten(value, f"{prefix}[{i}]")
-    else:
-        yield prefix, tree
-
-
 def merge(base: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     """`base` with the entries of `extra`, dictionaries inside merged alike."""
     merged = dict(base)
     for key, value in extra.items():
         merged[key] = merge(base[key], value) if isinstance(base.get(key), dict) and isinstance(value, dict) else value
     return merged
+
+
+def needs_deepspeed(recipe: Recipe, user_config: Mapping[str, Any]) -> str | None:
+    """The first part of a recipe, a DeepSpeed file or the launcher's ranks that plain torch does not do; None for none."""
+    train, ranks = recipe.train, int(os.environ.get("WORLD_SIZE", 1))
+    parts = {
+        f"training by {ranks} ranks": ranks > 1,
+        "--deepspeed_config": bool(user_config),
+        f"train.zero_stage={train.zero_stage}": train.zero_stage != 0,
+        f"train.sequence_parallel={train.sequence_parallel}": train.sequence_parallel != 1,
+        "train.precision=fp16": train.precision == "fp16",
+    }
+    return next((name for name, is_needed in parts.items() if is_needed), None)
+
+
+def require_packages(recipe: Recipe, user_config: Mapping[str, Any]) -> None:
+    """ImportError with the pip command for what training needs and is not installed, before anything starts."""
+    if needing := needs_deepspeed(recipe, user_config):
+        require("deepspeed", needing, "train")
+    require("matplotlib", "the loss curve", "figures")

@@ -1,113 +1,50 @@
-"""Progress of training and of evaluation: a bar on a terminal, plain lines elsewhere; and tables of facts."""
+"""Progress of an evaluation (a bar on a terminal, plain lines elsewhere), tables of facts, and numbers to read."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-
-class _Display:
-    """A context in which a bar, where there is one, is on the terminal."""
-
-    bar: Progress | None
-
-    def __enter__(self) -> Self:
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.bar:
-            self.bar.stop()
+__all__ = ["CellProgress", "clock", "facts_table", "short"]
 
 
-class TrainingDisplay(_Display):
-    """Progress of the lead rank; on other ranks (`show=False`) every method does nothing."""
-
-    def __init__(self, name: str, steps: int, done: int, *, show: bool, log_every: int):
-        self.console = Console(highlight=False, quiet=not show)
-        self.steps, self.done, self.first, self.log_every, self.show = steps, done, done, log_every, show
-        self.clock = time.perf_counter()
-        self.bar = None
-        if show and self.console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-                TextColumn("loss {task.fields[loss]}  lr {task.fields[lr]}  {task.fields[rate]}"),
-                TimeElapsedColumn(), TextColumn("left {task.fields[left]}"),
-            )  # fmt: skip
-            self.bar = Progress(*columns, console=self.console)
-            self.task = self.bar.add_task(name, total=steps, completed=done, loss="…", lr="…", rate="", left="…")
-
-    def print(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
-
-    def update(self, record: dict[str, Any], unit: str) -> None:
-        """Show the figures of one step."""
-        if not self.show:
-            return
-        self.done = record["step"]
-        per_step = (time.perf_counter() - self.clock) / max(1, self.done - self.first)
-        figures: dict[str, Any] = {
-            "loss": f"{record['loss']:.4f}",
-            "lr": f"{record['lr']:.2e}",
-            "rate": f"{short(record[unit + '_per_s'])} {unit}/s",
-            "left": clock(per_step * (self.steps - self.done)),
-        }
-        if self.bar:
-            self.bar.update(self.task, completed=self.done, **figures)
-        elif self.done % self.log_every == 0 or self.done == self.steps:
-            norm = f"grad {record['grad_norm']:.3g}  " if "grad_norm" in record else ""
-            self.print(
-                f"step {self.done}/{self.steps}  loss {figures['loss']}  lr {figures['lr']}  "
-                f"{norm}{figures['rate']}  left {figures['left']}"
-            )
-
-    def table(self, title: str, rows: dict[str, str]) -> None:
-        self.console.print(facts_table(title, rows))
-
-
-class CellProgress(_Display):
-    """How much of the cells of one evaluation is read: a bar on a terminal, elsewhere a line every now and then.
+class CellProgress:
+    """How much of an evaluation's cells is read: a bar on a terminal, elsewhere a line every now and then.
 
     Args:
         name: what is evaluated.
-        total: units of all cells.
-        unit: what they are.
+        total: units of all cells. unit: what they are.
         every: seconds between two lines, at least; none comes sooner.
     """
 
     def __init__(self, name: str, total: int, unit: str, console: Console, *, quiet: bool = False, every: float = 30.0):
         self.name, self.total, self.unit, self.console, self.every = name, total, unit, console, every
         self.finished = self.part = 0  # units of finished cells, and of the one that is read
-        self.started = self.told = time.perf_counter()
-        self.lines, self.bar = not quiet and not console.is_terminal, None
-        if not quiet and console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"), BarColumn(bar_width=16), TaskProgressColumn(),
-                TextColumn("{task.fields[rate]}  left"), TimeRemainingColumn(),
-            )  # fmt: skip
-            self.bar = Progress(*columns, console=console)
-            self.task = self.bar.add_task(name, total=total, rate="")
+        self.started = self.last_line = time.perf_counter()
+        self.prints_lines = not quiet and not console.is_terminal
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TaskProgressColumn())
+        columns += (TextColumn("{task.fields[rate]}  left"), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=console, disable=quiet or not console.is_terminal)
+        self.task = self.bar.add_task(name, total=total, rate="")
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
 
     def advance(self, units: int) -> None:
-        """So many more units of the cell that is being read."""
+        """Count units of the cell that is being read."""
         self.part += units
         self._show()
 
     def finish(self, units: int) -> None:
-        """A cell of `units` is read, whatever was told of its parts."""
+        """Count a whole cell of `units`, in place of its parts."""
         self.finished, self.part = self.finished + units, 0
         self._show()
 
@@ -115,16 +52,16 @@ class CellProgress(_Display):
         now = time.perf_counter()
         done = min(self.finished + self.part, self.total)
         rate = done / max(now - self.started, 1e-9)
-        if self.bar:
-            self.bar.update(self.task, completed=done, rate=f"{short(rate)} {self.unit}/s")
-        elif self.lines and now - self.told >= self.every:
-            self.told = now
+        self.bar.update(self.task, completed=done, rate=f"{short(rate)} {self.unit}/s")
+        if self.prints_lines and now - self.last_line >= self.every:
+            self.last_line = now
             left = clock((self.total - done) / rate) if rate else "…"
             text = f"{self.name}  {short(done)}/{short(self.total)} {self.unit}  {short(rate)}/s  left {left}"
             self.console.print(text, markup=False, soft_wrap=True)
 
 
 def facts_table(title: str, rows: dict[str, str]) -> Table:
+    """Names and values in two columns."""
     table = Table(title=title, show_header=False, title_justify="left")
     for name, value in rows.items():
         table.add_row(name, value)

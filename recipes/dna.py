@@ -38,7 +38,7 @@ def tiny(method: str) -> Recipe:
         modality="dna",
         model=Model(f"dna_{method}_tiny"),
         data=DnaDataConfig(source=SMALL_GENOMES, context=256),
-        optim=Optim("adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, prior_lr_scale=20.0, warmup=50, floor=0.1),
+        optim=Optim(lr=2e-3, prior_lr_scale=20.0),
         train=Train(steps=2000, batch=16, save_every=500),
         evaluate=Evaluate(every=500, samples=192),
     )
@@ -99,7 +99,7 @@ def small(method: str) -> Recipe:
         modality="dna",
         model=Model(f"dna_{method}_small"),
         data=DnaDataConfig(source="genomes", context=1024, num_workers=2),
-        optim=Optim("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, warmup=200, floor=0.1),
+        optim=Optim(lr=1e-3, warmup=200),
         train=Train(steps=10_000, batch=64, save_every=1000, log_every=50),
         evaluate=Evaluate(every=500, samples=512),
     )
@@ -116,7 +116,7 @@ def human(name: str, model: str, *, steps: int, batch: int, micro_batch: int) ->
         modality="dna",
         model=Model(model),
         data=DnaDataConfig(source=f"{folder}/genome.fa", split=f"{folder}/split.bed", context=1024, num_workers=4),
-        optim=Optim("adamw", lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, warmup=1000, floor=0.1),
+        optim=Optim(lr=3e-4, warmup=1000),
         train=Train(
             steps=steps,
             batch=batch,

@@ -1,36 +1,182 @@
-"""Evaluators that run during training, and samples: `evaluate.during` of a recipe."""
+"""Evaluators, samples and pictures during training: `evaluate.during` of a recipe.
+
+"generate" continues prompts and "predict" draws images with their classes; any other name is an evaluator's.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
-from modalities.contract import Modality
+from modalities.contract import Modality, Writer
 from modalities.evaluation import Evaluator, Listing
 from recipes.config import ConfigError, Recipe
-from recipes.samples import SAMPLERS, Painter, Sample, Sampler
+from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.model import ZooModel
 from zoo.naming import nearest
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from recipes.engine import Engine
 
-__all__ = ["Findings", "Monitors", "find_monitors"]
+__all__ = ["Findings", "Monitors", "Sample", "find_monitors"]
 
 
-class Findings(NamedTuple):
-    """Numbers by name, such as {"passkey/free_generation@512": 0.98}, samples, and matplotlib figures."""
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and what the model wrote behind it, or why it could not."""
 
-    numbers: dict[str, float]
-    samples: list[Sample]
-    pictures: list[Any]
+    prompt: str
+    text: str
+    error: str = ""
+
+    def line(self, width: int = 100) -> str:
+        """The end of the prompt and the beginning of what follows, for the console."""
+        prompt, text = (" ".join(part.split()) for part in (self.prompt, self.error or self.text))
+        start = "…" + prompt[-width // 3 :] if len(prompt) > width // 3 else prompt
+        return f"{start} → {text[:width]}{'…' if len(text) > width else ''}"
+
+
+@dataclass
+class Findings:
+    """Numbers by name, such as {"passkey/free_generation@512": 0.98}, samples, and figures."""
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    pictures: list[Figure] = field(default_factory=list)
+
+    def page(self) -> str:
+        """The samples as text to read: each prompt, and behind an arrow what the model wrote."""
+        parts = []
+        for number, sample in enumerate(self.samples, 1):
+            text = f"(nothing: {sample.error})" if sample.error else sample.text
+            parts.append(f"[{number}] {_hanging(sample.prompt)}\n →  {_hanging(text)}\n")
+        return "\n".join(parts)
+
+
+def _hanging(text: str) -> str:
+    return textwrap.indent(text, "    ", lambda line: True).removeprefix("    ")
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Settings of "generate", as `priorzoo generate` has them.
+
+    prompts: none: the beginnings of the first `count` held-out samples.
+    seed: of the first prompt; the next has the next one. The same at every step: what changes is the model.
+    """
+
+    prompts: tuple[str, ...] = ()
+    count: int = bounded(3, 1, 1024)
+    max_new_tokens: int = bounded(64, 1, 2**20)
+    temperature: float = bounded(0.8, 0, 1e6)
+    top_k: int | None = bounded(None, 1, 2**24)
+    top_p: float | None = bounded(0.95, 0, 1)
+    seed: int = bounded(0, 0, LARGEST_SEED)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class Sampler:
+    """Continues prompts, with models that write."""
+
+    settings_class = Writing
+
+    def __init__(self, settings: Writing, recipe: Recipe, modality: Modality) -> None:
+        self.settings, self.recipe, self.modality = settings, recipe, modality
+        self.prompts: tuple[str, ...] = settings.prompts
+
+    @staticmethod
+    def serves(modality: Modality) -> bool:
+        return issubclass(modality.model, Writer) and modality.prompts is not None
+
+    def prepare(self, model: ZooModel) -> None:
+        """Find the prompts. OSError or ValueError for held-out data, a prompt or settings that cannot be used."""
+        if not self.prompts and self.modality.prompts is not None:
+            self.prompts = tuple(self.modality.prompts(self.recipe.data, self.settings.count))
+        for number, prompt in enumerate(self.prompts):
+            self._stream(model, prompt, number)
+
+    def measure(self, model: ZooModel, findings: Findings) -> None:
+        """Add a sample of every prompt. Sampling has a generator of its own: the state of training does not move."""
+        for number, prompt in enumerate(self.prompts):
+            try:
+                findings.samples.append(Sample(prompt, "".join(self._stream(model, prompt, number))))
+            except ValueError as error:  # such as a position beyond a table's end: no reason to stop training
+                findings.samples.append(Sample(prompt, "", str(error)))
+
+    def _stream(self, model: Any, prompt: str, number: int) -> Any:
+        s = self.settings
+        sampling = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "seed": s.seed + number}
+        return model.stream_text(prompt, max_new_tokens=s.max_new_tokens, **sampling)
+
+
+@dataclass(frozen=True)
+class Showing:
+    """Settings of "predict": how many held-out samples a picture shows."""
+
+    count: int = bounded(8, 1, 256)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class Painter:
+    """Draws held-out samples with what the model makes of them, where a modality has a picture of that."""
+
+    settings_class = Showing
+
+    def __init__(self, settings: Showing, recipe: Recipe, modality: Modality) -> None:
+        self.settings, self.recipe, self.modality = settings, recipe, modality
+
+    @staticmethod
+    def serves(modality: Modality) -> bool:
+        return modality.draw is not None
+
+    def prepare(self, model: ZooModel) -> None:
+        """Draw once. OSError or ValueError for what cannot be drawn."""
+        from matplotlib import pyplot
+
+        findings = Findings()
+        self.measure(model, findings)
+        pyplot.close(findings.pictures[0])
+
+    def measure(self, model: ZooModel, findings: Findings) -> None:
+        assert self.modality.draw is not None
+        findings.pictures.append(self.modality.draw(model, self.recipe.data, self.settings.count))
+
+
+class Scorer:
+    """Runs an evaluator."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+
+    def prepare(self, model: ZooModel) -> None:
+        """ValueError for what cannot be measured."""
+        self.evaluator.cells(model)
+
+    def measure(self, model: ZooModel, findings: Findings) -> None:
+        """Add the finite scores by name and place."""
+        evaluator, axis = self.evaluator, self.evaluator.axis
+        scores = [score.column for score in evaluator.scores if score.tabled and not score.exception]
+        for row in evaluator.rows(dict(evaluator.run(model))):
+            for column in scores:
+                value = row.get(column)
+                if value is not None and math.isfinite(value):
+                    findings.numbers[f"{evaluator.name}/{column}@{axis.tick(row[axis.column])}"] = float(value)
+
+
+SAMPLERS: dict[str, type[Sampler] | type[Painter]] = {"generate": Sampler, "predict": Painter}
 
 
 class Monitors:
-    """What a recipe's `evaluate.during` names, each with its settings and its number of steps between runs: evaluators, and
-    the samples of `recipes.samples`.
+    """Monitors of a recipe, each with the number of steps between its runs.
 
     They measure on rank 0 what would be exported at that step (averaged weights where they are kept, the optimiser's
     float32 copies in bf16), while the other ranks wait: keep their settings small.
@@ -38,76 +184,49 @@ class Monitors:
 
     def __init__(self, recipe: Recipe, modality: Modality, model: ZooModel) -> None:
         self.monitors = find_monitors(recipe, modality)
-        for _, monitor in self.monitors:  # ValueError now for what cannot be measured
-            if isinstance(monitor, Evaluator):
-                monitor.cells(model)
-            else:
-                monitor.prepare(model)
+        for _, monitor in self.monitors:  # what cannot be measured is an error now
+            monitor.prepare(model)
 
     def measure(self, engine: Engine, step: int, *, last: bool) -> Findings:
-        """What is due after this step, on rank 0; elsewhere nothing. Every rank must call."""
+        """Findings that are due after this step, on rank 0; none on others. Every rank must call."""
         due = [monitor for every, monitor in self.monitors if step % every == 0 or last]
-        found = Findings({}, [], [])
-        if not due:
-            return found
-        model = engine.exported_model()
-        if model is not None:
-            for monitor in due:
-                if isinstance(monitor, Sampler):
-                    found.samples.extend(monitor.write(model))
-                elif isinstance(monitor, Painter):
-                    found.pictures.append(monitor.draw(model))
-                else:
-                    found.numbers.update(_flat(monitor, monitor.rows(dict(monitor.run(model)))))
-        engine.barrier()
-        return found
+        findings = Findings()
+        if due:
+            model = engine.exported_model()
+            for monitor in due if model is not None else ():
+                monitor.measure(model, findings)
+            engine.barrier()
+        return findings
 
 
-def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Evaluator | Sampler | Painter]]:
-    """What `evaluate.during` names, with the number of steps between its runs; ConfigError for what cannot be."""
-    return [_monitor(name, given, recipe, modality) for name, given in recipe.evaluate.during.items()]
+def find_monitors(recipe: Recipe, modality: Modality) -> list[tuple[int, Scorer | Sampler | Painter]]:
+    """(steps between its runs, monitor) of each entry in `evaluate.during`; ConfigError for an entry that is wrong."""
+    return [_monitor(name, entry, recipe, modality) for name, entry in recipe.evaluate.during.items()]
 
 
-def _monitor(name: str, given: Any, recipe: Recipe, modality: Modality) -> tuple[int, Evaluator | Sampler | Painter]:
-    """(number of steps between its runs, what runs) of an entry of `evaluate.during`."""
-    known: dict[str, Any] = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
+def _monitor(name: str, entry: Any, recipe: Recipe, modality: Modality) -> tuple[int, Scorer | Sampler | Painter]:
     samplers = {n: kind for n, kind in SAMPLERS.items() if kind.serves(modality)}
+    known: dict[str, Any] = {n: kind for n, kind in modality.evaluators.items() if not issubclass(kind, Listing)}
     known |= samplers
     if name not in known:
         raise ConfigError(f"evaluate.during: no evaluator {name!r} for {modality.name} models; {nearest(name, known)}")
-    settings = {**given} if isinstance(given, Mapping) else {"every": given}
+    settings = {**entry} if isinstance(entry, Mapping) else {"every": entry}
     every = settings.pop("every", None)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ConfigError(f"evaluate.during: {name}={given!r}: expected a number of steps, or settings with 'every'")
-    kind = known[name].settings_class
-    names = [field.name for field in fields(kind)]
-    for key in settings:
-        if key not in names:
-            raise ConfigError(f"evaluate.during: {name} has no setting {key!r}; {nearest(key, names)}")
-    parse = {field.name: field.metadata.get("parse") for field in fields(kind)}
+        raise ConfigError(f"evaluate.during: {name}={entry!r}: expected a number of steps, or settings with 'every'")
+    settings_class = known[name].settings_class
+    parsers = {option.name: option.metadata.get("parse") for option in fields(settings_class)}
+    for key, value in settings.items():
+        if key not in parsers:
+            raise ConfigError(f"evaluate.during: {name} has no setting {key!r}; {nearest(key, parsers)}")
+        settings[key] = tuple(value) if isinstance(value, list) else value
     try:
-        chosen = kind(**{k: _value(v, parse[k]) for k, v in settings.items()})
+        for key, value in settings.items():  # text or a number, as on the command line
+            if parsers[key] is not None and isinstance(value, str | int | float):
+                settings[key] = parsers[key](str(value))
+        chosen = settings_class(**settings)
         if name in samplers:
             return every, known[name](chosen, recipe, modality)
-        return every, known[name](chosen, asdict(recipe.data))
+        return every, Scorer(known[name](chosen, asdict(recipe.data)))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"evaluate.during: {name}={given!r}: {error}") from error
-
-
-def _value(given: Any, parse: Callable[[str], Any] | None) -> Any:
-    """A setting from JSON: text or a number as on the command line, a list as a tuple."""
-    if parse is not None and isinstance(given, str | int | float):
-        return parse(str(given))
-    return tuple(given) if isinstance(given, list) else given
-
-
-def _flat(evaluator: Evaluator, rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The finite scores of rows by name and place."""
-    tick = evaluator.axis.tick
-    found = {
-        f"{evaluator.name}/{score.column}@{tick(row[evaluator.axis.column])}": row.get(score.column)
-        for row in rows
-        for score in evaluator.scores
-        if score.tabled and not score.exception
-    }
-    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+        raise ConfigError(f"evaluate.during: {name}={entry!r}: {error}") from error

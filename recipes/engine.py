@@ -1,22 +1,20 @@
-"""A thin wrapper around DeepSpeed: start the ranks, initialise, step, save, resume, export.
+"""Ranks and the engine: start them, initialise DeepSpeed, step, save, resume, export.
 
-The loop in train.py and the tests use `start` and `Engine` and never DeepSpeed itself; where it is not installed,
-plain.py's engine takes the place of this one. It works around, on a CPU: a
-shared-memory operator and an Adam that would be compiled on first use, no gradient norm at stage 0 in fp32, a `latest`
-file written in place, and checkpoints that load only at the number of ranks that wrote them.
+The loop in train.py uses `start` and `create_engine` and never DeepSpeed itself; where it is not installed, the engine of
+plain.py takes its place. This file works around, on a CPU: a shared-memory operator and an Adam that would be compiled on
+first use, no gradient norm at stage 0 in fp32, a `latest` file written in place, and checkpoints that load only at the
+number of ranks that wrote them.
 """
 
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +23,17 @@ from unittest.mock import patch
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from recipes.checkpoints import COMPLETE, checkpoint_facts, complete_checkpoints, damage, data_only, seal, set_aside
-from recipes.config import ConfigError, Optim, Plan, has_deepspeed
-from recipes.ema import WeightAverage
-from recipes.muon import MuonAndAdamW
-from recipes.sequence import sequence_group
+from recipes.checkpoints import COMPLETE, data_only, quarantine, seal
+from recipes.config import ConfigError, Plan, has_deepspeed
+from recipes.optim import create_optimizer, lr_factor
 from zoo.files import file_digests, sync, sync_tree, write_json, write_text
+from zoo.inputs import read_tensors
 from zoo.layers import Attention
 from zoo.model import ZooModel
-from zoo.naming import nearest
+from zoo.sequence import SequenceGroup
 
 
 @dataclass(frozen=True)
@@ -83,37 +82,34 @@ def start(*, verbose: bool = False) -> Ranks:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed|torch\.distributed")
     if has_deepspeed():
-        with _without("mlflow"):
-            import deepspeed
-        from deepspeed.ops import __compatible_ops__
-
-        __compatible_ops__["deepspeed_shm_comm"] = False  # or the first CPU run compiles it, for a minute and more
-        if not cuda:  # nor does it compile Muon's update, which takes longer than it saves
-            from deepspeed.runtime import compiler
-
-            with patch.object(compiler, "compile", lambda: compiler.dummy_decorator):
-                import deepspeed.runtime.zero.muon.muon_optimizer
-        if not verbose:
-            deepspeed.utils.logger.setLevel("ERROR")
-        if not torch.distributed.is_initialized():
-            deepspeed.init_distributed("nccl" if cuda else "gloo", verbose=verbose)
+        _start_deepspeed(cuda=cuda, verbose=verbose)
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     return Ranks(rank, world, local_rank, device)
 
 
-@contextmanager
-def _without(name: str) -> Iterator[None]:
-    """As if module `name` were not installed: DeepSpeed's autotuner imports mlflow where it is, and that takes seconds."""
-    if name in sys.modules:
-        yield
-        return
-    sys.modules[name] = None  # type: ignore[assignment]
+def _start_deepspeed(*, cuda: bool, verbose: bool) -> None:
+    hides_mlflow = "mlflow" not in sys.modules
+    if hides_mlflow:  # DeepSpeed's autotuner would import it, which takes seconds
+        sys.modules["mlflow"] = None  # type: ignore[assignment]
     try:
-        yield
+        import deepspeed
     finally:
-        del sys.modules[name]
+        if hides_mlflow:
+            del sys.modules["mlflow"]
+    from deepspeed.ops import __compatible_ops__
+
+    __compatible_ops__["deepspeed_shm_comm"] = False  # or the first CPU run compiles it, for a minute and more
+    if not cuda:  # nor does it compile Muon's update, which takes longer than it saves
+        from deepspeed.runtime import compiler
+
+        with patch.object(compiler, "compile", lambda: compiler.dummy_decorator):
+            import deepspeed.runtime.zero.muon.muon_optimizer
+    if not verbose:
+        deepspeed.utils.logger.setLevel("ERROR")
+    if not torch.distributed.is_initialized():
+        deepspeed.init_distributed("nccl" if cuda else "gloo", verbose=verbose)
 
 
 def stop() -> None:
@@ -125,11 +121,9 @@ def stop() -> None:
 def leave(code: int) -> NoReturn:
     """End this process with `code`: exit handlers run and streams are flushed, Python's finalisation is skipped.
 
-    For scripts that called `start`. DeepSpeed keeps its process groups, so `stop` does not join gloo's threads, and one
-    may still drop the tensors of a finished collective. That takes the lock of the interpreter. Once Python finalises, a
-    thread that waits for it is unwound out of a C++ destructor and the process aborts ("terminate called without an
-    active exception", SIGABRT; https://github.com/pytorch/pytorch/issues/190489): a finished run would count as failed,
-    now and then. The threads have no handle to join, so finalisation is skipped: none of them is ever unwound.
+    For scripts that called `start`. A thread of gloo may still drop tensors of a finished collective, for which it takes the
+    interpreter's lock; once Python finalises, such a thread aborts the process
+    (https://github.com/pytorch/pytorch/issues/190489), and a finished run would count as failed, now and then.
     """
     atexit._run_exitfuncs()  # data loader workers, logging: prints what one of them raises
     for stream in (sys.stdout, sys.stderr):
@@ -146,100 +140,94 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-# ------------------------------------------------------------------------------------- optimiser and schedule
+# ------------------------------------------------------------------------------------- ranks that share lines
 
 
-def parameter_groups(model: ZooModel, optim: Optim) -> list[dict[str, Any]]:
-    """Optimiser groups: matrices with weight decay; without it everything the model exempts, and the priors' parameters.
+def check_sequence(model: ZooModel, size: int) -> None:
+    """ConfigError with the reason where `size` ranks cannot share the model's lines."""
+    if size > 1 and (reason := model.refuses_sequence(size)):
+        raise ConfigError(f"train.sequence_parallel={size}: {reason}; expected 1, or another model")
 
-    Exempt are the names of `model.no_weight_decay()` (norms, position embeddings, every prior parameter, SSMax's s)
-    and whatever has fewer than two dimensions. Of those, `model.prior_parameters()` learn at `optim.prior_lr_scale`
-    times the rate: under Adam a parameter moves by about its rate a step, too little for an exponent θβ in a short run.
-    Parameters that `optim.lr_scales` names by the end of their names learn at that multiple of the rate.
 
-    Muon trains the matrices of the layers, at `optim.muon_lr_scale` times the rate: its updates have singular values near 1
-    (https://kellerjordan.github.io/posts/muon/). The weight decay of a step is the same.
+def sequence_group(size: int) -> SequenceGroup:
+    """The `size` consecutive ranks of the process group that share their lines, this rank among them. Every rank must call.
+
+    ZeRO cuts its states up among all ranks and averages gradients over all, as without groups. DeepSpeed's `mpu=`, with groups
+    made once for a process, is not used: it takes them for tensor parallelism, and records that in checkpoints.
     """
-    exempt = model.no_weight_decay()
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    unknown = exempt - {name for name, _ in model.named_parameters()}
-    if unknown:
-        raise ConfigError(f"no_weight_decay() names no parameters of the model: {', '.join(sorted(unknown))}")
-    own = _own_scales([name for name, _ in named], optim.lr_scales)
-    fast = (model.prior_parameters() if optim.prior_lr_scale != 1 else set()) - set(own)
-    matrices = {name for name, p in named if p.ndim >= 2 and name not in exempt}
-    muon = {n for n, p in named if n in matrices and p.ndim == 2 and n.startswith("layers.") and optim.name == "muon"}
-    muon -= set(own)
-    decayed = [p for name, p in named if name in matrices and name not in muon and name not in own]
-    spared = [p for name, p in named if (p.ndim < 2 or name in exempt) and name not in fast and name not in own]
-    prior_parameters = [p for name, p in named if name in fast]
-    groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": optim.weight_decay},
-        {"params": spared, "weight_decay": 0.0},
-        {"params": prior_parameters, "weight_decay": 0.0, "lr": optim.lr * optim.prior_lr_scale},
-    ]
-    for decay, of in ((optim.weight_decay, matrices), (0.0, {name for name, _ in named} - matrices)):
-        for scale in sorted({own[name] for name in of if name in own}):
-            mine = [p for name, p in named if name in of and own.get(name) == scale]
-            groups.append({"params": mine, "weight_decay": decay, "lr": optim.lr * scale})
-    if optim.name == "muon":
-        scale, hidden = optim.muon_lr_scale, [p for name, p in named if name in muon]
-        hidden.sort(key=lambda p: p.shape, reverse=True)  # as DeepSpeed does, so that states of either are in its order
-        groups = [group | {"use_muon": False} for group in groups]
-        groups.append(
-            {"params": hidden, "weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale, "use_muon": True}
-        )
-        for name, parameter in named:  # which DeepSpeed asks from ZeRO-1 on
-            parameter.use_muon = name in muon  # type: ignore[attr-defined]
-    return [group for group in groups if group["params"]]  # ZeRO cannot flatten an empty group
+    from deepspeed.sequence.layer import _SeqAllToAll
+
+    group, _ = torch.distributed.new_subgroups(size)
+
+    def exchange(x: Tensor, cut: int, joined: int) -> Tensor:
+        return _SeqAllToAll.apply(group, x, cut, joined, 0)
+
+    return SequenceGroup(torch.distributed.get_rank(group), size, exchange)
 
 
-def _own_scales(names: Sequence[str], scales: Mapping[str, float]) -> dict[str, float]:
-    """Multiple of the rate by full name, for scales by the end of names; ConfigError for an end that no parameter has."""
-    found: dict[str, float] = {}
-    for end, scale in scales.items():
-        mine = [name for name in names if name == end or name.endswith(f".{end}")]
-        if not mine:
-            ends = sorted({name.rpartition(".")[2] for name in names})
-            raise ConfigError(f"optim.lr_scales: no trained parameter is called {end!r}; {nearest(end, ends)}")
-        found |= dict.fromkeys(mine, scale)
-    return found
+# ------------------------------------------------------------------------------------- average of the weights
 
 
-def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
-    """AdamW, RAdam or Muon, all with decoupled weight decay, on `parameter_groups`."""
-    groups = parameter_groups(model, optim)
-    if optim.name == "muon":
-        adam = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
-        groups = [group if group["use_muon"] else adam | group for group in groups]
-        if not has_deepspeed():
-            return MuonAndAdamW(groups)
-        from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+class WeightAverage:
+    """a ← d·a + (1 − d)·w after every step, d = min(decay, (1 + t)/(10 + t)) at step t: short runs forget their start too.
 
-        return MuonWithAuxAdam(groups)
-    if optim.name == "adamw":
-        return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
-    return torch.optim.RAdam(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, decoupled_weight_decay=True)
-
-
-def lr_factor(step: int, optim: Optim, steps: int) -> float:
-    """Learning rate of step `step` (from 0) as a fraction of `optim.lr`.
-
-    (step + 1) / warmup during warm-up, then floor + (1 − floor)·(1 + cos π·t)/2, or linear floor + (1 − floor)·(1 − t), t from
-    0 at its end to 1 at the last step. A pure function of the step, so that a resumed run and a run of another length need no
-    stored schedule.
+    Every rank keeps the whole average, in float32, so it serves ZeRO stages 0 to 2, whose ranks hold all weights. torch's
+    AveragedModel would keep it in the model's dtype, where bf16 loses a step of 1 − d = 1e−4.
     """
-    if step < optim.warmup:
-        return (step + 1) / optim.warmup
-    if optim.schedule == "constant":
-        return 1.0
-    t = min(1.0, (step - optim.warmup) / max(1, steps - 1 - optim.warmup))
-    if optim.schedule == "linear":
-        return optim.floor + (1 - optim.floor) * (1 - t)
-    return optim.floor + (1 - optim.floor) * 0.5 * (1 + math.cos(math.pi * t))
+
+    FILE = "ema.safetensors"
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay, self.steps = decay, 0
+        self.average = {name: p.detach().float().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the weights after a step."""
+        self.steps += 1
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        weights = [p.detach().float() for p in model.parameters()]
+        torch._foreach_lerp_(list(self.average.values()), weights, 1 - decay)
+
+    @contextmanager
+    def in_place(self, model: nn.Module) -> Iterator[None]:
+        """The model with the averaged weights, for a `with` block."""
+        trained = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self._copy(model, self.average)
+        try:
+            yield
+        finally:
+            self._copy(model, trained)
+
+    @staticmethod
+    @torch.no_grad()
+    def _copy(model: nn.Module, values: dict[str, Tensor]) -> None:
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+
+    def save(self, folder: Path) -> None:
+        save_file({k: v.contiguous() for k, v in self.average.items()}, folder / self.FILE, metadata={"format": "pt"})
+
+    def load(self, folder: Path, *, steps: int) -> None:
+        """The average as `save` left it after `steps` steps."""
+        if not (folder / self.FILE).is_file():
+            raise ConfigError(f"{folder} was written without train.ema: resume with --set train.ema=0, or start anew")
+        stored = read_tensors(folder / self.FILE)
+        for name, value in self.average.items():
+            value.copy_(stored[name])
+        self.steps = steps
 
 
 # ------------------------------------------------------------------------------------------------- the engine
+
+
+def create_engine(model: ZooModel, plan: Plan, ranks: Ranks, *, universal: bool = False) -> Engine:
+    """DeepSpeed's engine where it is installed, else that of plain torch."""
+    if has_deepspeed():
+        return Engine(model, plan, ranks, universal=universal)
+    from recipes.plain import PlainEngine
+
+    return PlainEngine(model, plan, ranks)
 
 
 class Engine:
@@ -381,31 +369,19 @@ class Engine:
         system).
 
         Raises:
-            OSError: where it cannot be written, with the room that is left and about how much it takes. Nothing of it stays.
+            OSError: where it cannot be written, with the room that is left. Nothing of it stays.
         """
         partial = folder.with_name(folder.name + ".partial")
         try:
             self._save(folder, partial, state)
-        except (
-            OSError,
-            RuntimeError,
-            SafetensorError,
-        ) as error:  # torch's and safetensors' writers have errors of their own
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch's and safetensors' writers have their own
             if self.ranks.lead:
                 shutil.rmtree(partial, ignore_errors=True)
-            needed, free = self._checkpoint_bytes(folder.parent), shutil.disk_usage(folder.parent).free
-            reason = str(error).strip().partition("\n")[0]
+            reason, free = str(error).strip().partition("\n")[0], shutil.disk_usage(folder.parent).free
             raise OSError(
-                f"the checkpoint of step {state['step']} could not be written to {folder}: {reason}. It takes about "
-                f"{needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
+                f"the checkpoint of step {state['step']} could not be written to {folder}: {reason}. {free / 1e6:,.1f} MB are "
+                "free"
             ) from error
-
-    def _checkpoint_bytes(self, root: Path) -> int:
-        """What a checkpoint takes: as the last one did, or by the parameters."""
-        for last in reversed(complete_checkpoints(root)):
-            return sum(path.stat().st_size for path in last.rglob("*") if path.is_file())
-        each = 16 if self.plan.recipe.train.precision == "fp32" else 18  # weights, two moments, float32 copies
-        return each * sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())
 
     def _save(self, folder: Path, partial: Path, state: dict[str, Any]) -> None:
         if self.ranks.lead:
@@ -430,7 +406,7 @@ class Engine:
             facts = {"step": state["step"], "world": self.ranks.world, "zero_stage": train.zero_stage}
             write_json(partial / COMPLETE, seal({**facts, "precision": train.precision, "files": digests}))
             if folder.exists():  # the same step again, after a resume from an older one
-                set_aside(folder)
+                quarantine(folder)
             os.replace(partial, folder)
             sync(folder.parent)
             write_text(folder.parent / "latest", folder.name)
@@ -526,51 +502,3 @@ class Engine:
             if self.ranks.lead:
                 found[name] = whole.detach().cpu()
         return found
-
-
-def loadable(folder: Path, plan: Plan, ranks: Ranks) -> tuple[Path, bool]:
-    """(folder to load, is it universal) for this plan, converting where ranks or ZeRO stage changed.
-
-    Stage 0 checkpoints hold everything in one file and load anywhere. Those of stages 1–3 are cut by rank, so at
-    another number of ranks rank 0 converts them, once, into `<name>.universal`. ConfigError names the command where
-    the conversion fails, and the alternative where precision or the kind of stage differs.
-    """
-    facts = checkpoint_facts(folder)
-    if facts is None:
-        raise ConfigError(f"{folder} has no readable {COMPLETE}")
-    stage, precision = plan.recipe.train.zero_stage, plan.recipe.train.precision
-    if facts["precision"] != precision:
-        raise ConfigError(
-            f"{folder} was written with train.precision={facts['precision']} and cannot continue in {precision}: the "
-            f"optimiser's state differs. Resume with --set train.precision={facts['precision']}, or start a new run from "
-            f"its weights with --set model.init_from={folder / 'model'}"
-        )
-    if (facts["zero_stage"] == 0) != (stage == 0):
-        raise ConfigError(
-            f"{folder} was written with train.zero_stage={facts['zero_stage']} and cannot continue at {stage}: "
-            f"stage 0 and stages 1–3 keep the optimiser in different forms. Resume with the same stage, or start a new "
-            f"run from its weights with --set model.init_from={folder / 'model'}"
-        )
-    if stage == 0 or (facts["world"], facts["zero_stage"]) == (ranks.world, stage):
-        return folder, False
-    if plan.recipe.optim.name == "muon":
-        raise ConfigError(
-            f"{folder} was written by {facts['world']} ranks at ZeRO stage {facts['zero_stage']}; this run has {ranks.world} "
-            f"at stage {stage}, and DeepSpeed converts no state of Muon. Resume with {facts['world']} ranks at stage "
-            f"{facts['zero_stage']}, or start a new run from its weights with --set model.init_from={folder / 'model'}"
-        )
-    universal = folder.with_name(folder.name + ".universal")
-    command = [sys.executable, "-m", "recipes.universal", str(folder.absolute()), str(universal.absolute())]
-    if ranks.lead and (not universal.exists() or damage(universal)):
-        shutil.rmtree(universal, ignore_errors=True)
-        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
-        if done.returncode:
-            print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
-    if ranks.world > 1:
-        torch.distributed.barrier()
-    if not universal.exists():
-        raise ConfigError(
-            f"{folder} was written by {facts['world']} ranks at ZeRO stage {facts['zero_stage']}; this run has "
-            f"{ranks.world} at stage {stage}. Converting it failed; run it by hand: {' '.join(command)}"
-        )
-    return universal, True

@@ -1,52 +1,23 @@
-"""Training by plain torch, one process, where DeepSpeed is not installed: the losses and weights of its one rank at ZeRO 0.
+"""The engine of plain torch, where DeepSpeed is not installed: the losses and weights of its one rank at ZeRO 0.
 
-In float32 they are equal to the bit, but for Muon (`recipes.muon`). In bfloat16 there are float32 copies of the weights, as in
-DeepSpeed's optimiser, which rounds otherwise where it clips. Checkpoints have the form of DeepSpeed's at stage 0: either
+In float32 they are equal to the bit, but for Muon (`recipes.optim`). In bfloat16 there are float32 copies of the weights, as
+in DeepSpeed's optimiser, which rounds otherwise where it clips. Checkpoints have the form of DeepSpeed's at stage 0: either
 engine continues the other's.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from recipes.config import Plan, Recipe, has_deepspeed
-from recipes.engine import Engine, Ranks
-from zoo.errors import require
+from recipes.engine import Engine
 from zoo.model import ZooModel
 
-__all__ = ["PlainEngine", "create_engine", "needs_deepspeed", "require_packages"]
+__all__ = ["PlainEngine"]
 
 STATES = "mp_rank_00_model_states.pt"  # DeepSpeed's name
-
-
-def needs_deepspeed(recipe: Recipe, user_config: Mapping[str, Any]) -> str | None:
-    """What of a recipe, a DeepSpeed file and the launcher's ranks plain torch does not do; None where it does all of it."""
-    train, ranks = recipe.train, int(os.environ.get("WORLD_SIZE", 1))
-    asked = {
-        f"training by {ranks} ranks": ranks > 1,
-        "--deepspeed_config": bool(user_config),
-        f"train.zero_stage={train.zero_stage}": train.zero_stage != 0,
-        f"train.sequence_parallel={train.sequence_parallel}": train.sequence_parallel != 1,
-        "train.precision=fp16": train.precision == "fp16",
-    }
-    return next((what for what, is_asked in asked.items() if is_asked), None)
-
-
-def require_packages(recipe: Recipe, user_config: Mapping[str, Any]) -> None:
-    """Say what training needs and is not installed, with the pip command, before anything starts: an error of one line."""
-    if needing := needs_deepspeed(recipe, user_config):
-        require("deepspeed", needing, "train")
-    require("matplotlib", "the loss curve", "figures")
-
-
-def create_engine(model: ZooModel, plan: Plan, ranks: Ranks, *, universal: bool = False) -> Engine:
-    """DeepSpeed's engine where it is installed, else that of plain torch."""
-    return (Engine if has_deepspeed() else PlainEngine)(model, plan, ranks, universal=universal)
 
 
 class PlainEngine(Engine):
@@ -57,8 +28,7 @@ class PlainEngine(Engine):
         model: ZooModel,
         optimizer: torch.optim.Optimizer,
         schedule: torch.optim.lr_scheduler.LRScheduler,
-        *,
-        universal: bool,
+        **_: bool,
     ) -> None:
         self._model, self._optimizer = model, optimizer
         self._steps, self._micro = 0, 0

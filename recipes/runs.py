@@ -1,4 +1,6 @@
-"""Run folders. Only `recipes/` knows this layout; other packages call `load_run`.
+"""Run folders: their files, how they are found, and their weights. Who may write in one: recipes/ownership.py.
+
+Only `recipes/` knows this layout; other packages call `load_run`.
 
 <run>/recipe.json deepspeed.json environment.json    what ran, and where
       metrics.jsonl                                  one JSON object a line: training and held-out records
@@ -24,24 +26,28 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from modalities.contract import find_modality
 from modalities.files import command_name
-from recipes.checkpoints import checkpoint_step, complete_checkpoints, damage, say, set_aside, tidy
+from recipes.checkpoints import checkpoint_step, complete_checkpoints, damage, quarantine, tidy, warn
 from recipes.config import ConfigError, Plan
 from zoo.files import remove_abandoned, write_json, write_text
 from zoo.inputs import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.pretrained import resolve_tag, verified_file
-from zoo.prior_plot import save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LOSS_CURVE = "plots/loss.png"
 DESCRIPTION = ("recipe.json", "deepspeed.json", "environment.json")
 
 
 class RunFolder:
-    """The files of one run. `words`: of the command line that trains it, without its folder."""
+    """Files of one run. `words`: of the command line that trains it, without its folder."""
 
     def __init__(self, path: str | Path, words: Sequence[str] = ()):
         self.path, self.words = Path(path), words
@@ -52,11 +58,11 @@ class RunFolder:
         return self.checkpoint_root / f"step_{step:08d}"
 
     def checkpoints(self) -> list[Path]:
-        """Those that were written whole, oldest first, whatever `latest` says; `damage` tells whether they still are."""
+        """Complete checkpoints, oldest first, whatever `latest` says; `damage` tells whether they still are."""
         return complete_checkpoints(self.checkpoint_root)
 
     def describe(self, plan: Plan) -> None:
-        """Write what runs, and where: recipe.json first, by which a folder is known as a run."""
+        """Write what runs, and where: recipe.json first, which makes a folder a run."""
         for name, facts in zip(DESCRIPTION, (plan.to_dict(), plan.deepspeed, environment()), strict=True):
             write_json(self.path / name, facts)
 
@@ -65,48 +71,44 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All records; a line that a crash or rot made unreadable is left out."""
-        return self._metrics()[0]
+        """All readable records."""
+        return self.read_metrics()[0]
 
-    def unreadable_metrics(self) -> int:
-        """How many lines of metrics.jsonl hold no record."""
-        return self._metrics()[1]
-
-    def _metrics(self) -> tuple[list[dict[str, Any]], int]:
-        records, lost = [], 0
-        if self.metrics_path.exists():
-            for line in self.metrics_path.read_bytes().splitlines():
-                try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError):
-                    record = None
-                if isinstance(record, dict) and type(record.get("step")) is int:
-                    records.append(record)
-                else:
-                    lost += 1
-        return records, lost
+    def read_metrics(self) -> tuple[list[dict[str, Any]], int]:
+        """(records, number of lines that a crash or disk errors made unreadable)."""
+        records, unreadable = [], 0
+        lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.exists() else []
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if isinstance(record, dict) and type(record.get("step")) is int:
+                records.append(record)
+            else:
+                unreadable += 1
+        return records, unreadable
 
     def write_samples(self, step: int, text: str) -> None:
-        path = self.path / "samples" / f"step_{step:08d}.txt"
-        path.parent.mkdir(exist_ok=True)
-        write_text(path, text)
+        write_text(self.path / "samples" / f"step_{step:08d}.txt", text)
 
-    def write_picture(self, step: int, figure: Any) -> Path:
+    def write_picture(self, step: int, figure: Figure) -> Path:
+        from zoo.prior_plot import save_figure
+
         path = self.path / "samples" / f"step_{step:08d}.png"
-        path.parent.mkdir(exist_ok=True)
         save_figure(figure, path)
         return path
 
-    def begin(self, step: int, keep: int) -> None:
-        """Make the folder that of a run which has come to `step`: without what a run that was killed left, and without
+    def rewind(self, step: int, keep: int) -> None:
+        """Make the folder that of a run which has come to `step`: without what a killed process left, and without
         records, samples and checkpoints of later steps, which come again."""
-        records, lost = self._metrics()
-        if lost:
-            say(f"{self.metrics_path}: {lost} unreadable {'line is' if lost == 1 else 'lines are'} left out")
+        records, unreadable = self.read_metrics()
+        if unreadable:
+            warn(f"{self.metrics_path}: {unreadable} unreadable line{'s' * (unreadable > 1)} left out")
         write_text(self.metrics_path, "".join(json.dumps(r) + "\n" for r in records if r["step"] <= step))
         for path in self.checkpoints():
             if checkpoint_step(path) > step:
-                set_aside(path)
+                quarantine(path)
         for path in (self.path / "samples").glob("step_*"):
             if checkpoint_step(path) > step:
                 path.unlink()
@@ -121,63 +123,79 @@ class RunFolder:
         return f"{command_name('train').removeprefix('python ')} {shlex.join(words)}"
 
     def plot(self) -> Path | None:
-        """plots/loss.png from metrics.jsonl: training loss, its running mean and the held-out loss; below it the gradient norm,
-        the learning rate and the throughput, those that were recorded."""
+        """plots/loss.png from metrics.jsonl: training and held-out loss; gradient norm, learning rate and throughput."""
         import matplotlib
 
         matplotlib.use("Agg")
-        from matplotlib import pyplot, ticker
+        from matplotlib import pyplot
 
-        # "held_out_" is of runs before 0.5
-        records = [{k.replace("held_out_", "heldout_"): v for k, v in r.items()} for r in self.metrics()]
+        from zoo.prior_plot import save_figure
 
-        def line(key: str) -> list[tuple[int, float]]:
-            return [(r["step"], r[key]) for r in records if key in r]
-
-        losses, heldout = line("loss"), line("heldout_loss")
-        if not losses:
+        records = self.metrics()
+        rate = next((key for r in records for key in r if key.endswith("_per_s")), "")
+        titles = {"loss": "loss (nats)", "grad_norm": "gradient norm", "lr": "learning rate", rate: f"{rate[:-6]}/s"}
+        lines = {key: [(r["step"], r[key]) for r in records if key in r] for key in (*titles, "heldout_loss")}
+        if not lines["loss"]:
             return None
-        rates = sorted({key for r in records for key in r if key.endswith("_per_s")})
-        small = {"grad_norm": "gradient norm", "lr": "learning rate"} | {key: f"{key[:-6]}/s" for key in rates}
-        small = {key: title for key, title in small.items() if line(key)}
-        rows: list[Any] = [["loss"] * len(small)] * 2 + [list(small)] if small else [["loss"]]
-        figure, axes = pyplot.subplot_mosaic(rows, figsize=(8, 6.4 if small else 4.2), layout="constrained")
-        axes["loss"].plot(*zip(*losses, strict=True), color="tab:blue", alpha=0.3, label="training")
-        axes["loss"].plot(*_running_mean(losses), color="tab:blue", label="training, running mean")
-        if heldout:
-            axes["loss"].plot(*zip(*heldout, strict=True), "o-", color="tab:orange", label="held out")
-        axes["loss"].set(ylabel="loss (nats)", title=self.path.name)
-        axes["loss"].legend()
-        for key, title in small.items():
-            if key == "lr":
-                axes[key].plot(*zip(*line(key), strict=True), color="tab:blue")
-            else:
-                axes[key].plot(*zip(*line(key), strict=True), color="tab:blue", alpha=0.3)
-                axes[key].plot(*_running_mean(line(key)), color="tab:blue")
-            axes[key].set_title(title, fontsize=10)
-            if key == "grad_norm":
-                axes[key].set_yscale("log")
-                axes[key].yaxis.set_major_formatter("{x:g}")
-                axes[key].yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-                axes[key].yaxis.set_minor_locator(ticker.NullLocator())
-            else:
-                axes[key].set_ylim(bottom=0)
-                axes[key].ticklabel_format(axis="y", scilimits=(-2, 4))
-        for axis in axes.values():
-            axis.grid(alpha=0.3)
+        panels = [key for key in titles if lines[key] and key != "loss"]
+        layout = [["loss"] * len(panels)] * 2 + [panels] if panels else [["loss"]]
+        figure, axes = pyplot.subplot_mosaic(layout, figsize=(8, 6.4 if panels else 4.2), layout="constrained")
+        for key, axis in axes.items():
+            axis.plot(*zip(*lines[key], strict=True), color="tab:blue", alpha=0.3, label="training")
+            axis.plot(*running_mean(lines[key]), color="tab:blue", label="training, running mean")
+            axis.set_title(self.path.name if key == "loss" else titles[key], fontsize=10)
             axis.set_xlabel("step")
-        path = self.path / LOSS_CURVE
-        save_figure(figure, path)
-        return path
+            axis.grid(alpha=0.3)
+        if lines["heldout_loss"]:
+            axes["loss"].plot(*zip(*lines["heldout_loss"], strict=True), "o-", color="tab:orange", label="held out")
+        axes["loss"].set_ylabel(titles["loss"])
+        axes["loss"].legend()
+        if "grad_norm" in axes:
+            axes["grad_norm"].set_yscale("log")
+        save_figure(figure, self.path / LOSS_CURVE)
+        return self.path / LOSS_CURVE
 
 
-def _running_mean(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    """Steps, and of each the mean of the values so far, weighted by 0.9 to the power of their age."""
+def running_mean(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    """Steps, and for each the mean of the values so far, weighted by 0.9 to the power of their age."""
     mean, means = points[0][1], []
     for _, value in points:
         mean = 0.9 * mean + 0.1 * value
         means.append(mean)
     return [step for step, _ in points], means
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and hardware: what is needed to run this again."""
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "deepspeed", "numpy", "safetensors", "priorzoo"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "versions": versions,
+        "commit": git_commit(),
+        "command": sys.argv,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "cuda": torch.version.cuda,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def git_commit() -> str:
+    """The commit of the source tree, with `-dirty` where files differ; "unknown" outside a checkout."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
+        result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return result.stdout.strip() or "unknown"
+
+
+# ------------------------------------------------------------------------------------------------ finding runs
 
 
 def new_run_dir(recipe_name: str, root: str | Path = "runs") -> Path:
@@ -196,10 +214,7 @@ def new_run_dir(recipe_name: str, root: str | Path = "runs") -> Path:
 
 
 def newest_run_dir(recipe_name: str, root: str | Path = "runs", *, finished: bool = False) -> Path | None:
-    """The latest run of this recipe that has a complete checkpoint, or with `finished` its final weights.
-
-    By the numbers of the folders, which no clock decides; others, such as those of versions before 0.6, come before.
-    """
+    """The run of this recipe with the greatest number that has a complete checkpoint, or with `finished` final weights."""
     folders = sorted((Path(root) / recipe_name).glob("*"), key=lambda folder: (_number(folder), folder.name))
     for folder in reversed(folders):
         if (folder / "model" / "config.json").exists() if finished else RunFolder(folder).checkpoints():
@@ -208,57 +223,27 @@ def newest_run_dir(recipe_name: str, root: str | Path = "runs", *, finished: boo
 
 
 def _number(folder: Path) -> int:
-    """The number that begins the name of a run's folder; 0 where none does."""
-    found = re.fullmatch(r"(\d{4,})-\d{8}-\d{6}", folder.name)
-    return int(found[1]) if found else 0
+    """The number that begins the name of a run's folder; 0 where none does, as in 0.5."""
+    match = re.fullmatch(r"(\d{4,})-\d{8}-\d{6}", folder.name)
+    return int(match[1]) if match else 0
 
 
-def environment() -> dict[str, Any]:
-    """Versions, commit and hardware: what is needed to run this again."""
-    import torch
-
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "deepspeed", "numpy", "safetensors", "priorzoo"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "versions": versions,
-        "commit": git_commit(),
-        "command": sys.argv,
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "gpus": gpus,
-        "cuda": torch.version.cuda,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
-def git_commit() -> str:
-    """The commit of the source tree, with `-dirty` where files differ; "unknown" outside a checkout."""
-    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    try:
-        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return found.stdout.strip() or "unknown"
+# ------------------------------------------------------------------------------------------------ weights of runs
 
 
 def model_folder(run_dir: str | Path) -> Path:
     """The newest weights of a run: those of its newest whole checkpoint, or the final model/ where none is left.
 
-    Damaged ones are told and skipped. ConfigError where there are none.
+    Damaged ones are reported and skipped. ConfigError where there are none.
     """
     run, damaged, removed = RunFolder(run_dir), "", False
     for path in reversed(run.checkpoints()):
-        if not (wrong := damage(path, below="model/")):
+        if not (reason := damage(path, below="model/")):
             if (path / "model" / "config.json").exists():
                 return path / "model"
         elif path.exists():
-            damaged = f"{path} is damaged: {wrong}"
-            say(f"{damaged}; reading an older one")
+            damaged = f"{path} is damaged: {reason}"
+            warn(f"{damaged}; reading an older one")
         else:  # the process that trains removed it meanwhile, because it has a newer one
             removed = True
     if removed:
@@ -300,9 +285,6 @@ def stored_recipe(run_dir: str | Path) -> dict[str, Any]:
     return recipe
 
 
-# ------------------------------------------------------------------------------------------------ first weights
-
-
 def load_weights(model: ZooModel, source: str) -> None:
     """Copy weights into a model of the same shape, from a source that `model.init_from` names.
 
@@ -310,15 +292,12 @@ def load_weights(model: ZooModel, source: str) -> None:
     "newest:RECIPE". A classifier for another number of classes stays as it was initialised. ConfigError where there are none,
     or they do not fit.
     """
-    if source.startswith("newest:"):
-        path: Path | None = newest_weights(source.removeprefix("newest:"))
-    else:
-        path = Path(source) if Path(source).is_dir() else None
+    newest = source.removeprefix("newest:")
+    path = newest_weights(newest) if newest != source else Path(source)
+    read = type(model).from_pretrained
     try:
-        if path is not None:
-            read = type(model).from_pretrained
-            found = read(path) if (path / "config.json").exists() else newest_model(path, read)
-            state = found.state_dict()
+        if path.is_dir():
+            state = (read(path) if (path / "config.json").exists() else newest_model(path, read)).state_dict()
         elif "." in source and "/" not in source:
             state = read_tensors(verified_file(resolve_tag(source)))
         else:
@@ -326,10 +305,10 @@ def load_weights(model: ZooModel, source: str) -> None:
                 "expected a run folder, a save_pretrained folder, newest:RECIPE, or a model with weights such as "
                 "text_ggd_ssmax_tiny.facts"
             )
-        own = model.state_dict()
+        initial = model.state_dict()
         for name in model.replaceable_parameters():
-            if name in state and state[name].shape != own[name].shape:
-                state[name] = own[name]
+            if name in state and state[name].shape != initial[name].shape:
+                state[name] = initial[name]
         model.load_state_dict(state)
     except RuntimeError as error:  # torch's, for shapes that differ
         raise ConfigError(f"model.init_from={source}: its weights do not fit this model: {error}") from error
@@ -339,10 +318,10 @@ def load_weights(model: ZooModel, source: str) -> None:
 
 def newest_weights(recipe_name: str) -> Path:
     """The newest finished run of a recipe; ConfigError naming the command that makes one."""
-    found = newest_run_dir(recipe_name, finished=True)
-    if found is None:
+    folder = newest_run_dir(recipe_name, finished=True)
+    if folder is None:
         raise ConfigError(
             f"this recipe starts from a finished run of {recipe_name}, and there is none under {Path('runs') / recipe_name}; "
             f"make one with `{command_name('train')} {recipe_name}`, or name weights with --set model.init_from=…"
         )
-    return found
+    return folder

@@ -1,7 +1,7 @@
 """Text recipes by name.
 
 `text.<method>_tiny`, `_small` and `_lm` exist for every method in the registry (`python recipes/train.py --list`);
-the functions below that are not generated are the papers' own set-ups. A new recipe is one decorated function.
+the other functions below are the papers' own set-ups. A new recipe is one decorated function.
 
 Papers' data: allenai/c4 and FineWeb stream from the Hugging Face hub, so those recipes need the network or a local copy
 (`--set data.source='c4/*.json.gz'`), the named tokenizer file, and GPUs.
@@ -20,13 +20,7 @@ from recipes.registry import Recipes
 from zoo.methods import pinned_context
 
 RECIPES = Recipes("text")
-
-# The tokenizer.json of Mistral-7B-v0.3 (32,768 entries), which the hub gives to those who accept its terms.
-MISTRAL_TOKENIZER = "data/mistral-v0.3/tokenizer.json"
-FINEWEB = "hf:HuggingFaceFW/fineweb:sample-10BT:train"
-
-
-# ------------------------------------------------------------------------------------------ tiny, small, lm
+ENDING = ("learned", "local")  # methods that end at their context
 
 # How many times the weights' rate the prior's parameters learn at, where held-out loss was least of 1, 5 and 20
 # (benchmarks/text_tiny/sweep.csv). Other methods take 5.
@@ -41,27 +35,13 @@ def tiny(method: str) -> Recipe:
     Most rows state facts and ask for them, in none of the words of `--template heldout` (`modalities.text.grammars`), or hold a
     stretch of text that comes again. Hardware: one CPU core for half an hour.
     """
+    facts = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}
     return Recipe(
         name=f"text.{method}_tiny",
         modality="text",
         model=Model(f"text_{method}_tiny"),
-        data=TextDataConfig(
-            source="sotu-excerpt",
-            tokenizer="bpe-1k",
-            context=256,
-            facts_fraction=0.65,
-            facts_weight=10.0,
-            copies_fraction=0.2,
-        ),
-        optim=Optim(
-            "muon",
-            lr=4e-3,
-            betas=(0.9, 0.95),
-            weight_decay=0.1,
-            prior_lr_scale=PRIOR_RATES.get(method, 5.0),
-            warmup=100,
-            floor=0.02,
-        ),
+        data=TextDataConfig("sotu-excerpt", tokenizer="bpe-1k", context=256, **facts),
+        optim=Optim("muon", lr=4e-3, prior_lr_scale=PRIOR_RATES.get(method, 5.0), warmup=100, floor=0.02),
         train=Train(steps=4500, batch=8, clip=0.0, save_every=500),
         evaluate=Evaluate(every=500, samples=256),
     )
@@ -91,14 +71,13 @@ def small(method: str) -> Recipe:
 
     deepspeed --num_gpus 1 recipes/train.py text.<method>_small         one GPU
     """
+    cache = str(data_folder() / "cache")
     return Recipe(
         name=f"text.{method}_small",
         modality="text",
         model=Model(f"text_{method}_small"),
-        data=TextDataConfig(
-            source="rfc", tokenizer="bytes", context=512, facts_fraction=0.1, cache_dir=str(data_folder() / "cache")
-        ),
-        optim=Optim(name="adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, warmup=200, floor=0.1),
+        data=TextDataConfig("rfc", tokenizer="bytes", context=512, facts_fraction=0.1, cache_dir=cache),
+        optim=Optim(lr=1e-3, warmup=200),
         train=Train(steps=10_000, batch=64, save_every=1000, log_every=50),
         evaluate=Evaluate(every=500, samples=512),
     )
@@ -117,21 +96,18 @@ def lm(method: str) -> Recipe:
         name=f"text.{method}_lm",
         modality="text",
         model=Model(f"text_{method}_lm"),
-        data=TextDataConfig(source="english", tokenizer="bpe-4k", context=512, cache_dir=str(data_folder() / "cache")),
-        optim=Optim("muon", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, prior_lr_scale=5.0, warmup=200, floor=0.05),
+        data=TextDataConfig("english", tokenizer="bpe-4k", context=512, cache_dir=str(data_folder() / "cache")),
+        optim=Optim("muon", lr=2e-3, prior_lr_scale=5.0, warmup=200, floor=0.05),
         train=Train(steps=2500, batch=16, micro_batch=4, clip=0.0, precision="bf16", save_every=250, log_every=25),
         evaluate=Evaluate(every=500, samples=128),
     )
 
 
-ENDING = ("learned", "local")  # methods that end at their context
-
-
 # ------------------------------------------------------------------------------------------ the papers' set-ups
-
 
 # GOAT's prior takes columns of the heads, as in the paper; other biases are added to logits of whole heads there.
 BESIDE = {"lanes": "beside"}
+GPU: dict[str, Any] = {"precision": "bf16", "zero_stage": 1, "save_every": 1000, "log_every": 50}
 
 
 def goat_c4(method: str) -> Recipe:
@@ -142,19 +118,14 @@ def goat_c4(method: str) -> Recipe:
     Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below ALiBi's.
     4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`python recipes/fetch_data.py text gpt2`).
     """
+    source = {"source": "hf:allenai/c4:en:train", "heldout_source": "hf:allenai/c4:en:validation"}
     return Recipe(
         name=f"text.goat_c4_{method}_125m",
         modality="text",
         model=Model(f"text_{method}_125m", options={} if method.removesuffix("_ssmax") == "goat" else dict(BESIDE)),
-        data=TextDataConfig(
-            source="hf:allenai/c4:en:train",
-            heldout_source="hf:allenai/c4:en:validation",
-            tokenizer="gpt2",
-            context=2048,
-            num_workers=2,
-        ),
-        optim=Optim("adamw", lr=1e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, warmup=2000, floor=0.3),
-        train=Train(steps=61_035, batch=32, precision="bf16", zero_stage=1, save_every=2000, log_every=50),
+        data=TextDataConfig(**source, tokenizer="gpt2", context=2048, num_workers=2),
+        optim=Optim(lr=1e-4, warmup=2000, floor=0.3),
+        train=Train(steps=61_035, batch=32, **GPU | {"save_every": 2000}),
         evaluate=Evaluate(every=1000, samples=512),
     )
 
@@ -177,17 +148,6 @@ BAM_METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def bam_options(method: str) -> dict[str, Any]:
-    """Model options of a method of BAM's set-up, or of another one, with SSMax or without."""
-    plain = method.removesuffix("_ssmax")
-    options = dict(BAM_METHODS.get(plain, BESIDE))
-    if plain != method:
-        options["ssmax_start"] = 1.0
-        if plain == "alibi":
-            options["scale_prior"] = False
-    return options
-
-
 def bam(method: str, size: str) -> Recipe:
     """BAM's FineWeb-10BT set-up (arXiv 2505.22842): L 512, untied, 589,824 tokens a step (1152 × 512), 1.14e10 in all, RAdam.
 
@@ -197,25 +157,23 @@ def bam(method: str, size: str) -> Recipe:
     Sizes 120m, 432m, 1100m; ggd is BAM. As released: RoPE at theta 500,000, which the paper raises after training for
     RoPE-SSMax (`recipes/evaluate.py RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is RoPE measured
     with `--set position=local`. Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the others; any number of ranks that divides
-    1152 / micro_batch. Needs Mistral-v0.3's tokenizer.json. Expected of ggd_ssmax at 120M: passkey 1.0 to 102k tokens, 0.8 at
-    256k; of the larger ones the same at lower perplexity.
+    1152 / micro_batch. Needs Mistral-v0.3's tokenizer.json, which the hub gives to those who accept its terms. Expected of
+    ggd_ssmax at 120M: passkey 1.0 to 102k tokens, 0.8 at 256k; of the larger ones the same at lower
+    perplexity.
     """
     lr, micro_batch, of_size = BAM[size]
+    plain = method.removesuffix("_ssmax")
+    options = of_size | BAM_METHODS.get(plain, BESIDE)
+    if plain != method:
+        options |= {"ssmax_start": 1.0} | ({"scale_prior": False} if plain == "alibi" else {})
+    fineweb, tokenizer = "hf:HuggingFaceFW/fineweb:sample-10BT:train", "data/mistral-v0.3/tokenizer.json"
     return Recipe(
         name=f"text.bam_{method}_{size}",
         modality="text",
-        model=Model(f"text_{method}_{size}", options=of_size | bam_options(method)),
-        data=TextDataConfig(source=FINEWEB, tokenizer=MISTRAL_TOKENIZER, context=512, num_workers=2),
-        optim=Optim("radam", lr=lr, betas=(0.9, 0.95), weight_decay=0.1, warmup=0, floor=0.1),
-        train=Train(
-            steps=19_251,
-            batch=1152,
-            micro_batch=micro_batch,
-            precision="bf16",
-            zero_stage=1,
-            save_every=1000,
-            log_every=50,
-        ),
+        model=Model(f"text_{method}_{size}", options=options),
+        data=TextDataConfig(fineweb, tokenizer=tokenizer, context=512, num_workers=2),
+        optim=Optim("radam", lr=lr, warmup=0),
+        train=Train(steps=19_251, batch=1152, micro_batch=micro_batch, **GPU),
         evaluate=Evaluate(every=500, samples=1152),
     )
 
@@ -235,7 +193,7 @@ def bam_extend(method: str, size: str) -> Recipe:
     if pinned:
         extended.model.options["position_options"] = extended.model.options.get("position_options", {}) | pinned
     extended.data = replace(extended.data, context=1024, seed=1)  # other rows than the first training saw first
-    extended.optim = Optim("radam", lr=0.1 * extended.optim.lr, betas=(0.9, 0.95), schedule="constant", warmup=16)
+    extended.optim = Optim("radam", lr=0.1 * extended.optim.lr, schedule="constant", warmup=16)
     train = extended.train
     train.steps, train.batch, train.micro_batch, train.save_every = 256, 576, max(1, (train.micro_batch or 1) // 2), 64
     extended.evaluate = Evaluate(every=64, samples=576)
@@ -256,17 +214,14 @@ def cable(method: str, size: str) -> Recipe:
     20.63/20.02/19.24/19.31/19.28, alibi 20.99/20.67/21.23/22.42/22.89. cable is as the paper prints it; as its code has it:
     --set model.options.position_options.gate=softplus --set model.options.position_options.weighted=false.
     """
+    fineweb = "hf:HuggingFaceFW/fineweb-edu:sample-10BT:train"
     return Recipe(
         name=f"text.cable_{method}_{size}",
         modality="text",
         model=Model(f"text_{method}_{size}", options=dict(BESIDE)),
-        data=TextDataConfig(
-            source="hf:HuggingFaceFW/fineweb-edu:sample-10BT:train", tokenizer="gpt2", context=1024, num_workers=2
-        ),
-        optim=Optim("adamw", lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, warmup=715, floor=0.1),
-        train=Train(
-            steps=19_073, batch=512, micro_batch=16, precision="bf16", zero_stage=1, save_every=1000, log_every=50
-        ),
+        data=TextDataConfig(fineweb, tokenizer="gpt2", context=1024, num_workers=2),
+        optim=Optim(lr=6e-4, warmup=715),
+        train=Train(steps=19_073, batch=512, micro_batch=16, **GPU),
         evaluate=Evaluate(every=500, samples=512),
     )
 

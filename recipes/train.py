@@ -18,41 +18,314 @@ then exits with 1, whatever its ranks returned.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 if __name__ == "__main__":  # import `recipes` from this checkout, and none of this folder's files as top-level modules
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     # Spinning threads slow each other where cores are shared. The variable is read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import torch
 import typer
+from rich.console import Console
 
+from modalities.contract import Batch, Modality, find_modality
+from modalities.loading import to_device
+from recipes import engine as backend
+from recipes.checkpoints import loadable, prune
 from recipes.commands import call
-from recipes.config import ConfigError, Recipe, apply_overrides, load_deepspeed_json, resolve
+from recipes.config import ConfigError, Plan, Recipe, apply_overrides, require_packages, resolve
+from recipes.console import clock, facts_table, short
+from recipes.ownership import own_run
 from recipes.registry import list_recipes, recipe_named
-from recipes.samples import sample_page
-from recipes.step import Step, TrainingFailure, take_step
+from recipes.runs import RunFolder, load_weights
 from recipes.trackers import find_trackers, open_trackers
 from zoo.cli import Import
+from zoo.files import sync
 from zoo.outside import import_named
+
+if TYPE_CHECKING:
+    from recipes.during import Monitors
 
 CALIBRATION_STEPS = 5
 
 
-@contextmanager
-def stop_signals():
-    """A list that SIGTERM and Ctrl-C append to; after a step the ranks agree to stop, and the loop saves."""
-    received = []
+class TrainingFailure(RuntimeError):
+    """The loss or the gradient is not a finite number."""
 
-    def handle(number, _):
+
+class Step(NamedTuple):
+    """Results of a step, the same on every rank.
+
+    loss: mean over the targets of the whole batch. norm: of the gradient, before clipping. lr: of the first parameter group.
+    targets: how many the batch has. stop: whether a rank has a signal.
+    """
+
+    loss: float
+    norm: float | None
+    lr: float
+    targets: float
+    stop: bool
+
+
+class Trainer:
+    """A run of a recipe: `setup`, then `fit`, which repeats `step`, `evaluate` and `save`. Every rank calls every method."""
+
+    def __init__(self, plan: Plan, ranks: backend.Ranks, run: RunFolder, signals: Sequence[int] = ()):
+        self.plan, self.ranks, self.run, self.signals = plan, ranks, run, signals
+        self.recipe: Recipe = plan.recipe
+        self.settings = plan.recipe.train
+        self.modality = find_modality(plan.recipe.modality)
+        self.steps_done, self.targets_seen = 0, 0
+        self.saved_step: int | None = None
+        self.figures: dict[str, float] = {}  # the latest held-out and evaluators' numbers
+
+    def setup(self, checkpoint: Path | None) -> None:
+        """Make model, data and engine, as they were in `checkpoint` where there is one."""
+        recipe, settings, ranks, modality = self.recipe, self.settings, self.ranks, self.modality
+        torch.manual_seed(settings.seed)
+        self.source, universal = loadable(checkpoint, self.plan, ranks) if checkpoint else (None, False)
+        share = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch}
+        model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
+        backend.check_sequence(model, settings.sequence_parallel)
+        if self.source is None and recipe.model.init_from:
+            load_weights(model, recipe.model.init_from)
+        self.monitors: Monitors | None = None
+        if recipe.evaluate.during:
+            from recipes.during import Monitors
+
+            self.monitors = Monitors(recipe, modality, model)
+        self.loader = modality.loader(recipe.data, **share)
+        self.heldout = None
+        if recipe.evaluate.every:
+            self.heldout = modality.heldout(recipe.data, samples=recipe.evaluate.samples, **share)
+        self.engine = backend.create_engine(model, self.plan, ranks, universal=universal)
+        if self.source:
+            state = self.engine.load(self.source)
+            self.steps_done, self.targets_seen, self.saved_step = state["step"], state["seen"], state["step"]
+            self.loader.load_state_dict(rank_state(state["data"], ranks))
+        self.batches = iter(self.loader)
+        if ranks.lead:
+            if self.source:  # another number of steps, say, since it was begun
+                self.run.describe(self.plan)
+            self.run.rewind(self.steps_done, settings.keep)
+
+    def fit(self) -> int:
+        """Train to the last step, or until a signal stops all ranks; returns the exit code."""
+        settings, every, step = self.settings, self.recipe.evaluate.every, None
+        self.begun, self.first_step = time.perf_counter(), self.steps_done
+        with open_trackers(
+            settings.report_to if self.ranks.lead else "", self.run, self.plan, self.steps_done
+        ) as trackers:
+            self.trackers = trackers
+            self.announce()
+            self.engine.train()
+            while self.steps_done < settings.steps:
+                step = self.step()
+                is_last = self.steps_done == settings.steps
+                figures = self.evaluate() if self.heldout and (is_last or self.steps_done % every == 0) else {}
+                figures |= self.monitor(is_last)
+                self.report(figures)
+                if is_last or step.stop or (settings.save_every and self.steps_done % settings.save_every == 0):
+                    self.save()
+                if step.stop and not is_last:
+                    number = self.signals[0] if self.signals else signal.SIGTERM
+                    self.print(
+                        f"stopped by signal {number} after step {self.steps_done}, saved as "
+                        f"{self.run.checkpoint(self.steps_done)}. Continue with: {self.run.continuation()}"
+                    )
+                    return 128 + number
+            if self.saved_step != self.steps_done:
+                self.save()
+            self.engine.export_final(self.run.path / "model")
+            if self.ranks.lead:
+                self.summarise(step)
+        return 0
+
+    def step(self) -> Step:
+        """Take one step of the optimiser and record it."""
+        begun = time.perf_counter()
+        try:
+            step = take_step(self.engine, self.modality, self.batches, self.steps_done + 1, self.signals)
+        except TrainingFailure as error:
+            good = self.run.checkpoints()
+            raise TrainingFailure(
+                f"{error}; last good checkpoint: {good[-1] if good else 'none yet'}. A lower optim.lr, a longer "
+                "optim.warmup or train.precision=fp32 may help"
+            ) from error
+        self.steps_done, self.targets_seen = self.steps_done + 1, self.targets_seen + round(step.targets)
+        now, unit = time.perf_counter(), self.modality.unit
+        values = {"step": self.steps_done, "loss": step.loss, "lr": step.lr, unit: self.targets_seen}
+        values |= {"grad_norm": step.norm} if self.engine.knows_gradients else {}
+        rate = step.targets / (now - begun)
+        self.record(values | {f"{unit}_per_s": rate, "seconds": round(now - self.begun, 3)})
+        if self.steps_done % self.settings.log_every == 0 or self.steps_done == self.settings.steps:
+            left = (now - self.begun) / (self.steps_done - self.first_step) * (self.settings.steps - self.steps_done)
+            norm = f"grad {step.norm:.3g}  " if "grad_norm" in values else ""
+            self.print(
+                f"step {self.steps_done}/{self.settings.steps}  loss {step.loss:.4f}  lr {step.lr:.2e}  {norm}"
+                f"{short(rate)} {unit}/s  left {clock(left)}"
+            )
+        return step
+
+    def evaluate(self) -> dict[str, float]:
+        """Held-out loss and the modality's further metrics, means over all targets."""
+        engine, modality, device = self.engine, self.modality, self.ranks.device
+        engine.train(False)
+        names, weight = ("loss", *modality.metrics), 0.0
+        totals = torch.zeros(len(names), dtype=torch.float64, device=device)
+        with torch.no_grad(), engine.averaged():
+            for batch in self.heldout or ():
+                count = modality.weight(batch)[0]
+                batch = to_device(batch, device)
+                loss, metrics = modality.loss(engine, batch)  # every rank runs every batch: ZeRO-3 gathers together
+                if count:
+                    totals += torch.stack([loss, *(metrics[name] for name in modality.metrics)]).double() * count
+                weight += count
+        engine.train()
+        # Every rank of a group has the weight of all its samples, and a share of their losses.
+        *sums, weight = engine.sum(*totals, weight / self.ranks.shared)
+        return {f"heldout_{name}": value / weight for name, value in zip(names, sums, strict=True)}
+
+    def monitor(self, is_last: bool) -> dict[str, float]:
+        """Numbers of the evaluators in `evaluate.during` that are due; writes its samples and pictures."""
+        if self.monitors is None:
+            return {}
+        findings, step = self.monitors.measure(self.engine, self.steps_done, last=is_last), self.steps_done
+        if findings.samples:
+            self.run.write_samples(step, findings.page())
+            self.trackers.log_text("samples", findings.page(), step)
+            self.print(f"step {step} writes: {findings.samples[0].line()}")
+        for picture in findings.pictures:
+            path = self.run.write_picture(step, picture)
+            self.trackers.log_picture("samples", path, step)
+            self.print(f"step {step} draws {path}")
+        return findings.numbers
+
+    def save(self) -> None:
+        """Write a checkpoint and remove those beyond `train.keep`."""
+        if self.ranks.lead:
+            sync(self.run.metrics_path)
+        data = self.engine.gather_groups(self.loader.state_dict())
+        state = {"step": self.steps_done, "seen": self.targets_seen, "data": data}
+        self.engine.save(self.run.checkpoint(self.steps_done), state)
+        self.saved_step = self.steps_done
+        if self.ranks.lead:
+            prune(self.run.checkpoint_root, self.settings.keep)
+
+    # ---- what is written and printed, by the lead rank --------------------------------------------------------
+
+    def record(self, values: dict[str, Any]) -> None:
+        if self.ranks.lead:
+            self.run.log(values)
+            self.trackers.log(values)
+
+    def report(self, figures: dict[str, float]) -> None:
+        if figures:
+            self.figures |= figures
+            self.record({"step": self.steps_done, **figures})
+            numbers = ", ".join(f"{display_name(name)} {value:.4f}" for name, value in figures.items())
+            self.print(f"step {self.steps_done}: {numbers}")
+
+    def print(self, text: str) -> None:
+        if self.ranks.lead:
+            print(text, flush=True)
+
+    def announce(self) -> None:
+        recipe, settings, ranks = self.recipe, self.settings, self.ranks
+        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.model.parameters())
+        self.print(
+            f"{recipe.name}: {recipe.model.name}, {short(parameters)} parameters, {settings.precision}, "
+            f"ZeRO {settings.zero_stage}, batch {settings.micro_batch} × {settings.accumulation} × {ranks.groups} on "
+            f"{ranks.device.type}{f', {ranks.shared} ranks a line' if ranks.shared > 1 else ''}; run folder {self.run.path}"
+        )
+        if self.source:
+            self.print(f"resuming after step {self.steps_done} from {self.source}")
+
+    def summarise(self, step: Step | None) -> None:
+        """Draw the loss curve and print the run's figures."""
+        rows = {
+            "steps": f"{self.steps_done:,}",
+            self.modality.unit: f"{self.targets_seen:,}",
+            "training loss": f"{step.loss:.4f}" if step else "(nothing left to train)",
+            **{display_name(name): f"{value:.4f}" for name, value in self.figures.items()},
+            "time": clock(time.perf_counter() - self.begun),
+            "weights": str(self.run.path / "model"),
+            "loss curve": str(self.run.plot()),
+        }
+        if report := str(getattr(self.loader, "report", "")):
+            rows["data"] = report  # of this rank: what was converted, skipped or replaced
+        Console(highlight=False).print(facts_table(f"{self.recipe.name} finished", rows))
+
+
+def take_step(
+    engine: backend.Engine, modality: Modality, batches: Iterator[Batch], number: int, signals: Sequence[int] = ()
+) -> Step:
+    """Step `number`, from 1, on the next micro-batches of this rank. Every rank must call.
+
+    Raises:
+        TrainingFailure: for the first loss or gradient that is not a number, before it reaches a checkpoint.
+    """
+    ranks, settings = engine.ranks, engine.plan.recipe.train
+    # A seed per step and rank, so that dropout resumes exactly with no stored random state.
+    torch.manual_seed((settings.seed * 1_000_003 + number - 1) * ranks.world + ranks.rank)
+    accumulation = settings.accumulation or 1
+    micro = [next(batches) for _ in range(accumulation)]
+    # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes the loss, and so
+    # the gradient, the mean over the whole batch's targets, however the batch is cut.
+    weights, counts = zip(*(modality.weight(batch) for batch in micro), strict=True)
+    micro = [to_device(batch, ranks.device) for batch in micro]
+    total, count = engine.sum(sum(weights) / ranks.shared, sum(counts) / ranks.shared)
+    summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
+    for batch, weight in zip(micro, weights, strict=True):
+        loss, _ = modality.loss(engine, batch)
+        engine.backward(loss * (weight / total * ranks.world * accumulation))
+        summed += loss.detach().double() * weight
+        if batch is micro[-1]:
+            mean, stop = engine.sum(summed / total, float(signals[0] if signals else 0))
+            _check_finite("loss", mean, number)
+        lr = engine.lr
+        norm = engine.step()
+    _check_finite("gradient norm", norm, number)
+    return Step(mean, norm, lr, count, bool(stop))
+
+
+def _check_finite(what: str, value: float | None, number: int) -> None:
+    if value is not None and not math.isfinite(value):
+        raise TrainingFailure(f"{what} is {value} at step {number}")
+
+
+def display_name(name: str) -> str:
+    """heldout_loss -> held-out loss."""
+    return name.replace("heldout_", "held-out ").replace("_", " ")
+
+
+def rank_state(states: list[Any], ranks: backend.Ranks) -> Any:
+    """This rank's data state: the common one, or its own where the source streams."""
+    if len(states) not in (1, ranks.groups):
+        each = "ranks" if ranks.shared == 1 else f"groups of {ranks.shared} ranks"
+        raise ConfigError(
+            f"the data streams and its position was saved for {len(states)} readers; this run has {ranks.groups} {each}. "
+            f"Resume with {len(states)}, or tokenise the data first"
+        )
+    return states[0] if len(states) == 1 else states[ranks.group]
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """A list that SIGTERM and Ctrl-C append to; after a step the ranks agree to stop, and the loop saves."""
+    received: list[int] = []
+
+    def handle(number: int, _: object) -> None:
         received.append(number)
         if len(received) > 3:  # a launcher passes Ctrl-C on as two or three signals; a fourth signal aborts immediately
             raise KeyboardInterrupt
@@ -101,6 +374,7 @@ def train_command(
     ] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,  # of launchers
 ) -> int:
+    """Train a recipe; see the module's docstring."""
     import_named(import_)
     if list_:
         print("\n".join(list_recipes()))
@@ -108,36 +382,38 @@ def train_command(
     if not recipe:
         raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
     changed, overridden_keys = apply_overrides(recipe_named(recipe), set_)
-    user_config = load_deepspeed_json(deepspeed_config) if deepspeed_config else {}
+    user_config: dict[str, Any] = {}
+    if deepspeed_config:
+        from recipes.deepspeed_json import load_deepspeed_json
+
+        user_config = load_deepspeed_json(deepspeed_config)
     find_trackers(changed.train.report_to)
     if calibrate and world is not None:
         raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
     if calibrate or not dry_run:
-        from recipes.plain import require_packages
-
         require_packages(changed, user_config)
-    words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
-    words += [word for name in import_ for word in ("--import", name)]
-    words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
     try:
         if dry_run or calibrate:
             from recipes.estimate import print_plan
 
-            return print_plan(
-                changed, user_config, overridden_keys, world=world, calibrate=calibrate or 0, verbose=verbose
-            )
-        with stop_signals() as signals, ExitStack() as held:
-            return train(
-                changed,
-                signals,
-                held,
-                words=words,
-                overridden_keys=overridden_keys,
-                user_config=user_config,
-                run_dir=run_dir,
-                resume=resume,
-                verbose=verbose,
-            )
+            planning = {"world": world, "calibrate": calibrate or 0, "verbose": verbose, "take_step": take_step}
+            return print_plan(changed, user_config, overridden_keys, **planning)
+        words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
+        words += [word for name in import_ for word in ("--import", name)]
+        words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
+        ranks = backend.start(verbose=verbose)
+        device = ranks.device.type
+        plan = resolve(
+            changed, world=ranks.world, device=device, user_config=user_config, overridden_keys=overridden_keys
+        )
+        ranks = replace(ranks, shared=plan.recipe.train.sequence_parallel)
+        with (
+            stop_signals() as signals,
+            own_run(plan, ranks, run_dir=run_dir, resume=resume, words=words) as (run, checkpoint),
+        ):
+            trainer = Trainer(plan, ranks, run, signals)
+            trainer.setup(checkpoint)
+            return trainer.fit()
     except TrainingFailure as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine
             print(f"training failed: {error}", file=sys.stderr)
@@ -151,223 +427,23 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train.py") -
 def launcher_words(words: Sequence[str]) -> list[str]:
     """The options as this command has them: `--deepspeed FILE.json`, as Hugging Face's Trainer writes it, is
     `--deepspeed_config FILE.json`, the flag of DeepSpeed's own parser says nothing, and `--calibrate` has a number."""
-    found = []
+    options = []
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == "--deepspeed":
-            found += ["--deepspeed_config"] * following.endswith(".json")
+            options += ["--deepspeed_config"] * following.endswith(".json")
         elif word == "--calibrate" and not following.isdigit():
-            found += [word, str(CALIBRATION_STEPS)]
+            options += [word, str(CALIBRATION_STEPS)]
         else:
-            found.append(word.replace("--deepspeed=", "--deepspeed_config=", 1))
-    return found
-
-
-def train(
-    recipe: Recipe,
-    signals: list[int],
-    held: ExitStack,
-    *,
-    words: Sequence[str],
-    overridden_keys: set[str],
-    user_config: dict[str, Any],
-    run_dir: str | None,
-    resume: str | None,
-    verbose: bool,
-) -> int:
-    """`held`: closed when the run ends; `overridden_keys`: the keys that --set named; `user_config`: the user's DeepSpeed file,
-    parsed; others: the options."""
-    import torch
-
-    from modalities.contract import find_modality
-    from modalities.loading import to_device
-    from recipes import engine as backend
-    from recipes.checkpoints import prune
-    from recipes.console import TrainingDisplay, clock, short
-    from recipes.deepspeed_check import check_with_deepspeed
-    from recipes.during import Monitors
-    from recipes.ownership import own_run
-    from recipes.plain import create_engine
-    from recipes.runs import load_weights
-    from recipes.sequence import check_sequence
-    from zoo.files import sync
-
-    # ---- ranks, plan, run folder --------------------------------------------------------------------------------
-    ranks = backend.start(verbose=verbose)
-    plan = resolve(
-        recipe, world=ranks.world, device=ranks.device.type, user_config=user_config, overridden_keys=overridden_keys
-    )
-    if user_config:
-        check_with_deepspeed(plan.deepspeed)
-    recipe, settings = plan.recipe, plan.recipe.train
-    ranks = replace(ranks, shared=settings.sequence_parallel)
-    run, checkpoint = held.enter_context(own_run(plan, ranks, run_dir=run_dir, resume=resume, words=words))
-    modality = find_modality(recipe.modality)
-
-    # ---- model, engine, data --------------------------------------------------------------------------------
-    torch.manual_seed(settings.seed)
-    source, universal = backend.loadable(checkpoint, plan, ranks) if checkpoint else (None, False)
-    share: dict[str, Any] = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch}
-    model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
-    check_sequence(model, settings.sequence_parallel)
-    if source is None and recipe.model.init_from:
-        load_weights(model, recipe.model.init_from)
-    monitors = Monitors(recipe, modality, model)
-    loader = modality.loader(recipe.data, **share)
-    samples = recipe.evaluate.samples
-    heldout = modality.heldout(recipe.data, samples=samples, **share) if recipe.evaluate.every else None
-    engine = create_engine(model, plan, ranks, universal=universal)
-    step, seen = 0, 0  # finished steps; targets the loss was taken over
-    if source:
-        state = engine.load(source)
-        step, seen = state["step"], state["seen"]
-        loader.load_state_dict(rank_state(state["data"], ranks))
-    if ranks.lead:
-        if source:  # the number of steps, say, may be another one now
-            run.describe(plan)
-        run.begin(step, settings.keep)
-    trackers = held.enter_context(open_trackers(settings.report_to if ranks.lead else "", run, plan, step))
-
-    def record(values: dict) -> None:
-        if ranks.lead:
-            run.log(values)
-            trackers.log(values)
-
-    def evaluate() -> dict[str, float]:
-        """Held-out loss and the modality's further metrics, means over all targets."""
-        engine.train(False)
-        names, weight = ("loss", *modality.metrics), 0.0
-        totals = torch.zeros(len(names), dtype=torch.float64, device=ranks.device)
-        with torch.no_grad(), engine.averaged():
-            for batch in heldout or ():
-                count = modality.weight(batch)[0]
-                batch = to_device(batch, ranks.device)
-                loss, metrics = modality.loss(engine, batch)  # every rank runs every batch: ZeRO-3 gathers together
-                if count:
-                    totals += torch.stack([loss, *(metrics[name] for name in modality.metrics)]).double() * count
-                weight += count
-        engine.train()
-        # Every rank of a group has the weight of all its samples, and a share of their losses.
-        *sums, weight = engine.sum(*totals, weight / ranks.shared)
-        return {f"heldout_{name}": value / weight for name, value in zip(names, sums, strict=True)}
-
-    def save() -> None:
-        if ranks.lead:
-            sync(run.metrics_path)
-        data = engine.gather_groups(loader.state_dict())
-        engine.save(run.checkpoint(step), {"step": step, "seen": seen, "data": data})
-        if ranks.lead:
-            prune(run.checkpoint_root, settings.keep)
-
-    # ---- the loop -----------------------------------------------------------------------------------------------
-    unit, begun, saved_at = modality.unit, time.perf_counter(), step if source else None
-    show = TrainingDisplay(recipe.name, settings.steps, step, show=ranks.lead, log_every=settings.log_every)
-    with show:
-        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters())
-        show.print(
-            f"{recipe.name}: {recipe.model.name}, {short(parameters)} parameters, {settings.precision}, "
-            f"ZeRO {settings.zero_stage}, batch {settings.micro_batch} × {settings.accumulation} × {ranks.groups} on "
-            f"{ranks.device.type}{f', {ranks.shared} ranks a line' if ranks.shared > 1 else ''}; run folder {run.path}"
-        )
-        if source:
-            show.print(f"resuming after step {step} from {source}")
-        batches = iter(loader)
-        engine.train()
-        done: Step | None = None
-        measured: dict[str, float] = {}
-        while step < settings.steps:
-            tick = time.perf_counter()
-            try:
-                done = take_step(engine, modality, batches, step + 1, signals)
-            except TrainingFailure as error:
-                good = run.checkpoints()
-                raise TrainingFailure(
-                    f"{error}; last good checkpoint: {good[-1] if good else 'none yet'}. A lower optim.lr, a longer "
-                    "optim.warmup or train.precision=fp32 may help"
-                ) from error
-            step, seen = step + 1, seen + round(done.targets)
-
-            seconds = time.perf_counter() - tick
-            values: dict[str, Any] = {"step": step, "loss": done.loss, "lr": done.lr, unit: seen}
-            values |= {"grad_norm": done.norm} if engine.knows_gradients else {}
-            values |= {f"{unit}_per_s": done.targets / seconds, "seconds": round(time.perf_counter() - begun, 3)}
-            record(values)
-            show.update(values, unit)
-            figures = evaluate() if heldout and (step % recipe.evaluate.every == 0 or step == settings.steps) else {}
-            found = monitors.measure(engine, step, last=step == settings.steps)
-            figures |= found.numbers
-            if figures:
-                measured |= figures
-                record({"step": step, **figures})
-                show.print(f"step {step}: " + ", ".join(f"{display_name(k)} {v:.4f}" for k, v in figures.items()))
-            if found.samples:
-                run.write_samples(step, text := sample_page(found.samples))
-                trackers.log_text("samples", text, step)
-                show.print(f"step {step} writes: {found.samples[0].line()}")
-            for picture in found.pictures:
-                path = run.write_picture(step, picture)
-                trackers.log_picture("samples", path, step)
-                show.print(f"step {step} draws {path}")
-            if step == settings.steps or done.stop or (settings.save_every and step % settings.save_every == 0):
-                save()
-                saved_at = step
-            if done.stop and step < settings.steps:
-                number = signals[0] if signals else signal.SIGTERM
-                show.print(
-                    f"stopped by signal {number} after step {step}, saved as {run.checkpoint(step)}. Continue with: "
-                    f"{run.continuation()}"
-                )
-                return 128 + number
-
-    # ---- final weights, loss curve and summary ------------------------------------------------------------------
-    if saved_at is None or saved_at < step:
-        save()
-    engine.export_final(run.path / "model")
-    if ranks.lead:
-        plot = run.plot()
-        rows = {
-            "steps": f"{step:,}",
-            unit: f"{seen:,}",
-            "training loss": f"{done.loss:.4f}" if done else "(nothing left to train)",
-            **(
-                {display_name(name): f"{value:.4f}" for name, value in measured.items()}
-                or {"held-out loss": "not measured"}
-            ),
-            "time": clock(time.perf_counter() - begun),
-            "weights": str(run.path / "model"),
-            "loss curve": str(plot),
-        }
-        if report := str(getattr(loader, "report", "")):
-            rows["data"] = report  # of this rank: what was converted, skipped or replaced
-        show.table(f"{recipe.name} finished", rows)
-    return 0
-
-
-def display_name(name: str) -> str:
-    """heldout_loss -> held-out loss."""
-    return name.replace("heldout_", "held-out ").replace("_", " ")
-
-
-def rank_state(states: list, ranks):
-    """This rank's data state: the common one, or its own where the source streams."""
-    if len(states) not in (1, ranks.groups):
-        each = "ranks" if ranks.shared == 1 else f"groups of {ranks.shared} ranks"
-        raise ConfigError(
-            f"the data streams and its position was saved for {len(states)} readers; this run has {ranks.groups} {each}. "
-            f"Resume with {len(states)}, or tokenise the data first"
-        )
-    return states[0] if len(states) == 1 else states[ranks.group]
+            options.append(word.replace("--deepspeed=", "--deepspeed_config=", 1))
+    return options
 
 
 def run(argv: Sequence[str] | None = None, **named: str) -> int:
     """`main` as a whole process: leaves the process group, and ends without Python's finalisation (see `engine.leave`)."""
     code = main(argv, **named)
-    if "recipes.engine" in sys.modules:
-        from recipes.engine import leave, stop
-
-        if code in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
-            stop()  # only where every rank comes here: after a failure it could wait for one that does not
-        leave(code)
-    return code
+    if code in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT):
+        backend.stop()  # only where every rank comes here: after a failure it could wait for one that does not
+    backend.leave(code)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def train_seeds_command(
     import_: Import = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and run nothing")] = False,
 ) -> int:
-    from recipes.plain import require_packages
+    from recipes.config import require_packages
 
     import_named(import_)
     try:

@@ -19,8 +19,6 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in recipes/train.py; read when torch is loaded
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from recipes.checkpoints import COMPLETE, checkpoint_facts, damage
 from recipes.commands import CommandError, call
@@ -28,69 +26,52 @@ from recipes.ownership import RunLock
 from recipes.runs import RunFolder
 from zoo.model import MANIFEST, saved_model_damage
 
-WHOLE, UNKNOWN = "whole", "no digests: written before version 0.6"
+UNKNOWN = "no digests: written by an early version"
+UNUSED = {".partial": "being written, or left over", ".aside": "set aside: not used"}
 
 
 def verify_command(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR…", help="run folders, checkpoints, saved models")],
 ) -> int:
-    console, found = Console(highlight=False), []
+    damaged = False
     for folder in folders:
         items = list(_items(folder))
         if not items:
             raise CommandError(f"{folder} is no run folder, checkpoint or saved model")
-        table = Table(title=str(folder), title_justify="left")
-        for column, side in (("", "left"), ("MB", "right"), ("", "left")):
-            table.add_column(column, justify=side)  # type: ignore[arg-type]
-        for name, size, state in items:
-            table.add_row(name, f"{size / 1e6:,.1f}", state)
-        console.print(table)
-        found += [state for *_, state in items]
-    return int(any(state.startswith("damaged") for state in found))
+        print(folder)
+        for path, state in items:
+            files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+            print(f"  {path.name:28} {sum(p.stat().st_size for p in files) / 1e6:10,.1f} MB  {state}")
+            damaged |= state.startswith("damaged")
+    return int(damaged)
 
 
-def _items(folder: Path) -> Iterator[tuple[str, int, str]]:
-    """(name, bytes, state) of everything in a folder that can be verified."""
-    run = RunFolder(folder)
-    if (folder / COMPLETE).is_file():
-        yield _item(folder.name, folder, _checkpoint(folder))
-    elif (folder / "config.json").is_file():
-        yield _item(folder.name, folder, _model(folder))
+def _items(folder: Path) -> Iterator[tuple[Path, str]]:
+    """(path, state) of everything in a folder that can be verified."""
+    if (folder / COMPLETE).is_file() or (folder / "config.json").is_file():
+        yield folder, _state(folder)
     elif (folder / "recipe.json").is_file():
+        run = RunFolder(folder)
         for path in sorted(run.checkpoint_root.glob("step_*")):
-            if path.suffix in ("", ".universal"):
-                state = _checkpoint(path)
-            else:
-                state = {".partial": "being written, or left over", ".aside": "set aside: not used"}.get(
-                    path.suffix, ""
-                )
-            yield _item(path.name, path, state)
+            yield path, _state(path) if path.suffix in ("", ".universal") else UNUSED.get(path.suffix, "")
         if (folder / "model").is_dir():
-            yield _item("model", folder / "model", _model(folder / "model"))
-        lost, size = run.unreadable_metrics(), run.metrics_path.stat().st_size if run.metrics_path.exists() else 0
-        lines = f"{len(run.metrics()):,} records"
-        yield run.metrics_path.name, size, f"damaged: {lost} unreadable of {lines}" if lost else lines
+            yield folder / "model", _state(folder / "model")
+        if run.metrics_path.exists():
+            records, unreadable = run.read_metrics()
+            lines = f"{len(records):,} records"
+            yield run.metrics_path, f"damaged: {unreadable} unreadable of {lines}" if unreadable else lines
         if holder := RunLock.holder(folder):
-            yield "run.lock", 0, f"held: {holder} trains here"
+            yield folder / "run.lock", f"held: {holder} trains here"
 
 
-def _item(name: str, folder: Path, state: str) -> tuple[str, int, str]:
-    return name, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()), state
-
-
-def _checkpoint(folder: Path) -> str:
-    facts = checkpoint_facts(folder)
-    if facts is not None and "files" not in facts:
-        return UNKNOWN
-    wrong = damage(folder)
-    return f"damaged: {wrong}" if wrong else WHOLE
-
-
-def _model(folder: Path) -> str:
-    if not (folder / MANIFEST).is_file():
-        return UNKNOWN
-    wrong = saved_model_damage(folder)
-    return f"damaged: {wrong}" if wrong else WHOLE
+def _state(folder: Path) -> str:
+    """Whether a checkpoint or a saved model is as it was written."""
+    if (folder / "config.json").is_file():
+        known, reason = (folder / MANIFEST).is_file(), saved_model_damage(folder)
+    else:
+        facts = checkpoint_facts(folder)
+        known, reason = facts is None or "files" in facts, damage(folder)
+    return f"damaged: {reason}" if known and reason else "whole" if known else UNKNOWN
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/verify.py") -> int:

@@ -22,6 +22,7 @@ from recipes.registry import Recipes
 RECIPES = Recipes("vision")
 
 IMAGENET_IMAGES = 1_281_167
+TINY: dict[str, Any] = {"lr": 2e-3, "weight_decay": 0.05, "prior_lr_scale": 10.0, "warmup": 50, "floor": 0.01}
 
 
 def tiny(method: str) -> Recipe:
@@ -35,8 +36,8 @@ def tiny(method: str) -> Recipe:
         name=f"vision.{method}_tiny",
         modality="vision",
         model=Model(f"vision_{method}_tiny_patch8"),
-        data=VisionDataConfig(source="glyphs", image_size=48, num_classes=26, augment="light"),
-        optim=Optim("adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.05, prior_lr_scale=10.0, warmup=50, floor=0.01),
+        data=VisionDataConfig("glyphs", image_size=48, num_classes=26, augment="light"),
+        optim=Optim(**TINY),
         train=Train(steps=1500, batch=64, save_every=500),
         evaluate=Evaluate(every=500, samples=1040),
     )
@@ -69,11 +70,9 @@ def scene(task: str, method: str) -> Recipe:
         modality="vision",
         model=Model(f"vision_{method}_scene_patch8"),
         data=VisionDataConfig(
-            source=source, image_size=96, num_classes=classes, target=target, augment="window", shapes=shapes
+            source, image_size=96, num_classes=classes, target=target, augment="window", shapes=shapes
         ),
-        optim=Optim(
-            "adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.05, prior_lr_scale=10.0, warmup=100, floor=0.01
-        ),
+        optim=Optim(**TINY | {"warmup": 100}),
         train=Train(steps=2000, batch=64, save_every=500),
         evaluate=Evaluate(every=500, samples=520),
     )
@@ -91,39 +90,35 @@ def photographs(source: str, method: str) -> Recipe:
     Any set of class folders in their place: --set data.source=folder:PATH --set data.num_classes=N. The pictures are those of
     `python recipes/fetch_data.py vision photos solar`. Hardware: one CPU core.
     """
+    augmentation = {"crop_scale": (0.35, 1.0), "hflip": 0.5, "color_jitter": 0.2, "label_smoothing": 0.1}
     return Recipe(
         name=f"vision.{method}_{source}",
         modality="vision",
         model=Model(f"vision_{method}_tiny_patch8"),
-        data=VisionDataConfig(
-            source=source,
-            image_size=96,
-            num_classes=PHOTOGRAPHS[source],
-            crop_scale=(0.35, 1.0),
-            hflip=0.5,
-            color_jitter=0.2,
-            label_smoothing=0.1,
-        ),
-        optim=Optim("adamw", lr=2e-3, betas=(0.9, 0.95), weight_decay=0.05, prior_lr_scale=10.0, warmup=50, floor=0.01),
+        data=VisionDataConfig(source, image_size=96, num_classes=PHOTOGRAPHS[source], **augmentation),
+        optim=Optim(**TINY),
         train=Train(steps=800, batch=32, save_every=200),
         evaluate=Evaluate(every=200, samples=661),
     )
 
 
-def imagenet(*, epochs: int, batch: int, **data: Any) -> tuple[VisionDataConfig, Train]:
-    """Data and loop of an ImageNet-1k run of so many epochs."""
-    config = VisionDataConfig(
-        source=f"folder:{data_folder() / 'imagenet'}",
-        image_size=224,
-        num_classes=1000,
-        augment="imagenet",
-        crop_scale=(0.08, 1.0),
-        hflip=0.5,
-        num_workers=8,
-        **data,
+def imagenet(
+    name: str, model: Model, *, batch: int, warmup: int, lr: float, train: dict[str, Any], **data: Any
+) -> Recipe:
+    """An ImageNet-1k run of 150 epochs by AdamW, `warmup` in epochs, with a common crop and flip."""
+    epoch = IMAGENET_IMAGES // batch
+    settings = {"precision": "bf16", "zero_stage": 1, "save_every": 5000, "log_every": 50} | train
+    source = f"folder:{data_folder() / 'imagenet'}"
+    crop: dict[str, Any] = {"augment": "imagenet", "crop_scale": (0.08, 1.0), "hflip": 0.5, "label_smoothing": 0.1}
+    return Recipe(
+        name=f"vision.{name}",
+        modality="vision",
+        model=model,
+        data=VisionDataConfig(source, image_size=224, num_classes=1000, num_workers=8, **crop, **data),
+        optim=Optim(lr=lr, betas=(0.9, 0.999), weight_decay=0.05, warmup=warmup * IMAGENET_IMAGES // batch, floor=0.0),
+        train=Train(steps=150 * IMAGENET_IMAGES // batch, batch=batch, **settings),
+        evaluate=Evaluate(every=epoch + 1, samples=50_000),
     )
-    steps = epochs * IMAGENET_IMAGES // batch
-    return config, Train(steps=steps, batch=batch, precision="bf16", zero_stage=1, save_every=5000, log_every=50)
 
 
 # GOAT's name for a method, and its options in the paper: priors start at 0 there. "ape" is absolute embeddings.
@@ -143,23 +138,12 @@ def goat_imagenet(method: str) -> Recipe:
     CutMix 1.0, smoothing 0.1, erasing 0.25, drop-path 0.1; float16 with a dynamic loss scale; no clipping. RandAugment is
     timm's, which applies each of its two operations with probability 0.5. Hardware: 8 × 24 GB GPUs.
     """
-    data, train = imagenet(
-        epochs=150, batch=1024,
-        rand_augment="rand-m9-n2", mixup=0.8, cutmix=1.0, label_smoothing=0.1, random_erasing=0.25,
-    )  # fmt: skip
-    train.clip, train.precision = 0.0, "fp16"
     position, options = GOAT_IMAGENET[method]
-    return Recipe(
-        name=f"vision.goat_imagenet_{method}_vits16",
-        modality="vision",
-        model=Model(f"vision_{position}_small_patch16", options={"drop_path_rate": 0.1, **options}),
-        data=data,
-        optim=Optim(
-            "adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, warmup=20 * IMAGENET_IMAGES // 1024, floor=0.0
-        ),
-        train=train,
-        evaluate=Evaluate(every=1252, samples=50_000),  # once an epoch, near enough
-    )
+    model = Model(f"vision_{position}_small_patch16", options={"drop_path_rate": 0.1, **options})
+    augmentation = {"rand_augment": "rand-m9-n2", "mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.25}
+    loop = {"clip": 0.0, "precision": "fp16"}
+    name = f"goat_imagenet_{method}_vits16"
+    return imagenet(name, model, batch=1024, warmup=20, lr=1e-3, train=loop, **augmentation)
 
 
 @RECIPES.add
@@ -172,22 +156,10 @@ def ggd2d_imagenet_vitb16() -> Recipe:
     (arXiv 2405.13985; trained at 224, measured to 1024): 2-D ALiBi 79.5 → 63.6, 2-D RoPE 80.4 → 51.4. Batch 2048, AdamW,
     RandAugment, mixup, CutMix, layer scale and drop-path are common values, not that paper's. Hardware: 8 × 80 GB GPUs.
     """
-    data, train = imagenet(
-        epochs=150, batch=2048,
-        rand_augment="rand-m15-n2-mstd0.5", mixup=0.8, cutmix=1.0, label_smoothing=0.1,
-    )  # fmt: skip
-    train.ema = 0.9999
-    return Recipe(
-        name="vision.ggd2d_imagenet_vitb16",
-        modality="vision",
-        model=Model("vision_ggd2d_base_patch16", options={"drop_path_rate": 0.1, "init_values": 1e-4}),
-        data=data,
-        optim=Optim(
-            "adamw", lr=2e-3, betas=(0.9, 0.999), weight_decay=0.05, warmup=5 * IMAGENET_IMAGES // 2048, floor=0.0
-        ),
-        train=train,
-        evaluate=Evaluate(every=626, samples=50_000),
-    )
+    model = Model("vision_ggd2d_base_patch16", options={"drop_path_rate": 0.1, "init_values": 1e-4})
+    augmentation = {"rand_augment": "rand-m15-n2-mstd0.5", "mixup": 0.8, "cutmix": 1.0}
+    loop = {"ema": 0.9999}
+    return imagenet("ggd2d_imagenet_vitb16", model, batch=2048, warmup=5, lr=2e-3, train=loop, **augmentation)
 
 
 for _method in GOAT_IMAGENET:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from modalities.contract import find_modality
-from recipes import calibrate
+from recipes import estimate
 from recipes.config import apply_overrides, resolve
 from recipes.engine import Ranks
 from recipes.registry import find_recipe
@@ -25,8 +25,8 @@ def settings(*more: str) -> list[str]:
 
 def test_what_the_table_says_follows_from_what_was_measured():
     plan = resolve(apply_overrides(find_recipe("text.ggd_tiny"), SMALL)[0], world=2)
-    measured = calibrate.Calibration((3.0, 0.5, 1.0), 400.0, 3 * 2**29, 5e9, "a sheet", "the recipe's data")
-    lines = measured.lines(plan, 4e9)  # FLOPs a step of one second, on two ranks of 5 GFLOP/s
+    # 4 GFLOP a step of one second, on two ranks of 5 GFLOP/s
+    lines = estimate.calibration(plan, (3.0, 0.5, 1.0), 400.0, 3 * 2**29, 4e9, (5e9, "a sheet"))
     assert lines["measured speed"] == "400 tokens/s"
     assert (
         lines["measured seconds a step"].startswith("1, the median of 3")
@@ -39,13 +39,13 @@ def test_what_the_table_says_follows_from_what_was_measured():
 
 def test_peaks_are_of_data_sheets_or_measured(monkeypatch):
     def peak(name: str, precision: str) -> tuple[float, str]:
-        monkeypatch.setattr(calibrate, "device_name", lambda device: name)
-        return calibrate.find_peak(ALONE, precision)
+        monkeypatch.setattr(estimate, "device_name", lambda device: name)
+        return estimate.find_peak(ALONE, precision)
 
     assert peak("NVIDIA H100 80GB HBM3", "bf16")[0] == 989e12
     assert peak("NVIDIA H100 PCIe", "fp32")[0] == 51e12
     assert peak("NVIDIA A100-SXM4-80GB", "fp16")[0] == 312e12
-    monkeypatch.setitem(calibrate.PRODUCT, "cpu", (64, 1))
+    monkeypatch.setitem(estimate.PRODUCT, "cpu", (64, 1))
     for other in ("NVIDIA A10G", "NVIDIA L400", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "cpu"):
         reached, source = peak(other, "fp32")
         assert 0 < reached < 1e13 and "products of 64 × 64" in source

@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from recipes import verify
-from recipes.checkpoints import checkpoint_facts, complete_checkpoints, damage, seal, set_aside
+from recipes.checkpoints import checkpoint_facts, complete_checkpoints, convert, damage, quarantine, seal
 from recipes.config import ConfigError
 from recipes.ownership import RunLock
 from recipes.runs import RunFolder, load_run, new_run_dir, newest_run_dir
-from recipes.universal import convert
 from tests.recipes.test_train import SMALL, curve, main, run
 from zoo.files import file_digests, find_damage
 
@@ -123,7 +122,7 @@ def test_where_no_checkpoint_is_whole_nothing_starts_anew(copy, capsys):
         assert run(copy, "evaluate.every=0", resume="auto") == 2
         assert "0 bytes" in (error := capsys.readouterr().err) and "another --run-dir" in error
     for path in RunFolder(copy).checkpoints():
-        set_aside(path)
+        quarantine(path)
     assert run(copy, "evaluate.every=0", resume="auto") == 2 and "set aside" in capsys.readouterr().err
     assert len(RunFolder(copy).metrics()) == 4
 
@@ -172,7 +171,7 @@ def test_resume_names_one_run(copy, whole, monkeypatch, capsys):
     assert main([*SMALL, "--set", "evaluate.every=0", "--resume", "step_00000002"]) == 0
 
 
-def test_a_checkpoint_by_name_must_be_whole_and_later_ones_are_set_aside(copy, whole, capsys):
+def test_a_checkpoint_by_name_must_be_whole_and_later_ones_are_quarantine(copy, whole, capsys):
     first, second = RunFolder(copy).checkpoints()
     (second / "model" / "config.json").write_text("{}")
     assert run(copy, "evaluate.every=0", resume=str(second)) == 2

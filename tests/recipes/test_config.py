@@ -5,9 +5,9 @@ import json
 import pytest
 
 from recipes import find_recipe
-from recipes.config import ConfigError, apply_overrides, load_deepspeed_json, resolve, resolve_batch
-from recipes.deepspeed_check import check_with_deepspeed
-from recipes.estimate import memory_per_rank, offloaded, schedule_in_words
+from recipes.config import ConfigError, apply_overrides, resolve, resolve_batch
+from recipes.deepspeed_json import check_with_deepspeed, load_deepspeed_json
+from recipes.estimate import schedule_in_words
 from recipes.train import CALIBRATION_STEPS, launcher_words
 
 
@@ -139,7 +139,7 @@ def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():
         ({"optimizer": {"typ": "AdamW"}}, [], "optimizer.typ"),
         ({"optimizer": []}, [], "expected an object"),
         ({"scheduler": {"type": "OneCycle"}}, [], "optim.schedule"),
-        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "log"}}}, [], "has 'linear' alone"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "log"}}}, [], "expected 'linear'"),
         (
             {"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 9}}},
             ["train.steps=8"],
@@ -158,7 +158,7 @@ def test_a_users_deepspeed_file_is_merged_and_wins_over_defaults():
         ({"fp16": {"enabled": True}}, ["train.precision=bf16"], "train.precision=bf16"),
         ({"zero_optimization": {"stage": 2}}, ["train.zero_stage=1"], "train.zero_stage=1"),
         ({"train_micro_batch_size_per_gpu": 5}, ["train.batch=32"], "5 × 6 × 1 = 30"),
-        ({"train_batch_size": "32"}, [], "train_batch_size='32'"),
+        ({"train_batch_size": "32"}, [], "train_batch_size: train.batch='32'"),
         ({"sequence_parallel_size": 2}, [], "sequence_parallel=2"),
         ({"data_parallel_size": 1}, [], "data_parallel_size"),
     ],
@@ -270,9 +270,8 @@ def test_auto_is_the_recipes_value():
     ],
 )  # fmt: skip
 def test_deepspeeds_own_classes_read_the_whole_file(user_config, words):
-    plan = resolve(changed(), world=4, user_config=user_config)
     with pytest.raises(ConfigError) as error:
-        check_with_deepspeed(plan.deepspeed)
+        resolve(changed(), world=4, user_config=user_config)
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value), error.value
 
 
@@ -288,22 +287,6 @@ def test_what_deepspeed_knows_passes():
         "aio": {"queue_depth": 4},
     }
     check_with_deepspeed(resolve(changed(), world=4, user_config=user_config).deepspeed)
-
-
-def test_offload_is_booked_where_it_goes():
-    def booked(**zero):
-        plan = resolve(
-            changed("train.precision=bf16", "train.micro_batch=4"), world=2, user_config={"zero_optimization": zero}
-        )
-        return offloaded(memory_per_rank(1000, plan, 7.0), plan)
-
-    assert booked(stage=2) == ({"weights": 2000, "gradients": 1000, "optimiser": 6000, "activations": 7 * 4}, {})
-    nvme = {"device": "nvme", "nvme_path": "/tmp"}
-    on_cpu = {"CPU": {"optimiser": 6000, "gradients": 1000}}
-    assert booked(stage=2, offload_optimizer=nvme) == ({"weights": 2000, "activations": 7 * 4}, on_cpu)
-    stays, goes = booked(stage=3, offload_optimizer=nvme | {"ratio": 0.25}, offload_param={"device": "cpu"})
-    assert stays == {"optimiser": 4500, "activations": 7 * 4}
-    assert goes == {"CPU": {"gradients": 1000, "weights": 1000}, "NVMe": {"optimiser": 1500}}
 
 
 def test_a_broken_deepspeed_file_is_named(tmp_path):

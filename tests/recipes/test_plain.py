@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from safetensors.torch import load_file
 
-from recipes.plain import needs_deepspeed
+from recipes.config import needs_deepspeed
 from recipes.registry import find_recipe
 from recipes.runs import RunFolder
 from recipes.train import main

@@ -10,9 +10,10 @@ from torch import nn
 
 from modalities.contract import find_modality
 from modalities.text.rows import RowMix
-from recipes import engine, find_recipe, list_recipes
+from recipes import find_recipe, list_recipes
 from recipes.config import ConfigError, Model, Optim, Recipe, resolve
 from recipes.estimate import build_on_meta, describe
+from recipes.optim import lr_factor, parameter_groups
 from recipes.registry import Recipes
 from recipes.runs import load_weights
 from zoo import create_model, list_models
@@ -105,7 +106,7 @@ def test_the_papers_set_ups(name, context, tokens_per_step, steps, optimizer, lr
     assert (optim.name, optim.warmup, optim.weight_decay, train.clip) == (optimizer, warmup, 0.1, 1.0)
     assert optim.lr == pytest.approx(lr) and optim.betas == (0.9, 0.95) and train.precision == "bf16"
     if floor_lr:
-        assert optim.lr * engine.lr_factor(steps - 1, optim, steps) == pytest.approx(floor_lr)
+        assert optim.lr * lr_factor(steps - 1, optim, steps) == pytest.approx(floor_lr)
 
 
 def test_the_tokenizer_of_the_data_is_the_models():
@@ -168,20 +169,20 @@ def test_a_recipe_is_made_anew_each_time():
 
 def test_warm_up_then_cosine_to_the_floor():
     optim = Optim(lr=1.0, warmup=10, floor=0.1)
-    factors = [engine.lr_factor(step, optim, 111) for step in range(111)]
+    factors = [lr_factor(step, optim, 111) for step in range(111)]
     assert factors[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
     assert factors[10] == 1.0 and factors[60] == pytest.approx(0.55) and factors[-1] == pytest.approx(0.1)
     assert all(a >= b for a, b in itertools.pairwise(factors[10:]))
-    assert engine.lr_factor(50, Optim(warmup=10, schedule="constant"), 100) == 1.0
-    line = [engine.lr_factor(step, Optim(warmup=10, floor=0.1, schedule="linear"), 111) for step in range(111)]
+    assert lr_factor(50, Optim(warmup=10, schedule="constant"), 100) == 1.0
+    line = [lr_factor(step, Optim(warmup=10, floor=0.1, schedule="linear"), 111) for step in range(111)]
     assert line[:11] == factors[:11] and line[35] == pytest.approx(0.775) and line[-1] == pytest.approx(0.1)
-    assert math.isfinite(engine.lr_factor(0, Optim(warmup=0), 1))
+    assert math.isfinite(lr_factor(0, Optim(warmup=0), 1))
 
 
 @pytest.mark.parametrize("name", [*list_models("text_*_tiny"), *list_models("vision_*_tiny_patch8")])
 def test_only_matrices_decay(name):
     model = create_model(name, num_layers=1)
-    groups = engine.parameter_groups(model, Optim(lr=1e-3, weight_decay=0.1, prior_lr_scale=20.0))
+    groups = parameter_groups(model, Optim(lr=1e-3, weight_decay=0.1, prior_lr_scale=20.0))
     fast = {id(p) for group in groups if group.get("lr") == pytest.approx(0.02) for p in group["params"]}
     assert fast == {id(p) for n, p in model.named_parameters() if n in model.prior_parameters() and p.requires_grad}
     assert all({"prior", "rotary", "ssmax"} & set(n.split(".")) for n in model.prior_parameters())
@@ -204,7 +205,7 @@ def test_parameters_have_rates_of_their_own(optimizer):
     """As BAM's code has one each for shape, scale and location; every other group stays as it is."""
     model = create_model("text_ggd_ssmax_tiny", num_layers=2, position_options={"train_mu": True})
     own = {"theta_beta": 7.0, "prior.theta_mu": 0.5, "embedding.weight": 3.0}
-    groups = engine.parameter_groups(model, Optim(optimizer, lr=1e-3, prior_lr_scale=20.0, lr_scales=own))
+    groups = parameter_groups(model, Optim(optimizer, lr=1e-3, prior_lr_scale=20.0, lr_scales=own))
     rate = {id(p): group.get("lr", 1e-3) for group in groups for p in group["params"]}
     decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     found = {n: rate[id(p)] / 1e-3 for n, p in model.named_parameters()}
@@ -216,13 +217,13 @@ def test_parameters_have_rates_of_their_own(optimizer):
     }
     assert found["embedding.weight"] == pytest.approx(3.0) and decay[id(model.embedding.weight)] == 0.1
     with pytest.raises(ConfigError, match="called 'theta_bata'; did you mean 'theta_beta'"):
-        engine.parameter_groups(model, Optim(lr_scales={"theta_bata": 2.0}))
+        parameter_groups(model, Optim(lr_scales={"theta_bata": 2.0}))
 
 
 @pytest.mark.parametrize("name", ["text_cable_ssmax_tiny", "text_learned_tiny", "vision_goat_tiny_patch8"])
 def test_muon_trains_the_layers_matrices(name):
     model, optim = create_model(name, num_layers=1), Optim("muon", lr=1e-3, weight_decay=0.1, muon_lr_scale=4.0)
-    groups = engine.parameter_groups(model, optim)
+    groups = parameter_groups(model, optim)
     assert sum(len(group["params"]) for group in groups) == sum(p.requires_grad for p in model.parameters())
     (muon,) = [group for group in groups if group["use_muon"]]
     assert (muon["lr"], muon["weight_decay"]) == (4e-3, 0.025) and muon is groups[-1]

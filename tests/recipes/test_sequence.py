@@ -16,10 +16,10 @@ from modalities.decoder import causal_lm_loss
 from modalities.text.model import build
 from recipes.config import ConfigError, apply_overrides, resolve
 from recipes.engine import Ranks as Place
+from recipes.engine import sequence_group
 from recipes.estimate import describe
 from recipes.registry import find_recipe
 from recipes.runs import RunFolder
-from recipes.sequence import sequence_group
 from recipes.train import main, rank_state
 from tests.ranks import Ranks
 from zoo.methods import list_positions
@@ -285,10 +285,7 @@ def test_a_dry_run_says_what_a_line_takes_and_what_fits():
     plan, figures = found[64, 8]
     assert (plan.recipe.train.micro_batch, plan.recipe.train.accumulation) == (1, 1)
     assert plan.deepspeed["sequence_parallel_size"] == 8 and "sequence parallelism" not in found[8, 1][1]
-    assert (
-        "131,072 of 1,048,576 tokens" in figures["sequence parallelism"]
-        and "4 of 32 heads" in figures["sequence parallelism"]
-    )
+    assert "131,072 of 1,048,576 tokens" in figures["sequence parallelism"]
     assert "1 × groups of ranks 8" in figures["batch"]
     activations = {
         key: float(re.search(r"activations ([\d.]+)", f["estimated memory per rank"])[1])
@@ -296,12 +293,6 @@ def test_a_dry_run_says_what_a_line_takes_and_what_fits():
     }
     assert activations[8, 8] == activations[64, 8] == pytest.approx(activations[8, 1] / 8, rel=1e-3)
     assert activations[64, 32] == pytest.approx(activations[8, 1] / 32, rel=1e-3)
-    longest = {
-        key: int(re.search(r"([\d,]+) tokens in 80", f["longest line that fits"])[1].replace(",", ""))
-        for key, (_, f) in found.items()
-        if key != (8, 1)
-    }
-    assert longest[8, 8] < longest[64, 8] < longest[64, 32] and longest[64, 32] > 4 * longest[64, 8] * 0.9
 
 
 # ------------------------------------------------------------------------------------------------ whole runs

@@ -19,9 +19,9 @@ from modalities.text.data import open_heldout
 from modalities.text.tokenizers import load_tokenizer
 from recipes import engine, find_recipe
 from recipes.config import ConfigError
+from recipes.during import Findings, Sample
 from recipes.ownership import own_run
 from recipes.runs import RunFolder, load_run, load_weights, model_folder, newest_model, newest_weights
-from recipes.samples import Sample, sample_page
 from recipes.train import display_name, main
 from tests.launching import ROOT, command, deepspeed_launcher, torchrun_launcher
 from zoo import create_model, pretrained
@@ -57,7 +57,7 @@ def changed(monkeypatch):
     """Train with a text modality in which some parts are others."""
 
     def change(**parts):
-        monkeypatch.setattr(contract, "find_modality", lambda name: replace(MODALITY, **parts))
+        monkeypatch.setattr("recipes.train.find_modality", lambda name: replace(MODALITY, **parts))
 
     return change
 
@@ -564,7 +564,7 @@ def test_samples_are_written_on_the_way_and_training_does_not_move(whole, tmp_pa
     assert sorted(pages) == ["step_00000002.txt", "step_00000004.txt"]
     model = CausalLM.from_pretrained(folder / "model").eval()  # the averaged weights
     written = "".join(model.stream_text("the ", max_new_tokens=6, temperature=0.8, top_p=0.95, seed=0))
-    assert pages["step_00000004.txt"] == sample_page([Sample("the ", written)])
+    assert pages["step_00000004.txt"] == Findings(samples=[Sample("the ", written)]).page()
     assert "step 4 writes: the → " in capsys.readouterr().out
     shutil.rmtree(folder / "checkpoints/step_00000004")
     (folder / "samples/step_00000009.txt").write_text("of a step that is gone")
@@ -583,7 +583,9 @@ def test_prompts_are_of_held_out_data():
 
 def test_samples_read_well():
     samples = [Sample("two\nlines", " and more\nof it"), Sample("a", "", "no room")]
-    assert sample_page(samples) == ("[1] two\n    lines\n →   and more\n    of it\n\n[2] a\n →  (nothing: no room)\n")
+    assert Findings(samples=samples).page() == (
+        "[1] two\n    lines\n →   and more\n    of it\n\n[2] a\n →  (nothing: no room)\n"
+    )
     assert samples[0].line() == "two lines → and more of it" and samples[1].line() == "a → no room"
 
 

@@ -14,7 +14,7 @@ from modalities import contract
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.pictures import draw_predictions
 from modalities.vision.sources import class_names
-from recipes.ema import WeightAverage
+from recipes.engine import WeightAverage
 from recipes.runs import RunFolder, load_run
 from recipes.train import main
 from tests.recipes.test_train import launch

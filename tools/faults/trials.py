@@ -19,7 +19,7 @@ from pathlib import Path
 from tools.faults.injector import Fault, Server, Trial
 
 IMPORTS = [
-    "recipes.train", "recipes.engine", "recipes.evaluate", "recipes.ownership", "recipes.universal", "modalities.text",
+    "recipes.train", "recipes.engine", "recipes.evaluate", "recipes.ownership", "recipes.checkpoints", "modalities.text",
     "modalities.vision.modality", "modalities.dna", "deepspeed", "matplotlib.pyplot", "torch._dynamo", "setuptools",
 ]  # fmt: skip
 SMALL = [
@@ -251,7 +251,7 @@ def _free_port() -> str:
 
 
 def convert(source: str, target: str) -> int:
-    from recipes.universal import convert
+    from recipes.checkpoints import convert
 
     convert(Path(source), Path(target))
     return 0

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zoo.attention.dispatch import KERNELS
-from zoo.attention.selfcheck import BOUNDS, Verdict, check_kernel, device_name, forget
+from zoo.attention.selfcheck import BOUNDS, Verdict, check_kernel, device_name
 
 __all__ = ["examine"]
 
@@ -18,11 +18,7 @@ PACKAGES = ("torch", "triton", "flash-attn", "timm", "transformers", "deepspeed"
 
 
 def examine(console: Console) -> bool:
-    """Check every kernel in every dtype on every device, print a table, and return whether all of it holds.
-
-    Verdicts of earlier first calls are removed, so that a kernel that was off and is mended is served again.
-    """
-    forget()
+    """Check every kernel in every dtype on every device, print a table, and return whether all are right."""
     facts = Table(show_header=False, box=None)
     facts.add_row("python", platform.python_version())
     for name in PACKAGES:

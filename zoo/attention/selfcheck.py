@@ -1,27 +1,22 @@
-"""Whether a kernel computes here what it should: small calls of real priors, forward and backward, against float64.
+"""Compare a kernel with float64 on small calls of real priors, forward and backward, before its first use.
 
-A fused kernel is compiled on the machine that it runs on, by a compiler that it may never have met. The first call on a device,
-with a Triton and a torch not seen before, is preceded by `check_kernel`, whose verdict is kept on the disk with the hash of the
-kernel's source. A kernel that is off, or fails, refuses calls: `kernel="auto"` goes on to another one and says why.
-`python -m zoo doctor` checks every kernel in every dtype. PRIORZOO_SELF_CHECK=0 trusts without looking.
+A fused kernel is compiled on the user's machine by a compiler that the project may not know. `check_kernel` precedes its first
+call in a process on each device and dtype. A kernel that is wrong or fails refuses calls; `kernel="auto"` takes another one
+and logs why. `zoo doctor` checks every kernel in every dtype. PRIORZOO_SELF_CHECK=0 skips the comparison.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import importlib.metadata
-import json
 import logging
 import math
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,13 +24,12 @@ from torch import Tensor
 
 from zoo.attention.base import AttentionCall, Kernel
 from zoo.attention.reference import ReferenceKernel
-from zoo.files import write_json
 from zoo.positions import Positions
 from zoo.priors import create_prior
 from zoo.priors.base import PriorTerms
 
 __all__ = [
-    "BOUNDS", "CASES", "Case", "Verdict", "check_kernel", "find_distrust", "forget", "plain_call", "relative_error",
+    "BOUNDS", "CASES", "Case", "Verdict", "check_kernel", "device_name", "find_distrust", "plain_call", "relative_error",
 ]  # fmt: skip
 
 # Norm of the error over that of the truth: rounding of operands, once in the logits and once in the weights, and of sums.
@@ -211,92 +205,40 @@ def _run(
     return results
 
 
-# ------------------------------------------------------------------------------------------ verdicts that are remembered
+# ------------------------------------------------------------------------------------------ before the first use
 
 _log = logging.getLogger(__name__)
 _LOCK = threading.RLock()
-_KNOWN: dict[tuple[str, ...], str | None] = {}  # of this process: why a kernel is not trusted, or None
+_REASONS: dict[tuple[str, str, str], str | None] = {}  # by kernel, device and dtype: why it is not trusted, or None
 
 
-def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype, source: Path) -> str | None:
-    """Why the kernel is not trusted on a device in a dtype; None if it is. Checked once for a device, its compute capability, a
-    version of Triton and of torch, and the files of `source`; then read from the disk.
+def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype) -> str | None:
+    """Why a kernel is not trusted on a device in a dtype; None if it is. Checked once in a process.
 
-    While a CUDA graph is captured nothing is checked, and nothing remembered.
+    While a CUDA graph is captured nothing is checked.
     """
     if os.environ.get("PRIORZOO_SELF_CHECK") == "0" or _CHECKING.get():
         return None
-    dtype_name = str(dtype).removeprefix("torch.")
-    facts = (name, device_name(device), dtype_name, *_versions(), source_hash(source))
-    if facts in _KNOWN:
-        return _KNOWN[facts]
+    key = (name, device_name(device), str(dtype).removeprefix("torch."))
+    if key in _REASONS:
+        return _REASONS[key]
     if device.startswith("cuda") and torch.cuda.is_current_stream_capturing():
         return None
     with _LOCK:  # one thread checks, others wait
-        if facts not in _KNOWN:
-            path = verdict_folder() / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.json"
-            wrong = _remembered(path)
-            if wrong is None:
-                # On CUDA some thirty kernels are compiled: half a minute in which nothing else would be seen.
-                _log.warning("comparing kernel %r with float64 on %s in %s, as before its first use", *facts[:3])
-                verdict = check_kernel(name, kernel, device, dtype)
-                wrong = verdict.wrong
-                with suppress(OSError):  # a folder that cannot be written to: checked again by the next process
-                    write_json(path, asdict(verdict) | {"facts": list(facts)})
-            why = None
-            if wrong:
-                why = (
-                    f"on {device_name(device)} in {dtype_name} it does not compute what it should ({wrong[0]}); "
-                    "`python -m zoo doctor` checks again and shows all"
-                )
-            _KNOWN[facts] = why  # once: other threads read it without the lock
-    return _KNOWN[facts]
-
-
-def _remembered(path: Path) -> list[str] | None:
-    """What was wrong, of a stored verdict; None where there is none that can be read."""
-    try:
-        wrong = json.loads(path.read_text())["wrong"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return wrong if isinstance(wrong, list) and all(isinstance(line, str) for line in wrong) else None
-
-
-def forget() -> None:
-    """Remove all verdicts, so that the next calls check again."""
-    with _LOCK:
-        _KNOWN.clear()
-        for path in verdict_folder().glob("*.json"):
-            path.unlink(missing_ok=True)
-
-
-def verdict_folder() -> Path:
-    """In $XDG_CACHE_HOME, or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "priorzoo" / "kernels"
+        if key not in _REASONS:
+            # On CUDA some thirty kernels are compiled, for half a minute the first time on a machine.
+            _log.warning("comparing kernel %r with float64 on %s in %s before its first use", *key)
+            wrong = check_kernel(name, kernel, device, dtype).wrong
+            advice = "`zoo doctor` checks again and shows all"
+            reason = f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
+            _REASONS[key] = reason
+    return _REASONS[key]
 
 
 @cache
 def device_name(device: str) -> str:
-    """The name of the model of a device, with its compute capability: "NVIDIA H200 (9.0)"; "cpu"."""
+    """The name of a device's model with its compute capability, such as "NVIDIA H200 (9.0)"; "cpu"."""
     if torch.device(device).type != "cuda":
         return torch.device(device).type
     major, minor = torch.cuda.get_device_capability(device)
     return f"{torch.cuda.get_device_name(device)} ({major}.{minor})"
-
-
-@cache
-def _versions() -> tuple[str, str]:
-    try:
-        triton = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        triton = ""
-    return triton, torch.__version__
-
-
-@cache
-def source_hash(source: Path) -> str:
-    """SHA-256 of the Python files in a folder, or of one file."""
-    digest = hashlib.sha256()
-    for path in sorted(source.glob("*.py")) if source.is_dir() else [source]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()

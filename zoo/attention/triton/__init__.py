@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -53,7 +52,7 @@ def _interpreted() -> bool:
 def _find_distrust(device: str, dtype: torch.dtype) -> str | None:
     from zoo.attention.selfcheck import find_distrust
 
-    return find_distrust("triton", TRITON, device, dtype, Path(__file__).parent)
+    return find_distrust("triton", TRITON, device, dtype)
 
 
 class TritonKernel:

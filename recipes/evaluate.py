@@ -3,7 +3,7 @@
     python recipes/evaluate.py MODEL|RUN_DIR [MODEL|RUN_DIR ...] EVAL --lengths 128,512,4096 --out results
     python recipes/evaluate.py 'text_*_tiny.*' passkey,perplexity          every shipped tiny model, one figure
     python recipes/evaluate.py 'vision_*.glyphs*' resolution --sizes 96,192,384
-    python recipes/evaluate.py 'dna_*.genomes' 'markov-*' uniform bits,contigs      beside baselines
+    python recipes/evaluate.py 'dna_*.genomes' 'markov-*' uniform bits              beside baselines
     python recipes/evaluate.py dna_goat_tiny.genomes score --fasta FILE             log-likelihood of every record, as TSV
     python recipes/evaluate.py 'text_*_tiny.*' perplexity --against text_ggd_tiny.facts     differences, document by document
     python recipes/evaluate.py hf:FOLDER passkey,perplexity --lengths 512,4k        a causal LM of transformers, text or DNA

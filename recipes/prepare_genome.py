@@ -1,10 +1,10 @@
 """Make a genome ready to train on: index it, split it, count what it is made of, and print the command that trains on it.
 
     priorzoo prepare-genome hg38.fa.gz --out data/human --primary --hold-out chr20,chr21
-    priorzoo prepare-genome genome.2bit --out data/mine --fraction 0.1 --bpe 4096
+    priorzoo prepare-genome genome.fa --out data/mine --fraction 0.1 --bpe 4096
 
 writes DIR/split.bed (what trains and what is held out, whole contigs), DIR/statistics.json and, with --bpe, DIR/bpe.json.
-FASTA, 2bit and GenBank are read, compressed or not (modalities/dna/formats.py). Without --bed and --hold-out, contigs are held
+FASTA and GenBank are read, compressed or not (modalities/dna/formats.py). Without --bed and --hold-out, contigs are held
 out in an order fixed by their names, until they hold --fraction of the known bases.
 """
 
@@ -44,9 +44,7 @@ console = Console(highlight=False)
 
 
 def prepare_command(
-    files: Annotated[
-        list[str], typer.Argument(help="FASTA, 2bit or GenBank files, also compressed; together one genome")
-    ],
+    files: Annotated[list[str], typer.Argument(help="FASTA or GenBank files, also compressed; together one genome")],
     out: Annotated[Path, typer.Option(help="folder for split.bed, statistics.json, bpe.json")],
     bed: Annotated[Path | None, typer.Option(help="take this split (contig, start, stop, train|heldout)")] = None,
     hold_out: Annotated[str | None, typer.Option(help="contigs to hold out, with commas: chr20,chr21")] = None,

@@ -1,8 +1,8 @@
 """DNA data: a config to a resumable loader of batches, a source to its held-out part.
 
-    sources.py     spec → files and split            genome.py, formats.py, twobit.py  files → contigs
-    bases.py       letters ↔ codes                   splits.py              regions for training and held out
-    tokenizers.py  codes → ids                       windows.py             rows of a genome, their order
+    sources.py     spec → files and split            genome.py, formats.py  files → contigs
+    bases.py       letters ↔ codes                   splits.py      regions for training and held out
+    tokenizers.py  codes → ids                       windows.py     rows of a genome, their order
 
 A sample is a row of L+1 tokens, the start first: inputs are tokens[:-1], targets tokens[1:], so the first base is predicted
 too. A batch also has segments (0, padding −1), the weight of each target, and its sample numbers, whose origin is

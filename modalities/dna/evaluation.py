@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from modalities.dna.baselines.base import Baseline
+from modalities.dna.baselines import Baseline
 from modalities.dna.bed import BedRow, bed_rows, whole_contigs
 from modalities.dna.config import DEFAULT_SOURCE
 from modalities.dna.data import open_heldout
@@ -25,6 +25,7 @@ from modalities.evaluation import (
     Evaluator,
     LengthSettings,
     Listing,
+    S,
     Settings,
     check_choice,
     counts,
@@ -98,7 +99,7 @@ class DnaLengthSettings(LengthSettings, DnaSettings):
     counted: ClassVar[str] = "bases"
 
 
-class DnaEvaluator(Evaluator):
+class DnaEvaluator(Evaluator[S, ZooModel]):
     """An evaluator whose held-out data is that of the model's training, unless settings name a source."""
 
     settings_class: ClassVar[type[Settings]] = DnaLengthSettings
@@ -130,7 +131,7 @@ class DnaEvaluator(Evaluator):
         """Of identities: cells of k-mers and BPE that were stored when lengths were in tokens are not those of now."""
         return {} if load_tokenizer(model.config.tokenizer).bases_per_token == 1 else {"lengths": "bases"}
 
-    def with_room(self, model: ZooModel | None, lengths: tuple[int, ...], beside: int = 0) -> tuple[int, ...]:
+    def with_room(self, lengths: tuple[int, ...], beside: int = 0) -> tuple[int, ...]:
         """Those of `lengths`, at least the first, that contigs with most held-out bases have room for, and `beside` more."""
         most = self.heldout.items.reaching(ENOUGH) - beside
         return tuple(length for length in lengths if length <= most) or lengths[:1]
@@ -174,7 +175,7 @@ def one_count(text: str) -> int:
 class FileSettings(DnaSettings, StrandSettings):
     """A file of sequences; the source is that which baselines are fitted to."""
 
-    fasta: str | None = option(None, "file of sequences (FASTA, GenBank; also compressed)")
+    fasta: str | None = option(None, "file of sequences (FASTA or GenBank; also compressed)")
     window: int | None = option(
         None, "bases read at once, as 4096 or 4k; default: the evaluator's own", parse=one_count
     )
@@ -196,7 +197,7 @@ class RegionSettings(FileSettings):
     )
 
 
-class FileEvaluator(DnaEvaluator, Listing):
+class FileEvaluator(DnaEvaluator[S], Listing[S, ZooModel]):
     """Evaluators that read sequences of `fasta` in windows of `window` bases."""
 
     default_window: ClassVar[int]  # in training lengths

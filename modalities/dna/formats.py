@@ -3,14 +3,12 @@
 `read_codes(path)` yields `Start(name, place)` and after it the sequence in pieces of at most a few million letters, a
 byte each as `bases.LETTERS` translates it: code | SOFT, with AMBIGUITY and URACIL kept apart for the caller to count.
 
-Biopython parses GenBank. Its FASTA parser is not used: it reads a record at a time as text, for a human chromosome three
-times its 250 million letters in memory, joins lines in Python, and drops the line numbers that errors name. The one below
-translates a megabyte at a time in C.
+Biopython parses GenBank. FASTA is parsed here, a megabyte at a time: an index of FASTA (faidx) needs lines of one length and
+bgzip, and readers of whole records (pysam's FastxFile, Biopython) lose line numbers, and text before the first header.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import importlib.util
 import io
@@ -25,7 +23,7 @@ from typing import Any, NamedTuple
 
 from modalities.dna.bases import LETTERS, NOT_A_BASE, invalid_letter
 
-__all__ = ["SUFFIXES", "Start", "check_bgzip_end", "feature_kinds", "is_sequence_file", "read_codes", "read_features"]
+__all__ = ["SUFFIXES", "Start", "check_bgzip_end", "is_sequence_file", "read_codes"]
 
 _WHITE = b"\r\n \t"
 _CHUNK = 1 << 20
@@ -36,7 +34,7 @@ _LONGEST_RECORD = 1 << 30  # the same; a record is read as a whole, at three tim
 _FORMATS = {"FASTA": (".fa", ".fasta", ".fna"), "GenBank": (".gb", ".gbk", ".gbff")}
 _COMPRESSED = (".gz", ".bgz")
 SUFFIXES = tuple(suffix for suffixes in _FORMATS.values() for suffix in suffixes)
-# Of Biopython's scanner, which checks little of a damaged feature.
+# Of Biopython's scanner, which checks little of a damaged record.
 _SCANNER_ERRORS = (
     ValueError,
     AssertionError,
@@ -53,7 +51,7 @@ _BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
 
 
 class Start(NamedTuple):
-    """The start of a sequence: its name and its place in the file ("line 12", "sequence 3")."""
+    """The start of a sequence: its name and its place in the file ("line 12")."""
 
     name: str
     place: str
@@ -77,28 +75,26 @@ def read_codes(path: Path) -> Iterator[Start | bytes]:
     The format follows from the file's suffix, compression from its first bytes.
 
     Raises:
-        ValueError: with file, line (or sequence) and reason for a malformed or truncated file, or one that is not DNA.
+        ValueError: with file, line and reason for a malformed or truncated file, or one that is not DNA.
     """
     format = _format_of(path.name)
     if format is None:
         raise ValueError(
             f"{path}: unknown suffix; expected {', '.join(SUFFIXES)}, with or without {' or '.join(_COMPRESSED)}"
         )
-    with _decompressed(path, format) as stream:
-        yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
-
-
-@contextlib.contextmanager
-def _decompressed(path: Path, format: str) -> Iterator[Any]:
-    """A stream of a file's bytes."""
     if format == "GenBank" and importlib.util.find_spec("Bio") is None:
-        raise ImportError(f"{path}: {format} needs the package `biopython`: pip install biopython")
+        raise ImportError(f"{path}: GenBank needs the package `biopython`: pip install biopython")
     with _opened(path) as raw:
         start = raw.read(64)
-        _check_compression(path, start)
+        if not start:
+            raise ValueError(f"{path}: the file is empty")
+        for magic, name in _OTHERS.items():
+            if start.startswith(magic):
+                raise ValueError(f"{path}: is compressed with {name}; only gzip and bgzip can be read: decompress it")
         raw.seek(0)
         check_bgzip_end(path)
-        yield _Watched(gzip.GzipFile(fileobj=raw) if start.startswith(b"\x1f\x8b") else io.BufferedReader(raw), path)
+        stream = _Watched(gzip.GzipFile(fileobj=raw) if start.startswith(b"\x1f\x8b") else io.BufferedReader(raw), path)
+        yield from _read_fasta(stream, path) if format == "FASTA" else _read_genbank(stream, path)
 
 
 def _opened(path: Path) -> AbstractContextManager[Any]:
@@ -108,14 +104,6 @@ def _opened(path: Path) -> AbstractContextManager[Any]:
     from rich.progress import open as open_with_bar
 
     return open_with_bar(path, "rb", description="indexing", console=Console(stderr=True), transient=True)
-
-
-def _check_compression(path: Path, start: bytes) -> None:
-    if not start:
-        raise ValueError(f"{path}: the file is empty")
-    for magic, name in _OTHERS.items():
-        if start.startswith(magic):
-            raise ValueError(f"{path}: is compressed with {name}; only gzip and bgzip can be read: decompress it")
 
 
 def check_bgzip_end(path: Path) -> None:
@@ -219,8 +207,6 @@ def _no_header(path: Path, piece: bytes, line: int) -> str:
     found = piece.lstrip()[:40].splitlines()[0]
     if found.startswith(b"LOCUS"):
         return f"{path}, line {line}: this is GenBank, not FASTA; rename it {path.stem}.gb"
-    if found.startswith((b"\x1aA'C", b"C'A\x1a")):
-        return f"{path}: this is 2bit, not FASTA; convert it with twoBitToFa"
     if not found.decode("latin-1").isprintable() or not found.isascii():
         return f"{path}: expected '>' and a name, found binary data ({found[:8].hex(' ')})"
     return f"{path}, line {line}: expected '>' and a name, found {found.decode('ascii')!r}"
@@ -256,49 +242,12 @@ class _Lines:
         return line
 
 
-def read_features(path: Path, kind: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """(contig, [start, stop) of every part of every feature of a kind, such as CDS) of each record of a GenBank file.
-
-    Parts are 0-based, of either strand, as annotated, and may overlap. Left out are those of other records and those without
-    known bounds.
-
-    Raises:
-        ValueError: for a file of another format, and as `read_codes` does.
-        ImportError: without Biopython.
-    """
-    for record in _annotated(path):
-        found = []
-        for feature in record.features:
-            for part in feature.location.parts if feature.type == kind and feature.location is not None else ():
-                with contextlib.suppress(TypeError, ValueError, OverflowError):  # unknown bounds, or no sequence
-                    start, stop = int(part.start), int(part.end)
-                    if part.ref is None and 0 <= start < stop <= len(record.seq):
-                        found.append((start, stop))
-        yield _name(record), found
-
-
-def feature_kinds(path: Path) -> set[str]:
-    """The kinds of features in a GenBank file, such as CDS. Raises as `read_features` does."""
-    return {feature.type for record in _annotated(path) for feature in record.features}
-
-
-def _annotated(path: Path) -> Iterator[Any]:
-    if _format_of(path.name) != "GenBank":
-        raise ValueError(
-            f"{path}: features are read of GenBank alone; expected {', '.join(_FORMATS['GenBank'])}, with or without "
-            f"{' or '.join(_COMPRESSED)}"
-        )
-    with _decompressed(path, "GenBank") as stream:
-        for record, _ in _records(_Lines(stream, path), path, features=True):
-            yield record
-
-
 def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
     """One record of a file at a time in memory. GenBank writes every base in lower case, so nothing is soft-masked."""
     from Bio.Seq import UndefinedSequenceError
 
     lines = _Lines(stream, path)
-    for record, line in _records(lines, path, features=False):  # features take most time
+    for record, line in _records(lines, path):
         name = _name(record)
         yield Start(name, f"line {line}")
         try:
@@ -315,11 +264,11 @@ def _read_genbank(stream: _Watched, path: Path) -> Iterator[Start | bytes]:
         yield codes
 
 
-def _records(lines: _Lines, path: Path, *, features: bool) -> Iterator[tuple[Any, int]]:
+def _records(lines: _Lines, path: Path) -> Iterator[tuple[Any, int]]:
     """Biopython's records, and the line where each begins."""
     from Bio.GenBank.Scanner import GenBankScanner
 
-    records = GenBankScanner().parse_records(lines, do_features=features)  # SeqIO's own parser
+    records = GenBankScanner().parse_records(lines, do_features=False)  # SeqIO's own parser; features take most time
     while True:
         with warnings.catch_warnings():
             # Dates and LOCUS lines out of column, which annotators write, are fine; missing bases are not.

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from modalities.dna.baselines.markov import contexts, kmers
+from modalities.dna.baselines import contexts, kmers
 from modalities.dna.bases import UNKNOWN, reverse_complement
 from modalities.dna.genome import Genome
 

@@ -1,13 +1,13 @@
-"""Bits per base of held-out DNA against length, and by position in a window."""
+"""Bits per base of held-out DNA against length, by position in a window, by contig, and in repeats."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,109 +22,31 @@ from modalities.dna.evaluation import (
     strands_of,
     whole_kmers,
 )
+from modalities.dna.genome import Genome
 from modalities.dna.repeats import repetitive
-from modalities.dna.scoring import BIT, score_windows, tokens_of
+from modalities.dna.scoring import BIT, Scores, score_windows, tokens_of
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import DnaTokenizer, load_tokenizer
-from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, Settings, option
-from modalities.figures import RULE, curves, finish, name_panel, panels, position_curves, styles_of
+from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, option
+from modalities.figures import scores_figure, styles_of
 from modalities.files import write_table
 from modalities.results import mean_of_seeds
 from zoo.model import ZooModel
 from zoo.slices import slices
 
-__all__ = [
-    "LEFT_OUT",
-    "Bits",
-    "BitsSettings",
-    "Likelihood",
-    "LikelihoodSettings",
-    "by_contig",
-    "mean",
-    "summary",
-    "view",
-    "with_styles",
-]
+__all__ = ["Bits", "BitsSettings"]
 
 PARTS = ("unique", "repeats", "soft-masked")
 CELL_BASES = 1 << 16  # in a cell, at least one stretch
-LEFT_OUT = Score("contigs_left_out", exception=True)
-
-
-class Likelihood(DnaEvaluator):
-    """Evaluators that score windows of held-out stretches: `samples` stretches of every held-out contig that has room; by
-    default as many as read about `default_bases` at each length.
-
-    Lengths are in bases; windows are rounded down to whole k-mers. A cell is a length and a few stretches of one contig.
-    Stretches are at least as long as the longest length and serve every length, cut into windows that do not overlap, each read
-    from BOS: all lengths, and all tokenizers, predict the same bases, up to the remainder of a stretch that is not a whole
-    number of windows. Contigs weigh equally, whatever their size.
-    """
-
-    axis = BASES_LENGTH
-    default_bases = 1 << 18
-
-    def points(self, model: ZooModel) -> tuple[Any, ...]:
-        """`lengths`, or the default ones that held-out contigs have room for."""
-        lengths = self.lengths_for(model)
-        return lengths if self.settings.lengths else self.with_room(model, lengths)
-
-    def lengths(self, model: ZooModel) -> tuple[int, ...]:
-        """In bases, ascending."""
-        return self.points(model)
-
-    def stretch(self, model: ZooModel) -> int:
-        """Bases of a stretch."""
-        return self.lengths(model)[-1]
-
-    def samples(self, model: ZooModel) -> int:
-        bases = len(self.heldout.items.contigs) * self.stretch(model)
-        return self.settings.samples or max(1, self.default_bases // bases)
-
-    def identity(self, model: ZooModel) -> dict[str, Any]:
-        return {
-            "heldout": self.heldout.fingerprint,
-            "seed": self.settings.seed,
-            "stretch": self.stretch(model),
-            "samples": self.samples(model),
-            "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
-            **self.length_unit(model),
-        }
-
-    def cells(self, model: ZooModel) -> list[Cell]:
-        lengths = self.lengths(model)
-        longest = self.stretch(model)
-        found = self.stretches(longest, self.samples(model), self.settings.seed)
-        group, left_out = max(1, CELL_BASES // longest), len(self.heldout.items.contigs) - len(found)
-        cells = []
-        for length in lengths:
-            for contig, stretches in found.items():
-                for part in slices(len(stretches), group):
-                    name = f"length={length}/{contig}/stretches={part.start}-{part.stop}"
-                    facts = {"length": length, "contig": contig, "contigs_left_out": left_out}
-                    cost = sum(s.stop - s.start for s in stretches[part])
-                    cells.append(Cell(name, cost=cost, data={"facts": facts, "stretches": stretches[part]}))
-        return cells
-
-    def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
-        """By contig; contigs without room for one of `length` are left out."""
-        return self.heldout.items.stretches(length, count, seed)
-
-    def windows(self, model: ZooModel, cell: Cell) -> list[np.ndarray]:
-        """The whole windows (N, window) of each stretch of a cell; a stretch shorter than a window is one window."""
-        data, window = self.heldout.items, whole_kmers(model, cell.data["facts"]["length"])
-        found = [data.codes(stretch) for stretch in cell.data["stretches"]]
-        return [codes[: max(1, len(codes) // window) * window].reshape(-1, min(window, len(codes))) for codes in found]
+DEFAULT_BASES = 1 << 18  # read at each length
+DEFAULT_STRETCH = 1 << 16
+PARTS = ("unique", "repeats", "soft-masked")
+SUMS = ("bits", "bases", "correct", "tokens")  # of each stretch of a cell
 
 
 @dataclass(frozen=True)
-class LikelihoodSettings(DnaLengthSettings, StrandSettings):
-    """Lengths of windows, and strands."""
-
-
-@dataclass(frozen=True)
-class BitsSettings(LikelihoodSettings):
-    """As `LikelihoodSettings`, and the bases of the stretches that windows of every length are cut from."""
+class BitsSettings(DnaLengthSettings, StrandSettings):
+    """Lengths of windows, and the bases of the stretches that windows of every length are cut from."""
 
     stretch: int | None = option(None, "bases of a stretch; default: 65,536, or the longest length beyond that")
     repeats: bool = option(False, "also score repeats and unique sequence apart, at the longest length")
@@ -135,85 +57,121 @@ class BitsSettings(LikelihoodSettings):
             raise ValueError(f"stretch must be at least 2 bases, got {self.stretch}")
 
 
-class Bits(Likelihood):
+class Bits(DnaEvaluator[BitsSettings]):
     """NLL, bits per base and next-base accuracy against length, and bits by position in windows of the longest length.
 
-    Whichever lengths are asked for, and of whichever model, stretches have 65,536 bases (less, a power of two, where contigs
-    have no room), or `stretch`: a length is of the same bases in every table. Without `stretch`, a longer length alone makes
-    them longer.
+    `samples` stretches of every held-out contig that has room are read, by default as many as have 2¹⁸ bases. A stretch has
+    65,536 bases (less, a power of two, where contigs have no room), or `stretch`; without `stretch` a longer length alone makes
+    it longer. It is cut into windows that do not overlap, each read from BOS and rounded down to whole k-mers: all lengths, and
+    all tokenizers, predict the same bases, up to the remainder of a stretch. Contigs weigh equally, whatever their size.
+
     The standard error is that of the mean over stretches, drawn contig by contig; NaN where all have a single one. `change` is
-    the difference to the next shorter length, and its standard error that of the mean of the stretches' own differences, far
-    less than either length's: what stretches are easy is alike at every length.
+    the difference to the next shorter length, and its standard error that of the mean of the stretches' own differences.
     Positions count the start and the bases seen before a token, in octaves; they are left out for both strands, where a base is
     at two positions. A tokenizer of more than single bases has a token accuracy instead.
 
-    bits.contigs.csv has the same by contig. With `repeats` it also has parts of the sequence at the longest length: a base of
-    "repeats" lies in 24 bases all of whose words of 16 occur more than once, on either strand, in the file of its contig; the
-    others are "unique"; "soft-masked" ones are lower case in the file.
+    bits.contigs.csv has the same by contig. With `repeats` it also has parts of the sequence at the longest length: bases in
+    "repeats" (`modalities.dna.repeats`), the others, which are "unique", and those that the file has in lower case.
     """
 
     name = "bits"
     version = 2  # of older ones some had stretches of the longest length, whatever it was
-    summary = "NLL, bits per base and next-base accuracy of held-out contigs against length, and bits by position"
-    scores: tuple[Score, ...] = (
-        Score("bits_per_base", "bits per base", linear=True),
-        Score("accuracy", linear=True),
+    summary = "NLL, bits per base and next-base accuracy of held-out contigs against length, by position and by contig"
+    scores = (
+        Score("bits_per_base", "bits per base", linear=True, title="bits per base, less is better", level=2.0),
+        Score("accuracy", linear=True, title="next base predicted right", level=0.25),
         Score("token_accuracy", linear=True),
-        LEFT_OUT,
+        Score("position_bits", "bits per base", level=2.0, by_position=True, tabled=False),
+        Score("contigs_left_out", exception=True),
     )
-    settings_class: ClassVar[type[Settings]] = BitsSettings
+    axis = BASES_LENGTH
     paired_over = "contigs"
-    default_stretch = 1 << 16
+
+    def points(self, model: ZooModel) -> tuple[Any, ...]:
+        """`lengths`, or the default ones that held-out contigs have room for."""
+        lengths = self.lengths_for(model)
+        return lengths if self.settings.lengths else self.with_room(lengths)
 
     def stretch(self, model: ZooModel) -> int:
-        longest, asked, data = super().stretch(model), self.settings.stretch, self.heldout.items
-        if asked is None:
-            return max(longest, self._common(model))
-        if asked < longest:
-            raise ValueError(f"stretches of {asked:,} bases hold no window of {longest:,}: at most --lengths {asked}")
-        if asked > (most := max(len(data.longest(name)) for name in data.contigs)):
-            raise ValueError(f"--stretch {asked}: the longest held-out region has {most} bases")
-        return asked
+        """Bases of a stretch."""
+        longest, size, data = self.points(model)[-1], self.settings.stretch, self.heldout.items
+        if size is None:
+            return max(longest, self._common_stretch())
+        if size < longest:
+            raise ValueError(f"stretches of {size:,} bases hold no window of {longest:,}: at most --lengths {size}")
+        if size > (most := max(len(data.longest(name)) for name in data.contigs)):
+            raise ValueError(f"--stretch {size}: the longest held-out region has {most} bases")
+        return size
 
-    def _common(self, model: ZooModel | None) -> int:
+    def _common_stretch(self) -> int:
         """Bases of stretches whose lengths ask for no more."""
-        return self.with_room(model, tuple(1 << k for k in range(8, self.default_stretch.bit_length())))[-1]
+        return self.with_room(tuple(1 << k for k in range(8, DEFAULT_STRETCH.bit_length())))[-1]
 
-    def show(self, results: list[ModelResult], console: Any) -> None:
-        """That the bases are others than those of shorter lengths, where they are."""
-        longest = max(row["length"] for result in results for row in result.rows)
-        if self.settings.stretch is None and longest > (common := self._common(None)):
-            console.print(
-                f"note: stretches have {longest:,} bases, the longest length, and not {common:,}: where no length is beyond "
-                "that, other bases are read",
-                soft_wrap=True,
-            )
+    def samples(self, model: ZooModel) -> int:
+        bases = len(self.heldout.items.contigs) * self.stretch(model)
+        return self.settings.samples or max(1, DEFAULT_BASES // bases)
 
     def identity(self, model: ZooModel) -> dict[str, Any]:
-        key = super().identity(model) | {"strands": strands_of(model, self.settings)}
-        return key | ({"repeats": True} if self.settings.repeats else {})
+        return {
+            "heldout": self.heldout.fingerprint,
+            "seed": self.settings.seed,
+            "stretch": self.stretch(model),
+            "samples": self.samples(model),
+            "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
+            **self.length_unit(model),
+            "strands": strands_of(model, self.settings),
+            **({"repeats": True} if self.settings.repeats else {}),
+        }
+
+    def cells(self, model: ZooModel) -> list[Cell]:
+        """A cell is a length and a few stretches of one contig."""
+        size, data = self.stretch(model), self.heldout.items
+        by_contig = data.stretches(size, self.samples(model), self.settings.seed)
+        left_out = len(data.contigs) - len(by_contig)
+        cells = []
+        for length in self.points(model):
+            for contig, stretches in by_contig.items():
+                for part in slices(len(stretches), max(1, CELL_BASES // size)):
+                    name = f"length={length}/{contig}/stretches={part.start}-{part.stop}"
+                    facts = {"length": length, "contig": contig, "contigs_left_out": left_out}
+                    cost = sum(map(len, stretches[part]))
+                    cells.append(Cell(name, cost=cost, data={"facts": facts, "stretches": stretches[part]}))
+        return cells
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
-        strands = strands_of(model, self.settings)
-        values: dict[str, list[float]] = {name: [] for name in ("bits", "bases", "correct", "tokens")}
-        bucket_bits, bucket_bases, left_over = np.zeros(0), np.zeros(0), 0
-        by_stretch = self.windows(model, cell)
-        for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
-            asked: dict[str, Any] = dict(strands=strands, batch_tokens=self.settings.batch_tokens)
-            scores = score_windows(model, windows, advance=self.advance, **asked)
-            left_over += stretch.stop - stretch.start - windows.size + scores.left_over
+        strands, tokenizer = strands_of(model, self.settings), load_tokenizer(model.config.tokenizer)
+        single = tokenizer.bases_per_token == 1
+        length = cell.data["facts"]["length"]
+        window = whole_kmers(model, length)
+        parted = self.settings.repeats and length == self.points(model)[-1]
+        values: dict[str, list[float]] = {name: [] for name in SUMS}
+        bucket_bits, bucket_bases, left_over, parts = np.zeros(0), np.zeros(0), 0, []
+        for stretch in cell.data["stretches"]:
+            codes = self.heldout.items.codes(stretch)
+            windows = codes[: max(1, len(codes) // window) * window].reshape(-1, min(window, len(codes)))
+            options: dict[str, Any] = dict(strands=strands, batch_tokens=self.settings.batch_tokens)
+            scores = score_windows(model, windows, advance=self.advance, **options)
+            left_over += len(stretch) - windows.size + scores.left_over
             bits = scores.nll / BIT  # before sums, so that 2 bits stay exactly 2
             for name, value in (("bits", bits), ("bases", scores.bases), ("correct", scores.correct)):
                 values[name].append(value.sum().item())
             values["tokens"].append(int((scores.bases > 0).sum()))
             if strands == "one":
-                octaves = by_octave(load_tokenizer(model.config.tokenizer), windows, bits.numpy(), scores.bases.numpy())
-                bucket_bits, bucket_bases = add(bucket_bits, octaves[0]), add(bucket_bases, octaves[1])
-        accuracy = "accuracy" if load_tokenizer(model.config.tokenizer).bases_per_token == 1 else "token_accuracy"
-        sums = {"left_over": left_over, "bucket_bits": bucket_bits.tolist(), "bucket_bases": bucket_bases.tolist()}
-        if self.settings.repeats and cell.data["facts"]["length"] == self.lengths(model)[-1]:
-            sums["parts"] = self._measure_parts(model, by_stretch, cell.data["stretches"])
-        return {**cell.data["facts"], "window": by_stretch[0].shape[1], "score": accuracy, **values, **sums}
+                octaves = by_octave(tokenizer, windows, bits.numpy(), scores.bases.numpy())
+                bucket_bits, bucket_bases = _add(bucket_bits, octaves[0]), _add(bucket_bases, octaves[1])
+            if parted:
+                by_base = scores if single else score_windows(model, windows, by_base=True, **options)
+                parts.append(_sums_of_parts(by_base, self.heldout.items.genome, stretch, windows.shape))
+        value = {
+            **cell.data["facts"],
+            "window": windows.shape[1],
+            "score": "accuracy" if single else "token_accuracy",
+            **values,
+            "left_over": left_over,
+            "bucket_bits": bucket_bits.tolist(),
+            "bucket_bases": bucket_bases.tolist(),
+        }
+        return value | ({"parts": dict(zip(PARTS, np.sum(parts, axis=0).tolist(), strict=True))} if parts else {})
 
     def _measure_parts(
         self, model: ZooModel, by_stretch: Sequence[np.ndarray], stretches: Sequence[Region]
@@ -234,62 +192,60 @@ class Bits(Likelihood):
         return totals
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
-        """Stretches of a contig."""
-        yield from parts(cell["length"], cell["contig"], cell)
+        """The contig of a cell: bits per base, and the accuracy where something is predicted."""
+        point, unit = cell["length"], cell["contig"]
+        yield Observed(point, unit, "bits_per_base", sum(cell["bits"]), sum(cell["bases"]))
+        if not math.isnan(correct := sum(cell["correct"])):
+            yield Observed(point, unit, cell["score"], correct, sum(cell["tokens"]))
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         shorter: list[CellValue] = []
         for length in sorted({cell["length"] for cell in cells.values()}):
-            mine = [cell for cell in cells.values() if cell["length"] == length]
-            row = {"length": length} | summary(mine)
+            here = [cell for cell in cells.values() if cell["length"] == length]
+            row = {"length": length} | summary(here)
             if shorter:
-                row |= _change(mine, shorter)
-            shorter = mine
-            bits, bases = (
-                reduce(add, (np.array(cell[name]) for cell in mine)) for name in ("bucket_bits", "bucket_bases")
-            )
+                row |= _change(here, shorter)
+            shorter = here
+            names = ("bucket_bits", "bucket_bases")
+            bits, bases = (reduce(_add, (np.array(cell[name]) for cell in here)) for name in names)
             if len(bits):
                 row["position_to"] = [2**k for k in range(len(bits))]
                 row["position_bits"] = np.divide(bits, bases, out=np.full(len(bits), np.nan), where=bases > 0).tolist()
             rows.append(row)
         return rows
 
+    def show(self, results: list[ModelResult], console: Any) -> None:
+        """That other bases are read than at shorter lengths, where that is so."""
+        longest = max(row["length"] for result in results for row in result.rows)
+        if self.settings.stretch is None and longest > (common := self._common_stretch()):
+            console.print(
+                f"note: stretches have {longest:,} bases, the longest length, and not {common:,}: where no length is beyond "
+                "that, other bases are read",
+                soft_wrap=True,
+            )
+
     def write(self, results: list[ModelResult], out: Path) -> None:
         """bits.contigs.csv: a row for each model, length and held-out contig; with `repeats` also for parts of the sequence."""
-        rows: list[dict[str, Any]] = []
+        sums: dict[tuple[str, int, str, str], list[float]] = {}  # bits and bases
         for result in results:
-            cells = list(result.cells.values())
-            for length in sorted({cell["length"] for cell in cells}):
-                for contig, group in by_contig([cell for cell in cells if cell["length"] == length]).items():
-                    place = {"model": result.label, "length": length, "contig": contig}
-                    sums = [sum(sum(cell[name]) for cell in group) for name in ("bits", "bases")]
-                    for part, (bits, bases) in {"all": sums, **_sum_parts(group)}.items():
-                        if bases:
-                            rows.append(place | {"part": part, "bases": int(bases), "bits_per_base": bits / bases})
+            for cell in result.cells.values():
+                whole = [sum(cell["bits"]), sum(cell["bases"])]
+                for part, values in {"all": whole, **cell.get("parts", {})}.items():
+                    key = result.label, cell["length"], cell["contig"], part
+                    sums[key] = np.add(sums.get(key, [0.0, 0.0]), values).tolist()
+        names = ("model", "length", "contig", "part", "bases", "bits_per_base")
+        rows = [
+            dict(zip(names, (*key, int(bases), bits / bases), strict=True))
+            for key, (bits, bases) in sums.items()
+            if bases
+        ]
         if rows:
             write_table(out / f"{self.name}.contigs.csv", rows)
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """Bits per base and accuracy against length, and bits by position inside windows of the longest length."""
-        results, styles = with_styles(mean_of_seeds(results, self.axis.column), _bits_as_trained)
-        figure, axes = panels(1, 3, width=4.2, height=3.9)
-        titles = ("bits per base, less is better", "next base predicted right")
-        chances = ((2.0, "2.000, uniform"), (0.25, "0.25, chance"))
-        for axis, score, title, (chance, text) in zip(axes[:2], self.scores[:2], titles, chances, strict=True):
-            curves(axis, results, score, self.axis, styles=styles, bare=BASELINES)
-            name_panel(axis, title)
-            axis.axhline(chance, **RULE)
-            place = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-            axis.annotate(text, (0.99, chance), fontsize=7.5, color="0.35", **place)
-            axis.set_ylim(view(results, score.column, chance))
-        where = [n for n, result in enumerate(results) if result.method != "uniform"]
-        if where:  # uniform is alike at every position
-            known, their_styles = [results[n] for n in where], [styles[n] for n in where]
-            position_curves(axes[2], known, "position_bits", "bits per base", styles=their_styles, unit="bases")
-            axes[2].axhline(2.0, **RULE)
-        axes[2].set_visible(bool(where))
-        finish(figure, axes, results, path, unseeded=BASELINES)
+        results, styles = with_styles(mean_of_seeds(results, self.axis.column))
+        scores_figure(results, path, self.scores, self.axis, unit="bases", styles=styles, bare=BASELINES)
 
 
 def _sum_parts(cells: Sequence[CellValue]) -> dict[str, list[float]]:
@@ -315,24 +271,14 @@ def by_octave(
     return np.bincount(octave.ravel(), weights=bits.ravel()), np.bincount(octave.ravel(), weights=bases.ravel())
 
 
-def parts(point: Any, unit: str, cell: CellValue, where: slice = slice(None)) -> Iterator[Observed]:
-    """What the stretches `where` of a cell say about a unit: bits per base, and the accuracy where there is one."""
-    yield Observed(point, unit, "bits_per_base", sum(cell["bits"][where]), sum(cell["bases"][where]))
-    correct = sum(cell["correct"][where])
-    if not math.isnan(correct):  # as where nothing is predicted
-        yield Observed(point, unit, cell["score"], correct, sum(cell["tokens"][where]))
-
-
-def _bits_as_trained(result: ModelResult) -> float:
-    """At the training length, or the nearest."""
-    return min(result.rows, key=lambda row: abs(math.log(row["length"] / result.trained_at)))["bits_per_base"]
+# ------------------------------------------------------------------------------------------------ sums and means
 
 
 def summary(cells: Sequence[CellValue]) -> dict[str, Any]:
     """Means over contigs of cells of one length, with their counts."""
     contigs = [contig for contig in _contigs(cells) if contig["bases"].sum()]
-    bits = mean([contig["bits"].sum() / contig["bases"].sum() for contig in contigs])
-    accuracy = mean([contig["correct"].sum() / contig["tokens"].sum() for contig in contigs])
+    bits = _mean([contig["bits"].sum() / contig["bases"].sum() for contig in contigs])
+    accuracy = _mean([contig["correct"].sum() / contig["tokens"].sum() for contig in contigs])
     return {
         "bits_per_base": bits,
         "bits_per_base_standard_error": _standard_error(
@@ -360,17 +306,17 @@ def _change(cells: Sequence[CellValue], shorter: Sequence[CellValue]) -> dict[st
         a["bits"][where] / a["bases"][where] - b["bits"][where] / b["bases"][where]
         for (a, b), where in zip(pairs, read, strict=True)
     ]
-    return {"change": mean(means), "change_standard_error": _standard_error(differences)}
+    return {"change": _mean(means), "change_standard_error": _standard_error(differences)}
 
 
 def _contigs(cells: Sequence[CellValue]) -> list[dict[str, np.ndarray]]:
-    """Sums of every stretch, contig by contig."""
-    names = ("bits", "bases", "correct", "tokens")
-    return [{name: _column(mine, name) for name in names} for mine in by_contig(cells).values()]
-
-
-def _column(cells: Sequence[CellValue], name: str) -> np.ndarray:
-    return np.array([value for cell in cells for value in cell[name]], dtype=np.float64)
+    """`SUMS` of every stretch, contig by contig."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for cell in cells:
+        contig = values.setdefault(cell["contig"], {name: [] for name in SUMS})
+        for name in SUMS:
+            contig[name] += cell[name]
+    return [{name: np.array(column, np.float64) for name, column in contig.items()} for contig in values.values()]
 
 
 def _standard_error(contigs: Sequence[np.ndarray]) -> float:
@@ -384,19 +330,12 @@ def _standard_error(contigs: Sequence[np.ndarray]) -> float:
     return math.sqrt(sum(s2 / len(values) for s2, values in zip(variances, contigs, strict=True))) / len(contigs)
 
 
-def by_contig(cells: Sequence[CellValue]) -> dict[str, list[CellValue]]:
-    found: dict[str, list[CellValue]] = {}
-    for cell in cells:
-        found.setdefault(cell["contig"], []).append(cell)
-    return found
-
-
-def mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     """NaN of none."""
     return float(np.mean(values)) if len(values) else math.nan
 
 
-def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The sum of two arrays, the shorter one continued with zeros."""
     total = np.zeros(max(len(a), len(b)))
     total[: len(a)] += a
@@ -404,47 +343,37 @@ def add(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return total
 
 
-# ------------------------------------------------------------------------------------------------ baselines in figures
+def _sums_of_parts(scores: Scores, genome: Genome, stretch: Region, shape: tuple[int, ...]) -> np.ndarray:
+    """(PARTS, 2) bits and bases that count of a stretch's windows (`shape`), from scores by base."""
+    bits, bases = np.zeros(shape), np.zeros(shape)
+    width = scores.nll.shape[1]  # less than a window where bases at its end make no token
+    bits[:, :width], bases[:, :width] = scores.nll / BIT, scores.bases
+    place = stretch.contig, stretch.start, stretch.start + bits.size
+    again = repetitive(genome, *place)
+    masks = (~again, again, genome.soft_masked(*place))
+    return np.array([[values.ravel()[mask].sum() for values in (bits, bases)] for mask in masks])
 
-GREYS = {"uniform": ("0.75", "-")}
 
-
-def with_styles(
-    results: Sequence[ModelResult], bits: Callable[[ModelResult], float]
-) -> tuple[list[ModelResult], list[dict[str, Any]]]:
+def with_styles(results: Sequence[ModelResult]) -> tuple[list[ModelResult], list[dict[str, Any]]]:
     """What figures draw, and its styles: models as everywhere, baselines as grey lines without markers.
 
-    Of Markov chains only those of the fewest `bits` and of the highest order are drawn.
+    Of Markov chains only that of the fewest bits at the training length and that of the highest order are drawn.
     """
-    chains = [result for result in results if result.method in MARKOV]
-    kept = [min(chains, key=bits), max(chains, key=lambda r: MARKOV.index(r.method))] if chains else []
-    results = [result for result in results if result.method not in MARKOV or any(result is chain for chain in kept)]
-    given = iter(styles_of([result for result in results if result.method not in (*GREYS, *MARKOV)]))
+
+    def bits(result: ModelResult) -> float:
+        return min(result.rows, key=lambda row: abs(math.log(row["length"] / result.trained_at)))["bits_per_base"]
+
+    chains = sorted((result for result in results if result.method in MARKOV), key=lambda r: MARKOV.index(r.method))
+    drawn = [min(chains, key=bits), chains[-1]] if chains else []
+    results = [result for result in results if result.method not in MARKOV or any(result is one for one in drawn)]
+    models = iter(styles_of([result for result in results if result.method not in BASELINES]))
+    dashes = {result.method: dash for result, dash in zip(reversed(drawn), ("--", "-"), strict=False)}
     styles: list[dict[str, Any]] = []
-    seeds: dict[str, int] = {}
     for result in results:
-        if result.method in MARKOV:
-            color, dash, note = ("0.2", "-", "best order") if result is kept[0] else ("0.45", "--", "highest order")
-            note = "best and highest order" if kept[0] is kept[1] else note
-            note = f" ({note})" if len(chains) > 1 else ""
-        elif result.method in GREYS:
-            (color, dash), note = GREYS[result.method], ""
-            again = seeds[result.method] = seeds.get(result.method, -1) + 1
-            color = f"{min(float(color) + 0.25 * again, 0.75):g}"  # further seeds are lighter
+        if result.method in BASELINES:
+            color, dash = ("0.75", "-") if result.method == "uniform" else ("0.2", dashes[result.method])
+            line = {"color": color, "linestyle": dash, "marker": "", "linewidth": 1.6, "zorder": 2}
+            styles.append(line | {"label": result.label})
         else:
-            styles.append(next(given))
-            continue
-        plain = {"marker": "", "linewidth": 1.6, "zorder": 2, "label": result.label + note}
-        styles.append({"color": color, "linestyle": dash, **plain})
+            styles.append(next(models))
     return results, styles
-
-
-def view(results: Sequence[ModelResult], column: str, chance: float) -> tuple[float, float]:
-    """Limits that hold `chance` and all results."""
-    shown = [chance, *(value for result in results for value in _values(result, column))]
-    room = 0.08 * (max(shown) - min(shown)) or 0.08 * chance
-    return min(shown) - room, max(shown) + room
-
-
-def _values(result: ModelResult, column: str) -> list[float]:
-    return [row[column] for row in result.rows if math.isfinite(row.get(column, math.nan))]

@@ -1,30 +1,45 @@
-"""Continuations beside the true ones: agreement base by base, and GC content along the way."""
+"""Continuations of held-out DNA beside the true ones: agreement base by base, and GC content along the way."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
-from modalities.dna.continuation import Continuation, ContinuationSettings, texts_of
-from modalities.evaluation import CellValue, ModelResult, Score, option, standard_error
+from modalities.decoder.generation import stream
+from modalities.decoder.model import Decoder
+from modalities.dna.baselines import MarkovChain
+from modalities.dna.bases import decode, encode
+from modalities.dna.data import open_heldout
+from modalities.dna.evaluation import BASES_LENGTH, DnaEvaluator, DnaLengthSettings, whole_kmers
+from modalities.dna.genome import RunCounter
+from modalities.dna.sources import DnaSource
+from modalities.dna.splits import MAX_UNKNOWN
+from modalities.dna.tokenizers import load_tokenizer
+from modalities.evaluation import Cell, CellValue, ModelResult, Score, option, standard_error
 from zoo.model import ZooModel
+from zoo.slices import slices
 
-__all__ = ["Completion", "CompletionSettings"]
+__all__ = ["Completion", "CompletionSettings", "write_bases"]
 
 WINDOW = 25  # bases of the sliding window of GC content
+DEFAULT_SAMPLES = 64
 
 
 @dataclass(frozen=True)
-class CompletionSettings(ContinuationSettings):
-    """Also the temperature."""
+class CompletionSettings(DnaLengthSettings):
+    """Lengths of prompts, what is written, and how."""
+
+    new_bases: int = option(200, "length of a continuation")
+    temperature: float = option(1.0, "of sampling; 0 takes the likeliest base")
 
     factors: ClassVar[tuple[int, ...]] = (1, 4, 16)
-    temperature: float = option(1.0, "of sampling; 0 takes the likeliest base")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,13 +51,18 @@ class CompletionSettings(ContinuationSettings):
             )
 
 
-class Completion(Continuation):
+class Completion(DnaEvaluator[CompletionSettings]):
     """Share of bases equal to the truth, and GC content in a sliding window of 25 bases.
 
     `chance` is Σ pᵢ² over the truth's composition: the expected agreement of two draws from it. `gc_r` is Pearson's r
     between the GC trajectories of written and true sequence, averaged over prompts; where one is constant r is not defined,
     and the prompt counts as `undefined`. `gc_error` is their mean absolute difference. Prompts are 1, 4 and 16 times the
     training length, as far as held-out contigs have room, unless `lengths` are given.
+
+    `samples` continuations (default 64) of `new_bases` held-out bases do not overlap, have no unknown base, and are equally
+    many in every held-out contig with room; fewer where the source holds out less. They are the same at every prompt length: a
+    prompt is the bases before one, and prompts may overlap. Lengths are in bases, rounded down to whole k-mers. Sampling
+    depends on the settings, `batch_tokens` among them.
     """
 
     name = "completion"
@@ -54,20 +74,62 @@ class Completion(Continuation):
         Score("gc_error"),
         Score("undefined", exception=True),
     )
-    settings_class = CompletionSettings
-
-    @property
-    def temperature(self) -> float:
-        return self.settings.temperature
+    axis = BASES_LENGTH
 
     def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
+        """In bases, ascending."""
         lengths = self.lengths_for(model)
-        return lengths if self.settings.lengths else self.with_room(model, lengths, self.settings.new_bases)
+        return lengths if self.settings.lengths else self.with_room(lengths, self.settings.new_bases)
+
+    def identity(self, model: ZooModel) -> dict[str, Any]:
+        return {
+            "heldout": self.heldout.fingerprint,
+            "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
+            "seed": self.settings.seed,
+            "samples": self.settings.samples or DEFAULT_SAMPLES,
+            "longest": max(self.prompt_lengths(model)),
+            "new_bases": self.settings.new_bases,
+            "temperature": self.settings.temperature,
+            "batch_tokens": self.settings.batch_tokens if self.settings.temperature else None,
+            **self.length_unit(model),
+        }
+
+    def cells(self, model: ZooModel) -> list[Cell]:
+        check_writer(model)  # before other models are measured
+        new, bases = self.settings.new_bases, load_tokenizer(model.config.tokenizer).bases_per_token
+        lengths = {length: whole_kmers(model, length) for length in self.prompt_lengths(model)}
+        count = self.settings.samples or DEFAULT_SAMPLES
+        places = _places(self.source, max(lengths.values()), new, count, self.settings.seed)
+        return [
+            Cell(
+                f"length={length}/prompts={part.start}-{part.stop}",
+                cost=(window + new) * (part.stop - part.start),
+                data={"length": length, "prompt": window, "places": places[part], "first": part.start},
+            )
+            for length, window in lengths.items()
+            for part in slices(len(places), self.settings.batch_size(math.ceil((length + new) / bases)))
+        ]
+
+    def measure(self, model: ZooModel, cell: Cell) -> CellValue:
+        genome, window, places = self.heldout.items.genome, cell.data["prompt"], cell.data["places"]
+        new, length = self.settings.new_bases, cell.data["length"]
+        seed = np.random.SeedSequence([self.settings.seed, length, cell.data["first"]]).generate_state(1)[0]
+        prompts = np.stack([genome.codes(name, at - window, at) for name, at in places])
+        written = write_bases(model, prompts, new_bases=new, temperature=self.settings.temperature, seed=int(seed))
+        return {
+            "length": length,
+            "places": [f"{name}:{at + 1}-{at + new}" for name, at in places],
+            "truth": [decode(genome.codes(name, at, at + new)) for name, at in places],
+            "written": [decode(codes) for codes in written],
+        }
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         rows = []
-        for length in sorted({c["length"] for c in cells.values()}):
-            truth, written = texts_of([c for c in cells.values() if c["length"] == length])
+        for length in sorted({cell["length"] for cell in cells.values()}):
+            here = [cell for cell in cells.values() if cell["length"] == length]
+            truth, written = (
+                np.stack([encode(t) for cell in here for t in cell[name]]) for name in ("truth", "written")
+            )
             hits, r = (truth == written).mean(1), gc_correlation(truth, written)
             defined = r[np.isfinite(r)]
             rows.append(
@@ -109,3 +171,65 @@ def chance(truth: np.ndarray) -> np.ndarray:
     """(N,) Σ pᵢ² over the base composition of each row."""
     shares = np.stack([(truth == base).mean(1) for base in range(4)])
     return (shares**2).sum(0)
+
+
+def write_bases(
+    model: torch.nn.Module, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int
+) -> np.ndarray:
+    """(B, new_bases) base codes after prompts (B, P), which begin with BOS.
+
+    Where a prompt is not a whole number of k-mers, its first bases are left out.
+
+    Raises:
+        ValueError: for a model that cannot continue a sequence, such as the uniform baseline.
+    """
+    check_writer(model)
+    if isinstance(model, MarkovChain):
+        return model.write_bases(prompts, new_bases=new_bases, temperature=temperature, seed=seed)
+    tokenizer = load_tokenizer(model.config.tokenizer)
+    rows: list[Any] = []
+    for prompt in prompts:
+        ids = tokenizer.encode(prompt[tokenizer.encode(prompt).left_over :]).ids
+        rows.append(np.concatenate([[tokenizer.bos_id], ids]))
+    steps, bases = [], np.zeros(len(rows), np.int64)
+    for tokens in stream(model, rows, max_new_tokens=new_bases, temperature=temperature, seed=seed):
+        steps.append(tokens.cpu().numpy())
+        bases += tokenizer.widths[steps[-1]]
+        if bases.min() >= new_bases:
+            break
+    return np.stack([tokenizer.decode(ids)[:new_bases] for ids in np.stack(steps, axis=1)])
+
+
+def check_writer(model: Any) -> None:
+    """Raises ValueError for a model that cannot continue a sequence."""
+    if not isinstance(model, MarkovChain | Decoder):
+        raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out")
+
+
+@lru_cache(maxsize=8)
+def _places(source: DnaSource, prompt: int, new: int, count: int, seed: int) -> tuple[tuple[str, int], ...]:
+    """(contig, first base of a continuation) with `prompt` bases of the same held-out region before it; in random order.
+
+    Raises:
+        ValueError: where there is none.
+    """
+    data = open_heldout(source).items
+    rng = np.random.default_rng([seed, prompt, new])
+    by_contig: dict[str, np.ndarray] = {}
+    for name, regions in data.contigs.items():
+        starts = np.concatenate([np.arange(r.start + prompt, r.stop - new + 1, new) for r in regions])
+        unknown = RunCounter(data.genome[name].unknown)
+        good = unknown.count(starts, starts + new) == 0
+        good &= unknown.count(starts - prompt, starts) <= MAX_UNKNOWN * prompt
+        if good.any():
+            by_contig[name] = rng.permutation(starts[good])
+    if not by_contig:
+        longest = max(len(data.longest(name)) for name in data.contigs)
+        raise ValueError(
+            f"no held-out region of {data.name!r} has {prompt} known bases and {new} more to be written; the longest has "
+            f"{longest}: choose shorter lengths, or a source that holds out more"
+        )
+    names = [list(by_contig)[n] for n in rng.permutation(len(by_contig))]
+    rounds = max(map(len, by_contig.values()))
+    turns = [(name, int(by_contig[name][n])) for n in range(rounds) for name in names if n < len(by_contig[name])]
+    return tuple(turns[n] for n in rng.permutation(min(count, len(turns))))

@@ -1,34 +1,39 @@
-"""Markov chains of DNA of order 0 to 12, fitted on both strands.
+"""Baselines that stand beside models of DNA in the same evaluators: `uniform`, and Markov chains `markov-0` to `markov-12`.
 
 p_k(x | c) = (n(c x) + τ_k p_{k−1}(x | c')) / (n(c) + τ_k), where c' is c without its first base and p_{−1} = 1/4: a Dirichlet
 prior around the chain of the order below, worth τ_k observations. n counts stretches of ORDER+1 known bases of the training
 regions and of their reverse complements; lower orders are summed out of one table. Each τ_k, in turn from order 0, is the
 likeliest of a grid on a fixed pseudo-random fiftieth of the training regions, with counts of the rest; the counts of all
-training regions are then kept. Held-out bases are never read.
+training regions are then stored. Held-out bases are never read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from modalities.dna.baselines.base import VERSION, Baseline, BaselineConfig, SequenceWriter
 from modalities.dna.bases import UNKNOWN
 from modalities.dna.genome import Genome
+from modalities.dna.scoring import BIT, Scores, WindowScorer
 from modalities.dna.splits import GenomeSplit, Region, joined, select, split_fingerprint
 from modalities.files import data_folder
 from modalities.heldout import Heldout
 from zoo.files import replacing, write_json
+from zoo.naming import did_you_mean
 from zoo.slices import slices
 
-__all__ = ["ORDER", "Markov", "MarkovChain", "fit", "load"]
+__all__ = ["BASELINES", "MARKOV", "Baseline", "BaselineConfig", "MarkovChain", "contexts", "create_baseline", "kmers"]
 
+VERSION = 1  # raised when counts or the choice of τ change, so that stored numbers and tables are not reused
 ORDER = 12
 TAUS = tuple(digit * 10.0**power for power in range(7) for digit in (1, 2, 5))  # 1 to 5 million
 BLOCK = 4096  # bases in a piece of training data that is set aside to choose τ, or not
@@ -36,6 +41,112 @@ ASIDE = 0.02
 MOST_ASIDE = 256  # blocks: a million bases are enough
 CHUNK = 1 << 20  # bases counted at a time
 SCORED = 1 << 18  # bases scored at a time
+
+
+@dataclass(frozen=True)
+class BaselineConfig:
+    """The part of a model's configuration that tables, figures and evaluators read.
+
+    Attributes:
+        position: the baseline's name, which gives it its style in figures.
+        train_context: default lengths are multiples of it; that of the models beside it.
+    """
+
+    position: str
+    train_context: int = 256
+    ssmax: bool = False
+    tokenizer: str = "bases"
+    strands: str = "one"
+    version: int = VERSION
+
+
+class Baseline(WindowScorer):
+    """A module without parameters that evaluators measure as they measure models: single bases of a window alone."""
+
+    def __init__(self, config: BaselineConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.data: Heldout[GenomeSplit] | None = None
+
+    def fit(self, data: Heldout[GenomeSplit]) -> None:
+        """Learn from the training regions of a source, when first used."""
+        self.data = data
+
+    def score(self, windows: np.ndarray) -> Scores:
+        nll, correct = self.costs(windows)
+        known = torch.from_numpy(windows < UNKNOWN)
+        return Scores(nll.where(known, 0.0), known.long(), correct.where(known, 0.0))
+
+    @abstractmethod
+    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """nll and correct as in `Scores`, both (B, T) float64; any value where a base is unknown."""
+
+
+class Uniform(Baseline):
+    """Exactly 2 bits for every base."""
+
+    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
+        nll = torch.full(windows.shape, 2 * BIT, dtype=torch.float64)
+        return nll, torch.full_like(nll, 0.25)
+
+
+class MarkovChain(Baseline):
+    """The chain of one order; one table serves all orders. Raises RuntimeError where it scores before `fit`."""
+
+    def __init__(self, config: BaselineConfig) -> None:
+        super().__init__(config)
+        self.order = int(config.position.removeprefix("markov-"))
+
+    @property
+    def chain(self) -> Markov:
+        if self.data is None:
+            raise RuntimeError(f"{self.config.position} is not fitted: call fit(open_heldout(source)) first")
+        return _load(self.data)
+
+    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
+        nll, correct = np.empty(windows.shape), np.empty(windows.shape)
+        for part in slices(windows.shape[1], max(1, SCORED // len(windows))):
+            before = min(part.start, self.order)  # a context is all that a chunk needs of the previous one
+            read = windows[:, part.start - before : part.stop]
+            p = self.chain.probabilities(read, self.order)[:, before:]
+            true = np.minimum(read[:, before:], UNKNOWN - 1).astype(np.int64)[..., None]
+            nll[:, part] = -np.log(np.take_along_axis(p, true, axis=-1)[..., 0])
+            best = p == p.max(-1, keepdims=True)
+            correct[:, part] = (np.take_along_axis(best, true, axis=-1) / best.sum(-1, keepdims=True))[..., 0]
+        return torch.from_numpy(nll), torch.from_numpy(correct)
+
+    def write_bases(self, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int) -> np.ndarray:
+        """(B, new_bases) codes after prompts (B, P): drawn from p^(1/temperature), the likeliest at temperature 0."""
+        rng, text = np.random.default_rng(seed), prompts[:, -max(1, self.order) :]
+        for _ in range(new_bases):
+            last = text[:, -max(1, self.order) :]
+            read = np.concatenate([last, np.zeros_like(last[:, :1])], axis=1)
+            p = self.chain.probabilities(read, self.order)[:, -1]
+            if temperature > 0:
+                p = np.exp((np.log(p) - np.log(p.max(1, keepdims=True))) / temperature)
+                chosen = (rng.random((len(p), 1)) * p.sum(1, keepdims=True) >= p.cumsum(1)).sum(1)
+            else:
+                chosen = p.argmax(1)
+            text = np.concatenate([text, chosen[:, None].astype(text.dtype)], axis=1)
+        return text[:, -new_bases:]
+
+
+MARKOV = tuple(f"markov-{order}" for order in range(ORDER + 1))
+_KINDS: dict[str, type[Baseline]] = {"uniform": Uniform, **dict.fromkeys(MARKOV, MarkovChain)}
+
+
+def create_baseline(name: str, train_context: int = 256) -> Baseline:
+    """A baseline by its name in BASELINES. ValueError for another name; it names the nearest."""
+    if name not in _KINDS:
+        beyond = f"orders go to {ORDER}; " if re.fullmatch(r"markov-\d+", name) else ""
+        raise ValueError(f"no baseline {name!r}; {beyond}{did_you_mean(name, _KINDS)}there are {', '.join(_KINDS)}")
+    return _KINDS[name](BaselineConfig(name, train_context))
+
+
+BASELINES: dict[str, Callable[[int], Baseline]] = {name: partial(create_baseline, name) for name in _KINDS}
+
+
+# ------------------------------------------------------------------------------------------------ counts
 
 
 @dataclass(frozen=True)
@@ -66,57 +177,9 @@ class Markov:
         return p.reshape(*windows.shape, 4)
 
 
-class MarkovChain(Baseline, SequenceWriter):
-    """A chain of one order; the table of the last source is kept, for all orders.
-
-    Raises RuntimeError where it scores before `fit`.
-    """
-
-    _kept: tuple[str, Markov] | None = None  # of the class: one table serves all orders
-
-    def __init__(self, config: BaselineConfig) -> None:
-        super().__init__(config)
-        self.order = int(config.position.removeprefix("markov-"))
-        self.source: Heldout[GenomeSplit] | None = None
-
-    def fit(self, data: Heldout[GenomeSplit]) -> None:
-        """Count when first used."""
-        self.source = data
-
-    @property
-    def chain(self) -> Markov:
-        if self.source is None:
-            raise RuntimeError(f"{self.config.position} is not fitted: call fit(open_heldout(source)) first")
-        if MarkovChain._kept is None or MarkovChain._kept[0] != self.source.fingerprint:
-            MarkovChain._kept = self.source.fingerprint, load(self.source.items.genome, self.source.items.regions)
-        return MarkovChain._kept[1]
-
-    def costs(self, windows: np.ndarray) -> tuple[Tensor, Tensor]:
-        nll, correct = np.empty(windows.shape), np.empty(windows.shape)
-        for part in slices(windows.shape[1], max(1, SCORED // len(windows))):
-            before = min(part.start, self.order)  # a context is all that a chunk needs of the previous one
-            read = windows[:, part.start - before : part.stop]
-            p = self.chain.probabilities(read, self.order)[:, before:]
-            true = np.minimum(read[:, before:], UNKNOWN - 1).astype(np.int64)[..., None]
-            nll[:, part] = -np.log(np.take_along_axis(p, true, axis=-1)[..., 0])
-            best = p == p.max(-1, keepdims=True)
-            correct[:, part] = (np.take_along_axis(best, true, axis=-1) / best.sum(-1, keepdims=True))[..., 0]
-        return torch.from_numpy(nll), torch.from_numpy(correct)
-
-    def write_bases(self, prompts: np.ndarray, *, new_bases: int, temperature: float, seed: int) -> np.ndarray:
-        """(B, new_bases) codes after prompts (B, P): drawn from p^(1/temperature), the likeliest at temperature 0."""
-        rng, known = np.random.default_rng(seed), prompts[:, -max(1, self.order) :]
-        for _ in range(new_bases):
-            last = known[:, -max(1, self.order) :]
-            read = np.concatenate([last, np.zeros_like(last[:, :1])], axis=1)
-            p = self.chain.probabilities(read, self.order)[:, -1]
-            if temperature > 0:
-                p = np.exp((np.log(p) - np.log(p.max(1, keepdims=True))) / temperature)
-                chosen = (rng.random((len(p), 1)) * p.sum(1, keepdims=True) >= p.cumsum(1)).sum(1)
-            else:
-                chosen = p.argmax(1)
-            known = np.concatenate([known, chosen[:, None].astype(known.dtype)], axis=1)
-        return known[:, -new_bases:]
+@lru_cache(maxsize=1)
+def _load(data: Heldout[GenomeSplit]) -> Markov:
+    return load(data.items.genome, data.items.regions)
 
 
 def load(genome: Genome, regions: Sequence[Region]) -> Markov:

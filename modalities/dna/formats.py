@@ -207,6 +207,8 @@ def _no_header(path: Path, piece: bytes, line: int) -> str:
     found = piece.lstrip()[:40].splitlines()[0]
     if found.startswith(b"LOCUS"):
         return f"{path}, line {line}: this is GenBank, not FASTA; rename it {path.stem}.gb"
+    if found[:4] in (b"\x43\x27\x41\x1a", b"\x1a\x41\x27\x43"):
+        return f"{path}: this is 2bit, not FASTA; convert it with twoBitToFa"
     if not found.decode("latin-1").isprintable() or not found.isascii():
         return f"{path}: expected '>' and a name, found binary data ({found[:8].hex(' ')})"
     return f"{path}, line {line}: expected '>' and a name, found {found.decode('ascii')!r}"

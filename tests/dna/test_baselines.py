@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from modalities.dna.baselines import create_baseline, markov
-from modalities.dna.baselines.markov import MarkovChain
+from modalities.dna import baselines as markov
+from modalities.dna.baselines import create_baseline
 from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.data import open_heldout
 from modalities.dna.genome import open_genome
@@ -147,7 +147,7 @@ def test_kmers_are_numbers_of_known_stretches():
 def small(monkeypatch, tmp_path, genome):
     """Chains of order 3 at most, cached in `tmp_path`; the source they learn from."""
     monkeypatch.setattr(markov, "ORDER", 3)
-    monkeypatch.setattr(MarkovChain, "_kept", None)
+    markov._load.cache_clear()
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     bed = tmp_path / "g.bed"
     bed.write_text("".join(f"{r.contig}\t{r.start}\t{r.stop}\t{r.split}\n" for r in REGIONS))

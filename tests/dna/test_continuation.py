@@ -10,12 +10,9 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from modalities.dna.baselines import create_baseline
-from modalities.dna.baselines.base import BaselineConfig, SequenceWriter
+from modalities.dna.baselines import BaselineConfig, MarkovChain, create_baseline
 from modalities.dna.bases import decode, encode
-from modalities.dna.continuation import write_bases
 from modalities.dna.evaluators.completion import (
     WINDOW,
     Completion,
@@ -23,6 +20,7 @@ from modalities.dna.evaluators.completion import (
     chance,
     gc_correlation,
     gc_trajectory,
+    write_bases,
 )
 from modalities.dna.genome import open_genome
 from modalities.dna.model import DnaConfig, DnaDecoder
@@ -33,12 +31,11 @@ from modalities.dna.tokenizers import load_tokenizer, train_bpe
 NEW = 60
 
 
-class Writer(nn.Module, SequenceWriter):
+class Writer(MarkovChain):
     """Writes `text(prompt)` after each prompt."""
 
     def __init__(self, text):
-        super().__init__()
-        self.config = BaselineConfig("writer", train_context=16)
+        super().__init__(BaselineConfig("markov-0", train_context=16))
         self.text, self.prompts = text, []
 
     def write_bases(self, prompts, *, new_bases, temperature, seed):

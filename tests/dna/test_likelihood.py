@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from modalities.dna.baselines import create_baseline, markov
-from modalities.dna.baselines.markov import MarkovChain
+from modalities.dna import baselines as markov
+from modalities.dna.baselines import create_baseline
 from modalities.dna.bases import UNKNOWN, decode
 from modalities.dna.data import open_heldout
 from modalities.dna.evaluators import EVALUATORS
@@ -48,7 +48,7 @@ def source(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_chains(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(markov, "ORDER", 2)
-    monkeypatch.setattr(MarkovChain, "_kept", None)
+    markov._load.cache_clear()
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path_factory.getbasetemp() / "data"))
 
 
@@ -274,38 +274,7 @@ def test_figures_hold_models_and_the_best_and_highest_chain(source, tmp_path):
     results = [
         ModelResult(label, 16, [{"length": 16, "bits_per_base": value}], method=label) for label, value in bits.items()
     ]
-    drawn, styles = with_styles(results, lambda result: result.rows[0]["bits_per_base"])
+    drawn, styles = with_styles(results)
     assert [result.label for result in drawn] == ["uniform", "goat", "markov-1", "markov-2"]
-    labels = ["uniform", "goat", "markov-1 (best order)", "markov-2 (highest order)"]
-    assert [style["label"] for style in styles] == labels
-    assert [bool(style["marker"]) for style in styles] == [False, True, False, False]
-
-
-def test_figures_count_length_in_bases(monkeypatch, tmp_path):
-    labels = []
-    monkeypatch.setattr(
-        "modalities.dna.evaluators.bits.finish",
-        lambda _, axes, *rest, **more: labels.extend(a.get_xlabel() for a in axes),
-    )
-    rows = [{"length": 16, "bits_per_base": 1.9, "accuracy": 0.3, "position_to": [1], "position_bits": [1.9]}]
-    of("bits").draw([ModelResult("goat", 16, rows, method="goat")], tmp_path / "bits.png")
-    assert labels == ["length (bases, log₂)"] * 2 + ["bases seen, up to (log₂)"]
-
-
-def test_positions_of_few_predictions_are_not_drawn(monkeypatch, tmp_path):
-    drawn = []
-    monkeypatch.setattr(
-        "modalities.dna.evaluators.bits.finish",
-        lambda _, axes, *rest, **more: drawn.extend(axes[-1].lines[0].get_xdata()),
-    )
-    ends = [2**n for n in range(9)]
-    row = {
-        "length": 256,
-        "bases": 1280,
-        "bits_per_base": 1.9,
-        "accuracy": 0.3,
-        "position_to": ends,
-        "position_bits": ends,
-    }
-    of("bits").draw([ModelResult("goat", 256, [row], method="goat")], tmp_path / "bits.png")
-    assert drawn == [64, 128, 256]  # of 5 windows, 32, 64 and 128 places each
+    assert [(style["linestyle"], bool(style["marker"])) for style in styles][::2] == [("-", False), ("-", False)]
+    assert styles[1]["marker"] and styles[3]["linestyle"] == "--"

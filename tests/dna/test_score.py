@@ -12,8 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from modalities.dna.baselines import create_baseline
-from modalities.dna.baselines.base import BaselineConfig
+from modalities.dna.baselines import BaselineConfig, create_baseline
 from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.evaluation import RegionSettings, step_of
 from modalities.dna.evaluators import score as records

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from modalities.dna.baselines.markov import fit
+from modalities.dna.baselines import fit
 from modalities.dna.bases import decode
 from modalities.dna.data import open_heldout
 from modalities.dna.evaluators import EVALUATORS

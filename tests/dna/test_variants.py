@@ -13,8 +13,7 @@ import torch
 from rich.console import Console
 
 from modalities.dna.alleles import UNEVEN, Change, haplotypes, normalize, place, vcf_form
-from modalities.dna.baselines import create_baseline
-from modalities.dna.baselines.base import BaselineConfig
+from modalities.dna.baselines import BaselineConfig, create_baseline
 from modalities.dna.bases import decode, reverse_complement
 from modalities.dna.evaluators import variants
 from modalities.dna.evaluators.variants import Variants, VariantSettings

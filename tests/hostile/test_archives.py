@@ -1,62 +1,15 @@
-"""Tars and 2bit files: their own numbers are checked before they are believed, and what is cut short is an error."""
+"""Tars: their own numbers are checked before they are believed, and what is cut short is an error."""
 
 from __future__ import annotations
 
 import json
-import struct
 import tarfile
 
 import pytest
 
-from modalities.dna.formats import read_codes
 from modalities.vision.shards import open_shards, scan
-from tests.dna.test_genome import two_bit
 from tests.hostile.memory import Peak
 from tests.vision.image_files import encoded, opened, solid, write_tar
-
-# ---- 2bit ----
-
-
-def number(*values):
-    return struct.pack(f"<{len(values)}I", *values)
-
-
-ONE = number(0x1A412743, 0, 1, 0) + b"\x01a" + number(22)  # header and index of one sequence
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (number(0x1A412743, 1, 0, 0), "version 1; expected 0"),
-        (number(0x1A412743, 0, 2**31, 0), "16 bytes cannot hold the index of 2,147,483,648 sequences"),
-        (ONE[:-4] + number(2**32 - 1) + bytes(99), "offset 4,294,967,295; expected 16 to"),
-        (ONE + number(4 * 10**9, 0, 0, 0), "dnaSize 4,000,000,000; the file's 38 bytes have room for at most 152"),
-        (ONE + number(8, 2**31, 0, 0), "nBlockCount 2,147,483,648; the file has room for at most 1"),
-        (ONE + number(8, 0, 2**31) + bytes(9), "maskBlockCount 2,147,483,648; the file has room for at most 1"),
-        (ONE + number(8, 1, 4, 2**32 - 1, 0, 0) + bytes(2), "nBlock 1 is 4 to 4,294,967,299; dnaSize is 8"),
-        (ONE + number(8, 1, 2**32 - 1, 1, 0, 0) + bytes(2), "nBlock 1 is 4,294,967,295 to 4,294,967,296"),
-        (ONE + number(8, 0, 1, 7, 2, 0) + bytes(2), "maskBlock 1 is 7 to 9; dnaSize is 8"),
-        (ONE + number(8, 2, 4, 2, 2, 2, 0, 0) + bytes(2), "nBlockStarts are not sorted"),
-        (ONE + number(8, 0, 0, 7) + bytes(2), "reserved field 7; expected 0"),
-        (ONE + number(8, 0, 0, 0) + bytes(1), "truncated: dnaSize 8 from byte 38 on; the file has 39"),
-    ],
-)
-def test_numbers_of_a_2bit_file(content, message, tmp_path):
-    path = tmp_path / "a.2bit"
-    path.write_bytes(content)
-    with Peak() as peak, pytest.raises(ValueError, match=message) as error:
-        list(read_codes(path))
-    assert str(path) in str(error.value) and "\n" not in str(error.value) and peak.bytes < 2**20
-
-
-def test_sequences_of_a_2bit_file_share_no_bytes(tmp_path):
-    """A record read for a hundred names would make a file of any size out of a small one."""
-    record = two_bit({"a": "ACGT" * 400})[16 + 6 :]
-    index = b"".join(b"\x02%02d" % n + number(16 + 7 * 100) for n in range(100))
-    (tmp_path / "a.2bit").write_bytes(number(0x1A412743, 0, 100, 0) + index + record)
-    with pytest.raises(ValueError, match=r"sequence \d+ .*: dnaSize 1,600; the file's"):
-        list(read_codes(tmp_path / "a.2bit"))
-
 
 # ---- tar ----
 

@@ -19,13 +19,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from Bio import SeqIO
-from Bio.Seq import Seq
-from Bio.SeqFeature import SeqFeature, SimpleLocation
-from Bio.SeqRecord import SeqRecord
 
 from modalities.dna.bed import bed_rows
-from modalities.dna.formats import read_codes, read_features
+from modalities.dna.formats import read_codes
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.vcf import read_variants
@@ -35,7 +31,7 @@ from modalities.text.sources import Document, open_source
 from modalities.text.tokenizers import ByteTokenizer, load_tokenizer
 from modalities.vision.images import decode_image
 from modalities.vision.shards import open_shards, scan, write_index
-from tests.dna.test_genome import MIXED, fasta, genbank, two_bit
+from tests.dna.test_genome import MIXED, fasta, genbank
 from tests.dna.test_vcf import whole as whole_vcf
 from tests.hostile.mutations import damaged, damaged_json, in_child, outcome
 from tests.vision.image_files import encoded, picture, solid, write_tar
@@ -100,14 +96,6 @@ def corpus_files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def annotated(folder):
-    record = SeqRecord(Seq("ACGT" * 30), id="a", name="a", annotations={"molecule_type": "DNA"})
-    places = (SimpleLocation(2, 9), SimpleLocation(40, 50, -1) + SimpleLocation(20, 30, -1))
-    record.features = [SeqFeature(place, type="CDS", qualifiers={"gene": ["x"]}) for place in places]
-    SeqIO.write([record], folder / "a.gb", "genbank")
-    return (folder / "a.gb").read_bytes()
-
-
 def model_files(folder):
     torch.manual_seed(0)
     options = dict(position="rope", position_options={"theta": 1e4}, train_context=16, vocab_size=32)
@@ -144,12 +132,10 @@ def readers(folder):
         Reader("FASTA", {"a.fa": letters}, read_genome),
         Reader("FASTA, gzip", {"a.fa.gz": gzip.compress(letters, mtime=0)}, read_genome, damage=inside_gzip),
         Reader("GenBank", {"a.gb": genbank(MIXED).encode()}, read_genome, 100),
-        Reader("2bit", {"a.2bit": two_bit(MIXED), "b.2bit": two_bit(MIXED, ">")}, read_genome),
         Reader("VCF", {"a.vcf": records.encode()}, read_vcf),
         Reader("VCF, gzip", {"a.vcf.gz": gzip.compress(records.encode(), mtime=0)}, read_vcf, 50, inside_gzip),
         Reader("BCF", {"a.bcf": whole_vcf(folder / "a.bcf").read_bytes()}, read_vcf, 100, uncompressed_too),
         Reader("BED", {"a.bed": b"chr1\t0\t9\tname\nchr2 5 60\n# x\n" * 9}, lambda path: bed_rows(path, genome)),
-        Reader("GenBank, features", {"a.gb": annotated(folder)}, lambda path: walk(read_features(path, "CDS")), 100),
         Reader("text", {"a.txt": "Some words, ünd\n".encode() * 30}, read_text),
         Reader("text, gzip", {"a.txt.gz": gzip.compress(b"Some words\n" * 30, mtime=0)}, read_text, damage=inside_gzip),
         Reader("JSONL", {"a.jsonl": rows}, read_text),
@@ -170,7 +156,7 @@ def readers(folder):
 
 
 NAMES = [
-    "FASTA", "FASTA, gzip", "GenBank", "2bit", "VCF", "VCF, gzip", "BCF", "BED", "GenBank, features", "text", "text, gzip",
+    "FASTA", "FASTA, gzip", "GenBank", "VCF", "VCF, gzip", "BCF", "BED", "text", "text, gzip",
     "JSONL", "Parquet", "images", "tar", "shard index", "config.json", "model.safetensors", "tensors", "tokenizer.json",
     "tokens",
 ]  # fmt: skip

@@ -138,17 +138,20 @@ class Bits(DnaEvaluator[BitsSettings]):
                     cells.append(Cell(name, cost=cost, data={"facts": facts, "stretches": stretches[part]}))
         return cells
 
+    def windows(self, model: ZooModel, cell: Cell) -> list[np.ndarray]:
+        """The whole windows (N, window) of each stretch of a cell; a stretch shorter than a window is one window."""
+        window = whole_kmers(model, cell.data["facts"]["length"])
+        every = [self.heldout.items.codes(stretch) for stretch in cell.data["stretches"]]
+        return [codes[: max(1, len(codes) // window) * window].reshape(-1, min(window, len(codes))) for codes in every]
+
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         strands, tokenizer = strands_of(model, self.settings), load_tokenizer(model.config.tokenizer)
         single = tokenizer.bases_per_token == 1
-        length = cell.data["facts"]["length"]
-        window = whole_kmers(model, length)
-        parted = self.settings.repeats and length == self.points(model)[-1]
+        parted = self.settings.repeats and cell.data["facts"]["length"] == self.points(model)[-1]
+        by_stretch = self.windows(model, cell)
         values: dict[str, list[float]] = {name: [] for name in SUMS}
         bucket_bits, bucket_bases, left_over, parts = np.zeros(0), np.zeros(0), 0, []
-        for stretch in cell.data["stretches"]:
-            codes = self.heldout.items.codes(stretch)
-            windows = codes[: max(1, len(codes) // window) * window].reshape(-1, min(window, len(codes)))
+        for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
             options: dict[str, Any] = dict(strands=strands, batch_tokens=self.settings.batch_tokens)
             scores = score_windows(model, windows, advance=self.advance, **options)
             left_over += len(stretch) - windows.size + scores.left_over
@@ -164,7 +167,7 @@ class Bits(DnaEvaluator[BitsSettings]):
                 parts.append(_sums_of_parts(by_base, self.heldout.items.genome, stretch, windows.shape))
         value = {
             **cell.data["facts"],
-            "window": windows.shape[1],
+            "window": by_stretch[0].shape[1],
             "score": "accuracy" if single else "token_accuracy",
             **values,
             "left_over": left_over,

@@ -32,7 +32,7 @@ def tiny(method: str) -> Recipe:
 
     deepspeed --num_gpus 1 recipes/train.py text.<method>_tiny
 
-    Most rows state facts and ask for them, in none of the words of `--template heldout` (`modalities.text.grammars`), or hold a
+    Most rows state facts and ask for them, in none of the words of `--template heldout` (`modalities.text.facts`), or hold a
     stretch of text that comes again. Hardware: one CPU core for half an hour.
     """
     facts = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}

@@ -1,4 +1,4 @@
-"""Facts in words, and questions for them, drawn from a grammar (grammars.py has two that share no name, noun or wording).
+"""Facts in words, and questions for them, drawn from a grammar (`assets/grammars.toml` has two that share nothing).
 
     " The door code of Anna is 48213."      " What is the door code of Anna? The door code of Anna is" → " 48213"
 
@@ -10,18 +10,33 @@ they stand in.
 from __future__ import annotations
 
 import math
+import tomllib
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from modalities.heldout import fingerprint_of
 from modalities.text.tokenizers import Tokenizer
 
-__all__ = ["VALUES", "Fact", "Grammar", "Sentence", "draw_digits", "draw_facts", "fill_aside", "pick", "sentence_ends"]
+__all__ = [
+    "GRAMMARS",
+    "HELDOUT",
+    "TRAIN",
+    "VALUES",
+    "Fact",
+    "Grammar",
+    "Sentence",
+    "draw_digits",
+    "draw_facts",
+    "fill_aside",
+    "pick",
+    "sentence_ends",
+]
 
 T = TypeVar("T")
 Sentence = tuple[str, ...]  # pieces that are tokenised one by one: a value is cut alike wherever it stands
@@ -166,6 +181,42 @@ class Grammar:
         frame += pick(rng, ("", "", "", ":", " =", " is", ",", f" {pick(rng, self.frame_marks)}"))
         asked = f"{self.draw_word(rng, text)} {self.draw_word(rng, text)} {{name}}? " if rng.random() < 0.3 else ""
         return frame + pick(rng, (" |.", " |,", " |;", f" | {self.draw_word(rng, text)}.")), asked + frame
+
+
+def _read_grammars() -> dict[str, Grammar]:
+    """The grammars of the file: "train" and "heldout"."""
+    tables = tomllib.loads((Path(__file__).parent / "assets" / "grammars.toml").read_text(encoding="utf-8"))
+    return {name: _grammar(**table) for name, table in tables.items()}
+
+
+def _grammar(
+    wordings: list[list[str]],
+    people: str,
+    adjectives: str,
+    things: str,
+    places: str,
+    invented: float = 0.0,
+    **lists: Any,
+) -> Grammar:
+    phrases = tuple(f"{adjective} {thing}" for adjective in adjectives.split() for thing in things.split())
+    return Grammar(
+        wordings=tuple((statement, question) for statement, question in wordings),
+        names=(tuple(people.split()), phrases, tuple(places.split())),
+        invented=invented,
+        **{name: tuple(entry.split() if isinstance(entry, str) else entry) for name, entry in lists.items()},
+    )
+
+
+TRAIN, HELDOUT = _read_grammars().values()
+
+# Of prompts; rows of training are drawn from TRAIN itself.
+GRAMMARS = {
+    "train": replace(TRAIN, invented=0.0),
+    "invented": replace(TRAIN, invented=1.0),
+    "heldout": HELDOUT,
+    "paraphrased": replace(HELDOUT, paraphrased=1.0),
+    "train_paraphrased": replace(TRAIN, invented=0.0, paraphrased=1.0),
+}
 
 
 def draw_letters(rng: np.random.Generator, count: int) -> str:

@@ -5,7 +5,7 @@
 A *template* gives the words, a *haystack* what they stand in. Templates:
 
     own          "The pass key is 48213. Remember it."; asked "What is the pass key? The pass key is"
-    heldout      facts of the held-out grammar of `modalities.text.grammars`; training facts have other names and wordings
+    heldout      facts of the held-out grammar of `modalities.text.facts`; training facts have other names and wordings
     train        the same of the training grammar: its names, and wordings of its list
     invented     the same in wordings that are invented on the spot, as three quarters of those in training are
     paraphrased  held-out facts, half of them stated with the value before the subject, and held-out questions that repeat
@@ -34,8 +34,17 @@ import numpy as np
 
 from modalities.evaluation import check_choice
 from modalities.heldout import fingerprint_of
-from modalities.text.facts import VALUES, Grammar, Sentence, draw_digits, draw_facts, fill_aside, pick, sentence_ends
-from modalities.text.grammars import GRAMMARS
+from modalities.text.facts import (
+    GRAMMARS,
+    VALUES,
+    Grammar,
+    Sentence,
+    draw_digits,
+    draw_facts,
+    fill_aside,
+    pick,
+    sentence_ends,
+)
 from modalities.text.sources import LONGEST_TEXT
 from modalities.text.tokenizers import Tokenizer
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from modalities.text.facts import Fact, Grammar, Sentence, draw_facts, fill_aside, pick, sentence_ends
-from modalities.text.grammars import HELDOUT, TRAIN
+from modalities.text.facts import HELDOUT, TRAIN, Fact, Grammar, Sentence, draw_facts, fill_aside, pick, sentence_ends
 from modalities.text.tokenizers import Tokenizer
 
 __all__ = ["RowMix", "copies_row", "facts_row"]

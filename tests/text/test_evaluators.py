@@ -22,7 +22,7 @@ from modalities.text.evaluators.far import Far
 from modalities.text.evaluators.niah import NeedleGrid
 from modalities.text.evaluators.passkey import Passkey
 from modalities.text.evaluators.perplexity import Perplexity
-from modalities.text.grammars import GRAMMARS
+from modalities.text.facts import GRAMMARS
 from modalities.text.model import CausalLM, TextConfig
 from modalities.text.prompts import PUBLISHED, TEMPLATES, Template
 from modalities.text.tokenizers import load_tokenizer

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from modalities.text.facts import Grammar, draw_facts, sentence_ends
-from modalities.text.grammars import GRAMMARS, HELDOUT, TRAIN
+from modalities.text.facts import GRAMMARS, HELDOUT, TRAIN, Grammar, draw_facts, sentence_ends
 from modalities.text.tokenizers import load_tokenizer
 
 TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}

@@ -10,8 +10,7 @@ import pytest
 
 from modalities.text import prompts
 from modalities.text.data import open_heldout
-from modalities.text.facts import sentence_ends
-from modalities.text.grammars import GRAMMARS, HELDOUT, TRAIN
+from modalities.text.facts import GRAMMARS, HELDOUT, TRAIN, sentence_ends
 from modalities.text.prompts import GRASS, OWN, PUBLISHED, TEMPLATES, Template, open_haystack
 from modalities.text.tokenizers import load_tokenizer
 from tests.pairs import pairs

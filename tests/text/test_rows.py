@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from modalities.text import rows
-from modalities.text.grammars import TRAIN
+from modalities.text.facts import TRAIN
 from modalities.text.rows import RowMix, copies_row, facts_row
 from modalities.text.tokenizers import load_tokenizer
 

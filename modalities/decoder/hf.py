@@ -42,12 +42,8 @@ from zoo.model import ZooModel
 __all__ = ["PriorzooCache", "PriorzooConfig", "PriorzooForCausalLM", "PriorzooModel", "register"]
 
 # What `transformers` calls them, and the names in a `DecoderConfig`.
-NAMES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "dim",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-}
+NAMES = {"vocab_size": "vocab_size", "hidden_size": "dim"}
+NAMES |= {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
 REMOTE_CODE = "modeling_priorzoo"  # the file that auto_map names
 
 
@@ -110,9 +106,6 @@ class PriorzooCache(TransformersCache):
 
     def __len__(self) -> int:
         return len(self.held.layers)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({type(self.held).__name__}, {self.held.length} tokens)"
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens held; every layer holds as many."""
@@ -195,8 +188,9 @@ class PriorzooModel(PreTrainedModel):
         """Recompute each block in the backward pass. ValueError for what the decoder's own recomputation does not do."""
         options = getattr(gradient_checkpointing_func, "keywords", {})
         function = getattr(gradient_checkpointing_func, "func", gradient_checkpointing_func)
-        served = function is checkpoint and every_n_layers == 1 and options in ({}, {"use_reentrant": False})
-        if enable and not served:
+        if enable and (
+            function is not checkpoint or every_n_layers != 1 or options not in ({}, {"use_reentrant": False})
+        ):
             raise ValueError(
                 "gradient checkpointing recomputes every layer, with use_reentrant=False, and takes no other options: "
                 f"got every_n_layers={every_n_layers}, {options or gradient_checkpointing_func}"
@@ -345,17 +339,9 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
             num_items_in_batch: what the sum of losses is divided by, of all accumulation steps; None for their number here.
         """
         tail = logits_to_keep if isinstance(logits_to_keep, int) else 0
-        read = super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            last=tail or None,
-            return_dict=True,
-        )
+        inputs: tuple[Any, ...] = (input_ids, attention_mask, past_key_values, inputs_embeds)
+        outputs: tuple[Any, ...] = (use_cache, output_attentions, output_hidden_states)
+        read = super().forward(*inputs, *outputs, tail or None, return_dict=True)
         features = cast(Tensor, read.last_hidden_state)
         features = features[:, -tail:] if isinstance(logits_to_keep, int) else features[:, logits_to_keep]
         logits, loss = None, None
@@ -379,8 +365,8 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
 
     def _chunks(self, labels: Tensor, *, whole: bool) -> bool:
         """Whether the loss is computed in chunks: in training, where it is transformers' own and of whole rows."""
-        standard = self.loss_function is ForCausalLMLoss
-        return self.training and standard and whole and self.model.chunks_losses(labels.numel())
+        standard = self.training and self.loss_function is ForCausalLMLoss
+        return standard and whole and self.model.chunks_losses(labels.numel())
 
     @wraps(GenerationMixin.prepare_inputs_for_generation)  # generate reads its arguments' names
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -408,8 +394,7 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Not served: ValueError. (`generate(cache_implementation="paged")` comes here.)"""
         raise ValueError(
-            "continuous batching, which cache_implementation='paged' asks for, is not served; for a paged cache pass "
-            "past_key_values=model.new_cache(tokens, kind='paged')"
+            "continuous batching is not served; for a paged cache pass past_key_values=model.new_cache(tokens, kind='paged')"
         )
 
 
@@ -442,11 +427,8 @@ def register(config: type[PriorzooConfig], model: type[PriorzooModel], causal_lm
 
 
 def _exempt_from_decay() -> None:
-    """Make Trainer leave undecayed what `ZooModel.no_weight_decay` names.
-
-    Trainer decides by layer type and by patterns of names (bias, norm), and asks the model nothing; parameters of priors and
-    SSMax's s match none of its patterns. Models of other kinds get what they got.
-    """
+    """Make Trainer leave undecayed what `ZooModel.no_weight_decay` names: it goes by types and names of layers, which say
+    nothing of priors, and asks no model. Models of other kinds are decayed as before."""
     original = Trainer.get_decay_parameter_names
 
     @wraps(original)

@@ -92,9 +92,12 @@ class Loss(Protocol):
     def __call__(self, model: Any, batch: Batch, /) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
+# What a command of the command line asks of a model. Inputs that a model cannot read are a ValueError, files also an OSError.
+
+
 @runtime_checkable
 class Writer(Protocol):
-    """A model that continues text; `priorzoo generate` takes the models that do."""
+    """A model that continues text: `priorzoo generate`."""
 
     def stream_text(self, prompt: str, *, max_new_tokens: int, **sampling: Any) -> Iterator[str]:
         """Yields what follows the prompt as it is written. Sampling: temperature, top_k, top_p, seed."""
@@ -103,7 +106,7 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Reading:
-    """An input as a person gave it, a batch of one, and what its keys are called or show.
+    """An input of a person, as a batch of one, and what its keys are called or show.
 
     Attributes:
         inputs: of the model's `forward_features`.
@@ -122,34 +125,28 @@ class Reading:
 
 @runtime_checkable
 class Reader(Protocol):
-    """A model that reads what a person types; `priorzoo attention` shows what it attends to there."""
+    """A model that reads what a person types: `priorzoo attention`."""
 
-    def read(self, given: str) -> Reading:
-        """A text, bases, or the path of an image. Raises ValueError for what it cannot read."""
+    def read(self, text: str, /) -> Reading:
+        """A text, bases, or the path of an image."""
         ...
 
 
 @runtime_checkable
 class Classifier(Protocol):
-    """A model that names what a file shows; `priorzoo predict` takes the models that do."""
+    """A model that names what an image shows: `priorzoo predict`."""
 
-    def classify(self, given: str, *, size: int | None = None) -> list[tuple[str, float]]:
-        """Every class and its probability, likeliest first, of the image at a path. size: side in pixels; None: as trained.
-
-        Raises ValueError or OSError for what it cannot read.
-        """
+    def classify(self, path: str, /, *, size: int | None = None) -> list[tuple[str, float]]:
+        """Every class and its probability, likeliest first. size: side in pixels; None: as trained."""
         ...
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """A model whose features of an input are a vector; `priorzoo embed` takes the models that have them."""
+    """A model whose features of an input are a vector: `priorzoo embed`."""
 
-    def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
-        """(C,) float32 features of what `Reader.read` takes. pool: how tokens become one; size: of images, in pixels.
-
-        Raises ValueError for an option that it does not have, and ValueError or OSError for what it cannot read.
-        """
+    def represent(self, text: str, /, *, pool: str | None = None, size: int | None = None) -> Tensor:
+        """(C,) float32 features of what `Reader.read` takes. pool: how tokens become one; size: of images, in pixels."""
         ...
 
 
@@ -157,12 +154,9 @@ class Embedder(Protocol):
 class Collector(Protocol):
     """An `Embedder` that finds several inputs in a file."""
 
-    def collect(self, given: str, *, regions: str | None = None) -> Iterator[tuple[str, str]]:
-        """(name, what `represent` takes) of everything in the file `given`, or in its parts that the file `regions` names;
-        what is no such file is an input itself.
-
-        Raises ValueError or OSError for what it cannot read.
-        """
+    def collect(self, path: str, /, *, regions: str | None = None) -> Iterator[tuple[str, str]]:
+        """(name, what `represent` takes) of everything in a file, or in its parts that the file `regions` names; what is no
+        such file is an input itself."""
         ...
 
 
@@ -254,7 +248,8 @@ def find_modality(name: str) -> Modality:
         ValueError: for an unknown name, or an entry point that is not a `Modality`.
         ImportError: where a package it needs is not installed; it names the extra.
     """
-    found = load_modality(name)
-    if not isinstance(found, Modality):
-        raise ValueError(f"entry point {name!r} of priorzoo.modalities is {type(found).__name__}, expected a Modality")
-    return found
+    modality = load_modality(name)
+    if not isinstance(modality, Modality):
+        kind = type(modality).__name__
+        raise ValueError(f"entry point {name!r} of priorzoo.modalities is {kind}, expected a Modality")
+    return modality

@@ -58,9 +58,8 @@ def test_impossible_keys_get_no_weight() -> None:
     assert torch.isfinite(p).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_bad_tables_are_named() -> None:
+    for options, words in [
         ({"values": [1.0, -1.0], "kind": "weights"}, r"0 or more, got -1 at \[1\]"),
         ({"values": [1.0], "kind": "lgo"}, "did you mean 'log'"),
         ({"values": [1.0], "beyond": "lats"}, "did you mean 'last'"),
@@ -75,11 +74,9 @@ def test_impossible_keys_get_no_weight() -> None:
         ({"values": lambda d: None, "length": 5}, "array of numbers.*got NoneType"),
         ({"values": [1.0, 2.0], "length": 3}, "length 3"),
         ({}, "needs its length"),
-    ],
-)
-def test_bad_tables_are_named(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Table(2, **options)
+    ]:
+        with pytest.raises(ValueError, match=words):
+            Table(2, **options)
 
 
 def realised(prior: Matrix, length: int) -> torch.Tensor:

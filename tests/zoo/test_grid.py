@@ -120,10 +120,10 @@ def test_a_transposed_image_has_the_transposed_prior(name: str, options: dict) -
     torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["alibi2d", "kerple2d", "fire2d"])
-def test_isotropic_priors_are_symmetric(name: str) -> None:
-    dense = make(name)(POS, POS, causal=False).dense()[0]
-    torch.testing.assert_close(dense, dense.mT, atol=0, rtol=0)
+def test_isotropic_priors_are_symmetric() -> None:
+    for name in ["alibi2d", "kerple2d", "fire2d"]:
+        dense = make(name)(POS, POS, causal=False).dense()[0]
+        torch.testing.assert_close(dense, dense.mT, atol=0, rtol=0)
 
 
 def test_ggd2d_of_exponent_one_is_alibi2d() -> None:
@@ -175,29 +175,26 @@ def test_spectral2d_reaches_as_far_as_it_is_told() -> None:
     assert (slowest.diff() < 0).all() and wide.x.omega.dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
+def test_bad_options_are_named() -> None:
+    for name, options, message in [
         ("spectral2d", {"reach": 0.0}, "reach of spectral2d must be a finite number above 0, got 0"),
         ("goat2d", {"top": 4.0}, "top=4.0"),
         ("t5_2d", {"num_buckets": 5}, "even number"),
         ("t5_2d", {"max_distance": 0}, "max_distance of t5_2d must be a whole number of 1 or more, got 0"),
         ("alibi2d", {"slopes": 1}, "no option 'slopes'"),
-    ],
-)
-def test_bad_options_are_named(name: str, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        create_prior(name, num_heads=2, **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            create_prior(name, num_heads=2, **options)
 
 
-@pytest.mark.parametrize("name", GRID)
-def test_priors_of_a_grid_refuse_a_line_and_half_a_grid(name: str) -> None:
-    line = Positions.line(4)
-    with pytest.raises(ValueError, match="grid"):
-        make(name)(line, line, causal=False)
-    if make(name)(POS, POS, causal=False).table is not None:
-        with pytest.raises(ValueError, match="the same grid"):
-            make(name)(POS, Positions.grid(5, 3, num_prefix=2), causal=False)
+def test_priors_of_a_grid_refuse_a_line_and_half_a_grid() -> None:
+    for name in GRID:
+        line = Positions.line(4)
+        with pytest.raises(ValueError, match="grid"):
+            make(name)(line, line, causal=False)
+        if make(name)(POS, POS, causal=False).table is not None:
+            with pytest.raises(ValueError, match="the same grid"):
+                make(name)(POS, Positions.grid(5, 3, num_prefix=2), causal=False)
 
 
 # --- encodings ------------------------------------------------------------------------------------------------------
@@ -212,15 +209,15 @@ def turned_by(rotary: Rotary2d, patch: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("form", ["axial", "mixed"])
-def test_rotary2d_turns_by_row_and_column(form: str) -> None:
-    rotary = Rotary2d(16, num_heads=2, form=form).double()
-    size = (100.0 if form == "axial" else 10.0) ** -(torch.arange(4, dtype=torch.float64) / 4)
-    for n, (y, x) in enumerate(PATCHES):
-        axial = torch.cat([y * size, x * size]).expand(2, -1)
-        angle = axial if form == "axial" else y * rotary.omega[0] + x * rotary.omega[1]
-        wanted = torch.atan2(angle.sin(), angle.cos())
-        torch.testing.assert_close(turned_by(rotary, n), wanted, atol=1e-12, rtol=0)
+def test_rotary2d_turns_by_row_and_column() -> None:
+    for form in ["axial", "mixed"]:
+        rotary = Rotary2d(16, num_heads=2, form=form).double()
+        size = (100.0 if form == "axial" else 10.0) ** -(torch.arange(4, dtype=torch.float64) / 4)
+        for n, (y, x) in enumerate(PATCHES):
+            axial = torch.cat([y * size, x * size]).expand(2, -1)
+            angle = axial if form == "axial" else y * rotary.omega[0] + x * rotary.omega[1]
+            wanted = torch.atan2(angle.sin(), angle.cos())
+            torch.testing.assert_close(turned_by(rotary, n), wanted, atol=1e-12, rtol=0)
 
 
 def test_mixed_rotary_starts_as_axial_frequencies_turned_by_one_angle_per_head() -> None:
@@ -258,21 +255,22 @@ def test_learned2d_keeps_rows_and_columns_when_it_is_resized() -> None:
     assert rows.dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    "make_encoding",
-    [lambda: Rotary2d(6, num_heads=1), lambda: Sinusoidal2d(6), lambda: Rotary2d(8, num_heads=1, form="x")],
-)
-def test_impossible_encodings_are_named(make_encoding) -> None:
-    with pytest.raises(ValueError, match=r"multiple of 4|known: axial, mixed"):
-        make_encoding()
+def test_impossible_encodings_are_named() -> None:
+    for make_encoding in [
+        lambda: Rotary2d(6, num_heads=1),
+        lambda: Sinusoidal2d(6),
+        lambda: Rotary2d(8, num_heads=1, form="x"),
+    ]:
+        with pytest.raises(ValueError, match=r"multiple of 4|known: axial, mixed"):
+            make_encoding()
 
 
-@pytest.mark.parametrize("encoding", [Rotary2d(8, num_heads=2), Rotary2d(8, num_heads=2, form="mixed")])
-def test_rotary2d_keeps_the_dtype_and_refuses_a_line(encoding) -> None:
-    x = torch.randn(2, 2, POS.length, 8, dtype=torch.bfloat16)
-    assert encoding.bfloat16()(x, POS).dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="no grid"):
-        encoding(x, Positions.line(POS.length))
+def test_rotary2d_keeps_the_dtype_and_refuses_a_line() -> None:
+    for encoding in [Rotary2d(8, num_heads=2), Rotary2d(8, num_heads=2, form="mixed")]:
+        x = torch.randn(2, 2, POS.length, 8, dtype=torch.bfloat16)
+        assert encoding.bfloat16()(x, POS).dtype == torch.bfloat16
+        with pytest.raises(ValueError, match="no grid"):
+            encoding(x, Positions.line(POS.length))
 
 
 def lookhere_by_hand(height: int, width: int, heads: int, fov: int, layer_slope: float) -> torch.Tensor:
@@ -321,18 +319,15 @@ def test_lookhere_against_its_released_fields_and_slopes(fov: int, heads: int) -
     assert ends == [1.5, 0.5] and create_prior("lookhere2d", num_heads=heads).layer_slope == 1.0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_lookhere_refuses_what_it_does_not_have() -> None:
+    for options, message in [
         ({"fov": 60}, "fov=60"),
         ({"layer_slopes": (1.0,)}, "layer_slopes="),
         ({"layer_slopes": (1.0, -1.0)}, "layer_slopes="),
         ({"depth": (4, 4)}, "expected a layer from 0 to 3"),
-    ],
-)
-def test_lookhere_refuses_what_it_does_not_have(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        create_prior("lookhere2d", num_heads=4, **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            create_prior("lookhere2d", num_heads=4, **options)
 
 
 def axial_by_hand(
@@ -378,19 +373,16 @@ def test_interpolated_mixed_rope_is_that_of_the_nearer_places() -> None:
     torch.testing.assert_close(ours.flatten(2, 3), theirs, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_scalings_that_2d_rope_does_not_have() -> None:
+    for options, message in [
         ({"scaling": "yarn"}, "scaling='yarn'"),
         ({"scaling": "linear"}, "needs a factor, or train_grid"),
         ({"scaling": "linear", "factor": 0.5}, "factor"),
         ({"factor": 2.0}, "expected none without scaling"),
         ({"scaling": "ntk", "factor": 2.0, "form": "mixed"}, "expected form='axial'"),
-    ],
-)
-def test_scalings_that_2d_rope_does_not_have(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Rotary2d(8, num_heads=1, **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Rotary2d(8, num_heads=1, **options)
 
 
 def test_normalised_rope_pair_by_pair_and_as_timm_has_it() -> None:
@@ -448,11 +440,11 @@ def test_queries_and_keys_are_turned_alike_in_training(name: str) -> None:
     assert len(products) == (3 if options else 1)
 
 
-@pytest.mark.parametrize("grid", [(3, 5), (4, 7), (2, 9), (1, 2)])
-def test_learned_positions_are_resized_as_timm_does(grid: tuple[int, int]) -> None:
-    resample = pytest.importorskip("timm.layers").resample_abs_pos_embed
-    learned = Learned2d(6, train_grid=(HEIGHT, WIDTH))
-    ours = learned(Positions.grid(*grid), torch.zeros(1))
-    weight = learned.weight.detach().flatten(2).transpose(1, 2)
-    expected = resample(weight, list(grid), old_size=[HEIGHT, WIDTH], num_prefix_tokens=0)
-    torch.testing.assert_close(ours, expected, atol=1e-7, rtol=0)
+def test_learned_positions_are_resized_as_timm_does() -> None:
+    for grid in [(3, 5), (4, 7), (2, 9), (1, 2)]:
+        resample = pytest.importorskip("timm.layers").resample_abs_pos_embed
+        learned = Learned2d(6, train_grid=(HEIGHT, WIDTH))
+        ours = learned(Positions.grid(*grid), torch.zeros(1))
+        weight = learned.weight.detach().flatten(2).transpose(1, 2)
+        expected = resample(weight, list(grid), old_size=[HEIGHT, WIDTH], num_prefix_tokens=0)
+        torch.testing.assert_close(ours, expected, atol=1e-7, rtol=0)

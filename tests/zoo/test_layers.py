@@ -141,15 +141,12 @@ def test_ssmax_starts_where_it_is_told() -> None:
     assert all((layer.attention.ssmax.s == 1).all() for layer in model.layers)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_logit_options() -> None:
+    for options, message in [
         ({"temprature": 2.0}, "did you mean 'temperature'"),
         ({"temperature": 0.0}, "temperature of the logits must be a finite number above 0, got 0"),
         ({"prior_scale": -1.0}, "prior_scale .* got -1"),
         ({"lanes": "beside"}, "no option 'lanes'"),
-    ],
-)
-def test_bad_logit_options(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        create_model("text_ggd_tiny", logit_options=options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            create_model("text_ggd_tiny", logit_options=options)

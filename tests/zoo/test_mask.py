@@ -117,14 +117,14 @@ def test_a_mask_in_low_precision(realised: str, dtype: torch.dtype) -> None:
     assert empty.any() and (results[0]["out"][empty] == 0).all()
 
 
-@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
-def test_a_mask_that_hides_nothing_changes_nothing(kernel: str) -> None:
-    leaves, options = build(CASES["odd"], "both")
-    plain = prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, **options)
-    mask = torch.ones(1, 1, 37, 37, dtype=torch.bool)
-    torch.testing.assert_close(
-        prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, mask=mask, **options), plain
-    )
+def test_a_mask_that_hides_nothing_changes_nothing() -> None:
+    for kernel in ["reference", "sdpa"]:
+        leaves, options = build(CASES["odd"], "both")
+        plain = prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, **options)
+        mask = torch.ones(1, 1, 37, 37, dtype=torch.bool)
+        torch.testing.assert_close(
+            prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, mask=mask, **options), plain
+        )
 
 
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])
@@ -142,14 +142,14 @@ def test_a_prefix_does_not_depend_on_what_follows(kernel: str) -> None:
     assert torch.equal(other[:, :, :20], whole[:, :, :20])
 
 
-@pytest.mark.parametrize("kernel", ["reference", "sdpa", "auto"])
-def test_rows_beyond_the_window_are_zero(kernel: str) -> None:
+def test_rows_beyond_the_window_are_zero() -> None:
     """More queries than keys: the first are further from every key than the window reaches."""
-    q = torch.randn(1, HEADS, 9, HEAD_WIDTH, dtype=torch.float64, requires_grad=True)
-    k = torch.randn(1, HEADS, 4, HEAD_WIDTH, dtype=torch.float64)
-    out = prior_attention(q, k, k, causal=False, window=2, kernel=kernel)
-    assert (out[:, :, :4] == 0).all() and (out[:, :, 4:] != 0).all()
-    assert torch.autograd.grad(out.sum(), q)[0].isfinite().all()
+    for kernel in ["reference", "sdpa", "auto"]:
+        q = torch.randn(1, HEADS, 9, HEAD_WIDTH, dtype=torch.float64, requires_grad=True)
+        k = torch.randn(1, HEADS, 4, HEAD_WIDTH, dtype=torch.float64)
+        out = prior_attention(q, k, k, causal=False, window=2, kernel=kernel)
+        assert (out[:, :, :4] == 0).all() and (out[:, :, 4:] != 0).all()
+        assert torch.autograd.grad(out.sum(), q)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("options", [{"mask": torch.ones(1, 1, 300, 300, dtype=torch.bool)}, {"dropout": 0.1}])
@@ -169,21 +169,18 @@ def test_kernels_without_a_matrix_refuse_and_auto_finds_one_that_serves(realised
             prior_attention(*_heads(leaves), terms, kernel=kernel, **given, **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_masks_and_probabilities() -> None:
+    for options, message in [
         ({"mask": torch.ones(5, 5, dtype=torch.bool)}, r"mask must be \(2, 4, 5, 5\), or 1 on its first two axes"),
         ({"mask": torch.ones(3, 1, 5, 5, dtype=torch.bool)}, "mask must be"),
         ({"mask": torch.ones(1, 1, 5, 1, dtype=torch.bool)}, "mask must be"),
         ({"mask": torch.ones(1, 1, 5, 5)}, "mask must be bool, True where a key may be seen"),
         ({"dropout": 1.0}, "dropout must be a probability below 1, got 1.0"),
         ({"dropout": -0.1}, "dropout must be a probability"),
-    ],
-)
-def test_bad_masks_and_probabilities(options: dict, message: str) -> None:
-    heads = torch.randn(2, HEADS, 5, HEAD_WIDTH)
-    with pytest.raises(ValueError, match=message):
-        prior_attention(heads, heads, heads, causal=True, **options)
+    ]:
+        heads = torch.randn(2, HEADS, 5, HEAD_WIDTH)
+        with pytest.raises(ValueError, match=message):
+            prior_attention(heads, heads, heads, causal=True, **options)
 
 
 def drop_case(realised: str, dropout: float) -> tuple[dict[str, Tensor], dict[str, Any]]:

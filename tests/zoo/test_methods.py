@@ -106,9 +106,8 @@ def test_a_rotation_in_a_sum_turns_the_columns_that_lanes_leave() -> None:
     assert grid.rotary.form == "axial" and grid.rotary.head_dim == 28
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
+def test_bad_sums_are_named() -> None:
+    for name, options, words in [
         ("ggd+spectrl", {}, "unknown part 'spectrl'.*did you mean 'spectral'"),
         ("ggd+", {}, "unknown part ''"),
         ("ggd+ggd", {}, "the part 'ggd' twice"),
@@ -119,11 +118,9 @@ def test_a_rotation_in_a_sum_turns_the_columns_that_lanes_leave() -> None:
         ("ggd+alibi", {"aliby": {}}, "no part 'aliby'; did you mean 'alibi'"),
         ("ggd+alibi", {"alibi": {"learnble": True}}, "part 'alibi' of 'ggd.alibi' has no option 'learnble'; did you"),
         ("ggd+alibi", {"alibi": True}, "by name, got True"),
-    ],
-)  # fmt: skip
-def test_bad_sums_are_named(name: str, options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        create_position(name, **LINE, options=options)
+    ]:
+        with pytest.raises(ValueError, match=words):
+            create_position(name, **LINE, options=options)
 
 
 def test_every_grid_sum_of_two_runs() -> None:
@@ -175,9 +172,8 @@ def test_a_method_per_layer_of_a_vision_model() -> None:
     assert model(torch.randn(1, 3, 48, 72)).shape == (1, 26)
 
 
-@pytest.mark.parametrize(
-    ("position", "options", "words"),
-    [
+def test_bad_lists_are_named() -> None:
+    for position, options, words in [
         (["ggd"] * 3, {}, "divides 4"),
         ([], {}, "divides 4"),
         (["ggd", 3], {}, "each a string"),
@@ -185,11 +181,9 @@ def test_a_method_per_layer_of_a_vision_model() -> None:
         (["ggd", "alibi"], {"ggdd": {}}, "'ggdd'.*did you mean 'ggd'"),
         (["ggd", "alibi"], {"ggd": 3}, "got 3"),
         (["learned", "sinusoidal"], {}, "learned and sinusoidal"),
-    ],
-)
-def test_bad_lists_are_named(position, options, words) -> None:
-    with pytest.raises(ValueError, match=words):
-        create_model("text_ggd_tiny", position=position, position_options=options)
+    ]:
+        with pytest.raises(ValueError, match=words):
+            create_model("text_ggd_tiny", position=position, position_options=options)
 
 
 # ------------------------------------------------------------------------------------------------ priors from outside
@@ -241,9 +235,8 @@ def test_a_grid_prior_is_a_method_of_grids_whatever_its_name(registry) -> None:
         zoo.register_prior("ripples2d", FadingGrid)
 
 
-@pytest.mark.parametrize(
-    ("name", "made", "words"),
-    [
+def test_bad_registrations_are_named(registry) -> None:
+    for name, made, words in [
         ("ggd", Fading, "'ggd' is taken"),
         ("rope", Fading, "'rope' is taken"),
         ("ggd_goat", Fading, "'ggd_goat' is taken"),
@@ -253,11 +246,9 @@ def test_a_grid_prior_is_a_method_of_grids_whatever_its_name(registry) -> None:
         ("Own", Fading, "cannot name a prior"),
         ("own", nn.Linear, "derived from zoo.Prior"),
         ("own", Fading(2), "derived from zoo.Prior"),
-    ],
-)
-def test_bad_registrations_are_named(registry, name, made, words) -> None:
-    with pytest.raises(ValueError, match=words):
-        zoo.register_prior(name, made)
+    ]:
+        with pytest.raises(ValueError, match=words):
+            zoo.register_prior(name, made)
 
 
 def test_reserved_names_are_all_that_mean_something_else() -> None:

@@ -364,9 +364,8 @@ def test_bfloat16(name: str) -> None:
     torch.testing.assert_close(weights.double(), others, rtol=0, atol=0.03)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_cannot_be_made() -> None:
+    for options, message in [
         ({"add_bias_kv": True}, "add_bias_kv adds a key without a position"),
         ({"add_zero_attn": True}, "add_zero_attn adds a key"),
         ({"dropout": 1.0}, "dropout must be a probability below 1"),
@@ -374,11 +373,9 @@ def test_bfloat16(name: str) -> None:
         ({"position": "gdd"}, "did you mean 'ggd'"),
         ({"position": "learned"}, "added to the embedding"),
         ({"position": "sinusoidal"}, "use position='nope' here"),
-    ],
-)
-def test_what_cannot_be_made(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PriorMultiheadAttention(**{"embed_dim": WIDTH, "num_heads": HEADS} | options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            PriorMultiheadAttention(**{"embed_dim": WIDTH, "num_heads": HEADS} | options)
 
 
 def test_what_cannot_be_called() -> None:

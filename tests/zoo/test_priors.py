@@ -66,13 +66,13 @@ def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(name: str, c
             torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", [n for n in LINE if n not in ("key_bias", "goat", "cable", "fire", "matrix")])
-def test_relative_priors_do_not_see_a_common_shift(name: str) -> None:
+def test_relative_priors_do_not_see_a_common_shift() -> None:
     """Identity 1, for every prior of the distance alone."""
-    prior = make(name)
-    near = prior(Positions.line(7), Positions.line(7), causal=True).dense()
-    far = prior(Positions.line(7, offset=1000), Positions.line(7, offset=1000), causal=True).dense()
-    torch.testing.assert_close(centred(near, True), centred(far, True), atol=1e-6, rtol=0)
+    for name in [n for n in LINE if n not in ("key_bias", "goat", "cable", "fire", "matrix")]:
+        prior = make(name)
+        near = prior(Positions.line(7), Positions.line(7), causal=True).dense()
+        far = prior(Positions.line(7, offset=1000), Positions.line(7, offset=1000), causal=True).dense()
+        torch.testing.assert_close(centred(near, True), centred(far, True), atol=1e-6, rtol=0)
 
 
 def test_spectral_lanes_are_the_cosine_and_sine_of_the_distance() -> None:
@@ -96,13 +96,13 @@ def test_ggd_between_nope_and_alibi() -> None:
     torch.testing.assert_close(centred(ggd, True), centred(alibi, True), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("beta", [-0.5, -2.0])
-def test_retrieval_heads_look_away(beta: float) -> None:
+def test_retrieval_heads_look_away() -> None:
     """Identity 3: θβ < 0 empties d = 0 (BAM theorem 3) and leaves far distances to content (theorem 4)."""
-    prior = create_prior("ggd", num_heads=1).double()
-    prior.theta_beta.data.fill_(beta)
-    curve = prior.curve(torch.tensor([0.0, 1e8], dtype=torch.float64), causal=True)[0]
-    assert curve[0] < -300 and abs(curve[1]) < 1e-3
+    for beta in [-0.5, -2.0]:
+        prior = create_prior("ggd", num_heads=1).double()
+        prior.theta_beta.data.fill_(beta)
+        curve = prior.curve(torch.tensor([0.0, 1e8], dtype=torch.float64), causal=True)[0]
+        assert curve[0] < -300 and abs(curve[1]) < 1e-3
 
 
 def test_local_heads_forget() -> None:
@@ -229,25 +229,23 @@ def test_ggd_starts_as_bam_does(init: str) -> None:
     assert len(values) == 4 and (values.mean(1).abs() < 0.1).all() and ((values.std(1) - 1).abs() < 0.1).all()
 
 
-@pytest.mark.parametrize(
-    "trained", [(a, b, m) for a in (False, True) for b in (False, True) for m in (False, True)][1:]
-)
-def test_any_of_ggds_parameters_can_be_trained_alone(trained: tuple[bool, ...]) -> None:
+def test_any_of_ggds_parameters_can_be_trained_alone() -> None:
     """Through the operator, whose table has gradients in closed form."""
-    names = ("alpha", "beta", "mu")
-    options = {f"train_{name}": on for name, on in zip(names, trained, strict=True)}
-    prior, pos = make("ggd", **options), Positions.line(9)
-    free = make("ggd", train_mu=True)
-    q, k, v = (torch.randn(1, 3, 9, 4, dtype=torch.float64) for _ in range(3))
-    for one in (prior, free):
-        prior_attention(q, k, v, one(pos, pos, causal=True), causal=True).square().sum().backward()
-    for name, on in zip(names, trained, strict=True):
-        mine, other = (getattr(one, f"theta_{name}") for one in (prior, free))
-        assert mine.requires_grad == on
-        if on:
-            torch.testing.assert_close(mine.grad, other.grad)
-        else:
-            assert mine.grad is None
+    for trained in [(a, b, m) for a in (False, True) for b in (False, True) for m in (False, True)][1:]:
+        names = ("alpha", "beta", "mu")
+        options = {f"train_{name}": on for name, on in zip(names, trained, strict=True)}
+        prior, pos = make("ggd", **options), Positions.line(9)
+        free = make("ggd", train_mu=True)
+        q, k, v = (torch.randn(1, 3, 9, 4, dtype=torch.float64) for _ in range(3))
+        for one in (prior, free):
+            prior_attention(q, k, v, one(pos, pos, causal=True), causal=True).square().sum().backward()
+        for name, on in zip(names, trained, strict=True):
+            mine, other = (getattr(one, f"theta_{name}") for one in (prior, free))
+            assert mine.requires_grad == on
+            if on:
+                torch.testing.assert_close(mine.grad, other.grad)
+            else:
+                assert mine.grad is None
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -318,19 +316,19 @@ def test_sink_margin_bounds_context_sensitivity() -> None:
     assert 1 - p[0].item() == pytest.approx(bound, abs=1e-9)
 
 
-@pytest.mark.parametrize("learnable", [False, True])
-def test_a_prior_of_a_wanted_mean_lag(learnable: bool) -> None:
+def test_a_prior_of_a_wanted_mean_lag() -> None:
     """The prior over a long past has it; along the key and along the lag are the same slope (GOAT, app. F)."""
-    lags = [0.5, 3.0, 40.0]
-    prior = create_prior("alibi", num_heads=3, mean_lag=lags, learnable=learnable).double()
-    query, keys = Positions.line(1, offset=4999), Positions.line(5000)
-    row = prior.log_prior(query, keys, causal=True)[0, :, 0]
-    pi, distance = row.softmax(-1), 4999 - torch.arange(5000)
-    torch.testing.assert_close((pi * distance).sum(-1), torch.tensor(lags, dtype=torch.float64), rtol=1e-5, atol=0)
-    along_key = (prior.slopes()[:, None] * torch.arange(5000)).softmax(-1)
-    torch.testing.assert_close(along_key, pi)
-    one = create_prior("alibi", num_heads=3, mean_lag=7.0)
-    torch.testing.assert_close(one.slopes(), torch.full((3,), math.log(8 / 7), dtype=torch.float64))
+    for learnable in [False, True]:
+        lags = [0.5, 3.0, 40.0]
+        prior = create_prior("alibi", num_heads=3, mean_lag=lags, learnable=learnable).double()
+        query, keys = Positions.line(1, offset=4999), Positions.line(5000)
+        row = prior.log_prior(query, keys, causal=True)[0, :, 0]
+        pi, distance = row.softmax(-1), 4999 - torch.arange(5000)
+        torch.testing.assert_close((pi * distance).sum(-1), torch.tensor(lags, dtype=torch.float64), rtol=1e-5, atol=0)
+        along_key = (prior.slopes()[:, None] * torch.arange(5000)).softmax(-1)
+        torch.testing.assert_close(along_key, pi)
+        one = create_prior("alibi", num_heads=3, mean_lag=7.0)
+        torch.testing.assert_close(one.slopes(), torch.full((3,), math.log(8 / 7), dtype=torch.float64))
 
 
 def test_exponential_recency_has_maximum_entropy() -> None:
@@ -417,29 +415,29 @@ def test_split_bf16_sums_to_the_value() -> None:
     assert (pieces[..., :3].to(torch.bfloat16).double() == pieces[..., :3]).all()
 
 
-@pytest.mark.parametrize("name", LINE)
-def test_priors_stay_float32_in_a_bfloat16_model(name: str) -> None:
-    prior = make(name).to(torch.bfloat16)
-    pos = Positions.line(5)
-    terms = prior(pos, pos, causal=True, x=inputs(5).bfloat16())
-    assert prior_dtype(prior) == torch.float32
-    for tensor in (terms.q_lanes, terms.k_lanes, terms.bias, terms.table and terms.table.table):
-        assert tensor is None or tensor.dtype == torch.float32
-    if hasattr(prior, "omega"):
-        assert prior.omega.dtype == torch.float64
+def test_priors_stay_float32_in_a_bfloat16_model() -> None:
+    for name in LINE:
+        prior = make(name).to(torch.bfloat16)
+        pos = Positions.line(5)
+        terms = prior(pos, pos, causal=True, x=inputs(5).bfloat16())
+        assert prior_dtype(prior) == torch.float32
+        for tensor in (terms.q_lanes, terms.k_lanes, terms.bias, terms.table and terms.table.table):
+            assert tensor is None or tensor.dtype == torch.float32
+        if hasattr(prior, "omega"):
+            assert prior.omega.dtype == torch.float64
 
 
 # --- the rest of the contract ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", GRID)
-def test_prefix_tokens_get_no_relative_prior(name: str) -> None:
+def test_prefix_tokens_get_no_relative_prior() -> None:
     """Non-square on purpose: rows and columns must not be confused, and the prefix keeps out of the grid."""
-    prior, pos = make(name), Positions.grid(3, 5, num_prefix=2)
-    bias = prior(pos, pos, causal=False).dense()[0]
-    prefix_keys = bias[:, :, :2]
-    assert (prefix_keys - prefix_keys[:, :1]).abs().max() < 1e-12
-    assert (bias[:, :2, 2:] - bias[:, :1, 2:]).abs().max() < 1e-12
+    for name in GRID:
+        prior, pos = make(name), Positions.grid(3, 5, num_prefix=2)
+        bias = prior(pos, pos, causal=False).dense()[0]
+        prefix_keys = bias[:, :, :2]
+        assert (prefix_keys - prefix_keys[:, :1]).abs().max() < 1e-12
+        assert (bias[:, :2, 2:] - bias[:, :1, 2:]).abs().max() < 1e-12
 
 
 def test_compose_adds() -> None:
@@ -473,9 +471,8 @@ def test_t5_buckets_are_the_published_ones() -> None:
     assert both_sides == [5, 21]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
+def test_bad_options_are_named() -> None:
+    for name, options, message in [
         ("albi", {}, "did you mean 'alibi'"),
         ("ggd", {"initt": "alibi"}, "did you mean 'init'"),
         ("ggd", {"init": "linea"}, "did you mean 'linear'"),
@@ -491,11 +488,9 @@ def test_t5_buckets_are_the_published_ones() -> None:
         ("t5", {"num_buckets": 7}, "even number"),
         ("key_bias2d", {"rank": 3}, "even, got 3"),
         ("ggd2d", {"form": "round"}, "isotropic, separable"),
-    ],
-)
-def test_bad_options_are_named(name: str, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        create_prior(name, num_heads=2, **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            create_prior(name, num_heads=2, **options)
 
 
 def test_where_a_prior_is_not_defined_it_says_so() -> None:
@@ -510,8 +505,8 @@ def test_where_a_prior_is_not_defined_it_says_so() -> None:
         make("spectral2d")(pos, pos, causal=False)
 
 
-@pytest.mark.parametrize("name", [name for name in LINE if name != "uniform"])
-def test_priors_of_a_line_refuse_a_grid(name: str) -> None:
-    grid = Positions.grid(2, 2)
-    with pytest.raises(ValueError, match="needs a 2-D prior"):
-        make(name)(grid, grid, causal=True, x=inputs(4))
+def test_priors_of_a_line_refuse_a_grid() -> None:
+    for name in [name for name in LINE if name != "uniform"]:
+        grid = Positions.grid(2, 2)
+        with pytest.raises(ValueError, match="needs a 2-D prior"):
+            make(name)(grid, grid, causal=True, x=inputs(4))

@@ -163,14 +163,13 @@ def load_modality(name: str) -> Any:
     points = _points()
     if name not in points:
         raise ValueError(f"no modality {name!r}; {did_you_mean(name, points)}there are {', '.join(modality_names())}")
-    _import_module(points[name])
-    return points[name].load()
+    return _load(points[name])
 
 
-def _import_module(point: EntryPoint) -> None:
-    """Import a modality's module. ImportError with the pip command, where its packages are not installed."""
+def _load(point: EntryPoint, *, module_only: bool = False) -> Any:
+    """A modality, or its module. ImportError with the pip command, where its packages are not installed."""
     try:
-        import_module(point.module)
+        return import_module(point.module) if module_only else point.load()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in {"zoo", "modalities", "recipes", point.module.partition(".")[0]}:
             raise
@@ -183,7 +182,7 @@ def _register_models(names: Iterable[str]) -> list[str]:
     missing = []
     for name in names:
         try:
-            _import_module(_points()[name])
+            _load(_points()[name], module_only=True)
         except ImportError as error:
             missing.append(str(error))
     return missing

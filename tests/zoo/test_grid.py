@@ -304,8 +304,7 @@ def lookhere_by_hand(height: int, width: int, heads: int, fov: int, layer_slope:
     return found
 
 
-@pytest.mark.parametrize("fov", [180, 90, 45])
-@pytest.mark.parametrize("heads", [4, 6, 12])
+@pytest.mark.parametrize(("fov", "heads"), [(180, 4), (90, 6), (45, 12), (90, 12)])
 def test_lookhere_against_its_released_fields_and_slopes(fov: int, heads: int) -> None:
     slope = 1.5 + 2 / 3 * (0.5 - 1.5)  # of the third of four layers
     prior = create_prior("lookhere2d", num_heads=heads, fov=fov, depth=(2, 4))

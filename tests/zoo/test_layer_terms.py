@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from tests.zoo.priors_table import GRID, LINE, make, positions_for
+from tests.zoo.priors_table import GRID, make, positions_for
 from zoo import Positions, layer_terms
 from zoo.attention.triton import TritonKernel
 from zoo.priors import Prior
@@ -30,8 +30,8 @@ def tensors(terms: zoo.PriorTerms, *, causal: bool) -> list[Tensor]:
     return [x for x in found if x is not None]
 
 
-@pytest.mark.parametrize("name", [name for name in (*LINE, *GRID) if name not in ALONE])
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["alibi", "ggd", "goat", "kerple", "matrix", "t5", "ggd2d", "goat2d"])
 def test_terms_and_gradients_of_every_prior(name: str, packed: bool) -> None:
     at = positions_for(name)
     if packed and name not in GRID:
@@ -71,11 +71,11 @@ def test_steep_heads_of_layers_stay_finite_and_have_no_gradient_where_they_are_s
     )
 
 
-@pytest.mark.parametrize("name", ALONE)
-def test_other_priors_make_their_own(name: str) -> None:
-    at = positions_for(name)
-    priors = [make(name, seed=n) for n in range(2)]
-    assert layer_terms.stacked_terms(priors, at, at, causal=name not in GRID, x=torch.zeros(1)) == [None, None]
+def test_other_priors_make_their_own() -> None:
+    for name in ALONE:
+        at = positions_for(name)
+        priors = [make(name, seed=n) for n in range(2)]
+        assert layer_terms.stacked_terms(priors, at, at, causal=name not in GRID, x=torch.zeros(1)) == [None, None]
 
 
 def test_what_cannot_be_read_outside_its_own_forward_is_not_stacked() -> None:

@@ -83,9 +83,8 @@ TRANSFORMERS = {
 }
 
 
-@pytest.mark.parametrize("length", [100, 5000])
-@pytest.mark.parametrize("theta", [1e4, 5e5])
 @pytest.mark.parametrize("scaling", TRANSFORMERS)
+@pytest.mark.parametrize(("theta", "length"), [(1e4, 5000), (5e5, 100)])
 def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float, length: int) -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

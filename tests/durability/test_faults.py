@@ -1,0 +1,47 @@
+"""Runs that break at a file operation, or whose files are damaged, end as unbroken ones.
+
+PRIORZOO_FAULTS=1 breaks every operation by every kind, half an hour; by default every 32nd by one kind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="needs Linux and a C compiler")
+def test_a_broken_run_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    library = tmp_path / "inject.so"
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", library, HERE / "inject.c", "-ldl"], check=True)
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    env = os.environ | {
+        "LD_PRELOAD": str(library),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "PYTHONPATH": str(ROOT),
+    }
+    stride = "1" if os.environ.get("PRIORZOO_FAULTS") else "32"
+    done = subprocess.run(
+        [sys.executable, HERE / "trials.py", folder, stride],
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=7200,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["operations"] > 100 and outcome["trials"] > 10 and outcome["differences_seen"]
+    assert outcome["wrong"] == {}

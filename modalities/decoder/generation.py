@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,12 @@ PREFILL_TOKENS = 1 << 15  # prompt tokens, of all rows, that are read at a time
 CACHE_SHARE = 4  # keys and values of the rows that are read together take at most a quarter of the memory
 Prompts = Tensor | Sequence[Sequence[int] | np.ndarray]  # token ids, of any lengths
 BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
+
+
+class Decodes(Protocol):
+    """A tokenizer, as far as generation needs one."""
+
+    def decode(self, ids: list[int], /) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     stop: Sequence[str] = (),
-    tokenizer: Any = None,
+    tokenizer: Decodes | None = None,
     eos_id: int | None = None,
     seed: int | torch.Generator | None = None,
     cache: str = "auto",
@@ -91,15 +98,17 @@ def generate(
     """
     if stop and tokenizer is None:
         raise ValueError("stop strings are found in decoded text: pass tokenizer as well")
-    sampling: dict[str, Any] = dict(temperature=temperature, top_k=top_k, top_p=top_p)
-    options: dict[str, Any] = dict(max_new_tokens=max_new_tokens, seed=_generator(model, seed), cache=cache) | sampling
+    read = partial(stream, model, max_new_tokens=max_new_tokens, seed=_generator(model, seed), cache=cache)
     rows: list[list[int]] = []
     for part in batches(model, prompts, max_new_tokens):
-        rows += _rows(stream(model, prompts[part], **options), eos_id, stop, tokenizer)
+        steps = read(prompts[part], temperature=temperature, top_k=top_k, top_p=top_p)
+        rows += _rows(steps, eos_id, stop, tokenizer)
     return rows
 
 
-def _rows(steps: Iterator[Tensor], eos_id: int | None, stop: Sequence[str], tokenizer: Any) -> list[list[int]]:
+def _rows(
+    steps: Iterator[Tensor], eos_id: int | None, stop: Sequence[str], tokenizer: Decodes | None
+) -> list[list[int]]:
     """The tokens of each row up to its end."""
     rows: list[list[int]] = []
     done: list[bool] = []
@@ -110,7 +119,7 @@ def _rows(steps: Iterator[Tensor], eos_id: int | None, stop: Sequence[str], toke
                 done[n] = True
                 continue
             rows[n].append(token)
-            done[n] = bool(stop) and _cut_at_stop(rows[n], stop, tokenizer)
+            done[n] = tokenizer is not None and bool(stop) and _cut_at_stop(rows[n], stop, tokenizer)
         if all(done):
             break
     return rows
@@ -248,7 +257,7 @@ def left_pad(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor | N
     return tokens, segments
 
 
-def _cut_at_stop(row: list[int], stop: Sequence[str], tokenizer: Any) -> bool:
+def _cut_at_stop(row: list[int], stop: Sequence[str], tokenizer: Decodes) -> bool:
     """Whether the decoded row holds a stop string; if so the row is cut to the tokens before it."""
     text = tokenizer.decode(row)
     ends = [text.find(s) for s in stop if s in text]

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 __all__ = ["OutsideCache", "OutsideConfig", "OutsideDecoder", "open_causal_lm"]
 
@@ -110,11 +113,11 @@ class OutsideDecoder(nn.Module):
     context it was trained with.
     """
 
-    def __init__(self, model: Any, name: str) -> None:
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
         super().__init__()
         self.model = model.eval()
         config = model.config.get_text_config()
-        self.config: Any = OutsideConfig(
+        self.config = OutsideConfig(
             name,
             PurePath(name).name,
             config.vocab_size,
@@ -158,14 +161,14 @@ class OutsideDecoder(nn.Module):
     def train_positions(self) -> Positions:
         return Positions.line(self.config.train_context)
 
-    def to(self, *, device: Any = None, dtype: torch.dtype | None = None) -> Self:  # type: ignore[override]
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:  # type: ignore[override]
         """Parameters on a device and in a dtype; buffers keep theirs, as angles in bfloat16 are wrong far along."""
         self.model.to(device=device)
         for parameter in self.model.parameters():
             parameter.data = parameter.data.to(dtype)
         return self
 
-    def new_cache(self, capacity: int = 0, kind: str = "auto") -> Any:
+    def new_cache(self, capacity: int = 0, kind: str = "auto") -> OutsideCache:
         """An empty cache; its kind is the model's own."""
         return OutsideCache()
 
@@ -282,7 +285,7 @@ class OutsideDecoder(nn.Module):
             )
 
 
-def open_causal_lm(name: str) -> Any:
+def open_causal_lm(name: str) -> PreTrainedModel:
     """The causal LM in a folder or repository, with its priors where `zoo.adapt` gave it some. Errors as in `opened`."""
     open_tokenizer(name)  # looked for first
     if is_adapted(name):
@@ -290,7 +293,7 @@ def open_causal_lm(name: str) -> Any:
     return opened(name, "causal LM", lambda t: t.AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False))
 
 
-def _train_context(config: Any, name: str) -> int:
+def _train_context(config: PreTrainedConfig, name: str) -> int:
     length = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     length = length or open_tokenizer(name).model_max_length
     if not length or length >= 1 << 30:  # transformers writes 10³⁰ where it is not known
@@ -301,7 +304,7 @@ def _train_context(config: Any, name: str) -> int:
     return int(length)
 
 
-def _max_context(model: Any, config: Any) -> int | None:
+def _max_context(model: PreTrainedModel, config: PreTrainedConfig) -> int | None:
     """`max_position_embeddings` where a table of positions ends there: an embedding of its own, or a buffer of that size."""
     most = getattr(config, "max_position_embeddings", None)
     if most is None:
@@ -313,7 +316,7 @@ def _max_context(model: Any, config: Any) -> int | None:
 
 
 def _observed(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """An attention function of `transformers` that shows its call. Rotations are in q and k, so all is content."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

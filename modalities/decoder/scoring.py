@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from modalities.contract import Reading
-from modalities.decoder.generation import PREFILL_TOKENS, batches, left_pad, prefill, stream
+from modalities.decoder.generation import PREFILL_TOKENS, Decodes, batches, left_pad, prefill, stream
 from modalities.decoder.model import Decoder
 from zoo.decoding import Cache
 from zoo.naming import nearest
@@ -212,10 +212,17 @@ def _features_before(
         yield slice(part.start + 1, part.stop + 1), model.forward_features(inputs, segments=segments, cache=cache)
 
 
+class Ends(Decodes, Protocol):
+    """A tokenizer whose texts end with a token of their own."""
+
+    @property
+    def eos_id(self) -> int: ...
+
+
 @torch.inference_mode()
 def continue_texts(
     model: Decoder,
-    tokenizer: Any,
+    tokenizer: Ends,
     prompts: Sequence[Sequence[int] | np.ndarray],
     *,
     max_new_tokens: int,

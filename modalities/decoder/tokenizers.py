@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zoo.inputs import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 __all__ = [
     "MOST_IDS",
@@ -61,7 +62,7 @@ def check_tokenizer_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_backend(spec: str, path: Path, tokenizers: Any) -> Any:
+def read_backend(spec: str, path: Path, tokenizers: ModuleType) -> Tokenizer:
     """The tokenizer of a file, of the class of the library `tokenizers`. Raises ValueError for what is none."""
     content = check_tokenizer_file(path)
     try:
@@ -89,7 +90,7 @@ def no_panic(name: str) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------ of transformers
 
 
-def opened(name: str, what: str, load: Callable[[Any], _T]) -> _T:
+def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
     """`load(transformers)`; what it raises becomes one line that names the model.
 
     Raises:
@@ -121,14 +122,14 @@ def opened(name: str, what: str, load: Callable[[Any], _T]) -> _T:
 
 
 @lru_cache(maxsize=8)
-def open_tokenizer(name: str) -> Any:
+def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or repository; the same object for the same name. Errors as in `opened`."""
     if (file := Path(name) / "tokenizer.json").is_file():
         check_tokenizer_file(file)
     return opened(name, "tokenizer", lambda t: t.AutoTokenizer.from_pretrained(name, trust_remote_code=False))
 
 
-def start_id(tokenizer: Any, name: str) -> int:
+def start_id(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
     """The token that begins a text: BOS, else EOS, which then stands between documents, else [CLS].
 
     Raises ValueError for a tokenizer with none of them.
@@ -140,16 +141,16 @@ def start_id(tokenizer: Any, name: str) -> int:
     raise ValueError(f"hf:{name}: its tokenizer has no bos_token, eos_token or cls_token to begin a text with")
 
 
-def spells(tokenizer: Any, text: str) -> bool:
+def spells(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     """Whether a text comes back from its tokens, but for case and spaces."""
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
         return False
-    back = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    back = str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
     return "".join(back.split()).lower() == "".join(text.split()).lower()
 
 
-def fingerprint_of_tokenizer(tokenizer: Any) -> str:
+def fingerprint_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hex digits, equal for tokenizers that give equal ids for every text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,17 @@ __all__ = ["check_tokenizer", "decoder_cost", "heldout_prompts", "random_rows", 
 PROMPT_TOKENS = 32
 
 
-def check_tokenizer(options: Mapping[str, Any], spec: str) -> None:
+class RowData(Protocol):
+    """A recipe's data section with rows of tokens."""
+
+    @property
+    def context(self) -> int: ...
+
+
+D = TypeVar("D", bound=RowData)
+
+
+def check_tokenizer(options: Mapping[str, object], spec: str) -> None:
     """ValueError where a model's options name another tokenizer than the data's."""
     if (given := options.get("tokenizer", spec)) != spec:
         raise ValueError(
@@ -38,8 +48,8 @@ def random_rows(ids: int, context: int, rows: int) -> dict[str, Tensor]:
 
 def heldout_prompts(
     heldout: Callable[..., Iterable[Mapping[str, Tensor]]],
-    decoder: Callable[[Any], Callable[[list[int]], str]],
-    data: Any,
+    decoder: Callable[[D], Callable[[list[int]], str]],
+    data: D,
     count: int,
 ) -> list[str]:
     """The beginnings of the first `count` held-out rows, a quarter of the context and at most `PROMPT_TOKENS` each.
@@ -49,18 +59,16 @@ def heldout_prompts(
         decoder: data config → ids to text, or bases.
     """
     decode, most = decoder(data), max(1, min(PROMPT_TOKENS, data.context // 4))
-    found = []
+    prompts: list[str] = []
     for batch in heldout(data, samples=count, rank=0, world=1, micro_batch=count):
         for tokens, segments in zip(batch["tokens"], batch["segments"], strict=True):
-            document = tokens[
-                (segments == segments[0]) & (segments >= 0)
-            ]  # the first of the row; a padding row has none
+            document = tokens[(segments == segments[0]) & (segments >= 0)]  # the first of a row; padding has none
             text = decode(document[:most].tolist()).strip("\ufffd")  # characters that the cut goes through
-            found += [text] if text else []
-    return found[:count]
+            prompts += [text] if text else []
+    return prompts[:count]
 
 
-def decoder_cost(model: Decoder, data: Any, width: int) -> Cost:
+def decoder_cost(model: Decoder, data: RowData, width: int) -> Cost:
     """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key) pair and layer.
 
     (Attention's two products are 4·C forward and 8·C backward a pair, and half of the L² pairs are visible.) Activations,

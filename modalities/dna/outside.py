@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from modalities.decoder.outside import OutsideConfig, OutsideDecoder, open_causa
 from modalities.decoder.tokenizers import open_tokenizer, spells
 from modalities.dna.model import DnaDecoder
 from modalities.dna.tokenizers import OutsideTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["OUTSIDE", "OutsideDnaConfig", "OutsideDnaDecoder"]
 
@@ -34,22 +37,23 @@ class OutsideDnaDecoder(OutsideDecoder):
     likelihood is the model's, and what it gives to no base costs it. Start and padding have −inf.
     """
 
+    config: OutsideDnaConfig
     library_ids: Tensor  # as in `OutsideTokenizer`
     others: Tensor  # the library's ids of what is no target
 
-    def __init__(self, model: Any, name: str) -> None:
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
         super().__init__(model, name)
         tokenizer = load_tokenizer(self.config.tokenizer)
         assert isinstance(tokenizer, OutsideTokenizer)
-        given = asdict(self.config) | {"vocab_size": tokenizer.vocab_size, "num_targets": tokenizer.num_targets}
-        self.config = OutsideDnaConfig(**given)
+        vocabulary = {"vocab_size": tokenizer.vocab_size, "num_targets": tokenizer.num_targets}
+        self.config = OutsideDnaConfig(**asdict(self.config) | vocabulary)
         ids = torch.from_numpy(tokenizer.library_ids)
         self.register_buffer("library_ids", ids, persistent=False)
         others = torch.ones(self.model.config.get_text_config().vocab_size, dtype=torch.bool)
         others[ids[: tokenizer.num_targets]] = False
         self.register_buffer("others", others.nonzero()[:, 0], persistent=False)
 
-    def to(self, *, device: Any = None, dtype: torch.dtype | None = None) -> OutsideDnaDecoder:  # type: ignore[override]
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> OutsideDnaDecoder:  # type: ignore[override]
         super().to(device=device, dtype=dtype)
         self.library_ids, self.others = self.library_ids.to(device), self.others.to(device)
         return self

@@ -13,8 +13,6 @@ from zoo.model import ZooModel
 from zoo.naming import did_you_mean
 from zoo.registry import ModelFamily, load_modality
 
-__all__ = ["FAMILY", "VisionConfig", "not_multiples"]
-
 MLPS = ("swiglu", "gelu")
 POOLS = ("token", "avg", "")
 # tiny reads the 26 capitals of the glyph data at 48 pixels, scene those of the scenes at 96; small and base are the usual

@@ -25,8 +25,6 @@ from modalities.vision.config import VisionDataConfig
 from modalities.vision.objects import NO_OBJECTS, Objects, cut, targets_of, window_on
 from modalities.vision.transforms import BICUBIC, LimitAspect, Shape, rand_augment
 
-__all__ = ["BatchMaker", "train_transform"]
-
 # First word of every random key after the seed, so that no two uses share a stream; samples.py has its own.
 _AUGMENT, _ERASE, _MIX, _SHAPE = 10, 11, 12, 13
 
@@ -100,24 +98,32 @@ class BatchMaker:
         batch_key: tuple[int, ...],
     ) -> dict[str, Tensor]:
         """keys: one per image; batch_key: of what is drawn once per batch. The config's seed precedes each."""
-        seed, asked = self.config.seed, []
-        shape = self.shapes[0]
+        config, shape, targets = self.config, self.shapes[0], []
         if len(self.shapes) > 1:
-            shape = self.shapes[int(np.random.default_rng([seed, _SHAPE, *batch_key]).integers(len(self.shapes)))]
+            drawn = np.random.default_rng([config.seed, _SHAPE, *batch_key]).integers(len(self.shapes))
+            shape = self.shapes[int(drawn)]
         pixels = np.empty((len(images), *shape, 3), dtype=np.uint8)
         with preserve_rng_state():
             for row, image, label, key in zip(pixels, images, labels, keys, strict=True):
-                seeded(seed, _AUGMENT, *key)
-                seen, targets = self._seen(image, label, shape)
+                seeded(config.seed, _AUGMENT, *key)
+                seen, answers = self._seen(image, label, shape)
                 row[:] = np.asarray(self.transforms[shape](seen))
-                asked.append(targets)
-            batch = (
-                torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-            )
+                targets.append(answers)
+            batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+            batch = batch.to(torch.float32, memory_format=torch.contiguous_format)
             batch.sub_(self.mean).mul_(self.scale)
-            found = {name: torch.tensor(np.array([t[name] for t in asked]), dtype=torch.int64) for name in asked[0]}
-            batch, found["targets"] = self._mix(batch, found["targets"], keys, batch_key)
-        return {"images": batch} | found
+            tensors = {n: torch.tensor(np.array([t[n] for t in targets]), dtype=torch.int64) for n in targets[0]}
+            if self.erase is not None:
+                for image, key in zip(batch, keys, strict=True):
+                    seeded(config.seed, _ERASE, *key)
+                    self.erase(image)
+            if self.mix is not None:
+                seeded(config.seed, _MIX, *batch_key)
+                batch, tensors["targets"] = self.mix(batch, tensors["targets"])
+            elif config.label_smoothing > 0:
+                smoothing = config.label_smoothing
+                tensors["targets"] = mixup_target(tensors["targets"], config.num_classes, smoothing=smoothing)
+        return {"images": batch} | tensors
 
     def _seen(self, image: Image.Image, label: int | Objects, shape: Shape) -> tuple[Image.Image, dict[str, Any]]:
         """The image and its label; or a random window on it, and what is asked of that: of −1, which does not count, −1."""
@@ -127,16 +133,3 @@ class BatchMaker:
         objects = None if isinstance(label, int) else label
         window = window_on(image.size, objects or NO_OBJECTS, shape, (random.random(), random.random()))
         return cut(image, window), targets_of(objects and objects.in_window(window), target, shape)
-
-    def _mix(self, batch: Tensor, targets: Tensor, keys: Sequence[tuple[int, ...]], batch_key: tuple[int, ...]) -> Any:
-        config = self.config
-        if self.erase is not None:
-            for image, key in zip(batch, keys, strict=True):
-                seeded(config.seed, _ERASE, *key)
-                self.erase(image)
-        if self.mix is not None:
-            seeded(config.seed, _MIX, *batch_key)
-            return self.mix(batch, targets)
-        if config.label_smoothing > 0:
-            targets = mixup_target(targets, config.num_classes, smoothing=config.label_smoothing)
-        return batch, targets

@@ -13,8 +13,6 @@ from modalities.vision.transforms import IMAGENET_MEAN, IMAGENET_STD, rand_augme
 from zoo.bounds import LARGEST_SEED, bounded, check_fields
 from zoo.naming import nearest
 
-__all__ = ["VisionDataConfig"]
-
 # What each way of augmenting leaves unused, which is an error to set.
 _UNUSED = {
     "none": ("hflip", "color_jitter", "rand_augment", "random_erasing"),
@@ -87,24 +85,13 @@ class VisionDataConfig:
     @property
     def train_shapes(self) -> tuple[tuple[int, int], ...]:
         """(height, width) of the training batches."""
-        found = [re.fullmatch(r"(\d+)x(\d+)", shape) for shape in self.shapes]
-        for given, shape in zip(self.shapes, found, strict=True):
-            if not shape or not 0 < int(shape[1]) * int(shape[2]) <= MAX_PIXELS:
-                raise ValueError(f"shapes: {given!r} is not height and width in pixels, such as 96x96 or 64x144")
-        made = tuple((int(shape[1]), int(shape[2])) for shape in found if shape)
-        return made or ((self.image_size, self.image_size),)
-
-    def _check_target(self) -> None:
-        if self.target not in TARGETS:
-            raise ValueError(f"target {self.target!r}: {nearest(self.target, TARGETS)}")
-        if (self.target == "label") == (self.augment == "window"):
-            raise ValueError(
-                f"target={self.target!r} with augment={self.augment!r}: expected augment='window' where target is one of "
-                f"{', '.join(OBJECT_TARGETS)}, and only there"
-            )
-        for name in ("mixup", "cutmix", "label_smoothing"):
-            if self.target != "label" and getattr(self, name):
-                raise ValueError(f"{name}={getattr(self, name)} with target={self.target!r}: expected 0")
+        shapes = []
+        for text in self.shapes:
+            match = re.fullmatch(r"(\d+)x(\d+)", text)
+            if not match or not 0 < int(match[1]) * int(match[2]) <= MAX_PIXELS:
+                raise ValueError(f"shapes: {text!r} is not height and width in pixels, such as 96x96 or 64x144")
+            shapes.append((int(match[1]), int(match[2])))
+        return tuple(shapes) or ((self.image_size, self.image_size),)
 
     def _check_augment(self) -> None:
         if self.augment not in _UNUSED:
@@ -118,10 +105,20 @@ class VisionDataConfig:
         if self.rand_augment:
             rand_augment(self.rand_augment, self.image_size, self.mean)
 
+    def _check_target(self) -> None:
+        if self.target not in TARGETS:
+            raise ValueError(f"target {self.target!r}: {nearest(self.target, TARGETS)}")
+        if (self.target == "label") == (self.augment == "window"):
+            raise ValueError(
+                f"target={self.target!r} with augment={self.augment!r}: expected augment='window' where target is one of "
+                f"{', '.join(OBJECT_TARGETS)}, and only there"
+            )
+        for name in ("mixup", "cutmix", "label_smoothing"):
+            if self.target != "label" and getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)} with target={self.target!r}: expected 0")
+
     def unaugmented(self) -> VisionDataConfig:
         """As held-out images are prepared: no augmentation, plain labels."""
-        off = {
-            name: getattr(type(self), name)
-            for name in (*_UNUSED["none"], "mixup", "cutmix", "label_smoothing", "shapes")
-        }
-        return replace(self, augment="none" if self.target == "label" else "window", **off)
+        names = (*_UNUSED["none"], "mixup", "cutmix", "label_smoothing", "shapes")
+        defaults = {name: getattr(type(self), name) for name in names}
+        return replace(self, augment="none" if self.target == "label" else "window", **defaults)

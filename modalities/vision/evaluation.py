@@ -21,8 +21,6 @@ from modalities.vision.model import VisionTransformer
 from modalities.vision.sources import HELD_OUT
 from modalities.vision.transforms import Shape
 
-__all__ = ["FACTORS", "ImageEvaluator", "SizeEvaluator", "SizeSettings", "lowest_terms", "shape_at", "write_controls"]
-
 FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
 
 

@@ -1,21 +1,153 @@
-"""The object that the rest of the project knows vision by; importing it registers the models with timm."""
+"""Vision as the rest of the project knows it: building a model, its loss and cost, pictures of what it predicts.
+
+Importing it registers the models with timm.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import modalities.vision.registry  # noqa: F401  registers the models with timm
-from modalities.contract import Modality
+from modalities.contract import Cost, Modality
+from modalities.figures import panels
 from modalities.loading import first_heldout
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_loader
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.model import VisionTransformer
+from modalities.vision.objects import at_patches
 from modalities.vision.outside import OUTSIDE
-from modalities.vision.pictures import draw_predictions
-from modalities.vision.training import build, cost, example, loss, weight
+from modalities.vision.sources import class_names
+from zoo.model import ZooModel
+from zoo.registry import create_model
 
-__all__ = ["MODALITY"]
+MAP_WEIGHT = 4.0  # of a map's loss beside a picture's: most patches are background, soon known
+COLUMNS = 4  # of pictures in a figure
+
+
+def build(name: str, options: Mapping[str, Any], data: VisionDataConfig) -> ZooModel:
+    """A registered model at the data's image size, classes and normalisation, with the names of classes where known."""
+    facts = {"img_size": data.image_size, "num_classes": data.num_classes, "mean": data.mean, "std": data.std}
+    model = create_model(name, **facts | dict(options))
+    names = class_names(data.source)
+    if data.target == "count+map":  # a class is a count to the class token, a category to a patch
+        names = ()
+    elif "map" in data.target:
+        names = ("background", *names) if names else ()
+    elif data.target == "count":
+        names = tuple(map(str, range(data.num_classes)))
+    model.class_names = names if len(names) == model.config.num_classes else ()
+    return model
+
+
+def loss(model: Callable[..., Any], batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean cross-entropy to labels or soft targets, in nats; top-1 and top-5 accuracy where there are labels.
+
+    Of a map the mean is over the patches, each asked for the pixel in its middle. Of "…+map" the class token answers for the
+    picture, and the loss is its own + MAP_WEIGHT · the map's; the accuracies are of the class token.
+
+    Raises ValueError for a map where the model gives no logits of tokens, or for "…+map" has no class token.
+    """
+    logits, targets, extra = model(batch["images"]).float(), batch["targets"], torch.zeros(())
+    maps = targets if targets.ndim == 3 else batch.get("maps")
+    if maps is not None:
+        if logits.ndim != 3:
+            raise ValueError("a map needs logits of every token: set model.options.global_pool=''")
+        prefix: int = model.num_prefix_tokens  # type: ignore[attr-defined]
+        patches = logits[:, prefix:]
+        here, flat = at_patches(maps, patches.shape[1]).flatten(), patches.flatten(0, 1)
+        if maps is targets:
+            return _counted(flat, here)
+        if not prefix:
+            raise ValueError(
+                "target='…+map': the class token answers for the picture; set model.options.class_token=true"
+            )
+        extra, logits = MAP_WEIGHT * _counted(flat, here)[0], logits[:, 0]
+    if targets.is_floating_point():
+        return F.cross_entropy(logits, targets), {}
+    value, metrics = _counted(logits, targets)
+    return value + extra.to(value.device), metrics
+
+
+def _counted(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross-entropy and accuracies of the targets that are not −1."""
+    counted = targets >= 0
+    logits, targets = logits[counted], targets[counted]
+    with torch.no_grad():
+        ranked = logits.topk(min(5, logits.shape[-1])).indices == targets[:, None]
+        metrics = {"top1": ranked[:, 0].float().mean(), "top5": ranked.any(dim=1).float().mean()}
+    return F.cross_entropy(logits, targets), metrics
+
+
+def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
+    """Every image counts 1, also one with a map; places of held-out batches that do not count have target −1."""
+    targets = batch["targets"]
+    if targets.ndim == 3:
+        targets = targets.flatten(1).amax(1)
+    count = len(targets) if targets.is_floating_point() else int((targets >= 0).sum())
+    return float(count), count
+
+
+def example(model: VisionTransformer, data: VisionDataConfig, images: int) -> dict[str, Tensor]:
+    """A random batch of the largest training shape, with a label, a map or both, as `data.target` says."""
+    shape = max(data.train_shapes, key=lambda sides: sides[0] * sides[1])
+    labels, maps = (torch.randint(model.config.num_classes, size) for size in ((images,), (images, *shape)))
+    batch = {"images": torch.randn(images, 3, *shape), "targets": maps if data.target == "map" else labels}
+    return batch | ({"maps": maps} if data.target.endswith("+map") else {})
+
+
+def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
+    """One image of T tokens. FLOPs: 6 a matrix parameter and token (the classifier's once), 12·C a (query, key) pair and layer.
+
+    (Attention's two products are 4·C forward and 8·C backward a pair; all T² pairs are visible.) Activations, in numbers of
+    `width` bytes a token and layer: 10·C + 4·hidden (norms, q, k, v, output, residuals, MLP), or 2·C where blocks are
+    recomputed. Of several training shapes FLOPs are their mean, and activations those of the largest.
+    """
+    config, patch = model.config, model.config.patch_size
+    shapes = data.train_shapes if data.shapes else [config.train_size]
+    counts = [(height // patch) * (across // patch) + model.num_prefix_tokens for height, across in shapes]
+    others = ("prefix_tokens", "position_embedding", "head")
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim >= 2 and not name.startswith(others))
+    flops = 6.0 * (matrices * (sum(counts) / len(counts)) + config.dim * config.num_classes)
+    flops += 12.0 * config.dim * (sum(tokens**2 for tokens in counts) / len(counts)) * config.num_layers
+    per_layer = 2 * config.dim if config.activation_checkpointing else 10 * config.dim + 4 * config.hidden_dim
+    return Cost(1, flops, max(counts) * width * config.num_layers * per_layer)
+
+
+@torch.no_grad()
+def draw_predictions(model: VisionTransformer, data: VisionDataConfig, count: int) -> Any:
+    """A matplotlib figure of the first `count` held-out images, as the model is given them: above each its likeliest class with
+    the probability, green where it is right, and red with the true one where it is not.
+
+    Raises ValueError where classes are not what the model is asked for, and as `build_loader` does.
+    """
+    if data.target != "label":
+        raise ValueError(f"pictures show classes of whole images, and data.target is {data.target!r}; expected 'label'")
+    batches = list(first_heldout(build_loader, data, samples=count, rank=0, world=1, micro_batch=count))
+    images, targets = (torch.cat([batch[name] for batch in batches]) for name in ("images", "targets"))
+    images, labels = images[targets >= 0][:count], targets[targets >= 0][:count].tolist()
+    chances, guesses = model(images.to(next(model.parameters()).device)).float().softmax(-1).max(-1)
+    names = class_names(data.source)
+    names = names if len(names) == model.num_classes else tuple(map(str, range(model.num_classes)))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (data.mean, data.std))
+    columns = min(COLUMNS, len(images))
+    figure, axes = panels(math.ceil(len(images) / columns), columns, width=1.9, height=2.1)
+    for axis in axes:
+        axis.axis("off")
+    answers = zip(labels, guesses.tolist(), chances.tolist(), strict=True)
+    for axis, image, (label, guess, chance) in zip(axes, images, answers, strict=False):
+        axis.imshow((image * std + mean).clamp(0, 1).permute(1, 2, 0).numpy())
+        title = f"{names[guess]} {chance:.0%}" + ("" if guess == label else f"\nis {names[label]}")
+        axis.set_title(title, fontsize=9, color="tab:green" if guess == label else "tab:red")
+    return figure
+
 
 MODALITY = Modality(
     name="vision",

@@ -29,8 +29,6 @@ from zoo.methods import Position, create_grid_position, layer_methods, shared_em
 from zoo.model import ZooModel
 from zoo.positions import Positions
 
-__all__ = ["ANY", "VisionTransformer", "timm_cfg"]
-
 ANY = "priorzoo_vision"  # timm's name of a model that has no other: its configuration is in its arguments
 FIRST_CONV = "patch_embed.proj"
 
@@ -70,11 +68,9 @@ class VisionBlock(nn.Module):
         positions: Positions,
         *,
         kernel: str | Kernel = "auto",
-        logit_scale: float = 1.0,
         made: LayerTerms | None = None,
     ) -> Tensor:
-        options: dict[str, Any] = dict(kernel=kernel, logit_scale=logit_scale, made=made)
-        attended = self.attention(self.attention_norm(x), positions, **options)
+        attended = self.attention(self.attention_norm(x), positions, kernel=kernel, made=made)
         x = x + self.drop_path(self.attention_scale(attended))
         return x + self.drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
 
@@ -177,12 +173,12 @@ class VisionTransformer(ZooModel):
         """
         if not self.num_classes:
             raise ValueError("the model has no classifier: num_classes is 0")
-        names = self.class_names or tuple(map(str, range(self.num_classes)))
         logits = self(*self.read(given, size=size).inputs)[0]
         if logits.ndim == 2:
             if not self.config.class_token:
                 raise ValueError("every patch has an answer, and the picture has none: the model has no class token")
             logits = logits[0]
+        names = self.class_names or tuple(map(str, range(self.num_classes)))
         shares = logits.double().softmax(-1)
         return [(names[label], shares[label].item()) for label in shares.argsort(descending=True, stable=True).tolist()]
 
@@ -190,16 +186,14 @@ class VisionTransformer(ZooModel):
     def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
         """(C,) float32: what the classifier reads of the image at a path, or the tokens' mean where it reads every token.
 
-        pool: None or "token", "avg" for another pooling than the model's own. Raises ValueError for a pooling that it does
-        not have, and as `read` does.
+        pool: "token" or "avg" for another pooling than the model's own. Raises ValueError for a pooling that it does not have,
+        and as `read` does.
         """
         possible = ("avg", "token") if self.config.class_token else ("avg",)
         if pool not in (None, *possible):
             raise ValueError(f"pool {pool!r}: this model has {', '.join(possible)}")
         features = self.forward_features(*self.read(given, size=size).inputs)
-        chosen = pool or self.global_pool or "avg"
-        pooled = global_pool_nlc(features, pool_type=chosen, num_prefix_tokens=self.num_prefix_tokens)
-        return pooled[0].float()
+        return self._pooled(features, pool or self.global_pool or "avg")[0].float()
 
     def describe_input(self) -> dict[str, str]:
         pixels, grid, prefix = self.config.train_size, self.config.train_grid, self.num_prefix_tokens
@@ -247,21 +241,24 @@ class VisionTransformer(ZooModel):
             return checkpoint(layer, x, positions, use_reentrant=False, **options)
         return layer(x, positions, **options)
 
-    def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto", logit_scale: float = 1.0) -> Tensor:
+    def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
         """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
         x, positions = self.embed(images)
         for layer, made in zip(self.layers, self._terms(x, positions), strict=True):
-            x = self._run(layer, x, positions, kernel=kernel, logit_scale=logit_scale, made=made)
+            x = self._run(layer, x, positions, kernel=kernel, made=made)
         return self.norm(x)
+
+    def _pooled(self, features: Tensor, pool: str) -> Tensor:
+        return global_pool_nlc(features, pool_type=pool, num_prefix_tokens=self.num_prefix_tokens)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """(B, num_classes) logits from (B, T, C) features, or with `pre_logits` what is pooled, (B, C)."""
-        pooled = global_pool_nlc(features, pool_type=self.global_pool, num_prefix_tokens=self.num_prefix_tokens)
+        pooled = self._pooled(features, self.global_pool)
         return pooled if pre_logits else self.head(pooled)
 
-    def forward(self, images: Tensor, *, kernel: str | Kernel = "auto", logit_scale: float = 1.0) -> Tensor:
-        """(B, num_classes) logits; any size that is a multiple of the patch. logit_scale: see `Attention.forward`."""
-        return self.forward_head(self.forward_features(images, kernel=kernel, logit_scale=logit_scale))
+    def forward(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
+        """(B, num_classes) logits; any size that is a multiple of the patch."""
+        return self.forward_head(self.forward_features(images, kernel=kernel))
 
     # ------------------------------------------------------------------------------------------ timm's interface
 
@@ -294,21 +291,17 @@ class VisionTransformer(ZooModel):
     def _model_args(self, args: Mapping[str, Any]) -> None:
         """timm sets the arguments that it was called with, which are in the configuration."""
 
-    def set_input_size(
-        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
-    ) -> None:
+    def set_input_size(self, img_size: int | tuple[int, int] | None = None, patch_size: int | None = None) -> None:
         """Record the size in pixels, a side or (height, width), that timm's data configuration gives images.
 
         It changes no number that the model computes: positions follow from the images of every call, and priors keep the
-        meaning that they were trained with.
-
-        Raises:
-            ValueError: for sides that are no multiples of the patch, unless the config pads, and for another patch size.
+        meaning that they were trained with. Raises ValueError for sides that are no multiples of the patch, unless the config
+        pads, and for another patch size.
         """
-        own = self.config.patch_size
-        if patch_size not in (None, own, (own, own)):
+        if patch_size not in (None, self.config.patch_size):
+            trained = self.config.patch_size
             raise ValueError(
-                f"patch_size={patch_size}: the weights are of patches of {own} pixels, which are not resampled"
+                f"patch_size={patch_size}: the weights are of patches of {trained} pixels, which are not resampled"
             )
         if img_size is None:
             return
@@ -333,77 +326,40 @@ class VisionTransformer(ZooModel):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
-        output_dict: bool = False,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
     ) -> Any:
         """Features after the blocks `indices` (an int: the last so many; None: all), and unless `intermediates_only` the
-        last features before them: timm's interface for backbones. NCHW maps hold patches alone.
-
-        output_dict: {"image_features", "image_intermediates", "image_intermediates_prefix"}, the first and the last only where
-        they were asked for.
-
-        Raises:
-            ValueError: for another format, a mask, or causal attention.
+        last features before them: timm's interface for backbones. NCHW maps hold patches alone. ValueError for another format.
         """
-        if attn_mask is not None or is_causal:
-            raise ValueError(
-                "attn_mask and is_causal: every patch sees the whole image; a position prior is the only bias"
-            )
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt={output_fmt!r}; expected 'NCHW' or 'NLC'")
-        take, last = feature_take_indices(
-            len(self.layers), indices if indices is None or isinstance(indices, int) else list(indices)
-        )
+        take, last = self._blocks(indices)
         x, positions = self.embed(images)
-        found, terms = [], self._terms(x, positions)
-        for n, layer in enumerate(self.layers[: last + 1] if stop_early else self.layers):
+        features: list[Any] = []
+        layers, terms = self.layers[: last + 1] if stop_early else self.layers, self._terms(x, positions)
+        for n, layer in enumerate(layers):
             x = self._run(layer, x, positions, made=terms[n])
             if n in take:
-                found.append(self.norm(x) if norm else x)
-        prefix = [y[:, : self.num_prefix_tokens] for y in found]
-        found = [y[:, self.num_prefix_tokens :] for y in found]
+                features.append(self.norm(x) if norm else x)
+        prefix = [one[:, : self.num_prefix_tokens] for one in features]
+        features = [one[:, self.num_prefix_tokens :] for one in features]
         if output_fmt == "NCHW":
             assert positions.shape is not None
-            found = [y.transpose(1, 2).unflatten(2, positions.shape).contiguous() for y in found]
-        with_prefix = return_prefix_tokens and self.num_prefix_tokens > 0
-        if output_dict:
-            given: dict[str, Any] = {} if intermediates_only else {"image_features": self.norm(x)}
-            return (
-                given | {"image_intermediates": found} | ({"image_intermediates_prefix": prefix} if with_prefix else {})
-            )
-        if with_prefix:
-            found = list(zip(found, prefix, strict=True))
-        return found if intermediates_only else (self.norm(x), found)
+            features = [one.transpose(1, 2).unflatten(2, positions.shape).contiguous() for one in features]
+        if return_prefix_tokens and self.num_prefix_tokens:
+            features = list(zip(features, prefix, strict=True))
+        return features if intermediates_only else (self.norm(x), features)
 
-    def get_intermediate_layers(
-        self,
-        images: Tensor,
-        n: int | Sequence[int] = 1,
-        reshape: bool = False,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        attn_mask: Tensor | None = None,
-    ) -> list[Any]:
-        """DINO's interface to `forward_intermediates`: (B, patches, C) of each, or (B, C, height, width) with `reshape`."""
-        return self.forward_intermediates(
-            images,
-            n,
-            return_prefix_tokens,
-            norm,
-            output_fmt="NCHW" if reshape else "NLC",
-            intermediates_only=True,
-            attn_mask=attn_mask,
-        )
+    def _blocks(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
+        """The blocks that timm means by `indices`, and the last of them."""
+        chosen = indices if indices is None or isinstance(indices, int) else list(indices)
+        return feature_take_indices(len(self.layers), chosen)
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop the blocks after the last of `indices`, the classifier, and on request the norm (the model can then not be
         saved)."""
-        take, last = feature_take_indices(
-            len(self.layers), indices if indices is None or isinstance(indices, int) else list(indices)
-        )
+        take, last = self._blocks(indices)
         self.layers = self.layers[: last + 1]
         self.config = replace(self.config, num_layers=last + 1)
         if prune_norm:

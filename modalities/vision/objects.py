@@ -28,20 +28,6 @@ from torch import Tensor
 
 from modalities.vision.images import BadImage
 
-__all__ = [
-    "NO_OBJECTS",
-    "OBJECT_TARGETS",
-    "Objects",
-    "Window",
-    "at_patches",
-    "check_objects",
-    "cut",
-    "parse_objects",
-    "target_of",
-    "targets_of",
-    "window_on",
-]
-
 OBJECT_TARGETS = ("marked", "count", "map", "marked+map", "count+map")
 UNKNOWN = 255  # in masks
 MARGIN = 8  # pixels round the marked boxes that a window shows too, where picture and window have them

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 from modalities.contract import Outside
 from modalities.vision.images import to_rgb
 from modalities.vision.model import VisionTransformer
-from modalities.vision.transforms import to_aspect
+from modalities.vision.transforms import reduced, to_aspect
 from zoo.naming import nearest
 from zoo.positions import Positions
-
-__all__ = ["OUTSIDE", "OutsideClassifier", "OutsideImageConfig"]
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,10 @@ class OutsideImageConfig:
     """What evaluators ask of a model's configuration.
 
     Attributes:
-        name: timm's.
-        position: what figures and tables call it where that tells models apart: its name.
+        name, position: timm's name; tables tell models apart by it.
         train_size: (height, width) of timm's data configuration.
         patch_size: what sides are multiples of; with `pad` any side is taken.
         fixed: whether it takes images of the training size alone.
-        interpolation, crop_pct, crop_mode: of timm's evaluation, as are mean and std.
     """
 
     name: str
@@ -45,11 +41,6 @@ class OutsideImageConfig:
     patch_size: int
     pad: bool
     fixed: bool
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str
-    crop_pct: float
-    crop_mode: str
 
 
 class OutsideClassifier(nn.Module):
@@ -62,28 +53,22 @@ class OutsideClassifier(nn.Module):
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
-        found: Any = model.eval()
-        data, cfg = resolve_model_data_config(found), found.pretrained_cfg
-        if not found.num_classes:
+        self.model: Any = model.eval()
+        self.data, cfg = resolve_model_data_config(self.model), self.model.pretrained_cfg
+        if not self.model.num_classes:
             raise ValueError(f"timm:{name} has no classifier")
-        self.model: Any = found
-        self.moves = bool(getattr(found, "dynamic_img_size", False)) or not cfg.get("fixed_input_size", False)
-        self.num_prefix_tokens = getattr(found, "num_prefix_tokens", 0)
+        self.moves = bool(getattr(model, "dynamic_img_size", False)) or not cfg.get("fixed_input_size", False)
+        self.num_prefix_tokens = getattr(model, "num_prefix_tokens", 0)
         self.config = OutsideImageConfig(
             name=name,
             position=name,
-            num_classes=found.num_classes,
-            train_size=tuple(data["input_size"][1:]),
-            patch_size=found.feature_info[-1]["reduction"],
-            pad=getattr(found, "patch_embed", None) is None,
-            fixed=not self.moves and getattr(found, "set_input_size", None) is None,
-            mean=data["mean"],
-            std=data["std"],
-            interpolation=data["interpolation"],
-            crop_pct=data["crop_pct"],
-            crop_mode=data["crop_mode"],
+            num_classes=self.model.num_classes,
+            train_size=tuple(self.data["input_size"][1:]),
+            patch_size=self.model.feature_info[-1]["reduction"],
+            pad=getattr(model, "patch_embed", None) is None,
+            fixed=not self.moves and getattr(model, "set_input_size", None) is None,
         )
-        self._at: dict[tuple[int, int], Any] = {}
+        self._at: dict[tuple[int, ...], nn.Module] = {}
 
     def pixels(
         self, image: Image.Image, height: int, width: int, *, mode: str = "resized", fit: str = "crop"
@@ -97,22 +82,13 @@ class OutsideClassifier(nn.Module):
         if fit == "extend":
             image = to_aspect(image, height / width, fit)
         if mode == "upsampled":
-            scale = min(self.config.train_size) / min(image.size)
-            small = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-            image = image.resize(small, Image.Resampling.BICUBIC)
+            image = reduced(image, min(self.config.train_size))
         return self._transform(height, width)(image)
 
     @lru_cache(maxsize=16)  # noqa: B019  a model lives as long as its measurement
     def _transform(self, height: int, width: int) -> Any:
-        config = self.config
-        return create_transform(
-            (3, height, width),
-            interpolation=config.interpolation,
-            mean=config.mean,
-            std=config.std,
-            crop_pct=config.crop_pct,
-            crop_mode=config.crop_mode,
-        )
+        names = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
+        return create_transform((3, height, width), **{name: self.data[name] for name in names})
 
     def positions(self, height: int, width: int) -> Positions:
         """None of timm's: ValueError, as evaluators of attention ask for them."""
@@ -120,22 +96,18 @@ class OutsideClassifier(nn.Module):
             f"timm:{self.config.name}: attention of timm's models cannot be seen; those of the zoo show theirs"
         )
 
-    def forward(self, images: Tensor, *, logit_scale: float = 1.0) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """(B, num_classes) logits of (B, 3, H, W). ValueError for a size that the model cannot be given."""
-        if logit_scale != 1.0:
-            raise ValueError(
-                f"timm:{self.config.name}: --tune-temperature scales attention, which timm's models do not offer"
-            )
         return self._sized(tuple(images.shape[-2:]))(images.to(next(self.model.parameters()).dtype))
 
-    def _sized(self, shape: Any) -> nn.Module:
+    def _sized(self, shape: tuple[int, ...]) -> nn.Module:
         config = self.config
         if shape == config.train_size or self.moves:
             return self.model
-        sizes = f"{shape[0]}×{shape[1]}", f"{config.train_size[0]}×{config.train_size[1]}"
+        size, trained = f"{shape[0]}×{shape[1]}", f"{config.train_size[0]}×{config.train_size[1]}"
         if config.fixed:
             raise ValueError(
-                f"timm:{config.name} takes images of {sizes[1]} alone, not {sizes[0]}: --sizes {min(config.train_size)}"
+                f"timm:{config.name} takes images of {trained} alone, not {size}: --sizes {min(config.train_size)}"
             )
         if shape not in self._at:
             self._at.clear()  # one at a time: every size has all weights
@@ -143,46 +115,37 @@ class OutsideClassifier(nn.Module):
             try:
                 resized.set_input_size(img_size=shape)
             except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-                raise ValueError(f"timm:{config.name} cannot be set to {sizes[0]}: {_line(error)}") from error
+                raise ValueError(f"timm:{config.name} cannot be set to {size}: {_line(error)}") from error
             self._at[shape] = resized.eval()
         return self._at[shape]
 
 
-def _load(name: str) -> tuple[nn.Module, bool]:
+def _load(word: str) -> tuple[nn.Module, bool]:
     """A registered model of ours is the zoo's, everything else an `OutsideClassifier`."""
-    name, at, checkpoint = name.partition("@")
+    name, at, checkpoint = word.partition("@")
     if name.partition(".")[0] not in timm.list_models():
         raise ValueError(f"timm:{name}: no such model in timm {timm.__version__}; {nearest(name, timm.list_models())}")
     if at and not Path(checkpoint).is_file():
-        raise ValueError(f"timm:{name}@{checkpoint}: no such file; expected a checkpoint, such as model.safetensors")
-    options: dict[str, Any] = {}
-    if at:
-        options["num_classes"] = _classes(name, checkpoint)
-    model = _created(name, options)
+        raise ValueError(f"timm:{word}: no such file; expected a checkpoint, such as model.safetensors")
+    options = {"num_classes": _classes(name, checkpoint)} if at else {}
+    try:
+        model = timm.create_model(name, dynamic_img_size=True, **options)  # positions are resampled at every call
+    except TypeError:  # no such option
+        model = timm.create_model(name, **options)
     if at:
         try:
             load_checkpoint(model, checkpoint)
         except (RuntimeError, KeyError) as error:
-            raise ValueError(f"timm:{name}@{checkpoint}: the checkpoint does not fit: {_line(error)}") from error
-    if isinstance(model, VisionTransformer):
-        return model, bool(at)
-    return OutsideClassifier(model, name), bool(at)
-
-
-def _created(name: str, options: dict[str, Any]) -> nn.Module:
-    """With positions that are resampled at every call, where the model offers that."""
-    try:
-        return timm.create_model(name, dynamic_img_size=True, **options)
-    except TypeError:  # no such option
-        return timm.create_model(name, **options)
+            raise ValueError(f"timm:{word}: the checkpoint does not fit: {_line(error)}") from error
+    return (model if isinstance(model, VisionTransformer) else OutsideClassifier(model, name)), bool(at)
 
 
 def _classes(name: str, checkpoint: str) -> int:
     """How many classes a checkpoint's classifier has."""
-    named: Any = getattr(timm.get_pretrained_cfg(name), "classifier", None)
-    if not named:
+    classifier: Any = getattr(timm.get_pretrained_cfg(name), "classifier", None)
+    if not classifier:
         raise ValueError(f"timm:{name} has no classifier")
-    layer = named if isinstance(named, str) else named[0]
+    layer = classifier if isinstance(classifier, str) else classifier[0]
     try:
         state = load_state_dict(checkpoint)
     except Exception as error:  # torch and safetensors raise many things for a file that is none of theirs
@@ -193,8 +156,8 @@ def _classes(name: str, checkpoint: str) -> int:
 
 
 def _line(error: Exception) -> str:
-    told = " ".join(str(error).split())
-    return told[:200] + "…" * (len(told) > 200)
+    text = " ".join(str(error).split())
+    return text[:200] + "…" * (len(text) > 200)
 
 
 OUTSIDE = Outside(_load)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,6 @@ from timm.models._builder import resolve_pretrained_cfg
 from modalities.vision.architectures import FAMILY, VisionConfig
 from modalities.vision.model import ANY, VisionTransformer, timm_cfg
 from zoo import pretrained as weights
-from zoo.methods import SUMS
 
 # timm's scripts pass these to every model.
 DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate", "drop_block_rate")
@@ -22,23 +20,6 @@ DROPOUTS = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "p
 # timm's names for the same, and what it calls that models of any size have.
 RENAMED = {"embed_dim": "dim", "depth": "num_layers", "mlp_ratio": "hidden_dim", "dynamic_img_pad": "pad"}
 ALWAYS = {"dynamic_img_size": True, "strict_img_size": False}
-# (arXiv number, title) of what a method's part comes from; a part's name is its method's without what follows "2d".
-PAPERS = {
-    "goat": ("2601.15380", "You Need Better Attention Priors"),
-    "spectral": ("2601.15380", "You Need Better Attention Priors"),
-    "key_bias": ("2601.15380", "You Need Better Attention Priors"),
-    "ggd": ("2505.22842", "Bayesian Attention Mechanism"),
-    "lookhere": ("2405.13985", "LookHere: Vision Transformers with Directed Attention Generalize and Extrapolate"),
-    "alibi": ("2108.12409", "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation"),
-    "t5": ("1910.10683", "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer"),
-    "kerple": ("2205.09921", "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation"),
-    "fire": ("2310.04418", "Functional Interpolation for Relative Positions Improves Long Context Transformers"),
-    "rope": ("2403.13298", "Rotary Position Embedding for Vision Transformer"),
-    "sinusoidal": ("1706.03762", "Attention Is All You Need"),
-}
-VIT = ("2010.11929", "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale")
-SSMAX = ("2501.19399", "Scalable-Softmax Is Superior for Attention")
-
 default_cfgs: dict[str, Any] = {}  # timm looks for this name
 
 
@@ -57,29 +38,13 @@ def _register_with_timm() -> None:
 
 def _timm_cfgs(name: str, config: VisionConfig) -> dict[str, dict[str, Any]]:
     """timm's description of an architecture, and of each set of weights that ships for it."""
-    papers = _papers(config)
-    cfg = timm_cfg(config) | {
-        "license": "apache-2.0",
-        "paper_ids": tuple(f"arXiv:{number}" for number in papers),
-        "paper_name": "; ".join(papers.values()),
-    }
-    tagged = [full for full in weights.list_weights() if full.partition(".")[0] == name]
-    found = {}
-    for full in tagged:
-        entry = weights.manifest()[full]
-        found[full] = cfg | {"file": str(weights.WEIGHTS / entry["file"]), "license": entry["license"].lower()}
-        if names := entry.get("class_names"):
-            found[full]["label_names"] = tuple(names)
+    cfg, found = timm_cfg(config) | {"license": "apache-2.0"}, {}
+    for full, entry in weights.manifest().items():
+        if full.partition(".")[0] == name:
+            found[full] = cfg | {"file": str(weights.WEIGHTS / entry["file"]), "license": entry["license"].lower()}
+            if names := entry.get("class_names"):
+                found[full]["label_names"] = tuple(names)
     return found or {name: cfg}
-
-
-def _papers(config: VisionConfig) -> dict[str, str]:
-    """Title by arXiv number of the papers that an architecture comes from."""
-    assert isinstance(config.position, str)
-    words = "+".join(SUMS.get(word, word) for word in config.position.split("+")).split("+")
-    parts = [re.sub(r"2d(_.*)?$", "", word) for word in words]
-    found = [PAPERS[part] for part in parts if part in PAPERS]
-    return dict([*found, *([SSMAX] if config.ssmax else []), VIT])
 
 
 def _known(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:

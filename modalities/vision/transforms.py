@@ -1,9 +1,5 @@
 """Transforms of decoded images: what training and evaluation share, and exact sizes for evaluation.
 
-    rand_augment     timm's RandAugment, PIL -> PIL
-    eval_transform   PIL -> tensor, an ordinary torchvision transform for any data loader
-    preprocess       PIL -> tensor of a given height and width, for evaluation at sizes other than the training size
-
 All resizing is bicubic and antialiased.
 """
 
@@ -20,26 +16,10 @@ from torchvision.transforms import v2
 
 from modalities.vision.images import MAX_PIXELS, BadImage, to_rgb
 
-__all__ = [
-    "BICUBIC",
-    "FITS",
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "MODES",
-    "LimitAspect",
-    "Shape",
-    "ToRGB",
-    "eval_transform",
-    "preprocess",
-    "rand_augment",
-    "to_aspect",
-]
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MODES, FITS = ("native", "resized", "upsampled"), ("extend", "crop")  # see `preprocess`
-Shape = tuple[int, int]  # (height, width)
 BICUBIC = v2.InterpolationMode.BICUBIC
+Shape = tuple[int, int]  # (height, width)
 
 
 class ToRGB(torch.nn.Module):
@@ -60,11 +40,14 @@ class LimitAspect(torch.nn.Module):
 
     def forward(self, image: Image.Image) -> Image.Image:
         longest = self.MAX_ASPECT * min(image.size)
-        if max(image.size) <= longest:
-            return image
-        width, height = min(image.width, longest), min(image.height, longest)
-        left, top = (image.width - width) // 2, (image.height - height) // 2
-        return image.crop((left, top, left + width, top + height))
+        return image if max(image.size) <= longest else _centre(image, longest, longest)
+
+
+def _centre(image: Image.Image, height: int, width: int) -> Image.Image:
+    """The central window of at most this size."""
+    height, width = max(1, min(image.height, height)), max(1, min(image.width, width))
+    top, left = (image.height - height) // 2, (image.width - width) // 2
+    return image.crop((left, top, left + width, top + height))
 
 
 def rand_augment(spec: str, size: int, mean: Sequence[float]) -> Callable[[Image.Image], Image.Image]:
@@ -114,29 +97,31 @@ def preprocess(
     if height < 1 or width < 1 or train_size < 1:
         raise ValueError(f"height {height}, width {width} and train_size {train_size} must be at least 1")
     image = to_aspect(to_rgb(image)[0], height / width, fit)
-    if mode == "native":
-        if image.height < height or image.width < width:
-            tall = min(image.height, image.width * height // width)
-            raise ValueError(
-                f"a native {height}×{width} image needs more pixels than are stored ({image.height}×{image.width} at this "
-                f"aspect); the largest native size is {tall}×{tall * width // height}"
-            )
-    elif mode == "upsampled":
-        scale = train_size / min(image.height, image.width)
-        small = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-        image = image.resize(small, Image.Resampling.BICUBIC)
+    if mode == "native" and (image.height < height or image.width < width):
+        tall = min(image.height, image.width * height // width)
+        raise ValueError(
+            f"a native {height}×{width} image needs more pixels than are stored ({image.height}×{image.width} at this "
+            f"aspect); the largest native size is {tall}×{tall * width // height}"
+        )
+    if mode == "upsampled":
+        image = reduced(image, train_size)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
     return v2.functional.normalize(pixels.to(torch.float32) / 255, list(mean), list(std))
+
+
+def reduced(image: Image.Image, side: int) -> Image.Image:
+    """The image with a shorter side of so many pixels."""
+    scale = side / min(image.size)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    return image.resize(size, Image.Resampling.BICUBIC)
 
 
 def to_aspect(image: Image.Image, aspect: float, fit: str) -> Image.Image:
     """An image cropped or extended to height / width = aspect, to the nearest pixel."""
     height, width = image.height, image.width
     if fit == "crop":
-        tall, wide = min(height, round(width * aspect)), min(width, round(height / aspect))
-        top, left = (height - max(1, tall)) // 2, (width - max(1, wide)) // 2
-        return image.crop((left, top, left + max(1, wide), top + max(1, tall)))
+        return _centre(image, round(width * aspect), round(height / aspect))
     tall, wide = max(height, round(width * aspect)), max(width, round(height / aspect))
     if (tall, wide) == (height, width):
         return image

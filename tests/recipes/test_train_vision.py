@@ -12,7 +12,7 @@ from torch import nn
 
 from modalities import contract
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.pictures import draw_predictions
+from modalities.vision.modality import draw_predictions
 from modalities.vision.sources import class_names
 from recipes.engine import WeightAverage
 from recipes.runs import RunFolder, load_run

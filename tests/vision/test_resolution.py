@@ -21,9 +21,8 @@ from modalities.vision import data as data_module
 from modalities.vision.data import HeldoutImages
 from modalities.vision.evaluation import width_to_height
 from modalities.vision.evaluators import resolution as module
-from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
+from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings, auc, class_scores
 from modalities.vision.images import BadImage, ImageSet
-from modalities.vision.scoring import auc, class_scores
 from modalities.vision.transforms import preprocess
 from recipes.report import load_results, write_results
 

@@ -27,6 +27,7 @@ from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.evaluators import scenes as module
 from modalities.vision.evaluators.scenes import READINGS, Canvas, SceneSettings, Tiles
 from modalities.vision.images import BadImage, ImageSet
+from modalities.vision.modality import MAP_WEIGHT, loss, weight
 from modalities.vision.objects import (
     NO_OBJECTS,
     OBJECT_TARGETS,
@@ -38,7 +39,6 @@ from modalities.vision.objects import (
     window_on,
 )
 from modalities.vision.sources import open_images
-from modalities.vision.training import MAP_WEIGHT, loss, weight
 from tests.vision.image_files import encoded, write_tar
 
 CLASSES = 6

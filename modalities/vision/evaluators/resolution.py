@@ -26,7 +26,6 @@ from modalities.paired import ScoresByUnit, paired_rows, scores_by_unit
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, shape_at, write_controls
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
-from modalities.vision.scoring import auc, class_scores
 from modalities.vision.transforms import FITS, MODES, Shape
 from zoo.slices import slices
 
@@ -35,6 +34,7 @@ __all__ = ["Resolution", "ResolutionSettings"]
 CHUNK = 128  # images in a cell
 ENOUGH = 0.9  # share of the images that reach a default size
 PROBED = 256  # images by which default sizes are chosen
+BINS = 15  # of confidence, of one width
 MOST_SCORED = 64  # classes of which a cell keeps every logit
 ENLARGED, REFERENCE = "enlarged ", "reference "  # what a cell's name starts with that is no point of the curve
 GAINS = {"reduced": "gain", "multi_scale": "multi_scale_gain", "enlarged": "enlarged_gain"}  # column by control
@@ -348,6 +348,47 @@ def _row(cells: list[CellValue]) -> dict[str, Any]:
         row["peak_memory_mib"] = max(cell["peak_bytes"] for cell in cells) / 2**20
     devices = dict.fromkeys(cell["device"] for cell in cells)
     return row | {"batch": max(cell["batch"] for cell in cells), "device": " and ".join(devices)}
+
+
+def class_scores(labels: np.ndarray, said: np.ndarray, confidence: np.ndarray, classes: int) -> dict[str, object]:
+    """Balanced accuracy, calibration error and recalls of N answers `said` (N,) with their probabilities (N,).
+
+    balanced_accuracy: the mean over classes, of those that occur, of recall: the share of a class that is called so.
+    ece: as `expected_calibration_error`. per_class: recall by label, NaN for classes that do not occur.
+    """
+    there = np.bincount(labels, minlength=classes)
+    right = np.bincount(labels[said == labels], minlength=classes)
+    recall = np.where(there > 0, right / np.maximum(there, 1), math.nan)
+    return {
+        "balanced_accuracy": float(np.nanmean(recall)),
+        "ece": expected_calibration_error(confidence, said == labels),
+        "per_class": recall.tolist(),
+    }
+
+
+def expected_calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Σ_b n_b/N · |share right − mean confidence| over BINS bins of confidence (Guo et al., arXiv 1706.04599)."""
+    bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    gaps = np.bincount(bins, weights=right.astype(float) - confidence, minlength=BINS)
+    return float(np.abs(gaps).sum() / len(confidence))
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Area under the ROC curve: the mean over classes of P(score of one of the class > score of another), ties one half.
+
+    Each class that occurs and is not all weighs the same, in scores (N, C); NaN where there is none, or a score is NaN.
+    """
+    if np.isnan(scores).any():
+        return math.nan
+    areas = []
+    for label in range(scores.shape[1]):
+        inside = labels == label
+        many, rest = int(inside.sum()), int((~inside).sum())
+        if many and rest:
+            _, place, count = np.unique(scores[:, label], return_inverse=True, return_counts=True)
+            ranks = (np.cumsum(count) - (count - 1) / 2)[place]  # equal scores share their mean rank
+            areas.append((ranks[inside].sum() - many * (many + 1) / 2) / (many * rest))
+    return float(np.mean(areas)) if areas else math.nan
 
 
 def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray | None:

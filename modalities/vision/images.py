@@ -185,7 +185,8 @@ def upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
         image = stored if isinstance(stored, Image.Image) else Image.open(io.BytesIO(stored))
     except Exception as error:  # as in `decode_image`
         raise BadImage("unknown format") from error
-    return (image.height, image.width) if orientation(image) in (5, 6, 7, 8) else image.size
+    on_its_side = image.format != "TIFF" and orientation(image) in (5, 6, 7, 8)  # Pillow turns a TIFF by itself
+    return (image.height, image.width) if on_its_side else image.size
 
 
 # ------------------------------------------------------------------------------------------------ sets of images

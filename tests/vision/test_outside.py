@@ -12,9 +12,7 @@ from timm.data import create_transform, resolve_model_data_config
 
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
 from modalities.vision.model import VisionTransformer
-from modalities.vision.outside import OutsideClassifier
-from recipes.targets import find_outside, find_targets, modality_of
-from tests.recipes.test_evaluate import invoke
+from modalities.vision.outside import OUTSIDE, OutsideClassifier
 
 VIT = "vit_tiny_patch16_224"
 
@@ -25,7 +23,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("timm")
     rng = np.random.default_rng(0)
     for label in "abc":
-        for n in range(5):
+        for n in range(3):
             path = folder / "images" / ("val" if n else "train") / label / f"{n}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
@@ -35,102 +33,74 @@ def files(tmp_path_factory):
     torch.nn.init.normal_(model.head.weight)
     save_file(model.state_dict(), folder / "vit.safetensors")
     torch.save(model.state_dict(), folder / "vit.pth")
+    (folder / "broken.pth").write_bytes(b"nothing")
     return folder
 
 
-def measured(model, source, **settings):
-    made = Resolution(ResolutionSettings(source=source, **settings))
-    return {row["size"]: row for row in made.rows(dict(made.run(model)))}
-
-
-def load(word):
-    (target,) = find_targets([word], {}, "cpu", "float32")
-    return target
-
-
 def test_rows_are_those_of_a_loop_over_timm_s_own_transform(files):
-    source, word = f"folder:{files}/images", f"timm:{VIT}@{files}/vit.safetensors"
-    target = load(word)
-    assert (target.modality, target.trained, target.label) == ("vision", True, word)
-    found = measured(target.model, source, sizes=(160, 224), mode="resized")
-    model = timm.create_model(VIT, num_classes=3, checkpoint_path=f"{files}/vit.pth", dynamic_img_size=True).eval()
-    data = resolve_model_data_config(model)
-    assert data["crop_pct"] == 0.9
+    model, trained = OUTSIDE.load(f"{VIT}@{files}/vit.safetensors")
+    settings = ResolutionSettings(source=f"folder:{files}/images", sizes=(160, 224), mode="resized")
+    evaluator = Resolution(settings)
+    rows = {row["size"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
+    ours = timm.create_model(VIT, num_classes=3, checkpoint_path=f"{files}/vit.pth", dynamic_img_size=True).eval()
+    data = resolve_model_data_config(ours)
+    assert trained and data["crop_pct"] == 0.9
     for size in (160, 224):
         transform = create_transform(**{**data, "input_size": (3, size, size)})
         right, nats = 0, 0.0
         for label, name in enumerate("abc"):
             for path in sorted((files / "images" / "val" / name).iterdir()):
                 with torch.inference_mode():
-                    logits = model(transform(Image.open(path).convert("RGB"))[None])[0].log_softmax(-1)
+                    logits = ours(transform(Image.open(path).convert("RGB"))[None])[0].log_softmax(-1)
                 right, nats = right + int(logits.argmax() == label), nats - float(logits[label])
-        assert found[size]["images"] == 12 and found[size]["top1"] == right / 12
-        assert found[size]["nll"] == pytest.approx(nats / 12, rel=1e-4)
-
-
-def test_the_command_measures_timm_s_models(files, tmp_path):
-    words = (f"timm:{VIT}@{files}/vit.pth", "resolution", "--source", f"folder:{files}/images")
-    done = invoke(*words, "--sizes", "224", "--samples", 3, "--out", tmp_path)
-    assert done.exit_code == 0, done.stderr
-    assert (tmp_path / "resolution.png").exists() and "top1" in done.output and "untrained" not in done.output
-    assert modality_of("timm:anything") == "vision" and find_outside("timm:vision:resnet18")[2] == "resnet18"
+        assert rows[size]["images"] == 6 and rows[size]["top1"] == right / 6
+        assert rows[size]["nll"] == pytest.approx(nats / 6, rel=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "works"),
+    ("name", "works"),
     [
-        ("resnet10t", 96, True),  # takes any image
-        ("vit_tiny_patch16_224", 96, True),  # resamples at every call
-        ("vit_tiny_r_s16_p8_224", 96, True),
-        ("beit_base_patch16_224", 96, True),  # is set to the size
-        ("mixer_s32_224", 96, False),
+        ("resnet10t", True),  # takes any image
+        (VIT, True),  # resamples at every call
+        ("beit_base_patch16_224", True),  # is set to the size
+        ("mixer_s32_224", False),
     ],
 )
-def test_sizes_are_changed_as_timm_changes_them(name, size, works):
+def test_sizes_are_changed_as_timm_changes_them(name, works):
     # Few layers: what a size needs is not their number.
-    options = {"depth": 1} if name.startswith(("vit", "beit")) else {}
-    make = timm.create_model
-    try:
-        inner = make(name, dynamic_img_size=True, num_classes=4, **options)
-    except TypeError:
-        inner = make(name, num_classes=4, **options)
-    model = OutsideClassifier(inner, name)
-    images = torch.rand(2, 3, size, size)
+    options = {"num_classes": 4} | ({"depth": 1} if name.startswith(("vit", "beit")) else {})
+    options |= {"dynamic_img_size": True} if name == VIT else {}
+    model = OutsideClassifier(timm.create_model(name, **options), name)
+    images = torch.rand(2, 3, 96, 96)
     with torch.inference_mode():
         assert model(torch.rand(1, 3, *model.config.train_size)).shape == (1, 4)
         if works:
             assert model(images).shape == (2, 4)
-            torch.testing.assert_close(model(images), model(images))
         else:
             with pytest.raises(ValueError, match="takes images of 224×224 alone, not 96×96"):
                 model(images)
     assert model.config.fixed is not works
 
 
-def test_untrained_models_say_so_and_are_always_the_same():
-    one, other = load("timm:resnet10t"), load("timm:resnet10t")
-    assert one.label == "timm:resnet10t (untrained)" and not one.trained and one.method == "resnet10t"
-    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
-    assert isinstance(load("timm:vision_goat_tiny_patch8").model, VisionTransformer)  # registered with timm by the zoo
+def test_untrained_models_say_so_and_ours_are_the_zoos():
+    model, trained = OUTSIDE.load("resnet10t")
+    assert not trained and model.config.position == "resnet10t"
+    assert isinstance(OUTSIDE.load("vision_goat_tiny_patch8")[0], VisionTransformer)  # registered with timm by the zoo
+    with pytest.raises(ValueError, match="attention of timm's models cannot be seen"):
+        model.positions(224, 224)
 
 
-def test_errors_are_one_line(files, tmp_path):
-    source = ("--source", f"folder:{files}/images", "--out", tmp_path)
-
-    def refused(*words):
-        done = invoke(*words)
-        assert done.exit_code == 2 and done.stderr.count("\n") == 1, done.stderr
-        return done.stderr
-
-    assert "has 3 classes and the model 1000" in refused("timm:resnet10t", "resolution", *source)
-    assert "did you mean 'vit_tiny_patch16_224'" in refused("timm:vit_tiny_patch16_22", "resolution", *source)
-    assert "no such file" in refused(f"timm:{VIT}@{files}/none.pth", "resolution", *source)
-    (files / "broken.pth").write_bytes(b"nothing")
-    assert "no checkpoint" in refused(f"timm:{VIT}@{files}/broken.pth", "resolution", *source)
-    assert "has no fc.weight, the classifier of resnet10t" in refused(
-        f"timm:resnet10t@{files}/vit.pth", "resolution", *source
-    )
-    assert "does not fit" in refused(f"timm:vit_small_patch16_224@{files}/vit.pth", "resolution", *source)
-    vit = f"timm:{VIT}@{files}/vit.pth"
-    assert "attention of timm's models cannot be seen" in refused(vit, "heads", *source)
-    assert "does not divide into patches of 16" in refused(vit, "resolution", "--sizes", "100", *source)
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("vit_tiny_patch16_22", "did you mean 'vit_tiny_patch16_224'"),
+        (VIT + "@{}/none.pth", "no such file"),
+        (VIT + "@{}/broken.pth", "no checkpoint"),
+        ("resnet10t@{}/vit.pth", "has no fc.weight, the classifier of resnet10t"),
+        ("vit_small_patch16_224@{}/vit.pth", "does not fit"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_line(files, word, message):
+    with pytest.raises(ValueError, match=message) as error:
+        OUTSIDE.load(word.format(files))
+    assert "\n" not in str(error.value)

@@ -11,8 +11,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import open_heldout
 from modalities.vision.shards import write_index
+
+PLAIN = {"augment": "none", "image_size": 12, "num_classes": 4, "mean": (0, 0, 0), "std": (1, 1, 1)}
+
+
+def config(source, **options):
+    """Of 12 pixels and four classes, without augmentation and normalisation: `numbers` reads its batches."""
+    return VisionDataConfig(**{**PLAIN, "source": str(source), "shuffle_buffer": 8, **options})
 
 
 def picture(number, size=(40, 40)):
@@ -40,7 +48,7 @@ def write_tar(path, samples):
 
 
 def write_shards(folder, sizes, classes="abcd", indexed=True, damage=None):
-    """Shards of numbered solid-colour images: image n is solid_colour(n), its label n mod len(classes)."""
+    """Shards of numbered solid-colour images: image n is solid(n), its label n mod len(classes)."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     number = itertools.count()
@@ -53,6 +61,15 @@ def write_shards(folder, sizes, classes="abcd", indexed=True, damage=None):
     if indexed:
         write_index(folder, list(classes))
     return folder
+
+
+def write_folder(root, classes, count):
+    """Class folders of solid images, the classes in turn."""
+    for n in range(count):
+        path = root / classes[n % len(classes)] / f"{n:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        solid(n).save(path)
+    return root
 
 
 def solid(number, size=(12, 12)):

@@ -10,11 +10,14 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.data import create_transform, resolve_model_data_config
 
+from modalities.vision import MODALITY
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
 from modalities.vision.model import VisionTransformer
-from modalities.vision.outside import OUTSIDE, OutsideClassifier
+from modalities.vision.outside import OutsideClassifier
+from tests.recipes.test_evaluate import invoke
 
 VIT = "vit_tiny_patch16_224"
+OUTSIDE = MODALITY.outside["timm"]
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +107,10 @@ def test_what_cannot_be_loaded_is_one_line(files, word, message):
     with pytest.raises(ValueError, match=message) as error:
         OUTSIDE.load(word.format(files))
     assert "\n" not in str(error.value)
+
+
+def test_the_command_measures_timm_s_models(files, tmp_path):
+    words = (f"timm:{VIT}@{files}/vit.pth", "resolution", "--source", f"folder:{files}/images")
+    done = invoke(*words, "--sizes", "224", "--samples", 3, "--out", tmp_path)
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "resolution.png").exists() and "top1" in done.output and "untrained" not in done.output

@@ -92,58 +92,6 @@ def test_every_entry_is_that_of_its_rows_and_columns(name: str, options: dict) -
     torch.testing.assert_close(prior(POS, POS, causal=False).dense()[0], truth, atol=1e-12, rtol=0)
 
 
-def transposed(prior: Prior) -> dict[str, torch.Tensor]:
-    """The same parameters with the axes exchanged."""
-    state = {}
-    for name, value in prior.state_dict().items():
-        swapped = ".".join({"y": "x", "x": "y"}.get(part, part) for part in name.split("."))
-        if name == "bias":
-            value = value.transpose(-1, -2)
-        elif name.endswith("mlp.0.weight"):
-            value = torch.cat(value.chunk(2, dim=-1)[::-1], dim=-1)
-        state[swapped] = value
-    return state
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("name", "options"), [one for one in VARIANTS if one[0] != "lookhere2d"]
-)  # heads have a direction
-def test_a_transposed_image_has_the_transposed_prior(name: str, options: dict) -> None:
-    options = {**options, "max_distance": 3} if name == "t5_2d" else options
-    prior, other = make(name, **options), make(name, seed=1, **options)
-    other.load_state_dict(transposed(prior))
-    flipped = Positions.grid(WIDTH, HEIGHT, num_prefix=PREFIX)
-    order = [*range(PREFIX), *(PREFIX + x * HEIGHT + y for y, x in PATCHES)]
-    ours = prior(POS, POS, causal=False).dense()
-    theirs = other(flipped, flipped, causal=False).dense()[:, :, order][..., order]
-    torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
-
-
-def test_isotropic_priors_are_symmetric() -> None:
-    for name in ["alibi2d", "kerple2d", "fire2d"]:
-        dense = make(name)(POS, POS, causal=False).dense()[0]
-        torch.testing.assert_close(dense, dense.mT, atol=0, rtol=0)
-
-
-def test_ggd2d_of_exponent_one_is_alibi2d() -> None:
-    ggd = create_prior("ggd2d", num_heads=3, init="alibi").double().log_prior(POS, POS, causal=False)
-    alibi = create_prior("alibi2d", num_heads=3).log_prior(POS, POS, causal=False)
-    torch.testing.assert_close(ggd, alibi, atol=1e-4, rtol=0)
-    learned = create_prior("alibi2d", num_heads=3, learnable=True).double().log_prior(POS, POS, causal=False)
-    torch.testing.assert_close(learned, alibi, atol=1e-6, rtol=0)
-
-
-def test_fire2d_measures_by_the_size_of_the_image() -> None:
-    """With c and L in units of the image, an image k times the size has at k times the displacement the same prior."""
-    prior, k = make("fire2d"), 4
-    dy, dx = torch.tensor([0.0, 1, -2], dtype=torch.float64), torch.tensor([3.0, -4, 1], dtype=torch.float64)
-    small = prior.surface(dy, dx, grid=(3, 5))
-    prior.scale.data /= k
-    prior.multiplier.data *= k
-    torch.testing.assert_close(prior.surface(k * dy, k * dx, grid=(2 * k + 1, 4 * k + 1)), small)
-
-
 def test_fire2d_is_that_of_training_until_an_image_is_larger() -> None:
     prior = create_prior("fire2d", num_heads=2, train_grid=(5, 5)).double()
     near = (torch.tensor([1.0]), torch.tensor([2.0]))
@@ -220,18 +168,6 @@ def test_rotary2d_turns_by_row_and_column() -> None:
             torch.testing.assert_close(turned_by(rotary, n), wanted, atol=1e-12, rtol=0)
 
 
-def test_mixed_rotary_starts_as_axial_frequencies_turned_by_one_angle_per_head() -> None:
-    torch.manual_seed(0)
-    omega_y, omega_x = Rotary2d(32, num_heads=3, form="mixed").omega.double()  # (H, D/2) each
-    size = 10.0 ** -(torch.arange(8, dtype=torch.float64) / 8)
-    torch.testing.assert_close((omega_y**2 + omega_x**2).sqrt(), size.repeat(3, 2), atol=1e-6, rtol=0)
-    direction = torch.atan2(omega_x, omega_y)
-    first, second = direction.chunk(2, dim=-1)
-    torch.testing.assert_close(first, first[:, :1].expand(-1, 8), atol=1e-6, rtol=0)
-    torch.testing.assert_close((second - first) % (2 * math.pi), torch.full_like(first, math.pi / 2), atol=1e-6, rtol=0)
-    assert (first[0, 0] - first[1, 0]).abs() > 0.01
-
-
 def test_sinusoidal2d_is_that_of_each_axis() -> None:
     like = torch.zeros(1, dtype=torch.float64)
     added = Sinusoidal2d(8)(POS, like)
@@ -240,19 +176,6 @@ def test_sinusoidal2d_is_that_of_each_axis() -> None:
         angles = [c * omega for c in (y, x) for omega in (1.0, 0.01)]
         wanted = [f(a) for pair in (angles[:2], angles[2:]) for f in (math.sin, math.cos) for a in pair]
         assert added[0, n].tolist() == pytest.approx(wanted, abs=1e-12)
-
-
-def test_learned2d_keeps_rows_and_columns_when_it_is_resized() -> None:
-    learned = Learned2d(2, train_grid=(HEIGHT, WIDTH)).double()
-    learned.weight.data[0, 0] = torch.arange(HEIGHT)[:, None].expand(
-        -1, WIDTH
-    )  # channel 0: the row; channel 1: the column
-    learned.weight.data[0, 1] = torch.arange(WIDTH)
-    large = Positions.grid(2 * HEIGHT, 2 * WIDTH, num_prefix=PREFIX)
-    rows, columns = learned(large, torch.zeros(1, dtype=torch.float64))[0, PREFIX:].T.view(2, 2 * HEIGHT, 2 * WIDTH)
-    assert (rows.diff(dim=0)[1:-1] > 0).all() and rows.diff(dim=1).abs().max() < 1e-12
-    assert (columns.diff(dim=1)[:, 1:-1] > 0).all() and columns.diff(dim=0).abs().max() < 1e-12
-    assert rows.dtype == torch.float64
 
 
 def test_impossible_encodings_are_named() -> None:
@@ -357,19 +280,6 @@ def test_scalings_of_axial_rope_pair_by_pair(scaling: str, factor: float | None)
     by = sides if scaling == "linear" else (1.0, 1.0)
     places = [(0.0, 0.0)] * PREFIX + [(y / by[0], x / by[1]) for y, x in PATCHES]
     torch.testing.assert_close(rotary(x, POS)[0, 0], axial_by_hand(x[0, 0], places, omega), atol=1e-12, rtol=0)
-
-
-def test_interpolated_mixed_rope_is_that_of_the_nearer_places() -> None:
-    torch.manual_seed(0)
-    rotary, plain = (
-        Rotary2d(8, num_heads=2, form="mixed", **options).double()
-        for options in ({"scaling": "linear", "factor": 2.0}, {})
-    )
-    plain.load_state_dict(rotary.state_dict())
-    x = torch.randn(1, 2, 4 * 6, 8, dtype=torch.float64)
-    ours = rotary(x, Positions.grid(4, 6)).unflatten(2, (4, 6))[:, :, ::2, ::2]
-    theirs = plain(x.unflatten(2, (4, 6))[:, :, ::2, ::2].flatten(2, 3), Positions.grid(2, 3))
-    torch.testing.assert_close(ours.flatten(2, 3), theirs, atol=1e-12, rtol=0)
 
 
 def test_scalings_that_2d_rope_does_not_have() -> None:

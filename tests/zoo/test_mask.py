@@ -119,16 +119,6 @@ def test_a_mask_in_low_precision(realised: str, dtype: torch.dtype) -> None:
     assert empty.any() and (results[0]["out"][empty] == 0).all()
 
 
-def test_a_mask_that_hides_nothing_changes_nothing() -> None:
-    for kernel in ["reference", "sdpa"]:
-        leaves, options = build(CASES["odd"], "both")
-        plain = prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, **options)
-        mask = torch.ones(1, 1, 37, 37, dtype=torch.bool)
-        torch.testing.assert_close(
-            prior_attention(*_heads(leaves), terms_of(leaves), kernel=kernel, mask=mask, **options), plain
-        )
-
-
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])
 @torch.no_grad()
 def test_a_prefix_does_not_depend_on_what_follows(kernel: str) -> None:

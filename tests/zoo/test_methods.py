@@ -306,18 +306,6 @@ def test_what_ends_at_its_context_cannot_be_pinned():
             pinned_context(name, 64)
 
 
-def test_only_a_rotation_turns_fewer_columns_in_a_sum(monkeypatch):
-    class Wide(priors.Prior):
-        def __init__(self, num_heads: int, *, head_dim: int) -> None:
-            super().__init__(num_heads)
-            self.head_dim = head_dim
-
-    monkeypatch.setitem(priors.PRIORS, "wide", Wide)
-    for name in ("spectral+wide", "wide+spectral"):
-        assert create_position(name, **LINE).prior.wide.head_dim == 32
-    assert create_position("spectral+rope", **LINE).rotary.head_dim == 28
-
-
 def test_a_bias_that_depends_on_the_input_is_not_cached():
     class Content(Prior):
         depends_on_content = True

@@ -92,21 +92,6 @@ def test_a_centre_that_is_not_trained_still_counts() -> None:
         torch.testing.assert_close(got[name], want, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("case", ["line-mu", "separable"])
-def test_a_slice_of_heads(case: str) -> None:
-    prior, table = build(*CASES[case])
-    some = table.of_heads(slice(1, HEADS))
-    assert some.parametric is not None
-    grad = direction(some)
-    expected, got = (
-        gradients(prior, some.dense(), grad),
-        gradients(prior, some.parametric.params, by_jacobian(some, grad)),
-    )
-    for name, want in expected.items():
-        torch.testing.assert_close(got[name], want, rtol=1e-11, atol=1e-11)
-        assert want[0] == 0 and got[name][0] == 0
-
-
 def test_a_table_read_elsewhere_stays_parametric() -> None:
     """As a cache reads it: one query, a table that reaches further than the keys."""
     prior, _ = build(*CASES["line-mu"])

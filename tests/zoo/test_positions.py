@@ -43,18 +43,6 @@ def test_impossible_positions_are_named(make) -> None:
         make()
 
 
-@pytest.mark.parametrize("options", [{}, {"scaling": "linear", "factor": 4.0}, {"scaling": "ntk", "factor": 4.0}])
-def test_rotary_scores_depend_on_the_distance_alone(options) -> None:
-    rotary = Rotary(16, train_context=64, **options)
-    q, k = torch.randn(1, 2, 6, 16, dtype=torch.float64), torch.randn(1, 2, 6, 16, dtype=torch.float64)
-
-    def scores(offset: int) -> torch.Tensor:
-        at = Positions.line(6, offset=offset)
-        return rotary(q, at) @ rotary(k, at).transpose(-1, -2)
-
-    torch.testing.assert_close(scores(0), scores(1_000_000), atol=1e-8, rtol=0)
-
-
 def test_rotary_scalings_do_what_their_papers_say() -> None:
     plain = Rotary(64).frequencies()
     assert plain[0] == 1 and plain[-1].item() == pytest.approx(10000 ** (-62 / 64))
@@ -101,19 +89,6 @@ def test_rotary_scalings_are_those_of_transformers(scaling: str, theta: float, l
     ours = Rotary(64, theta=theta, train_context=2048, scaling=scaling, factor=given["factor"], **lists)
     torch.testing.assert_close(ours.frequencies(length=length).float(), theirs, rtol=2e-6, atol=0)
     assert ours.lengthened() == pytest.approx(lengthened, rel=1e-6)
-
-
-@pytest.mark.parametrize("form", ["axial", "mixed"])
-def test_rotary2d_depends_on_displacements_and_skips_the_prefix(form: str) -> None:
-    rotary = Rotary2d(16, num_heads=2, form=form).double()
-    q = torch.randn(1, 2, 1, 16, dtype=torch.float64).expand(1, 2, 8, 16)
-    turned = rotary(q, Positions.grid(2, 3, num_prefix=2))
-    assert torch.equal(turned[:, :, :2], q[:, :, :2])
-    patches = turned[:, :, 2:]
-    scores = patches @ patches.transpose(-1, -2)  # patches are 0 1 2 / 3 4 5
-    torch.testing.assert_close(scores[..., 0, 1], scores[..., 4, 5])
-    torch.testing.assert_close(scores[..., 0, 3], scores[..., 2, 5])
-    assert not torch.allclose(scores[..., 0, 1], scores[..., 0, 3])
 
 
 def test_embeddings() -> None:

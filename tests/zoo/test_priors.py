@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.pairs import pairs
-from tests.zoo.priors_table import CASES, GRID, LINE, OPTIONS, WIDTH, inputs, make, positions_for
+from tests.zoo.priors_table import CASES, GRID, LINE, OPTIONS, inputs, make, positions_for
 from zoo import Positions, compose, create_prior, list_priors, prior_attention
 from zoo.layers import SSMax
 from zoo.priors.alibi import alibi_slopes
-from zoo.priors.base import prior_dtype, split_bf16
+from zoo.priors.base import prior_dtype
 
 
 def centred(bias: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -65,15 +65,6 @@ def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(name: str, c
         for one, other in zip(ours, theirs, strict=True):
             assert (one is None) == (other is None)
             torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
-
-
-def test_relative_priors_do_not_see_a_common_shift() -> None:
-    """Identity 1, for every prior of the distance alone."""
-    for name in [n for n in LINE if n not in ("key_bias", "goat", "cable", "fire", "matrix")]:
-        prior = make(name)
-        near = prior(Positions.line(7), Positions.line(7), causal=True).dense()
-        far = prior(Positions.line(7, offset=1000), Positions.line(7, offset=1000), causal=True).dense()
-        torch.testing.assert_close(centred(near, True), centred(far, True), atol=1e-6, rtol=0)
 
 
 def test_ggd_between_nope_and_alibi() -> None:
@@ -248,46 +239,9 @@ def test_cable_has_the_gates_of_paper_code_and_forgetting_attention(gate: str, b
             torch.testing.assert_close(found[:, :, i, j], expected, atol=1e-12, rtol=1e-12)
 
 
-def test_cable_with_a_constant_rate_is_alibi() -> None:
-    """Identity 5."""
-    rate, pos = 0.25, Positions.line(20)
-    cable = create_prior("cable", num_heads=1, d_model=WIDTH, weighted=False).double()
-    cable.decay.weight.data.zero_()
-    cable.decay.bias.data.fill_(rate)
-    d = torch.arange(20.0, dtype=torch.float64)
-    expected = -rate * (d[:, None] - d)
-    dense = cable.log_prior(pos, pos, causal=True, x=inputs(20))
-    torch.testing.assert_close(centred(dense, True)[0, 0], centred(expected, True), atol=1e-12, rtol=0)
-    lanes = cable(pos, pos, causal=True, x=inputs(20)).dense()
-    torch.testing.assert_close(centred(lanes, True)[0, 0], centred(expected, True), atol=1e-9, rtol=0)
-
-
-def test_ssmax_of_one_over_ln_n_is_plain_softmax() -> None:
-    """Identity 6, on the row whose n it is."""
-    n = 12
-    ssmax = SSMax(2, train_context=16)
-    ssmax.s.data.fill_(1 / math.log(n))
-    q, k, v = (torch.randn(1, 2, n, 8, dtype=torch.float64) for _ in range(3))
-    scale = ssmax(Positions.line(n), causal=True)
-    scaled = prior_attention(q, k, v, causal=True, query_scale=scale.double())
-    torch.testing.assert_close(scaled[:, :, -1], prior_attention(q, k, v, causal=True)[:, :, -1], atol=1e-6, rtol=1e-6)
-
-
 def test_ssmax_starts_at_plain_attention_on_average() -> None:
     scale = SSMax(1, train_context=64)(Positions.line(64), causal=True)
     assert scale.mean().item() == pytest.approx(1.0, rel=1e-5)
-
-
-def test_sink_margin_bounds_context_sensitivity() -> None:
-    """Identity 8: 1 − p_sink <= (L−1)/(e^δ + L−1) with zero content (GOAT theorem 5.4); equal when all others tie."""
-    length, margin = 20, 3.0
-    prior = create_prior("key_bias", num_heads=1, train_context=16, init="uniform").double()
-    prior.bump.data.fill_(margin)
-    pos = Positions.line(length)
-    p = prior.log_prior(Positions.line(1, offset=length - 1), pos, causal=True)[0, 0, 0].softmax(-1)
-    bound = (length - 1) / (math.exp(margin) + length - 1)
-    assert 1 - p[0].item() <= bound + 1e-12
-    assert 1 - p[0].item() == pytest.approx(bound, abs=1e-9)
 
 
 def test_a_prior_of_a_wanted_mean_lag() -> None:
@@ -364,13 +318,6 @@ def reference_growth(prior, name: str, i: torch.Tensor, j: torch.Tensor, x: torc
     bias = key_bias.bias(j[None], True, torch.float64)
     spectral = prior.spectral.series(i[:, None] - j)[None] if name == "goat" else 0.0
     return bias[:, :, None] + spectral
-
-
-def test_split_bf16_sums_to_the_value() -> None:
-    value = torch.tensor([1.0, math.pi, 1e5 / 3, 2.0**20 - 1 / 3], dtype=torch.float64)
-    pieces = split_bf16(value, 4)
-    torch.testing.assert_close(pieces.sum(-1), value, atol=0, rtol=1e-15)
-    assert (pieces[..., :3].to(torch.bfloat16).double() == pieces[..., :3]).all()
 
 
 def test_priors_stay_float32_in_a_bfloat16_model() -> None:

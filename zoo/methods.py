@@ -65,6 +65,10 @@ class Method:
     fixed: dict[str, Any] = field(default_factory=dict)
     windowed: bool = False
 
+    def takes(self, option: str) -> bool:
+        """Whether `make` has a parameter of that name."""
+        return option in inspect.signature(self.make).parameters
+
 
 # `local` is RoPE whose queries see the last train_context keys only.
 ENCODINGS: dict[str, Method] = {
@@ -96,9 +100,9 @@ SUM_OPTIONS: dict[str, dict[str, Any]] = {
 # In a sum on a grid these names of a line stand for the grid's methods, so that a sum has one name in every modality.
 GRID_PARTS = {"ggd": "ggd2d_separable", "spectral": "spectral2d", "key_bias2d": "key_bias", "rope": "rope2d_axial"}
 
-# What a model gives its methods; a method whose `make` needs anything else is made with options only.
-LINE_GIVEN = ("num_heads", "dim", "d_model", "head_dim", "train_context")
-GRID_GIVEN = ("num_heads", "dim", "head_dim", "train_grid", "depth")
+# What a model supplies to its methods; a method whose `make` needs anything else is made with options only.
+LINE_SUPPLIED = ("num_heads", "dim", "d_model", "head_dim", "train_context")
+GRID_SUPPLIED = ("num_heads", "dim", "head_dim", "train_grid", "depth")
 
 
 def line_methods() -> dict[str, Method]:
@@ -110,35 +114,33 @@ def line_methods() -> dict[str, Method]:
 def grid_methods() -> dict[str, Method]:
     """Every method of a grid by name, registered priors included."""
     priors = known_priors()
-    return {
-        "nope": Method("prior", priors["uniform"]),
-        **{
-            method: Method("prior", prior, fixed)
-            for name, prior in priors.items()
-            if on_grid(name, prior)
-            for method, fixed in GRID_NAMES.get(name, {name.removesuffix("2d").removesuffix("_"): {}}).items()
-        },
-    } | GRID_ENCODINGS
+    methods = {"nope": Method("prior", priors["uniform"])}
+    for name, prior in priors.items():
+        if on_grid(name, prior):
+            names = GRID_NAMES.get(name, {name.removesuffix("2d").removesuffix("_"): {}})
+            methods |= {method: Method("prior", prior, fixed) for method, fixed in names.items()}
+    return methods | GRID_ENCODINGS
 
 
 def list_positions() -> list[str]:
     """Methods of a line of tokens that need no options: every 1-D prior, the encodings, and the sums with a name."""
-    return _listed(line_methods(), LINE_GIVEN)
+    return _complete(line_methods(), LINE_SUPPLIED)
 
 
 def list_grid_positions() -> list[str]:
     """Methods of a grid of patches that need no options."""
-    return _listed(grid_methods(), GRID_GIVEN)
+    return _complete(grid_methods(), GRID_SUPPLIED)
 
 
-def _listed(methods: Mapping[str, Method], given: Sequence[str]) -> list[str]:
-    def complete(method: Method) -> bool:
+def _complete(methods: Mapping[str, Method], supplied: Sequence[str]) -> list[str]:
+    """Names of sums, and of methods that need nothing but what a model supplies."""
+    names = [*SUMS]
+    for name, method in methods.items():
         takes = inspect.signature(method.make).parameters.values()
-        named = [p for p in takes if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        required = {p.name for p in named if p.default is p.empty}
-        return required <= {*given, *method.fixed} and not getattr(method.make, "requires_options", False)
-
-    return sorted([*SUMS, *(name for name, method in methods.items() if complete(method))])
+        required = {p.name for p in takes if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+        if required <= {*supplied, *method.fixed} and not getattr(method.make, "requires_options", False):
+            names.append(name)
+    return sorted(names)
 
 
 def check_position(name: str) -> None:
@@ -171,35 +173,36 @@ def layer_methods(
             f"position={position!r}: expected a method, or a list of as many methods as layers or a number of them that "
             f"divides {num_layers}"
         )
-    for name, own in options.items():
+    for name, value in options.items():
         if name not in names:
             raise ValueError(f"position_options of {name!r}, which is not in position={names}; {nearest(name, names)}")
-        if not isinstance(own, Mapping):
-            raise ValueError(f"position_options[{name!r}] must hold that method's options by name, got {own!r}")
+        if not isinstance(value, Mapping):
+            raise ValueError(f"position_options[{name!r}] must hold that method's options by name, got {value!r}")
     return [(name, dict(options.get(name, {}))) for name in names * (num_layers // len(names))]
 
 
-def shared_embedding(methods: Sequence[tuple[str, Any]], made: Sequence[Position]) -> nn.Module | None:
+def shared_embedding(methods: Sequence[tuple[str, Any]], positions: Sequence[Position]) -> nn.Module | None:
     """The embedding that layers' positions have in common, which a model adds once before its first layer.
 
     Raises:
         ValueError: where layers have different ones.
     """
-    found: dict[str, nn.Module] = {}
-    for (name, _), position in zip(methods, made, strict=True):
+    embeddings: dict[str, nn.Module] = {}
+    for (name, _), position in zip(methods, positions, strict=True):
         if position.embedding is not None:
-            found.setdefault(name, position.embedding)
-    if len(found) > 1:
-        raise ValueError(f"layers have the embeddings of {' and '.join(found)}; a model has at most one")
-    return next(iter(found.values()), None)
+            embeddings.setdefault(name, position.embedding)
+    if len(embeddings) > 1:
+        raise ValueError(f"layers have the embeddings of {' and '.join(embeddings)}; a model has at most one")
+    return next(iter(embeddings.values()), None)
 
 
-def stored_options(position: str | Sequence[str], made: Iterable[Position]) -> dict[str, Any]:
-    """`position_options` as a saved model keeps them, from the positions made of all layers."""
+def stored_options(position: str | Sequence[str], positions: Iterable[Position]) -> dict[str, Any]:
+    """`position_options` as a saved model has them, from the positions of all layers."""
     if isinstance(position, str):
-        return next(iter(made)).options
+        return next(iter(positions)).options
     # A layer of a repeated list has the same options as the first of its name.
-    return {name: one.options for name, one in reversed(list(zip(position, made, strict=False))) if one.options}
+    named = list(zip(position, positions, strict=False))
+    return {name: layer.options for name, layer in reversed(named) if layer.options}
 
 
 def create_position(
@@ -218,7 +221,7 @@ def create_position(
         dim: C, the model's width.
         num_heads: H.
         train_context: tokens seen in training; passed to methods that take it.
-        options: the method's own options, as its class documents them; of a sum, each part's options under the part's name,
+        options: the method's options, as its class documents them; of a sum, each part's options under the part's name,
             {"spectral": {"rank": 4}}. Parts of a sum start as they do alone, but for `SUM_OPTIONS`.
         lanes: "inside" or "beside" the head width, as in `zoo.layers.Attention`; which columns a rotation turns follows.
 
@@ -226,8 +229,8 @@ def create_position(
         ValueError: for an unknown method, part or option, a part that occurs twice, or a second rotation or embedding.
     """
     check_whole("train_context", train_context, 1)
-    given = {"d_model": dim, "train_context": train_context} | _sizes(dim, num_heads, lanes)
-    return _create(name, line_methods(), {}, given, options, lanes, turned=2)
+    supplied = {"dim": dim, "d_model": dim, "num_heads": num_heads, "train_context": train_context}
+    return _create(name, line_methods(), {}, supplied, options, lanes, pairs=2)
 
 
 def create_grid_position(
@@ -249,17 +252,8 @@ def create_grid_position(
     """
     check_grid("train_grid", train_grid)
     check_depth(depth)
-    given = {"train_grid": tuple(train_grid), "depth": depth} | _sizes(dim, num_heads, lanes)
-    return _create(name, grid_methods(), GRID_PARTS, given, options, lanes, turned=4)
-
-
-def _sizes(dim: int, num_heads: int, lanes: str) -> dict[str, Any]:
-    """What a model gives every method, checked."""
-    check_whole("dim", dim, 1)
-    check_whole("num_heads", num_heads, 1)
-    if lanes not in LANES:
-        raise ValueError(f"lanes={lanes!r}: {nearest(lanes, LANES)}")
-    return {"dim": dim, "num_heads": num_heads, "head_dim": dim // num_heads}
+    supplied = {"dim": dim, "num_heads": num_heads, "train_grid": tuple(train_grid), "depth": depth}
+    return _create(name, grid_methods(), GRID_PARTS, supplied, options, lanes, pairs=4)
 
 
 def pinned_context(name: str, train_context: int) -> dict[str, Any]:
@@ -274,48 +268,43 @@ def pinned_context(name: str, train_context: int) -> dict[str, Any]:
     for part, method in parts.items():
         if method.windowed or part == "learned":
             raise ValueError(f"{part!r} is made for one training context and cannot be extended")
-    own = {
-        part: {"train_context": train_context}
-        for part, method in parts.items()
-        if "train_context" in inspect.signature(method.make).parameters
+    options = {
+        part: {"train_context": train_context} for part, method in parts.items() if method.takes("train_context")
     }
-    return own if "+" in name or name in SUMS else own.get(name, {})
+    return options if _is_sum(name) else options.get(name, {})
 
 
 def uniform_options(name: str, options: Mapping[str, Any], *, grid: bool = False) -> dict[str, Any]:
-    """`options` of a method with which every part that has an option `init`, and is given none, starts uniform.
+    """`options` of a method with which every part that has an option `init`, and has it not among them, starts uniform.
 
     Raises:
         ValueError: for an unknown method.
     """
     parts = _parts(name, grid_methods() if grid else line_methods(), GRID_PARTS if grid else {})
-    start = {part: {"init": "uniform"} for part, m in parts.items() if "init" in inspect.signature(m.make).parameters}
-    if "+" not in name and name not in SUMS:
+    start = {part: {"init": "uniform"} for part, method in parts.items() if method.takes("init")}
+    if not _is_sum(name):
         return start.get(name, {}) | dict(options)
-    return dict(options) | {part: own | dict(options.get(part, {})) for part, own in start.items()}
+    return dict(options) | {part: value | dict(options.get(part, {})) for part, value in start.items()}
+
+
+def _is_sum(name: str) -> bool:
+    return "+" in name or name in SUMS
 
 
 def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str]) -> dict[str, Method]:
     """The methods that a name consists of, by the names of its parts; one for a method that is no sum."""
-    if "+" not in name and name not in SUMS:
-        if name not in methods:
-            raise ValueError(
-                f"unknown position method {name!r}; {broken_prior(name)}{_hint(name, methods, [*methods, *SUMS])}Known: "
-                f"{', '.join(sorted([*methods, *SUMS]))}, and sums of them joined by '+'. A method from outside is known after "
-                "the file that registers it is imported: --import FILE.py"
-            )
-        return {name: methods[name]}
     parts: dict[str, Method] = {}
     for word in "+".join(SUMS.get(word, word) for word in name.split("+")).split("+"):
-        method = stand_for.get(word, word)
+        method = stand_for.get(word, word) if _is_sum(name) else word
         if method not in methods:
-            known = sorted({*methods, *stand_for, *SUMS})
+            known = sorted({*methods, *SUMS, *(stand_for if _is_sum(name) else ())})
+            what = f"unknown position method {name!r}"
+            what = f"unknown part {word!r} of the position method {name!r}" if _is_sum(name) else what
             raise ValueError(
-                f"unknown part {word!r} of the position method {name!r}; {broken_prior(word)}{_hint(word, methods, known)}"
-                f"Known: {', '.join(known)}. A method from outside is known after the file that registers it is imported: "
-                "--import FILE.py"
+                f"{what}; {broken_prior(word)}{_hint(word, methods, known)}Known: {', '.join(known)}, and sums of them joined by "
+                "'+'. A method from outside is known after the file that registers it is imported: --import FILE.py"
             )
-        part = re.sub(r"2d(_.*)?$", "", method)
+        part = re.sub(r"2d(_.*)?$", "", method) if _is_sum(name) else name
         if part in parts:
             raise ValueError(f"position method {name!r} has the part {part!r} twice; a sum has each part once")
         parts[part] = methods[method]
@@ -339,52 +328,55 @@ def _create(
     name: str,
     methods: Mapping[str, Method],
     stand_for: Mapping[str, str],
-    given: dict[str, Any],
+    supplied: dict[str, Any],
     options: Mapping[str, Any] | None,
     lanes: str,
     *,
-    turned: int,
+    pairs: int,
 ) -> Position:
-    """turned: a rotation turns the first columns of a head, a multiple of this."""
+    """The position of a method, or of a sum. pairs: a rotation turns a multiple of so many columns."""
+    for size in ("dim", "num_heads"):
+        check_whole(size, supplied[size], 1)
+    if lanes not in LANES:
+        raise ValueError(f"lanes={lanes!r}: {nearest(lanes, LANES)}")
     if not isinstance(options or {}, Mapping):
         raise ValueError(f"the options of {name!r} must be given by name, got {options!r}")
-    options = dict(options or {})
+    head_dim, is_sum = supplied["dim"] // supplied["num_heads"], _is_sum(name)
     parts = _parts(name, methods, stand_for)
-    window = given.get("train_context") if any(method.windowed for method in parts.values()) else None
-    if "+" not in name and name not in SUMS:
-        ((_, method),) = parts.items()
-        made = _make(repr(name), method, given, options)
-        if isinstance(made, Prior):
-            return Position(made, options=made.stored_options(options))
-        uniform = create_prior("uniform", num_heads=given["num_heads"])
-        own: dict[str, Any] = {method.part: made}
-        return Position(uniform, **own, window=window, options=options)
-    for part, own in options.items():
+    by_part: dict[str, Any] = dict(options or {}) if is_sum else {name: dict(options or {})}
+    for part, value in by_part.items():
         if part not in parts:
             raise ValueError(f"{name!r} has no part {part!r}; {did_you_mean(part, parts)}Its parts: {', '.join(parts)}")
-        if not isinstance(own, Mapping):
-            raise ValueError(f"the options of {part!r} in {name!r} must be given by name, got {own!r}")
-    made_parts: dict[str, nn.Module] = {}
+        if not isinstance(value, Mapping):
+            raise ValueError(f"the options of {part!r} in {name!r} must be given by name, got {value!r}")
+    priors: dict[str, Prior] = {}
+    others: dict[str, Any] = {}
     # Priors first: a rotation turns the columns that their lanes leave, but for an odd one at the end.
     for part, method in sorted(parts.items(), key=lambda item: item[1].part != "prior"):
-        takes = inspect.signature(method.make).parameters
-        defaults = {key: value for key, value in SUM_OPTIONS.get(part, {}).items() if key in takes}
-        taken = sum(p.num_lanes for p in made_parts.values() if isinstance(p, Prior)) if lanes == "inside" else 0
-        own = given | (
-            {"head_dim": max(given["head_dim"] - taken, 0) // turned * turned} if method.part == "rotary" else {}
-        )
-        made_parts[part] = _make(f"part {part!r} of {name!r}", method, own, defaults | dict(options.get(part, {})))
-    priors = {part: made for part, made in made_parts.items() if isinstance(made, Prior)}
-    prior = Compose(**priors) if priors else create_prior("uniform", num_heads=given["num_heads"])
-    others: dict[str, Any] = {parts[part].part: made for part, made in made_parts.items() if part not in priors}
-    stored = {part: dict(priors[part].stored_options(own) if part in priors else own) for part, own in options.items()}
-    return Position(prior, **others, window=window, options=stored)
+        width = head_dim
+        if is_sum and method.part == "rotary":
+            taken = sum(prior.num_lanes for prior in priors.values()) if lanes == "inside" else 0
+            width = max(head_dim - taken, 0) // pairs * pairs
+        start = SUM_OPTIONS.get(part, {}) if is_sum else {}
+        start = {key: value for key, value in start.items() if method.takes(key)}
+        owner = f"part {part!r} of {name!r}" if is_sum else repr(name)
+        module = _make(owner, method, supplied | {"head_dim": width}, start | dict(by_part.get(part, {})))
+        if isinstance(module, Prior):
+            priors[part] = module
+        else:
+            others[method.part] = module
+    if not priors:
+        prior = create_prior("uniform", num_heads=supplied["num_heads"])
+    else:
+        prior = Compose(**priors) if is_sum else priors[name]
+    stored = {part: dict(priors[part].stored_options(o) if part in priors else o) for part, o in by_part.items()}
+    window = supplied.get("train_context") if any(method.windowed for method in parts.values()) else None
+    return Position(prior, **others, window=window, options=stored if is_sum else stored[name])
 
 
-def _make(owner: str, method: Method, given: dict[str, Any], options: Mapping[str, Any]) -> nn.Module:
-    """One part: `given` supplies the parameters that it takes, `options` the rest."""
-    parameters = inspect.signature(method.make).parameters
-    taken = {key: value for key, value in given.items() if key in parameters} | method.fixed
-    defaults = {"train_context", "train_grid"} & taken.keys()
-    check_options(owner, method.make, options, fixed=taken.keys() - defaults, defaults=defaults)
-    return method.make(**taken | dict(options))
+def _make(owner: str, method: Method, supplied: Mapping[str, Any], options: Mapping[str, Any]) -> nn.Module:
+    """One part: `supplied` has the parameters that a model knows, `options` the rest."""
+    fixed = {key: value for key, value in supplied.items() if method.takes(key)} | method.fixed
+    defaults = {"train_context", "train_grid"} & fixed.keys()
+    check_options(owner, method.make, options, fixed=fixed.keys() - defaults, defaults=defaults)
+    return method.make(**fixed | dict(options))

@@ -25,7 +25,7 @@ from modalities.loading import IndexedLoader, RowBatches, StreamLoader
 from modalities.text.config import TextDataConfig
 from modalities.text.corpus import TokenCorpus, tokenize_corpus
 from modalities.text.rows import RowMix
-from modalities.text.sources import LONGEST_TEXT, HFSource, LongDocument, document_split, open_source
+from modalities.text.sources import HFSource, document_split, open_source
 from modalities.text.streaming import TextStream
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
 
@@ -198,17 +198,12 @@ def open_heldout(spec: str, tokenizer_spec: str, split: str = "heldout") -> Held
     tokenised once per process.
 
     split="all" takes every document, for a source that is a held-out set as a whole. Raises ValueError when the split is
-    empty: measuring on text that was trained on is not an alternative; and for a document too long to be held.
+    empty: measuring on text that was trained on is not an alternative.
     """
     tokenizer = load_tokenizer(tokenizer_spec)
     texts, size = [], 0
     found = (d for d in open_source(spec) if split == "all" or document_split(d) == split)
     for document in islice(found, MOST_DOCUMENTS):
-        if isinstance(document, LongDocument):
-            raise ValueError(
-                f"source {spec!r}: the held-out document {document.id!r} has more than {LONGEST_TEXT:,} characters; "
-                "evaluators hold documents as a whole: cut it into several"
-            )
         size += len(document.text)
         if size > MOST_CHARACTERS:
             break

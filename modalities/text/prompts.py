@@ -45,7 +45,6 @@ from modalities.text.facts import (
     pick,
     sentence_ends,
 )
-from modalities.text.sources import LONGEST_TEXT
 from modalities.text.tokenizers import Tokenizer
 
 __all__ = ["HAYSTACKS", "PUBLISHED", "TEMPLATES", "Haystack", "Template", "open_haystack"]
@@ -65,6 +64,7 @@ TASK = (
 )
 STATED = re.compile(r"\bpass\s?key\s+is:?\s+\d+", re.IGNORECASE)  # what no filler may say
 QUESTION = "What is the pass key? The pass key is"
+LONGEST_FILLER = 1 << 26  # bytes of a file
 CLOSE = 32  # tokens between places that are close in a stretch of any length
 TRIES = 20  # draws of words that fit
 OTHER_THINGS = ("gate", "room", "order", "train", "ticket", "house", "page", "flight", "lot", "ward")
@@ -149,8 +149,8 @@ def open_haystack(name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarra
         path = Path(name.removeprefix("file:"))
         if not path.is_file():
             raise FileNotFoundError(f"filler {name!r}: no file {path}")
-        if (size := path.stat().st_size) > LONGEST_TEXT:
-            raise ValueError(f"filler {name!r}: {size:,} bytes; at most {LONGEST_TEXT:,}")
+        if (size := path.stat().st_size) > LONGEST_FILLER:
+            raise ValueError(f"filler {name!r}: {size:,} bytes; at most {LONGEST_FILLER:,}")
         return Haystack((tokenizer.encode(_read_filler(name, path)),), any_text=True)
     else:
         check_choice("filler", name, HAYSTACKS)

@@ -17,20 +17,21 @@ Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
     data_files=GLOB      hf only: handed to load_dataset, as in "hf:json?data_files=shards/*.jsonl"
     data_dir, revision   hf only: handed to load_dataset
 
+JSONL is read here and not by `datasets`, whose errors name no row and whose import takes longer than the excerpt.
 The data folder: `modalities.files.data_folder`.
 """
 
 from __future__ import annotations
 
-import codecs
 import glob
 import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 
@@ -52,11 +53,11 @@ _FETCHED: dict[str, tuple[str, dict[str, str]]] = {
 }
 # name -> corpora, and every how many documents of each
 _MIXES: dict[str, dict[str, int]] = {"english": {"sotu": 1, "poetry": 2, "rfc": 10}}
-_OPTIONS = ("field", "id_field", "split_field", "split", "errors", "data_files", "data_dir", "revision")
+_HUB_OPTIONS = ("data_files", "data_dir", "revision")
+_OPTIONS = ("field", "id_field", "split_field", "split", "errors", *_HUB_OPTIONS)
 _SUFFIXES = (".txt", ".jsonl", ".parquet", ".txt.gz", ".jsonl.gz")
-LONGEST_TEXT = 1 << 26  # characters that a document is held with as a whole; longer files are read piece by piece
+LONGEST_TEXT = 1 << 30  # bytes of a .txt
 LONGEST_ROW = 1 << 28  # bytes of a row of JSONL
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -67,20 +68,6 @@ class Document:
     text: str
     split: str | None = None
 
-    def pieces(self) -> Iterator[str]:
-        """The text, in pieces where it is too long to be held as a whole."""
-        yield self.text
-
-
-@dataclass(frozen=True)
-class LongDocument(Document):
-    """A document of more than `LONGEST_TEXT` characters: `text` is its first piece, `read` reads all of them anew."""
-
-    read: Callable[[], Iterator[str]] = field(kw_only=True, compare=False)
-
-    def pieces(self) -> Iterator[str]:
-        return self.read()
-
 
 def document_split(document: Document) -> str:
     """The split of a document ("train", "heldout", "unused"): what its source says, else by hash of the text.
@@ -90,25 +77,12 @@ def document_split(document: Document) -> str:
     """
     if document.split is not None:
         return document.split
-    digest = hashlib.blake2b(digest_size=8, key=_SPLIT_KEY)
-    for piece in _stripped(document.pieces()):
-        digest.update(piece.encode("utf-8", "surrogatepass"))
-    return "heldout" if int.from_bytes(digest.digest(), "big") < HELDOUT_FRACTION * 2**64 else "train"
+    text = document.text.strip().encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(text, digest_size=8, key=_SPLIT_KEY).digest()
+    return "heldout" if int.from_bytes(digest, "big") < HELDOUT_FRACTION * 2**64 else "train"
 
 
-def _stripped(pieces: Iterable[str]) -> Iterator[str]:
-    """The pieces of a text without white space at its two ends."""
-    begun, white = False, ""  # white space behind the text so far
-    for piece in pieces:
-        text = piece if begun else piece.lstrip()
-        if end := text.rstrip():
-            begun = True
-            yield white + end
-            white = text[len(end) :]
-        elif begun:
-            white += text
-            if len(white) > LONGEST_TEXT:
-                raise ValueError(f"a document has more than {LONGEST_TEXT:,} characters of white space in a row")
+# ------------------------------------------------------------------------------------------------ sources
 
 
 class Source:
@@ -120,7 +94,12 @@ class Source:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Document]:
-        return (document for document in self.rows() if any(piece.strip() for piece in document.pieces()))
+        return (document for document in self.rows() if document.text.strip())
+
+    @property
+    def paths(self) -> list[Path]:
+        """Its files; none of a stream."""
+        return []
 
     def cache_key(self) -> str | None:
         """Changes when the content may have changed; None where that cannot be known (streams)."""
@@ -129,117 +108,23 @@ class Source:
 
 @dataclass(frozen=True)
 class FileSource(Source):
-    """Documents of files, in the files' sorted order."""
+    """Documents of files one after the other: `parts` are (path, options, n), of which every n-th document counts."""
 
     spec: str
-    paths: tuple[Path, ...]
-    options: dict[str, str]
-
-    def rows(self) -> Iterator[Document]:
-        for path in self.paths:
-            kind = path.name.removesuffix(".gz").rpartition(".")[2]
-            if kind == "txt":
-                yield self._text(path)
-            else:
-                rows = self._jsonl_rows(path) if kind == "jsonl" else _parquet_rows(path, self.options)
-                for number, row in rows:
-                    yield row_document(row, f"{path.name}:{number}", f"{path}, row {number}", self.options)
-
-    def cache_key(self) -> str:
-        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
-        content = json.dumps([stats, sorted(self.options.items())])
-        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-
-    def _text(self, path: Path) -> Document:
-        pieces: list[str] = []
-        size = 0
-        for piece in self._pieces(path):
-            pieces.append(piece)
-            size += len(piece)
-            if size > LONGEST_TEXT:
-                return LongDocument(path.name, pieces[0], self.options.get("split"), read=lambda: self._pieces(path))
-        return Document(path.name, "".join(pieces), self.options.get("split"))
-
-    def _pieces(self, path: Path) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")(self.options.get("errors", "strict"))
-        done, first = 0, True
-        with opened(path) as stream:
-            while True:
-                chunk = stream.read(_CHUNK)
-                held = len(decoder.getstate()[0])  # bytes of a character that the last chunk began
-                try:
-                    text = decoder.decode(chunk, final=not chunk)
-                except UnicodeDecodeError as error:
-                    raise _invalid_utf8(error, str(path), done - held) from error
-                done += len(chunk)
-                yield text.removeprefix("\ufeff") if first else text
-                first = first and not text
-                if not chunk:
-                    return
-
-    def _jsonl_rows(self, path: Path) -> Iterator[tuple[int, Any]]:
-        with opened(path) as stream:
-            for number in itertools.count(1):
-                line = stream.readline(LONGEST_ROW + 1)
-                where = f"{path}, row {number}"
-                if not line:
-                    return
-                if len(line) > LONGEST_ROW:
-                    raise ValueError(
-                        f"{where}: more than {LONGEST_ROW:,} bytes, the most of a row; a longer text fits in a .txt"
-                    )
-                if line.strip():
-                    yield number, parse_json(_decode(line, where, self.options), where)
-
-
-@dataclass(frozen=True)
-class MixSource(Source):
-    """Several file sources one after the other, every n-th document of each; each keeps its own split."""
-
-    spec: str
-    parts: tuple[tuple[FileSource, int], ...]
+    parts: tuple[tuple[Path, dict[str, str], int], ...]
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        return tuple(path for source, _ in self.parts for path in source.paths)
+    def paths(self) -> list[Path]:
+        return [path for path, _, _ in self.parts]
 
     def rows(self) -> Iterator[Document]:
-        for source, every in self.parts:
-            yield from itertools.islice(source, 0, None, every)
+        for path, options, every in self.parts:
+            documents = (document for document in _documents(path, options) if document.text.strip())
+            yield from itertools.islice(documents, 0, None, every)
 
     def cache_key(self) -> str:
-        content = json.dumps([(source.cache_key(), every) for source, every in self.parts])
-        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-
-
-@dataclass(frozen=True)
-class HFSource(Source):
-    """A streamed Hugging Face dataset. `load()` gives the dataset itself, `row_document` reads its rows."""
-
-    spec: str
-    name: str
-    config: str | None
-    split: str
-    options: dict[str, str]
-
-    def load(self) -> Any:
-        """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through unchanged."""
-        try:
-            import datasets
-        except ImportError as error:
-            raise ImportError(f"source {self.spec!r} needs the package `datasets`: pip install datasets") from error
-        extra: dict[str, Any] = {k: v for k, v in self.options.items() if k in ("data_dir", "revision")}
-        if "data_files" in self.options:
-            found = self.options["data_files"]
-            extra["data_files"] = sorted(glob.glob(found)) or found
-        return datasets.load_dataset(self.name, self.config, split=self.split, streaming=True, **extra)
-
-    def document(self, row: dict[str, Any], number: int) -> Document:
-        return row_document(row, f"{self.name}:{number}", f"{self.spec}, row {number}", self.options)
-
-    def rows(self) -> Iterator[Document]:
-        for number, row in enumerate(self.load()):
-            yield self.document(row, number)
+        stats = [(p.name, p.stat().st_size, p.stat().st_mtime_ns, sorted(o.items()), n) for p, o, n in self.parts]
+        return hashlib.blake2b(json.dumps(stats).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -253,10 +138,6 @@ class UnseenSource(Source):
     every: FileSource
     excerpt: FileSource
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return self.every.paths
-
     def rows(self) -> Iterator[Document]:
         seen = {document.text.strip() for document in self.excerpt if document_split(document) == "train"}
         every = list(self.every)
@@ -264,12 +145,38 @@ class UnseenSource(Source):
             raise ValueError(
                 f"source {self.spec!r}: {missing} speeches of the excerpt are not in {self.every.paths[0]}"
             )
-        for document in every:
-            if document.text.strip() not in seen:
-                yield Document(document.id, document.text, "heldout")
+        return (Document(one.id, one.text, "heldout") for one in every if one.text.strip() not in seen)
 
     def cache_key(self) -> str:
         return f"unseen-{self.every.cache_key()}-{self.excerpt.cache_key()}"
+
+
+@dataclass(frozen=True)
+class HFSource(Source):
+    """A streamed Hugging Face dataset. `load()` gives the dataset itself, `document` reads its rows."""
+
+    spec: str
+    name: str
+    config: str | None
+    split: str
+    options: dict[str, str]
+
+    def load(self) -> Any:
+        """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through unchanged."""
+        extra: dict[str, Any] = {name: value for name, value in self.options.items() if name in _HUB_OPTIONS}
+        if files := extra.get("data_files"):
+            extra["data_files"] = sorted(glob.glob(files)) or files
+        datasets = _import_datasets(f"source {self.spec!r}")
+        return datasets.load_dataset(self.name, self.config, split=self.split, streaming=True, **extra)
+
+    def document(self, row: dict[str, Any], number: int) -> Document:
+        return _row_document(row, f"{self.name}:{number}", f"{self.spec}, row {number}", self.options)
+
+    def rows(self) -> Iterator[Document]:
+        return (self.document(row, number) for number, row in enumerate(self.load()))
+
+
+# ------------------------------------------------------------------------------------------------ spec strings
 
 
 def open_source(spec: str = "sotu-excerpt") -> Source:
@@ -282,32 +189,30 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
         raise ValueError(f"source must be a non-empty string such as 'sotu-excerpt', got {spec!r}")
     place, options = _parse(spec)
     if place.startswith("hf:"):
-        return _hf_source(spec, place[len("hf:") :], options)
-    for key in ("data_files", "data_dir", "revision"):
-        if key in options:
-            raise ValueError(f"source {spec!r}: option {key!r} is only for 'hf:…' sources")
-    excerpt = FileSource(spec, (_ASSETS / "sotu_excerpt.jsonl",), options)
+        return _hf_source(spec, place.removeprefix("hf:"), options)
+    if only := next((name for name in _HUB_OPTIONS if name in options), None):
+        raise ValueError(f"source {spec!r}: option {only!r} is only for 'hf:…' sources")
+    excerpt = FileSource(spec, ((_ASSETS / "sotu_excerpt.jsonl", options, 1),))
     if place == "sotu-excerpt":
         return excerpt
     if place == "sotu-unseen":
-        return UnseenSource(spec, _fetched(spec, ["sotu"], options)[0], excerpt)
+        return UnseenSource(spec, _fetched(spec, {"sotu": 1}, options), excerpt)
     if place in _FETCHED:
-        return _fetched(spec, [place], options)[0]
+        return _fetched(spec, {place: 1}, options)
     if place in _MIXES:
         if options:
             raise ValueError(f"source {spec!r}: a mix takes no options; its parts, {', '.join(_MIXES[place])}, do")
-        mix = _MIXES[place]
-        return MixSource(spec, tuple(zip(_fetched(spec, [*mix], options), mix.values(), strict=True)))
-    return FileSource(spec, _find_files(spec, place), options)
+        return _fetched(spec, _MIXES[place], options)
+    return FileSource(spec, tuple((path, options, 1) for path in _find_files(spec, place)))
 
 
-def _fetched(spec: str, names: list[str], options: dict[str, str]) -> list[FileSource]:
-    """Corpora of the data folder; FileNotFoundError says how to fetch all that are missing."""
-    paths = {name: data_folder() / _FETCHED[name][0] for name in names}
+def _fetched(spec: str, every: dict[str, int], options: dict[str, str]) -> FileSource:
+    """Corpora of the data folder, by name; FileNotFoundError says how to fetch all that are missing."""
+    paths = {name: data_folder() / _FETCHED[name][0] for name in every}
     if missing := {name: path for name, path in paths.items() if not path.is_file()}:
         listed, command = ", ".join(map(str, missing.values())), f"text {' '.join(missing)} --offline"
         raise FileNotFoundError(f"source {spec!r}: no {listed}; to fetch it, {fetch_command(command)}")
-    return [FileSource(spec, (path,), {**_FETCHED[name][1], **options}) for name, path in paths.items()]
+    return FileSource(spec, tuple((paths[name], _FETCHED[name][1] | options, n) for name, n in every.items()))
 
 
 def _parse(spec: str) -> tuple[str, dict[str, str]]:
@@ -321,10 +226,9 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
         if key not in _OPTIONS:
             raise ValueError(f"source {spec!r}: unknown option {key!r}; {nearest(key, _OPTIONS)}")
         options[key] = unquote(value)
-    if options.get("errors", "strict") not in ("strict", "replace"):
-        raise ValueError(f"source {spec!r}: errors={options['errors']!r}, expected 'strict' or 'replace'")
-    if (split := options.get("split", SPLITS[0])) not in SPLITS:
-        raise ValueError(f"source {spec!r}: split={split!r}, expected {' or '.join(map(repr, SPLITS))}")
+    for key, choices in (("errors", ("strict", "replace")), ("split", SPLITS)):
+        if options.get(key, choices[0]) not in choices:
+            raise ValueError(f"source {spec!r}: {key}={options[key]!r}, expected {' or '.join(map(repr, choices))}")
     if "split" in options and "split_field" in options:
         raise ValueError(f"source {spec!r}: split= is of every document, split_field= of each; give one of them")
     return place, options
@@ -363,15 +267,64 @@ def _missing(spec: str, place: str) -> str:
     return f"source {spec!r}: no such file, and not one of {', '.join(names)}, hf:NAME; {hint}".rstrip("; ")
 
 
-def row_document(row: Any, default_id: str, where: str, options: dict[str, str]) -> Document:
+# ------------------------------------------------------------------------------------------------ files and rows
+
+
+def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "txt":
+        with opened(path) as stream:
+            data = stream.read(LONGEST_TEXT + 1)
+        if len(data) > LONGEST_TEXT:
+            raise ValueError(
+                f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into several files"
+            )
+        yield Document(path.name, _decode(data, str(path), options).removeprefix("\ufeff"), options.get("split"))
+        return
+    for number, row in _jsonl_rows(path, options) if kind == "jsonl" else _parquet_rows(path):
+        yield _row_document(row, f"{path.name}:{number}", f"{path}, row {number}", options)
+
+
+def _jsonl_rows(path: Path, options: dict[str, str]) -> Iterator[tuple[int, Any]]:
+    with opened(path) as stream:
+        for number in itertools.count(1):
+            line, where = stream.readline(LONGEST_ROW + 1), f"{path}, row {number}"
+            if not line:
+                return
+            if len(line) > LONGEST_ROW:
+                raise ValueError(
+                    f"{where}: more than {LONGEST_ROW:,} bytes, the most of a row; a longer text fits in a .txt"
+                )
+            if line.strip():
+                yield number, parse_json(_decode(line, where, options), where)
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    datasets, number = _import_datasets(f"file {str(path)!r}"), 0
+    try:
+        rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+        for number, row in enumerate(rows, 1):
+            yield number, row
+    except Exception as error:  # of arrow, of datasets, or Python's own: whatever a damaged file leads to
+        message = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path}, after row {number}: damaged Parquet ({message})") from error
+
+
+def _import_datasets(what: str) -> ModuleType:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError(f"{what} needs the package `datasets`: pip install datasets") from error
+    return datasets
+
+
+def _row_document(row: Any, default_id: str, where: str, options: dict[str, str]) -> Document:
     """A JSONL, Parquet or dataset row as a Document. `where` names the row in errors."""
     field = options.get("field", "text")
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected an object with a field {field!r}, got {type(row).__name__}")
     text = _field(row, field, where)
-    if text is None:  # a null is an empty document; it is left out like one
-        text = ""
-    if not isinstance(text, str):
+    if not isinstance(text, str | None):
         raise ValueError(f"{where}: field {field!r} is {type(text).__name__}, expected a string")
     split = options.get("split")
     if "split_field" in options:
@@ -379,7 +332,7 @@ def row_document(row: Any, default_id: str, where: str, options: dict[str, str])
         if split not in (*SPLITS, "unused"):
             raise ValueError(f"{where}: split {split!r} is none of 'train', 'heldout', 'unused'")
     name = row.get(options.get("id_field", "id"))
-    return Document(default_id if name is None else str(name), text, split)
+    return Document(default_id if name is None else str(name), text or "", split)
 
 
 def _field(row: dict[str, Any], field: str, where: str) -> Any:
@@ -389,39 +342,11 @@ def _field(row: dict[str, Any], field: str, where: str) -> Any:
     return row[field]
 
 
-def _parquet_rows(path: Path, options: dict[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise ImportError(f"{path} needs the package `pyarrow`: pip install pyarrow") from error
-    with open(path, "rb"):  # what cannot be opened is an OSError; so is what is damaged, by the library
-        pass
-    numbers = itertools.count(1)
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            wanted = {options.get("field", "text"), options.get("id_field", "id"), options.get("split_field", "")}
-            columns = [name for name in names if name in wanted]
-            if options.get("field", "text") not in columns:
-                columns = names  # so that the error can say what is there
-            for batch in file.iter_batches(batch_size=256, columns=columns):
-                for row in batch.to_pylist():
-                    yield next(numbers), row
-    except (OSError, MemoryError, ValueError, TypeError, LookupError, pyarrow.ArrowException) as error:
-        told = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path}, after row {next(numbers) - 1}: damaged Parquet ({told})") from error
-
-
 def _decode(data: bytes, where: str, options: dict[str, str]) -> str:
     try:
         return data.decode("utf-8", errors=options.get("errors", "strict"))
     except UnicodeDecodeError as error:
-        raise _invalid_utf8(error, where) from error
-
-
-def _invalid_utf8(error: UnicodeDecodeError, where: str, before: int = 0) -> ValueError:
-    return ValueError(
-        f"{where}: invalid UTF-8 at byte {before + error.start} (0x{error.object[error.start]:02x}); "
-        "correct the file, or add '?errors=replace' to the source to put U+FFFD there"
-    )
+        raise ValueError(
+            f"{where}: invalid UTF-8 at byte {error.start} (0x{data[error.start]:02x}); "
+            "correct the file, or add '?errors=replace' to the source to put U+FFFD there"
+        ) from error

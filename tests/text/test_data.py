@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import modalities.text.corpus as corpora
 from modalities.loading import IndexedLoader, RowBatches
 from modalities.text.config import TextDataConfig
 from modalities.text.corpus import corpus_of, tokenize_corpus
@@ -401,3 +402,21 @@ def test_training_imports_neither_datasets_nor_arrow_nor_tokenizers():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ---- long texts ----
+
+
+@pytest.mark.parametrize("spec", ["bytes", "bpe-1k"])
+def test_parts_of_a_long_text_have_its_tokens(spec, monkeypatch, tmp_path):
+    tokenizer = load_tokenizer(spec)
+    chinese = Document("lines", "".join(f"没有空格的句子{n}。\n然后" for n in range(200)))
+    documents = [*take(open_source(), 4), chinese, Document("unbroken", "没有空格" * 400)]
+    whole = corpus_of(documents, tokenizer)
+    for name, value in (("_PART", 500), ("_BATCH", (256, 5000)), ("_IN_MEMORY", 1000)):
+        monkeypatch.setattr(corpora, name, value)
+    parts = corpus_of(documents, tokenizer)
+    assert isinstance(parts.tokens, np.memmap) and np.array_equal(parts.tokens, whole.tokens)  # in a temporary file
+    assert parts.fingerprint == whole.fingerprint and parts.num_bytes == whole.num_bytes
+    parts.save(tmp_path / "saved")
+    assert TokenCorpus.load(tmp_path / "saved").fingerprint == whole.fingerprint

@@ -141,9 +141,8 @@ def test_wrong_shares_and_foreign_states_are_refused():
         indexed().load_state_dict(saved(streamed()))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_first_batches_are_the_same_in_every_iteration(workers):
-    for rank in range(2):
+def test_first_batches_are_the_same_in_every_iteration():
+    for rank, workers in ((0, 0), (1, 2)):
         held = FirstBatches(indexed(size=100, rank=rank, world=2, num_workers=workers), samples=9)
         passes = [[batch["n"].tolist() for batch in held] for _ in range(3)]
         assert passes[0] == passes[1] == passes[2] == [[n + rank, n + 2 + rank] for n in (0, 4, 8)]
@@ -156,6 +155,7 @@ def test_first_batches_are_the_same_in_every_iteration(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_are_stacked_padded_and_weighed(workers):
+    """Where one row has weights, those of the others are 1."""
     first, second = IndexedLoader(RowBatches(Rows(3)), 2, num_workers=workers)
     assert first["tokens"].tolist() == [[0, 1], [1, 2]] and first["weights"].tolist() == [[1, 1], [3, 3]]
     assert second["tokens"].tolist() == [[2, 3], [0, 0]] and second["segments"].tolist() == [[0, 0], [-1, -1]]

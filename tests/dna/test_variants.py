@@ -81,68 +81,6 @@ def rows_of(model, chosen):
     return Variants(chosen).rows(json.loads(json.dumps(dict(Variants(chosen).run(model)))))
 
 
-# ----------------------------------------------------------------------------------------------------------------- files
-
-
-@pytest.mark.parametrize("how", ["plain", "gzip", "windows"])
-def test_vcf(files, tmp_path, how):
-    text = vcf(
-        ("c", 3, "rs1", "a", "G,<DEL>,*"),
-        ("c", 9, ".", "AC", "."),
-        ("d", 1, "x", "G", "G]17:1]"),
-        ("c", 4, ".", "N", "A"),
-    )
-    content = {
-        "plain": text.encode(),
-        "gzip": gzip.compress(text.encode()),
-        "windows": text.replace("\n", "\r\n").encode(),
-    }
-    (tmp_path / "v.vcf").write_bytes(content[how])
-    found = list(read_variants(tmp_path / "v.vcf"))
-    assert found[0] == Variant("c", 3, "rs1", "A", "G", 4)
-    assert [(v.alt, v.line) for v in found] == [("G", 4), ("<DEL>", 4), ("*", 4), (".", 5), ("G]17:1]", 6), ("A", 7)]
-    words = ["symbolic", "deletion upstream", "no alternative", "breakend", "not all A, C, G, T"]
-    assert all(word in v.reason for word, v in zip(words, found[1:], strict=True))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "chrom\tpos\tref\talt\nc\t3\tAC\tA\n",
-        "Ref,ALT,pos,id,chrom\r\nAC,A,3,n1,c\r\n\r\n",
-        'chrom,pos,ref,alt\nc,3,AC,"A"\n',
-    ],
-)
-def test_tables(tmp_path, text):
-    (tmp_path / "v.tsv").write_bytes(text.encode())
-    (found,) = read_variants(tmp_path / "v.tsv")
-    assert (found.chrom, found.pos, found.ref, found.alt, found.line) == ("c", 3, "AC", "A", 2)
-    assert found.id == ("n1" if "n1" in text else ".")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (HEADER + "c\t3\t.\tA\n", r"line 4: 4 tab-separated columns"),
-        (HEADER + "c\t3\t.\tA\tC\t.\n", r"line 4: 6 tab-separated columns; the line of #CHROM has 8"),
-        (HEADER + "c\t3\t.\tA\tC\t.\t.\tAF=0c\t9\t.\tA\tC\t.\t.\t.\n", r"line 4: 15 tab-separated columns"),
-        (HEADER + "c\tthree\t.\tA\tC\t.\t.\t.\n", r"line 4: position 'three'"),
-        (HEADER + "c\t-3\t.\tA\tC\t.\t.\t.\n", r"line 4: position '-3'"),
-        ("chrom,po,ref,alt\nc,3,A,C\n", r"line 1: no column 'pos' .* did you mean 'po'"),
-        ("c\t3\t.\tA\tC\n", r"line 1: no column 'chrom'.*expected a VCF"),
-        ("chrom,pos,ref,alt\nc,3,A\n", r"line 2: 3 columns; the header has 4"),
-        (gzip.compress(HEADER.encode() * 99, mtime=0)[:60], r"truncated or damaged"),
-        (b"\x89BCF\xff\xfe", r"line 1: byte 0x89 is not UTF-8; expected a VCF or BCF"),
-        (b"BCF\x02\x02" + bytes(9), r"truncated or damaged BCF"),
-        ("", r"line 1: no column 'chrom'"),
-    ],
-)
-def test_malformed_files(tmp_path, content, message):
-    (tmp_path / "v").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=message):
-        list(read_variants(tmp_path / "v"))
-
-
 # ------------------------------------------------------------------------------------------------------------ haplotypes
 
 
@@ -394,7 +332,7 @@ def test_every_variant_is_listed_with_its_reason(files):
     assert not found["fine"]["reason"] and all(
         math.isnan(row["llr_nats"]) == bool(row["reason"]) for row in found.values()
     )
-    assert f"line 5: REF is {rows[1][3]}, c:51 of the reference has {text[50]}" in found["wrong"]["reason"]
+    assert f"record 2: REF is {rows[1][3]}, c:51 of the reference has {text[50]}" in found["wrong"]["reason"]
     assert "'chrC'" in found["where"]["reason"] and "c:100 of the reference has A" in found["beyond"]["reason"]
     assert not found["end"]["reason"] and not found["uneven"]["reason"] and "symbolic" in found["none"]["reason"]
     assert (

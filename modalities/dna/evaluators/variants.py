@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -44,7 +44,6 @@ MISMATCH = "another base in the reference"
 FROM_ZERO = "They fit one base further right: are positions counted from 0? They must count from 1"
 NO_ROOM = "no room in its windows"
 KINDS = {"snv": "#0072B2", "mnv": "#009E73", "insertion": "#E69F00", "deletion": "#D55E00"}
-TRANSITIONS = {("A", "G"), ("G", "A"), ("C", "T"), ("T", "C")}
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class VariantSettings(FileSettings):
 
     variants: str | None = option(None, "VCF or BCF, or a table of chrom, pos, ref, alt")
     info: str | None = option(
-        None, "also write the VCF or BCF back, with INFO fields of this name and with _FLANK behind it, such as LLR"
+        None, "also write the records as VCF, with INFO fields of this name and with _FLANK behind it, such as LLR"
     )
 
     def __post_init__(self) -> None:
@@ -81,7 +80,7 @@ class Entry:
     reason: str = ""
 
 
-class Variants(FileEvaluator):
+class Variants(FileEvaluator[VariantSettings]):
     """Log-likelihood ratio of every variant, log p(alt window) − log p(ref window): below 0 the model prefers the reference.
 
     A variant is trimmed and left-aligned first, so every spelling of a haplotype has the same numbers. Both windows begin at
@@ -95,8 +94,8 @@ class Variants(FileEvaluator):
     windows in which other unknown bases count.
 
     `window` is the length of the longer window (default: the training length), rounded down to whole k-mers. Bases behind the
-    last whole k-mer count as `score_windows` says under `rest`. `info` names fields that the VCF or BCF gets, as
-    variants.MODEL.vcf, .vcf.gz or .bcf.
+    last whole k-mer count as `score_windows` says under `rest`. `info` names fields that the records get in
+    variants.MODEL.vcf, or .vcf.gz where the file is compressed.
     """
 
     name = "variants"
@@ -104,7 +103,6 @@ class Variants(FileEvaluator):
     version = 4
     summary = "log-likelihood ratio of alternative to reference allele for every variant of a VCF, BCF or table"
     scores = (Score("llr_nats"),)
-    settings_class = VariantSettings
     default_window = 1
 
     @property
@@ -149,23 +147,25 @@ class Variants(FileEvaluator):
         return [row for cell in cells.values() for row in cell["rows"]]
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """Histograms of the ratio, by kind of variant, and of transitions beside transversions; a row of panels a model."""
-        figure, axes = panels(len(results), 2, width=5.2, height=2.9)
-        for result, name, left, right in zip(results, short_names(results), axes[::2], axes[1::2], strict=True):
+        """Histograms of the ratio by kind of variant, a panel a model."""
+        figure, axes = panels(len(results), 1, width=7.2, height=2.9)
+        for result, name, axis in zip(results, short_names(results), axes, strict=True):
             rows = [row for row in result.rows if not row["reason"]]
-            kinds = {kind: [row["llr_nats"] for row in rows if row["kind"] == kind] for kind in KINDS}
-            changes: dict[str, list[float]] = {"transitions": [], "transversions": []}
-            for row in rows:
-                if row["kind"] == "snv":
-                    change = "transitions" if (row["ref"], row["alt"]) in TRANSITIONS else "transversions"
-                    changes[change].append(row["llr_nats"])
-            _histograms(left, kinds, list(KINDS.values()))
-            _histograms(right, changes, ["#0072B2", "#D55E00"])
-            left.set_title(f"{name}: by kind", fontsize=9)
-            right.set_title("single bases", fontsize=9)
-            left.set_ylabel("variants")
-        for axis in axes[-2:]:
-            axis.set_xlabel("log p(alternative) − log p(reference), nats")
+            values = [row["llr_nats"] for row in rows]
+            bins = bin_edges(values, max(8, min(60, round(math.sqrt(len(values)) * 2)))) if values else 1
+            for (kind, color), dash in zip(KINDS.items(), ("-", "--", "-.", ":"), strict=True):
+                if group := [row["llr_nats"] for row in rows if row["kind"] == kind]:
+                    label = f"{kind}, {len(group):,}: median {np.median(group):+.2f}"
+                    axis.hist(
+                        group, bins=bins, histtype="step", color=color, linestyle=dash, linewidth=1.8, label=label
+                    )
+            axis.grid(alpha=0.25, linewidth=0.6)
+            axis.axvline(0.0, **REFERENCE)
+            axis.set_title(name, fontsize=9)
+            axis.set_ylabel("variants")
+            if values:
+                axis.legend(fontsize=7, frameon=False, loc="upper left")
+        axes[-1].set_xlabel("log p(alternative) − log p(reference), nats")
         save_figure(figure, path)
 
     def write(self, results: list[ModelResult], out: Path) -> None:
@@ -222,11 +222,11 @@ def _entry(genome: Genome, variant: Variant, path: str, window: int, step: int) 
     if variant.reason:
         return Entry(variant, reason=variant.reason)
     if variant.chrom not in genome:
-        return Entry(variant, reason=f"{NO_CONTIG}: {path} line {variant.line}: {variant.chrom!r}")
+        return Entry(variant, reason=f"{NO_CONTIG}: {path} {variant.place}: {variant.chrom!r}")
     at, length = variant.pos - 1, genome[variant.chrom].length
     found = decode(genome.codes(variant.chrom, min(at, length), min(at + len(variant.ref), length)))
     if found != variant.ref:
-        where = f"{path} line {variant.line}: REF is {variant.ref}, {variant.chrom}:{variant.pos} of the reference"
+        where = f"{path} {variant.place}: REF is {variant.ref}, {variant.chrom}:{variant.pos} of the reference"
         return Entry(variant, reason=f"{MISMATCH}: {where} {f'has {found}' if found else f'lies beyond its {length}'}")
     change = normalize(genome, variant.chrom, at, variant.ref, variant.alt)
     placed = place(change, length, window, step)
@@ -287,23 +287,6 @@ def _row(genome: Genome, entry: Entry, scores: Any) -> dict[str, Any]:
         **dict(zip(("norm_pos", "norm_ref", "norm_alt"), norm, strict=True)),
         **effect(entry.placed, scores, entry.reason),
     }
-
-
-def _histograms(axis: Any, groups: dict[str, list[float]], colors: Sequence[str]) -> None:
-    """An outline for each group on common bins, each with a dash pattern and its median in the legend."""
-    values = [value for group in groups.values() for value in group]
-    axis.grid(alpha=0.25, linewidth=0.6)
-    if not values:
-        axis.text(0.5, 0.5, "none", transform=axis.transAxes, ha="center", color="0.35")
-        return
-    bins = bin_edges(values, max(8, min(60, round(math.sqrt(len(values)) * 2))))
-    for (name, group), color, dash in zip(groups.items(), colors, ("-", "--", "-.", ":"), strict=False):
-        if group:
-            label = f"{name}, {len(group):,}: median {np.median(group):+.2f}"
-            axis.hist(group, bins=bins, histtype="step", color=color, linestyle=dash, linewidth=1.8, label=label)
-    axis.axvline(0.0, **REFERENCE)
-    axis.set_ylim(top=axis.get_ylim()[1] * (1.1 + 0.1 * sum(map(bool, groups.values()))))  # room for the legend
-    axis.legend(fontsize=7, frameon=False, loc="upper left")
 
 
 def _cut(allele: str, most: int = 12) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import math
 
@@ -22,7 +21,6 @@ from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.scoring import Scores, WindowScorer
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.dna.vcf import Variant, read_variants
 from modalities.evaluation import ModelResult
 
 HEADER = "##fileformat=VCFv4.2\n##contig=<ID=c>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"

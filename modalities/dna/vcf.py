@@ -12,13 +12,16 @@ import io
 import itertools
 import math
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modalities.dna.alleles import trimmed
+from modalities.dna.formats import is_plain_gzip
 from modalities.files import near_file, opened
 from zoo.files import replacing_path
 from zoo.naming import did_you_mean
@@ -154,13 +157,19 @@ def _opened(path: str | Path) -> Iterator[pysam.VariantFile]:
         raise ImportError(f"{path}: VCF and BCF need the package `pysam`: pip install pysam") from error
     before = pysam.set_verbosity(0)
     try:
-        with _named(path, "the header"):
-            file = pysam.VariantFile(str(path))
-        try:
-            yield file
-        finally:
-            with contextlib.suppress(OSError, ValueError):  # what failed before fails again
-                file.close()
+        with tempfile.TemporaryDirectory() as folder:
+            readable = Path(path)
+            if is_plain_gzip(readable):  # which pysam does not read
+                readable = Path(folder, "plain.vcf")
+                with opened(Path(path)) as compressed, readable.open("wb") as copy:
+                    shutil.copyfileobj(compressed, copy)
+            with _named(path, "the header"):
+                file = pysam.VariantFile(str(readable))
+            try:
+                yield file
+            finally:
+                with contextlib.suppress(OSError, ValueError):  # what failed before fails again
+                    file.close()
     finally:
         pysam.set_verbosity(before)
 
@@ -181,8 +190,7 @@ def _named(path: str | Path, place: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-        hint = "; compress it with bgzip instead of gzip" if "seek not implemented" in str(error) else ""
-        raise ValueError(f"{path}, {place}: truncated, damaged or malformed VCF or BCF ({error}){hint}") from error
+        raise ValueError(f"{path}, {place}: truncated, damaged or malformed VCF or BCF ({error})") from error
 
 
 def _alleles(record: pysam.VariantRecord) -> list[str]:

@@ -30,13 +30,15 @@ RECORDS = [
     "d\t801\t.\tN\t.\t.\t.\t.\tGT\t0/0\t0/0",
 ]
 TEXT = HEAD + "\n".join(RECORDS) + "\n"
-NAMES = ["v.vcf", "v.vcf.gz", "v.bcf"]
+NAMES = ["v.vcf", "v.vcf.gz", "v.bcf", "plain.vcf.gz"]
 
 
 def whole(path):
     """A VCF, bgzipped VCF or BCF with every kind of allele, at `path`, by its suffix."""
     if path.suffix == ".vcf":
         path.write_text(TEXT)
+    elif path.name.startswith("plain"):
+        path.write_bytes(gzip.compress(TEXT.encode()))
     elif path.suffix == ".gz":
         with pysam.BGZFile(str(path), "wb") as file:
             file.write(TEXT.encode())
@@ -109,7 +111,7 @@ def test_rows_of_another_file(tmp_path, change):
     assert [p.name for p in tmp_path.iterdir()] == ["v.vcf"]
 
 
-@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize("name", NAMES[1:3])
 def test_a_file_cut_anywhere_is_an_error(tmp_path, name, capfd):
     """Also between two blocks, where gzip notices nothing."""
     path = whole(tmp_path / name)
@@ -146,7 +148,7 @@ def test_tables(tmp_path, text):
         (TEXT + "c\t3\t.\tA\n", r"record 7: truncated, damaged or malformed"),
         (TEXT + "c\tthree\t.\tA\tC\t.\t.\t.\tGT\t0\t0\n", r"record 7: truncated, damaged or malformed"),
         (TEXT.encode() + b"c\t3\tr\xe9\tA\tC\t.\t.\t.\tGT\t0\t0\n", r"record 7: .*utf-8"),
-        (gzip.compress(TEXT.encode()), "bgzip instead of gzip"),
+        (gzip.compress(TEXT.encode())[:-9], "truncated"),
         ("chrom,po,ref,alt\nc,3,A,C\n", r"line 1: no column 'pos' .* did you mean 'po'"),
         ("c\t3\t.\tA\tC\n", r"line 1: no column 'chrom'.*expected a VCF"),
         ("chrom,pos,ref,alt\nc,3,A\n", r"line 2: 3 columns; the header has 4"),

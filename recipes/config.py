@@ -12,7 +12,7 @@ import json
 import math
 import os
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from operator import attrgetter
@@ -82,7 +82,9 @@ class Train:
     sequence_parallel: int = bounded(1, 1, 2**12)  # ranks that share each line of tokens, by DeepSpeed-Ulysses
     zero_stage: int = 0  # in bf16 and fp16 a 0 that --set or a DeepSpeed file does not ask for becomes 1
     clip: float = bounded(1.0, 0, math.inf)  # gradient norm; 0 switches clipping off
-    ema: float = 0.0  # decay of a moving average of the weights, which is then evaluated and exported; 0: none
+    ema: float = bounded(
+        0.0, 0, 1
+    )  # decay of a moving average of the weights, which is then evaluated and exported; 0: none
     seed: int = bounded(0, -LARGEST_SEED, LARGEST_SEED)
     log_every: int = bounded(10, 1, 2**40)
     save_every: int = bounded(200, 0, 2**40)  # steps; 0: at the end only
@@ -179,11 +181,13 @@ def apply_overrides(recipe: Recipe, settings: typing.Sequence[str]) -> tuple[Rec
                 hint = f"; the model's own are model.options.{name}" if section == "model" else ""
                 raise ConfigError(f"--set {setting!r}: no setting {key!r}; {nearest(key, known)}{hint}")
             target = getattr(recipe, section)
-            value = _parse(text, typing.get_type_hints(type(target))[name], setting)
+            value = parse_field(text, typing.get_type_hints(type(target))[name])
             try:
-                setattr(recipe, section, dataclasses.replace(target, **{name: value}))
-            except ValueError as error:  # a data configuration checks itself
+                changed = dataclasses.replace(target, **{name: value})  # a data configuration checks itself
+                check_fields(changed, f"{section}.")
+            except (TypeError, ValueError) as error:
                 raise ConfigError(f"--set {setting!r}: {error}") from None
+            setattr(recipe, section, changed)
         overridden_keys.add(key)
     for path, value, setting in nested:  # when the model's name and whole options are settled
         _settle_option(recipe.model, path[0], setting)
@@ -221,44 +225,22 @@ def parse_value(text: str) -> Any:
         return {"none": None, "true": True, "false": False}.get(text.strip().lower(), text)
 
 
-def _parse(text: str, hint: Any, setting: str) -> Any:
-    text = text.strip()
-    options = typing.get_args(hint)
-    if type(None) in options:
+def parse_field(text: str, hint: Any) -> Any:
+    """A value for a field with this annotation; `check_fields` tells whether it fits."""
+    text, kinds = text.strip(), typing.get_args(hint)
+    if type(None) in kinds:
         if text.lower() in ("none", "null"):
             return None
-        hint = next(o for o in options if o is not type(None))
-    wrong = ConfigError(f"--set {setting!r}: expected {_type_name(hint)}, got {text!r}")
-    origin = typing.get_origin(hint)
-    try:
-        if origin is tuple:
-            kinds, parts = typing.get_args(hint), [p for p in text.strip("()[] ").split(",") if p.strip()]
-            if kinds[-1:] == (Ellipsis,):
-                kinds = kinds[:1] * len(parts)
-            if len(parts) != len(kinds):
-                raise wrong
-            return tuple(_parse(p, k, setting) for p, k in zip(parts, kinds, strict=True))
-        if hint is bool:
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
-        if hint is int:
-            number = float(text) if "e" in text.lower() else int(text)  # 1e4 steps is a fair way to write an int
-            if number != int(number):
-                raise wrong
-            return int(number)
-        if hint is float:
-            return float(text)
-        if hint is str:
-            return text
-    except (KeyError, ValueError, OverflowError):
-        raise wrong from None
-    return parse_value(text)
-
-
-def _type_name(hint: Any) -> str:
-    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+        hint = next(kind for kind in kinds if kind is not type(None))
+    if hint is str:
+        return text
     if typing.get_origin(hint) is tuple:
-        return f"{len(typing.get_args(hint))} values separated by a comma"
-    return names.get(hint, str(hint))
+        return tuple(parse_field(part, kinds[0]) for part in text.strip("()[] ").split(",") if part.strip())
+    value = parse_value(text)
+    is_whole = (
+        hint is int and isinstance(value, float) and value.is_integer()
+    )  # 1e4 steps is a fair way to write an int
+    return int(value) if is_whole else value
 
 
 # ------------------------------------------------------------------------------------------------- resolution
@@ -274,9 +256,6 @@ def resolve_batch(
     if world % shared:
         raise ConfigError(f"train.sequence_parallel={shared}: expected a divisor of the number of ranks, {world}")
     world //= shared
-    for name, value in {"batch": batch, "micro_batch": micro_batch, "accumulation": accumulation}.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"train.{name}={value}: expected at least 1")
     micro, steps = micro_batch, accumulation
     if micro is None:
         steps = steps or 1
@@ -293,41 +272,33 @@ def resolve_batch(
     return micro, steps
 
 
-_CHOICES = {
+CHOICES = {
     "train.precision": ("auto", "fp32", "bf16", "fp16"),
+    "train.zero_stage": (0, 1, 2, 3),
     "optim.name": ("adamw", "radam", "muon"),
     "optim.schedule": ("cosine", "linear", "constant"),
 }
 
 
-def _are_multiples(scales: dict[str, Any]) -> bool:
-    return all(isinstance(scale, int | float) and 0 < scale < math.inf for scale in scales.values())
-
-
-_LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "train.zero_stage": (lambda stage: stage in (0, 1, 2, 3), "0, 1, 2 or 3"),
-    "train.ema": (lambda decay: 0 <= decay < 1, "a decay in [0, 1), or 0 for none"),
-    "optim.muon_lr_scale": (lambda scale: 0 < scale < math.inf, "a positive number"),
-    "optim.lr": (lambda rate: 0 < rate < math.inf, "a positive number"),
-    "optim.prior_lr_scale": (lambda scale: scale > 0, "more than 0"),
-    "optim.lr_scales": (_are_multiples, "multiples above 0"),
-    "optim.betas": (lambda betas: all(0 <= b < 1 for b in betas), "two numbers in [0, 1)"),
-}
-
-
 def check_values(recipe: Recipe) -> None:
     """ConfigError for a value that can never be right, whatever the machine."""
-    for section in ("optim", "train", "evaluate"):
-        try:
+    optim = recipe.optim
+    try:
+        for section in ("optim", "train", "evaluate"):
             check_fields(getattr(recipe, section), f"{section}.")
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-    for name, choices in _CHOICES.items():
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    for name, choices in CHOICES.items():
         if (value := attrgetter(name)(recipe)) not in choices:
-            raise ConfigError(f"{name}={value!r}: {nearest(str(value), choices)}")
-    for name, (fine, expected) in _LIMITS.items():
-        if not fine(value := attrgetter(name)(recipe)):
-            raise ConfigError(f"{name}={value}: expected {expected}")
+            raise ConfigError(f"{name}={value!r}: {nearest(str(value), map(str, choices))}")
+    rates = {name: getattr(optim, name) for name in ("lr", "prior_lr_scale", "muon_lr_scale")} | optim.lr_scales
+    for name, value in rates.items():
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ConfigError(f"optim.{name}={value}: expected a positive number")
+    if not all(0 <= beta < 1 for beta in optim.betas):
+        raise ConfigError(f"optim.betas={optim.betas}: expected two numbers in [0, 1)")
+    if recipe.train.ema == 1:
+        raise ConfigError("train.ema=1: expected a decay below 1, or 0 for none")
     if recipe.optim.name == "muon" and recipe.train.zero_stage and recipe.train.clip:
         raise ConfigError(
             f"train.clip={recipe.train.clip}: expected 0 with optim.name='muon' at zero_stage={recipe.train.zero_stage}, "
@@ -412,12 +383,12 @@ def _settle_positions(recipe: Recipe) -> None:
 def in_numbers(options: Any, train_context: int | None) -> Any:
     """Position options, of any depth, in what JSON has; `values` of distances are log-values at as many as the prior has."""
     if isinstance(options, Mapping):
-        found = dict(options)
-        if callable(values := found.get("values")):
-            length = found.get("length") or found.get("train_context") or train_context
-            found["values"] = over_distances(values, length)
-            found.pop("kind", None)  # of numbers, and these are logarithms
-        return {name: in_numbers(value, train_context) for name, value in found.items()}
+        options = dict(options)
+        if callable(values := options.get("values")):
+            length = options.get("length") or options.get("train_context") or train_context
+            options["values"] = over_distances(values, length)
+            options.pop("kind", None)  # of numbers, and these are logarithms
+        return {name: in_numbers(value, train_context) for name, value in options.items()}
     if isinstance(options, list | tuple):
         return [in_numbers(value, train_context) for value in options]
     if isinstance(options, Tensor | np.ndarray | np.generic):

@@ -19,7 +19,7 @@ __all__ = ["Recipes", "find_recipe", "list_recipes", "recipe_named"]
 
 
 @dataclass(frozen=True)
-class _Methods:
+class Family:
     """Recipes of one size, a method each; see `Recipes.add_methods`."""
 
     size: str
@@ -29,20 +29,20 @@ class _Methods:
     prefix: str
     listed: Collection[str] | None
 
-    def named(self, method: str) -> str:
+    def name(self, method: str) -> str:
         return f"{self.prefix}{method}_{self.size}"
 
 
 class Recipes(MutableMapping[str, Callable[[], Recipe]]):
-    """The named recipes of a modality: a function each, called when the recipe is asked for.
+    """The named recipes of a modality: functions that return a `Recipe`.
 
     Iterating gives the recipes of models that are listed; those of other models, such as sums of methods, are found by name.
     """
 
     def __init__(self, modality: str) -> None:
         self.modality = modality
-        self._own: dict[str, Callable[[], Recipe]] = {}
-        self._families: list[_Methods] = []
+        self._functions: dict[str, Callable[[], Recipe]] = {}
+        self._families: list[Family] = []
 
     def add(self, function: Callable[[], Recipe]) -> Callable[[], Recipe]:
         """Register a recipe under its function's name; a decorator."""
@@ -68,44 +68,42 @@ class Recipes(MutableMapping[str, Callable[[], Recipe]]):
             prefix: of the names.
             listed: methods whose recipes are listed; those of others are found by name. None: all registered ones.
         """
-        self._families.append(_Methods(size, build, model_size or size, without, prefix, listed))
+        self._families.append(Family(size, build, model_size or size, without, prefix, listed))
 
     def __getitem__(self, name: str) -> Callable[[], Recipe]:
         """Raises ValueError for a sum of methods with a part that is no method, KeyError for other unknown names."""
-        if name in self._own:
-            return self._own[name]
-        wrong: ValueError | None = None  # where a longer prefix may still fit
+        if name in self._functions:
+            return self._functions[name]
+        wrong_part: ValueError | None = None  # where a longer prefix may still fit
         for family in self._families:
             method = name.removeprefix(family.prefix).removesuffix(f"_{family.size}")
-            if family.named(method) != name or method.removesuffix("_ssmax") in family.without:
+            if family.name(method) != name or method.removesuffix("_ssmax") in family.without:
                 continue
             try:
                 model_entry(f"{self.modality}_{method}_{family.model_size}")
             except ValueError as error:
-                wrong = error if "+" in method else wrong
+                wrong_part = error if "+" in method else wrong_part
             else:
                 return partial(family.build, method)
-        raise wrong or KeyError(name)
+        raise wrong_part or KeyError(name)
 
     def __setitem__(self, name: str, function: Callable[[], Recipe]) -> None:
-        self._own[name] = function
+        self._functions[name] = function
 
     def __delitem__(self, name: str) -> None:
-        del self._own[name]
+        del self._functions[name]
 
     def __iter__(self) -> Iterator[str]:
-        names = list(self._own)
+        names = list(self._functions)
         for family in self._families:
-            methods = family.listed
-            if methods is None:
-                start, end = f"{self.modality}_", f"_{family.model_size}"
-                models = list_models(f"{start}*{end}", modality=self.modality)
-                methods = [model.removeprefix(start).removesuffix(end) for model in models]
-            names += [family.named(method) for method in methods if method.removesuffix("_ssmax") not in family.without]
+            start, end = f"{self.modality}_", f"_{family.model_size}"
+            models = list_models(f"{start}*{end}", modality=self.modality) if family.listed is None else ()
+            methods = family.listed or [model.removeprefix(start).removesuffix(end) for model in models]
+            names += [family.name(method) for method in methods if method.removesuffix("_ssmax") not in family.without]
         return iter(dict.fromkeys(names))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(list(iter(self)))
 
 
 def _recipes_of(modality: str) -> Recipes:
@@ -154,7 +152,7 @@ def recipe_named(word: str) -> Recipe:
         module = import_file(path)
     except (OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
-    found: Mapping[str, Callable[[], Recipe]] = getattr(module, "RECIPES", None) or {
+    functions: Mapping[str, Callable[[], Recipe]] = getattr(module, "RECIPES", None) or {
         name: value
         for name, value in vars(module).items()
         if inspect.isfunction(value)
@@ -162,15 +160,17 @@ def recipe_named(word: str) -> Recipe:
         and not inspect.signature(value).parameters
         and inspect.signature(value).return_annotation in (Recipe, "Recipe")
     }
-    names = ", ".join(found) or "none"
-    if not separator and len(found) != 1:
+    if not separator and len(functions) != 1:
         raise ConfigError(
-            f"{path} has {len(found)} recipes ({names}), expected one, or a name behind the file: {path}:FUNCTION. A recipe is "
-            "a function without arguments annotated `-> Recipe`, or one added to `RECIPES = Recipes(MODALITY)`"
+            f"{path} has {len(functions)} recipes ({', '.join(functions) or 'none'}), expected one, or a name behind the file: "
+            f"{path}:FUNCTION. A recipe is a function without arguments annotated `-> Recipe`, or one added to "
+            "`RECIPES = Recipes(MODALITY)`"
         )
-    if separator and wanted not in found:
-        raise ConfigError(f"{path} has no recipe {wanted!r}; {nearest(wanted, found) if found else 'it has none'}")
-    made = found[wanted or next(iter(found))]()
-    if not isinstance(made, Recipe):
-        raise ConfigError(f"the recipe in {word} returns {type(made).__name__}, expected a recipes.config.Recipe")
-    return made
+    if separator and wanted not in functions:
+        raise ConfigError(
+            f"{path} has no recipe {wanted!r}; {nearest(wanted, functions) if functions else 'it has none'}"
+        )
+    recipe = functions[wanted or next(iter(functions))]()
+    if not isinstance(recipe, Recipe):
+        raise ConfigError(f"the recipe in {word} returns {type(recipe).__name__}, expected a recipes.config.Recipe")
+    return recipe

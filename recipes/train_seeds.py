@@ -10,6 +10,7 @@ deviation over seeds; they go to OUT/results. Exit codes: 0 done, 1 a run failed
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import subprocess
@@ -24,11 +25,10 @@ if __name__ == "__main__":  # import `recipes` from this checkout, and none of t
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import typer
-from rich.console import Console
 
 from modalities.files import file_safe
 from recipes.commands import CommandError, call
-from recipes.config import apply_overrides
+from recipes.config import apply_overrides, require_packages
 from recipes.registry import recipe_named
 from zoo.cli import Import
 from zoo.outside import import_named
@@ -36,7 +36,6 @@ from zoo.outside import import_named
 __all__ = ["Run", "seed_settings", "train_all"]
 
 HERE = Path(__file__).resolve().parent
-console = Console(highlight=False)
 
 
 @dataclass(frozen=True)
@@ -48,34 +47,37 @@ class Run:
     settings: tuple[str, ...]
     imports: tuple[str, ...] = ()
 
+    def train(self) -> int:
+        """Train in one thread, with a log beside the folder; a finished run is kept. Returns the exit code."""
+        command = [
+            sys.executable,
+            str(HERE / "train.py"),
+            self.recipe,
+            "--run-dir",
+            str(self.folder),
+            "--resume",
+            "auto",
+        ]
+        command += [word for value in self.settings for word in ("--set", value)]
+        command += [word for value in self.imports for word in ("--import", value)]
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        with self.folder.with_name(f"{self.folder.name}.log").open("a") as log:
+            return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log).returncode
+
 
 def seed_settings(seed: int) -> tuple[str, ...]:
-    """Of the weights and of the data; those of seed 0 are the recipe's own."""
+    """Settings of the weights' and the data's seed; those of seed 0 are the recipe's own."""
     return (f"train.seed={seed}", f"data.seed={seed}") if seed else ()
 
 
 def train_all(queue: Sequence[Run], jobs: int) -> None:
-    """Runs side by side, one thread each, with logs beside their folders; finished ones are kept, others continue.
-
-    Raises typer.Exit, with 1, after all of them, where one failed.
-    """
-
-    def one(run: Run) -> int:
-        command = [sys.executable, str(HERE / "train.py"), run.recipe, "--run-dir", str(run.folder), "--resume", "auto"]
-        for option, values in (("--set", run.settings), ("--import", run.imports)):
-            command += [word for value in values for word in (option, value)]
-        run.folder.parent.mkdir(parents=True, exist_ok=True)
-        with run.folder.with_name(f"{run.folder.name}.log").open("a") as log:
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            return subprocess.run(command, env=environment, stdout=log, stderr=log).returncode
-
-    failed = False
+    """Train runs side by side. Raises typer.Exit, with 1, after all of them, where one failed."""
+    codes = []
     with ThreadPoolExecutor(jobs) as pool:
-        for run, status in zip(queue, pool.map(one, queue), strict=True):
-            state = "trained" if status == 0 else f"failed ({status})"
-            console.print(f"{run.folder.name}: {state}, see {run.folder}.log", soft_wrap=True, markup=False)
-            failed |= status != 0
-    if failed:
+        for run, code in zip(queue, pool.map(Run.train, queue), strict=True):
+            codes.append(code)
+            print(f"{run.folder.name}: {f'failed ({code})' if code else 'trained'}, see {run.folder}.log", flush=True)
+    if any(codes):
         raise typer.Exit(1)
 
 
@@ -90,34 +92,28 @@ def train_seeds_command(
     import_: Import = [],  # noqa: B006
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would run, and run nothing")] = False,
 ) -> int:
-    from recipes.config import require_packages
-
     import_named(import_)
     try:
         numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError as error:
         raise CommandError(f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2") from error
     queue = []
-    for recipe in dict.fromkeys(recipes):
-        for seed in numbers:
-            settings = (*set_, *seed_settings(seed))
-            changed, _ = apply_overrides(
-                recipe_named(recipe), list(settings)
-            )  # what cannot run is said before anything does
-            if not dry_run:
-                require_packages(changed, {})
-            name = file_safe(Path(recipe).name if ".py" in recipe else recipe)
-            queue.append(Run(recipe, out / f"{name}-s{seed}", settings, tuple(import_)))
-    words = shlex.split(evaluate)
-    command = [str(HERE / "evaluate.py"), *(str(run.folder) for run in queue), *words, "--out", str(out / "results")]
-    command += [word for name in import_ for word in ("--import", name)]
-    console.print(f"{len(queue)} runs, folders in {out}", soft_wrap=True, markup=False)
+    for recipe, seed in itertools.product(dict.fromkeys(recipes), numbers):
+        settings = (*set_, *seed_settings(seed))
+        changed, _ = apply_overrides(recipe_named(recipe), settings)  # what cannot run is said before anything does
+        if not dry_run:
+            require_packages(changed, {})
+        name = file_safe(Path(recipe).name if ".py" in recipe else recipe)
+        queue.append(Run(recipe, out / f"{name}-s{seed}", settings, tuple(import_)))
+    print(f"{len(queue)} runs, folders in {out}", flush=True)
     if dry_run:
         for run in queue:
-            console.print(f"{run.folder}: {' '.join([run.recipe, *run.settings])}", soft_wrap=True, markup=False)
+            print(f"{run.folder}: {' '.join([run.recipe, *run.settings])}")
         return 0
     train_all(queue, jobs)
-    return subprocess.run([sys.executable, *command]).returncode if words else 0
+    words = [*(str(run.folder) for run in queue), *shlex.split(evaluate), "--out", str(out / "results")]
+    words += [word for name in import_ for word in ("--import", name)]
+    return subprocess.run([sys.executable, str(HERE / "evaluate.py"), *words]).returncode if evaluate else 0
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "recipes/train_seeds.py") -> int:

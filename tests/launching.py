@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import random
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,37 +24,17 @@ def free_port() -> str:
                 return str(port)
 
 
+def environment(**more: str) -> dict[str, str]:
+    """Variables for a process on the CPU with one thread, which is of no other test's process group."""
+    settings = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} | more
+    return {name: value for name, value in settings.items() if name not in RANKS}
+
+
 def command(
-    words: list[str], *, ranks: int = 1, timeout: int = 240, folder: str | Path | None = None, **environment: str
+    words: list[str], *, timeout: int = 240, folder: str | Path | None = None, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command on the CPU with one thread, in `folder`; returns the finished process. Python's scripts, modules and code
-    start in a fork that has the packages they import (tests/forked.py), or in one for each of several `ranks`."""
-    settings = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"} | environment
-    for name in RANKS:
-        settings.pop(name, None)
-    if ranks > 1:
-        settings |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    if words[0] != sys.executable:
-        return subprocess.run(words, env=settings, cwd=folder, capture_output=True, text=True, timeout=timeout)
-    with tempfile.TemporaryDirectory() as place:
-        out, err = Path(place, "out"), Path(place, "err")
-        asked = {"words": words[1:], "folder": str(folder or Path.cwd()), "environment": settings, "seconds": timeout}
-        asked |= {"ranks": ranks}
-        server = _server()
-        assert server.stdin is not None and server.stdout is not None
-        server.stdin.write(json.dumps(asked | {"out": str(out), "err": str(err)}) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
-        return subprocess.CompletedProcess(words, code, *(p.read_text() if p.exists() else "" for p in (out, err)))
-
-
-@functools.cache
-def _server() -> subprocess.Popen[str]:
-    settings = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
-    for name in RANKS:
-        settings.pop(name, None)
-    program = [sys.executable, str(ROOT / "tests" / "forked.py")]
-    return subprocess.Popen(program, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    """Run a command in `folder`; returns the finished process. `more`: environment variables."""
+    return subprocess.run(words, env=environment(**more), cwd=folder, capture_output=True, text=True, timeout=timeout)
 
 
 def deepspeed_launcher(ranks: int = 2) -> list[str]:

@@ -56,16 +56,12 @@ def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     assert main(["text.ggd_ssmax_tiny", *settings(), "--calibrate", "2"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "the median of 2 after 2" in printed and "the recipe's data" in printed and "7,200 steps" in printed
-    assert not list(tmp_path.iterdir())
-
-
-def test_missing_data_are_random_and_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
     assert main(["text.ggd_ssmax_tiny", *settings("data.source=nowhere.txt"), "--calibrate", "1"]) == 0
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "random batches of its shapes" in printed and "nowhere.txt" in printed
     assert main(["text.ggd_ssmax_tiny", *settings(), "--calibrate", "1", "--world", "2"]) == 2
     assert "without --world" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["text.goat_tiny", "dna.goat_tiny", "vision.goat_tiny"])

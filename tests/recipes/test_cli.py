@@ -16,7 +16,7 @@ def test_help_names_every_command(capsys):
     for words in ([], ["--help"]):
         assert main(words) == 0
         printed = capsys.readouterr().out
-        commands = ("list", "show", "plot-prior", "train", "evaluate", "generate", "attention", "lm-eval", "import")
+        commands = ("list", "show", "plot-prior", "train", "evaluate", "generate", "attention", "lm-eval")
         commands += ("predict", "embed", "train-seeds", "hub", "gallery", "fetch-data", "prepare-genome")
         assert all(name in printed for name in commands)
     assert main(["fetch-data", "--help"]) == 0

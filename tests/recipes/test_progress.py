@@ -44,15 +44,6 @@ def test_a_log_has_a_line_now_and_then(clock):
     assert (progress.finished, progress.part) == (2000, 0)
 
 
-def test_short_and_quiet_evaluations_say_nothing(clock):
-    for quiet, last in ((False, 29.0), (True, 300.0)):
-        out = io.StringIO()
-        with CellProgress("name", 10, "tokens", Console(file=out), quiet=quiet) as progress:
-            clock[0] += last
-            progress.finish(10)
-        assert not out.getvalue()
-
-
 def test_a_terminal_has_a_bar_that_moves_within_a_cell():
     out = io.StringIO()
     with CellProgress("name", 100, "tokens", Console(file=out, force_terminal=True, width=120)) as progress:

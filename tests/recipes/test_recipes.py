@@ -21,38 +21,32 @@ from zoo.layers import SSMax
 from zoo.priors import Prior
 
 
-def test_every_tiny_and_small_model_has_a_recipe():
-    for modality, size in itertools.product(("text", "dna"), ("tiny", "small")):
-        for model in list_models(f"{modality}_*_{size}", modality=modality):
-            assert find_recipe(model.replace("_", ".", 1)).model.name == model
+def test_every_recipe_is_planned_and_one_of_each_family_is_counted():
+    """Plans of all; without data, memory or a network, figures of one recipe a size, and of each of the papers'."""
+    models = {modality: set(list_models(modality=modality)) for modality in ("text", "vision", "dna")}
+    families = {}
+    for name in list_recipes():
+        recipe = find_recipe(name)
+        assert recipe.name == name and recipe.model.name in models[recipe.modality]
+        plan = resolve(recipe, world=8 if recipe.train.zero_stage else 1)
+        families[recipe.modality, recipe.model.name.rpartition("_")[2], recipe.train.zero_stage] = plan
+    assert len(families) > 12
+    for (modality, *_), plan in families.items():
+        wanted = {"model", "batch", find_modality(modality).unit, "estimated FLOPs", "estimated memory per rank"}
+        assert set(describe(plan)) >= wanted
 
 
-def test_language_models_are_trained_on_the_same_terms():
-    for model in list_models("text_*_lm", modality="text"):
-        recipe = find_recipe(model.replace("_", ".", 1))
-        terms = replace(recipe, name="", model=Model(""))
-        assert recipe.model.name == model and terms == replace(find_recipe("text.rope_lm"), name="", model=Model(""))
-    parameters = sum(p.numel() for p in build_on_meta(find_recipe("text.rope_lm")).parameters())
-    assert parameters == 3_443_136 and terms.data.row_mix == RowMix()
-
-
-def test_every_tiny_vision_model_has_a_recipe():
+def test_every_model_of_a_size_has_a_recipe():
+    """And language models are trained on the same terms."""
+    names = set(list_recipes())
+    for modality, size in [("text", "tiny"), ("dna", "tiny"), ("text", "small"), ("dna", "small"), ("text", "lm")]:
+        models = list_models(f"{modality}_*_{size}", modality=modality)
+        assert {model.replace("_", ".", 1) for model in models} <= names
     for model in list_models("vision_*_tiny_patch8", modality="vision"):
-        method = model.removeprefix("vision_").removesuffix("_tiny_patch8")
-        assert find_recipe(f"vision.{method}_tiny").model.name == model
-
-
-@pytest.mark.parametrize("name", [n for n in list_recipes() if not n.endswith("_small")])
-def test_a_dry_run_counts_without_data(name):
-    recipe = find_recipe(name)
-    figures = describe(resolve(recipe, world=1 if name.endswith(("_tiny", "_lm", "_extend")) else 8))
-    assert set(figures) >= {
-        "model",
-        "batch",
-        find_modality(recipe.modality).unit,
-        "estimated FLOPs",
-        "estimated memory per rank",
-    }
+        assert model.replace("_", ".", 1).removesuffix("_patch8") in names
+    terms = [replace(find_recipe(f"text.{name}_lm"), name="", model=Model("")) for name in ("rope", "ggd_ssmax")]
+    assert terms[0] == terms[1] and terms[0].data.row_mix == RowMix()
+    assert sum(p.numel() for p in build_on_meta(find_recipe("text.rope_lm")).parameters()) == 3_443_136
 
 
 def test_goats_imagenet_set_up():
@@ -179,7 +173,11 @@ def test_warm_up_then_cosine_to_the_floor():
     assert math.isfinite(lr_factor(0, Optim(warmup=0), 1))
 
 
-@pytest.mark.parametrize("name", [*list_models("text_*_tiny"), *list_models("vision_*_tiny_patch8")])
+@pytest.mark.parametrize(
+    "name",
+    [f"text_{method}_tiny" for method in ("ggd_ssmax", "fire", "learned", "ggd_goat_ssmax")]
+    + [f"vision_{method}_tiny_patch8" for method in ("goat_ssmax", "lookhere")],
+)
 def test_only_matrices_decay(name):
     model = create_model(name, num_layers=1)
     groups = parameter_groups(model, Optim(lr=1e-3, weight_decay=0.1, prior_lr_scale=20.0))

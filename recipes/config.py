@@ -236,7 +236,10 @@ def parse_field(text: str, hint: Any) -> Any:
         return text
     if typing.get_origin(hint) is tuple:
         return tuple(parse_field(part, kinds[0]) for part in text.strip("()[] ").split(",") if part.strip())
-    value = parse_value(text)
+    try:
+        value = float(text) if hint is float else parse_value(text)
+    except ValueError:
+        return text
     is_whole = (
         hint is int and isinstance(value, float) and value.is_integer()
     )  # 1e4 steps is a fair way to write an int

@@ -232,7 +232,7 @@ def test_numbers_are_typed_and_bounded(kind: type, option: dict[str, object], me
         ("train.micro_batch=0", r"train\.micro_batch=0: expected a whole number from 1"),
         ("train.steps=1e30", r"train\.steps=.*: expected a whole number"),
         ("optim.prior_lr_scale=inf", r"optim\.prior_lr_scale=inf: expected a number"),
-        ('optim.lr_scales={"theta": "x"}', "multiples above 0"),
+        ('optim.lr_scales={"theta": "x"}', "theta=x: expected a positive number"),
     ],
 )
 def test_settings_of_a_recipe_are_bounded(setting: str, message: str) -> None:

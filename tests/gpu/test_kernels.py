@@ -40,7 +40,7 @@ def compared(name: str) -> Comparison:
 
 
 @pytest.mark.parametrize(("width", "dtype"), FORMATS, ids=lambda x: str(x).removeprefix("torch."))
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+@pytest.mark.parametrize("name", CASES if CUDA else QUICK)
 def test_a_case_is_as_exact_as_rounding_allows(name: str, width: int, dtype: torch.dtype) -> None:
     case = CASES[name]
     found = compare(case, width, dtype, DEVICE, repeat=2 if CUDA else 1, **SIZES)

@@ -158,7 +158,8 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason(name: str) -> None:
             assert choose_kernel(cuda_call(table=True), kernels, warned=warned) == "sdpa"
 
 
-TINY = [name for name in zoo.list_models("*_tiny*") if "_copy" not in name]  # a copy expert reads the tokens' values
+METHODS = [name for name in zoo.list_models("text_*_tiny") if "_ssmax" not in name]
+TINY = [*METHODS, "text_ggd_goat_ssmax_tiny", "dna_goat_tiny", *zoo.list_models("vision_*2d*_ssmax_tiny_patch8")]
 
 
 @pytest.mark.parametrize("name", TINY)

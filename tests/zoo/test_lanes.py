@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tests.pairs import pairs
 from tests.zoo.priors_table import WIDTH, make
 from zoo import Positions, create_model, load_model
 from zoo.attention import KERNELS
@@ -33,9 +34,7 @@ def by_the_formula(layer: Attention, x: torch.Tensor) -> torch.Tensor:
     return layer.out(out.transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("groups", [HEADS, 1])
-@pytest.mark.parametrize("kernel", ["auto", *KERNELS])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "kernel", "groups"), pairs(NAMES[::2], ["auto", *KERNELS], [HEADS, 1]))
 def test_beside_is_the_formula_with_every_gradient(name: str, kernel: str, groups: int) -> None:
     layer = attention(name, num_kv_heads=groups)
     assert layer.content_dim == layer.head_dim == WIDTH // HEADS
@@ -57,9 +56,9 @@ def test_beside_is_the_formula_with_every_gradient(name: str, kernel: str, group
         torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-8, check_dtype=False)
 
 
-@pytest.mark.parametrize("kind", ["dense", "paged"])
 @pytest.mark.parametrize(
-    "name", ["text_ggd_goat_tiny", "text_alibi_ssmax_tiny", "text_rope+key_bias_tiny", "text_cable_tiny"]
+    ("name", "kind"),
+    [("text_ggd_goat_tiny", "dense"), ("text_alibi_ssmax_tiny", "paged"), ("text_cable_tiny", "dense")],
 )
 @torch.no_grad()
 def test_a_decoder_with_lanes_beside_decodes_as_it_reads(name: str, kind: str, tmp_path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.device import DEVICE
+from tests.device import DEVICE, some
 from tests.zoo.priors_table import GRID, LINE, WIDTH, causal_modes, make
 from tests.zoo.test_attention import CASES, HEADS, LOW_PRECISION, Case, build, eager_in, evaluate
 from zoo import KVCache, Positions, prior_attention
@@ -88,7 +88,7 @@ def budgets(truth: dict[str, Tensor]) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "realised"), RUNS)
+@pytest.mark.parametrize(("name", "realised"), some(RUNS, 6))
 def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised):
     case, heads = sized(name)
     leaves, options = build(case, realised, heads=heads)
@@ -101,7 +101,7 @@ def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "dtype"), LOW)
+@pytest.mark.parametrize(("name", "dtype"), some(LOW, 3))
 def test_low_precision_error_is_that_of_an_eager_reference(name, dtype):
     """As for the other kernels: three times what the formula loses when every step of it rounds to the dtype."""
     case = CASES[name]
@@ -119,7 +119,7 @@ def test_low_precision_error_is_that_of_an_eager_reference(name, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "causal"),
-    [(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID],
+    some([(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID], 4),
 )
 def test_every_prior_with_gradients_of_its_parameters(name, causal):
     """A prior registered today is covered today, GGD as a parametric table; FIRE's blocks are refused with the reason."""
@@ -190,7 +190,7 @@ def test_a_flat_prior_has_no_gradient_but_rounding():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16], 1))
 def test_rows_that_see_nothing_but_minus_infinity_are_zero_with_finite_gradients(dtype):
     """Keys nearer than 3 are −∞: the first rows of a causal call have no others. As with a mask that hides those keys."""
     line, near = Positions.line(21), 3
@@ -214,7 +214,7 @@ def test_rows_that_see_nothing_but_minus_infinity_are_zero_with_finite_gradients
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("scaled", some([True, False], 1))
 def test_a_prior_beyond_float32_at_the_own_key_has_finite_gradients(scaled):
     """GGD at θβ = −8 is −1e40 there: every gradient is that of float64."""
     prior, line = make("ggd", num_heads=2).to(DEVICE).float(), Positions.line(21)
@@ -245,8 +245,10 @@ def biased(queries: int, dtype: torch.dtype = torch.float32, scaled: bool = Fals
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "room"), [(torch.float32, 200 * 2**-24), (torch.bfloat16, 2**-6)])
-@pytest.mark.parametrize("options", [dict(scaled=True, queries=45), dict(queries=30), dict(queries=45, window=30)])
+@pytest.mark.parametrize(("dtype", "room"), some([(torch.float32, 200 * 2**-24), (torch.bfloat16, 2**-6)], 1))
+@pytest.mark.parametrize(
+    "options", some([dict(scaled=True, queries=45), dict(queries=30), dict(queries=45, window=30)], 1)
+)
 def test_the_last_of_t5s_numbers_is_minus_the_others(options, dtype, room):
     """The gradient of the bucket of far keys follows from the others', as exactly as if its diagonals were walked."""
     call = biased(**options, dtype=dtype)
@@ -304,7 +306,7 @@ def test_strides_that_only_look_odd(tokens):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in list_positions() if name != "fire"])
+@pytest.mark.parametrize("name", some([name for name in list_positions() if name != "fire"], 3))
 @torch.no_grad()
 def test_decoding_with_a_cache_is_the_whole_forward_pass(name, monkeypatch):
     """Documents on grouped heads: a prompt, a few tokens, one at a time, against all of them at once by torch's kernel.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.device import DEVICE
+from tests.device import DEVICE, some
 from tests.zoo.test_attention import CASES, build, eager_in, evaluate
 from tests.zoo.test_triton_attention import DECODING, PLANNING, budgets, moved, on_device
 from zoo import Positions, create_prior
@@ -53,7 +53,7 @@ def with_bias(name: str) -> tuple[dict[str, Tensor], dict[str, object], tuple[in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", some(BESIDE, 2))
 def test_every_gradient_is_the_oracles(name: str) -> None:
     leaves, options, grid = with_bias(name)
     low, exact = moved(leaves, torch.float32)
@@ -65,7 +65,7 @@ def test_every_gradient_is_the_oracles(name: str) -> None:
         assert error <= budget, f"{key}: error {error:.2e} against a budget of {budget:.2e}"
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", some(BESIDE, 2))
 def test_torchs_kernel_serves_a_bias_that_heads_share(name: str) -> None:
     leaves, options, grid = with_bias(name)
     truth, got = (evaluate(leaves, options, kernel, grid) for kernel in ("reference", "sdpa"))

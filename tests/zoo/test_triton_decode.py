@@ -12,7 +12,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.device import DEVICE
+from tests.device import DEVICE, some
+from tests.pairs import pairs
 from zoo.attention.triton import common, decode
 from zoo.attention.triton.common import Geometry, Operands
 
@@ -155,7 +156,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES, 4))
 def test_dense_is_attention(name: str) -> None:
     case = CASES[name]
     for splits in (1, 2, 7):
@@ -169,14 +170,14 @@ def test_the_same_from_run_to_run() -> None:
     assert torch.equal(case.dense(3), case.dense(3))
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", some([3, 1], 1))
 def test_a_key_of_nan_in_one_split_is_not_left_out(splits: int) -> None:
     case = make(1, 2, 2, 1, 49)
     case.k[:, :, 20, 3] = math.nan
     assert case.dense(splits).isnan().all()
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", some([3, 1], 1))
 def test_bfloat16_rounds_weights_and_output_once(splits: int) -> None:
     """Each weight and the output are rounded to 8 bits, a relative 2^-9 each; the sum of the weights is not rounded."""
     case = make(1, 4, 2, 2, 45, 24, dtype=torch.bfloat16, scale=1)
@@ -218,8 +219,10 @@ def some_blocks(g: Geometry, block: int) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grouped", "window", "documents", "lanes, odd widths", "no table"])
-@pytest.mark.parametrize("block", [16, 32])
+@pytest.mark.parametrize(
+    ("name", "block"),
+    some(pairs(["grouped", "window", "documents", "lanes, odd widths", "no table"], [16, 32]), 3),
+)
 def test_pages_hold_what_a_dense_cache_holds(name: str, block: int) -> None:
     """All pages: dense attention. Some: dense attention with the absent keys masked."""
     case = CASES[name]

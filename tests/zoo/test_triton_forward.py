@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from tests.device import DEVICE
+from tests.device import DEVICE, some
 from tests.zoo.test_triton_decode import Case, make
 from zoo.attention.triton import common, decode, forward
 from zoo.attention.triton.common import Geometry, Operands
@@ -43,22 +43,25 @@ WIDTHS = {
 }
 
 
-@pytest.mark.parametrize("name", WIDTHS)
+@pytest.mark.parametrize("name", some(WIDTHS, 3))
 def test_lanes_and_widths(name: str) -> None:
     assert WIDTHS[name].excess(ours(WIDTHS[name])) <= 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 17), (5, 5), (16, 16), (17, 33), (3, 48)])
-@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal"),
+    some([(1, 1, 1), (1, 17, 0), (5, 5, 1), (16, 16, 0), (17, 33, 1), (3, 48, 0), (16, 16, 1), (17, 33, 0)], 3),
+)
 def test_lengths_around_a_block(queries: int, keys: int, causal: int) -> None:
     case = make(1, 2, 1, queries, keys, scale=1, causal=causal)
     assert case.excess(ours(case)) <= 1 and case.excess(ours(case, planned=True)) <= 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planned", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("planned", "dtype"), some([(True, torch.float32), (False, torch.bfloat16), (True, torch.bfloat16)], 1)
+)
 def test_blocks_smaller_and_larger_than_a_tile_of_the_plan(
     dtype: torch.dtype, planned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,8 +76,10 @@ def test_blocks_smaller_and_larger_than_a_tile_of_the_plan(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planned", [False, True])
-@pytest.mark.parametrize("options", [{}, {"causal": 0}, {"causal": 0, "window": 30}, {"lanes": 2}])
+@pytest.mark.parametrize(
+    ("options", "planned"),
+    some([({}, True), ({"causal": 0}, False), ({"causal": 0, "window": 30}, True), ({"lanes": 2}, False)], 2),
+)
 def test_documents_of_many_tiles(options: dict[str, int], planned: bool) -> None:
     """Blocks inside one document need no mask: the documents of batch row b are S/(2 + b) long, and ids that come again
     after others are not taken for the same stretch of keys."""

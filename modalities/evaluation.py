@@ -30,7 +30,7 @@ from typing_extensions import TypeVar
 from modalities.figures import scores_figure
 from modalities.files import file_safe, write_table
 from modalities.heldout import Heldout
-from modalities.paired import Observed, Place, paired_rows, scores_by_unit
+from modalities.paired import Observed, Place, ScoresByUnit, paired_rows, scores_by_unit
 from modalities.results import LENGTH, Axis, CellValue, ModelResult, Row, Score, mean_of_rows
 from zoo.bounds import LARGEST_SEED
 from zoo.naming import did_you_mean
@@ -62,6 +62,7 @@ __all__ = [
 # ------------------------------------------------------------------------------------------------ settings
 
 MOST = 2**27  # tokens, samples, pixels of a side, or whatever else a whole number of settings counts
+LEAST = {"samples": 1, "batch_tokens": 1, "seed": 0}
 
 
 def option(default: Any, help: str, *, parse: Callable[[str], Any] | None = None) -> Any:
@@ -99,17 +100,13 @@ class Settings:
     batch_tokens: int = option(16384, "most tokens in one forward pass")
 
     def __post_init__(self) -> None:
-        for one in dataclasses.fields(self):
-            value, most = getattr(self, one.name), LARGEST_SEED if one.name == "seed" else MOST
+        for name, value in vars(self).items():
+            most, least = LARGEST_SEED if name == "seed" else MOST, LEAST.get(name, -MOST)
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int) and number > most:
-                    raise ValueError(f"{one.name} {number:,}: expected at most {most:,}")
-                if one.name == "seed" and number < 0:
-                    raise ValueError(f"seed must be at least 0, got {number}")
-        for name in ("samples", "batch_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                    raise ValueError(f"{name} {number:,}: expected at most {most:,}")
+                if isinstance(number, int) and number < least:
+                    raise ValueError(f"{name} must be at least {least}, got {number}")
 
     def batch_size(self, tokens: int) -> int:
         return max(1, self.batch_tokens // tokens)
@@ -161,9 +158,9 @@ class Evaluator(ABC, Generic[S, Model]):
     `Model` is the class of models that its methods take, or a union where it takes baselines too.
 
     Args:
-        settings: of class `S`; None for the defaults.
-        trained_on: the data section of the recipe that the model was trained by; where settings name no source, an
-            evaluator may take what that training held out.
+        settings: None for the defaults.
+        trained_on: the data section of the model's recipe; where settings name no source, what that training held out may
+            be measured.
     """
 
     name: ClassVar[str]
@@ -220,10 +217,8 @@ class Evaluator(ABC, Generic[S, Model]):
         return getattr(_config(model), "max_context", None)
 
     def lengths_for(self, model: Model) -> tuple[int, ...]:
-        """`lengths` of the settings; by default those of `factors` for which the model has positions.
-
-        Raises ValueError for a length beyond the positions of a model that has a table of them.
-        """
+        """`lengths` of the settings, a ValueError where the model has no positions for one; by default those of `factors` for
+        which it has."""
         settings, most = cast(LengthSettings, self.settings), self.longest(model)
         lengths = settings.resolved_lengths(self.trained_at(model))
         if most is None or lengths[-1] <= most:
@@ -235,10 +230,8 @@ class Evaluator(ABC, Generic[S, Model]):
         return tuple(length for length in lengths if length <= most)
 
     def identity(self, model: Model) -> dict[str, Any]:
-        """What a cell's number depends on besides the model: by default all settings but the source, and the held-out data.
-
-        Stored cells are keyed by it. Leave out what only decides which cells there are.
-        """
+        """What a cell's number depends on besides the model, by which stored cells are keyed: by default all settings but the
+        source, and the held-out data. Leave out what only decides which cells there are."""
         settings = {k: v for k, v in dataclasses.asdict(self.settings).items() if k not in ("source", "batch_tokens")}
         return settings | ({"heldout": self.heldout.fingerprint} if self.heldout else {})
 
@@ -266,11 +259,8 @@ class Evaluator(ABC, Generic[S, Model]):
         ]
 
     def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
-        """The scores of the units in the cell called `name`: of the documents, prompts or contigs that the data varies by.
-
-        A unit has one name for all models, also where tokenizers make its prompts differ; `scores_by_unit` puts a unit's
-        parts in several cells together.
-        """
+        """The scores of the units in the cell called `name`: of the documents, prompts or contigs that the data varies by. A
+        unit has one name for all models and in all cells."""
         return ()
 
     def paired(self, results: Sequence[ModelResult], against: str) -> list[Row]:
@@ -278,23 +268,18 @@ class Evaluator(ABC, Generic[S, Model]):
 
         Raises ValueError where no result has that label, or nothing else is there to compare.
         """
-        sides: dict[str, list[ModelResult]] = {}
+        scores: dict[str, list[ScoresByUnit]] = {}
         for result in results:
-            sides.setdefault(result.group or result.label, []).append(result)
-        reference = next((name for name, side in sides.items() if any(one.label == against for one in side)), None)
-        if reference is None or len(sides) < 2:
+            observed = (one for name, value in result.cells.items() for one in self.observed(name, value))
+            scores.setdefault(result.group or result.label, []).append(scores_by_unit(observed))
+        reference = next((one.group or one.label for one in results if one.label == against), None)
+        if reference is None or len(scores) < 2:
             raise ValueError(
-                f"nothing to compare with {against!r}: measured are {', '.join(sides)}, seeds of a set-up as one"
+                f"nothing to compare with {against!r}: measured are {', '.join(scores)}, seeds of a set-up as one"
             )
-        scores = {
-            name: [
-                scores_by_unit(one for c, v in result.cells.items() for one in self.observed(c, v)) for result in side
-            ]
-            for name, side in sides.items()
-        }
         return [
             {"model": name, "against": reference} | row
-            for name in sides
+            for name in scores
             if name != reference
             for row in paired_rows(scores[name], scores[reference], self.axis.column)
         ]
@@ -312,13 +297,9 @@ class Evaluator(ABC, Generic[S, Model]):
         return None
 
     def run(self, model: Model, finished: Mapping[str, CellValue] | None = None) -> Iterator[tuple[str, CellValue]]:
-        """Yield (cell name, value) for every cell, in order; those in `finished` are passed on, not computed.
-
-        `finished` is looked at cell by cell: it may grow meanwhile.
-        """
-        finished = {} if finished is None else finished
+        """Yield (cell name, value) for every cell, in order; those in `finished`, which may grow meanwhile, are passed on."""
         for cell in self.cells(model):
-            value = finished.get(cell.name)
+            value = None if finished is None else finished.get(cell.name)
             yield cell.name, self.measure(model, cell) if value is None else value
 
 

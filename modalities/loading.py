@@ -117,12 +117,11 @@ class _Loader(Generic[S]):
 
 
 class IndexedLoader(_Loader[Samples]):
-    """Batches of samples with numbers for one rank.
+    """Batches of samples with numbers for one rank: micro-batch k of rank r holds samples start + (k·B + b)·world + r, b < B.
 
-    Micro-batch k of rank r holds samples start + (k·B + b)·world + r, b < B. So the global batch of any step is one run
-    of consecutive samples, whatever the world size, the micro-batch and the number of workers; those may change between
-    saving and resuming, and the state is the same on all ranks. A finite pass ends with equally many batches on all ranks
-    and starts over when it is iterated again, but for the first time after a state was loaded.
+    So the global batch of any step is one run of consecutive samples, and the world size, the micro-batch and the number of
+    workers may change between saving and resuming; the state is the same on all ranks. A finite pass ends with equally many
+    batches on all ranks, and starts over when it is iterated again, but for the first time after a state was loaded.
     """
 
     def __init__(self, source: Samples, micro_batch: int, **share: int) -> None:

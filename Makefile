@@ -3,19 +3,18 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 EXTRAS := train,track,text,vision,dna,genomics,data,hub,hf,lm-eval,docs,test
-# `make bench-gpu GPU_PYTHON=python3 MINUTES=8 GPU_OUT=out` measures with a Python of your own, and stops in time.
+# `make gpu GPU_PYTHON=python3 MINUTES=8 GPU_OUT=out` measures with a Python of your own, and stops in time.
 GPU_PYTHON ?= $(BIN)/python
-MINUTES    ?= 0
-# Rows are saved there as they are measured.
-GPU_OUT    ?= benchmarks/h200
-# Test processes, one thread each: one more than two cores, as some wait for files and for processes of their own. They take tests that follow each other, so that few fixtures are made twice.
+MINUTES    ?= 45
+GPU_OUT    ?= benchmarks/gpu
+# Test processes, one thread each: one more than two cores, as some wait for files and for processes of their own. They take
+# tests that follow each other, so that few fixtures are made twice.
 JOBS       ?= 3
-
 # The oldest Triton that is served, in front of the environment's own; its interpreter needs an older numpy.
 TRITON_OLD := build/triton-3.6.0
-WITH_OLD   := PYTHONPATH=$(TRITON_OLD)
+WITH_OLD   := PYTHONPATH=$(TRITON_OLD) $(BIN)/python
 
-.PHONY: setup demo test test-fast lint docs kernels old-triton bench bench-gpu gpu-tests gpu-attention gpu-training weights far clean
+.PHONY: setup demo test test-fast lint docs kernels bench gpu weights far clean
 
 setup: $(VENV)/.ready
 
@@ -29,7 +28,7 @@ demo: setup  ## train, evaluate beside shipped weights, print the table, draw th
 	$(BIN)/python tools/demo.py
 
 test: setup  ## the whole suite
-	$(MAKE) --jobs $(JOBS) --output-sync=target lint docs $(if $(filter Linux,$(shell uname)),old-triton)
+	$(MAKE) --jobs $(JOBS) --output-sync=target lint docs
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-fast: setup  ## without the tests that launch processes, train, or interpret kernels for seconds
@@ -47,27 +46,16 @@ $(TRITON_OLD)/.ready: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(TRITON_OLD) triton==3.6.0 "numpy<2.4"
 	@touch $@
 
-kernels: setup $(TRITON_OLD)/.ready  ## every Triton kernel compiled for compute capability 9.0, by both versions: about ten minutes
+kernels: setup $(TRITON_OLD)/.ready  ## every Triton kernel compiled for compute capability 9.0 by the newest and the oldest version: ten minutes
 	$(BIN)/python tools/compile_kernels.py
-	$(WITH_OLD) $(BIN)/python tools/compile_kernels.py --lenient
-
-old-triton: setup $(TRITON_OLD)/.ready  ## a few kernels compiled and interpreted by the oldest Triton
-	$(WITH_OLD) $(BIN)/python tools/compile_kernels.py --modules forward,backward,table_grad --widths 64 --dtypes bfloat16 --variants table
-	$(WITH_OLD) $(BIN)/python -m pytest -n 0 -m "not slow" tests/zoo/test_triton_forward.py tests/zoo/test_triton_backward.py
+	$(WITH_OLD) tools/compile_kernels.py --lenient
+	$(WITH_OLD) -m pytest -n 0 -m "not slow" tests/zoo/test_triton_forward.py tests/zoo/test_triton_backward.py
 
 bench: setup  ## attention on this machine, as ratios to plain attention
 	$(BIN)/python tools/bench.py attention
 
-bench-gpu:  ## on CUDA: the kernels' tests, then attention and training steps; each step has MINUTES, and one that fails stops none
-	$(MAKE) --keep-going gpu-tests gpu-attention gpu-training
-
-GPU_SETUP := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
-
-gpu-tests: $(GPU_SETUP)
-	PRIORZOO_TEST_DEVICE=cuda $(if $(filter-out 0,$(MINUTES)),timeout $(MINUTES)m) $(GPU_PYTHON) -m pytest -m gpu tests/zoo tests/gpu
-
-gpu-attention gpu-training: gpu-%: $(GPU_SETUP)
-	$(GPU_PYTHON) tools/bench.py $* --device cuda $(if $(filter-out 0,$(MINUTES)),--minutes $(MINUTES)) --out $(GPU_OUT)/$*.json
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)  ## on CUDA: doctor, kernels' tests, a profiled step, benchmarks
+	$(GPU_PYTHON) tools/gpu.py --minutes $(MINUTES) --out $(GPU_OUT)
 
 weights: setup  ## train every shipped tiny model again, publish and measure it
 	$(BIN)/python recipes/fetch_data.py vision glyphs --offline
@@ -75,11 +63,8 @@ weights: setup  ## train every shipped tiny model again, publish and measure it
 	set -e; for group in text vision dna; do for step in train publish measure; do $(BIN)/python tools/weights.py $$step $$group; done; done
 
 FAR := ggd_ssmax ggd_goat_ssmax goat_ssmax alibi
-FARTHEST := ggd_ssmax alibi
-far: setup  ## facts in texts of up to 524,288 tokens, 2,048 times the training length: an hour on two cores
+far: setup  ## facts in texts of up to 131,072 tokens, 512 times the training length: half an hour on two cores
 	$(BIN)/python recipes/evaluate.py $(FAR:%=text_%_tiny.facts) far --lengths 8192,32768,131072 --samples 3 --exact 32768 --out benchmarks/far
-	$(BIN)/python recipes/evaluate.py $(FARTHEST:%=text_%_tiny.facts) far --lengths 524288 --samples 1 --exact 32768 --out benchmarks/far/524288
-	$(BIN)/python recipes/tabulate.py far benchmarks/far benchmarks/far/524288 --out benchmarks/far
 
 clean:
-	rm -rf $(VENV) runs results
+	rm -rf $(VENV) build runs results

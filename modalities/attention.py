@@ -206,7 +206,7 @@ class Heads(Listing, AttentionEvaluator):
 
     def show(self, results: list[ModelResult], console: Any, count: int = 12) -> None:
         """The heads of each model with most of the measure that the figure draws."""
-        from rich.box import SIMPLE_HEAD  # here: tools/gpu trains models where nothing is installed
+        from rich.box import SIMPLE_HEAD  # here: tools/gpu.py trains models where nothing is installed
         from rich.table import Table
 
         what = _shown(results)

@@ -37,7 +37,7 @@ def data_folder() -> Path:
     here = Path("data")
     if _CHECKOUT or here.is_dir():
         return here
-    from platformdirs import user_data_path  # a checkout does without: tools/gpu runs where nothing is installed
+    from platformdirs import user_data_path  # a checkout does without: tools/gpu.py runs where nothing is installed
 
     return user_data_path("priorzoo", appauthor=False)
 

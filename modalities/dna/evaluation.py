@@ -258,7 +258,7 @@ def bin_edges(values: Sequence[float], count: int) -> np.ndarray:
 
 
 def table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    from rich.box import SIMPLE_HEAD  # here: tools/gpu makes models where nothing is installed
+    from rich.box import SIMPLE_HEAD  # here: tools/gpu.py makes models where nothing is installed
     from rich.table import Table
 
     found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)

@@ -1,6 +1,6 @@
 """Runs that break at a file operation, or whose files are damaged, end as unbroken ones.
 
-PRIORZOO_FAULTS=1 breaks every operation by every kind, half an hour; by default every 32nd by one kind.
+PRIORZOO_FAULTS=1 breaks every operation by every kind, half an hour; by default every 45th by one kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_a_broken_run_continues_as_if_nothing_had_happened(tmp_path: Path) -> No
         "DS_ACCELERATOR": "cpu",
         "PYTHONPATH": str(ROOT),
     }
-    stride = "1" if os.environ.get("PRIORZOO_FAULTS") else "32"
+    stride = "1" if os.environ.get("PRIORZOO_FAULTS") else "45"
     done = subprocess.run(
         [sys.executable, HERE / "trials.py", folder, stride],
         env=env,

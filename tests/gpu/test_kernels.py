@@ -1,4 +1,4 @@
-"""The cases of tools/gpu/check.py: the fused kernel beside float64, memory filled with NaN, two runs equal to the bit.
+"""The cases of tests/zoo/kernel_cases.py: the fused kernel beside float64, memory filled with NaN, two runs equal to the bit.
 
 On CUDA at 1,031 tokens with the kernel's own tiles; in the interpreter, which runs one program after another and so the same
 way each time, once at 40 tokens in tiles of 16.
@@ -15,7 +15,7 @@ import torch
 from tests.device import DEVICE
 
 pytest.importorskip("triton")
-from tools.gpu.cases import CASES, QUICK, TILE, Comparison, compare, nan_filled, worst_tile
+from tests.zoo.kernel_cases import CASES, QUICK, TILE, Comparison, compare, nan_filled, worst_tile
 from zoo.attention.selfcheck import BOUNDS, relative_error
 from zoo.attention.triton import TRITON, common, op, table_grad
 

@@ -123,7 +123,7 @@ def test_a_call_leaves_its_surroundings_alone() -> None:
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("typer")  # tools/gpu runs these tests where it is not installed
+    pytest.importorskip("typer")  # tools/gpu.py runs these tests where it is not installed
     from zoo import cli
 
     kernels = {"toeplitz": KERNELS["toeplitz"], "other": AsksFirst("NaN")}

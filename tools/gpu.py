@@ -1,0 +1,148 @@
+"""What has to be known of one GPU: are the kernels right, what does a training step launch, how fast is attention.
+
+    python tools/gpu.py                              all steps, about half an hour, rows in benchmarks/gpu/
+    python tools/gpu.py doctor tests                 these alone
+    python tools/gpu.py --minutes 8 --out out        stop in time; what was measured is kept
+    python tools/gpu.py --device cpu --out out       a rehearsal in small, kernels interpreted
+
+Steps run one after the other, each in a process with its own time limit; one that fails does not stop the next. Every step
+writes OUT/STEP.json: commit, card, versions, shapes, dtype, rows. Needs torch, triton, numpy, safetensors and pytest, and no
+installation of this project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that a plain `python tools/…` finds the project
+
+# Step → minutes at most, words behind python on CUDA, and what is added or replaced in a rehearsal on the CPU.
+STEPS: dict[str, tuple[float, str, str]] = {
+    "doctor": (4, "-m zoo doctor", ""),
+    "tests": (12, "-m pytest -q -p no:cacheprovider -m gpu tests/zoo tests/gpu", "-x -k bare"),
+    "profile": (3, "tools/gpu.py --profile text_ggd_ssmax_125m", "--profile text_ggd_ssmax_tiny --length 64 --rows 2"),
+    "attention": (6, "tools/bench.py attention --seconds 0.3", "--lengths 64 --without Flex"),
+    "decoding": (4, "tools/bench.py decoding --lengths 8192,131072 --seconds 0.3", "--lengths 128"),
+    "training": (5, "tools/bench.py training --seconds 3", "--models text_rope_tiny,text_ggd_ssmax_tiny --lengths 32"),
+    "images": (
+        3,
+        "tools/bench.py images --model small_patch16 --size 384 --seconds 1",
+        "--model tiny_patch8 --size 48",
+    ),
+}
+
+
+def run_step(name: str, device: str, out: Path, seconds: float) -> bool:
+    """Run a step for at most so long; whether it succeeded. A step that wrote no rows gets a file with its output's end."""
+    _, words, rehearsal = STEPS[name]
+    path = out / f"{name}.json"
+    command = [sys.executable, *words.split(), *(rehearsal.split() if device == "cpu" else [])]
+    if name not in ("doctor", "tests"):
+        command += ["--device", device, "--out", str(path)]
+    env = os.environ | {"PRIORZOO_TEST_DEVICE": device, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
+    if device == "cpu":
+        env |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    path.unlink(missing_ok=True)
+    started = time.monotonic()
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds)
+        status, text = done.returncode, done.stdout + done.stderr
+    except subprocess.TimeoutExpired as error:
+        status, text = (
+            124,
+            "".join(part.decode() if isinstance(part, bytes) else part or "" for part in (error.stdout, error.stderr)),
+        )
+    took = round(time.monotonic() - started)
+    print(f"\n=== {name}: exit status {status}, {took} s\n{text[-3000:]}", flush=True)
+    if not path.exists():
+        from tools.benches.timing import environment
+
+        step = {"step": name, "status": status, "seconds": took, "device": card(device), "output": text[-6000:]}
+        path.write_text(json.dumps(environment("") | step, indent=1))
+    return status == 0
+
+
+def card(device: str) -> str:
+    """The GPU's name, or cpu."""
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
+
+
+def profile(args: argparse.Namespace) -> int:
+    """A training step of a text model by torch's profiler: kernels by the time they take, and the host's share."""
+    import torch
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    from modalities.contract import find_modality
+    from tools.benches.timing import environment
+    from tools.benches.training import training_step
+    from zoo import create_model
+
+    cuda = args.device == "cuda"
+    dtype = torch.bfloat16 if cuda else torch.float32
+    torch.manual_seed(0)
+    model = create_model(args.profile, train_context=args.length).to(args.device, dtype).train()
+    tokens = torch.randint(0, 256, (args.rows, args.length + 1), device=args.device)
+    batch = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
+    loss = find_modality(model.modality).loss
+    step = training_step(model, lambda: loss(model, batch)[0])
+    for _ in range(3):  # kernels compiled, Adam's moments allocated
+        step()
+    started = time.perf_counter()
+    with record(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]) as profiler:
+        step()
+    took = 1e3 * (time.perf_counter() - started)
+    events = profiler.key_averages()
+    column = "self_device_time_total" if cuda else "self_cpu_time_total"
+    rows = [
+        {"name": event.key[:120], "ms": getattr(event, column) / 1e3, "calls": event.count}
+        for event in sorted(events, key=lambda event: -getattr(event, column))[:40]
+    ]
+    about = {
+        "model": args.profile, "shape": f"{args.rows} × {args.length} tokens", "dtype": str(dtype), "device": card(args.device),
+        "step_ms": took, "device_ms": sum(getattr(event, column) for event in events) / 1e3,
+        "launches": sum(event.count for event in events if "launchkernel" in event.key.lower()),
+    }  # fmt: skip
+    for row in rows[:15]:
+        print(f"{row['ms']:9.3f} ms {row['calls']:6} {row['name']}")
+    print(f"step {took:.1f} ms, device {about['device_ms']:.1f} ms, {about['launches']} launches")
+    args.out.write_text(json.dumps(environment("") | about | {"rows": rows}, indent=1))
+    return 0
+
+
+def main() -> int:
+    """Run the steps; the exit status is 1 where one failed."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(STEPS))
+    options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options.add_argument("--minutes", type=float, default=45.0, help="of all steps together")
+    options.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "gpu")
+    options.add_argument("--profile", default="", help=argparse.SUPPRESS)  # the step itself, in its process
+    options.add_argument("--length", type=int, default=2048, help=argparse.SUPPRESS)
+    options.add_argument("--rows", type=int, default=16, help=argparse.SUPPRESS)
+    args = options.parse_args()
+    if unknown := [name for name in args.steps if name not in STEPS]:
+        options.error(f"{', '.join(unknown)}: expected some of {', '.join(STEPS)}")
+    if args.profile:
+        return profile(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    end, failed = time.monotonic() + 60 * args.minutes, []
+    for name in args.steps or STEPS:
+        left = min(60 * STEPS[name][0], end - time.monotonic())
+        if left < 5 or not run_step(name, args.device, args.out.resolve(), left):
+            failed.append(name)
+    print(f"failed or no time left: {', '.join(failed)}" if failed else "all steps succeeded")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -64,7 +64,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _fits(value: Any, hint: Any, bounds: tuple[float, float]) -> bool:
+def _fits(value: object, hint: Any, bounds: tuple[float, float]) -> bool:
     kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind is Any:
         return True

@@ -27,7 +27,7 @@ __all__ = [
     "write_text",
 ]
 
-Digests = dict[str, dict[str, Any]]  # path within a folder → {"bytes": its size, "sha256": hex digits}
+Digests = dict[str, dict[str, int | str]]  # path within a folder → {"bytes": its size, "sha256": hex digits}
 ABANDONED = 3600.0  # seconds without a write, after which a temporary file is one of a process that was killed
 
 
@@ -76,7 +76,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         file.write(text)
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: str | os.PathLike[str], value: object) -> None:
     """Indented JSON; NaN and infinities as Python writes them, values JSON does not know as strings."""
     write_text(path, json.dumps(value, indent=2, default=str) + "\n")
 
@@ -115,7 +115,7 @@ def file_digests(folder: str | os.PathLike[str], names: Iterable[str]) -> Digest
     return found
 
 
-def find_damage(folder: str | os.PathLike[str], written: Mapping[str, Any]) -> str | None:
+def find_damage(folder: str | os.PathLike[str], written: Mapping[str, object]) -> str | None:
     """What differs between the files in `folder` and their digests when they were written; None where nothing does."""
     for name, facts in written.items():
         path = Path(folder) / name

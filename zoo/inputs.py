@@ -70,7 +70,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return tensors
 
 
-def check_finite(tensors: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def check_finite(tensors: Mapping[str, object], path: str | os.PathLike[str]) -> None:
     """ValueError for a tensor of a file that has a NaN or an infinity."""
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and not _finite(tensor):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from zoo.attention.base import Kernel
 from zoo.attention.dispatch import prior_attention
 from zoo.encodings import Rotation
 from zoo.layer_terms import LayerTerms
-from zoo.naming import check_flags, check_number, check_options, check_whole, nearest
+from zoo.naming import Options, check_flags, check_number, check_options, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 from zoo.sequence import SequenceGroup
@@ -183,10 +183,10 @@ class LogitOptions:
         check_flags(scale_prior=self.scale_prior, prior_gate=self.prior_gate)
 
     @staticmethod
-    def of(given: Mapping[str, Any], *, scale_prior: bool = True) -> LogitOptions:
+    def of(options: Options, *, scale_prior: bool = True) -> LogitOptions:
         """From a model's configuration. Raises ValueError for an unknown name."""
-        check_options("logit_options", LogitOptions, given, fixed=["scale_prior"])
-        return LogitOptions(**given, scale_prior=scale_prior)
+        check_options("logit_options", LogitOptions, options, fixed=["scale_prior"])
+        return LogitOptions(**options, scale_prior=scale_prior)
 
 
 class Attention(nn.Module):
@@ -304,7 +304,7 @@ class Attention(nn.Module):
             q, scale = (q / weight[..., None]).to(q.dtype), weight if scale is None else scale * weight
         if logit_scale != 1.0:
             scale = logit_scale * (q.new_ones(q.shape[1:3], dtype=torch.float32) if scale is None else scale)
-        options: dict[str, Any] = dict(query_scale=scale, segments=segments, window=self.window, kernel=kernel)
+        options: Options = dict(query_scale=scale, segments=segments, window=self.window, kernel=kernel)
         if cache is None and sequence is None:
             terms = self.prior(q_pos, positions, causal=self.causal, x=x) if made.terms is None else made.terms
             out = prior_attention(q, k, v, terms, causal=self.causal, **options)
@@ -327,7 +327,7 @@ class Attention(nn.Module):
         )
 
 
-def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, Any]]) -> None:
+def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, object]]) -> None:
     """Make the first layer's prior that of all, which stays a module of the first alone: one copy in state dicts.
 
     Raises:
@@ -390,9 +390,7 @@ class Block(nn.Module):
         made: LayerTerms | None = None,
     ) -> Tensor:
         """(B, T, C), or of the `last` tokens (B, last, C); arguments as in `Attention`."""
-        options: dict[str, Any] = dict(
-            segments=segments, cache=cache, kernel=kernel, last=last, sequence=sequence, made=made
-        )
+        options: Options = dict(segments=segments, cache=cache, kernel=kernel, last=last, sequence=sequence, made=made)
         attended = self.attention(self.attention_norm(x), positions, **options)
         x = (x if last is None else x[:, -last:]) + attended
         return x + self.mlp(self.mlp_norm(x))

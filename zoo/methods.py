@@ -18,7 +18,7 @@ from torch import nn
 
 from zoo.encodings import Learned, Learned2d, NormalisedRotary2d, Rotary, Rotary2d, Rotation, Sinusoidal, Sinusoidal2d
 from zoo.layers import LANES
-from zoo.naming import check_depth, check_grid, check_options, check_whole, did_you_mean, nearest
+from zoo.naming import Options, check_depth, check_grid, check_options, check_whole, did_you_mean, nearest
 from zoo.priors import Compose, Prior, broken_prior, create_prior, known_priors, on_grid
 
 __all__ = [
@@ -53,7 +53,7 @@ class Position:
     rotary: Rotation | None = None
     embedding: nn.Module | None = None
     window: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Method:
 
     part: str
     make: Callable[..., nn.Module]
-    fixed: dict[str, Any] = field(default_factory=dict)
+    fixed: Options = field(default_factory=dict)
     windowed: bool = False
 
     def takes(self, option: str) -> bool:
@@ -85,7 +85,7 @@ GRID_ENCODINGS: dict[str, Method] = {
     "learned": Method("embedding", Learned2d),
 }
 # The methods of 2-D priors whose names do not follow the rule, with the options that a name fixes.
-GRID_NAMES: dict[str, dict[str, dict[str, Any]]] = {
+GRID_NAMES: dict[str, dict[str, Options]] = {
     "spectral2d": {"spectral2d": {}},
     "ggd2d": {"ggd2d": {"form": "isotropic"}, "ggd2d_separable": {"form": "separable"}},
 }
@@ -93,7 +93,7 @@ GRID_NAMES: dict[str, dict[str, dict[str, Any]]] = {
 SUMS = {"ggd_goat": "ggd+spectral+key_bias"}
 # What these parts start with in a sum, where it differs from their defaults and they have the option: the key bias without a
 # slope of its own, since the other parts hold the recency, and a spectral prior small and seeded.
-SUM_OPTIONS: dict[str, dict[str, Any]] = {
+SUM_OPTIONS: dict[str, Options] = {
     "spectral": {"rank": 2, "init": "seeded"},
     "key_bias": {"init": "uniform"},
 }
@@ -153,9 +153,7 @@ def check_grid_position(name: str) -> None:
     _parts(name, grid_methods(), GRID_PARTS)
 
 
-def layer_methods(
-    position: str | Sequence[str], options: Mapping[str, Any], num_layers: int
-) -> list[tuple[str, dict[str, Any]]]:
+def layer_methods(position: str | Sequence[str], options: Options, num_layers: int) -> list[tuple[str, Options]]:
     """(method, its options) of each layer.
 
     Args:
@@ -181,7 +179,7 @@ def layer_methods(
     return [(name, dict(options.get(name, {}))) for name in names * (num_layers // len(names))]
 
 
-def shared_embedding(methods: Sequence[tuple[str, Any]], positions: Sequence[Position]) -> nn.Module | None:
+def shared_embedding(methods: Sequence[tuple[str, object]], positions: Sequence[Position]) -> nn.Module | None:
     """The embedding that layers' positions have in common, which a model adds once before its first layer.
 
     Raises:
@@ -196,7 +194,7 @@ def shared_embedding(methods: Sequence[tuple[str, Any]], positions: Sequence[Pos
     return next(iter(embeddings.values()), None)
 
 
-def stored_options(position: str | Sequence[str], positions: Iterable[Position]) -> dict[str, Any]:
+def stored_options(position: str | Sequence[str], positions: Iterable[Position]) -> Options:
     """`position_options` as a saved model has them, from the positions of all layers."""
     if isinstance(position, str):
         return next(iter(positions)).options
@@ -211,7 +209,7 @@ def create_position(
     dim: int,
     num_heads: int,
     train_context: int,
-    options: dict[str, Any] | None = None,
+    options: Options | None = None,
     lanes: str = "inside",
 ) -> Position:
     """The parts of a position method for one layer of a model along a line.
@@ -239,7 +237,7 @@ def create_grid_position(
     dim: int,
     num_heads: int,
     train_grid: tuple[int, int],
-    options: dict[str, Any] | None = None,
+    options: Options | None = None,
     lanes: str = "inside",
     depth: tuple[int, int] | None = None,
 ) -> Position:
@@ -256,7 +254,7 @@ def create_grid_position(
     return _create(name, grid_methods(), GRID_PARTS, supplied, options, lanes, pairs=4)
 
 
-def pinned_context(name: str, train_context: int) -> dict[str, Any]:
+def pinned_context(name: str, train_context: int) -> Options:
     """Options with which a method of a line is as it was trained at `train_context` in a model of a longer one.
 
     A key bias, for one, divides positions by it.
@@ -274,7 +272,7 @@ def pinned_context(name: str, train_context: int) -> dict[str, Any]:
     return options if _is_sum(name) else options.get(name, {})
 
 
-def uniform_options(name: str, options: Mapping[str, Any], *, grid: bool = False) -> dict[str, Any]:
+def uniform_options(name: str, options: Mapping[str, Any], *, grid: bool = False) -> Options:
     """`options` of a method with which every part that has an option `init`, and has it not among them, starts uniform.
 
     Raises:
@@ -301,8 +299,8 @@ def _parts(name: str, methods: Mapping[str, Method], stand_for: Mapping[str, str
             what = f"unknown position method {name!r}"
             what = f"unknown part {word!r} of the position method {name!r}" if _is_sum(name) else what
             raise ValueError(
-                f"{what}; {broken_prior(word)}{_hint(word, methods, known)}Known: {', '.join(known)}, and sums of them joined by "
-                "'+'. A method from outside is known after the file that registers it is imported: --import FILE.py"
+                f"{what}; {broken_prior(word)}{_hint(word, methods, known)}Known: {', '.join(known)}, and sums of them joined "
+                "by '+'. A method from outside is known after the file that registers it is imported: --import FILE.py"
             )
         part = re.sub(r"2d(_.*)?$", "", method) if _is_sum(name) else name
         if part in parts:
@@ -328,8 +326,8 @@ def _create(
     name: str,
     methods: Mapping[str, Method],
     stand_for: Mapping[str, str],
-    supplied: dict[str, Any],
-    options: Mapping[str, Any] | None,
+    supplied: Options,
+    options: Options | None,
     lanes: str,
     *,
     pairs: int,
@@ -343,14 +341,14 @@ def _create(
         raise ValueError(f"the options of {name!r} must be given by name, got {options!r}")
     head_dim, is_sum = supplied["dim"] // supplied["num_heads"], _is_sum(name)
     parts = _parts(name, methods, stand_for)
-    by_part: dict[str, Any] = dict(options or {}) if is_sum else {name: dict(options or {})}
+    by_part: Options = dict(options or {}) if is_sum else {name: dict(options or {})}
     for part, value in by_part.items():
         if part not in parts:
             raise ValueError(f"{name!r} has no part {part!r}; {did_you_mean(part, parts)}Its parts: {', '.join(parts)}")
         if not isinstance(value, Mapping):
             raise ValueError(f"the options of {part!r} in {name!r} must be given by name, got {value!r}")
     priors: dict[str, Prior] = {}
-    others: dict[str, Any] = {}
+    others: Options = {}
     # Priors first: a rotation turns the columns that their lanes leave, but for an odd one at the end.
     for part, method in sorted(parts.items(), key=lambda item: item[1].part != "prior"):
         width = head_dim
@@ -374,7 +372,7 @@ def _create(
     return Position(prior, **others, window=window, options=stored if is_sum else stored[name])
 
 
-def _make(owner: str, method: Method, supplied: Mapping[str, Any], options: Mapping[str, Any]) -> nn.Module:
+def _make(owner: str, method: Method, supplied: Options, options: Options) -> nn.Module:
     """One part: `supplied` has the parameters that a model knows, `options` the rest."""
     fixed = {key: value for key, value in supplied.items() if method.takes(key)} | method.fixed
     defaults = {"train_context", "train_grid"} & fixed.keys()

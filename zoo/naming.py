@@ -6,13 +6,14 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from torch import SymFloat, SymInt
 
 __all__ = [
     "WHOLE",
+    "Options",
     "check_depth",
     "check_flags",
     "check_grid",
@@ -23,6 +24,7 @@ __all__ = [
     "nearest",
 ]
 
+Options: TypeAlias = dict[str, Any]  # of methods, priors and models, by name
 # What a number may be; a symbol is one where torch.export or torch.compile traces.
 WHOLE = (int, np.integer, SymInt)
 REAL = (float, np.floating, SymFloat, *WHOLE)
@@ -46,7 +48,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 def check_options(
     owner: str,
-    make: Callable[..., Any],
+    make: Callable[..., object],
     options: Collection[str],
     *,
     fixed: Collection[str] = (),
@@ -73,7 +75,7 @@ def check_options(
             raise ValueError(f"{owner} needs the option {name!r}")
 
 
-def check_whole(what: str, value: Any, least: int) -> None:
+def check_whole(what: str, value: object, least: int) -> None:
     """ValueError unless `value` is a whole number of `least` or more. True and False are none."""
     if not isinstance(value, WHOLE) or isinstance(value, bool) or value < least:
         raise ValueError(f"{what} must be a whole number of {least} or more, got {value!r}")
@@ -88,14 +90,14 @@ def check_number(what: str, value: Any, *, above: float | None = None, least: fl
     raise ValueError(f"{what} must be a finite number{bound}, got {value!r}")
 
 
-def check_flags(**flags: Any) -> None:
+def check_flags(**flags: object) -> None:
     """ValueError for a switch that is neither True nor False, such as "false", which would be on."""
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
-def check_grid(what: str, grid: Any) -> None:
+def check_grid(what: str, grid: object) -> None:
     """ValueError unless `grid` is (height, width), whole numbers of 1 or more."""
     if not isinstance(grid, tuple | list) or len(grid) != 2:
         raise ValueError(f"{what} must be (height, width) in patches, got {grid!r}")
@@ -103,7 +105,7 @@ def check_grid(what: str, grid: Any) -> None:
         check_whole(f"each side of {what}", side, 1)
 
 
-def check_depth(depth: Any) -> None:
+def check_depth(depth: object) -> None:
     """ValueError unless `depth` is (layer from 0, number of layers), or None."""
     if depth is None:
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from zoo.attention.dispatch import prior_attention
 from zoo.attention.reference import attend
 from zoo.layers import SSMax
 from zoo.methods import create_position
-from zoo.naming import check_flags, check_whole
+from zoo.naming import Options, check_flags, check_whole
 from zoo.positions import Positions
 from zoo.priors.base import PriorTerms
 
@@ -64,7 +63,7 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
         dtype: torch.dtype | None = None,
         *,
         position: str = "ggd",
-        position_options: Mapping[str, Any] | None = None,
+        position_options: Options | None = None,
         train_context: int = 2048,
         ssmax: bool = False,
     ) -> None:
@@ -241,7 +240,7 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Keys shown (bool) and finite addends, both (1 or B, 1 or H, 1 or T, S) or None, of a call of `shape` (B, T, S)."""
         batch, queries, keys = shape
-        shapes = {
+        shapes: dict[str, list[tuple[int, ...]]] = {
             "key_padding_mask": [(batch, keys)],
             "attn_mask": [(queries, keys), (batch * self.num_heads, queries, keys)],
         }

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.files import replacing
 from zoo.model import ZooModel
@@ -19,6 +20,10 @@ from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms
 from zoo.priors.key_bias import KeyBias
 from zoo.priors.tables import bias_block
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = [
     "FLOOR",
@@ -38,7 +43,7 @@ RESOLVED = 8.0  # logits below the largest that the matrix of K resolves
 RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from the query
 
 
-def layer_priors(model: Any) -> list[Prior]:
+def layer_priors(model: nn.Module) -> list[Prior]:
     """The prior of each layer of a model.
 
     Raises:
@@ -165,6 +170,8 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
     (height, width), (least_height, least_width) = positions.shape, trained.shape
     y, x = height // 2, width // 2
     figure, axes = _subplots(len(priors), max(prior.num_heads for prior in priors), (1.5, 1.5 * height / width + 0.2))
+    from matplotlib.patches import Rectangle
+
     image: Any = None
     for n, (prior, (patches, prefix)) in enumerate(zip(priors, maps, strict=True)):
         for h, retrieval in enumerate(prior.retrieval_heads().tolist()):
@@ -177,7 +184,8 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
                 axis.set_xlabel(f"prefix {float(prefix[h].mean()):+.2f}", fontsize=7)
             if y > least_height - 1 or x > least_width - 1:
                 corner = (x - least_width + 0.5, y - least_height + 0.5)
-                _frame(axis, corner, 2 * least_width - 1, 2 * least_height - 1, color="white", linestyle="--")
+                extent = (2 * least_width - 1, 2 * least_height - 1)
+                axis.add_patch(Rectangle(corner, *extent, fill=False, color="white", linestyle="--"))
             for side in axis.spines.values():
                 side.set(color=RETRIEVAL if retrieval else "0.4", linewidth=2.2 if retrieval else 0.6)
     figure.colorbar(image, ax=axes, shrink=0.8).set_label("K − max K (nats)")
@@ -224,7 +232,7 @@ def draw_prior_matrices(model: ZooModel, title: str, path: Path, *, length: int,
     save_figure(figure, path)
 
 
-def save_figure(figure: Any, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Write a matplotlib figure as PNG, whole or not at all, and close it."""
     from matplotlib import pyplot
 
@@ -233,7 +241,7 @@ def save_figure(figure: Any, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _subplots(rows: int, columns: int, panel: tuple[float, float]) -> tuple[Any, Any]:
+def _subplots(rows: int, columns: int, panel: tuple[float, float]) -> tuple[Figure, np.ndarray]:
     """A figure and its (rows, columns) axes, of `panel` inches each."""
     import matplotlib
 
@@ -245,7 +253,7 @@ def _subplots(rows: int, columns: int, panel: tuple[float, float]) -> tuple[Any,
     return figure, axes
 
 
-def _draw_curves(axis: Any, prior: Prior, at: Tensor, curves: Tensor) -> None:
+def _draw_curves(axis: Axes, prior: Prior, at: Tensor, curves: Tensor) -> None:
     """A line for each head: grey level and dash by its index; retrieval heads in their own colour."""
     from matplotlib import colormaps
 
@@ -265,7 +273,7 @@ def _draw_curves(axis: Any, prior: Prior, at: Tensor, curves: Tensor) -> None:
     axis.legend(fontsize=6, frameon=False, ncols=max(1, prior.num_heads // 8))
 
 
-def _mark_training(axis: Any, train_context: int, length: int) -> None:
+def _mark_training(axis: Axes, train_context: int, length: int) -> None:
     """A dashed line at the training length, where it is in view."""
     if train_context < length:
         axis.axvline(train_context, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
@@ -273,7 +281,7 @@ def _mark_training(axis: Any, train_context: int, length: int) -> None:
         axis.annotate(f"trained at {train_context}", (train_context, low), rotation=90, ha="right", fontsize=7)
 
 
-def _draw_table(axis: Any, name: str, rows: list[list[float]]) -> None:
+def _draw_table(axis: Axes, name: str, rows: list[list[float]]) -> None:
     """A parameter of each layer (rows) and head (columns), printed and shaded."""
     largest = max((abs(v) for row in rows for v in row if not math.isnan(v)), default=1.0) or 1.0
     axis.imshow(rows, cmap="PuOr_r", vmin=-largest, vmax=largest, aspect="auto", alpha=0.55)
@@ -282,9 +290,3 @@ def _draw_table(axis: Any, name: str, rows: list[list[float]]) -> None:
             text = "–" if math.isnan(value) else f"{value:.2g}"
             axis.text(x, y, text, ha="center", va="center", fontsize=8 if len(row) <= 8 else 5)
     axis.set(title=name, xticks=range(len(rows[0])), yticks=range(len(rows)), xlabel="head", ylabel="layer")
-
-
-def _frame(axis: Any, corner: tuple[float, float], width: float, height: float, **style: Any) -> None:
-    from matplotlib.patches import Rectangle
-
-    axis.add_patch(Rectangle(corner, width, height, fill=False, **style))

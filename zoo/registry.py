@@ -72,7 +72,7 @@ class ModelFamily:
 
     modality: str
     build: Callable[..., ZooModel]
-    sizes: Mapping[str, Any]
+    sizes: Mapping[str, object]
     config: Callable[[str, str, bool], dict[str, Any]]
     methods: Callable[[], list[str]]
     check: Callable[[str], None]

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.naming import check_whole
+from zoo.naming import Options, check_whole
 from zoo.positions import Positions
 from zoo.priors.tables import (
     Bias,
@@ -337,7 +337,7 @@ class Prior(nn.Module):
             )
         return self.depends_on_content
 
-    def stored_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def stored_options(self, options: Options) -> Options:
         """The options that make this prior again before its values are loaded, JSON: `options` without what the values hold."""
         return dict(options)
 

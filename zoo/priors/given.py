@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zoo.naming import check_flags, check_number, check_whole, nearest
+from zoo.naming import Options, check_flags, check_number, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, TablePrior, prior_dtype, split_bf16
 
@@ -19,7 +19,7 @@ __all__ = ["IMPOSSIBLE", "Matrix", "Table", "over_distances"]
 # log 0, finite so that a query whose visible keys are all impossible still has a softmax: e^−10000 is 0 in every dtype.
 IMPOSSIBLE = -1e4
 
-Numbers: TypeAlias = Tensor | np.ndarray | Sequence[Any]
+Numbers: TypeAlias = Tensor | np.ndarray | Sequence[object]
 Curve: TypeAlias = Callable[[Tensor], Tensor]
 
 
@@ -84,7 +84,7 @@ class Table(TablePrior):
             return inside + slope.view(-1, *[1] * distance.ndim) * (away - (length - 1)).clamp(min=0)
         return inside
 
-    def stored_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def stored_options(self, options: Options) -> Options:
         """The length in place of the numbers, which the state dict holds."""
         others = {key: value for key, value in options.items() if key not in ("values", "kind")}
         shape = {"length": self.values.shape[1], "learnable": self.values.requires_grad}
@@ -205,9 +205,9 @@ class Matrix(Prior):
     def log_prior(self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None) -> Tensor:
         return self._dense(q_pos, k_pos, torch.float64)
 
-    def stored_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def stored_options(self, options: Options) -> Options:
         """The shape in place of the numbers, which the state dict holds."""
-        shape = {"shape": [self.num_queries, self.num_keys, self.rank]}
+        shape: Options = {"shape": [self.num_queries, self.num_keys, self.rank]}
         return shape | {"causal": True} if self.causal else shape
 
 

@@ -240,7 +240,12 @@ def convert(source: Path, universal: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     target = partial / universal.name  # DeepSpeed also writes a pointer beside it
     target.mkdir(parents=True)
-    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True}
+    options: dict[str, Any] = {
+        "num_extract_workers": 1,
+        "num_merge_workers": 1,
+        "keep_temp_folder": False,
+        "strict": True,
+    }
     options |= {"input_folder": str(source), "output_folder": str(target), "inject_missing_state": True}
     silence = io.StringIO()
     try:

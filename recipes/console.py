@@ -6,7 +6,7 @@ import time
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 __all__ = ["CellProgress", "clock", "facts_table", "short"]
@@ -26,7 +26,11 @@ class CellProgress:
         self.finished = self.part = 0  # units of finished cells, and of the one that is read
         self.started = self.last_line = time.perf_counter()
         self.prints_lines = not quiet and not console.is_terminal
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TaskProgressColumn())
+        columns: tuple[ProgressColumn, ...] = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            TaskProgressColumn(),
+        )
         columns += (TextColumn("{task.fields[rate]}  left"), TimeRemainingColumn())
         self.bar = Progress(*columns, console=console, disable=quiet or not console.is_terminal)
         self.task = self.bar.add_task(name, total=total, rate="")

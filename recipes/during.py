@@ -193,8 +193,9 @@ class Monitors:
         findings = Findings()
         if due:
             model = engine.exported_model()
-            for monitor in due if model is not None else ():
-                monitor.measure(model, findings)
+            if model is not None:
+                for monitor in due:
+                    monitor.measure(model, findings)
             engine.barrier()
         return findings
 
@@ -215,7 +216,7 @@ def _monitor(name: str, entry: Any, recipe: Recipe, modality: Modality) -> tuple
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"evaluate.during: {name}={entry!r}: expected a number of steps, or settings with 'every'")
     settings_class = known[name].settings_class
-    parsers = {option.name: option.metadata.get("parse") for option in fields(settings_class)}
+    parsers: dict[str, Any] = {option.name: option.metadata.get("parse") for option in fields(settings_class)}
     for key, value in settings.items():
         if key not in parsers:
             raise ConfigError(f"evaluate.during: {name} has no setting {key!r}; {nearest(key, parsers)}")

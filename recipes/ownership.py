@@ -241,9 +241,10 @@ def check_same(plan: Plan, folder: Path) -> None:
     fixed = ["name", "modality", "train.batch", "train.seed", "optim.name"]
     fixed += [f"{section}.{key}" for section in ("model", "data") for key in new[section] if key != "num_workers"]
     for key in fixed:
-        before, now = old, new
-        for part in key.split("."):
-            before, now = (tree.get(part) if isinstance(tree, dict) else None for tree in (before, now))
+        section, _, name = key.partition(".")
+        before, now = (tree.get(section) for tree in (old, new))
+        if name:
+            before, now = (tree.get(name) if isinstance(tree, dict) else None for tree in (before, now))
         if before != now:
             raise ConfigError(
                 f"cannot resume {folder}: its {key} is {before!r}, this recipe has {now!r}. Set it back, start anew with "

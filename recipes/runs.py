@@ -138,7 +138,7 @@ class RunFolder:
         if not lines["loss"]:
             return None
         panels = [key for key in titles if lines[key] and key != "loss"]
-        layout = [["loss"] * len(panels)] * 2 + [panels] if panels else [["loss"]]
+        layout: Any = [["loss"] * len(panels)] * 2 + [panels] if panels else [["loss"]]
         figure, axes = pyplot.subplot_mosaic(layout, figsize=(8, 6.4 if panels else 4.2), layout="constrained")
         for key, axis in axes.items():
             axis.plot(*zip(*lines[key], strict=True), color="tab:blue", alpha=0.3, label="training")

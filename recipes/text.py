@@ -35,7 +35,7 @@ def tiny(method: str) -> Recipe:
     Most rows state facts and ask for them, in none of the words of `--template heldout` (`modalities.text.facts`), or hold a
     stretch of text that comes again. Hardware: one CPU core for half an hour.
     """
-    facts = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}
+    facts: dict[str, Any] = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}
     return Recipe(
         name=f"text.{method}_tiny",
         modality="text",
@@ -118,12 +118,17 @@ def goat_c4(method: str) -> Recipe:
     Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below ALiBi's.
     4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer (`python recipes/fetch_data.py text gpt2`).
     """
-    source = {"source": "hf:allenai/c4:en:train", "heldout_source": "hf:allenai/c4:en:validation"}
     return Recipe(
         name=f"text.goat_c4_{method}_125m",
         modality="text",
         model=Model(f"text_{method}_125m", options={} if method.removesuffix("_ssmax") == "goat" else dict(BESIDE)),
-        data=TextDataConfig(**source, tokenizer="gpt2", context=2048, num_workers=2),
+        data=TextDataConfig(
+            "hf:allenai/c4:en:train",
+            heldout_source="hf:allenai/c4:en:validation",
+            tokenizer="gpt2",
+            context=2048,
+            num_workers=2,
+        ),
         optim=Optim(lr=1e-4, warmup=2000, floor=0.3),
         train=Train(steps=61_035, batch=32, **GPU | {"save_every": 2000}),
         evaluate=Evaluate(every=1000, samples=512),

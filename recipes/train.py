@@ -93,8 +93,11 @@ class Trainer:
         """Make model, data and engine, as they were in `checkpoint` where there is one."""
         recipe, settings, ranks, modality = self.recipe, self.settings, self.ranks, self.modality
         torch.manual_seed(settings.seed)
-        self.source, universal = loadable(checkpoint, self.plan, ranks) if checkpoint else (None, False)
-        share = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch}
+        self.source: Path | None = None
+        universal = False
+        if checkpoint:
+            self.source, universal = loadable(checkpoint, self.plan, ranks)
+        share = {"rank": ranks.group, "world": ranks.groups, "micro_batch": settings.micro_batch or 1}
         model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
         backend.check_sequence(model, settings.sequence_parallel)
         if self.source is None and recipe.model.init_from:
@@ -164,7 +167,7 @@ class Trainer:
             ) from error
         self.steps_done, self.targets_seen = self.steps_done + 1, self.targets_seen + round(step.targets)
         now, unit = time.perf_counter(), self.modality.unit
-        values = {"step": self.steps_done, "loss": step.loss, "lr": step.lr, unit: self.targets_seen}
+        values: dict[str, Any] = {"step": self.steps_done, "loss": step.loss, "lr": step.lr, unit: self.targets_seen}
         values |= {"grad_norm": step.norm} if self.engine.knows_gradients else {}
         rate = step.targets / (now - begun)
         self.record(values | {f"{unit}_per_s": rate, "seconds": round(now - self.begun, 3)})
@@ -396,8 +399,15 @@ def train_command(
         if dry_run or calibrate:
             from recipes.estimate import print_plan
 
-            planning = {"world": world, "calibrate": calibrate or 0, "verbose": verbose, "take_step": take_step}
-            return print_plan(changed, user_config, overridden_keys, **planning)
+            return print_plan(
+                changed,
+                user_config,
+                overridden_keys,
+                world=world,
+                calibrate=calibrate or 0,
+                verbose=verbose,
+                take_step=take_step,
+            )
         words = [recipe, *(word for setting in set_ for word in ("--set", setting))]
         words += [word for name in import_ for word in ("--import", name)]
         words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []

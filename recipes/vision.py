@@ -90,7 +90,12 @@ def photographs(source: str, method: str) -> Recipe:
     Any set of class folders in their place: --set data.source=folder:PATH --set data.num_classes=N. The pictures are those of
     `python recipes/fetch_data.py vision photos solar`. Hardware: one CPU core.
     """
-    augmentation = {"crop_scale": (0.35, 1.0), "hflip": 0.5, "color_jitter": 0.2, "label_smoothing": 0.1}
+    augmentation: dict[str, Any] = {
+        "crop_scale": (0.35, 1.0),
+        "hflip": 0.5,
+        "color_jitter": 0.2,
+        "label_smoothing": 0.1,
+    }
     return Recipe(
         name=f"vision.{method}_{source}",
         modality="vision",
@@ -107,7 +112,7 @@ def imagenet(
 ) -> Recipe:
     """An ImageNet-1k run of 150 epochs by AdamW, `warmup` in epochs, with a common crop and flip."""
     epoch = IMAGENET_IMAGES // batch
-    settings = {"precision": "bf16", "zero_stage": 1, "save_every": 5000, "log_every": 50} | train
+    settings: dict[str, Any] = {"precision": "bf16", "zero_stage": 1, "save_every": 5000, "log_every": 50} | train
     source = f"folder:{data_folder() / 'imagenet'}"
     crop: dict[str, Any] = {"augment": "imagenet", "crop_scale": (0.08, 1.0), "hflip": 0.5, "label_smoothing": 0.1}
     return Recipe(

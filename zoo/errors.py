@@ -37,7 +37,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 def one_line(error: BaseException) -> str:
     """What an error says, on a line of at most a thousand characters."""
     if ran_out_of_memory(error):
-        asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
-        return f"out of memory{f' for {asked[1]}' if asked else ''}: lower lengths or batches, or use a smaller model"
+        size = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
+        return f"out of memory{f' for {size[1]}' if size else ''}: lower lengths or batches, or use a smaller model"
     text = " ".join(str(error).split()) if str(error).count("\n") > 5 else str(error).strip().replace("\n", "; ")
     return text[:1000] or type(error).__name__

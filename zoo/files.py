@@ -108,11 +108,11 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
 
 def file_digests(folder: str | os.PathLike[str], names: Iterable[str]) -> Digests:
     """Size and SHA-256 of files, by their paths within `folder`."""
-    found: Digests = {}
+    digests: Digests = {}
     for name in names:
         path = Path(folder) / name
-        found[name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-    return found
+        digests[name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    return digests
 
 
 def find_damage(folder: str | os.PathLike[str], written: Mapping[str, object]) -> str | None:

@@ -27,8 +27,8 @@ def parse_json(data: str | bytes, where: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        told = "its values are nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise ValueError(f"{where}: not JSON ({told})") from error
+        reason = "its values are nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ValueError(f"{where}: not JSON ({reason})") from error
 
 
 def read_json(path: str | os.PathLike[str], *, most: int = LARGEST_JSON) -> Any:
@@ -46,10 +46,10 @@ def read_json(path: str | os.PathLike[str], *, most: int = LARGEST_JSON) -> Any:
 
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The object of a JSON file. Raises as `read_json`, and ValueError for another value."""
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(found).__name__}")
-    return found
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:

@@ -125,9 +125,10 @@ class SSMax(nn.Module):
     @staticmethod
     def of_layers(layers: Sequence[SSMax], positions: Positions, *, causal: bool) -> list[Tensor]:
         """(1 or B, H, T) float32 of each of layers with one window: n and its logarithm are counted once."""
-        own = copy.copy(layers[0])
-        own.__dict__["_parameters"] = {"s": torch.stack([layer.s for layer in layers])[:, None]}  # (L, 1, H)
-        return list(own(positions, causal=causal).unbind())
+        stacked = copy.copy(layers[0])
+        # (L, 1, H).
+        stacked.__dict__["_parameters"] = {"s": torch.stack([layer.s for layer in layers])[:, None]}
+        return list(stacked(positions, causal=causal).unbind())
 
 
 class AttentionCache(Protocol):
@@ -401,9 +402,9 @@ def init_linear(model: nn.Module, *, depth: int) -> None:
 
     Priors keep the inits of their papers.
     """
-    own = {id(layer) for prior in model.modules() if isinstance(prior, Prior) for layer in prior.modules()}
+    of_priors = {id(layer) for prior in model.modules() if isinstance(prior, Prior) for layer in prior.modules()}
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and id(layer) not in own:
+        if isinstance(layer, nn.Linear) and id(layer) not in of_priors:
             std = math.sqrt(2 / (5 * layer.in_features))
             if name.endswith((".out", ".down")):
                 std /= math.sqrt(2 * depth)

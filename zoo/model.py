@@ -97,12 +97,12 @@ class ZooModel(nn.Module):
 
         Tensors in `state` stand in for the model's own of that name: an optimiser's float32 copies of bf16 weights.
         """
-        keep, own = self.no_weight_decay(), self.state_dict()
-        if unknown := sorted(set(state or {}) - set(own)):
+        keep, tensors = self.no_weight_decay(), self.state_dict()
+        if unknown := sorted(set(state or {}) - set(tensors)):
             raise ValueError(f"the model has no tensors named {', '.join(unknown)}")
         return {
             name: (tensor if dtype is None or name in keep or tensor.ndim < 2 else tensor.to(dtype)).contiguous()
-            for name, tensor in (own | (state or {})).items()
+            for name, tensor in (tensors | (state or {})).items()
         }
 
     def save_pretrained(
@@ -150,13 +150,13 @@ class ZooModel(nn.Module):
         unknown = sorted(set(config) - {f.name for f in fields(cls.config_class)})
         if unknown:
             raise ValueError(f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}")
-        made, tensors = cls.config_class(**config), read_tensors(folder / "model.safetensors")
+        values, tensors = cls.config_class(**config), read_tensors(folder / "model.safetensors")
         try:
             # Shapes first, which take no memory: a configuration may ask for any amount of it. Priors from elsewhere may
             # read their numbers, and have none here.
             with suppress(NotImplementedError), torch.device("meta"):
-                _check_shapes(cls(made).state_dict(), tensors)
-            model = cls(made)
+                _check_shapes(cls(values).state_dict(), tensors)
+            model = cls(values)
             model.load_state_dict(tensors)
         except RuntimeError as error:
             raise ValueError(f"the weights in {folder} do not fit its config.json: {error}") from error
@@ -164,8 +164,8 @@ class ZooModel(nn.Module):
         return model
 
 
-def _check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    for name in sorted(expected.keys() | found.keys()):
-        ours, theirs = (tuple(tensors[name].shape) if name in tensors else None for tensors in (expected, found))
+def _check_shapes(expected: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+    for name in sorted(expected.keys() | stored.keys()):
+        ours, theirs = (tuple(tensors[name].shape) if name in tensors else None for tensors in (expected, stored))
         if ours != theirs:
             raise RuntimeError(f"{name!r} has shape {theirs}, expected {ours} (None: it is not there)")

@@ -115,14 +115,14 @@ class Alibi(Prior):
 
     @classmethod
     def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
-        own = super().stack(priors, values)
-        own.__dict__["layers"] = len(priors)
-        return own
+        stacked = super().stack(priors, values)
+        stacked.__dict__["layers"] = len(priors)
+        return stacked
 
     def of_heads(self, heads: slice) -> Prior:
-        own = super().of_heads(heads)
-        own.__dict__["fixed"] = self._start("cpu").tolist()[heads]
-        return own
+        some = super().of_heads(heads)
+        some.__dict__["fixed"] = self._start("cpu").tolist()[heads]
+        return some
 
     def slopes(self, device: torch.device | str | None = None) -> Tensor:
         """(H,) float64."""

@@ -180,8 +180,8 @@ def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
     with without_autocast(x):
         if type(layer) is nn.Linear:
             return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
-        own = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
-        return layer(x.to(own)).to(x.dtype)
+        dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
+        return layer(x.to(dtype)).to(x.dtype)
 
 
 def split_bf16(value: Tensor, pieces: int) -> Tensor:
@@ -203,11 +203,11 @@ def bf16_pieces(value: Tensor, pieces: int, dtype: torch.dtype) -> list[Tensor]:
         rest = rest - part
     parts.append(rest.to(dtype))
     if value.requires_grad:
-        parts[0] = _Standing.apply(parts[0], value)
+        parts[0] = _PassThrough.apply(parts[0], value)
     return parts
 
 
-class _Standing(torch.autograd.Function):
+class _PassThrough(torch.autograd.Function):
     """A number that stands for `value`: the number, with the gradient of the other."""
 
     @staticmethod
@@ -254,10 +254,10 @@ class Prior(nn.Module):
         """
         if not self.depends_on_content:
             return None
-        found = [content for part in self.parts() if (content := part.content(x)) is not None]
-        if len(found) != 1:
+        contents = [content for part in self.parts() if (content := part.content(x)) is not None]
+        if len(contents) != 1:
             raise ValueError(f"{type(self).__name__} depends on the layer's input and has no `content`")
-        return found[0]
+        return contents[0]
 
     def of_heads(self, heads: slice) -> Prior:
         """This prior of some of its heads, with the same parameters; what it takes for x is `content(x)` of those heads.
@@ -270,12 +270,12 @@ class Prior(nn.Module):
             if self.depends_on_content:
                 raise ValueError(f"{type(self).__name__} depends on the layer's input and has no `by_head`")
             return _CutPrior(self, heads)
-        own = copy.copy(self)
-        own.num_heads = len(range(self.num_heads)[heads])
+        some = copy.copy(self)
+        some.num_heads = len(range(self.num_heads)[heads])
         cut = {n: p if p is None or n not in self.by_head else p[heads] for n, p in self._parameters.items()}
         parts = {n: m.of_heads(heads) if isinstance(m, Prior) else m for n, m in self._modules.items()}
-        own.__dict__ |= {"_parameters": cut, "_modules": parts, "content": _given}
-        return own
+        some.__dict__ |= {"_parameters": cut, "_modules": parts, "content": _unchanged}
+        return some
 
     @classmethod
     def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
@@ -285,16 +285,20 @@ class Prior(nn.Module):
 
         values: the parameters of all of them by name, one after the other along the first axis.
         """
-        own = copy.copy(priors[0])
-        heads = {name: None if one is None else values[name] for name, one in own._parameters.items()}
+        stacked = copy.copy(priors[0])
+        heads = {name: None if one is None else values[name] for name, one in stacked._parameters.items()}
         parts = {
             name: type(one).stack([prior._modules[name] for prior in priors], values_in(values, name))  # type: ignore[misc]
             if isinstance(one, Prior)
             else one
-            for name, one in own._modules.items()
+            for name, one in stacked._modules.items()
         }
-        own.__dict__ |= {"_parameters": heads, "_modules": parts, "num_heads": sum(prior.num_heads for prior in priors)}
-        return own
+        stacked.__dict__ |= {
+            "_parameters": heads,
+            "_modules": parts,
+            "num_heads": sum(prior.num_heads for prior in priors),
+        }
+        return stacked
 
     def require_line(self, q_pos: Positions, k_pos: Positions) -> None:
         """Raise ValueError for positions on a grid, whose patches a prior along a line would treat as tokens of a text."""
@@ -364,10 +368,10 @@ class Prior(nn.Module):
 
     def head_parameters(self) -> dict[str, Tensor]:
         """(H,) each: parameters that shape the heads' curves, by the names plots show. By default those of the parts."""
-        found: dict[str, Tensor] = {}
+        parameters: dict[str, Tensor] = {}
         for part in self.parts():
-            found |= part.head_parameters()
-        return found
+            parameters |= part.head_parameters()
+        return parameters
 
     def retrieval_heads(self) -> Tensor:
         """(H,) bool: heads that look away from the query and leave far keys to content. By default those of any part."""
@@ -382,7 +386,7 @@ def values_in(values: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
     return {name.removeprefix(f"{module}."): value for name, value in values.items() if name.startswith(f"{module}.")}
 
 
-def _given(x: Tensor) -> Tensor:
+def _unchanged(x: Tensor) -> Tensor:
     """`Prior.content` of a prior of some heads, whose x is the content already."""
     return x
 

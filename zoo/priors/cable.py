@@ -87,10 +87,10 @@ class Cable(Prior):
         if carry is not None:
             total = total + carry[..., None]
         weight = weight[..., k_pos.length - q_pos.length :]
-        own = total[..., k_pos.length - q_pos.length :]
+        at_query = total[..., k_pos.length - q_pos.length :]
         w, s = split_bf16(weight, 3), split_bf16(total, 4)
         # Subtract the bulk of S_i first: a row constant that keeps a kernel's float32 sums small near the query.
-        bulk = -(weight * own).detach().to(torch.bfloat16).to(weight.dtype)[..., None]
+        bulk = -(weight * at_query).detach().to(torch.bfloat16).to(weight.dtype)[..., None]
         q_lanes = torch.cat([bulk, w[..., [a for a, _ in _PIECES]]], dim=-1)
         k_lanes = torch.cat([torch.ones_like(s[..., :1]), s[..., [b for _, b in _PIECES]]], dim=-1)
         dtype = prior_dtype(self)

@@ -39,9 +39,9 @@ class _Sink(Prior):
 
     @classmethod
     def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
-        own = super().stack(priors, values)
-        own.__dict__["mlps"] = values_in(values, "mlp")
-        return own
+        stacked = super().stack(priors, values)
+        stacked.__dict__["mlps"] = values_in(values, "mlp")
+        return stacked
 
     def sink(self, features: Tensor, bump: Tensor) -> Tensor:
         """(1 or B, H, S) from features (1 or B, S, 2M+2) and bump, (1 or B, S) bool; of L layers (`stack`) with L·H for H."""

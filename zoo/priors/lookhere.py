@@ -82,10 +82,10 @@ class Lookhere2d(GridPrior):
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         slopes = self.layer_slope * self.head_slopes.to(dy).view(-1, *[1] * dy.ndim)
-        found = -slopes * patch_distance(dy, dx)
+        logits = -slopes * patch_distance(dy, dx)
         hidden = torch.stack([~self._sees(field, dy, dx) for field in self.fields])
-        unseen = found[: len(self.fields)].masked_fill(hidden, HIDDEN)
-        return torch.cat([unseen, found[len(self.fields) :]])
+        unseen = logits[: len(self.fields)].masked_fill(hidden, HIDDEN)
+        return torch.cat([unseen, logits[len(self.fields) :]])
 
     def _sees(self, field: tuple[str, ...], dy: Tensor, dx: Tensor) -> Tensor:
         """Whether the key, at query − (dy, dx), lies in a field."""

@@ -67,9 +67,10 @@ class Spectral(Prior):
 
     @classmethod
     def stack(cls, priors: Sequence[Self], values: Mapping[str, Tensor]) -> Self:
-        own = super().stack(priors, values)
-        own.__dict__["_buffers"] = {"omega": torch.stack([prior.omega for prior in priors])[:, None]}  # (L, 1, R)
-        return own
+        stacked = super().stack(priors, values)
+        # (L, 1, R).
+        stacked.__dict__["_buffers"] = {"omega": torch.stack([prior.omega for prior in priors])[:, None]}
+        return stacked
 
     def lanes(self, q_at: Tensor, k_at: Tensor) -> tuple[Tensor, Tensor]:
         """q_lanes (1 or B, H, T, 2R), k_lanes (1 or B, 1, S, 2R) at positions (1 or B, T) and (1 or B, S).

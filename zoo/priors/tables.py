@@ -147,19 +147,20 @@ class RelativeTable:
 
     def fused(self, *, causal: bool) -> FusedTable:
         """The table as fused kernels read it; of a layer's that was made with others' (`split`), what was made then."""
-        causal_of, made = self.__dict__.get("_fused", (None, None))
-        return made if causal_of == causal else FusedTable.of(self, causal=causal)
+        causal_of, form = self.__dict__.get("_fused", (None, None))
+        return form if causal_of == causal else FusedTable.of(self, causal=causal)
 
     def split(self, count: int, *, causal: bool) -> list[RelativeTable]:
         """The table of each of `count` layers, of that of their heads together, with its `fused` form."""
-        each, found = self.table.shape[0] // count, []
+        each, layers = self.table.shape[0] // count, []
         forms = FusedTable.of(self, causal=causal).split(count)
         for n, (table, form) in enumerate(zip(self.table.chunk(count), forms, strict=True)):
             heads = slice(n * each, (n + 1) * each)
             parametric = None if self.parametric is None else self.parametric.of_heads(heads)
-            found.append(replace(self, table=table, parametric=parametric))
-            found[-1].__dict__["_fused"] = causal, form  # no field: `replace` of the table must not keep it
-        return found
+            layers.append(replace(self, table=table, parametric=parametric))
+            # No field: `replace` of the table must not keep it.
+            layers[-1].__dict__["_fused"] = causal, form
+        return layers
 
     def rows(self, start: int, stop: int, last_key: int) -> Tensor:
         """(1, H, stop − start, last_key) the matrix for queries [start, stop) and keys [0, last_key)."""
@@ -266,13 +267,13 @@ class _GridRows:
         height, width = self.shape
         patches = matrix[..., self.num_prefix :].unflatten(2, self.shape)
         first, last = max(self.start - self.num_prefix, 0), self.stop - self.num_prefix
-        found = []
+        parts = []
         for y in range(first // width, -(-last // width)):
             x0, x1 = max(first - y * width, 0), min(last - y * width, width)
             at = y * width + x0 + self.num_prefix - self.start
             window = source[:, x0:x1, height - 1 - y : 2 * height - 1 - y]
-            found.append((patches[:, at : at + x1 - x0], window))
-        return found
+            parts.append((patches[:, at : at + x1 - x0], window))
+        return parts
 
     def write(self, source: Tensor, matrix: Tensor) -> Tensor:
         matrix[:, : max(self.num_prefix - self.start, 0)] = 0

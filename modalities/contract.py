@@ -37,8 +37,6 @@ __all__ = [
     "OpenHeldout",
     "OpenLoader",
     "Outside",
-    "Reader",
-    "Reading",
     "Writer",
     "find_modality",
     "modality_names",
@@ -104,34 +102,6 @@ class Writer(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Reading:
-    """An input of a person, as a batch of one, and what its keys are called or show.
-
-    Attributes:
-        inputs: of the model's `forward_features`.
-        names: a word for each token of a line.
-        image: (height, width, 3) in 0…1, of a grid; its patches follow `prefix` tokens, row by row.
-        grid: (height, width) in patches; None on a line.
-        prefix: tokens before the patches.
-    """
-
-    inputs: tuple[Tensor, ...]
-    names: tuple[str, ...] = ()
-    image: Any = None
-    grid: tuple[int, int] | None = None
-    prefix: int = 0
-
-
-@runtime_checkable
-class Reader(Protocol):
-    """A model that reads what a person types: `priorzoo attention`."""
-
-    def read(self, text: str, /) -> Reading:
-        """A text, bases, or the path of an image."""
-        ...
-
-
 @runtime_checkable
 class Classifier(Protocol):
     """A model that names what an image shows: `priorzoo predict`."""
@@ -146,7 +116,7 @@ class Embedder(Protocol):
     """A model whose features of an input are a vector: `priorzoo embed`."""
 
     def represent(self, text: str, /, *, pool: str | None = None, size: int | None = None) -> Tensor:
-        """(C,) float32 features of what `Reader.read` takes. pool: how tokens become one; size: of images, in pixels."""
+        """(C,) float32 features of a text, of bases, or of the image at a path. pool: over tokens; size: of images, in pixels."""
         ...
 
 

@@ -25,7 +25,6 @@ COMMANDS = {
     "train-seeds": ("Train recipes with several seeds each, side by side", "recipes.train_seeds"),
     "evaluate": ("Measure models beside each other", "recipes.evaluate"),
     "generate": ("Continue a text or a sequence of bases", "recipes.generate"),
-    "attention": ("Show what heads attend to in a text, bases or an image", "recipes.attention"),
     "predict": ("Name what images show", "recipes.predict"),
     "embed": ("Write features of images, texts or bases", "recipes.embed"),
     "adapt": ("Give a causal language model of transformers a prior, and train it on", "recipes.adapt"),

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from modalities.contract import Reading
 from modalities.decoder.generation import PREFILL_TOKENS, Decodes, batches, left_pad, prefill, stream
 from modalities.decoder.model import Decoder
 from zoo.decoding import Cache
@@ -248,20 +247,19 @@ def continue_texts(
 
 
 @torch.inference_mode()
-def embed(model: Decoder, reading: Reading, *, pool: str | None = None, size: int | None = None) -> Tensor:
-    """(C,) float32 features after the last norm, of a reading whose first token is the start.
+def embed(model: Decoder, tokens: Tensor, *, pool: str | None = None, size: int | None = None) -> Tensor:
+    """(C,) float32 features after the last norm, of tokens (1, T) whose first is the start.
 
     Args:
         pool: "mean" over the tokens without the start (None), or the "last" token, which alone has seen all of them.
 
     Raises:
-        ValueError: for another pool, a size, or a reading without tokens.
+        ValueError: for another pool, a size, or no token but the start.
     """
     if pool not in (None, *POOLS):
         raise ValueError(f"pool {pool!r}: {nearest(pool, POOLS)}")
     if size is not None:
         raise ValueError(f"size {size} is of images, and this model reads {model.modality}")
-    (tokens,) = reading.inputs
     if tokens.shape[1] < 2:
         raise ValueError("nothing to embed: the input is empty")
     if pool == "last":

@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modalities.contract import Reading
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, causal_lm_loss, register_decoders, target_weights
 from modalities.decoder.scoring import embed
@@ -176,12 +175,11 @@ class DnaDecoder(Decoder):
             self, ids, lambda new: decode(tokenizer.decode(new)), max_new_tokens=max_new_tokens, **sampling
         )
 
-    def read(self, given: str) -> Reading:
-        """The start token and the tokens of bases. ValueError for other letters than those of bases."""
+    def read(self, bases: str) -> Tensor:
+        """(1, T) ids: the start token and the tokens of bases. ValueError for other letters than those of bases."""
         tokenizer = load_tokenizer(self.config.tokenizer)
-        ids = [tokenizer.bos_id, *tokenizer.encode(encode(given)).ids.tolist()]
-        names = ("⟨start⟩", *(decode(tokenizer.decode([token])) for token in ids[1:]))
-        return Reading((torch.tensor([ids], device=self.embedding.weight.device),), names=names)
+        ids = [tokenizer.bos_id, *tokenizer.encode(encode(bases)).ids.tolist()]
+        return torch.tensor([ids], device=self.embedding.weight.device)
 
     def collect(self, given: str, *, regions: str | None = None) -> Iterator[tuple[str, str]]:
         """(name, bases) of every record of a sequence file, or of every row of a BED file on it, on its strand; bases are

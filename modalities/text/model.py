@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modalities.contract import Reading
 from modalities.decoder.generation import stream_text
 from modalities.decoder.model import Decoder, DecoderConfig, register_decoders
 from modalities.decoder.scoring import embed
@@ -36,12 +35,11 @@ class CausalLM(Decoder):
         end = tokenizer.eos_id
         return stream_text(self, ids, tokenizer.decode, max_new_tokens=max_new_tokens, eos_id=end, **sampling)
 
-    def read(self, given: str) -> Reading:
-        """BOS and the tokens of a text."""
+    def read(self, text: str) -> Tensor:
+        """(1, T) ids: BOS and the tokens of a text."""
         tokenizer = load_tokenizer(self.config.tokenizer)
-        ids = [tokenizer.bos_id, *tokenizer.encode(given).tolist()]
-        names = ("⟨bos⟩", *(tokenizer.decode([token]) for token in ids[1:]))
-        return Reading((torch.tensor([ids], device=self.embedding.weight.device),), names=names)
+        ids = [tokenizer.bos_id, *tokenizer.encode(text).tolist()]
+        return torch.tensor([ids], device=self.embedding.weight.device)
 
     def represent(self, given: str, *, pool: str | None = None, size: int | None = None) -> Tensor:
         """(C,) float32 features of a text; `pool` is "mean" or "last", see `modalities.decoder.scoring.embed`."""

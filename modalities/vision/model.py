@@ -18,7 +18,6 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from modalities.contract import Reading
 from modalities.vision.architectures import VisionConfig, not_multiples
 from modalities.vision.images import BadImage, decode_image
 from modalities.vision.transforms import preprocess
@@ -147,23 +146,19 @@ class VisionTransformer(ZooModel):
         trained, shown = min(config.train_size), dict(mean=config.mean, std=config.std)
         return preprocess(image, height, width, mode=mode, train_size=trained, fit=fit, **shown)
 
-    def read(self, given: str, *, size: int | None = None) -> Reading:
-        """The image at a path: its largest central window, at the training size or at `size` × `size` pixels.
+    def read(self, given: str, *, size: int | None = None) -> Tensor:
+        """(1, 3, H, W) pixels of the image at a path: its largest central window, at the training size or `size` pixels square.
 
         Raises ValueError or OSError where there is none, and ValueError for a size that is no multiple of the patch.
         """
         config = self.config
         shape = config.train_size if size is None else (size, size)
-        positions = self.positions(*shape)
+        self.positions(*shape)  # raises ValueError for a size that does not fit
         try:
             image, _ = decode_image(Path(given).read_bytes())  # as in training
         except BadImage as error:
             raise ValueError(f"{given}: {error}") from None
-        pixels = self.pixels(image, *shape)
-        mean, std = (torch.tensor(values)[:, None, None] for values in (config.mean, config.std))
-        shown = (pixels * std + mean).clamp(0, 1).permute(1, 2, 0).numpy()
-        like = next(self.parameters())
-        return Reading((pixels[None].to(like),), image=shown, grid=positions.shape, prefix=self.num_prefix_tokens)
+        return self.pixels(image, *shape)[None].to(next(self.parameters()))
 
     @torch.inference_mode()
     def classify(self, given: str, *, size: int | None = None) -> list[tuple[str, float]]:
@@ -173,7 +168,7 @@ class VisionTransformer(ZooModel):
         """
         if not self.num_classes:
             raise ValueError("the model has no classifier: num_classes is 0")
-        logits = self(*self.read(given, size=size).inputs)[0]
+        logits = self(self.read(given, size=size))[0]
         if logits.ndim == 2:
             if not self.config.class_token:
                 raise ValueError("every patch has an answer, and the picture has none: the model has no class token")
@@ -192,7 +187,7 @@ class VisionTransformer(ZooModel):
         possible = ("avg", "token") if self.config.class_token else ("avg",)
         if pool not in (None, *possible):
             raise ValueError(f"pool {pool!r}: this model has {', '.join(possible)}")
-        features = self.forward_features(*self.read(given, size=size).inputs)
+        features = self.forward_features(self.read(given, size=size))
         return self._pooled(features, pool or self.global_pool or "avg")[0].float()
 
     def describe_input(self) -> dict[str, str]:

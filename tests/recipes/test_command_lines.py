@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from recipes import adapt, attention, embed, evaluate, generate, predict, train, verify
+from recipes import adapt, embed, evaluate, generate, predict, train, verify
 from tests.recipes.test_train import SMALL
 from zoo.cli import app, call
 
@@ -30,7 +30,6 @@ COMMANDS = {
     "resolution": (evaluate.main, [IMAGE, "resolution", "--sizes", "48", "--samples", "4"]),
     "bits": (evaluate.main, [DNA, "bits", "--lengths", "64", "--samples", "2"]),
     "generate": (generate.main, [TEXT, "The people", "--max-new-tokens", "2"]),
-    "attention": (attention.main, [TEXT, "The people"]),
     "embed": (embed.main, [TEXT, "The people"]),
     "predict": (predict.main, [IMAGE, "nothing.png"]),
     "verify": (verify.main, ["."]),

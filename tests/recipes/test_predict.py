@@ -43,9 +43,8 @@ def test_predict_prints_names_and_probabilities(letters, capsys):
         found = model.classify(image, size=72)
         assert sum(share for _, share in found) == pytest.approx(1) and len(found) == 26
         assert all(f"{share:.4f}" in printed for _, share in found[:2])
-        shares = model(*model.read(image, size=72).inputs)[0].softmax(-1)
+        shares = model(model.read(image, size=72))[0].softmax(-1)
         assert found[0][0] == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[int(shares.argmax())]
-    assert model.read(letters["A"], size=72).grid == (9, 9)
 
 
 def test_class_names_go_from_the_data_into_the_saved_model(tmp_path):
@@ -79,7 +78,7 @@ def test_features_of_images(letters, tmp_path, capsys):
     found = np.load(tmp_path / "f.npy")
     model = zoo.create_model(GLYPHS).eval()
     with torch.no_grad():
-        features = model.forward_features(*model.read(letters["B"]).inputs)
+        features = model.forward_features(model.read(letters["B"]))
         expected = model.forward_head(features, pre_logits=True)[0]
     assert found.shape == (2, 96) and np.array_equal(found[1], expected.numpy())
 
@@ -90,7 +89,7 @@ def test_features_of_sequences(name, given, tmp_path, monkeypatch):
     out = tmp_path / "f.safetensors"
     model = zoo.create_model(name).eval()
     with torch.no_grad():
-        tokens = [model.forward_features(*model.read(one).inputs)[0] for one in given]
+        tokens = [model.forward_features(model.read(one))[0] for one in given]
     assert main(["embed", name, *given, "--out", str(out)]) == 0
     with safe_open(out, "pt") as file:
         assert json.loads(file.metadata()["inputs"]) == given and file.metadata()["model"] == name

@@ -16,7 +16,7 @@ import torch
 import modalities.text.corpus as corpora
 from modalities.loading import IndexedLoader, RowBatches
 from modalities.text.config import TextDataConfig
-from modalities.text.corpus import corpus_of, tokenize_corpus
+from modalities.text.corpus import TokenCorpus, corpus_of, tokenize_corpus
 from modalities.text.data import PackedDataset, build_loader, open_heldout
 from modalities.text.rows import RowMix
 from modalities.text.sources import Document, document_split, open_source

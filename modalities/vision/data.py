@@ -181,10 +181,6 @@ class HeldoutImages:
                     small.add(place)
         return small
 
-    def unreadable(self, places: Iterable[int]) -> int:
-        """How many have no readable header."""
-        return sum(self._size(place) is None for place in places)
-
     def largest(self, shape: Shape, fit: str, *, share: float, count: int | None = None) -> int:
         """The largest shorter side, at the aspect of `shape`, that this share of the first `count` images reaches; share=0 is
         that of the largest image. Raises ValueError where no header can be read."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from modalities.evaluation import Axis, Evaluator, ModelResult, S, Settings, counts, option
 from modalities.files import write_table
@@ -22,6 +21,7 @@ from modalities.vision.sources import HELD_OUT
 from modalities.vision.transforms import Shape
 
 FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
+ENOUGH, PROBED = 0.9, 256  # share of the first so many pictures that reach a default size
 
 
 class ImageEvaluator(Evaluator[S, VisionTransformer]):
@@ -119,6 +119,9 @@ class SizeEvaluator(ImageEvaluator[Sizes]):
     """Base of the evaluators that read the same pictures at several sizes, in whole patches."""
 
     axis = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format, "train_size")
+    fitting: str = "crop"  # how pictures get the aspect, see `preprocess`
+    enlarges: bool = False  # whether pictures may be smaller than a size
+    way_out: ClassVar[str] = ""  # of an error for sizes that no picture reaches
 
     def trained_at(self, model: VisionTransformer) -> int:
         return min(model.config.train_size)
@@ -134,14 +137,6 @@ class SizeEvaluator(ImageEvaluator[Sizes]):
         """The shorter side is a multiple of this where both sides are whole patches at the aspect."""
         return model.config.patch_size * min(self.aspect(model))
 
-    @abstractmethod
-    def reach(self, model: VisionTransformer, least: int) -> float:
-        """The largest size among the default ones, of which `least` is the smallest."""
-
-    @abstractmethod
-    def unreached(self, model: VisionTransformer, least: int) -> ValueError:
-        """The error where pictures reach no default size."""
-
     def shapes(self, model: VisionTransformer) -> list[Shape]:
         """(height, width) of every point, ascending; that of training is always among them where it has the aspect.
 
@@ -154,16 +149,30 @@ class SizeEvaluator(ImageEvaluator[Sizes]):
                 raise ValueError(f"size {size}{at} does not divide into patches of {model.config.patch_size}: {wrong}")
         factors = (1,) if getattr(model.config, "fixed", False) else FACTORS
         sizes = set(self.settings.sizes or (max(1, round(factor * trained / step)) * step for factor in factors))
-        least = min(sizes)
-        if self.settings.sizes is None:
-            most = self.reach(model, least)
+        smallest = shape_at(min(sizes), aspect)
+        if self.settings.sizes is None and not self.enlarges:
+            most = self.heldout.items.largest(smallest, self.fitting, share=ENOUGH, count=PROBED)
             sizes = {size for size in sizes if size <= most}
         height, width = model.config.train_size
         if aspect == lowest_terms(width, height):
             sizes.add(trained)
         if not sizes:
-            raise self.unreached(model, least)
+            self.check_reach(model, [smallest], PROBED, ENOUGH)
         return [shape_at(size, aspect) for size in sorted(sizes)]
+
+    def check_reach(self, model: VisionTransformer, shapes: Sequence[Shape], count: int, share: float = 0) -> None:
+        """ValueError for a size that none (not this share) of the first `count` pictures reaches; it names the largest."""
+        items, step, (width, height) = self.heldout.items, self.step(model), self.aspect(model)
+        reach = {shape: items.largest(shape, self.fitting, share=share, count=count) for shape in shapes}
+        shape = max(shapes, key=lambda shape: min(shape) / reach[shape])
+        if min(shape) <= reach[shape]:
+            return
+        most, at = reach[shape] // step * step, f"at aspect {width}:{height}"
+        raise ValueError(
+            f"size {min(shape)} has more pixels than held-out pictures of {self.heldout.name!r} have: "
+            + (f"the largest size {at} is {most}" if most else f"no stored picture reaches any valid size {at}")
+            + self.way_out
+        )
 
 
 def write_controls(path: Path, results: Sequence[ModelResult], score: str) -> None:

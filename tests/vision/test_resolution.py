@@ -250,7 +250,7 @@ def test_default_sizes_stop_where_the_images_do(images):
         ({"sizes": (24,), "aspect": (3, 2)}, "size 24 at aspect 3:2 .* 16 and 32"),
         ({"sizes": (16, 72)}, "size 72 .* 'greys' .* 64"),
         ({"sizes": (16, 40), "aspect": (1, 2), "fit": "crop"}, "size 40 .* aspect 1:2 is 32"),
-        ({"aspect": (9, 1), "fit": "crop"}, "size 16 .* no stored image reaches .* aspect 9:1"),
+        ({"aspect": (9, 1), "fit": "crop"}, "size 16 .* no stored picture reaches .* aspect 9:1"),
         ({"sizes": ()}, "at least 1"),
         ({"aspect": (0, 1)}, "width:height"),
         ({"mode": "natve"}, "did you mean 'native'"),

@@ -23,7 +23,7 @@ from modalities.cost import Meter, device_name
 from modalities.evaluation import Cell, CellValue, ModelResult, Observed, Score, check_choice, clustered_error, option
 from modalities.files import file_safe, write_table
 from modalities.paired import ScoresByUnit, paired_rows, scores_by_unit
-from modalities.vision.evaluation import SizeEvaluator, SizeSettings, shape_at, write_controls
+from modalities.vision.evaluation import SizeEvaluator, SizeSettings, write_controls
 from modalities.vision.images import BadImage
 from modalities.vision.model import VisionTransformer
 from modalities.vision.transforms import FITS, MODES, Shape
@@ -32,8 +32,6 @@ from zoo.slices import slices
 __all__ = ["Resolution", "ResolutionSettings"]
 
 CHUNK = 128  # images in a cell
-ENOUGH = 0.9  # share of the images that reach a default size
-PROBED = 256  # images by which default sizes are chosen
 BINS = 15  # of confidence, of one width
 MOST_SCORED = 64  # classes of which a cell keeps every logit
 ENLARGED, REFERENCE = "enlarged ", "reference "  # what a cell's name starts with that is no point of the curve
@@ -114,29 +112,20 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         Score("skipped", exception=True),
     )
     unit = "images"
+    way_out = "; or --mode resized"
 
     def __init__(self, settings: ResolutionSettings | None = None, trained_on: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings, trained_on)
         self._warm: set[tuple[int, Shape]] = set()  # shapes that each model, by its id, has read
+        self.fitting, self.enlarges = self.settings.fitting, self.settings.mode != "native"
 
     def identity(self, model: VisionTransformer) -> dict[str, Any]:
         settings = self.settings
         # "scales" were those of a tuning that is gone; it stays for the cells that are stored.
-        return {"images": self.heldout.fingerprint, "mode": settings.mode, "fit": settings.fitting, "scales": []}
+        return {"images": self.heldout.fingerprint, "mode": settings.mode, "fit": self.fitting, "scales": []}
 
     def step(self, model: VisionTransformer) -> int:
         return min(self.aspect(model)) if model.config.pad else super().step(model)
-
-    def reach(self, model: VisionTransformer, least: int) -> float:
-        if self.settings.mode != "native":
-            return math.inf
-        return self._largest(shape_at(least, self.aspect(model)), PROBED, ENOUGH)
-
-    def unreached(self, model: VisionTransformer, least: int) -> ValueError:
-        return self._too_large(model, [shape_at(least, self.aspect(model))], PROBED, ENOUGH)
-
-    def _largest(self, shape: Shape, count: int, share: float) -> int:
-        return self.heldout.items.largest(shape, self.settings.fitting, share=share, count=count)
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
         settings, images, trained = self.settings, self.heldout.items, tuple(model.config.train_size)
@@ -149,11 +138,10 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
             roles += [(ENLARGED, shape) for shape in shapes if min(shape) > min(trained)]
         count = min(settings.samples or len(images), len(images))
         small: set[int] = set()
-        if settings.mode == "native":
+        if not self.enlarges:
             every = [*(shape for _, shape in roles), trained]
-            small = images.too_small(range(count), every, settings.fitting)
-            if small and len(small) + images.unreadable(range(count)) == count:
-                raise self._too_large(model, every, count)
+            self.check_reach(model, every, count)
+            small = images.too_small(range(count), every, self.fitting)
         needed = "+".join(f"{h}x{w}" for h, w in dict.fromkeys((trained, shapes[-1])))
         cells = []
         for role, (height, width) in roles:
@@ -218,7 +206,7 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
                 if not 0 <= label < classes:
                     name = self.heldout.name
                     raise ValueError(f"{name!r} has an image of class {label}; the model has {classes} classes")
-                pixels = model.pixels(image, *cell.data["shape"], mode=cell.data["mode"], fit=self.settings.fitting)
+                pixels = model.pixels(image, *cell.data["shape"], mode=cell.data["mode"], fit=self.fitting)
                 ready.append((pixels, label, items.group(place)))
             except BadImage as error:
                 skipped[error.reason] += 1
@@ -264,18 +252,6 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
                 for n in range(len(result.rows[0]["per_class"]))
             ]
             write_table(out / f"{self.name}.{file_safe(result.label)}.classes.tsv", table, delimiter="\t")
-
-    def _too_large(self, model: VisionTransformer, shapes: list[Shape], count: int, share: float = 0) -> ValueError:
-        """The error for sizes that no stored image reaches; it names the largest one that works."""
-        heldout, (width, height) = self.heldout, self.aspect(model)
-        reach = {shape: self._largest(shape, count, share) for shape in shapes}
-        shape = max(shapes, key=lambda shape: min(shape) / reach[shape])
-        most, at = reach[shape] // self.step(model) * self.step(model), f"at aspect {width}:{height}"
-        choice = f"the largest size {at} is {most}. Choose sizes up to that, or" if most else ""
-        return ValueError(
-            f"size {min(shape)} has more pixels than held-out images of {heldout.name!r} have: "
-            f"{choice or f'no stored image reaches any valid size {at}. Choose'} --mode resized"
-        )
 
     def _check_classes(self, model: VisionTransformer) -> None:
         """ValueError where the source's list of classes is not that of the model, as far as its length tells."""

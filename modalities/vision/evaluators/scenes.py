@@ -167,25 +167,6 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
 
     # ---- measurement ----
 
-    def reach(self, model: VisionTransformer, least: int) -> float:
-        """The largest shorter side at the aspect that the first picture has."""
-        scenes, aspect, why = self.heldout.items, self.aspect(model), ""
-        for place in range(len(scenes)):
-            try:
-                image, _ = scenes[place]
-            except BadImage as error:
-                why = why or f"; of {scenes.name(place)}: {error}"
-                continue
-            unit = shape_at(min(aspect), aspect)
-            return min(image.height // unit[0], image.width // unit[1]) * min(aspect)
-        raise ValueError(f"none of the held-out pictures of {self.heldout.name!r} can be read{why}")
-
-    def unreached(self, model: VisionTransformer, least: int) -> ValueError:
-        trained = self.trained_at(model)
-        return ValueError(
-            f"pictures of {self.heldout.name!r} are smaller than a canvas of {trained} pixels at this aspect"
-        )
-
     def shapes(self, model: VisionTransformer) -> list[Shape]:
         shapes, trained = super().shapes(model), self.trained_at(model)
         if small := [min(shape) for shape in shapes if min(shape) < trained]:
@@ -199,13 +180,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
             )
         scenes, shapes = self.heldout.items, self.shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
-        most = scenes.largest(shapes[-1], "crop", share=0, count=count)
-        if most < min(shapes[-1]):
-            (across, down), step = self.aspect(model), self.step(model)
-            raise ValueError(
-                f"size {min(shapes[-1])} is larger than every held-out picture of {self.source_name!r}: at aspect "
-                f"{across}:{down} the largest size is {most // step * step or 'none at all'}"
-            )
+        self.check_reach(model, shapes[-1:], count)
         cells = []
         for height, width in shapes:
             for part in slices(count, CHUNK):

@@ -127,9 +127,8 @@ def test_plot_prior_draws_heads_around_the_centre(tmp_path, position):
     assert (tmp_path / "prior.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "why"),
-    [
+def test_plot_prior_says_what_is_wrong(tmp_path):
+    for name, options, why in [
         ("text_rope_tiny", [], "is 0"),
         ("text_cable_tiny", [], "input"),
         ("vision_rope2d_axial_small_patch16", [], "is 0"),
@@ -140,12 +139,10 @@ def test_plot_prior_draws_heads_around_the_centre(tmp_path, position):
         ("text_ggd_tiny", ["--length", 1], "at least 2"),
         ("text_goat_tiny", ["--head", "1"], "--head chooses a head of --matrix"),
         ("text_goat_tiny", ["--matrix", "--head", "4"], "head 4: expected one of 0 to 3"),
-    ],
-)
-def test_plot_prior_says_what_is_wrong(tmp_path, name, options, why):
-    done = invoke("plot-prior", name, "--out", tmp_path / "prior.png", *options)
-    assert done.exit_code == 2 and why in done.stderr
-    assert not list(tmp_path.iterdir())
+    ]:
+        done = invoke("plot-prior", name, "--out", tmp_path / "prior.png", *options)
+        assert done.exit_code == 2 and why in done.stderr
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("position", "num_prefix"), [("goat", 2), ("ggd2d_separable", 0), ("t5", 2), ("fire", 2)])
@@ -190,19 +187,16 @@ except ImportError as error:
     assert "pip install 'priorzoo[vision]'" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "columns", "lanes"),
-    [
+def test_show_counts_content_columns_and_lanes():
+    for name, columns, lanes in [
         ("text_ggd_goat_tiny", "32 of 32", "9 beside the head (spectral 4, key_bias 5)"),
         ("vision_ggd_goat_ssmax_tiny_patch8", "23 of 32", "9 (spectral 8, key_bias 1)"),
         ("dna_alibi+ggd_tiny", "27 of 32", "5 (alibi 5)"),
         ("text_cable_small", "54 of 64", "10"),
         ("text_rope_tiny", "32 of 32", "0"),
-    ],
-)
-def test_show_counts_content_columns_and_lanes(name, columns, lanes):
-    lines = [" ".join(line.split()) for line in invoke("show", name).output.splitlines()]
-    assert f"content columns per head {columns}" in lines and f"lanes {lanes}" in lines
+    ]:
+        lines = [" ".join(line.split()) for line in invoke("show", name).output.splitlines()]
+        assert f"content columns per head {columns}" in lines and f"lanes {lanes}" in lines
 
 
 def test_show_of_a_saved_model_whose_layers_differ(tmp_path):

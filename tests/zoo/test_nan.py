@@ -26,7 +26,7 @@ CALLS = {
 COMBINED = [
     (("reference", "sdpa", "toeplitz", "auto")[(n + k) % 4], call) for k in (0, 2) for n, call in enumerate(CALLS)
 ]
-COMBINED += [pytest.param("triton", call, marks=pytest.mark.gpu) for call in CALLS]
+COMBINED += [pytest.param("triton", call, marks=pytest.mark.gpu) for call in ("causal", "documents", "goat")]
 
 
 def heads(length: int, seed: int = 0) -> list[Tensor]:

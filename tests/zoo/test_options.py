@@ -40,14 +40,14 @@ def tries(make: Callable[..., Any], options: dict[str, Any]) -> Iterator[tuple[s
                 yield f"{name}={wrong!r}", made
 
 
-@pytest.mark.parametrize("name", list_priors())
-def test_a_prior_refuses_an_option_or_is_finite(name: str) -> None:
-    pos = positions_for(name)
-    x = inputs(pos.length)
-    for what, prior in tries(PRIORS[name], {"num_heads": 3, **OPTIONS[name]}):
-        for causal in causal_modes(name):
-            assert prior.log_prior(pos, pos, causal=causal, x=x).isfinite().all(), what
-            assert prior(pos, pos, causal=causal, x=x.float()).dense().isfinite().all(), what
+def test_a_prior_refuses_an_option_or_is_finite() -> None:
+    for name in list_priors():
+        pos = positions_for(name)
+        x = inputs(pos.length)
+        for what, prior in tries(PRIORS[name], {"num_heads": 3, **OPTIONS[name]}):
+            for causal in causal_modes(name):
+                assert prior.log_prior(pos, pos, causal=causal, x=x).isfinite().all(), what
+                assert prior(pos, pos, causal=causal, x=x.float()).dense().isfinite().all(), what
 
 
 GIVEN = {"dim": 16, "head_dim": 8, "num_heads": 2, "train_context": 16, "train_grid": (3, 5)}
@@ -56,18 +56,22 @@ ENCODED += [("rope", {"scaling": scaling, "factor": 2.0}) for scaling in SCALING
 EVERY_PAIR = {"short_factors": [1.0] * 4, "long_factors": [2.0] * 4}
 
 
-@pytest.mark.parametrize(("name", "options"), ENCODED, ids=lambda x: x if isinstance(x, str) else x.get("scaling", ""))
-def test_an_encoding_refuses_an_option_or_is_finite(name: str, options: dict[str, Any]) -> None:
-    method = ENCODINGS.get(name) or GRID_ENCODINGS[name]
-    takes = inspect.signature(method.make).parameters
-    options = {key: value for key, value in GIVEN.items() if key in takes} | method.fixed | options
-    options |= EVERY_PAIR if options.get("scaling") == "longrope" else {}
-    pos = Positions.grid(3, 5, num_prefix=1) if name in GRID_ENCODINGS and name not in ENCODINGS else Positions.line(16)
-    for what, made in tries(method.make, options):
-        if method.part == "rotary":
-            assert made(torch.ones(1, 2, pos.length, 8), pos).isfinite().all(), what
-        else:
-            assert made(pos, torch.ones(1, pos.length, 16)).isfinite().all(), what
+def test_an_encoding_refuses_an_option_or_is_finite() -> None:
+    for name, options in ENCODED:
+        method = ENCODINGS.get(name) or GRID_ENCODINGS[name]
+        takes = inspect.signature(method.make).parameters
+        options = {key: value for key, value in GIVEN.items() if key in takes} | method.fixed | options
+        options |= EVERY_PAIR if options.get("scaling") == "longrope" else {}
+        pos = (
+            Positions.grid(3, 5, num_prefix=1)
+            if name in GRID_ENCODINGS and name not in ENCODINGS
+            else Positions.line(16)
+        )
+        for what, made in tries(method.make, options):
+            if method.part == "rotary":
+                assert made(torch.ones(1, 2, pos.length, 8), pos).isfinite().all(), what
+            else:
+                assert made(pos, torch.ones(1, pos.length, 16)).isfinite().all(), what
 
 
 def layer(**options: Any) -> Attention:
@@ -97,12 +101,12 @@ ZERO = {"num_layers=0", "offset=0", "num_prefix=0", "capacity=0", "dropout=0"}
 FRACTIONS = {"start=2.5", "temperature=2.5", "prior_scale=2.5"}
 
 
-@pytest.mark.parametrize("what", MAKERS)
-def test_a_constructor_takes_no_nonsense(what: str) -> None:
-    make, options, nothing = MAKERS[what]
-    switches = [p.name for p in inspect.signature(make).parameters.values() if p.annotation in ("bool", bool)]
-    on = {f"{name}=True" for name in switches}
-    assert {text for text, _ in tries(make, options)} <= {*ZERO, *FRACTIONS, *nothing, *on}
+def test_a_constructor_takes_no_nonsense() -> None:
+    for what in MAKERS:
+        make, options, nothing = MAKERS[what]
+        switches = [p.name for p in inspect.signature(make).parameters.values() if p.annotation in ("bool", bool)]
+        on = {f"{name}=True" for name in switches}
+        assert {text for text, _ in tries(make, options)} <= {*ZERO, *FRACTIONS, *nothing, *on}
 
 
 def test_what_is_wrong_is_named() -> None:
@@ -150,25 +154,19 @@ def test_what_is_wrong_is_named() -> None:
             call()
 
 
+@pytest.mark.slow
 def test_an_adapted_model_takes_no_nonsense() -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=8,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        max_position_embeddings=8,
-    )
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
+    config = transformers.LlamaConfig(**dict.fromkeys(sizes, 8), num_hidden_layers=1, num_attention_heads=1)
     model = transformers.LlamaForCausalLM(config)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"ssmax": "no"}, "ssmax must be True or False, got 'no'"),
         ({"keep_rope": 0}, "keep_rope must be True or False, got 0"),
         ({"options": "x"}, "options must be given by name, got 'x'"),
         ({"options": {"init": 3}}, "init of a ggd prior"),
-        ({"train": "x"}, "matches no parameter"),
     ]
-    wrong += [({"train_context": n}, "train_context must be a whole number") for n in (0, -1, 2.5, math.nan, True, "x")]
+    wrong += [({"train_context": n}, "train_context must be a whole number") for n in (0, 2.5, math.nan, True, "x")]
     for options, words in wrong:
         with pytest.raises(ValueError, match=words):
             adapt(model, "ggd", **options)

@@ -35,12 +35,10 @@ def test_grid_is_row_major_on_a_grid_that_is_not_square() -> None:
     assert y.tolist() == [0, 0, 0, 1, 1, 1] and x.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: Positions.line(0), lambda: Positions.line(2, offset=-1), lambda: Positions.grid(0, 2)]
-)
-def test_impossible_positions_are_named(make) -> None:
-    with pytest.raises(ValueError, match="got"):
-        make()
+def test_impossible_positions_are_named() -> None:
+    for make in [lambda: Positions.line(0), lambda: Positions.line(2, offset=-1), lambda: Positions.grid(0, 2)]:
+        with pytest.raises(ValueError, match="got"):
+            make()
 
 
 def test_rotary_scalings_do_what_their_papers_say() -> None:
@@ -104,9 +102,8 @@ def test_embeddings() -> None:
     assert torch.equal(grid(Positions.grid(4, 4), like)[0].T.reshape(8, 4, 4), grid.weight[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_rotary_options() -> None:
+    for options, message in [
         ({"scaling": "yarm", "factor": 2.0}, "known: none, linear, ntk, dynamic, yarn"),
         ({"scaling": "linear", "factor": 0.5}, "factor must be a finite number of 1 or more, got 0.5"),
         ({"factor": 2.0}, "'none' does not take factor=2.0"),
@@ -118,8 +115,6 @@ def test_embeddings() -> None:
             "long_factors has no numbers, expected 8",
         ),
         ({"long_factors": [1.0] * 8}, "long_factors has 8 numbers, expected none"),
-    ],
-)
-def test_bad_rotary_options(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Rotary(16, **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Rotary(16, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,17 +41,14 @@ def test_pretrained_takes_the_first_tag() -> None:
     assert all(torch.equal(a, b) for a, b in zip(tagged.parameters(), plain.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+def test_weights_that_do_not_exist() -> None:
+    for call, message in [
         (lambda: create_model("text_ggd_ssmax_tiny.factss"), "it has: facts"),
         (lambda: create_model("text_ggd_ssmax_small", pretrained=True), "no weights ship"),
         (lambda: create_model(NAME, dim=64), "do not fit this model"),
-    ],
-)
-def test_weights_that_do_not_exist(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_damaged_and_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

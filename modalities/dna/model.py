@@ -26,10 +26,9 @@ from modalities.decoder.training import check_tokenizer
 from modalities.dna.bases import decode, encode, reverse_complement
 from modalities.dna.bed import bed_rows, whole_contigs
 from modalities.dna.config import DnaDataConfig
-from modalities.dna.copying import CopyExpert
+from modalities.dna.copying import LONGEST, CopyExpert
 from modalities.dna.formats import SUFFIXES, is_sequence_file
 from modalities.dna.genome import open_genome
-from modalities.dna.matches import LONGEST
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.files import near_file

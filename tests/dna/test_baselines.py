@@ -81,25 +81,6 @@ def test_probabilities_are_those_of_a_dictionary(genome):
     np.testing.assert_allclose(chain.probabilities(windows).sum(-1), 1, rtol=1e-12)
 
 
-def test_counts_are_those_of_the_whole_training_split(genome, monkeypatch):
-    monkeypatch.setattr(markov, "CHUNK", 37)  # chunks that end everywhere
-    texts = [decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.split == "train"]
-    for order in (0, 1, 4):
-        found = counted(texts, order)
-        table = markov.fit(genome, REGIONS, order).tables[-1]
-        words = ["".join(word) for word in product("ACGT", repeat=order + 1)]
-        assert table.reshape(-1).tolist() == [found[word] for word in words]
-
-
-def test_heldout_bases_do_not_matter(genome, tmp_path):
-    other = tmp_path / "other.fa"
-    texts = {name: decode(genome.codes(name)) for name in "abc"}
-    texts["a"] = texts["a"][:2000] + "T" * 1000
-    other.write_text("".join(f">{name}\n{text}\n" for name, text in texts.items()))
-    one, two = (markov.fit(g, REGIONS, 2) for g in (genome, open_genome(find_source(str(other)))))
-    assert all((a == b).all() for a, b in zip(one.tables, two.tables, strict=True)) and one.taus == two.taus
-
-
 def test_pieces_cover_the_training_regions_once_and_some_are_held_back(monkeypatch):
     monkeypatch.setattr(markov, "BLOCK", 30)
     train = [r for r in REGIONS if r.split == "train"]
@@ -128,19 +109,6 @@ def test_taus_are_the_likeliest_for_what_was_held_back(genome):
 
         taus.append(min(markov.TAUS, key=cost))
     assert markov.fit(genome, REGIONS, order).taus == tuple(taus)
-
-
-def test_kmers_are_numbers_of_known_stretches():
-    rng = np.random.default_rng(0)
-    codes = encode(letters(rng, 300, unknown=0.05))
-    for size in (1, 2, 3, 5, 8, 13, 16):
-        expected = [
-            int("".join(map(str, codes[at : at + size])), 4)
-            for at in range(len(codes) - size + 1)
-            if (codes[at : at + size] < 4).all()
-        ]
-        assert markov.kmers(codes, size).tolist() == expected
-        assert not len(markov.kmers(codes[: size - 1], size))
 
 
 @pytest.fixture

@@ -40,16 +40,6 @@ def test_counts_are_those_of_the_letters(tmp_path, monkeypatch, chunk):
         assert part.gc == pytest.approx((upper.count("G") + upper.count("C")) / part.known)
 
 
-def test_cpg_ratio():
-    """A sequence of independent bases has the ratio 1; one without CpG has 0; CGCG… has 2 (at its ends a bit more)."""
-    codes = np.random.default_rng(0).integers(0, 4, 400_000)
-    parts = [int(np.count_nonzero(codes == base)) for base in range(4)]
-    cpg = int(np.count_nonzero((codes[:-1] == 1) & (codes[1:] == 2)))
-    random = statistics.Composition("x", len(codes), tuple(parts), cpg, 0, 0, 0)
-    assert random.cpg_ratio == pytest.approx(1, abs=0.02)
-    assert statistics.Composition("x", 40, (0, 20, 20, 0), 20, 0, 0, 0).cpg_ratio == 2
-
-
 def test_the_total_and_json(tmp_path):
     contigs = {"a": "ACGTN", "b": "ccggNNN", "c": "NN"}
     parts = counted(tmp_path, contigs)
@@ -63,11 +53,3 @@ def test_the_total_and_json(tmp_path):
     assert back["counts"] == {"A": 1, "C": 3, "G": 3, "T": 1} and back["soft_masked_share"] == 4 / 14
     with pytest.raises(ValueError, match="no contig to add up"):
         total([])
-
-
-def test_yeast_chromosome_1():
-    """Values of the record: 230,218 bp, GC 39.27%."""
-    genome = open_genome(find_source())
-    part = contig_statistics(genome, genome["yeast_chr01"])
-    assert part.known == part.length == 230_218 and round(part.gc, 4) == 0.3927
-    assert part.unknown_runs == part.soft_masked == 0 and 0.5 < part.cpg_ratio < 1.1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from modalities.dna.baselines import BaselineConfig, MarkovChain, create_baseline
+from modalities.dna.baselines import BaselineConfig, MarkovChain
 from modalities.dna.bases import decode, encode
 from modalities.dna.evaluators.completion import (
     WINDOW,
@@ -114,13 +114,6 @@ def test_statistics_against_their_definitions():
     assert chance(truth)[0] == pytest.approx(np.mean(pairs))
 
 
-def test_correlation_is_undefined_for_a_constant_trajectory():
-    truth = np.random.default_rng(1).integers(0, 4, (3, 70)).astype(np.uint8)
-    written = truth.copy()
-    written[0], written[1] = 0, np.resize(encode("ACGT" * 6 + "A"), 70)  # of period 25: the same count in every window
-    assert np.isnan(gc_correlation(truth, written)[:2]).all() and gc_correlation(truth, written)[2] == pytest.approx(1)
-
-
 # --------------------------------------------------------------------------------------------------------------- writing
 
 
@@ -149,11 +142,6 @@ def test_bpe_writes_as_many_bases_as_asked(tmp_path, source):
     assert written.shape == (4, 33) and written.max() < 4
     alone = write_bases(model, prompts[1:2], new_bases=33, temperature=0, seed=4)
     np.testing.assert_array_equal(write_bases(model, prompts, new_bases=33, temperature=0, seed=4)[1], alone[0])
-
-
-def test_what_cannot_write_says_so():
-    with pytest.raises(ValueError, match="uniform cannot continue"):
-        write_bases(create_baseline("uniform"), np.zeros((1, 8), np.uint8), new_bases=4, temperature=1, seed=0)
 
 
 # ------------------------------------------------------------------------------------------------------------ completion
@@ -208,26 +196,11 @@ def test_sampling_follows_the_seed_alone(source):
     assert Completion().rows(resumed) == Completion().rows(found["a"])
 
 
-def test_identity_holds_what_changes_a_number(source):
-    model, base = tiny(), completion(source).identity(tiny())
-    changed = [{"seed": 1}, {"samples": 5}, {"temperature": 0.5}, {"batch_tokens": 64}, {"lengths": (24, 65)}]
-    for options in changed:
-        assert completion(source, **options).identity(model) != base, options
-    greedy = [completion(source, temperature=0.0, batch_tokens=n).identity(model) for n in (64, 128)]
-    assert greedy[0] == greedy[1]
-
-
 def test_requests_that_cannot_be_served(source):
     with pytest.raises(ValueError, match="at least 50 bases"):
         CompletionSettings(new_bases=49)
     with pytest.raises(ValueError, match=r"no held-out region .* has 4096 known bases and 60 more .* longest has 3000"):
         completion(source, lengths=(24, 4096)).cells(tiny())
-
-
-def test_default_prompts_are_those_there_is_room_for(source):
-    assert Completion(CompletionSettings(**source[0])).points(tiny()) == (16, 64, 256)
-    long = create_baseline("markov-1", 512)
-    assert Completion(CompletionSettings(**source[0])).points(long) == (512, 2048)
 
 
 # -------------------------------------------------------------------------------------------------------------- spectrum

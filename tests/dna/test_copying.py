@@ -11,14 +11,10 @@ from torch import Tensor
 
 from modalities.dna import hf
 from modalities.dna.bases import reverse_complement
-from modalities.dna.copying import CopyExpert
-from modalities.dna.matches import LONGEST, Index, counts_so_far
+from modalities.dna.copying import LONGEST, CopyExpert, Index, counts_so_far
 from modalities.dna.model import DnaConfig, DnaDecoder, next_token_loss
 from modalities.dna.tokenizers import load_tokenizer
-from recipes.commands import CommandError
-from recipes.targets import override
 from zoo import create_model
-from zoo.methods import list_positions
 
 ORDERS = [1, 3, 5, 24]
 BOS = load_tokenizer("bases").bos_id
@@ -52,7 +48,7 @@ def plain(before: list[np.ndarray], codes: np.ndarray, order: int, place: int) -
     return [every.count(np.append(context, x).astype(codes.dtype).tobytes()) for x in range(4)]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS[::2])
 def test_counts_are_those_of_a_plain_search(order: int) -> None:
     codes, memory = repetitive(2), repetitive(2, 70, seed=1)
     memory[0, 20:60] = 3 - codes[1, 50:90][::-1]
@@ -68,24 +64,6 @@ def test_counts_are_those_of_a_plain_search(order: int) -> None:
             assert index[n, place, 0].tolist() == plain(list(memory), sequence, order, place)
     assert row.sum() > recent.sum() > 0 and index.sum() > 0
     assert torch.equal(counts_so_far(tokens, [order], 120)[1], row)
-
-
-@pytest.mark.parametrize("length", [1, 24, 63, 64, 65, 200])
-def test_an_index_is_the_same_in_blocks(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    codes = torch.from_numpy(repetitive(1, 240).ravel()[-length:])
-    whole = Index(codes).words
-    monkeypatch.setattr("modalities.dna.matches.BLOCK", 64)
-    assert torch.equal(Index(codes).words, whole)
-    assert len(whole) == 2 * int((codes < 4).sum())
-
-
-def test_several_orders_are_each_their_own() -> None:
-    tokens = torch.from_numpy(repetitive())
-    index = Index(tokens.flatten())
-    for k, order in enumerate(ORDERS):
-        for several, one in zip(*(counts_so_far(tokens, of, 50) for of in (ORDERS, [order])), strict=True):
-            assert torch.equal(several[:, :, k], one[:, :, 0])
-        assert torch.equal(index.counts(tokens, ORDERS)[:, :, k], index.counts(tokens, [order])[:, :, 0])
 
 
 def model(name: str = "dna_goat_tiny", **overrides) -> DnaDecoder:
@@ -105,7 +83,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found[..., :4], expected[..., :4], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", [f"dna_{name}_tiny" for name in list_positions()] + ["dna_ggd_ssmax_tiny"])
+@pytest.mark.parametrize("name", ["dna_goat_tiny", "dna_rope_tiny", "dna_cable_tiny", "dna_ggd_ssmax_tiny"])
 @torch.no_grad()
 def test_prefix_and_cache(name: str) -> None:
     """No logit depends on what follows, and decoding in pieces, after a crop and with rows chosen again, equals prefill."""
@@ -139,16 +117,6 @@ def test_documents_and_padding_know_nothing_of_one_another() -> None:
     together = made.generate(rows, max_new_tokens=9)
     assert together == [made.generate([row], max_new_tokens=9)[0] for row in rows]
     assert len("".join(made.stream_text("ACGTACGT", max_new_tokens=12))) == 12
-
-
-@torch.no_grad()
-def test_a_closed_gate_leaves_the_decoder_as_it_is() -> None:
-    options = dict(num_layers=1, dim=32, num_heads=2, hidden_dim=32)
-    torch.manual_seed(3)
-    plain = create_model("dna_ggd_tiny", **options)
-    torch.manual_seed(3)
-    fresh, tokens = create_model("dna_ggd_tiny", copy_orders=[4, 8], **options), torch.from_numpy(repetitive())
-    assert torch.equal(plain(tokens), fresh(tokens))
 
 
 def test_the_memory_is_what_training_read() -> None:
@@ -228,12 +196,3 @@ def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(ValueError, match="this run has 2: train on one, or set copy_memory to 0"):
         CopyExpert(4, [2], 30, 9).remember(torch.zeros(1, 9, dtype=torch.int64), torch.zeros(1, 9))
-
-
-def test_a_changed_configuration_keeps_the_memory() -> None:
-    made = model().float()
-    changed = override(made, {"train_context": 90})
-    assert changed.copy_expert.recent == 90 and changed.copy_expert.held == made.copy_expert.held > 0
-    assert torch.equal(changed.copy_expert.memory, made.copy_expert.memory)
-    with pytest.raises(CommandError, match="'copy_memory': 30}: this changes"):
-        override(made, {"copy_memory": 30})

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import multiprocessing
 import os
-import pickle
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +17,7 @@ from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
 from modalities.dna import formats, genome
-from modalities.dna.bases import decode, encode
+from modalities.dna.bases import decode
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 
@@ -129,16 +125,6 @@ def test_reads_at_the_edges_of_contigs(tmp_path):
     assert "a" in opened and "c" not in opened
 
 
-def test_what_is_read_cannot_change_the_genome(tmp_path):
-    path = written(tmp_path / "a.fa", fasta({"a": "ACNGT"}))
-    for opened in (opening(str(path)), opening(str(path), cache_dir=tmp_path / "cache")):
-        assert not opened._store.flags.writeable and not opened["a"].unknown.flags.writeable
-        opened.codes("a")[:] = 3
-        assert decode(opened.codes("a")) == "ACNGT"
-        with pytest.raises(ValueError, match="read-only"):
-            opened["a"].unknown[0] = 0
-
-
 def test_conversions_are_reported(tmp_path):
     opened = opening(str(written(tmp_path / "rna.fa", ">a\nACGURYn\nuuN\n")))
     assert sequences_of(opened) == {"a": "ACGTNNnttN"} and opened.report == "2 IUPAC codes read as N, 3 U as T"
@@ -234,28 +220,6 @@ def test_malformed_genbank(tmp_path):
         opening(str(written(tmp_path / "x.gb.gz", gzip.compress(whole.encode())[:-20])))
 
 
-def test_genbank_as_annotators_write_it(tmp_path):
-    record = """LOCUS       contig_1  20 bp DNA linear
-ACCESSION   contig_1
-FEATURES             Location/Qualifiers
-ORIGIN
-        1 acgtacgtac gtnrytacgu
-//
-"""
-    opened = opening(str(written(tmp_path / "a.gbk", record.replace("\n", "\r\n") + "\r\n")))
-    assert sequences_of(opened) == {"contig_1": "ACGTACGTACGTNNNTACGT"}
-    with pytest.raises(ValueError, match=r"b\.gbk, line 6, .*: Expected sequence length 30, found 20"):
-        opening(str(written(tmp_path / "b.gbk", record.replace("20 bp", "30 bp"))))
-
-
-def test_fasta_needs_no_biopython(tmp_path, monkeypatch):
-    path = bgzipped(tmp_path / "a.fa.gz", b">a\nACGT\n")
-    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
-    assert opening(str(path)).bases == 4
-    with pytest.raises(ImportError, match=r"a\.gb: GenBank needs the package `biopython`: pip install biopython"):
-        opening(str(written(tmp_path / "a.gb", genbank({"a": "ACGT"}))))
-
-
 def test_specs(tmp_path, monkeypatch):
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     assert [contig.name for contig in opening().contigs] == ["yeast_chr01"] and opening().bases == 230_218
@@ -311,38 +275,6 @@ def test_the_store_follows_the_file(tmp_path):
     assert opening(str(path), cache_dir=cache).bases == 5
 
 
-def test_one_name_for_two_files_of_one_size_and_time(tmp_path, monkeypatch):
-    for folder, letters in (("1", "ACGT"), ("2", "TTTT")):
-        (tmp_path / folder).mkdir()
-        os.utime(written(tmp_path / folder / "a.fa", f">a\n{letters}\n"), ns=(5, 5))
-        monkeypatch.chdir(tmp_path / folder)
-        assert sequences_of(opening("a.fa")) == {"a": letters}  # of the folder one is in
-    link = tmp_path / "link.fa"
-    for folder, letters in (("1", "ACGT"), ("2", "TTTT")):
-        link.unlink(missing_ok=True)
-        link.symlink_to(tmp_path / folder / "a.fa")
-        assert sequences_of(opening(str(link), cache_dir=tmp_path / "cache")) == {"a": letters}
-    assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def test_a_store_that_another_process_puts_there_is_not_taken_away(tmp_path, monkeypatch):
-    path, cache = written(tmp_path / "a.fa", fasta(MIXED)), tmp_path / "cache"
-    opening(str(path), cache_dir=cache)
-    (folder,) = cache.iterdir()
-    aside, is_dir = tmp_path / "aside", Path.is_dir
-    folder.rename(aside)
-
-    def then_it_is_there(self):
-        found = is_dir(self)
-        if self == folder and aside.exists():
-            aside.rename(folder)
-        return found
-
-    monkeypatch.setattr(Path, "is_dir", then_it_is_there)
-    assert genome._stored(folder) is None
-    assert genome._stored(folder) is not None
-
-
 def test_a_cache_that_cannot_be_written(tmp_path):
     path, cache = written(tmp_path / "a.fa", fasta(MIXED)), written(tmp_path / "file", "")
     for place in (cache, cache / "below"):
@@ -377,51 +309,3 @@ def test_a_file_that_grows_while_it_is_read(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"a\.fa: changed while it was being read"):
         opening(str(path), cache_dir=tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_a_bar_on_terminals_alone(tmp_path, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setenv("TERM", "xterm")
-    for terminal, least, shown in ((Terminal(), 0, True), (Terminal(), 1 << 20, False), (io.StringIO(), 0, False)):
-        monkeypatch.setattr(formats, "_BAR_FROM_BYTES", least)
-        monkeypatch.setattr(sys, "stderr", terminal)
-        genome._open.cache_clear()
-        for name, data in (
-            ("a.fa", fasta(MIXED)),
-            ("a.fa.gz", gzip.compress(fasta(MIXED).encode())),
-        ):
-            assert sequences_of(opening(str(written(tmp_path / name, data)))) == MIXED
-        assert ("indexing" in terminal.getvalue()) == shown
-
-
-def _index(path, cache, barrier, results):
-    barrier.wait()
-    opened = opening(path, cache_dir=cache)
-    results.put((opened.fingerprint, decode(opened.codes("chr1"))))
-
-
-def test_two_processes_index_at_once(tmp_path):
-    path = written(tmp_path / "a.fa", fasta({**MIXED, "long": "ACGT" * 250_000}))
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(3), context.Queue()
-    workers = [context.Process(target=_index, args=(str(path), tmp_path / "c", barrier, results)) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    found = {results.get(timeout=30) for _ in workers}
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0
-    assert found == {(opening(str(path)).fingerprint, MIXED["chr1"].upper())}
-    assert len(list((tmp_path / "c").iterdir())) == 1
-
-
-def test_a_worker_maps_the_store_again(tmp_path):
-    path = written(tmp_path / "a.fa", fasta({"a": "ACGTN" * 40_000}))
-    stored, memory = opening(str(path), cache_dir=tmp_path / "cache"), opening(str(path))
-    assert len(pickle.dumps(stored)) < 20_000 + stored["a"].unknown.nbytes
-    for opened in (pickle.loads(pickle.dumps(stored)), pickle.loads(pickle.dumps(memory))):
-        assert np.array_equal(opened.codes("a"), encode("ACGTN" * 40_000))
-        assert opened.fingerprint == stored.fingerprint and not opened._store.flags.writeable

@@ -191,20 +191,6 @@ def test_bits_by_position_add_up(source):
     assert row["position_bits"][0] == pytest.approx(float(torch.cat(firsts).mean()), rel=1e-5)
 
 
-def test_places_of_training_are_on_the_axis_of_each_evaluator(source):
-    model = decoder("kmer:4", train_context=100)
-    along = {"length": ["bits", "completion"], "layer": ["sinks"], "name": ["score", "track", "variants"]}
-    assert {axis: [n for n in names if of(n, **source).axis.column == axis] for axis, names in along.items()} == along
-    trained = {name: of(name, **source).trained_at(model) for name in ("bits", "completion", "sinks", "heads")}
-    assert trained == {"bits": 400, "completion": 400, "sinks": 100, "heads": 100}
-
-
-def test_contigs_too_short_for_the_longest_length_are_counted(source):
-    settings = dict(lengths=(20, 64), samples=2, **source)
-    rows, _ = measure("bits", create_baseline("uniform", 16), settings)
-    assert [(row["contigs"], row["contigs_left_out"]) for row in rows] == [(2, 1), (2, 1)]
-
-
 def test_default_lengths_end_where_heldout_contigs_do(source):
     bits = of("bits", **source)
     assert bits.points(create_baseline("uniform", 16)) == (16, 32, 64, 128, 256, 512, 1024)

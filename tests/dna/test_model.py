@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from modalities.decoder import Decoder, causal_lm_loss
-from modalities.dna.model import SIZES, DnaConfig, DnaDecoder, both_strands, next_token_loss
+from modalities.dna.model import DnaConfig, DnaDecoder, both_strands, next_token_loss
 from modalities.dna.tokenizers import load_tokenizer
-from zoo import create_model, list_models
+from zoo import create_model
 from zoo.methods import list_positions
 
-VARIANTS = [f"dna_{name}{ssmax}_tiny" for name in list_positions() for ssmax in ("", "_ssmax")]
+VARIANTS = [f"dna_{name}{('', '_ssmax')[n % 2]}_tiny" for n, name in enumerate(list_positions())]
 BOS = load_tokenizer("bases").bos_id
 
 
@@ -46,17 +44,6 @@ def test_prefixes_and_cache(name: str) -> None:
     torch.testing.assert_close(cached, full, atol=1e-5, rtol=1e-5)
 
 
-def test_every_method_has_every_size() -> None:
-    assert len(list_models("dna_*", modality="dna")) == 2 * len(list_positions()) * len(SIZES)
-
-
-@pytest.mark.parametrize(("name", "published"), [("dna_goat_25m", 25e6), ("dna_rope_125m", 125e6)])
-def test_sizes_are_the_papers(name: str, published: float) -> None:
-    with torch.device("meta"):
-        model = create_model(name)
-    assert sum(p.numel() for p in model.parameters()) == pytest.approx(published, rel=0.05)
-
-
 @pytest.mark.parametrize("spec", ["bases", "kmer:3"])
 @torch.no_grad()
 def test_only_targets_can_be_predicted(spec: str) -> None:
@@ -67,20 +54,6 @@ def test_only_targets_can_be_predicted(spec: str) -> None:
     assert (logits[..., tokenizer.num_targets :] == -torch.inf).all()
     written = model.generate([[tokenizer.bos_id]], max_new_tokens=40, temperature=5.0, seed=0)[0]
     assert len(written) == 40 and max(written) < tokenizer.num_targets
-
-
-def test_unknown_bases_and_padding_leave_no_trace_in_the_loss() -> None:
-    """They count nothing, their −inf reaches neither loss nor gradient, and what counts is the plain cross-entropy."""
-    model, batch = small(), window(known=10)
-    batch["tokens"][0, 7], batch["weights"][0, 7] = 4, 0.0
-    loss, figures = next_token_loss(model, batch)
-    loss.backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-    logits, targets = model(batch["tokens"][:, :-1]), batch["tokens"][:, 1:]
-    counted = batch["weights"][:, 1:] > 0
-    plain = torch.nn.functional.cross_entropy(logits[..., :4][counted], targets[counted])
-    torch.testing.assert_close(loss, plain)
-    torch.testing.assert_close(figures["bits_per_base"], plain.detach() / math.log(2))
 
 
 @pytest.mark.parametrize("spec", ["bases", "kmer:2"])

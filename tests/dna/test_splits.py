@@ -14,7 +14,7 @@ from modalities.dna.splits import (
     select,
     split_contigs,
 )
-from recipes.prepare_genome import describe, write_bed
+from recipes.prepare_genome import write_bed
 
 
 @pytest.fixture
@@ -77,25 +77,6 @@ def test_malformed_bed_files(tmp_path, genome, rows, message):
     assert str(bed) in str(error.value)
 
 
-def test_bed_files_that_are_no_text_or_not_there(tmp_path, genome):
-    (tmp_path / "split.bed").write_bytes(b"chr1\t0\t5\t\xff\n")
-    with pytest.raises(ValueError, match=r"split\.bed: invalid UTF-8 at byte 9"):
-        read_bed(tmp_path / "split.bed", genome)
-    with pytest.raises(FileNotFoundError, match=r"no BED file .*splits\.bed; did you mean '.*split\.bed'\?"):
-        read_bed(tmp_path / "splits.bed", genome)
-
-
-def test_lines_are_numbered_as_editors_number_them(tmp_path, genome):
-    (tmp_path / "a.bed").write_bytes("# a\x0cb\u2028c\r\nchr1\t0\t5\ttrian\r\n".encode())
-    with pytest.raises(ValueError, match=r"a\.bed, line 2: split 'trian'"):
-        read_bed(tmp_path / "a.bed", genome)
-
-
-def test_touching_regions_do_not_overlap(tmp_path, genome):
-    (tmp_path / "a.bed").write_text("chr1 50 100 heldout\nchr1 0 50 train\nchr1 10 20 train\n")
-    assert [len(region) for region in read_bed(tmp_path / "a.bed", genome)] == [50, 50, 10]
-
-
 def test_named_sources_have_their_own_bed(tmp_path, monkeypatch):
     shipped = regions_of("yeast-chr01")
     assert [region.split for region in shipped] == ["train", "heldout", "train"] and sum(map(len, shipped)) == 230_218
@@ -134,16 +115,6 @@ def test_the_split_by_rule():
     assert held < {region.contig for region in more if region.split == "heldout"}
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"a": 900, "b": 100}, {"a": 500, "b": 500}, {"b": 990, "a": 10}, {"x": 4, "y": 3, "z": 3}]
-)
-def test_few_contigs_leave_the_larger_part_to_training(sizes):
-    regions = split_contigs(contigs(sizes))
-    held = [region for region in regions if region.split == "heldout"]
-    assert held and len(held) < len(regions)
-    assert sum(map(len, held)) <= sum(sizes.values()) / 2
-
-
 def test_a_single_contig_is_cut(genome):
     (one,) = contigs({"a": 230_218})
     assert split_contigs([one]) == (Region("a", 0, 207_197, "train"), Region("a", 207_197, 230_218, "heldout"))
@@ -158,7 +129,7 @@ def test_a_single_contig_is_cut(genome):
     assert load_regions(DnaSource("genome", ()), genome) == split_contigs(genome.contigs)
 
 
-def test_select_and_describe():
+def test_select():
     regions = [Region("a", 0, 90, "train"), Region("b", 0, 4, "valid"), Region("b", 4, 10, "heldout")]
     assert [region.split for region in select(regions, "heldout")] == ["valid", "heldout"]
     assert select(regions, "valid") == (regions[1],) and select(regions, "train") == (regions[0],)
@@ -167,7 +138,3 @@ def test_select_and_describe():
         select(regions, "test")
     with pytest.raises(ValueError, match=r"the split 'vaild'; did you mean 'valid'\? there are train, valid, heldout"):
         select(regions, "vaild")
-    assert describe(regions) == (
-        "train: 1 region of 1 contig, 90 bases (90.00%); valid: 1 region of 1 contig, 4 bases (4.00%); "
-        "heldout: 1 region of 1 contig, 6 bases (6.00%)"
-    )

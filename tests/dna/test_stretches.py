@@ -9,7 +9,6 @@ from modalities.dna.baselines import fit
 from modalities.dna.bases import decode
 from modalities.dna.data import open_heldout
 from modalities.dna.evaluators import EVALUATORS
-from modalities.dna.genome import RunCounter
 from modalities.dna.sources import find_source
 
 
@@ -77,17 +76,6 @@ def test_reaching_is_the_length_that_most_held_out_bases_have_room_for(source):
     assert data.reaching(0.9) == 900
 
 
-def test_unknown_bases_are_counted_from_runs():
-    rng = np.random.default_rng(0)
-    codes = np.where(rng.random(500) < 0.3, 4, 0)
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], codes == 4, [0]]).astype(int)))
-    starts = np.arange(440)
-    expected = [int((codes[s : s + 60] == 4).sum()) for s in starts]
-    assert RunCounter(edges.reshape(-1, 2)).count(starts, starts + 60).tolist() == expected
-    none = RunCounter(np.zeros((0, 2), np.int64))
-    assert not none and none.count(starts, starts + 60).tolist() == [0] * 440
-
-
 def test_fingerprint_follows_bases_and_split(source, tmp_path):
     before = open_heldout(source).fingerprint
     bed = tmp_path / "other.bed"
@@ -104,26 +92,6 @@ def test_a_source_is_that_of_settings_or_of_training(source):
     assert kind(None, trained_on).source_name == f"{fasta} split by {bed}"
     assert kind(kind.settings_class(source="yeast-chr01"), trained_on).source == kind().source == find_source()
     assert kind().source_name == "yeast-chr01" and kind().heldout is open_heldout(find_source("yeast-chr01"))
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("bits", {"strands": "bot"}),
-        ("bits", {"split": "some.bed"}),
-        ("completion", {"new_bases": 0}),
-        ("completion", {"temperature": -1.0}),
-        ("score", {"window": 0}),
-        ("score", {"samples": 3}),
-    ],
-)
-def test_settings_are_checked(name, wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        EVALUATORS[name].settings_class(**wrong)
-
-
-def test_default_lengths():
-    assert EVALUATORS["bits"].settings_class().resolved_lengths(10) == (10, 20, 40, 80, 160, 320, 640)
 
 
 def test_regions_that_share_bases_count_once(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -86,14 +85,6 @@ def test_the_other_strand_of_tokens_is_the_tokens_of_the_other_strand(spec):
     assert tokenizer.complements[specials].tolist() == specials
 
 
-def test_empty_and_short_sequences():
-    for spec in ("bases", "kmer:4"):
-        tokenizer = load_tokenizer(spec)
-        assert tokenizer.encode(encode("")).ids.tolist() == [] and len(tokenizer.decode([])) == 0
-    found = load_tokenizer("kmer:4").encode(encode("ACG"))
-    assert len(found.ids) == len(found.spans) == 0 and found.left_over == 3
-
-
 # ---- BPE ----
 
 
@@ -105,13 +96,6 @@ def test_bpe_gives_every_base_back(bpe):
     assert np.array_equal(found.ids == bpe.unknown_id, np.repeat(codes, 1)[np.cumsum(found.spans) - 1] == UNKNOWN)
     assert found.ids.dtype == np.int64 and np.array_equal(bpe.widths[found.ids], found.spans)
     assert bpe.encode(encode("")).ids.tolist() == [] and len(bpe.decode([bpe.bos_id, bpe.pad_id])) == 0
-
-
-def test_bpe_has_the_vocabulary_that_was_asked_for_and_specials_last(bpe):
-    assert bpe.vocab_size == 128 and bpe.num_targets == 125
-    assert (bpe.unknown_id, bpe.bos_id, bpe.pad_id) == (125, 126, 127)
-    assert 2 < bpe.bases_per_token < 5 and bpe.widths.max() >= 8  # of the repeat
-    assert bpe.complements is None
 
 
 def test_bpe_is_encoded_in_bounded_pieces(bpe, monkeypatch):
@@ -127,16 +111,6 @@ def test_bpe_is_encoded_in_bounded_pieces(bpe, monkeypatch):
     monkeypatch.setattr(bpe, "backend", Spy())
     assert np.array_equal(bpe.decode(bpe.encode(codes).ids), codes)
     assert max(lengths) == module.PIECE and sum(lengths) == 20_000
-
-
-def test_bpe_survives_pickling_and_the_file_is_plain(bpe):
-    copy = pickle.loads(pickle.dumps(bpe))
-    codes = sequence(500, 9)
-    assert np.array_equal(copy.encode(codes).ids, bpe.encode(codes).ids) and copy.fingerprint == bpe.fingerprint
-    import tokenizers
-
-    plain = tokenizers.Tokenizer.from_file(bpe.name)
-    assert "".join(plain.encode("ACGTTTACG").tokens) == "ACGTTTACG"
 
 
 def test_bpe_of_another_maker_is_put_in_order(tmp_path):
@@ -166,36 +140,6 @@ def test_tokenizers_that_are_none_of_dna_are_refused(tmp_path):
         load_tokenizer(str(tmp_path / "no.json"))
 
 
-def test_a_file_that_changes_is_another_tokenizer(tmp_path):
-    pytest.importorskip("tokenizers")
-    genome = FakeGenome(decode(sequence(5000, 2)))
-    path = tmp_path / "x.json"
-    train_bpe(genome, genome.region(), 20, path)
-    first = load_tokenizer(str(path))
-    train_bpe(genome, genome.region(), 40, path)
-    assert load_tokenizer(str(path)).vocab_size == 40 and first.vocab_size == 20
-    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
-
-
-def test_training_bpe_takes_evenly_spread_words(tmp_path, monkeypatch):
-    pytest.importorskip("tokenizers")
-    seen = []
-
-    class Spy(FakeGenome):
-        def codes(self, name, start=0, stop=None):
-            seen.append((start, stop))
-            return super().codes(name, start, stop)
-
-    genome = Spy(decode(sequence(20_480, 2)))
-    train_bpe(genome, genome.region(), 20, tmp_path / "x.json", most_bases=5120)
-    assert seen == [(at, at + 512) for at in range(0, 20_480, 2048)]
-    with pytest.raises(ValueError, match="vocab_size 6 must be at least 7"):
-        train_bpe(genome, genome.region(), 6, tmp_path / "y.json")
-    with pytest.raises(ValueError, match="no known base in 1 regions"):
-        train_bpe(FakeGenome("NNNN"), [Region("a", 0, 4, "train")], 20, tmp_path / "y.json")
-    assert not (tmp_path / "y.json").exists()
-
-
 # ---- specs ----
 
 
@@ -215,16 +159,3 @@ def test_training_bpe_takes_evenly_spread_words(tmp_path, monkeypatch):
 def test_unknown_specs_say_what_is_meant(spec, error, message):
     with pytest.raises(error, match=message):
         load_tokenizer(spec)
-
-
-def test_ids_outside_the_vocabulary_are_refused():
-    with pytest.raises(ValueError, match=r"ids 0\.\.7 are outside 0\.\.6 of 'bases'"):
-        load_tokenizer("bases").decode([0, 7])
-    with pytest.raises(ValueError, match="outside"):
-        load_tokenizer("bases").decode([-1])
-
-
-def test_a_misspelt_file_names_its_neighbour(tmp_path):
-    (tmp_path / "yeast.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match=r"did you mean '.*yeast\.json'"):
-        load_tokenizer(str(tmp_path / "yaest.json"))

@@ -123,28 +123,6 @@ def test_normal_form(tmp_path, text, at, ref, alt, expected, form):
     assert change == expected and vcf_form(genome, change) == form
 
 
-def test_every_spelling_has_one_form(tmp_path):
-    """Alleles in random and repeated sequence, against all spellings that a search finds; long repeats too."""
-    rng, checked = np.random.default_rng(5), 0
-    for n in range(40):
-        unit = letters(int(rng.integers(1, 4)), n)
-        text = letters(6, n + 100) + unit * int(rng.integers(2, 5)) + letters(6, n + 200)
-        genome, at = genome_of(tmp_path, c=text), int(rng.integers(1, len(text) - 4))
-        ref = text[at : at + int(rng.integers(1, 4))]
-        alt = [ref[0], ref + unit, letters(2, n), ref[0] + unit][n % 4]
-        if ref == alt:
-            continue
-        found = spellings(text, applied(text, at, ref, alt))
-        assert (at, ref, alt) in found
-        assert len({normalize(genome, "c", *spelling) for spelling in found}) == 1
-        pos, ref, alt = vcf_form(genome, normalize(genome, "c", at, ref, alt))
-        assert (pos - 1, ref, alt) in found and pos - 1 <= min(a for a, r, _ in found if len(r) == len(ref))
-        checked += len(found)
-    assert checked > 400
-    genome = genome_of(tmp_path, c="G" + "CA" * 3000 + "T")
-    assert {normalize(genome, "c", at, "CAC", "C") for at in range(1, 5900, 2)} == {Change("c", 1, "CA", "", 5998)}
-
-
 @pytest.mark.parametrize("step", [1, 3])
 def test_windows_share_both_ends_everywhere(step):
     """Every place, length of alleles, contig and window up to a size."""
@@ -300,15 +278,6 @@ def test_every_spelling_of_a_haplotype_has_one_score(files):
     assert len({next(iter(found.values()))[0] for found in scores.values()}) > 95
 
 
-def test_a_spelling_may_begin_with_an_unknown_base_that_does_not_change(files):
-    chosen = files(
-        {"c": "N" * 20 + "TG" + letters(60)}, vcf(("c", 21, "a", "TG", "G"), ("c", 20, "b", "NT", "N")), window=9
-    )
-    one, other = rows_of(tiny("bases"), chosen)
-    assert not one["reason"] and one["llr_nats"] == other["llr_nats"] != 0
-    assert [(row["norm_pos"], row["norm_ref"], row["norm_alt"]) for row in (one, other)] == [(20, "NT", "N")] * 2
-
-
 def test_every_variant_is_listed_with_its_reason(files):
     text = letters(100)[:-1] + "A"
     other = {"A": "C", "C": "A", "G": "A", "T": "A"}
@@ -378,30 +347,6 @@ def test_requests_that_cannot_be_served(files, tmp_path):
     absent = str(tmp_path / "v.vfc")
     with pytest.raises(FileNotFoundError, match=r"no file of variants '.*v\.vfc'; did you mean '.*v\.vcf'\?"):
         Variants(VariantSettings(fasta=chosen.fasta, variants=absent)).cells(Composed())
-
-
-def test_cells_resume_and_batches_change_nothing(files, monkeypatch):
-    text = letters(2000)
-    rows = [("c", at + 1, f"v{at}", text[at], "ACGT"[("ACGT".index(text[at]) + 1) % 4]) for at in range(3, 2000, 20)]
-    chosen, model = files({"c": text}, vcf(*rows)), tiny()
-    whole = rows_of(model, chosen)
-    monkeypatch.setattr(variants, "LEAST_PART", 7)
-    cells = dict(Variants(chosen).run(model))
-    assert len(cells) == 15 and [row["id"] for row in Variants().rows(cells)] == [row[2] for row in rows]
-    small = VariantSettings(fasta=chosen.fasta, variants=chosen.variants, batch_tokens=1)
-    for a, b, c in zip(whole, Variants().rows(cells), rows_of(model, small), strict=True):
-        assert a["llr_nats"] == pytest.approx(b["llr_nats"], abs=1e-5) == pytest.approx(c["llr_nats"], abs=1e-5)
-    half = dict(list(cells.items())[::2])
-    assert dict(Variants(chosen).run(model, half)) == cells
-
-
-def test_identity_holds_what_changes_a_number(files):
-    model, contigs = tiny(), {"c": letters(100)}
-    base = Variants(files(contigs, vcf(("c", 5, ".", "A", "C")))).identity(model)
-    assert Variants(files(contigs, vcf(("c", 6, ".", "A", "C")))).identity(model) != base
-    for options in ({"window": 8}, {"strands": "both"}):
-        assert Variants(files(contigs, vcf(("c", 5, ".", "A", "C")), **options)).identity(model) != base
-    assert Variants(files({"c": letters(101)}, vcf(("c", 5, ".", "A", "C")))).identity(model) != base
 
 
 def test_tables_figures_and_terminal(files, tmp_path):

@@ -38,7 +38,7 @@ CELL_BASES = 1 << 18  # that the windows of a cell read, on one strand
 FEW_RECORDS = 20  # too few for a histogram
 
 
-class Score(FileEvaluator):
+class Score(FileEvaluator[RegionSettings]):
     """Log-likelihood, in nats, and bits per base of every record of `fasta`, in any format that a genome may have; with
     `regions` of every row of that BED file, whose bases are predicted from those before them, outside the region too; a row
     with "-" in the sixth column is read on the other strand.
@@ -58,7 +58,6 @@ class Score(FileEvaluator):
     version = 3
     summary = "log-likelihood and bits per base of every record of a FASTA or GenBank file, or region of a BED"
     scores = (Column("bits_per_base"),)
-    settings_class = RegionSettings
     default_window = 16
     window_step = 2
 

@@ -58,7 +58,7 @@ class TrackSettings(RegionSettings):
     )
 
 
-class Track(FileEvaluator):
+class Track(FileEvaluator[TrackSettings]):
     """−log₂ p of every base given those before it: how surprising each is, in bits; 2 of a uniform model.
 
     Bases are read as `score` reads them, in windows that overlap by half; with strands "both" a base has the mean over the
@@ -70,7 +70,6 @@ class Track(FileEvaluator):
     name = "track"
     summary = "bits of every base of a genome or of regions, as bedGraph and bigWig"
     scores = (Score("bits_per_base"),)
-    settings_class = TrackSettings
     default_window = 16
     window_step = 2
 

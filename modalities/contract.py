@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from modalities.evaluation import Evaluator
 from modalities.loading import Batch, State
 from zoo.model import ZooModel
 from zoo.registry import load_modality, modality_names
@@ -25,12 +25,15 @@ from zoo.registry import load_modality, modality_names
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from modalities.evaluation import Evaluator
+
 __all__ = [
     "Batch",
     "Classifier",
     "Collector",
     "Cost",
     "Embedder",
+    "Evaluators",
     "Loader",
     "Loss",
     "Modality",
@@ -158,6 +161,28 @@ class Outside:
 
     load: Callable[[str], tuple[nn.Module, bool]]
     claim: Callable[[str], float] = lambda name: 1.0
+
+
+class Evaluators(Mapping[str, "type[Evaluator]"]):
+    """The evaluators of a package, by name; its modules are imported when one is asked for, not for training."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    @cached_property
+    def kinds(self) -> dict[str, type[Evaluator]]:
+        from modalities.evaluation import find_evaluators
+
+        return find_evaluators(self.package)
+
+    def __getitem__(self, name: str) -> type[Evaluator]:
+        return self.kinds[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from modalities.contract import Modality
+from torch import nn
+
+from modalities.contract import Evaluators, Modality, Outside
 from modalities.decoder.model import causal_lm_loss
 from modalities.decoder.training import check_tokenizer, decoder_cost, heldout_prompts, random_rows, target_weight
 from modalities.loading import first_heldout
 from modalities.text.config import TextDataConfig
 from modalities.text.data import build_loader
-from modalities.text.evaluators import EVALUATORS
 from modalities.text.model import CausalLM, TextConfig, register_text_models
-from modalities.text.outside import OUTSIDE
 from modalities.text.tokenizers import load_tokenizer
 from zoo.model import ZooModel
 from zoo.registry import create_model, model_entry
@@ -41,6 +41,18 @@ def build(name: str, options: Mapping[str, Any], data: TextDataConfig) -> ZooMod
     return create_model(name, **given | dict(options))
 
 
+def _open_outside(name: str) -> tuple[nn.Module, bool]:
+    from modalities.text.outside import OUTSIDE
+
+    return OUTSIDE.load(name)
+
+
+def _claim_outside(name: str) -> float:
+    from modalities.text.outside import OUTSIDE
+
+    return OUTSIDE.claim(name)
+
+
 _heldout = partial(first_heldout, build_loader)
 
 MODALITY = Modality(
@@ -56,8 +68,8 @@ MODALITY = Modality(
     cost=decoder_cost,
     example=lambda model, data, rows: random_rows(model.config.vocab_size, data.context, rows),
     prompts=partial(heldout_prompts, _heldout, lambda data: load_tokenizer(data.tokenizer).decode),
-    evaluators=EVALUATORS,
-    outside={"hf": OUTSIDE},
+    evaluators=Evaluators("modalities.text.evaluators"),
+    outside={"hf": Outside(_open_outside, _claim_outside)},
     recipes="recipes.text",
     task="text-generation",
 )

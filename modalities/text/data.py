@@ -26,7 +26,6 @@ from modalities.text.config import TextDataConfig
 from modalities.text.corpus import TokenCorpus, tokenize_corpus
 from modalities.text.rows import RowMix
 from modalities.text.sources import HFSource, document_split, open_source
-from modalities.text.streaming import TextStream
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = ["DEFAULT_SOURCE", "EncodedDocument", "PackedDataset", "build_loader", "load_corpus", "open_heldout"]
@@ -169,6 +168,8 @@ def build_loader(
     tokenizer = tokenizer or load_tokenizer(config.tokenizer)
     share: dict[str, Any] = {"rank": rank, "world": world, "num_workers": config.num_workers}
     if split == "train" and config.source.startswith("hf:"):
+        from modalities.text.streaming import TextStream  # with `datasets`
+
         return StreamLoader(TextStream(config, tokenizer, micro_batch), micro_batch, **share)
     corpus = load_corpus(config, split, tokenizer)
     if split == "train":
